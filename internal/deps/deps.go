@@ -1,0 +1,32 @@
+// Package deps holds module requirements while the tree is being written.
+package deps
+
+import (
+	_ "github.com/cloudflare/cfssl/config"
+	_ "github.com/cloudflare/cfssl/signer/local"
+	_ "github.com/go-chi/chi/v5/middleware"
+	_ "github.com/go-jose/go-jose/v4"
+	_ "github.com/prometheus/client_golang/prometheus/collectors"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/prometheus/client_golang/prometheus/testutil"
+	_ "github.com/rogpeppe/go-internal/testscript"
+	_ "github.com/spf13/cobra"
+	_ "github.com/zmap/zlint/v3"
+	_ "go.etcd.io/bbolt"
+	_ "go.uber.org/goleak"
+	_ "k8s.io/api/certificates/v1"
+	_ "k8s.io/client-go/informers"
+	_ "k8s.io/client-go/kubernetes"
+	_ "k8s.io/client-go/kubernetes/fake"
+	_ "k8s.io/client-go/tools/clientcmd"
+	_ "k8s.io/client-go/tools/events"
+	_ "k8s.io/client-go/tools/leaderelection"
+	_ "k8s.io/client-go/tools/record"
+	_ "k8s.io/client-go/util/certificate/csr"
+	_ "k8s.io/cluster-bootstrap/token/api"
+	_ "k8s.io/cluster-bootstrap/token/jws"
+	_ "k8s.io/cluster-bootstrap/token/util"
+	_ "k8s.io/klog/v2"
+	_ "pgregory.net/rapid"
+	_ "sigs.k8s.io/yaml"
+)

@@ -1,0 +1,87 @@
+package loop_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// run starts l and gives a function that stops it and waits for its end.
+func run(t *testing.T, l loop.Loop) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- l.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v, want nil at the end of its context", err)
+		}
+	})
+}
+
+func TestSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var at []time.Duration
+		hint := make(chan struct{}, 1)
+		run(t, loop.Loop{Name: "x", Hint: hint, Sweep: time.Hour, Gap: time.Second, Step: func(context.Context) (time.Time, error) {
+			at = append(at, time.Since(start))
+			if len(at) == 1 {
+				return start.Add(10 * time.Minute), nil
+			}
+			return time.Time{}, nil
+		}})
+		time.Sleep(11 * time.Minute) // first at once, then when it asked for it
+		hint <- struct{}{}           // then when hinted at
+		synctest.Wait()
+		time.Sleep(2 * time.Hour) // then by the sweep
+		synctest.Wait()
+		want := []time.Duration{0, 10 * time.Minute, 11 * time.Minute, 71*time.Minute + time.Second, 131*time.Minute + 2*time.Second}
+		if len(at) != len(want) {
+			t.Fatalf("steps at %v, want %v", at, want)
+		}
+		for i := range want {
+			if at[i] != want[i] {
+				t.Errorf("step %d at %v, want %v", i, at[i], want[i])
+			}
+		}
+	})
+}
+
+func TestBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := prometheus.NewPedanticRegistry()
+		hint := make(chan struct{}, 1)
+		steps, fail := 0, true
+		run(t, loop.Loop{Name: "x", Hint: hint, Registerer: reg, Step: func(context.Context) (time.Time, error) {
+			steps++
+			if fail {
+				return time.Time{}, errors.New("no")
+			}
+			return time.Time{}, nil
+		}})
+		// Hinted at without end, it must still back off.
+		for range 10000 {
+			select {
+			case hint <- struct{}{}:
+			default:
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if steps < 5 || steps > 10 {
+			t.Errorf("%d steps in 10 s of failure, want 5 to 10", steps)
+		}
+		fail = false
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n, err := testutil.GatherAndCount(reg, "kubejoin_loop_steps_total"); err != nil || n != 2 {
+			t.Errorf("%d results counted (%v), want ok and error", n, err)
+		}
+	})
+}

@@ -1,0 +1,40 @@
+// Package metrics registers Prometheus metrics that several parts of one program share. It
+// keeps no registry of its own.
+package metrics
+
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Counter registers a counter vector, or finds the one that was registered under its name
+// before. A nil Registerer gives a vector that counts for nobody.
+func Counter(reg prometheus.Registerer, name, help string, labels ...string) *prometheus.CounterVec {
+	return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels))
+}
+
+// Gauge is [Counter] for a gauge vector.
+func Gauge(reg prometheus.Registerer, name, help string, labels ...string) *prometheus.GaugeVec {
+	return register(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels))
+}
+
+// Histogram is [Counter] for a histogram vector.
+func Histogram(reg prometheus.Registerer, name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels))
+}
+
+func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
+	if reg == nil {
+		return c
+	}
+	var before prometheus.AlreadyRegisteredError
+	if err := reg.Register(c); errors.As(err, &before) {
+		return before.ExistingCollector.(C)
+	} else if err != nil {
+		// A name or label of ours is malformed, or two of ours differ: a defect that every
+		// test of the caller meets.
+		panic(err)
+	}
+	return c
+}

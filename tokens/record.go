@@ -1,0 +1,92 @@
+package tokens
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// DefaultGroup is the group that kubeadm's RBAC lets join, and the one that [Record.Groups]
+// holds unless something else is asked for.
+const DefaultGroup = "system:bootstrappers:kubeadm:default-node-token"
+
+// DefaultTTL is how long a token lives unless something else is asked for, as with kubeadm.
+const DefaultTTL = 24 * time.Hour
+
+// MaxDescription is the most bytes of a description.
+const MaxDescription = 1024
+
+// A Record is a bootstrap token and what it is good for: the content of one
+// bootstrap.kubernetes.io/token Secret, or of one row of the file store.
+type Record struct {
+	Token Token
+	// Expires ends every use of the token. The zero time is never.
+	Expires time.Time
+	// Signing lets the token sign cluster-info (usage-bootstrap-signing).
+	Signing bool
+	// Authentication lets kube-apiserver accept the token as the user system:bootstrap:ID
+	// (usage-bootstrap-authentication).
+	Authentication bool
+	// Groups are what the user has beside system:bootstrappers (auth-extra-groups). Each
+	// begins with "system:bootstrappers:".
+	Groups []string
+	// Description is free text for people, of at most [MaxDescription] bytes.
+	Description string
+
+	// Created, UID and Version are the store's: when this record was made, what tells it from
+	// an earlier one of the same ID, and its revision. [Store.Create] sets them.
+	Created time.Time
+	UID     string
+	Version string
+}
+
+// Expired reports whether the token is of no use any more at the time now.
+func (r Record) Expired(now time.Time) bool {
+	return !r.Expires.IsZero() && !now.Before(r.Expires)
+}
+
+// Signs reports whether cluster-info carries the token's signature at the time now.
+func (r Record) Signs(now time.Time) bool {
+	return r.Signing && !r.Token.IsZero() && !r.Expired(now)
+}
+
+var groupPattern = regexp.MustCompile(`\Asystem:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]\z`)
+
+// Check says what is wrong with a record that is to be stored, or nil. It names the field and
+// the value wanted, never a secret. All that it finds is joined.
+func (r Record) Check() error {
+	var errs []error
+	if r.Token.IsZero() {
+		errs = append(errs, errors.New("token: none given"))
+	}
+	if !r.Signing && !r.Authentication && len(r.Groups) > 0 {
+		errs = append(errs, errors.New("usages: none given, but groups are; want signing, authentication or both"))
+	}
+	if !r.Authentication && len(r.Groups) > 0 {
+		errs = append(errs, fmt.Errorf("groups: %s need usage authentication", strings.Join(r.Groups, ",")))
+	}
+	for i, g := range r.Groups {
+		switch {
+		case !groupPattern.MatchString(g):
+			errs = append(errs, fmt.Errorf("groups: %q does not match %s", g, groupPattern))
+		case slices.Contains(r.Groups[:i], g):
+			errs = append(errs, fmt.Errorf("groups: %q is given twice", g))
+		}
+	}
+	if len(r.Description) > MaxDescription {
+		errs = append(errs, fmt.Errorf("description: %d bytes given, %d allowed", len(r.Description), MaxDescription))
+	}
+	if !utf8.ValidString(r.Description) || strings.ContainsFunc(r.Description, unicode.IsControl) {
+		errs = append(errs, errors.New("description: want one line of valid UTF-8 without control characters"))
+	}
+	// RFC 3339 has four digits for the year.
+	if !r.Expires.IsZero() && (r.Expires.Year() < 1970 || r.Expires.Year() > 9999) {
+		errs = append(errs, fmt.Errorf("expiration: year %d given, want 1970 to 9999", r.Expires.Year()))
+	}
+	return errors.Join(errs...)
+}

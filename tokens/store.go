@@ -1,0 +1,48 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+)
+
+var (
+	// ErrNotFound is wrapped when a store has no token of that ID.
+	ErrNotFound = errors.New("token not found")
+	// ErrExists is wrapped when a store has a token of that ID already.
+	ErrExists = errors.New("token exists already")
+	// ErrConflict is wrapped when the record has changed since it was read, or is another one
+	// of the same ID.
+	ErrConflict = errors.New("token has changed")
+)
+
+// A Store keeps records. Its methods may be called side by side. Errors wrap [ErrNotFound],
+// [ErrExists], [ErrConflict] or [ErrMalformed] where these apply; every other error may pass
+// by itself.
+//
+// Package tokens/storetest is the suite that every Store passes.
+type Store interface {
+	// Get reads one record as it is now, never from a cache.
+	Get(ctx context.Context, id string) (Record, error)
+
+	// List gives all records in the order of their IDs. It may lag behind writes.
+	List(ctx context.Context) ([]Record, error)
+
+	// Create stores a record that passes [Record.Check] under an ID that is not taken, and
+	// returns it with Created, UID and Version set. It is one atomic write.
+	Create(ctx context.Context, r Record) (Record, error)
+
+	// Update reads the record, lets change alter it and writes it back if it is still as it
+	// was read; otherwise it starts over. An error of change ends it and is returned as it
+	// is. Token, Created and UID cannot be changed.
+	Update(ctx context.Context, id string, change func(*Record) error) (Record, error)
+
+	// Delete removes exactly the record given: one of another UID or Version is left alone,
+	// with ErrConflict.
+	Delete(ctx context.Context, r Record) error
+
+	// Watch returns a channel that receives a value soon after anything in the store has
+	// changed, and once at the start. Changes that come close together may be one value. It
+	// is a hint to list again, not a record of what happened. The channel is never closed;
+	// the store stops sending when ctx ends.
+	Watch(ctx context.Context) <-chan struct{}
+}
