@@ -38,6 +38,11 @@ type Record struct {
 	// Description is free text for people, of at most [MaxDescription] bytes.
 	Description string
 
+	// Problem is what is wrong with a record that was stored by others, or nil. kube-apiserver
+	// does not accept such a token. Where its secret cannot be used Token holds the ID only,
+	// and a malformed expiration has passed, as upstream has it.
+	Problem error
+
 	// Created, UID and Version are the store's: when this record was made, what tells it from
 	// an earlier one of the same ID, and its revision. [Store.Create] sets them.
 	Created time.Time
@@ -50,9 +55,9 @@ func (r Record) Expired(now time.Time) bool {
 	return !r.Expires.IsZero() && !now.Before(r.Expires)
 }
 
-// Signs reports whether cluster-info carries the token's signature at the time now.
+// Signs reports whether cluster-info is to be signed with the token at the time now.
 func (r Record) Signs(now time.Time) bool {
-	return r.Signing && !r.Token.IsZero() && !r.Expired(now)
+	return r.Signing && r.Token.HasSecret() && !r.Expired(now)
 }
 
 var groupPattern = regexp.MustCompile(`\Asystem:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]\z`)
@@ -61,11 +66,11 @@ var groupPattern = regexp.MustCompile(`\Asystem:bootstrappers:[a-z0-9:-]{0,255}[
 // the value wanted, never a secret. All that it finds is joined.
 func (r Record) Check() error {
 	var errs []error
-	if r.Token.IsZero() {
+	if !r.Token.HasSecret() {
 		errs = append(errs, errors.New("token: none given"))
 	}
-	if !r.Signing && !r.Authentication && len(r.Groups) > 0 {
-		errs = append(errs, errors.New("usages: none given, but groups are; want signing, authentication or both"))
+	if r.Problem != nil {
+		errs = append(errs, r.Problem)
 	}
 	if !r.Authentication && len(r.Groups) > 0 {
 		errs = append(errs, fmt.Errorf("groups: %s need usage authentication", strings.Join(r.Groups, ",")))

@@ -27,8 +27,9 @@ var (
 )
 
 // A Token is a bootstrap token: a public ID and a secret. It is a comparable value made by
-// [Parse], [New] or [Generate] alone, and never prints its secret: every verb of fmt, slog and
-// JSON show the ID only. [Token.Reveal] is the way to the secret.
+// [Parse], [New] or [Generate] (or by [OnlyID], where the secret is not known), and never prints
+// its secret: every verb of fmt, slog and JSON show the ID only. [Token.Reveal] is the way to
+// the secret.
 //
 // The zero Token is no token.
 type Token struct {
@@ -61,6 +62,15 @@ func New(id, secret string) (Token, error) {
 		return Token{}, fmt.Errorf("token %s is a %w that anybody knows: make one with 'kubejoin token generate'", id, ErrPublicExample)
 	}
 	return Token{id: id, secret: unique.Make(secret)}, nil
+}
+
+// OnlyID makes a Token whose secret is not known: it signs nothing and equals nothing. Its
+// error wraps [ErrMalformed].
+func OnlyID(id string) (Token, error) {
+	if err := CheckID(id); err != nil {
+		return Token{}, err
+	}
+	return Token{id: id}, nil
 }
 
 // Tokens that the documentation of Kubernetes, kubeadm and common installers prints.
@@ -135,9 +145,13 @@ func (t Token) ID() string { return t.id }
 // IsZero reports whether t is the zero Token.
 func (t Token) IsZero() bool { return t == Token{} }
 
-// Reveal is the whole token in clear text, to be handed to the machine that joins.
+// HasSecret reports whether the secret is known: t is neither zero nor made by [OnlyID].
+func (t Token) HasSecret() bool { return t.secret != unique.Handle[string]{} }
+
+// Reveal is the whole token in clear text, to be handed to the machine that joins. It is empty
+// without a secret.
 func (t Token) Reveal() string {
-	if t.IsZero() {
+	if !t.HasSecret() {
 		return ""
 	}
 	return t.id + "." + t.secret.Value()
@@ -146,15 +160,16 @@ func (t Token) Reveal() string {
 // RevealSecret is the secret part in clear text: what a Secret stores and what cluster-info is
 // signed with.
 func (t Token) RevealSecret() string {
-	if t.IsZero() {
+	if !t.HasSecret() {
 		return ""
 	}
 	return t.secret.Value()
 }
 
-// Equal compares in time that does not depend on where secrets differ. Zero Tokens equal nothing.
+// Equal compares in time that does not depend on where secrets differ. Tokens without a secret
+// equal nothing.
 func (t Token) Equal(u Token) bool {
-	if t.IsZero() || u.IsZero() {
+	if !t.HasSecret() || !u.HasSecret() {
 		return false
 	}
 	return subtle.ConstantTimeCompare([]byte(t.Reveal()), []byte(u.Reveal())) == 1

@@ -40,7 +40,7 @@ func TestSteps(t *testing.T) {
 		time.Sleep(11 * time.Minute) // first at once, then when it asked for it
 		hint <- struct{}{}           // then when hinted at
 		synctest.Wait()
-		time.Sleep(2 * time.Hour) // then by the sweep
+		time.Sleep(2*time.Hour + time.Minute) // then by the sweep
 		synctest.Wait()
 		want := []time.Duration{0, 10 * time.Minute, 11 * time.Minute, 71*time.Minute + time.Second, 131*time.Minute + 2*time.Second}
 		if len(at) != len(want) {
