@@ -1,0 +1,190 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// MaxBody is the most bytes of a request's body.
+const MaxBody = 64 << 10
+
+// An answer is all of a response.
+type answer struct {
+	contentType string
+	header      map[string]string
+	body        []byte
+	// serve, if set, writes the whole response in place of the above.
+	serve http.Handler
+}
+
+// An action answers one kind of request. Its errors are [problem]s; any other error is the
+// server's own failure, whose text goes to the log and not to the client.
+type action func(r *http.Request) (answer, error)
+
+// A problem is an RFC 9457 problem document, and the error that leads to one.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail,omitempty"`
+	// Field is the query parameter or body field at fault.
+	Field     string `json:"field,omitempty"`
+	RequestID string `json:"requestID,omitempty"`
+
+	retryAfter time.Duration
+	cause      error // for the log alone
+}
+
+func (p *problem) Error() string {
+	if p.cause != nil {
+		return p.Detail + ": " + p.cause.Error()
+	}
+	return p.Detail
+}
+
+func (p *problem) Unwrap() error { return p.cause }
+
+// newProblem makes a problem whose type is the URI of its name, which does not change.
+func newProblem(status int, name, format string, args ...any) *problem {
+	return &problem{
+		Type:   "https://kubejoin.io/problems/" + name,
+		Title:  http.StatusText(status),
+		Status: status,
+		Detail: fmt.Sprintf(format, args...),
+	}
+}
+
+func badField(field, format string, args ...any) *problem {
+	p := newProblem(http.StatusBadRequest, "invalid-field", "%s: %s", field, fmt.Sprintf(format, args...))
+	p.Field = field
+	return p
+}
+
+// requestLog is what an action adds to the line logged of its request.
+type requestLog struct{ attrs []slog.Attr }
+
+type requestLogKey struct{}
+
+func logAttrs(ctx context.Context, attrs ...slog.Attr) {
+	if l, ok := ctx.Value(requestLogKey{}).(*requestLog); ok {
+		l.attrs = append(l.attrs, attrs...)
+	}
+}
+
+// route makes an action the handler of a route: it bounds the body, answers, counts and logs.
+// The log names the route and never the URL, into which anything may have been pasted.
+func (h *handler) route(name string, act action) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		id := rand.Text()[:16]
+		extra := &requestLog{}
+		r = r.WithContext(context.WithValue(r.Context(), requestLogKey{}, extra))
+		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+		w.Header().Set("X-Request-Id", id)
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		// Kept by nobody unless an action says otherwise: answers hold secrets.
+		w.Header().Set("Cache-Control", "no-store")
+
+		a, err := recovered(act, r)
+		status := http.StatusOK
+		if err != nil {
+			a, status = failed(err, id, strings.HasPrefix(r.URL.Path, "/api"))
+			for name, value := range a.header {
+				w.Header().Set(name, value)
+			}
+		}
+		switch {
+		case a.serve != nil:
+			a.serve.ServeHTTP(w, r)
+		default:
+			for name, value := range a.header {
+				w.Header().Set(name, value)
+			}
+			w.Header().Set("Content-Type", a.contentType)
+			w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
+			w.WriteHeader(status)
+			if r.Method != http.MethodHead {
+				// The client has gone if this fails: there is nobody to tell.
+				_, _ = w.Write(a.body)
+			}
+		}
+
+		took := time.Since(start)
+		h.requests.WithLabelValues(name, strconv.Itoa(status)).Inc()
+		h.duration.WithLabelValues(name).Observe(took.Seconds())
+		h.logRequest(r, name, id, status, took, err, extra.attrs)
+	}
+}
+
+func (h *handler) logRequest(r *http.Request, route, id string, status int, took time.Duration, err error, extra []slog.Attr) {
+	level := slog.LevelDebug // public paths and probes
+	switch {
+	case status >= 500:
+		level = slog.LevelError
+	case status >= 400, len(extra) > 0:
+		level = slog.LevelInfo
+	}
+	if route == "readyz" || route == "unknown" {
+		level = min(level, slog.LevelInfo)
+	}
+	attrs := append([]slog.Attr{
+		slog.String("route", route), slog.String("method", r.Method), slog.Int("status", status),
+		slog.String("request", id), slog.String("client", r.RemoteAddr), slog.Duration("took", took.Round(time.Microsecond)),
+	}, extra...)
+	if err != nil {
+		attrs = append(attrs, slog.String("error", err.Error()))
+	}
+	h.log.LogAttrs(r.Context(), level, "request", attrs...)
+}
+
+// recovered turns a panic of one request into that request's failure.
+func recovered(act action, r *http.Request) (a answer, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return act(r)
+}
+
+// failed is the one place where an error becomes a status. Kubernetes paths answer a Status, as
+// their clients read it.
+func failed(err error, id string, kubernetes bool) (answer, int) {
+	var unready *notReady
+	if errors.As(err, &unready) {
+		return answer{contentType: "text/plain; charset=utf-8", body: unready.list}, http.StatusServiceUnavailable
+	}
+	var p *problem
+	if !errors.As(err, &p) {
+		p = newProblem(http.StatusInternalServerError, "internal", "kubejoin could not answer; its log has the reason under this request ID")
+	}
+	named := *p
+	named.RequestID = id
+	a := answer{contentType: "application/problem+json", header: map[string]string{}}
+	if p.retryAfter > 0 {
+		a.header["Retry-After"] = strconv.Itoa(int(p.retryAfter.Seconds()))
+	}
+	if p.Status == http.StatusUnauthorized {
+		a.header["WWW-Authenticate"] = `Bearer realm="kubejoin"` // RFC 6750, section 3
+	}
+	var v any = named
+	if kubernetes {
+		a.contentType = "application/json"
+		v = named.kubernetes()
+	}
+	body, err := json.Marshal(v)
+	if err != nil { // strings and numbers alone: cannot happen
+		body = []byte("{}")
+	}
+	a.body = append(body, '\n')
+	return a, p.Status
+}

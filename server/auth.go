@@ -1,0 +1,175 @@
+package server
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// A User is who sent a request, in Kubernetes' terms.
+type User struct {
+	Name   string
+	UID    string
+	Groups []string
+}
+
+// ErrNoCredentials is wrapped by an Authenticate that found nothing to judge in a request.
+var ErrNoCredentials = errors.New("no credentials")
+
+// ErrBadCredentials is wrapped by an Authenticate that does not accept what it found. Any error
+// that wraps neither means that it could not judge: the request is refused with 503, and may
+// be tried again.
+var ErrBadCredentials = errors.New("credentials not accepted")
+
+// Authenticate says who sent a request. Its errors never hold a credential.
+type Authenticate func(*http.Request) (User, error)
+
+// Access is one thing that a user may or may not do, in the terms of Kubernetes RBAC. The API
+// group is kubejoin.io.
+type Access struct {
+	Verb     string // such as "create"
+	Resource string // such as "tokens"
+}
+
+func (a Access) String() string { return a.Verb + " " + a.Resource + ".kubejoin.io" }
+
+// ErrForbidden is wrapped by an Authorize that says no. Any other error means that it could not
+// say: the request is refused with 503, and may be tried again.
+var ErrForbidden = errors.New("forbidden")
+
+// Authorize returns nil if the user may.
+type Authorize func(*http.Request, User, Access) error
+
+// AllowGroup is an Authorize that lets the members of one group do everything, and nobody else
+// anything.
+func AllowGroup(group string) Authorize {
+	return func(_ *http.Request, u User, _ Access) error {
+		if group != "" && slices.Contains(u.Groups, group) {
+			return nil
+		}
+		return fmt.Errorf("%w: only members of group %s may", ErrForbidden, group)
+	}
+}
+
+// allowed lets an action happen for users who may, and nobody else.
+func (h *handler) allowed(access Access, act action) action {
+	return func(r *http.Request) (answer, error) {
+		if h.Authenticate == nil || h.Authorize == nil {
+			return answer{}, newProblem(http.StatusForbidden, "forbidden", "nobody may %s here: no way to authenticate is configured", access)
+		}
+		user, err := h.Authenticate(r)
+		switch {
+		case errors.Is(err, ErrNoCredentials):
+			return answer{}, newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? send the header Authorization: Bearer, with curl from a file: curl -K kubejoin-data/curlrc …")
+		case errors.Is(err, ErrBadCredentials):
+			return answer{}, newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not accepted here")
+		case err != nil:
+			p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "cannot tell now who is asking; try again")
+			p.cause, p.retryAfter = err, retryAfter
+			return answer{}, p
+		}
+		logAttrs(r.Context(), slog.String("user", user.Name))
+		switch err := h.Authorize(r, user, access); {
+		case errors.Is(err, ErrForbidden):
+			p := newProblem(http.StatusForbidden, "forbidden", "user %q may not %s", user.Name, access)
+			p.cause = err
+			return answer{}, p
+		case err != nil:
+			p := newProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot tell now whether user %q may %s; try again", user.Name, access)
+			p.cause, p.retryAfter = err, retryAfter
+			return answer{}, p
+		}
+		return act(r)
+	}
+}
+
+// A TokenFile knows users by bearer tokens, in the form that kube-apiserver's
+// --token-auth-file has: token,user,uid,"group1,group2". The zero TokenFile knows nobody.
+type TokenFile struct {
+	// Tokens are found by their MAC under a key of this process, so that the time a look-up
+	// takes tells nothing of the tokens.
+	key   [32]byte
+	users map[[sha256.Size]byte]User
+}
+
+// MinBearer is the fewest characters that a bearer token may have.
+const MinBearer = 16
+
+// ParseTokenFile reads a token file. Its errors name the line and never a token.
+func ParseTokenFile(data []byte) (*TokenFile, error) {
+	f := &TokenFile{users: map[[sha256.Size]byte]User{}}
+	_, _ = rand.Read(f.key[:]) // documented never to fail
+	r := csv.NewReader(bytes.NewReader(data))
+	r.FieldsPerRecord = -1
+	r.TrimLeadingSpace = true
+	r.Comment = '#'
+	rows, err := r.ReadAll()
+	if err != nil {
+		var at *csv.ParseError
+		if errors.As(err, &at) {
+			return nil, fmt.Errorf("line %d: %w", at.Line, at.Err)
+		}
+		return nil, err
+	}
+	for i, row := range rows {
+		// Every row is one line: nothing in it may hold a line break.
+		line := i + 1
+		if len(row) < 3 || len(row) > 4 {
+			return nil, fmt.Errorf("row %d: %d columns given, want token,user,uid or token,user,uid,\"group1,group2\"", line, len(row))
+		}
+		token, user := row[0], User{Name: row[1], UID: row[2]}
+		switch {
+		case len(token) < MinBearer:
+			return nil, fmt.Errorf("row %d: token has %d characters, want at least %d", line, len(token), MinBearer)
+		case strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
+			return nil, fmt.Errorf("row %d: token has characters that no HTTP header can carry", line)
+		case user.Name == "":
+			return nil, fmt.Errorf("row %d: user is empty", line)
+		}
+		if len(row) == 4 {
+			for g := range strings.SplitSeq(row[3], ",") {
+				if g = strings.TrimSpace(g); g != "" {
+					user.Groups = append(user.Groups, g)
+				}
+			}
+		}
+		mac := f.mac(token)
+		if _, twice := f.users[mac]; twice {
+			return nil, fmt.Errorf("row %d: this token stands in an earlier row already", line)
+		}
+		f.users[mac] = user
+	}
+	return f, nil
+}
+
+func (f *TokenFile) mac(token string) (sum [sha256.Size]byte) {
+	m := hmac.New(sha256.New, f.key[:])
+	m.Write([]byte(token))
+	m.Sum(sum[:0])
+	return sum
+}
+
+// Authenticate is an [Authenticate] by the file's tokens.
+func (f *TokenFile) Authenticate(r *http.Request) (User, error) {
+	header := r.Header.Get("Authorization")
+	if header == "" {
+		return User{}, ErrNoCredentials
+	}
+	scheme, token, _ := strings.Cut(header, " ")
+	if !strings.EqualFold(scheme, "Bearer") { // RFC 9110, section 11.1
+		return User{}, fmt.Errorf("%w: want the Bearer scheme", ErrBadCredentials)
+	}
+	user, known := f.users[f.mac(strings.TrimSpace(token))]
+	if !known {
+		return User{}, ErrBadCredentials
+	}
+	return user, nil
+}

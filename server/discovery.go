@@ -1,0 +1,51 @@
+package server
+
+import (
+	"errors"
+	"net/http"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// discovery answers what kubeadm's token-based discovery reads from an API server, to anybody:
+// with it joining nodes need no anonymous access to the real one.
+func (h *handler) discovery(r *http.Request) (answer, error) {
+	data, err := h.ClusterInfo.Data(r.Context())
+	if errors.Is(err, clusterinfo.ErrNotFound) {
+		return answer{}, newProblem(http.StatusNotFound, "no-cluster-info", "there is no cluster-info yet")
+	} else if err != nil {
+		p := newProblem(http.StatusServiceUnavailable, "cluster-info-unavailable", "cluster-info cannot be read now; try again")
+		p.cause, p.retryAfter = err, retryAfter
+		return answer{}, p
+	}
+	body, err := clusterinfo.ConfigMapJSON(data)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{contentType: "application/json", body: body}, nil
+}
+
+// kubernetes is the problem as clients of the Kubernetes API read it.
+func (p problem) kubernetes() metav1.Status {
+	reasons := map[int]metav1.StatusReason{
+		http.StatusBadRequest:          metav1.StatusReasonBadRequest,
+		http.StatusUnauthorized:        metav1.StatusReasonUnauthorized,
+		http.StatusForbidden:           metav1.StatusReasonForbidden,
+		http.StatusNotFound:            metav1.StatusReasonNotFound,
+		http.StatusMethodNotAllowed:    metav1.StatusReasonMethodNotAllowed,
+		http.StatusServiceUnavailable:  metav1.StatusReasonServiceUnavailable,
+		http.StatusInternalServerError: metav1.StatusReasonInternalError,
+	}
+	return metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure,
+		Message:  p.Detail,
+		Reason:   reasons[p.Status],
+		Details: &metav1.StatusDetails{
+			UID:               "",
+			RetryAfterSeconds: int32(p.retryAfter.Seconds()),
+		},
+		Code: int32(p.Status),
+	}
+}

@@ -1,0 +1,7 @@
+// Package server is the HTTPS API of kubejoin as an http.Handler: it hands out join commands
+// and answers discovery. [Server] is the one type that most importers need.
+//
+// It keeps nothing: tokens are in a tokens.Store, cluster-info is where [ClusterInfo] finds it,
+// and who may do what is decided by the functions that the importer gives. TLS, listening and
+// the timeouts of connections are the caller's; NewHTTPServer has safe ones.
+package server

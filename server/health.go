@@ -1,0 +1,108 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// A Check is one condition of being ready.
+type Check struct {
+	// Name is short, as in "tokens".
+	Name string
+	// Ready returns nil, or what is missing, in words that may be shown to anybody who can
+	// reach the server. It returns soon after ctx ends.
+	Ready func(ctx context.Context) error
+}
+
+// checkTimeout bounds all checks of one request to /readyz; below the usual probe's 10 s.
+const checkTimeout = 2 * time.Second
+
+// retryAfter is what a client is told to wait when something is away for the moment.
+const retryAfter = 5 * time.Second
+
+// Version is what this server was built from.
+type Version struct {
+	Version   string `json:"version"`
+	Commit    string `json:"commit,omitempty"`
+	GoVersion string `json:"goVersion"`
+	Platform  string `json:"platform"`
+}
+
+// healthz says that the process answers; whether it is of any use is readyz's.
+func (h *handler) healthz(*http.Request) (answer, error) {
+	return answer{contentType: "text/plain; charset=utf-8", body: []byte("ok\n")}, nil
+}
+
+// readyz asks all checks side by side and, in the form of kube-apiserver's, lists them if one
+// fails or ?verbose is given.
+func (h *handler) readyz(r *http.Request) (answer, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
+	defer cancel()
+	errs := make([]error, len(h.Checks))
+	var wg sync.WaitGroup
+	for i, c := range h.Checks {
+		wg.Go(func() { errs[i] = c.Ready(ctx) })
+	}
+	wg.Wait()
+
+	var list bytes.Buffer
+	failed := 0
+	for i, c := range h.Checks {
+		if errs[i] == nil {
+			fmt.Fprintf(&list, "[+]%s ok\n", c.Name)
+			continue
+		}
+		failed++
+		fmt.Fprintf(&list, "[-]%s failed: %v\n", c.Name, errs[i])
+	}
+	if failed > 0 {
+		fmt.Fprintln(&list, "readyz check failed")
+		return answer{}, &notReady{list: list.Bytes()}
+	}
+	if !r.URL.Query().Has("verbose") {
+		list.Reset()
+	} else {
+		list.WriteString("readyz check passed\n")
+	}
+	if list.Len() == 0 {
+		list.WriteString("ok\n")
+	}
+	return answer{contentType: "text/plain; charset=utf-8", body: list.Bytes()}, nil
+}
+
+// notReady carries the list of checks to the client as plain text.
+type notReady struct{ list []byte }
+
+func (n *notReady) Error() string { return string(bytes.TrimSpace(n.list)) }
+
+func (h *handler) version(*http.Request) (answer, error) {
+	body, err := json.Marshal(h.Version)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{contentType: "application/json", body: append(body, '\n')}, nil
+}
+
+func (h *handler) metrics(*http.Request) (answer, error) {
+	return answer{serve: h.Metrics}, nil
+}
+
+func (h *handler) notFound(*http.Request) (answer, error) {
+	return answer{}, newProblem(http.StatusNotFound, "not-found", "there is nothing at this path")
+}
+
+func (h *handler) methodNotAllowed(r *http.Request) (answer, error) {
+	return answer{}, newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %s", printableMethod(r.Method))
+}
+
+func printableMethod(m string) string {
+	if len(m) > 16 {
+		m = m[:16] + "…"
+	}
+	return fmt.Sprintf("%q", m)
+}

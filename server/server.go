@@ -1,0 +1,105 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// DefaultSignTimeout is how long a new token may wait for its signature unless
+// Server.SignTimeout says otherwise.
+const DefaultSignTimeout = 30 * time.Second
+
+// A Server answers the HTTPS API. Its fields are read when Handler is called and not changed.
+type Server struct {
+	// Tokens keeps the tokens that are handed out. It is required.
+	Tokens tokens.Store
+	// ClusterInfo is what joining nodes are to trust. It is required.
+	ClusterInfo ClusterInfo
+	// Authenticate says who sent a request; nil refuses everybody.
+	Authenticate Authenticate
+	// Authorize says whether a user may do what a request asks for; nil refuses everything.
+	Authorize Authorize
+
+	// Advertise is the HOST:PORT that join commands name for discovery. Empty is the API
+	// server that cluster-info names.
+	Advertise string
+	// SignTimeout is how long a new token may wait for its signature in cluster-info before
+	// it is deleted again; zero is DefaultSignTimeout.
+	SignTimeout time.Duration
+	// SignedBy says, in words for the person who waited in vain, what should be signing
+	// cluster-info and where to look. Empty names every component that could.
+	SignedBy string
+
+	// Checks are what /readyz asks. None is ready.
+	Checks []Check
+	// Version is what /version answers.
+	Version Version
+	// Metrics answers /metrics to those who may get it; nil has no such path.
+	Metrics http.Handler
+
+	// Logger is told of every request that was authenticated or failed; nil is nobody.
+	Logger *slog.Logger
+	// Registerer has kubejoin_http_requests_total, kubejoin_http_request_duration_seconds and
+	// kubejoin_join_commands_total; nil counts nothing.
+	Registerer prometheus.Registerer
+}
+
+// ClusterInfo is where the data of the cluster-info ConfigMap is found: clusterinfo.Computed
+// with no Kubernetes, or clusterinfo/configmap's ConfigMap.
+type ClusterInfo interface {
+	// Data is the data of the ConfigMap. The error wraps clusterinfo.ErrNotFound if there is
+	// none. The map is not changed by either side.
+	Data(ctx context.Context) (map[string]string, error)
+	// WaitSigned returns nil as soon as Data carries a valid signature of the token. The error
+	// says what was seen instead until ctx ended.
+	WaitSigned(ctx context.Context, t tokens.Token) error
+}
+
+// handler is a Server with what is made once for it.
+type handler struct {
+	Server
+	log          *slog.Logger
+	requests     *prometheus.CounterVec
+	duration     *prometheus.HistogramVec
+	joinCommands *prometheus.CounterVec
+}
+
+// Handler makes the handler of the whole API. It is to be served over TLS alone.
+func (s Server) Handler() http.Handler {
+	h := &handler{Server: s, log: s.Logger}
+	if h.log == nil {
+		h.log = slog.New(slog.DiscardHandler)
+	}
+	if h.SignTimeout <= 0 {
+		h.SignTimeout = DefaultSignTimeout
+	}
+	if h.SignedBy == "" {
+		h.SignedBy = "kubejoin's bootstrap-signer controller, or kube-controller-manager's bootstrap-signer-controller"
+	}
+	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "Requests answered, by route and status.", "route", "status")
+	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to answer a request.", prometheus.DefBuckets, "route")
+	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Join commands asked for, by result.", "result")
+
+	r := chi.NewRouter()
+	r.NotFound(h.route("unknown", h.notFound))
+	r.MethodNotAllowed(h.route("unknown", h.methodNotAllowed))
+	r.Post("/v1/token/print-join-command", h.route("print-join-command", h.allowed(Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand)))
+	for _, method := range []string{http.MethodGet, http.MethodHead} {
+		r.Method(method, clusterinfo.Path, h.route("discovery", h.discovery))
+		r.Method(method, "/healthz", h.route("healthz", h.healthz))
+		r.Method(method, "/readyz", h.route("readyz", h.readyz))
+		r.Method(method, "/version", h.route("version", h.version))
+		if h.Metrics != nil {
+			r.Method(method, "/metrics", h.route("metrics", h.allowed(Access{Verb: "get", Resource: "metrics"}, h.metrics)))
+		}
+	}
+	return r
+}
