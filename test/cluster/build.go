@@ -1,0 +1,182 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// The programs of test/kube and the packages that they are built from. kubeadm comes first: it
+// compiles what most of the others share.
+var programs = []struct{ name, pkg string }{
+	{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm"},
+	{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
+	{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
+	{"kubectl", "k8s.io/kubernetes/cmd/kubectl"},
+	{"kubelet", "k8s.io/kubernetes/cmd/kubelet"},
+	{"etcd", "go.etcd.io/etcd/server/v3"},
+	{"fakecri", "./fakecri"},
+}
+
+// Build makes the programs that test/kube pins, in test/kube/bin, and returns that folder. It
+// takes minutes the first time and nothing when they are there already; a build that is under
+// way in another process is waited for. Progress is told in lines; nil is nobody.
+//
+// The module is found from the working directory upwards.
+func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
+	if progress == nil {
+		progress = io.Discard
+	}
+	module, err := findModule()
+	if err != nil {
+		return "", err
+	}
+	flags, stamp, err := recipe(module)
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(module, "bin")
+	if built(dir, stamp) {
+		return dir, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := lock(ctx, filepath.Join(dir, ".lock"), progress)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if built(dir, stamp) { // by the process that was waited for
+		return dir, nil
+	}
+	for i, p := range programs {
+		fmt.Fprintf(progress, "building %s (%d of %d) … ", p.name, i+1, len(programs))
+		start := time.Now()
+		args := append([]string{"build", "-o", filepath.Join(dir, p.name)}, flags...)
+		cmd := exec.CommandContext(ctx, "go", append(args, p.pkg)...)
+		cmd.Dir = module
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			fmt.Fprintln(progress, "failed")
+			return "", fmt.Errorf("building %s in %s: %w\n%s", p.name, module, err, out)
+		}
+		fmt.Fprintf(progress, "%d s\n", int(time.Since(start).Round(time.Second).Seconds()))
+	}
+	return dir, os.WriteFile(filepath.Join(dir, stampName), []byte(stamp), 0o644)
+}
+
+const stampName = ".stamp"
+
+// findModule is the folder test/kube of the repository that the working directory is in.
+func findModule() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		module := filepath.Join(dir, "test", "kube")
+		if _, err := os.Stat(filepath.Join(module, "go.mod")); err == nil {
+			return module, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("no test/kube/go.mod in %s or above it: run inside the kubejoin repository", start)
+		}
+	}
+}
+
+// recipe is the flags of go build, and a text that changes whenever what they make would.
+func recipe(module string) (flags []string, stamp string, err error) {
+	version, err := kubeVersion(module)
+	if err != nil {
+		return nil, "", err
+	}
+	// Without a version of its own kubeadm refuses to work.
+	const x = "-X k8s.io/component-base/version."
+	major, minor, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ = strings.Cut(minor, ".")
+	flags = []string{"-trimpath", "-ldflags", "-s -w " + x + "gitVersion=" + version + " " + x + "gitMajor=" + major + " " + x + "gitMinor=" + minor}
+
+	sum := sha256.New()
+	for _, name := range []string{"go.mod", "go.sum", "fakecri/main.go"} {
+		data, err := os.ReadFile(filepath.Join(module, name))
+		if err != nil {
+			return nil, "", err
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", name, len(data), data)
+	}
+	stamp = fmt.Sprintf("kubernetes %s %s/%s\n%q\nsha256:%x\n", version, runtime.GOOS, runtime.GOARCH, flags, sum.Sum(nil))
+	return flags, stamp, nil
+}
+
+var kubeRequirement = regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes (v\d+\.\d+\.\d+\S*)`)
+
+// kubeVersion is the Kubernetes version that test/kube requires, as "v1.36.3".
+func kubeVersion(module string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(module, "go.mod"))
+	if err != nil {
+		return "", err
+	}
+	m := kubeRequirement.FindSubmatch(data)
+	if m == nil {
+		return "", fmt.Errorf("%s does not require k8s.io/kubernetes", filepath.Join(module, "go.mod"))
+	}
+	return string(m[1]), nil
+}
+
+func built(dir, stamp string) bool {
+	if data, err := os.ReadFile(filepath.Join(dir, stampName)); err != nil || string(data) != stamp {
+		return false
+	}
+	for _, p := range programs {
+		if _, err := os.Stat(filepath.Join(dir, p.name)); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// lock takes the file for this process; the kernel gives it back if the process dies.
+func lock(ctx context.Context, path string, progress io.Writer) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for told := false; ; told = true {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			f.Close()
+			return nil, fmt.Errorf("locking %s: %w", path, err)
+		}
+		if !told {
+			fmt.Fprintln(progress, "waiting for another process that builds test/kube …")
+		}
+		if err := pause(ctx, 200*time.Millisecond); err != nil {
+			f.Close()
+			return nil, fmt.Errorf("waiting for %s: %w", path, err)
+		}
+	}
+}
+
+// pause waits for d, or less if ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}

@@ -1,0 +1,227 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Setup is how much of what 'kubeadm init' leaves in a cluster is there.
+type Setup int
+
+const (
+	// Kubeadm is everything that a join needs: kubeadm-config, kubelet-config, the RBAC for
+	// bootstrap tokens and an unsigned cluster-info. There is no token yet.
+	Kubeadm Setup = iota
+	// WithoutClusterInfo is Kubeadm without cluster-info and the RBAC that makes it public.
+	WithoutClusterInfo
+	// Bare is what kube-apiserver makes by itself.
+	Bare
+)
+
+// Options says what control plane to start. The zero Options are a cluster as kubeadm makes it.
+type Options struct {
+	// Setup is what is in the cluster.
+	Setup Setup
+	// AnonymousOff lets anonymous requests see /livez, /readyz and /healthz and nothing else.
+	AnonymousOff bool
+	// APIServerFlags come after the flags that kube-apiserver gets in any case.
+	APIServerFlags []string
+	// KeyAlgorithm is that of all keys, as in kubeadm's encryptionAlgorithm; empty is
+	// ECDSA-P256, which starts fastest.
+	KeyAlgorithm string
+	// Progress is told what is being done; nil is nobody.
+	Progress io.Writer
+}
+
+// A Cluster is a running control plane. [Cluster.Close] ends it and removes its files.
+type Cluster struct {
+	// Dir holds everything of the cluster: pki, kubeconfigs, logs, etcd's data.
+	Dir string
+	// Bin holds the programs, see [Build].
+	Bin string
+	// Version is that of Kubernetes, as "v1.36.3".
+	Version string
+	// Address is where kube-apiserver listens, as "127.0.0.1:PORT".
+	Address string
+
+	options    Options
+	admin      *rest.Config
+	clientset  *kubernetes.Clientset
+	etcdURL    string
+	apiserver  *Process
+	setupToken tokens.Token
+	processes  running
+}
+
+// Start starts etcd and kube-apiserver on free loopback ports, from empty, and returns when the
+// cluster is set up and ready. That takes about three seconds, and no root.
+func Start(ctx context.Context, o Options) (*Cluster, error) {
+	bin, err := Build(ctx, o.Progress)
+	if err != nil {
+		return nil, err
+	}
+	version, err := kubeVersion(filepath.Dir(bin))
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "kubejoin-cluster-")
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Dir: dir, Bin: bin, Version: version, options: o, setupToken: tokens.Generate()}
+	if err := c.start(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	if err := os.Mkdir(filepath.Join(c.Dir, "logs"), 0o700); err != nil {
+		return err
+	}
+	port, err := freePort()
+	if err != nil {
+		return err
+	}
+	c.Address = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	c.progress("making certificates")
+	if err := c.writeConfigs(); err != nil {
+		return err
+	}
+	if err := c.kubeadmInit(ctx, "certs", "all"); err != nil {
+		return err
+	}
+	c.progress("starting etcd and kube-apiserver")
+	if err := c.startEtcd(); err != nil {
+		return err
+	}
+	// kube-apiserver waits for etcd, and makes use of the time that the kubeconfigs take.
+	if err := c.launchAPIServer(); err != nil {
+		return err
+	}
+	for _, name := range []string{"super-admin", "admin", "controller-manager"} {
+		if err := c.kubeadmInit(ctx, "kubeconfig", name, "--kubeconfig-dir", c.Dir); err != nil {
+			return err
+		}
+	}
+	c.admin, err = c.Config("super-admin.conf")
+	if err != nil {
+		return err
+	}
+	if c.clientset, err = kubernetes.NewForConfig(c.admin); err != nil {
+		return err
+	}
+	if err := c.waitReady(ctx); err != nil {
+		return err
+	}
+	c.progress("setting up the cluster")
+	return c.setUp(ctx)
+}
+
+func (c *Cluster) progress(text string) {
+	if c.options.Progress != nil {
+		fmt.Fprintln(c.options.Progress, text)
+	}
+}
+
+// Server is the URL of kube-apiserver.
+func (c *Cluster) Server() string { return "https://" + c.Address }
+
+// CAFile is the cluster CA's certificate.
+func (c *Cluster) CAFile() string { return filepath.Join(c.Dir, "pki", "ca.crt") }
+
+// CAKeyFile is the cluster CA's key.
+func (c *Cluster) CAKeyFile() string { return filepath.Join(c.Dir, "pki", "ca.key") }
+
+// Kubeconfig is the file of an administrator (group kubeadm:cluster-admins).
+func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "admin.conf") }
+
+// Config is the client configuration in a kubeconfig: a path, or the name of a file in
+// [Cluster.Dir]. It has no limit on the rate of requests.
+func (c *Cluster) Config(kubeconfig string) (*rest.Config, error) {
+	if !filepath.IsAbs(kubeconfig) {
+		kubeconfig = filepath.Join(c.Dir, kubeconfig)
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	return config, nil
+}
+
+// AdminConfig is a client configuration in group system:masters, without a limit on the rate of
+// requests.
+func (c *Cluster) AdminConfig() *rest.Config { return rest.CopyConfig(c.admin) }
+
+// Client is a client in group system:masters, without a limit on the rate of requests.
+func (c *Cluster) Client() kubernetes.Interface { return c.clientset }
+
+// Kubectl runs kubectl as administrator and returns its standard output. The error holds what
+// it printed as errors.
+func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
+	env := append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "HOME="+c.Dir)
+	return run(ctx, env, filepath.Join(c.Bin, "kubectl"), args...)
+}
+
+// StartProcess starts a program that ends with the cluster; its log is with those of the
+// components, under the name given.
+func (c *Cluster) StartProcess(name string, cmd *exec.Cmd) (*Process, error) {
+	p, err := StartProcess(name, c.logFile(name), cmd)
+	if err != nil {
+		return nil, err
+	}
+	c.processes.add(p)
+	return p, nil
+}
+
+func (c *Cluster) logFile(name string) string {
+	return filepath.Join(c.Dir, "logs", name+".log")
+}
+
+// Close kills everything that was started in the cluster, nodes too, and removes its files.
+func (c *Cluster) Close() error {
+	c.processes.killAll()
+	return os.RemoveAll(c.Dir)
+}
+
+// Logs is the end of what each component has printed.
+func (c *Cluster) Logs() string {
+	files, err := filepath.Glob(c.logFile("*"))
+	if err != nil {
+		return err.Error()
+	}
+	var out string
+	for _, f := range files {
+		out += "--- " + filepath.Base(f) + "\n" + tail(f, 40) + "\n"
+	}
+	return out
+}
+
+// freePort finds a port that nobody listens on. It is below the range from which Linux takes
+// the ports of outgoing connections (32768 and up): from that range a client that tries again
+// and again while the server is stopped would take the port away, or connect to itself.
+func freePort() (int, error) {
+	var err error
+	for range 50 {
+		port := 20000 + rand.N(12000)
+		var l net.Listener
+		if l, err = net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(port))); err == nil {
+			return port, l.Close()
+		}
+	}
+	return 0, fmt.Errorf("no free port from 20000 to 31999 in 50 tries: %w", err)
+}

@@ -1,0 +1,133 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// How long a component may take to be ready on a machine that has other things to do.
+const startTimeout = time.Minute
+
+func (c *Cluster) pki(name string) string { return filepath.Join(c.Dir, "pki", name) }
+
+func (c *Cluster) startEtcd() error {
+	client, err := freePort()
+	if err != nil {
+		return err
+	}
+	peer, err := freePort()
+	if err != nil {
+		return err
+	}
+	c.etcdURL = "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(client))
+	peerURL := "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(peer))
+	_, err = c.StartProcess("etcd", exec.Command(filepath.Join(c.Bin, "etcd"),
+		"--name=etcd",
+		"--data-dir="+filepath.Join(c.Dir, "etcd"),
+		"--listen-client-urls="+c.etcdURL,
+		"--advertise-client-urls="+c.etcdURL,
+		"--listen-peer-urls="+peerURL,
+		"--initial-advertise-peer-urls="+peerURL,
+		"--initial-cluster=etcd="+peerURL,
+		"--client-cert-auth",
+		"--trusted-ca-file="+c.pki("etcd/ca.crt"),
+		"--cert-file="+c.pki("etcd/server.crt"),
+		"--key-file="+c.pki("etcd/server.key"),
+		"--peer-client-cert-auth",
+		"--peer-trusted-ca-file="+c.pki("etcd/ca.crt"),
+		"--peer-cert-file="+c.pki("etcd/peer.crt"),
+		"--peer-key-file="+c.pki("etcd/peer.key"),
+		"--unsafe-no-fsync", // the data goes with the cluster
+		"--logger=zap", "--log-level=warn",
+	))
+	return err
+}
+
+// Anonymous requests to these three paths alone, as facts of health for load balancers and for
+// kubeadm's static pods.
+const anonymousOff = `apiVersion: apiserver.config.k8s.io/v1
+kind: AuthenticationConfiguration
+anonymous:
+  enabled: true
+  conditions:
+  - path: /livez
+  - path: /readyz
+  - path: /healthz
+`
+
+func (c *Cluster) launchAPIServer() error {
+	_, port, err := net.SplitHostPort(c.Address)
+	if err != nil {
+		return err
+	}
+	args := []string{
+		"--bind-address=127.0.0.1",
+		"--secure-port=" + port,
+		"--advertise-address=" + advertiseAddress,
+		"--endpoint-reconciler-type=none",
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--etcd-servers=" + c.etcdURL,
+		"--etcd-cafile=" + c.pki("etcd/ca.crt"),
+		"--etcd-certfile=" + c.pki("apiserver-etcd-client.crt"),
+		"--etcd-keyfile=" + c.pki("apiserver-etcd-client.key"),
+		"--tls-cert-file=" + c.pki("apiserver.crt"),
+		"--tls-private-key-file=" + c.pki("apiserver.key"),
+		"--client-ca-file=" + c.pki("ca.crt"),
+		"--kubelet-client-certificate=" + c.pki("apiserver-kubelet-client.crt"),
+		"--kubelet-client-key=" + c.pki("apiserver-kubelet-client.key"),
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file=" + c.pki("sa.pub"),
+		"--service-account-signing-key-file=" + c.pki("sa.key"),
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--enable-bootstrap-token-auth",
+	}
+	if c.options.AnonymousOff {
+		file := filepath.Join(c.Dir, "authentication.yaml")
+		if err := os.WriteFile(file, []byte(anonymousOff), 0o600); err != nil {
+			return err
+		}
+		args = append(args, "--authentication-config="+file)
+	}
+	args = append(args, c.options.APIServerFlags...)
+	p, err := c.StartProcess("kube-apiserver", exec.Command(filepath.Join(c.Bin, "kube-apiserver"), args...))
+	if err != nil {
+		return err
+	}
+	c.apiserver = p
+	return nil
+}
+
+func (c *Cluster) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready after %v", startTimeout))
+	defer cancel()
+	return c.apiserver.WaitFor(ctx, func(ctx context.Context) error {
+		return c.clientset.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// StopAPIServer kills kube-apiserver.
+func (c *Cluster) StopAPIServer() {
+	c.apiserver.Stop(0)
+}
+
+// StartAPIServer starts kube-apiserver again, on the same port and data, and waits until it is
+// ready.
+func (c *Cluster) StartAPIServer(ctx context.Context) error {
+	select {
+	case <-c.apiserver.Done():
+	default:
+		return errors.New("kube-apiserver runs already")
+	}
+	if err := c.launchAPIServer(); err != nil {
+		return err
+	}
+	return c.waitReady(ctx)
+}

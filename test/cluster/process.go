@@ -1,0 +1,163 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// A Process is a program that runs beside this one, and never outlives it.
+type Process struct {
+	// Name is what errors call it.
+	Name string
+	// LogFile holds what it has printed.
+	LogFile string
+
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended
+	err  error         // of Wait; read after done
+}
+
+// StartProcess starts cmd as the leader of a process group of its own, so that a Ctrl-C meant for this
+// program does not reach it, and appends what it prints to logFile.
+func StartProcess(name, logFile string, cmd *exec.Cmd) (*Process, error) {
+	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = ownGroup(cmd.SysProcAttr)
+	if err := startOnLastingThread(cmd); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	p := &Process{Name: name, LogFile: logFile, cmd: cmd, done: make(chan struct{})}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// starts runs the functions sent on one thread that lives as long as the program: Linux sends a
+// child its parent-death signal when the thread that started it ends, and Go ends threads that a
+// goroutine leaves locked.
+var starts = sync.OnceValue(func() chan<- func() {
+	c := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for f := range c {
+			f()
+		}
+	}()
+	return c
+})
+
+func startOnLastingThread(cmd *exec.Cmd) error {
+	result := make(chan error)
+	starts() <- func() { result <- cmd.Start() }
+	return <-result
+}
+
+// PID is its process ID.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Err says how the process has ended: nil is exit code 0, or that it still runs.
+func (p *Process) Err() error {
+	select {
+	case <-p.done:
+		return p.err
+	default:
+		return nil
+	}
+}
+
+// Signal sends s to the process and to all that it has started.
+func (p *Process) Signal(s syscall.Signal) error {
+	return syscall.Kill(-p.PID(), s)
+}
+
+// Stop asks the process to end, and kills it with its whole group after the grace given; none
+// kills at once. It returns when the process is gone. Stopping one that has ended does nothing.
+func (p *Process) Stop(grace time.Duration) {
+	if p == nil {
+		return
+	}
+	if grace > 0 {
+		_ = p.Signal(syscall.SIGTERM)
+		select {
+		case <-p.done:
+		case <-time.After(grace):
+		}
+	}
+	_ = p.Signal(syscall.SIGKILL)
+	<-p.done
+}
+
+// Log is what the process has printed so far.
+func (p *Process) Log() string {
+	data, err := os.ReadFile(p.LogFile)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// WaitFor calls ready until it returns nil, the process ends or ctx does. Its error holds the
+// end of the log.
+func (p *Process) WaitFor(ctx context.Context, ready func(context.Context) error) error {
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s has ended: %w (%w)\n%s", p.Name, orExited(p.err), err, tail(p.LogFile, 30))
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w (%w)\n%s", p.Name, context.Cause(ctx), err, tail(p.LogFile, 30))
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func orExited(err error) error {
+	if err == nil {
+		return errors.New("exit status 0")
+	}
+	return err
+}
+
+// tail is the last n lines of a file, each indented.
+func tail(path string, n int) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "  " + err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(data), "\n"), "\n")
+	return "  " + strings.Join(lines[max(0, len(lines)-n):], "\n  ")
+}
+
+// run runs a short command to its end and returns its standard output. The error holds what it
+// printed as errors.
+func run(ctx context.Context, env []string, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = env
+	cmd.WaitDelay = time.Second
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}

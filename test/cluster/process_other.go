@@ -1,0 +1,14 @@
+//go:build !linux
+
+package cluster
+
+import "syscall"
+
+// ownGroup makes a process the leader of its own group.
+func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
+	if attr == nil {
+		attr = new(syscall.SysProcAttr)
+	}
+	attr.Setpgid = true
+	return attr
+}

@@ -1,0 +1,103 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// kubeadm refuses a loopback address here. This one (RFC 5737) is in certificates and
+// kubeconfigs that are made of it; nothing connects to it.
+const advertiseAddress = "192.0.2.10"
+
+// Two configurations: kubeadm makes the certificates in the cluster's folder, but what nodes
+// read from kubeadm-config has the folder that their own machine uses.
+const (
+	initConfig   = "kubeadm-init.yaml"
+	uploadConfig = "kubeadm-upload.yaml"
+)
+
+func (c *Cluster) writeConfigs() error {
+	for name, certificates := range map[string]string{initConfig: c.pki(""), uploadConfig: "/etc/kubernetes/pki"} {
+		algorithm := c.options.KeyAlgorithm
+		if algorithm == "" {
+			algorithm = "ECDSA-P256"
+		}
+		// The version is given lest kubeadm asks the internet, the socket lest it looks for one.
+		config := fmt.Sprintf(`apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+localAPIEndpoint:
+  advertiseAddress: %s
+nodeRegistration:
+  name: control-plane
+  criSocket: unix:///run/none.sock
+bootstrapTokens:
+- token: %s
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: %s
+controlPlaneEndpoint: %s
+certificatesDir: %s
+encryptionAlgorithm: %s
+apiServer:
+  certSANs: [127.0.0.1, localhost]
+`, advertiseAddress, c.setupToken.Reveal(), c.Version, c.Address, certificates, algorithm)
+		if err := os.WriteFile(filepath.Join(c.Dir, name), []byte(config), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kubeadmInit runs a phase of kubeadm init that makes files.
+func (c *Cluster) kubeadmInit(ctx context.Context, phase ...string) error {
+	_, err := c.kubeadm(ctx, append(append([]string{"init", "phase"}, phase...), "--config", filepath.Join(c.Dir, initConfig))...)
+	return err
+}
+
+func (c *Cluster) kubeadm(ctx context.Context, args ...string) (string, error) {
+	return run(ctx, append(os.Environ(), "HOME="+c.Dir), filepath.Join(c.Bin, "kubeadm"), args...)
+}
+
+// setUp puts into the cluster what Options.Setup says.
+func (c *Cluster) setUp(ctx context.Context) error {
+	err := ignoreExists(c.clientset.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm:cluster-admins"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "kubeadm:cluster-admins"}},
+	}, metav1.CreateOptions{}))
+	if err != nil || c.options.Setup == Bare {
+		return err
+	}
+	files := []string{"--config", filepath.Join(c.Dir, uploadConfig), "--kubeconfig", c.Kubeconfig()}
+	if _, err := c.kubeadm(ctx, append([]string{"init", "phase", "upload-config", "all"}, files...)...); err != nil {
+		return err
+	}
+	if _, err := c.kubeadm(ctx, append([]string{"init", "phase", "bootstrap-token", "--skip-token-print"}, files...)...); err != nil {
+		return err
+	}
+	// kubeadm does not go without a token.
+	err = c.clientset.CoreV1().Secrets("kube-system").Delete(ctx, "bootstrap-token-"+c.setupToken.ID(), metav1.DeleteOptions{})
+	if err != nil || c.options.Setup == Kubeadm {
+		return err
+	}
+	return errors.Join(
+		c.clientset.CoreV1().ConfigMaps("kube-public").Delete(ctx, "cluster-info", metav1.DeleteOptions{}),
+		c.clientset.RbacV1().RoleBindings("kube-public").Delete(ctx, "kubeadm:bootstrap-signer-clusterinfo", metav1.DeleteOptions{}),
+		c.clientset.RbacV1().Roles("kube-public").Delete(ctx, "kubeadm:bootstrap-signer-clusterinfo", metav1.DeleteOptions{}),
+	)
+}
+
+func ignoreExists[T any](_ T, err error) error {
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
