@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -142,6 +143,13 @@ func (c *Cluster) Server() string { return "https://" + c.Address }
 
 // CAFile is the cluster CA's certificate.
 func (c *Cluster) CAFile() string { return filepath.Join(c.Dir, "pki", "ca.crt") }
+
+// CAPool trusts the cluster CA alone.
+func (c *Cluster) CAPool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(c.admin.CAData)
+	return pool
+}
 
 // CAKeyFile is the cluster CA's key.
 func (c *Cluster) CAKeyFile() string { return filepath.Join(c.Dir, "pki", "ca.key") }

@@ -12,3 +12,9 @@ func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 	attr.Pdeathsig = syscall.SIGKILL
 	return attr
 }
+
+// ownNamespaces gives a process mount and PID namespaces. What runs in them is killed when the
+// process ends.
+func ownNamespaces() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
+}

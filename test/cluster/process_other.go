@@ -12,3 +12,6 @@ func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 	attr.Setpgid = true
 	return attr
 }
+
+// ownNamespaces is for Linux alone: elsewhere there is no kubelet to be put into them.
+func ownNamespaces() *syscall.SysProcAttr { return nil }

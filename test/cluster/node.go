@@ -1,0 +1,258 @@
+package cluster
+
+import (
+	"context"
+	"crypto/x509"
+	_ "embed"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+//go:embed node.sh
+var nodeScript string
+
+// A Node is a machine that joins: kubeadm and a kubelet over a container runtime that runs
+// nothing, in mount and PID namespaces of their own. [Cluster.Close] stops it.
+type Node struct {
+	Name string
+	// KubeadmLog and KubeletLog are the files that hold what the two have printed.
+	KubeadmLog, KubeletLog string
+
+	dir     string
+	machine *Process
+}
+
+// JoinArgs takes the arguments out of a line as 'kubeadm token create --print-join-command'
+// and kubejoin print it.
+func JoinArgs(line string) ([]string, error) {
+	words := strings.Fields(line)
+	if len(words) < 3 || words[0] != "kubeadm" || words[1] != "join" {
+		// What is there instead may be a token: it is not repeated.
+		return nil, fmt.Errorf("want a line 'kubeadm join HOST:PORT …', not one of %d words that begins otherwise", len(words))
+	}
+	return words[2:], nil
+}
+
+// Join runs 'kubeadm join' with the arguments given and a kubelet, and returns when kubeadm has
+// succeeded and the kubelet has registered its Node: about two seconds. It needs root.
+//
+// When it fails the machine is stopped; the error holds what both have said last. For a join
+// that is to fail or to wait, see [Cluster.StartNode].
+func (c *Cluster) Join(ctx context.Context, name string, args []string) (*Node, error) {
+	n, err := c.StartNode(name, args)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(n.WaitJoined(ctx), n.WaitRegistered(ctx)); err != nil {
+		n.Stop()
+		return nil, err
+	}
+	return n, nil
+}
+
+// StartNode is the first half of [Cluster.Join]: it starts the machine and waits for nothing.
+// Names may come again.
+func (c *Cluster) StartNode(name string, args []string) (*Node, error) {
+	parent := filepath.Join(c.Dir, "nodes")
+	if err := os.MkdirAll(parent, 0o700); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(parent, name+"-")
+	if err != nil {
+		return nil, err
+	}
+	if err := writeKubeletPatch(dir); err != nil {
+		return nil, err
+	}
+	cmd, err := machineCommand(c.Bin, dir, append([]string{"join"}, append(slices.Clone(args), "--node-name", name)...))
+	if err != nil {
+		return nil, err
+	}
+	cmd.Env = append(os.Environ(), "KUBEJOIN_KUBELET=1")
+	machine, err := StartProcess("node "+name, filepath.Join(dir, "machine.log"), cmd)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{
+		Name: name, dir: dir, machine: machine,
+		KubeadmLog: filepath.Join(dir, "kubeadm.log"),
+		KubeletLog: filepath.Join(dir, "kubelet.log"),
+	}
+	c.processes.add(machine)
+	return n, nil
+}
+
+// machineCommand is node.sh in namespaces of its own.
+func machineCommand(bin, dir string, args []string) (*exec.Cmd, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("a node of its own needs root, for mount and PID namespaces")
+	}
+	cmd := exec.Command("sh", append([]string{"-c", nodeScript, "node", bin, dir}, args...)...)
+	cmd.SysProcAttr = ownNamespaces()
+	return cmd, nil
+}
+
+// writeKubeletPatch lets the kubelet run on a machine that has other kubelets, and is not to be
+// changed. kubeadm applies it to what it reads from the cluster, as it does for anybody who
+// gives --patches.
+func writeKubeletPatch(dir string) error {
+	port, err := freePort()
+	if err != nil {
+		return err
+	}
+	healthz, err := freePort()
+	if err != nil {
+		return err
+	}
+	patch := fmt.Sprintf(`address: 127.0.0.1
+port: %d
+healthzBindAddress: 127.0.0.1
+healthzPort: %d
+cgroupDriver: cgroupfs
+cgroupsPerQOS: false
+enforceNodeAllocatable: [none]
+failSwapOn: false
+failCgroupV1: false
+makeIPTablesUtilChains: false
+localStorageCapacityIsolation: false
+serverTLSBootstrap: true
+rotateCertificates: true
+`, port, healthz)
+	if err := os.Mkdir(filepath.Join(dir, "patches"), 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "patches", "kubeletconfiguration+merge.yaml"), []byte(patch), 0o600)
+}
+
+// WaitJoined waits until kubeadm has ended, and says why it has failed.
+func (n *Node) WaitJoined(ctx context.Context) error {
+	var code string
+	err := n.machine.WaitFor(ctx, func(context.Context) error {
+		data, err := os.ReadFile(filepath.Join(n.dir, "kubeadm.exit"))
+		code = strings.TrimSpace(string(data))
+		return err
+	})
+	if err == nil && code != "0" {
+		err = fmt.Errorf("exit status %s", code)
+	}
+	if err != nil {
+		return fmt.Errorf("kubeadm join of %s: %w\n%s\nkubelet:\n%s", n.Name, err, tail(n.KubeadmLog, 30), tail(n.KubeletLog, 15))
+	}
+	return nil
+}
+
+// WaitRegistered waits until the kubelet says that it has registered its Node.
+func (n *Node) WaitRegistered(ctx context.Context) error {
+	return n.WaitKubelet(ctx, "Successfully registered node")
+}
+
+// WaitKubelet waits until the kubelet's log holds the text given.
+func (n *Node) WaitKubelet(ctx context.Context, text string) error {
+	err := n.machine.WaitFor(ctx, func(context.Context) error {
+		data, err := os.ReadFile(n.KubeletLog)
+		if err == nil && !strings.Contains(string(data), text) {
+			err = fmt.Errorf("it has not said %q", text)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("kubelet of %s: %w\n%s", n.Name, err, tail(n.KubeletLog, 30))
+	}
+	return nil
+}
+
+// Output is what kubeadm has printed.
+func (n *Node) Output() string {
+	data, err := os.ReadFile(n.KubeadmLog)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// ReadFile reads a file as the node has it, by its absolute path there.
+func (n *Node) ReadFile(path string) ([]byte, error) {
+	root := fmt.Sprintf("/proc/%d/root", n.machine.PID())
+	for range 10 {
+		// An absolute link would lead to the files of this machine.
+		target, err := os.Readlink(root + path)
+		if errors.Is(err, syscall.EINVAL) || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(filepath.Dir(path), target)
+		}
+		path = target
+	}
+	return os.ReadFile(root + path)
+}
+
+// ClientCertificate is the certificate that the kubelet has now, and what came after it in the
+// file.
+func (n *Node) ClientCertificate() ([]*x509.Certificate, error) {
+	data, err := n.ReadFile("/var/lib/kubelet/pki/kubelet-client-current.pem")
+	if err != nil {
+		return nil, err
+	}
+	var certs []*x509.Certificate
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		certs = append(certs, cert)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("kubelet-client-current.pem has no certificate")
+	}
+	return certs, nil
+}
+
+// Stop turns the machine off. Its logs stay until [Cluster.Close].
+func (n *Node) Stop() { n.machine.Stop(0) }
+
+// RunKubeadm runs kubeadm with the arguments given, and no kubelet, in namespaces of their own.
+// It returns all that kubeadm prints. When ctx ends first kubeadm is killed. It needs root.
+func RunKubeadm(ctx context.Context, args ...string) (output string, err error) {
+	bin, err := Build(ctx, nil)
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "kubejoin-kubeadm-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	cmd, err := machineCommand(bin, dir, args)
+	if err != nil {
+		return "", err
+	}
+	p, err := StartProcess("kubeadm", filepath.Join(dir, "kubeadm.log"), cmd)
+	if err != nil {
+		return "", err
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		p.Stop(0)
+		return p.Log(), fmt.Errorf("kubeadm: %w", context.Cause(ctx))
+	}
+	if err := p.Err(); err != nil {
+		return p.Log(), fmt.Errorf("kubeadm: %w\n%s", err, tail(p.LogFile, 15))
+	}
+	return p.Log(), nil
+}

@@ -1,0 +1,52 @@
+# A machine of its own: PID 1 of new mount and PID namespaces, so that what kubeadm and the
+# kubelet write is gone with it, and nothing that runs in it stays. It gets the folder of the
+# programs, a folder for sockets and logs, and kubeadm's arguments.
+set -eu
+bin=$1 dir=$2
+shift 2
+
+mount --make-rprivate /
+mount -t proc proc /proc
+for d in /etc/kubernetes /var/lib/kubelet /var/log /usr/libexec/kubernetes; do
+	mkdir -p "$d"
+	mount -t tmpfs -o mode=0755 tmpfs "$d"
+done
+# The kubelet sets these for the whole machine: it gets copies.
+for f in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+	copy=/var/log/$(basename $f)
+	cat "/proc/sys/$f" >"$copy"
+	mount --bind "$copy" "/proc/sys/$f"
+done
+export HOME="$dir"
+unset KUBECONFIG
+
+# Without systemctl in its PATH kubeadm leaves the machine's services alone.
+kubeadm() { PATH=$bin "$bin/kubeadm" "$@"; }
+
+if [ "${KUBEJOIN_KUBELET-}" != 1 ]; then
+	kubeadm "$@"
+	exit
+fi
+
+"$bin/fakecri" "unix://$dir/cri.sock" >"$dir/fakecri.log" 2>&1 &
+
+# What systemd does with kubeadm's unit: the kubelet runs once its flags are there, and again
+# whenever it ends.
+(
+	flags=/var/lib/kubelet/kubeadm-flags.env
+	until grep -q '"$' $flags 2>/dev/null; do sleep 0.05; done
+	. $flags
+	while :; do
+		"$bin/kubelet" $KUBELET_KUBEADM_ARGS --config=/var/lib/kubelet/config.yaml \
+			--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
+			--kubeconfig=/etc/kubernetes/kubelet.conf || :
+		sleep 1
+	done
+) >"$dir/kubelet.log" 2>&1 &
+
+code=0
+kubeadm "$@" --cri-socket "unix://$dir/cri.sock" --patches "$dir/patches" \
+	--ignore-preflight-errors=all >"$dir/kubeadm.log" 2>&1 || code=$?
+echo $code >"$dir/kubeadm.exit.new"
+mv "$dir/kubeadm.exit.new" "$dir/kubeadm.exit"
+wait # the machine stays on, whether it has joined or not
