@@ -1,0 +1,247 @@
+package clusterinfo_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A discovery endpoint that can be told to misbehave.
+type endpoint struct {
+	ca, other  testCA
+	token      tokens.Token
+	kubeconfig []byte // names both CAs
+	asked      atomic.Int32
+	answer     func(w http.ResponseWriter, r *http.Request, nth int32)
+	server     *httptest.Server
+}
+
+func newEndpoint(t *testing.T) *endpoint {
+	t.Helper()
+	e := &endpoint{ca: newCA(t, "cluster"), other: newCA(t, "other"), token: mustToken(t, "abcdef.9876543210fedcba")}
+	var err error
+	e.kubeconfig, err = clusterinfo.Kubeconfig("https://api.example:6443", []*x509.Certificate{e.ca.cert, e.other.cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/namespaces/kube-public/configmaps/cluster-info" || r.Header.Get("Authorization") != "" || r.Method != http.MethodGet {
+			t.Errorf("asked %s %s with Authorization %q", r.Method, r.URL, r.Header.Get("Authorization"))
+		}
+		nth := e.asked.Add(1)
+		if e.answer != nil {
+			e.answer(w, r, nth)
+			return
+		}
+		e.write(t, w, e.kubeconfig)
+	}))
+	e.server.TLS = &tls.Config{Certificates: []tls.Certificate{e.ca.serving(t)}}
+	e.server.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes that fail are the point
+	e.server.StartTLS()
+	t.Cleanup(e.server.Close)
+	return e
+}
+
+func (e *endpoint) write(t *testing.T, w io.Writer, kubeconfig []byte) {
+	jws, err := clusterinfo.Sign(kubeconfig, e.token)
+	if err != nil {
+		t.Error(err)
+	}
+	e.writeData(t, w, map[string]string{"kubeconfig": string(kubeconfig), "jws-kubeconfig-abcdef": jws})
+}
+
+func (e *endpoint) writeData(t *testing.T, w io.Writer, data map[string]string) {
+	b, err := clusterinfo.MarshalConfigMap(data)
+	if err != nil {
+		t.Error(err)
+	}
+	_, _ = w.Write(b)
+}
+
+func (e *endpoint) discovery(pins ...string) clusterinfo.Discovery {
+	return clusterinfo.Discovery{
+		Endpoint: e.server.Listener.Addr().String(), Token: e.token, Pins: pins,
+		Retry: time.Millisecond, Timeout: 2 * time.Second,
+	}
+}
+
+func TestDiscover(t *testing.T) {
+	e := newEndpoint(t)
+	found, err := clusterinfo.Discover(t.Context(), e.server.Listener.Addr().String(), e.token, []string{clusterinfo.Pin(e.ca.cert)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found.Server != "https://api.example:6443" || len(found.CAs) != 1 || !found.CAs[0].Equal(e.ca.cert) {
+		t.Errorf("found %s and %d CAs, want the pinned one only", found.Server, len(found.CAs))
+	}
+	server, cas, err := clusterinfo.ParseKubeconfig(found.Kubeconfig)
+	if err != nil || server != found.Server || len(cas) != 1 || !cas[0].Equal(e.ca.cert) {
+		t.Errorf("kubeconfig with %s and %d CAs, %v", server, len(cas), err)
+	}
+	if n := e.asked.Load(); n != 2 {
+		t.Errorf("asked %d times, want 2", n)
+	}
+}
+
+func TestDiscoverWaits(t *testing.T) {
+	e := newEndpoint(t)
+	e.answer = func(w http.ResponseWriter, r *http.Request, nth int32) {
+		switch nth {
+		case 1:
+			w.WriteHeader(http.StatusForbidden)
+		case 2:
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case 3: // by another token only
+			e.writeData(t, w, map[string]string{"kubeconfig": string(e.kubeconfig), "jws-kubeconfig-zzzzzz": "e30..AA"})
+		case 4:
+			e.writeData(t, w, map[string]string{"kubeconfig": string(e.kubeconfig), "jws-kubeconfig-abcdef": ""})
+		case 6: // after the signature was seen
+			panic(http.ErrAbortHandler)
+		default:
+			e.write(t, w, e.kubeconfig)
+		}
+	}
+	if _, err := e.discovery(clusterinfo.Pin(e.ca.cert)).Run(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n := e.asked.Load(); n != 7 {
+		t.Errorf("asked %d times, want 7", n)
+	}
+}
+
+func TestDiscoverRefuses(t *testing.T) {
+	type answer = func(e *endpoint, w http.ResponseWriter, r *http.Request, nth int32)
+	pinOfCA := func(e *endpoint) []string { return []string{clusterinfo.Pin(e.ca.cert)} }
+	for name, test := range map[string]struct {
+		pins   func(*endpoint) []string
+		answer answer
+		want   string
+		asked  int32
+	}{
+		"signature by another secret": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, _ int32) {
+			jws, _ := clusterinfo.Sign(e.kubeconfig, mustToken(t, "abcdef.9876543210fedcbb"))
+			e.writeData(t, w, map[string]string{"kubeconfig": string(e.kubeconfig), "jws-kubeconfig-abcdef": jws})
+		}, "signature does not verify", 1},
+		"kubeconfig altered": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, _ int32) {
+			jws, _ := clusterinfo.Sign(e.kubeconfig, e.token)
+			e.writeData(t, w, map[string]string{"kubeconfig": string(e.kubeconfig) + " ", "jws-kubeconfig-abcdef": jws})
+		}, "signature does not verify", 1},
+		"no pinned CA": {func(*endpoint) []string { return []string{pin1, pin2} }, nil, "has one of the 2 pins", 1},
+		// The pinned CA is in the bundle, and another one of the bundle issued the server's.
+		"served by the CA that is not pinned": {func(e *endpoint) []string { return []string{clusterinfo.Pin(e.other.cert)} }, nil, "signed by unknown authority", 1},
+		"other kubeconfig the second time": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, nth int32) {
+			server := "https://api.example:6443"
+			if nth == 2 {
+				server = "https://evil.example:6443"
+			}
+			kubeconfig, _ := clusterinfo.Kubeconfig(server, []*x509.Certificate{e.ca.cert})
+			e.write(t, w, kubeconfig)
+		}, "another kubeconfig", 2},
+		"kubeconfig with a credential": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, _ int32) {
+			e.write(t, w, []byte(strings.Replace(string(e.kubeconfig), "users: null", "users: [{name: a, user: {token: hunter2}}]", 1)))
+		}, "users", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEndpoint(t)
+			if test.answer != nil {
+				e.answer = func(w http.ResponseWriter, r *http.Request, nth int32) { test.answer(e, w, r, nth) }
+			}
+			found, err := e.discovery(test.pins(e)...).Run(t.Context())
+			if !errors.Is(err, clusterinfo.ErrUntrusted) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want ErrUntrusted about %q", err, test.want)
+			}
+			if found.Server != "" || found.CAs != nil || found.Kubeconfig != nil {
+				t.Errorf("an error and %v", found)
+			}
+			if n := e.asked.Load(); n != test.asked {
+				t.Errorf("asked %d times, want %d", n, test.asked)
+			}
+			if err != nil && (strings.Contains(err.Error(), "9876543210") || strings.Contains(err.Error(), "hunter2")) {
+				t.Errorf("the error has a secret: %v", err)
+			}
+		})
+	}
+}
+
+// What may pass is asked again until the context ends, and the error says what it was.
+func TestDiscoverGivesUpWithTheReason(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer func(w http.ResponseWriter, r *http.Request)
+		want   string
+	}{
+		"forbidden": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "answer 403 Forbidden"},
+		"redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/elsewhere", http.StatusFound) // following it would fail newEndpoint's check of the path
+		}, "answer 302 Found"},
+		"not JSON":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "not the JSON"},
+		"unsigned":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"data":{"kubeconfig":"x"}}`) }, "no signature by token abcdef"},
+		"huge":       {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.CopyN(w, zeros{}, 5<<20) }, "answer of more than"},
+		"slow":       {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline"},
+		"hanging up": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEndpoint(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			e.answer = func(w http.ResponseWriter, r *http.Request, nth int32) {
+				if nth == 3 {
+					cancel()
+				}
+				test.answer(w, r)
+			}
+			d := e.discovery(clusterinfo.Pin(e.ca.cert))
+			d.Timeout = 300 * time.Millisecond
+			_, err := d.Run(ctx)
+			if !errors.Is(err, context.Canceled) || errors.Is(err, clusterinfo.ErrUntrusted) {
+				t.Errorf("got %v, want the context's error", err)
+			}
+			if n := e.asked.Load(); n < 3 {
+				t.Errorf("asked %d times, want 3", n)
+			}
+		})
+		t.Run(name+", reason", func(t *testing.T) {
+			t.Parallel()
+			e := newEndpoint(t)
+			e.answer = func(w http.ResponseWriter, r *http.Request, _ int32) { test.answer(w, r) }
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			d := e.discovery(clusterinfo.Pin(e.ca.cert))
+			d.Timeout, d.Retry = 300*time.Millisecond, time.Hour
+			_, err := d.Run(ctx)
+			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(test.want)) {
+				t.Errorf("got %v, want an error with %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestDiscoverChecksItsInput(t *testing.T) {
+	token := mustToken(t, "abcdef.9876543210fedcba")
+	for name, d := range map[string]clusterinfo.Discovery{
+		"endpoint": {Endpoint: "https://a:1", Token: token, Pins: []string{pin1}},
+		"token":    {Endpoint: "a:1", Pins: []string{pin1}},
+		"pin":      {Endpoint: "a:1", Token: token},
+		"CA pin":   {Endpoint: "a:1", Token: token, Pins: []string{"sha256:00"}},
+	} {
+		if _, err := d.Run(t.Context()); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

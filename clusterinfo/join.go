@@ -1,0 +1,94 @@
+package clusterinfo
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A JoinCommand is the line that makes a machine a node.
+type JoinCommand struct {
+	// Endpoint is the HOST:PORT that the machine asks for cluster-info.
+	Endpoint string
+	Token    tokens.Token
+	// Pins are the CAs that it may trust then, one at least: see [Pins].
+	Pins []string
+}
+
+// Reveal gives the command in clear text, as one line without an end of line: "kubeadm join
+// HOST:PORT --token T --discovery-token-ca-cert-hash sha256:H", with the last flag once for
+// each pin. It can be pasted into a shell whatever the fields hold: what is not an endpoint, a
+// token or a pin is an error.
+func (c JoinCommand) Reveal() (string, error) {
+	if !c.Token.HasSecret() {
+		return "", fmt.Errorf("join command: token %s: its secret is not known", c.Token)
+	}
+	line, err := c.line(c.Token.Reveal())
+	if err != nil {
+		return "", fmt.Errorf("join command: %w", err)
+	}
+	return line, nil
+}
+
+// String is the command with the token's secret blotted out.
+func (c JoinCommand) String() string {
+	line, err := c.line(c.Token.String())
+	if err != nil {
+		return "<malformed join command>"
+	}
+	return line
+}
+
+func (c JoinCommand) line(token string) (string, error) {
+	if err := CheckEndpoint(c.Endpoint); err != nil {
+		return "", err
+	}
+	pins, err := parsePins(c.Pins)
+	if err != nil {
+		return "", err
+	}
+	if len(pins) == 0 {
+		return "", errors.New("no CA pin given, want at least one")
+	}
+	endpoint := c.Endpoint
+	if strings.HasPrefix(endpoint, "[") {
+		endpoint = "'" + endpoint + "'" // brackets are a pattern in a shell
+	}
+	var b strings.Builder
+	b.WriteString("kubeadm join " + endpoint + " --token " + token)
+	for _, pin := range pins {
+		b.WriteString(" --discovery-token-ca-cert-hash " + pin)
+	}
+	return b.String(), nil
+}
+
+// A DNS name as RFC 1123 has it; upper case is the same name.
+var hostPattern = regexp.MustCompile(`\A[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*\z`)
+
+// CheckEndpoint says why s is not of the form HOST:PORT, or nil. HOST is a DNS name, an IPv4
+// address or an IPv6 address in brackets.
+func CheckEndpoint(s string) error {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return fmt.Errorf("endpoint %q: want HOST:PORT", s)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
+		return fmt.Errorf("endpoint %q: port %q: want 1 to 65535", s, port)
+	}
+	if strings.HasPrefix(s, "[") {
+		if ip, err := netip.ParseAddr(host); err != nil || !ip.Is6() || ip.Zone() != "" {
+			return fmt.Errorf("endpoint %q: want an IPv6 address without a zone in the brackets", s)
+		}
+		return nil
+	}
+	if len(host) > 253 || !hostPattern.MatchString(host) {
+		return fmt.Errorf("endpoint %q: host %q: want a DNS name or an IP address", s, host)
+	}
+	return nil
+}

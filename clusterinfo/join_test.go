@@ -1,0 +1,96 @@
+package clusterinfo_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+var (
+	pin1 = "sha256:" + strings.Repeat("1f", 32)
+	pin2 = "sha256:" + strings.Repeat("2e", 32)
+)
+
+func TestJoinCommand(t *testing.T) {
+	c := clusterinfo.JoinCommand{
+		Endpoint: "10.0.0.1:6443", Token: mustToken(t, "abcdef.9876543210fedcba"), Pins: []string{strings.ToUpper(pin1), pin2, pin1},
+	}
+	got, err := c.Reveal()
+	want := "kubeadm join 10.0.0.1:6443 --token abcdef.9876543210fedcba --discovery-token-ca-cert-hash " + pin1 +
+		" --discovery-token-ca-cert-hash " + pin2
+	if err != nil || got != want {
+		t.Errorf("got  %q, %v\nwant %q", got, err, want)
+	}
+	for _, shown := range []string{c.String(), fmt.Sprint(c), fmt.Sprintf("%+v %#v %q", c, c, c)} {
+		if strings.Contains(shown, "9876543210") || !strings.Contains(shown, "abcdef.<redacted>") {
+			t.Errorf("shown as %s", shown)
+		}
+	}
+	c.Endpoint = "[fd00::1]:6443"
+	if got, err := c.Reveal(); err != nil || !strings.HasPrefix(got, "kubeadm join '[fd00::1]:6443' --token ") {
+		t.Errorf("IPv6: %q, %v", got, err)
+	}
+}
+
+func TestJoinCommandRefuses(t *testing.T) {
+	token := mustToken(t, "abcdef.9876543210fedcba")
+	for name, c := range map[string]clusterinfo.JoinCommand{
+		"zero":         {},
+		"no token":     {Endpoint: "a:1", Pins: []string{pin1}},
+		"no secret":    {Endpoint: "a:1", Pins: []string{pin1}, Token: onlyID(t, "abcdef").Token},
+		"no pin":       {Endpoint: "a:1", Token: token},
+		"not a pin":    {Endpoint: "a:1", Token: token, Pins: []string{pin1, "sha256:; reboot"}},
+		"no endpoint":  {Token: token, Pins: []string{pin1}},
+		"two in one":   {Endpoint: "a:1 --ignore-preflight-errors=all", Token: token, Pins: []string{pin1}},
+		"option":       {Endpoint: "--node-name:1", Token: token, Pins: []string{pin1}},
+		"quote in IP6": {Endpoint: "[fd00::1%';reboot;']:1", Token: token, Pins: []string{pin1}},
+	} {
+		if line, err := c.Reveal(); err == nil || line != "" {
+			t.Errorf("%s: %q, %v, want an error", name, line, err)
+		} else if strings.Contains(err.Error(), "9876543210") {
+			t.Errorf("%s: the error has the secret: %v", name, err)
+		}
+		if s := c.String(); strings.Contains(s, "9876543210") || strings.Contains(s, "reboot") {
+			t.Errorf("%s: shown as %s", name, s)
+		}
+	}
+}
+
+func TestCheckEndpoint(t *testing.T) {
+	for _, s := range []string{
+		"10.0.0.1:6443", "api.example.com:443", "API:1", "localhost:65535", "[::1]:6443", "[fd00::1]:6443", "x-1.y-2:8",
+	} {
+		if err := clusterinfo.CheckEndpoint(s); err != nil {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+	refused := []string{
+		"", ":6443", "host", "host:", "host:0", "host:65536", "host:+1", "host:01", "host:http", "a:1:2", "::1:6443", "[::1]", "[10.0.0.1]:1",
+		"[host]:1", "[fe80::1%eth0]:1", "-x:1", "x-:1", "x..y:1", "https://a:1", "a:1/", "a b:1", strings.Repeat("a", 64) + ":1",
+		strings.Repeat("a.", 127) + "a:1", "ünïcode:1", "a:1\n", "\na:1",
+	}
+	// Whatever a shell could take for more than a word.
+	for _, c := range "$`\\\"';&|<>(){}*?[]~#!%^=, \t\n\r\x00" {
+		refused = append(refused, "a"+string(c)+":1", string(c)+"a:1", "a:1"+string(c), "a:"+string(c)+"1", "["+string(c)+"::1]:1", "[::1"+string(c)+"]:1")
+	}
+	for _, s := range refused {
+		if err := clusterinfo.CheckEndpoint(s); err == nil {
+			t.Errorf("%q passes", s)
+		}
+	}
+}
+
+func ExampleJoinCommand() {
+	token := tokens.Generate()
+	command := clusterinfo.JoinCommand{
+		Endpoint: "10.0.0.1:6443",
+		Token:    token,
+		Pins:     []string{"sha256:0f4c1ba8f6b3e6f3a1d6a4f1c0e4b2d9a7c5e8f0b1d2c3a4958677869504a3b2"},
+	}
+	shown := command.String() // safe to log
+	fmt.Println(strings.ReplaceAll(shown, token.ID(), "ID"))
+	// Output: kubeadm join 10.0.0.1:6443 --token ID.<redacted> --discovery-token-ca-cert-hash sha256:0f4c1ba8f6b3e6f3a1d6a4f1c0e4b2d9a7c5e8f0b1d2c3a4958677869504a3b2
+}

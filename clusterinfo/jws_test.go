@@ -1,0 +1,160 @@
+package clusterinfo_test
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+	"k8s.io/cluster-bootstrap/token/jws"
+)
+
+// oracle is RFC 7515 by hand.
+func oracle(content []byte, id, secret string) string {
+	b64 := base64.RawURLEncoding.EncodeToString
+	header := b64([]byte(`{"alg":"HS256","kid":"` + id + `"}`))
+	mac := hmac.New(sha256.New, []byte(secret))
+	mac.Write([]byte(header + "." + b64(content)))
+	return header + ".." + b64(mac.Sum(nil))
+}
+
+// A joining kubeadm computes the signature with cluster-bootstrap and compares strings.
+func TestSignLikeClusterBootstrap(t *testing.T) {
+	const shards, cases = 4, 25_000
+	for shard := range uint64(shards) {
+		t.Run(fmt.Sprint("seed ", shard), func(t *testing.T) {
+			t.Parallel()
+			random := rand.New(rand.NewPCG(2026, shard))
+			word := func(n int) string {
+				w := make([]byte, n)
+				for i := range w {
+					w[i] = "abcdefghijklmnopqrstuvwxyz0123456789"[random.IntN(36)]
+				}
+				return string(w)
+			}
+			for range cases {
+				id, secret := word(6), word(16)
+				token, err := tokens.New(id, secret)
+				if err != nil {
+					t.Fatal(err)
+				}
+				size := random.IntN(200)
+				if random.IntN(50) == 0 {
+					size = random.IntN(8000)
+				}
+				content := make([]byte, size)
+				for i := range content {
+					content[i] = byte(random.Uint32())
+				}
+				got, err := clusterinfo.Sign(content, token)
+				if err != nil {
+					t.Fatal(err)
+				}
+				upstream, err := jws.ComputeDetachedSignature(string(content), id, secret)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want := oracle(content, id, secret); got != want || got != upstream {
+					t.Fatalf("token %s, content %x:\ngot      %s\nupstream %s\nby hand  %s", id, content, got, upstream, want)
+				}
+				if err := clusterinfo.Verify(content, got, token); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func TestSignNeedsASecret(t *testing.T) {
+	onlyID, err := tokens.OnlyID("abcdef")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []tokens.Token{{}, onlyID} {
+		if jws, err := clusterinfo.Sign([]byte("x"), token); err == nil || jws != "" {
+			t.Errorf("%v: signed %q, %v", token, jws, err)
+		}
+		if err := clusterinfo.Verify([]byte("x"), "", token); err == nil {
+			t.Errorf("%v: an empty signature verifies", token)
+		}
+	}
+}
+
+func TestVerifyRefuses(t *testing.T) {
+	token, other := mustToken(t, "abcdef.9876543210fedcba"), mustToken(t, "abcdef.9876543210fedcbb")
+	content := []byte("kubeconfig")
+	good, err := clusterinfo.Sign(content, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	attached := strings.Replace(good, "..", "."+base64.RawURLEncoding.EncodeToString(content)+".", 1)
+	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"abcdef"}`)) + ".."
+	for name, test := range map[string]struct {
+		content, jws string
+		token        tokens.Token
+	}{
+		"other content":   {"kubeconfig ", good, token},
+		"other secret":    {"kubeconfig", good, other},
+		"empty":           {"kubeconfig", "", token},
+		"cut":             {"kubeconfig", good[:len(good)-1], token},
+		"longer":          {"kubeconfig", good + "=", token},
+		"attached":        {"kubeconfig", attached, token},
+		"algorithm none":  {"kubeconfig", none, token},
+		"header reversed": {"kubeconfig", base64.RawURLEncoding.EncodeToString([]byte(`{"kid":"abcdef","alg":"HS256"}`)) + good[strings.Index(good, ".."):], token},
+	} {
+		err := clusterinfo.Verify([]byte(test.content), test.jws, test.token)
+		if !errors.Is(err, clusterinfo.ErrSignature) {
+			t.Errorf("%s: got %v, want ErrSignature", name, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "9876543210") {
+			t.Errorf("%s: the error has the secret: %v", name, err)
+		}
+	}
+}
+
+func FuzzVerify(f *testing.F) {
+	token := mustToken(f, "abcdef.9876543210fedcba")
+	for _, content := range []string{"", "a", "apiVersion: v1\n"} {
+		good, err := clusterinfo.Sign([]byte(content), token)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add([]byte(content), good)
+		f.Add([]byte(content+" "), good)
+		f.Add([]byte(content), strings.ToUpper(good))
+	}
+	f.Add([]byte("x"), "..")
+	f.Fuzz(func(t *testing.T, content []byte, signature string) {
+		err := clusterinfo.Verify(content, signature, token)
+		if valid := jws.DetachedTokenIsValid(signature, string(content), "abcdef", "9876543210fedcba"); valid != (err == nil) {
+			t.Errorf("%q over %q: cluster-bootstrap says %t, Verify %v", signature, content, valid, err)
+		}
+	})
+}
+
+func BenchmarkSign(b *testing.B) {
+	content := []byte(strings.Repeat("0123456789abcdef", 100)) // a kubeconfig with one CA
+	token := mustToken(b, "abcdef.9876543210fedcba")
+	b.Run("kubejoin", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := clusterinfo.Sign(content, token); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("cluster-bootstrap", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := jws.ComputeDetachedSignature(string(content), "abcdef", "9876543210fedcba"); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
