@@ -1,26 +1,141 @@
 package cluster_test
 
 import (
+	"errors"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 func TestMain(m *testing.M) { cluster.Main(m) }
 
-func TestControlPlane(t *testing.T) {
-	c := cluster.Shared(t)
-	out, err := c.Kubectl(t.Context(), "get", "configmaps,secrets", "-A")
+func TestSetup(t *testing.T) {
+	// What is there, in order: kubeadm's configuration, its RBAC for tokens, cluster-info.
+	tests := map[string]struct {
+		cluster func(*testing.T) *cluster.Cluster
+		want    [3]bool
+	}{
+		"kubeadm":              {func(t *testing.T) *cluster.Cluster { return cluster.Shared(t) }, [3]bool{true, true, true}},
+		"without cluster-info": {setup(cluster.WithoutClusterInfo), [3]bool{true, true, false}},
+		"bare":                 {setup(cluster.Bare), [3]bool{false, false, false}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := tt.cluster(t)
+			_, config := c.Client().CoreV1().ConfigMaps("kube-system").Get(t.Context(), "kubeadm-config", metav1.GetOptions{})
+			_, binding := c.Client().RbacV1().ClusterRoleBindings().Get(t.Context(), "kubeadm:node-autoapprove-bootstrap", metav1.GetOptions{})
+			_, info := c.Client().CoreV1().ConfigMaps("kube-public").Get(t.Context(), "cluster-info", metav1.GetOptions{})
+			_, public := c.Client().RbacV1().RoleBindings("kube-public").Get(t.Context(), "kubeadm:bootstrap-signer-clusterinfo", metav1.GetOptions{})
+			for what, got := range map[string]struct {
+				err  error
+				want bool
+			}{
+				"kubeadm-config": {config, tt.want[0]}, "RBAC for tokens": {binding, tt.want[1]},
+				"cluster-info": {info, tt.want[2]}, "public read of cluster-info": {public, tt.want[2]},
+			} {
+				if got.err != nil && !apierrors.IsNotFound(got.err) {
+					t.Errorf("%s: %v", what, got.err)
+				} else if (got.err == nil) != got.want {
+					t.Errorf("%s there: %t, want %t", what, got.err == nil, got.want)
+				}
+			}
+			out, err := c.Kubectl(t.Context(), "get", "secrets", "-A", "-o", "name")
+			if err != nil || out != "" {
+				t.Errorf("secrets left over: %q, %v", out, err)
+			}
+		})
+	}
+}
+
+func setup(s cluster.Setup) func(*testing.T) *cluster.Cluster {
+	return func(t *testing.T) *cluster.Cluster { return cluster.ForTest(t, cluster.Options{Setup: s}) }
+}
+
+func TestAnonymousOff(t *testing.T) {
+	for name, off := range map[string]bool{"on": false, "off": true} {
+		t.Run(name, func(t *testing.T) {
+			c := cluster.ForTest(t, cluster.Options{AnonymousOff: off, KeyAlgorithm: "RSA-2048"})
+			client, err := rest.HTTPClientFor(rest.AnonymousClientConfig(c.AdminConfig()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]int{"/livez": 200, "/api/v1/namespaces/kube-public/configmaps/cluster-info": 200, "/api/v1/nodes": 403}
+			if off {
+				want = map[string]int{"/livez": 200, "/api/v1/namespaces/kube-public/configmaps/cluster-info": 401, "/api/v1/nodes": 401}
+			}
+			for path, status := range want {
+				if got := get(t, client, c.Server()+path); got != status {
+					t.Errorf("anonymous GET %s: %d, want %d", path, got, status)
+				}
+			}
+		})
+	}
+}
+
+func get(t *testing.T, client *http.Client, url string) int {
+	t.Helper()
+	resp, err := client.Get(url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"kubeadm-config", "kubelet-config", "cluster-info"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %s in the cluster:\n%s", want, out)
-		}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Fatal(err)
 	}
-	if strings.Contains(out, "bootstrap-token-") {
-		t.Errorf("a token is left over:\n%s", out)
+	return resp.StatusCode
+}
+
+func TestServiceAccountKubeconfig(t *testing.T) {
+	c := cluster.Shared(t)
+	path, err := c.ServiceAccountKubeconfig(t.Context(), "somewhere", "somebody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := c.Config(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "system:serviceaccount:somewhere:somebody") {
+		t.Errorf("listing secrets: %v, want forbidden for the service account", err)
+	}
+}
+
+func TestStopAPIServer(t *testing.T) {
+	c := cluster.ForTest(t, cluster.Options{Setup: cluster.Bare})
+	if err := c.StartAPIServer(t.Context()); err == nil {
+		t.Error("a second kube-apiserver has started")
+	}
+	c.StopAPIServer()
+	if _, err := c.Client().Discovery().ServerVersion(); err == nil {
+		t.Error("a stopped kube-apiserver answers")
+	}
+	if err := c.StartAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.Kubectl(t.Context(), "get", "clusterrolebinding", "kubeadm:cluster-admins"); err != nil {
+		t.Errorf("the data is gone: %s%v", out, err)
+	}
+}
+
+// A component that cannot start says why at once.
+func TestStartFails(t *testing.T) {
+	c, err := cluster.Start(t.Context(), cluster.Options{APIServerFlags: []string{"--no-such-flag"}})
+	if err == nil {
+		t.Fatal(errors.Join(errors.New("started with a flag that does not exist"), c.Close()))
+	}
+	if !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
+		t.Errorf("error does not say why: %v", err)
 	}
 }

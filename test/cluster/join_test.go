@@ -1,16 +1,19 @@
 package cluster_test
 
 import (
+	"context"
 	"crypto/x509"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// TestJoinBesideKCM shows that a node joins as it would anywhere: what kubejoin is then put in
+// TestJoinBesideKCM shows that nodes join as they would anywhere: what kubejoin is then put in
 // the place of is the real thing.
 func TestJoinBesideKCM(t *testing.T) {
 	cluster.NeedRoot(t)
@@ -18,6 +21,56 @@ func TestJoinBesideKCM(t *testing.T) {
 	if _, err := c.StartKCM(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	args := joinArgs(t, c)
+	var wg sync.WaitGroup
+	for _, name := range []string{"worker-1", "worker-2"} {
+		wg.Go(func() {
+			n, err := c.Join(t.Context(), name, args)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			checkNode(t, c, n)
+		})
+	}
+	wg.Wait()
+
+	// What one node has is not the other's, and gone when it is stopped.
+	n, err := c.Join(t.Context(), "worker-3", args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Stop()
+	if _, err := n.ClientCertificate(); err == nil {
+		t.Error("a stopped node has a certificate")
+	}
+}
+
+func checkNode(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
+	t.Helper()
+	if !strings.Contains(n.Output(), "This node has joined the cluster") {
+		t.Errorf("kubeadm says:\n%s", n.Output())
+	}
+	if out, err := c.Kubectl(t.Context(), "get", "node", n.Name); err != nil {
+		t.Error(out, err)
+	}
+	certs, err := n.ClientCertificate()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if got, want := certs[0].Subject.String(), "CN=system:node:"+n.Name+",O=system:nodes"; got != want {
+		t.Errorf("the kubelet's certificate is for %s, want %s", got, want)
+	}
+	_, err = certs[0].Verify(x509.VerifyOptions{Roots: c.CAPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// joinArgs makes a token with kubeadm.
+func joinArgs(t *testing.T, c *cluster.Cluster) []string {
+	t.Helper()
 	create := exec.CommandContext(t.Context(), filepath.Join(c.Bin, "kubeadm"), "token", "create", "--print-join-command", "--kubeconfig", c.Kubeconfig())
 	line, err := create.Output()
 	if err != nil {
@@ -27,24 +80,66 @@ func TestJoinBesideKCM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := c.Join(t.Context(), "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
+	return args
+}
+
+// Without a signer nothing signs cluster-info, and a join goes no further.
+func TestJoinFails(t *testing.T) {
+	cluster.NeedRoot(t)
+	c := cluster.ForTest(t, cluster.Options{})
+	args := joinArgs(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if _, err := c.Join(ctx, "worker-1", append(args, "--v=3")); err == nil {
+		t.Error("joined")
+	} else if !strings.Contains(err.Error(), "could not find a JWS signature") {
+		t.Errorf("error does not say what kubeadm waits for: %v", err)
 	}
-	if !strings.Contains(n.Output(), "This node has joined the cluster") {
-		t.Errorf("kubeadm says:\n%s", n.Output())
+}
+
+func TestRunKubeadm(t *testing.T) {
+	cluster.NeedRoot(t)
+	tests := map[string]struct {
+		args    []string
+		output  string
+		failure string
+	}{
+		"version":        {[]string{"version", "-o", "short"}, "v1.", ""},
+		"nobody answers": {[]string{"join", "127.0.0.1:9", "--token", "waz2bg.0123456789abcdee", "--discovery-token-unsafe-skip-ca-verification", "--ignore-preflight-errors=all", "--v=3"}, "connection refused", "deadline exceeded"},
+		"wrong flag":     {[]string{"join", "--no-such-flag"}, "unknown flag", "exit status"},
 	}
-	if out, err := c.Kubectl(t.Context(), "get", "node", "worker-1"); err != nil {
-		t.Error(out, err)
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			output, err := cluster.RunKubeadm(ctx, tt.args...)
+			if !strings.Contains(output, tt.output) {
+				t.Errorf("output does not hold %q:\n%s", tt.output, output)
+			}
+			if tt.failure == "" && err != nil || tt.failure != "" && (err == nil || !strings.Contains(err.Error(), tt.failure)) {
+				t.Errorf("error %v, want %q", err, tt.failure)
+			}
+		})
 	}
-	certs, err := n.ClientCertificate()
-	if err != nil {
-		t.Fatal(err)
+}
+
+func TestJoinArgs(t *testing.T) {
+	tests := map[string]struct {
+		line string
+		want string // joined by |; none is an error
+	}{
+		"a worker's line":  {"kubeadm join h:1 --token t --discovery-token-ca-cert-hash sha256:ab \n", "h:1|--token|t|--discovery-token-ca-cert-hash|sha256:ab"},
+		"empty":            {"", ""},
+		"an error instead": {"no token kubeadm join", ""},
+		"no endpoint":      {"kubeadm join", ""},
 	}
-	if got, want := certs[0].Subject.String(), "CN=system:node:worker-1,O=system:nodes"; got != want {
-		t.Errorf("the kubelet's certificate is for %s, want %s", got, want)
-	}
-	if _, err := certs[0].Verify(x509.VerifyOptions{Roots: c.CAPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-		t.Error(err)
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			args, err := cluster.JoinArgs(tt.line)
+			if got := strings.Join(args, "|"); got != tt.want || (err == nil) != (tt.want != "") {
+				t.Errorf("JoinArgs(%q) = %q, %v; want %q", tt.line, got, err, tt.want)
+			}
+		})
 	}
 }
