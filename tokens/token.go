@@ -43,8 +43,10 @@ type Token struct {
 // given, which may be a mistyped secret; they wrap [ErrMalformed] or [ErrPublicExample].
 func Parse(s string) (Token, error) {
 	id, secret, found := strings.Cut(s, ".")
-	if !found {
-		return Token{}, fmt.Errorf("%w token of %d characters: want 6 of [a-z0-9], a dot and 16 of [a-z0-9]", ErrMalformed, len(s))
+	if !found || !isWord(id, idLength) || !isWord(secret, secretLength) {
+		// A misplaced dot may have made a piece of the secret the ID: neither part is shown.
+		return Token{}, fmt.Errorf("%w token of %d characters, with the first dot at %d: want 6 of [a-z0-9], a dot and 16 of [a-z0-9]",
+			ErrMalformed, len(s), strings.IndexByte(s, '.')+1)
 	}
 	return New(id, secret)
 }

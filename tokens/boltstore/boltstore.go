@@ -1,0 +1,179 @@
+// Package boltstore keeps bootstrap tokens in one file: the embedded default, for an installer
+// or a signer that has no Kubernetes API to keep them in. It leaves the meaning of a record to
+// package tokens; several replicas need tokens/secretstore instead.
+package boltstore
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"go.etcd.io/bbolt"
+)
+
+// A Store is a [tokens.Store] in one file, which it holds until Close. A change is on the disk
+// when the method that makes it returns; changes made at the same time share one fsync.
+//
+// The secrets of the tokens are in the file in clear text.
+type Store struct {
+	db    *bbolt.DB
+	path  string
+	hints tokens.Hints
+
+	commit  sync.Mutex // held while a transaction writes
+	broken  error      // guarded by commit
+	mu      sync.Mutex // guards waiting
+	waiting []*write
+}
+
+var _ tokens.Store = (*Store)(nil)
+
+// Close lets go of the file. Every later call fails.
+func (s *Store) Close() error {
+	s.commit.Lock()
+	defer s.commit.Unlock()
+	if s.broken != nil {
+		return s.broken // the file stays locked until the process ends
+	}
+	return guard(s.path, s.db.Close)
+}
+
+// Get implements [tokens.Store].
+func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {
+	if err := check(ctx, id); err != nil {
+		return tokens.Record{}, err
+	}
+	var r tokens.Record
+	err := s.read(func(tx *bbolt.Tx) (err error) {
+		r, err = get(tx, id)
+		return err
+	})
+	return r, err
+}
+
+// List implements [tokens.Store]. It never lags. One row that cannot be read fails it, by name:
+// this file is nobody else's to write, so that it is damaged.
+func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var all []tokens.Record
+	err := s.read(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(tokensBucket)
+		all = slices.Grow(all, b.Inspect().KeyN)
+		return b.ForEach(func(k, v []byte) error { // in the order of keys
+			r, err := decodeRow(k, v)
+			all = append(all, r)
+			return err
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// Create implements [tokens.Store].
+func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	if err := ctx.Err(); err != nil {
+		return tokens.Record{}, err
+	}
+	if err := r.Check(); err != nil {
+		return tokens.Record{}, fmt.Errorf("create token %s: %w", r.Token.ID(), err)
+	}
+	r.Created, r.UID, r.Version = time.Now(), rand.Text(), "1"
+	r = kept(r)
+	return r, s.write(func(tx *bbolt.Tx) error {
+		switch _, err := get(tx, r.Token.ID()); {
+		case err == nil:
+			return fmt.Errorf("create token %s: %w", r.Token.ID(), tokens.ErrExists)
+		case !errors.Is(err, tokens.ErrNotFound):
+			return err
+		}
+		return put(tx, r)
+	})
+}
+
+// Update implements [tokens.Store].
+func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	for {
+		before, err := s.Get(ctx, id)
+		if err != nil {
+			return tokens.Record{}, err
+		}
+		// Outside of the transaction, so that change may use the store.
+		after := before
+		after.Groups = slices.Clone(before.Groups)
+		if err := change(&after); err != nil {
+			return tokens.Record{}, err
+		}
+		if after.Token != before.Token || after.UID != before.UID || !after.Created.Equal(before.Created) {
+			return tokens.Record{}, fmt.Errorf("update token %s: its Token, Created or UID cannot be changed", id)
+		}
+		if err := after.Check(); err != nil {
+			return tokens.Record{}, fmt.Errorf("update token %s: %w", id, err)
+		}
+		version, err := strconv.ParseUint(before.Version, 10, 64)
+		if err != nil {
+			return tokens.Record{}, fmt.Errorf("update token %s: version: %w", id, err)
+		}
+		after.Created, after.Version = before.Created, strconv.FormatUint(version+1, 10)
+		after = kept(after)
+		err = s.write(func(tx *bbolt.Tx) error {
+			if err := unchanged(tx, before); err != nil {
+				return err
+			}
+			return put(tx, after)
+		})
+		switch {
+		case err == nil:
+			return after, nil
+		case !errors.Is(err, tokens.ErrConflict):
+			return tokens.Record{}, err
+		}
+	}
+}
+
+// Delete implements [tokens.Store].
+func (s *Store) Delete(ctx context.Context, r tokens.Record) error {
+	if err := check(ctx, r.Token.ID()); err != nil {
+		return err
+	}
+	return s.write(func(tx *bbolt.Tx) error {
+		if err := unchanged(tx, r); err != nil {
+			return fmt.Errorf("delete: %w", err)
+		}
+		return tx.Bucket(tokensBucket).Delete([]byte(r.Token.ID()))
+	})
+}
+
+// Watch implements [tokens.Store].
+func (s *Store) Watch(ctx context.Context) <-chan struct{} { return s.hints.Watch(ctx) }
+
+// check is what every call on one token begins with.
+func check(ctx context.Context, id string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return tokens.CheckID(id)
+}
+
+// unchanged says with ErrNotFound or ErrConflict that r is not what is kept.
+func unchanged(tx *bbolt.Tx, r tokens.Record) error {
+	now, err := get(tx, r.Token.ID())
+	switch {
+	case err != nil:
+		return err
+	case now.UID != r.UID:
+		return fmt.Errorf("token %s: %w: another one has its ID", r.Token.ID(), tokens.ErrConflict)
+	case now.Version != r.Version:
+		return fmt.Errorf("token %s: %w: version %q given, %q found", r.Token.ID(), tokens.ErrConflict, r.Version, now.Version)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package boltstore
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"runtime/debug"
+
+	"go.etcd.io/bbolt"
+)
+
+// A write is one change that waits for a transaction. Either do changes nothing and returns an
+// error, or it makes its change; that is why several can be in one transaction without harm to
+// each other.
+type write struct {
+	do   func(*bbolt.Tx) error
+	err  error
+	done bool // guarded by Store.commit
+}
+
+// errNothing spares the fsync of a transaction in which every write was refused.
+var errNothing = errors.New("nothing to write")
+
+// write makes a change durable: it returns after the fsync. Changes that wait while another
+// transaction is being written go into the next one together. (bbolt's own Batch makes a lone
+// change wait for company.)
+func (s *Store) write(do func(*bbolt.Tx) error) error {
+	w := &write{do: do}
+	s.mu.Lock()
+	s.waiting = append(s.waiting, w)
+	s.mu.Unlock()
+
+	s.commit.Lock()
+	defer s.commit.Unlock()
+	if w.done { // somebody before us took it along
+		return w.err
+	}
+	s.mu.Lock()
+	batch := s.waiting
+	s.waiting = nil
+	s.mu.Unlock()
+
+	changed := false
+	err := s.update(func(tx *bbolt.Tx) error {
+		for _, w := range batch {
+			w.err = w.do(tx)
+			changed = changed || w.err == nil
+		}
+		if !changed {
+			return errNothing
+		}
+		return nil
+	})
+	if errors.Is(err, errNothing) {
+		err = nil
+	}
+	for _, w := range batch {
+		if err != nil {
+			w.err = err
+		}
+		w.done = true
+	}
+	if changed {
+		s.hints.Send()
+	}
+	return w.err
+}
+
+// update is a transaction that writes, for the holder of commit. After a panic in the middle of
+// one bbolt may wait for itself for ever: there is no other, and no Close.
+func (s *Store) update(do func(*bbolt.Tx) error) error {
+	if s.broken != nil {
+		return s.broken
+	}
+	err := guard(s.path, func() error { return s.db.Update(do) })
+	if errors.Is(err, ErrDamaged) {
+		s.broken = err
+	}
+	return err
+}
+
+func (s *Store) read(do func(*bbolt.Tx) error) error {
+	return guard(s.path, func() error { return s.db.View(do) })
+}
+
+// guard turns bbolt's way to report a damaged file into an error that names the file: it
+// panics, or reads beyond the end of its memory map.
+func guard(path string, do func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s: %w: %v", path, ErrDamaged, p)
+		}
+	}()
+	err = do()
+	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return err
+}

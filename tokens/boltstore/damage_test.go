@@ -1,0 +1,176 @@
+package boltstore_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"go.etcd.io/bbolt"
+)
+
+// edit changes a closed file from behind.
+func edit(t *testing.T, path string, change func(*bbolt.Tx) error) {
+	t.Helper()
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Update(change); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const secret = "s3cr3ts3cr3ts3cr"
+
+func TestDamagedRow(t *testing.T) {
+	const good = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
+	for name, test := range map[string]struct{ key, value, want string }{
+		"good":          {"abc123", good, ""},
+		"empty":         {"abc123", "", "ends too soon"},
+		"not JSON":      {"abc123", "\x00" + secret, "not JSON from byte 1"},
+		"cut":           {"abc123", good[:60], "ends too soon"},
+		"more":          {"abc123", good + good, "something follows"},
+		"array":         {"abc123", "[]", "wrong type"},
+		"unknown field": {"abc123", strings.Replace(good, "uid", secret, 1), "fields of a token only"},
+		"wrong type":    {"abc123", strings.Replace(good, "true", `"`+secret+`"`, 1), `field "signing" is of the wrong type`},
+		"bad time":      {"abc123", strings.Replace(good, "2026-01-02T03:04:05Z", secret, 1), "times of RFC 3339"},
+		"bad secret":    {"abc123", strings.Replace(good, secret, secret+"x", 1), "malformed secret of token abc123"},
+		"example":       {"abcdef", strings.Replace(good, secret, "0123456789abcdef", 1), "published example"},
+		"bad key":       {"ABC", good, "malformed token ID"},
+		"no uid":        {"abc123", strings.Replace(good, `"u"`, `""`, 1), "missing"},
+		"version 0":     {"abc123", strings.Replace(good, `"version":1`, `"version":0`, 1), "missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tokens.db")
+			if err := open(t, path).Close(); err != nil {
+				t.Fatal(err)
+			}
+			edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("tokens")).Put([]byte(test.key), []byte(test.value)) })
+			s := open(t, path)
+			all, err := s.List(t.Context())
+			if test.want == "" {
+				if err != nil || len(all) != 1 || all[0].Token.RevealSecret() != secret {
+					t.Errorf("List = %+v, %v, want the one record", all, err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatalf("List = %+v, want an error", all)
+			}
+			for _, part := range []string{path, strconv.Quote(test.key), test.want} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("List = %q, want %q in it", err, part)
+				}
+			}
+			if strings.Contains(err.Error(), secret) {
+				t.Errorf("the error %q has the secret in it", err)
+			}
+			if tokens.CheckID(test.key) == nil {
+				if r, err := s.Get(t.Context(), test.key); err == nil {
+					t.Errorf("Get = %+v, want an error", r)
+				}
+			}
+		})
+	}
+}
+
+func TestOtherSchema(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*bbolt.Tx) error
+		want   string
+	}{
+		"newer": {func(tx *bbolt.Tx) error {
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("2"))
+		}, `schema version "2", want "1"`},
+		"none": {func(tx *bbolt.Tx) error {
+			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
+		}, `schema version "", want "1"`},
+		"another program's": {func(tx *bbolt.Tx) error {
+			if err := tx.DeleteBucket([]byte("meta")); err != nil {
+				return err
+			}
+			_, err := tx.CreateBucket([]byte("members"))
+			return err
+		}, `not a file of kubejoin: no bucket "meta" beside "members", "tokens"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tokens.db")
+			if err := open(t, path).Close(); err != nil {
+				t.Fatal(err)
+			}
+			edit(t, path, test.change)
+			for range 2 { // the first leaves neither change nor lock behind
+				_, err := boltstore.Open(path)
+				if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), path) {
+					t.Errorf("Open = %v, want %q and the file in it", err, test.want)
+				}
+			}
+		})
+	}
+}
+
+// TestDamagedFile overwrites and cuts the file. Whatever bbolt makes of it, nothing panics.
+func TestDamagedFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	for range 300 {
+		if _, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Description: strings.Repeat("x", 200)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := func(content []byte) error {
+		// A map of a damaged file may keep the lock on it for as long as the process lives.
+		path = filepath.Join(t.TempDir(), "tokens.db")
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := boltstore.Open(path)
+		if err != nil {
+			return err
+		}
+		_, listErr := s.List(t.Context())
+		_, createErr := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
+		return errors.Join(listErr, createErr, s.Close())
+	}
+	failed := 0
+	for page := 0; page*os.Getpagesize() < len(whole); page++ {
+		content := bytes.Clone(whole)
+		for i := range os.Getpagesize() {
+			content[page*os.Getpagesize()+i] = 0xa5
+		}
+		if err := use(content); err != nil {
+			failed++
+			if !errors.Is(err, boltstore.ErrDamaged) || !strings.Contains(err.Error(), path) {
+				t.Errorf("a file whose page %d is overwritten gives %v, want ErrDamaged and its name", page, err)
+			}
+		}
+	}
+	if failed < 3 {
+		t.Errorf("%d damaged pages were noticed, want at least the tree's", failed)
+	}
+	for _, size := range []int{1, 512, os.Getpagesize(), 2*os.Getpagesize() + 1, len(whole) / 4} {
+		if err := use(whole[:size]); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("a file cut to %d bytes gives %v, want an error that names it", size, err)
+		}
+	}
+	if err := use(whole); err != nil {
+		t.Errorf("the file as it was gives %v", err)
+	}
+}

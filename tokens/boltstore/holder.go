@@ -1,0 +1,61 @@
+package boltstore
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// holder says which process has the file locked, as Linux tells in /proc. It is for an error
+// message only: the process may be gone by now.
+func holder(path string) string {
+	const unknown = "another process"
+	file, err := os.Stat(path)
+	if err != nil {
+		return unknown
+	}
+	locks, err := os.Open("/proc/locks")
+	if err != nil {
+		return unknown
+	}
+	defer locks.Close() //nolint:errcheck // only read
+	for lines := bufio.NewScanner(locks); lines.Scan(); {
+		// 1: FLOCK  ADVISORY  WRITE 4711 fd:01:131085 0 EOF
+		f := strings.Fields(lines.Text())
+		if len(f) < 6 || f[1] != "FLOCK" {
+			continue
+		}
+		pid, err := strconv.Atoi(f[4])
+		if err != nil || !hasOpen(pid, file) {
+			continue
+		}
+		if pid == os.Getpid() {
+			return "this process itself"
+		}
+		// The name of the program, not its arguments: those may hold anything.
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err != nil {
+			return fmt.Sprintf("process %d", pid)
+		}
+		return fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(name)))
+	}
+	return unknown
+}
+
+// hasOpen compares files, not the device and inode numbers of /proc/locks: with overlayfs and
+// btrfs those are other ones than stat has.
+func hasOpen(pid int, file os.FileInfo) bool {
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		return false
+	}
+	for _, fd := range fds {
+		if open, err := os.Stat(fd); err == nil && os.SameFile(open, file) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,149 @@
+package boltstore
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+)
+
+// The file is a bbolt database. Bucket "meta" says which schema it has; bucket "tokens" has one
+// row for each token.
+var (
+	metaBucket   = []byte("meta")
+	tokensBucket = []byte("tokens")
+	schemaKey    = []byte("schema")
+)
+
+const schemaVersion = "1"
+
+// A program that is stopping lets go of the file within this time.
+const openTimeout = time.Second
+
+var (
+	// ErrInUse is wrapped when another process, or another Store of this one, has the file
+	// open.
+	ErrInUse = errors.New("file is in use")
+	// ErrExposed is wrapped when others than the owner of the file may read or write it.
+	ErrExposed = errors.New("file is open to others")
+	// ErrDamaged is wrapped when the file or a row of it is not what was written.
+	ErrDamaged = errors.New("file is damaged")
+)
+
+// Open opens the store in the file at path, or makes it there with mode 0600. The error says
+// who holds the file where the operating system tells, and wraps [ErrInUse] then. A file that
+// others may read is refused with [ErrExposed]: it holds secrets.
+func Open(path string) (*Store, error) {
+	var opened *os.File
+	var db *bbolt.DB
+	err := guard(path, func() (err error) {
+		db, err = bbolt.Open(path, 0o600, &bbolt.Options{
+			Timeout: openTimeout,
+			// The map scales to many free pages, as a burst of deleted tokens leaves them.
+			FreelistType: bbolt.FreelistMapType,
+			OpenFile: func(path string, flag int, mode os.FileMode) (*os.File, error) {
+				f, err := openPrivate(path, flag, mode)
+				opened = f
+				return f, err
+			},
+		})
+		return err
+	})
+	switch {
+	case errors.Is(err, bolterrors.ErrTimeout):
+		return nil, fmt.Errorf("%s: %w by %s", path, ErrInUse, holder(path))
+	case err != nil:
+		if opened != nil {
+			_ = opened.Close() // lets go of the lock if bbolt did not come so far
+		}
+		return nil, err
+	}
+	s := &Store{db: db, path: path}
+	if err := s.prepare(); err != nil {
+		_ = s.Close() // err says what is wrong
+		return nil, err
+	}
+	return s, nil
+}
+
+// openPrivate looks at the file that is open, not at one that may take its name.
+func openPrivate(path string, flag int, mode os.FileMode) (*os.File, error) {
+	_, err := os.Stat(path)
+	created := errors.Is(err, os.ErrNotExist)
+	f, err := os.OpenFile(path, flag, mode)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPrivate(f); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	if created {
+		// Without this the file itself may be gone after a power failure, whatever was
+		// synced into it.
+		if err := syncDir(filepath.Dir(path)); err != nil {
+			_ = f.Close()
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+func checkPrivate(f *os.File) error {
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("not a regular file but %s", info.Mode().Type())
+	case runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0:
+		return fmt.Errorf("%w: mode %04o, want 0600 (chmod 600, and consider the tokens in it known)", ErrExposed, info.Mode().Perm())
+	}
+	return nil
+}
+
+func syncDir(path string) error {
+	if runtime.GOOS == "windows" { // has no such thing
+		return nil
+	}
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// prepare makes the buckets of a new file, and refuses one that is not of this schema.
+func (s *Store) prepare() error {
+	return s.update(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(metaBucket)
+		if meta == nil {
+			var others []string
+			_ = tx.ForEach(func(name []byte, _ *bbolt.Bucket) error { // its error is ours: none
+				others = append(others, fmt.Sprintf("%q", name))
+				return nil
+			})
+			if len(others) > 0 {
+				return fmt.Errorf("not a file of kubejoin: no bucket %q beside %s", metaBucket, strings.Join(others, ", "))
+			}
+			var err error
+			if meta, err = tx.CreateBucket(metaBucket); err != nil {
+				return err
+			}
+			if err := meta.Put(schemaKey, []byte(schemaVersion)); err != nil {
+				return err
+			}
+		}
+		if v := meta.Get(schemaKey); string(v) != schemaVersion {
+			return fmt.Errorf("schema version %q, want %q: written by another version of kubejoin", v, schemaVersion)
+		}
+		_, err := tx.CreateBucketIfNotExists(tokensBucket)
+		return err
+	})
+}

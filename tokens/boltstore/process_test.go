@@ -1,0 +1,156 @@
+package boltstore_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+// TestMain is the other process too, when [child] starts it.
+func TestMain(m *testing.M) {
+	if role := os.Getenv("BOLTSTORE_TEST_ROLE"); role != "" {
+		fmt.Fprintln(os.Stderr, other(role, os.Getenv("BOLTSTORE_TEST_FILE")))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// other works on the store until it is killed.
+func other(role, path string) error {
+	s, err := boltstore.Open(path)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	if role == "hold" {
+		time.Sleep(time.Hour)
+	}
+	var mu sync.Mutex
+	failed := make(chan error)
+	for range 4 {
+		go func() {
+			for {
+				r, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate()})
+				if err != nil {
+					failed <- err
+					return
+				}
+				mu.Lock()
+				fmt.Println(r.Token.ID())
+				mu.Unlock()
+			}
+		}()
+	}
+	return <-failed
+}
+
+type process struct {
+	cmd *exec.Cmd
+	out *bufio.Scanner
+}
+
+// child starts a process that has the store open.
+func child(t *testing.T, role, path string) process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "BOLTSTORE_TEST_ROLE="+role, "BOLTSTORE_TEST_FILE="+path)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it is dead already where the test went well
+		_ = cmd.Wait()
+	})
+	p := process{cmd, bufio.NewScanner(out)}
+	if !p.out.Scan() || p.out.Text() != "ready" {
+		t.Fatalf("the other process says %q, want ready", p.out.Text())
+	}
+	return p
+}
+
+// kill does not wait for the end of the output: that is still to be read.
+func (p process) kill(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestInUse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	start := time.Now()
+	_, err := boltstore.Open(path)
+	wantInUse(t, err, path, "this process itself")
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("Open of a file in use gives up after %v, want about a second", took)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	holder := child(t, "hold", path)
+	_, err = boltstore.Open(path)
+	wantInUse(t, err, path, "process "+strconv.Itoa(holder.cmd.Process.Pid)+" (boltstore.test)")
+	holder.kill(t)
+	open(t, path)
+}
+
+// TestKilled ends a process in the middle of creating tokens: what it was told is done is there.
+func TestKilled(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	c := child(t, "create", path)
+	var created []string
+	for len(created) < 200 && c.out.Scan() {
+		created = append(created, c.out.Text())
+	}
+	c.kill(t)
+	for c.out.Scan() {
+		created = append(created, c.out.Text())
+	}
+	s := open(t, path)
+	for _, id := range created {
+		if len(id) != 6 { // the line that the kill cut
+			continue
+		}
+		if _, err := s.Get(t.Context(), id); err != nil {
+			t.Errorf("acknowledged before the kill: %v", err)
+		}
+	}
+	if len(created) < 200 {
+		t.Errorf("%d tokens created, want 200", len(created))
+	}
+}
+
+func wantInUse(t *testing.T, err error, parts ...string) {
+	t.Helper()
+	if !errors.Is(err, boltstore.ErrInUse) {
+		t.Fatalf("Open of a file in use = %v, want ErrInUse", err)
+	}
+	if runtime.GOOS != "linux" {
+		return
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("Open of a file in use = %q, want %q in it", err, part)
+		}
+	}
+}

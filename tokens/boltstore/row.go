@@ -1,0 +1,118 @@
+package boltstore
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"go.etcd.io/bbolt"
+)
+
+// row is a token on the disk, under its ID. A change of its fields or of their meaning needs
+// another schemaVersion.
+type row struct {
+	Secret         string    `json:"secret"`
+	Expires        time.Time `json:"expires,omitzero"`
+	Signing        bool      `json:"signing"`
+	Authentication bool      `json:"authentication"`
+	Groups         []string  `json:"groups,omitempty"`
+	Description    string    `json:"description,omitempty"`
+	Created        time.Time `json:"created"`
+	UID            string    `json:"uid"`
+	Version        uint64    `json:"version"`
+}
+
+// kept is r as it will be read back.
+func kept(r tokens.Record) tokens.Record {
+	r.Expires = r.Expires.UTC().Truncate(time.Second)
+	r.Created = r.Created.UTC().Truncate(time.Second)
+	r.Groups = append([]string(nil), r.Groups...)
+	r.Problem = nil
+	return r
+}
+
+func get(tx *bbolt.Tx, id string) (tokens.Record, error) {
+	v := tx.Bucket(tokensBucket).Get([]byte(id))
+	if v == nil {
+		return tokens.Record{}, fmt.Errorf("token %s: %w", id, tokens.ErrNotFound)
+	}
+	return decodeRow([]byte(id), v)
+}
+
+func put(tx *bbolt.Tx, r tokens.Record) error {
+	version, err := strconv.ParseUint(r.Version, 10, 64)
+	if err != nil {
+		return fmt.Errorf("token %s: version: %w", r.Token.ID(), err)
+	}
+	v, err := json.Marshal(row{
+		Secret:         r.Token.RevealSecret(),
+		Expires:        r.Expires,
+		Signing:        r.Signing,
+		Authentication: r.Authentication,
+		Groups:         r.Groups,
+		Description:    r.Description,
+		Created:        r.Created,
+		UID:            r.UID,
+		Version:        version,
+	})
+	if err != nil {
+		return fmt.Errorf("token %s: encode: %w", r.Token.ID(), err)
+	}
+	return tx.Bucket(tokensBucket).Put([]byte(r.Token.ID()), v)
+}
+
+// decodeRow reads what put wrote. Its errors name the key and never show the value.
+func decodeRow(k, v []byte) (tokens.Record, error) {
+	damaged := func(err error) (tokens.Record, error) {
+		return tokens.Record{}, fmt.Errorf("%w: bucket %q, key %q: %w", ErrDamaged, tokensBucket, k, err)
+	}
+	var w row
+	d := json.NewDecoder(bytes.NewReader(v))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&w); err != nil {
+		return damaged(withoutValue(err))
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return damaged(errors.New("something follows the JSON object"))
+	}
+	token, err := tokens.New(string(k), w.Secret)
+	if err != nil {
+		return damaged(err)
+	}
+	if w.UID == "" || w.Version == 0 || w.Created.IsZero() {
+		return damaged(errors.New("uid, version or created is missing"))
+	}
+	return tokens.Record{
+		Token:          token,
+		Expires:        w.Expires,
+		Signing:        w.Signing,
+		Authentication: w.Authentication,
+		Groups:         w.Groups,
+		Description:    w.Description,
+		Created:        w.Created,
+		UID:            w.UID,
+		Version:        strconv.FormatUint(w.Version, 10),
+	}, nil
+}
+
+// withoutValue keeps of an error of encoding/json what cannot be a piece of a secret.
+func withoutValue(err error) error {
+	var (
+		syntax *json.SyntaxError
+		kind   *json.UnmarshalTypeError
+	)
+	switch {
+	case errors.As(err, &syntax):
+		return fmt.Errorf("not JSON from byte %d on", syntax.Offset)
+	case errors.As(err, &kind):
+		return fmt.Errorf("field %q is of the wrong type", kind.Field)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return errors.New("JSON ends too soon")
+	}
+	return errors.New("want a JSON object with the fields of a token only, and times of RFC 3339")
+}

@@ -1,0 +1,221 @@
+package storetest
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+func testEmpty(t *testing.T, s tokens.Store) {
+	wantList(t, s)
+	_, err := s.Get(t.Context(), "abcdef")
+	wantError(t, "Get", err, tokens.ErrNotFound)
+}
+
+func testCreate(t *testing.T, s tokens.Store) {
+	r := sample()
+	r.Created, r.UID, r.Version = time.Unix(1, 0), "chosen", "17"
+	before := time.Now().Add(-time.Minute) // the clock of an API server may be another one
+	got := create(t, s, r)
+	if got.UID == "" || got.UID == r.UID || got.Version == "" || got.Version == r.Version {
+		t.Errorf("Create gives UID %q and Version %q, want the store's", got.UID, got.Version)
+	}
+	if got.Created.Before(before) || got.Created.After(time.Now().Add(time.Minute)) {
+		t.Errorf("Create gives Created %v, want now", got.Created)
+	}
+	want := r
+	want.Created, want.UID, want.Version = got.Created, got.UID, got.Version
+	wantSame(t, "Create", got, want)
+	wantSame(t, "Get", get(t, s, r.Token.ID()), want)
+	wantList(t, s, want)
+}
+
+func testCreateExists(t *testing.T, s tokens.Store) {
+	first := create(t, s, sample())
+	other, err := tokens.New(first.Token.ID(), tokens.Generate().RevealSecret())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []tokens.Token{first.Token, other} {
+		_, err := s.Create(t.Context(), tokens.Record{Token: token})
+		wantError(t, "Create of an ID that is taken", err, tokens.ErrExists)
+		if err != nil && strings.Contains(err.Error(), token.RevealSecret()) {
+			t.Error("the error of Create has the secret in it")
+		}
+	}
+	wantSame(t, "Get", get(t, s, first.Token.ID()), first)
+}
+
+func testCreateRefuses(t *testing.T, s tokens.Store) {
+	onlyID, err := tokens.OnlyID("abcdef")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name  string
+		spoil func(*tokens.Record)
+	}{
+		{"no token", func(r *tokens.Record) { r.Token = tokens.Token{} }},
+		{"no secret", func(r *tokens.Record) { r.Token = onlyID }},
+		{"group", func(r *tokens.Record) { r.Groups = []string{"system:masters"} }},
+		{"group with a comma", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:a,system:bootstrappers:b"} }},
+		{"groups without authentication", func(r *tokens.Record) { r.Authentication = false }},
+		{"description of 1025 bytes", func(r *tokens.Record) { r.Description = strings.Repeat("x", tokens.MaxDescription+1) }},
+		{"description of two lines", func(r *tokens.Record) { r.Description = "a\nb" }},
+		{"problem", func(r *tokens.Record) { r.Problem = errors.New("known before") }},
+		{"year 10000", func(r *tokens.Record) { r.Expires = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
+	} {
+		r := sample()
+		test.spoil(&r)
+		if got, err := s.Create(t.Context(), r); err == nil {
+			t.Errorf("%s: Create gives %+v, want an error: Record.Check has %v", test.name, got, r.Check())
+		}
+	}
+	wantList(t, s)
+}
+
+func testCreateAtOnce(t *testing.T, s tokens.Store) {
+	const n = 16
+	id := tokens.Generate().ID()
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex
+		made []tokens.Record
+	)
+	for range n {
+		wg.Go(func() {
+			token, err := tokens.New(id, tokens.Generate().RevealSecret())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			switch r, err := s.Create(t.Context(), tokens.Record{Token: token}); {
+			case err == nil:
+				mu.Lock()
+				defer mu.Unlock()
+				made = append(made, r)
+			default:
+				wantError(t, "Create", err, tokens.ErrExists)
+			}
+		})
+	}
+	wg.Wait()
+	if len(made) != 1 {
+		t.Fatalf("%d of %d creations of one ID at once succeeded, want 1", len(made), n)
+	}
+	wantSame(t, "Get", get(t, s, id), made[0])
+}
+
+// testKeepsFields has a record for each field at an edge of what it may be.
+func testKeepsFields(t *testing.T, s tokens.Store) {
+	var all []tokens.Record
+	for _, test := range []struct {
+		name    string
+		set     func(*tokens.Record)
+		expires time.Time // as kept, where it is not as given
+	}{
+		{name: "no usage", set: func(r *tokens.Record) { *r = tokens.Record{Token: r.Token} }},
+		{name: "signing only", set: func(r *tokens.Record) { r.Authentication, r.Groups = false, nil }},
+		{name: "authentication only", set: func(r *tokens.Record) { r.Signing = false }},
+		{name: "no groups", set: func(r *tokens.Record) { r.Groups = nil }},
+		{name: "long group", set: func(r *tokens.Record) {
+			r.Groups = []string{"system:bootstrappers:" + strings.Repeat("a:-9", 63) + "abcd"}
+		}},
+		{name: "unicode", set: func(r *tokens.Record) { r.Description = `Größe "日本語" 🚀 <&> \ '` + "\u00a0\u202e" }},
+		{name: "long description", set: func(r *tokens.Record) { r.Description = strings.Repeat("ü", tokens.MaxDescription/2) }},
+		{name: "never", set: func(r *tokens.Record) { r.Expires = time.Time{} }},
+		{name: "never, elsewhere", set: func(r *tokens.Record) { r.Expires = time.Time{}.In(time.FixedZone("", 7200)) }},
+		{name: "expired", set: func(r *tokens.Record) { r.Expires = time.Unix(0, 0).UTC() }},
+		{name: "year 9999", set: func(r *tokens.Record) { r.Expires = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }},
+		{
+			name:    "fraction of a second",
+			set:     func(r *tokens.Record) { r.Expires = time.Date(2040, 5, 6, 7, 8, 9, 999_999_999, time.UTC) },
+			expires: time.Date(2040, 5, 6, 7, 8, 9, 0, time.UTC),
+		},
+		{
+			name:    "another zone",
+			set:     func(r *tokens.Record) { r.Expires = time.Date(2040, 5, 6, 7, 8, 9, 5, time.FixedZone("", -5400)) },
+			expires: time.Date(2040, 5, 6, 8, 38, 9, 0, time.UTC),
+		},
+	} {
+		r := sample()
+		test.set(&r)
+		if err := r.Check(); err != nil {
+			t.Fatalf("%s: %v", test.name, err)
+		}
+		want := r
+		if !test.expires.IsZero() {
+			want.Expires = test.expires
+		} else if r.Expires.IsZero() {
+			want.Expires = time.Time{}
+		}
+		got := create(t, s, r)
+		want.Created, want.UID, want.Version = got.Created, got.UID, got.Version
+		wantSame(t, test.name+": Create", got, want)
+		wantSame(t, test.name+": Get", get(t, s, r.Token.ID()), want)
+
+		// The same way by Update.
+		blank := create(t, s, tokens.Record{Token: tokens.Generate()})
+		got, err := s.Update(t.Context(), blank.Token.ID(), func(b *tokens.Record) error {
+			b.Expires, b.Signing, b.Authentication = r.Expires, r.Signing, r.Authentication
+			b.Groups, b.Description = r.Groups, r.Description
+			return nil
+		})
+		if err != nil {
+			t.Fatalf("%s: Update: %v", test.name, err)
+		}
+		updated := want
+		updated.Token, updated.Created, updated.UID, updated.Version = blank.Token, blank.Created, blank.UID, got.Version
+		wantSame(t, test.name+": Update", got, updated)
+		wantSame(t, test.name+": Get after Update", get(t, s, blank.Token.ID()), updated)
+		all = append(all, want, updated)
+	}
+	wantList(t, s, all...)
+}
+
+func testList(t *testing.T, s tokens.Store) {
+	var all []tokens.Record
+	for range 50 {
+		all = append(all, create(t, s, sample()))
+	}
+	wantList(t, s, all...) // which sorts it by ID
+	var left []tokens.Record
+	for i, r := range all {
+		if i%2 == 0 {
+			left = append(left, r)
+			continue
+		}
+		if err := s.Delete(t.Context(), r); err != nil {
+			t.Fatalf("Delete: %v", err)
+		}
+	}
+	wantList(t, s, left...)
+}
+
+// testCopies changes what the store was given and what it gave.
+func testCopies(t *testing.T, s tokens.Store) {
+	given := sample()
+	want := given
+	want.Groups = slices.Clone(given.Groups)
+	made := create(t, s, given)
+	want.Created, want.UID, want.Version = made.Created, made.UID, made.Version
+	given.Groups[0] = "system:bootstrappers:changed"
+	made.Groups[0] = "system:bootstrappers:changed"
+	wantList(t, s, want)
+
+	listed, err := s.List(t.Context())
+	if err != nil || len(listed) != 1 {
+		t.Fatalf("List = %+v, %v, want one record", listed, err)
+	}
+	listed[0].Groups[0] = "system:bootstrappers:changed"
+	got := get(t, s, want.Token.ID())
+	got.Groups[0] = "system:bootstrappers:changed"
+	wantSame(t, "Get after its record was changed", get(t, s, want.Token.ID()), want)
+	listed[0].Description = "changed"
+	wantList(t, s, want)
+}

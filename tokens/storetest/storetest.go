@@ -1,0 +1,135 @@
+// Package storetest is the conformance suite of [tokens.Store]: what the documentation of the
+// interface says, run against a store. Whoever writes a Store calls [Run] in a test of it.
+package storetest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// How long a change may take until List shows it and Watch hints at it.
+const lag = 10 * time.Second
+
+// Run runs the suite. Each of its tests calls open once, for a store without tokens that lives
+// until the test ends.
+func Run(t *testing.T, open func(t *testing.T) tokens.Store) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, tokens.Store)
+	}{
+		{"Empty", testEmpty},
+		{"Create", testCreate},
+		{"CreateExists", testCreateExists},
+		{"CreateRefuses", testCreateRefuses},
+		{"CreateAtOnce", testCreateAtOnce},
+		{"KeepsFields", testKeepsFields},
+		{"List", testList},
+		{"Update", testUpdate},
+		{"UpdateFails", testUpdateFails},
+		{"UpdateRefuses", testUpdateRefuses},
+		{"UpdateStartsOver", testUpdateStartsOver},
+		{"UpdateAtOnce", testUpdateAtOnce},
+		{"Delete", testDelete},
+		{"DeleteOther", testDeleteOther},
+		{"DeleteAtOnce", testDeleteAtOnce},
+		{"Copies", testCopies},
+		{"Malformed", testMalformed},
+		{"Canceled", testCanceled},
+		{"Watch", testWatch},
+		{"WatchEnds", testWatchEnds},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
+	}
+}
+
+// sample is a new token with everything set.
+func sample() tokens.Record {
+	return tokens.Record{
+		Token:          tokens.Generate(),
+		Expires:        time.Now().Add(time.Hour).UTC().Truncate(time.Second),
+		Signing:        true,
+		Authentication: true,
+		Groups:         []string{"system:bootstrappers:b", tokens.DefaultGroup},
+		Description:    "for the rack in the cellar",
+	}
+}
+
+func create(t *testing.T, s tokens.Store, r tokens.Record) tokens.Record {
+	t.Helper()
+	got, err := s.Create(t.Context(), r)
+	if err != nil {
+		t.Fatalf("Create: %v", err)
+	}
+	return got
+}
+
+func get(t *testing.T, s tokens.Store, id string) tokens.Record {
+	t.Helper()
+	r, err := s.Get(t.Context(), id)
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	return r
+}
+
+func wantError(t *testing.T, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s = %v, want an error that wraps %q", what, err, want)
+	}
+}
+
+func wantSame(t *testing.T, what string, got, want tokens.Record) {
+	t.Helper()
+	if !same(got, want) {
+		t.Errorf("%s gives\n%+v\nwant\n%+v", what, got, want)
+	}
+}
+
+// same compares everything, secrets too. What it is used on is as a store keeps it, so that
+// times are to be equal to the location.
+func same(a, b tokens.Record) bool {
+	return a.Token.Equal(b.Token) && a.Expires == b.Expires && a.Signing == b.Signing &&
+		a.Authentication == b.Authentication && slices.Equal(a.Groups, b.Groups) &&
+		a.Description == b.Description && a.Problem == b.Problem && //nolint:errorlint // nil in both
+		a.Created == b.Created && a.UID == b.UID && a.Version == b.Version
+}
+
+// wantList waits for List to show these records.
+func wantList(t *testing.T, s tokens.Store, want ...tokens.Record) {
+	t.Helper()
+	slices.SortFunc(want, byID)
+	ctx, cancel := context.WithTimeout(t.Context(), lag)
+	defer cancel()
+	hints := s.Watch(ctx)
+	var got []tokens.Record
+	for {
+		select {
+		case <-hints:
+		case <-ctx.Done():
+			t.Fatalf("%v after the last change List gives\n%+v\nwant\n%+v", lag, got, want)
+		}
+		var err error
+		if got, err = s.List(t.Context()); err != nil {
+			t.Fatalf("List: %v", err)
+		}
+		if slices.EqualFunc(got, want, same) {
+			return
+		}
+	}
+}
+
+func byID(a, b tokens.Record) int {
+	switch {
+	case a.Token.ID() < b.Token.ID():
+		return -1
+	case a.Token.ID() > b.Token.ID():
+		return 1
+	}
+	return 0
+}
