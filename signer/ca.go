@@ -1,0 +1,125 @@
+package signer
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+)
+
+// A CA is a certificate authority that can sign: a certificate, its key, and the certificates
+// that are trusted beside it. It is made by [NewCA], [LoadCA] or [GenerateCA], does not change,
+// and may be used from many goroutines. It never prints its key.
+type CA struct {
+	cert   *x509.Certificate
+	key    crypto.Signer
+	bundle []*x509.Certificate
+	chain  []byte // PEM of what follows a certificate that was issued
+}
+
+// publicKey is what every public key of the standard library has.
+type publicKey interface{ Equal(crypto.PublicKey) bool }
+
+// NewCA makes a CA of its certificates and the key of one of them. The certificate that matches
+// the key signs, and of several the one that lasts longest; the others are only trusted, so that
+// a CA can be replaced step by step. Every certificate must be a CA that may sign certificates.
+// The one that signs must not have expired.
+func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
+	if key == nil {
+		return nil, errors.New("no CA key given")
+	}
+	public, ok := key.Public().(publicKey)
+	if !ok {
+		return nil, fmt.Errorf("CA key of type %T, want RSA, ECDSA or Ed25519", key)
+	}
+	ca := &CA{key: key}
+	for i, cert := range certs {
+		if err := checkCA(cert); err != nil {
+			return nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(certs), err)
+		}
+		if !slices.ContainsFunc(ca.bundle, cert.Equal) {
+			ca.bundle = append(ca.bundle, cert)
+		}
+		if public.Equal(cert.PublicKey) && (ca.cert == nil || cert.NotAfter.After(ca.cert.NotAfter)) {
+			ca.cert = cert
+		}
+	}
+	if ca.cert == nil {
+		return nil, fmt.Errorf("the CA key matches none of the %d certificates given", len(certs))
+	}
+	if now := time.Now(); !now.Before(ca.cert.NotAfter) {
+		return nil, fmt.Errorf("%w: %s ended at %s, it is %s", ErrExpiredCA, ca.cert.Subject,
+			ca.cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	for _, cert := range ca.path() {
+		ca.chain = append(ca.chain, encodeCertificate(cert.Raw)...)
+	}
+	return ca, nil
+}
+
+// checkCA says why a certificate cannot sign others, or nil (RFC 5280, sections 4.2.1.3 and
+// 4.2.1.9: without a key usage extension every usage is allowed).
+func checkCA(cert *x509.Certificate) error {
+	switch {
+	case cert == nil:
+		return errors.New("none given")
+	case !cert.BasicConstraintsValid || !cert.IsCA:
+		return fmt.Errorf("%q is not a CA: want basic constraints with CA set", cert.Subject)
+	case cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0:
+		return fmt.Errorf("%q may not sign certificates: want key usage certificate signing", cert.Subject)
+	}
+	return nil
+}
+
+// path is what a client must be sent along to get from a certificate of this CA to a root: the
+// signing CA if it is an intermediate, its issuer, and so on. The root is never in it: a client
+// has it or does not trust it.
+func (ca *CA) path() []*x509.Certificate {
+	var path []*x509.Certificate
+	for cert := ca.cert; cert != nil && !selfSigned(cert) && !slices.ContainsFunc(path, cert.Equal); {
+		path = append(path, cert)
+		var issuer *x509.Certificate
+		for _, c := range ca.bundle {
+			if !c.Equal(cert) && bytes.Equal(c.RawSubject, cert.RawIssuer) && cert.CheckSignatureFrom(c) == nil {
+				issuer = c
+				break
+			}
+		}
+		cert = issuer
+	}
+	return path
+}
+
+func selfSigned(cert *x509.Certificate) bool {
+	return bytes.Equal(cert.RawIssuer, cert.RawSubject) && cert.CheckSignatureFrom(cert) == nil
+}
+
+// Certificate is the certificate that signs. It must not be changed.
+func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
+
+// Bundle is every certificate that is trusted, in the order given, each once. The certificates
+// must not be changed.
+func (ca *CA) Bundle() []*x509.Certificate { return slices.Clone(ca.bundle) }
+
+// Fixed is the source of a CA that does not change, for [Signer.CA].
+func Fixed(ca *CA) func() (*CA, error) { return func() (*CA, error) { return ca, nil } }
+
+// String is the subject of the certificate that signs.
+func (ca CA) String() string {
+	if ca.cert == nil {
+		return "<no CA>"
+	}
+	return "CA " + ca.cert.Subject.String()
+}
+
+// Format shows what String does whatever the verb: fmt would print a key that it finds in a
+// struct.
+func (ca CA) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, ca.String()) }
+
+// LogValue shows what String does.
+func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }

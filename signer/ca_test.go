@@ -1,0 +1,251 @@
+package signer_test
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+)
+
+func TestNewCA(t *testing.T) {
+	key, other := newKey(elliptic.P256()), newKey(elliptic.P256())
+	current := caCertificate(t, "current", key, nil, nil, nil)
+	next := caCertificate(t, "next", other, nil, nil, nil)
+	expired := caCertificate(t, "current", key, nil, nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
+	leaf := caCertificate(t, "leaf", key, nil, nil, func(c *x509.Certificate) { c.IsCA = false })
+	crlOnly := caCertificate(t, "crl", key, nil, nil, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCRLSign })
+	anyUsage := caCertificate(t, "any", key, nil, nil, func(c *x509.Certificate) { c.KeyUsage = 0 })
+
+	for _, test := range []struct {
+		name  string
+		certs []*x509.Certificate
+		key   crypto.Signer
+		signs *x509.Certificate
+		want  string // part of the error
+	}{
+		{name: "one", certs: []*x509.Certificate{current}, key: key, signs: current},
+		{name: "second one matches", certs: []*x509.Certificate{next, current}, key: key, signs: current},
+		{name: "renewed with the same key", certs: []*x509.Certificate{expired, current}, key: key, signs: current},
+		{name: "without key usage", certs: []*x509.Certificate{anyUsage}, key: key, signs: anyUsage},
+		{name: "given twice", certs: []*x509.Certificate{current, current}, key: key, signs: current},
+		{name: "none", key: key, want: "none of the 0"},
+		{name: "no key", certs: []*x509.Certificate{current}, want: "no CA key"},
+		{name: "another key", certs: []*x509.Certificate{current, leaf}[:1], key: other, want: "matches none of the 1"},
+		{name: "no CA", certs: []*x509.Certificate{leaf}, key: key, want: "not a CA"},
+		{name: "no CA beside", certs: []*x509.Certificate{current, leaf}, key: key, want: "certificate 2 of 2"},
+		{name: "may not sign", certs: []*x509.Certificate{crlOnly}, key: key, want: "may not sign"},
+		{name: "expired", certs: []*x509.Certificate{expired, next}, key: key, want: "expired"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ca, err := signer.NewCA(test.certs, test.key)
+			if test.want != "" {
+				if err == nil || !strings.Contains(err.Error(), test.want) {
+					t.Fatalf("error is %v, want one with %q", err, test.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ca.Certificate().Equal(test.signs) {
+				t.Errorf("%s signs, want %s", ca.Certificate().Subject, test.signs.Subject)
+			}
+		})
+	}
+
+	if _, err := signer.NewCA([]*x509.Certificate{expired}, key); !errors.Is(err, signer.ErrExpiredCA) {
+		t.Errorf("error is %v, want it to wrap ErrExpiredCA", err)
+	}
+	ca := must(signer.NewCA([]*x509.Certificate{next, current, next}, key))
+	if bundle := ca.Bundle(); len(bundle) != 2 || !bundle[0].Equal(next) || !bundle[1].Equal(current) {
+		t.Errorf("bundle has %d certificates, want next and current", len(bundle))
+	}
+}
+
+func TestChain(t *testing.T) {
+	rootKey, upperKey, key := newKey(elliptic.P256()), newKey(elliptic.P384()), newKey(elliptic.P256())
+	root := caCertificate(t, "root", rootKey, nil, nil, nil)
+	upper := caCertificate(t, "upper", upperKey, root, rootKey, nil)
+	ca := caCertificate(t, "intermediate", key, upper, upperKey, nil)
+	for _, test := range []struct {
+		name  string
+		certs []*x509.Certificate
+		want  []string
+	}{
+		{"whole path", []*x509.Certificate{ca, upper, root}, []string{"intermediate", "upper"}},
+		{"in another order", []*x509.Certificate{root, upper, ca}, []string{"intermediate", "upper"}},
+		{"without the root", []*x509.Certificate{ca, upper}, []string{"intermediate", "upper"}},
+		{"alone", []*x509.Certificate{ca}, []string{"intermediate"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			issuer := must(signer.NewCA(test.certs, key))
+			p := signer.Profile{Usages: clientUsages}
+			answer, err := p.Issue(issuer, signer.Template{CSR: newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil), Usages: clientUsages}, time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			certs := decode(t, answer)
+			for _, c := range certs[1:] {
+				names = append(names, c.Subject.CommonName)
+			}
+			if fmt.Sprint(names) != fmt.Sprint(test.want) {
+				t.Errorf("chain is %q, want %q", names, test.want)
+			}
+			if len(test.certs) > 1 { // the way to the root is there
+				roots, between := x509.NewCertPool(), x509.NewCertPool()
+				roots.AddCert(root)
+				for _, c := range certs[1:] {
+					between.AddCert(c)
+				}
+				if _, err := certs[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func TestLoadCA(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, blocks ...*pem.Block) string {
+		var data []byte
+		for _, b := range blocks {
+			data = append(data, pem.EncodeToMemory(b)...)
+		}
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	cert := func(key crypto.Signer) *pem.Block {
+		return &pem.Block{Type: "CERTIFICATE", Bytes: caCertificate(t, "ca", key, nil, nil, nil).Raw}
+	}
+	ec, ed := newKey(elliptic.P384()), newEd25519()
+	pkcs8 := func(key crypto.Signer) *pem.Block {
+		return &pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))}
+	}
+	sec1 := &pem.Block{Type: "EC PRIVATE KEY", Bytes: must(x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey)))}
+	pkcs1 := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(rsa2048())}
+	parameters := &pem.Block{Type: "EC PARAMETERS", Bytes: []byte{6, 5, 43, 129, 4, 0, 34}}
+	ecCert, rsaCert := write("ec.crt", cert(ec)), write("rsa.crt", cert(rsa2048()))
+	missing := filepath.Join(dir, "missing")
+
+	for _, test := range []struct {
+		name, cert, key string
+		want            []string // parts of the error
+	}{
+		{name: "SEC 1", cert: ecCert, key: write("sec1", parameters, sec1)},
+		{name: "PKCS 8 ECDSA", cert: ecCert, key: write("p8ec", pkcs8(ec))},
+		{name: "PKCS 1", cert: rsaCert, key: write("pkcs1", pkcs1)},
+		{name: "PKCS 8 RSA", cert: rsaCert, key: write("p8rsa", pkcs8(rsa2048()))},
+		{name: "Ed25519", cert: write("ed.crt", cert(ed)), key: write("ed", pkcs8(ed))},
+		{name: "one file", cert: write("both", cert(ec), sec1), key: filepath.Join(dir, "both")},
+		{name: "no certificate file", cert: missing, key: write("k", sec1), want: []string{"CA certificate", missing}},
+		{name: "no key file", cert: ecCert, key: missing, want: []string{"CA key", missing}},
+		{name: "no certificate", cert: write("no.crt", sec1), key: write("k", sec1), want: []string{"no.crt", "no certificate found"}},
+		{name: "no key", cert: ecCert, key: write("no.key", cert(ec)), want: []string{"no.key", "no private key found"}},
+		{name: "malformed certificate", cert: write("bad.crt", &pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}), key: write("k", sec1), want: []string{"bad.crt", "certificate 1"}},
+		{name: "malformed key", cert: ecCert, key: write("bad.key", &pem.Block{Type: "PRIVATE KEY", Bytes: []byte("sesame")}), want: []string{"bad.key", "no valid key"}},
+		{name: "two keys", cert: ecCert, key: write("two.key", sec1, pkcs1), want: []string{"two.key", "more than one"}},
+		{name: "encrypted", cert: ecCert, key: write("enc.key", &pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("x")}), want: []string{"enc.key", "encrypted"}},
+		{
+			name: "encrypted the old way", cert: ecCert, key: write("enc1.key", &pem.Block{Type: "RSA PRIVATE KEY", Headers: map[string]string{"Proc-Type": "4,ENCRYPTED"}, Bytes: []byte("x")}),
+			want: []string{"enc1.key", "encrypted"},
+		},
+		{name: "of another pair", cert: ecCert, key: write("rsa.key", pkcs1), want: []string{"ec.crt", "rsa.key", "matches none"}},
+		{name: "another type", cert: ecCert, key: write("dsa.key", &pem.Block{Type: "DSA PRIVATE KEY", Bytes: []byte("x")}), want: []string{"dsa.key", "DSA PRIVATE KEY"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ca, err := signer.LoadCA(test.cert, test.key)
+			if test.want == nil {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ca.Certificate().Subject.CommonName != "ca" {
+					t.Errorf("subject is %s", ca.Certificate().Subject)
+				}
+				return
+			}
+			for _, part := range test.want {
+				if err == nil || !strings.Contains(err.Error(), part) {
+					t.Errorf("error is %v, want one with %q", err, part)
+				}
+			}
+			if err != nil && strings.Contains(err.Error(), "sesame") {
+				t.Errorf("error shows the key: %v", err)
+			}
+		})
+	}
+}
+
+func TestGenerateCA(t *testing.T) {
+	now := time.Now()
+	ca, err := signer.GenerateCA("kubernetes", now, 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := ca.Certificate()
+	lintCertificate(t, cert)
+	if want := now.Add(24 * time.Hour).Truncate(time.Second); !cert.NotAfter.Equal(want) {
+		t.Errorf("ends %s, want %s", cert.NotAfter, want)
+	}
+	certPEM, keyPEM, err := ca.PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
+	for path, data := range map[string][]byte{certFile: certPEM, keyFile: keyPEM} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, err := signer.LoadCA(certFile, keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !again.Certificate().Equal(cert) {
+		t.Error("the CA that was written is not the one that was read")
+	}
+	if _, err := signer.GenerateCA("", now, time.Hour); err == nil {
+		t.Error("a CA without a name was made")
+	}
+	if _, err := signer.GenerateCA("x", now, time.Minute); err == nil {
+		t.Error("a CA for a minute was made")
+	}
+}
+
+func TestCAPrintsNoKey(t *testing.T) {
+	key := rsa2048()
+	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, key))
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d", "%x"} {
+		for _, v := range []any{ca, *ca, struct{ CA *signer.CA }{ca}, struct{ CA signer.CA }{*ca}} {
+			text := fmt.Sprintf(verb, v)
+			for _, n := range []*big.Int{key.D, key.Primes[0]} {
+				if strings.Contains(text, n.String()) || strings.Contains(text, n.Text(16)) {
+					t.Errorf("%s shows the key", verb)
+				}
+			}
+		}
+	}
+	if got := fmt.Sprint(ca); got != "CA CN=ca" {
+		t.Errorf("shown as %q", got)
+	}
+	if _, ok := any(key).(*rsa.PrivateKey); !ok {
+		t.Fatal("the test has no RSA key")
+	}
+}

@@ -1,0 +1,91 @@
+package signer
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"slices"
+	"time"
+
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// expected is what a finished certificate must be.
+type expected struct {
+	csr       *x509.CertificateRequest
+	usages    []certificates.KeyUsage
+	serial    *big.Int
+	notBefore time.Time
+	notAfter  time.Time
+	ca        *x509.Certificate
+}
+
+// Extensions that a finished certificate may have (RFC 5280, section 4.2.1).
+var allowedExtensions = []asn1.ObjectIdentifier{
+	{2, 5, 29, 14}, // subject key identifier
+	{2, 5, 29, 15}, // key usage
+	{2, 5, 29, 17}, // subject alternative name
+	{2, 5, 29, 19}, // basic constraints
+	{2, 5, 29, 35}, // authority key identifier
+	{2, 5, 29, 37}, // extended key usage
+}
+
+// check says what is wrong with a finished certificate, or nil. It trusts nothing of what made
+// it: it is the last look before the certificate leaves.
+func (want expected) check(der []byte) error {
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return err
+	}
+	usage, extended, err := x509Usages(want.usages)
+	if err != nil {
+		return err
+	}
+	subject, err := asn1.Marshal(want.csr.Subject.ToRDNSequence())
+	if err != nil {
+		return fmt.Errorf("subject: %w", err)
+	}
+	public, ok := cert.PublicKey.(publicKey)
+	switch {
+	case !ok || !public.Equal(want.csr.PublicKey):
+		return errors.New("public key is not the one of the request")
+	case !bytes.Equal(cert.RawSubject, subject):
+		return fmt.Errorf("subject is %q, want %q", cert.Subject, want.csr.Subject)
+	case !slices.Equal(cert.DNSNames, want.csr.DNSNames):
+		return fmt.Errorf("DNS names are %q, want %q", cert.DNSNames, want.csr.DNSNames)
+	case !slices.EqualFunc(cert.IPAddresses, want.csr.IPAddresses, net.IP.Equal):
+		return fmt.Errorf("IP addresses are %q, want %q", cert.IPAddresses, want.csr.IPAddresses)
+	case !slices.Equal(cert.EmailAddresses, want.csr.EmailAddresses):
+		return fmt.Errorf("email addresses are %q, want %q", cert.EmailAddresses, want.csr.EmailAddresses)
+	case !slices.EqualFunc(cert.URIs, want.csr.URIs, func(a, b *url.URL) bool { return a.String() == b.String() }):
+		return fmt.Errorf("URIs are %q, want %q", cert.URIs, want.csr.URIs)
+	case cert.KeyUsage != usage:
+		return fmt.Errorf("key usage is %b, want %b", cert.KeyUsage, usage)
+	case !slices.Equal(cert.ExtKeyUsage, extended) || len(cert.UnknownExtKeyUsage) > 0:
+		return fmt.Errorf("extended key usage is %v %v, want %v", cert.ExtKeyUsage, cert.UnknownExtKeyUsage, extended)
+	case !cert.BasicConstraintsValid || cert.IsCA:
+		return errors.New("basic constraints do not say that it is no CA")
+	case !cert.NotBefore.Equal(want.notBefore) || !cert.NotAfter.Equal(want.notAfter):
+		return fmt.Errorf("valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, want.notBefore, want.notAfter)
+	case cert.NotAfter.After(want.ca.NotAfter):
+		return fmt.Errorf("valid to %s, the CA only to %s", cert.NotAfter, want.ca.NotAfter)
+	case cert.SerialNumber.Cmp(want.serial) != 0:
+		return errors.New("serial number is not the one given")
+	case !bytes.Equal(cert.RawIssuer, want.ca.RawSubject):
+		return fmt.Errorf("issuer is %q, want %q", cert.Issuer, want.ca.Subject)
+	}
+	for _, ext := range cert.Extensions {
+		if !slices.ContainsFunc(allowedExtensions, ext.Id.Equal) {
+			return fmt.Errorf("extension %s, which nobody asked for", ext.Id)
+		}
+	}
+	if err := cert.CheckSignatureFrom(want.ca); err != nil {
+		return fmt.Errorf("signature: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+package signer
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"math/big"
+	"time"
+)
+
+// GenerateCA makes a self-signed CA with a new ECDSA P-256 key, for a cluster that has none.
+// kubeadm's common name is "kubernetes" and its lifetime ten years. It is valid from five minutes
+// before now, for machines whose clock is late.
+func GenerateCA(commonName string, now time.Time, lifetime time.Duration) (*CA, error) {
+	if commonName == "" {
+		return nil, errors.New("CA common name is empty")
+	}
+	if lifetime < shortLived {
+		return nil, fmt.Errorf("CA lifetime is %s, want at least %s", lifetime, shortLived)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("CA key: %w", err)
+	}
+	template := &x509.Certificate{
+		SerialNumber:          newSerial(),
+		Subject:               pkix.Name{CommonName: commonName},
+		NotBefore:             now.Add(-backdate).UTC().Truncate(time.Second),
+		NotAfter:              now.Add(lifetime).UTC().Truncate(time.Second),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("CA certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("CA certificate: %w", err)
+	}
+	return NewCA([]*x509.Certificate{cert}, key)
+}
+
+// newSerial is a random positive number of at most 128 bits, as kube-controller-manager has it
+// (RFC 5280, section 4.1.2.2, wants at most 160 bits and not zero).
+func newSerial() *big.Int {
+	for {
+		var b [16]byte
+		_, _ = rand.Read(b[:]) // documented never to fail
+		if serial := new(big.Int).SetBytes(b[:]); serial.Sign() > 0 {
+			return serial
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package signer
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"slices"
+	"time"
+
+	"github.com/cloudflare/cfssl/config"
+	cfssl "github.com/cloudflare/cfssl/signer"
+	"github.com/cloudflare/cfssl/signer/local"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// A Template is what a certificate is made from.
+type Template struct {
+	// CSR has the public key, the subject and the subject alternative names. Nothing else of
+	// it gets into a certificate. Whether the key is the requester's, ParseCSR has checked.
+	CSR *x509.CertificateRequest
+	// Usages are the usages of the certificate; at least one.
+	Usages []certificates.KeyUsage
+	// Duration is the lifetime asked for; zero leaves it to the profile.
+	Duration time.Duration
+}
+
+// Issue makes a certificate and returns it as PEM, followed by intermediate certificates up to
+// but without the root. A request that breaks the rules of the profile or of all signers is
+// refused with a [*Refused].
+//
+// The certificate is what kube-controller-manager makes, except that cfssl adds a subject key
+// identifier (RFC 5280, section 4.2.1.2, recommends it): country, organization, organizational
+// unit, locality, province, street, postal code, common name and serial number of the subject are
+// kept and encoded anew, other attributes are dropped; DNS, IP, email and URI names are kept.
+//
+// Issue does not ask who wants the certificate: [Authority] does.
+func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
+	if ca == nil || ca.cert == nil {
+		return nil, errors.New("no CA given")
+	}
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	if err := checkCSR(t.CSR); err != nil {
+		return nil, err
+	}
+	if len(t.Usages) == 0 {
+		return nil, refuse("no usages are asked for")
+	}
+	for _, u := range t.Usages {
+		if !slices.Contains(p.Usages, u) {
+			return nil, refuse("usage %q is asked for, %q are allowed", u, p.Usages)
+		}
+	}
+	notBefore, notAfter, err := p.Validity(ca.cert.NotAfter, t.Duration, now)
+	if err != nil {
+		return nil, err
+	}
+	want := expected{csr: t.CSR, usages: t.Usages, serial: newSerial(), notBefore: notBefore, notAfter: notAfter, ca: ca.cert}
+	der, err := sign(ca, want)
+	if err != nil {
+		return nil, err
+	}
+	if err := want.check(der); err != nil {
+		return nil, fmt.Errorf("the finished certificate is not as it was meant and is thrown away: %w", err)
+	}
+	return append(encodeCertificate(der), ca.chain...), nil
+}
+
+// profileName of the one profile that a cfssl signer has here.
+const profileName = "kubejoin"
+
+// sign has cfssl make the certificate. A signer of cfssl is made for each, which takes less than
+// a microsecond, so that its profile holds exactly the usages asked for.
+func sign(ca *CA, want expected) ([]byte, error) {
+	subject, err := subjectOverride(want.csr)
+	if err != nil {
+		return nil, err
+	}
+	policy := &config.Signing{
+		// Where cfssl does not know a profile it falls back to the default without a word:
+		// this one has no usages, so that it fails.
+		Default: &config.SigningProfile{Expiry: time.Minute},
+		Profiles: map[string]*config.SigningProfile{profileName: {
+			Usage:  cfsslUsages(want.usages),
+			Expiry: time.Minute, // not used: both times are given below
+			CSRWhitelist: &config.CSRWhitelist{
+				Subject: subject == nil, PublicKey: true, PublicKeyAlgorithm: true,
+				DNSNames: true, IPAddresses: true, EmailAddresses: true, URIs: true,
+				// Not SignatureAlgorithm: crypto/x509 picks it by the CA's key, as for KCM.
+			},
+			ClientProvidesSerialNumbers: true,
+		}},
+	}
+	s, err := local.NewSigner(ca.key, ca.cert, x509.UnknownSignatureAlgorithm, policy)
+	if err != nil {
+		return nil, fmt.Errorf("cfssl: %w", err)
+	}
+	certificate, err := s.Sign(cfssl.SignRequest{
+		Request:   string(pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: want.csr.Raw})),
+		Subject:   subject,
+		Profile:   profileName,
+		Serial:    new(big.Int).Set(want.serial),
+		NotBefore: want.notBefore,
+		NotAfter:  want.notAfter,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cfssl: %w", err)
+	}
+	block, rest := pem.Decode(certificate)
+	if block == nil || block.Type != certificateBlock || len(rest) > 0 {
+		return nil, errors.New("cfssl answered something else than one certificate")
+	}
+	return block.Bytes, nil
+}

@@ -1,0 +1,119 @@
+package signer
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+const certificateBlock = "CERTIFICATE"
+
+func encodeCertificate(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: der})
+}
+
+// LoadCA reads a CA from PEM files: certFile holds one or more certificates, keyFile the private
+// key of one of them (PKCS #8, PKCS #1 or SEC 1; RSA, ECDSA or Ed25519; not encrypted). The
+// files may be the same one. Errors name the file, and never hold anything of a key.
+func LoadCA(certFile, keyFile string) (*CA, error) {
+	certPEM, err := os.ReadFile(certFile)
+	if err != nil {
+		return nil, fmt.Errorf("CA certificate: %w", err)
+	}
+	keyPEM, err := os.ReadFile(keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("CA key: %w", err)
+	}
+	certs, err := parseCertificates(certPEM)
+	if err != nil {
+		return nil, fmt.Errorf("CA certificate %s: %w", certFile, err)
+	}
+	key, err := parseKey(keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("CA key %s: %w", keyFile, err)
+	}
+	ca, err := NewCA(certs, key)
+	if err != nil {
+		return nil, fmt.Errorf("CA certificate %s and key %s: %w", certFile, keyFile, err)
+	}
+	return ca, nil
+}
+
+// PEM encodes what [LoadCA] reads: the bundle, and the key as PKCS #8. A key that is not in
+// memory, such as one in an HSM, cannot be encoded.
+func (ca *CA) PEM() (certs, key []byte, err error) {
+	der, err := x509.MarshalPKCS8PrivateKey(ca.key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("CA key of type %T cannot be written to a file", ca.key)
+	}
+	for _, cert := range ca.bundle {
+		certs = append(certs, encodeCertificate(cert.Raw)...)
+	}
+	return certs, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+// parseCertificates reads all certificates of a PEM file, and skips blocks of other types and
+// text between blocks, as such files have it.
+func parseCertificates(data []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != certificateBlock {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
+		}
+		certs = append(certs, cert)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("no certificate found: want a PEM block of type CERTIFICATE")
+	}
+	return certs, nil
+}
+
+// parseKey reads the one private key of a PEM file. What crypto/x509 says about a malformed key
+// is not passed on: nothing of a key may get into a log.
+func parseKey(data []byte) (crypto.Signer, error) {
+	var key crypto.Signer
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if !strings.HasSuffix(block.Type, "PRIVATE KEY") {
+			continue // such as EC PARAMETERS, which openssl writes before the key
+		}
+		if block.Type == "ENCRYPTED PRIVATE KEY" || bytes.Contains([]byte(block.Headers["Proc-Type"]), []byte("ENCRYPTED")) {
+			return nil, errors.New("the key is encrypted: want it in clear text, readable by its owner only")
+		}
+		if key != nil {
+			return nil, errors.New("more than one private key found: want one")
+		}
+		var parsed any
+		var err error
+		switch block.Type {
+		case "PRIVATE KEY":
+			parsed, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+		case "RSA PRIVATE KEY":
+			parsed, err = x509.ParsePKCS1PrivateKey(block.Bytes)
+		case "EC PRIVATE KEY":
+			parsed, err = x509.ParseECPrivateKey(block.Bytes)
+		default:
+			return nil, fmt.Errorf("PEM block of type %s: want PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY", block.Type)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the PEM block of type %s holds no valid key", block.Type)
+		}
+		signer, ok := parsed.(crypto.Signer)
+		if !ok {
+			return nil, fmt.Errorf("key of type %T cannot sign: want RSA, ECDSA or Ed25519", parsed)
+		}
+		key = signer
+	}
+	if key == nil {
+		return nil, errors.New("no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY")
+	}
+	return key, nil
+}

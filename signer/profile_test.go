@@ -1,0 +1,94 @@
+package signer_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+func TestValidity(t *testing.T) {
+	const h = time.Hour
+	now := time.Date(2030, 5, 6, 7, 8, 9, 999_999_999, time.FixedZone("x", 3600))
+	second := now.UTC().Truncate(time.Second)
+	far := second.Add(10 * 365 * 24 * h)
+	for _, test := range []struct {
+		name      string
+		profile   signer.Profile
+		ca        time.Time
+		requested time.Duration
+		ends      time.Duration // after now
+	}{
+		{name: "zero profile", ca: far, ends: 365*24*h - 5*time.Minute},
+		{name: "default", profile: signer.Profile{Default: 24 * h}, ca: far, ends: 24*h - 5*time.Minute},
+		{name: "asked for less", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 12 * h, ends: 12*h - 5*time.Minute},
+		{name: "asked for more", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 48 * h, ends: 24*h - 5*time.Minute},
+		{name: "asked for more, within max", profile: signer.Profile{Default: 24 * h, Max: 72 * h}, ca: far, requested: 48 * h, ends: 48*h - 5*time.Minute},
+		{name: "exactly max", profile: signer.Profile{Default: 24 * h, Max: 48 * h}, ca: far, requested: 48 * h, ends: 48*h - 5*time.Minute},
+		{name: "more than max", profile: signer.Profile{Default: 24 * h, Max: 48 * h}, ca: far, requested: 48*h + 1, ends: 48*h - 5*time.Minute},
+		{name: "8 h", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 8 * h, ends: 8*h - 5*time.Minute},
+		{name: "less than 8 h", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 8*h - time.Second, ends: 8*h - time.Second},
+		{name: "the API's least", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 10 * time.Minute, ends: 10 * time.Minute},
+		{name: "less than the least", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 9 * time.Minute, ends: 10 * time.Minute},
+		{name: "negative", profile: signer.Profile{Default: 24 * h}, ca: far, requested: -h, ends: 10 * time.Minute},
+		{name: "own least", profile: signer.Profile{Default: 24 * h, Min: h}, ca: far, requested: 30 * time.Minute, ends: h},
+		{name: "a short default is used as it is", profile: signer.Profile{Default: 5 * time.Minute}, ca: far, ends: 5 * time.Minute},
+		{name: "a short maximum holds against the least", profile: signer.Profile{Default: 5 * time.Minute}, ca: far, requested: 10 * time.Minute, ends: 5 * time.Minute},
+		{name: "the CA ends before", profile: signer.Profile{Default: 24 * h}, ca: second.Add(h), ends: h},
+		{name: "the CA ends a second before", profile: signer.Profile{Default: h}, ca: second.Add(h - time.Second), ends: h - time.Second},
+		{name: "the CA ends with it", profile: signer.Profile{Default: h}, ca: second.Add(h), ends: h},
+		{name: "the CA ends in the next instant", profile: signer.Profile{Default: h}, ca: second.Add(time.Second), ends: time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			begins, ends, err := test.profile.Validity(test.ca, test.requested, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := second.Add(-5 * time.Minute); !begins.Equal(want) {
+				t.Errorf("begins %s, want %s", begins, want)
+			}
+			if want := second.Add(test.ends); !ends.Equal(want) {
+				t.Errorf("ends %s, want %s", ends, want)
+			}
+			if begins.Location() != time.UTC || ends.Location() != time.UTC {
+				t.Error("not in UTC")
+			}
+		})
+	}
+	for _, ca := range []time.Time{now, second, now.Add(-h)} {
+		if _, _, err := (signer.Profile{}).Validity(ca, 0, now); !errors.Is(err, signer.ErrExpiredCA) {
+			t.Errorf("CA that ended %s before: error is %v", now.Sub(ca), err)
+		}
+	}
+}
+
+func TestProfileCheck(t *testing.T) {
+	const h = time.Hour
+	for _, test := range []struct {
+		name    string
+		profile signer.Profile
+		want    string
+	}{
+		{name: "only usages", profile: signer.Profile{Usages: clientUsages}},
+		{name: "three minutes", profile: signer.Profile{Usages: clientUsages, Default: 3 * time.Minute}},
+		{name: "all", profile: signer.Profile{Usages: clientUsages, Min: h, Default: 2 * h, Max: 3 * h}},
+		{name: "nothing", want: "without usages"},
+		{name: "unknown usage", profile: signer.Profile{Usages: []certificates.KeyUsage{"flying"}}, want: `"flying"`},
+		{name: "usage of a CA", profile: signer.Profile{Usages: []certificates.KeyUsage{certificates.UsageCertSign}}, want: `"cert sign"`},
+		{name: "under three minutes", profile: signer.Profile{Usages: clientUsages, Default: 3*time.Minute - 1}, want: "renew"},
+		{name: "least under three minutes", profile: signer.Profile{Usages: clientUsages, Min: time.Minute}, want: "shortest"},
+		{name: "negative", profile: signer.Profile{Usages: clientUsages, Max: -h}, want: "longest"},
+		{name: "default over max", profile: signer.Profile{Usages: clientUsages, Default: 3 * h, Max: 2 * h}, want: "default duration of certificates is 3h0m0s, and the longest 2h0m0s"},
+		{name: "least over max", profile: signer.Profile{Usages: clientUsages, Min: 3 * h, Default: 2 * h}, want: "shortest duration of certificates is 3h0m0s, and the longest 2h0m0s"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			err := test.profile.Check()
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("error is %v, want %q", err, test.want)
+			}
+		})
+	}
+}

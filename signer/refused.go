@@ -1,0 +1,29 @@
+package signer
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ReasonValidation is the reason of a request that breaks the rules of its signer, as
+// kube-controller-manager writes it.
+const ReasonValidation = "SignerValidationFailure"
+
+// ErrUnknownSigner is wrapped when a signer name is not configured.
+var ErrUnknownSigner = errors.New("signer is not configured")
+
+// Refused is the error of a request that will never be signed as it is. Every other error may
+// pass by itself.
+type Refused struct {
+	// Reason is for machines: one word in CamelCase.
+	Reason string
+	// Message is a sentence for the requester.
+	Message string
+}
+
+// Error is the message.
+func (r *Refused) Error() string { return r.Message }
+
+func refuse(format string, args ...any) error {
+	return &Refused{Reason: ReasonValidation, Message: fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,115 @@
+package signer
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/pem"
+	"slices"
+)
+
+// MaxRequest is the most bytes of a certificate request in PEM. One with a key of 8192 bits and
+// a hundred names needs a tenth of it.
+const MaxRequest = 64 << 10
+
+const requestBlock = "CERTIFICATE REQUEST"
+
+// ParseCSR reads a PKCS #10 request: exactly one PEM block of type CERTIFICATE REQUEST with
+// nothing but white space around it, signed by the key that is in it. Its errors are [*Refused].
+func ParseCSR(data []byte) (*x509.CertificateRequest, error) {
+	if len(data) > MaxRequest {
+		return nil, refuse("the certificate request has %d bytes, at most %d are allowed", len(data), MaxRequest)
+	}
+	data = bytes.TrimSpace(data)
+	block, rest := pem.Decode(data)
+	switch {
+	case block == nil:
+		return nil, refuse("the certificate request is not PEM: want one block of type %s", requestBlock)
+	case block.Type != requestBlock:
+		return nil, refuse("the PEM block is of type %q, want %s", block.Type, requestBlock)
+	case len(block.Headers) > 0:
+		return nil, refuse("the PEM block has headers, want none")
+	case !bytes.HasPrefix(data, []byte("-----BEGIN "+requestBlock+"-----")), bytes.Count(data, []byte("-----BEGIN")) != 1:
+		// pem.Decode skips what comes before the first block that it can read.
+		return nil, refuse("there is data before the PEM block, want the block alone")
+	case len(bytes.TrimSpace(rest)) > 0:
+		return nil, refuse("there are %d bytes after the PEM block, want the block alone", len(rest))
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, refuse("the certificate request cannot be parsed: %v", err)
+	}
+	if err := csr.CheckSignature(); err != nil {
+		return nil, refuse("the certificate request is not signed by its own key: %v", err)
+	}
+	return csr, nil
+}
+
+var (
+	oidBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
+
+	// Attributes that hold a user's UID. kube-apiserver reads the first one from client
+	// certificates (KEP-2799 calls the user by it), the other is RFC 4519's.
+	oidKubernetesUID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
+	oidUID           = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
+)
+
+// checkCSR says, with a [*Refused], what no signer gives a certificate for: weak or exotic keys,
+// a CA, and subjects that would say more than a name and groups.
+func checkCSR(csr *x509.CertificateRequest) error {
+	if csr == nil {
+		return refuse("no certificate request given")
+	}
+	if err := checkKey(csr.PublicKey); err != nil {
+		return err
+	}
+	for _, ext := range csr.Extensions {
+		if !ext.Id.Equal(oidBasicConstraints) {
+			continue // others are not copied into the certificate, whatever they say
+		}
+		var constraints struct {
+			IsCA       bool `asn1:"optional"`
+			MaxPathLen int  `asn1:"optional,default:-1"`
+		}
+		if rest, err := asn1.Unmarshal(ext.Value, &constraints); err != nil || len(rest) > 0 {
+			return refuse("the basic constraints in the certificate request are malformed")
+		}
+		if constraints.IsCA {
+			return refuse("the certificate request asks for a CA certificate")
+		}
+	}
+	for _, attribute := range csr.Subject.Names {
+		if attribute.Type.Equal(oidKubernetesUID) || attribute.Type.Equal(oidUID) {
+			return refuse("the subject has a UID attribute (%s): an API server may take it for the user's UID", attribute.Type)
+		}
+		// RFC 5280, appendix A: a DirectoryString is not empty.
+		if value, ok := attribute.Value.(string); ok && value == "" {
+			return refuse("the subject attribute %s is empty", attribute.Type)
+		}
+	}
+	return nil
+}
+
+func checkKey(key any) error {
+	switch k := key.(type) {
+	case *rsa.PublicKey:
+		if bits := k.N.BitLen(); bits < 2048 || bits > 8192 {
+			return refuse("the RSA key has %d bits, want 2048 to 8192", bits)
+		}
+		if k.E < 3 || k.E%2 == 0 {
+			return refuse("the RSA key has public exponent %d, want an odd one from 3 up", k.E)
+		}
+	case *ecdsa.PublicKey:
+		if !slices.Contains([]elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}, k.Curve) {
+			return refuse("the ECDSA key is on curve %s, want P-256, P-384 or P-521", k.Curve.Params().Name)
+		}
+	case ed25519.PublicKey:
+	default:
+		return refuse("the key is of type %T, want RSA, ECDSA or Ed25519", key)
+	}
+	return nil
+}

@@ -1,0 +1,76 @@
+package signer
+
+import (
+	"crypto/x509"
+	"fmt"
+	"slices"
+
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// The usages that certificates.k8s.io knows. They are cfssl's names as well. "cert sign" and
+// "crl sign" are left out: nothing here issues a CA.
+var (
+	keyUsages = map[certificates.KeyUsage]x509.KeyUsage{
+		certificates.UsageSigning:           x509.KeyUsageDigitalSignature,
+		certificates.UsageDigitalSignature:  x509.KeyUsageDigitalSignature,
+		certificates.UsageContentCommitment: x509.KeyUsageContentCommitment,
+		certificates.UsageKeyEncipherment:   x509.KeyUsageKeyEncipherment,
+		certificates.UsageKeyAgreement:      x509.KeyUsageKeyAgreement,
+		certificates.UsageDataEncipherment:  x509.KeyUsageDataEncipherment,
+		certificates.UsageEncipherOnly:      x509.KeyUsageEncipherOnly,
+		certificates.UsageDecipherOnly:      x509.KeyUsageDecipherOnly,
+	}
+	extKeyUsages = map[certificates.KeyUsage]x509.ExtKeyUsage{
+		certificates.UsageAny:             x509.ExtKeyUsageAny,
+		certificates.UsageServerAuth:      x509.ExtKeyUsageServerAuth,
+		certificates.UsageClientAuth:      x509.ExtKeyUsageClientAuth,
+		certificates.UsageCodeSigning:     x509.ExtKeyUsageCodeSigning,
+		certificates.UsageEmailProtection: x509.ExtKeyUsageEmailProtection,
+		certificates.UsageSMIME:           x509.ExtKeyUsageEmailProtection,
+		certificates.UsageIPsecEndSystem:  x509.ExtKeyUsageIPSECEndSystem,
+		certificates.UsageIPsecTunnel:     x509.ExtKeyUsageIPSECTunnel,
+		certificates.UsageIPsecUser:       x509.ExtKeyUsageIPSECUser,
+		certificates.UsageTimestamping:    x509.ExtKeyUsageTimeStamping,
+		certificates.UsageOCSPSigning:     x509.ExtKeyUsageOCSPSigning,
+		certificates.UsageMicrosoftSGC:    x509.ExtKeyUsageMicrosoftServerGatedCrypto,
+		certificates.UsageNetscapeSGC:     x509.ExtKeyUsageNetscapeServerGatedCrypto,
+	}
+)
+
+// x509Usages translates usages; the extended ones come sorted, each once, as
+// kube-controller-manager has them.
+func x509Usages(usages []certificates.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsage, error) {
+	var bits x509.KeyUsage
+	var extended []x509.ExtKeyUsage
+	for _, u := range usages {
+		if bit, ok := keyUsages[u]; ok {
+			bits |= bit
+		} else if e, ok := extKeyUsages[u]; ok {
+			extended = append(extended, e)
+		} else {
+			return 0, nil, fmt.Errorf("usage %q cannot be given to a certificate", u)
+		}
+	}
+	slices.Sort(extended)
+	return bits, slices.Compact(extended), nil
+}
+
+// cfsslUsages are the same usages by cfssl's names, in an order that gives the extended ones
+// sorted: cfssl keeps the order and does not remove what is there twice.
+func cfsslUsages(usages []certificates.KeyUsage) []string {
+	var bits, extended []certificates.KeyUsage
+	for _, u := range usages {
+		if _, ok := keyUsages[u]; ok {
+			bits = append(bits, u)
+		} else if !slices.ContainsFunc(extended, func(e certificates.KeyUsage) bool { return extKeyUsages[e] == extKeyUsages[u] }) {
+			extended = append(extended, u)
+		}
+	}
+	slices.SortFunc(extended, func(a, b certificates.KeyUsage) int { return int(extKeyUsages[a]) - int(extKeyUsages[b]) })
+	var names []string
+	for _, u := range append(bits, extended...) {
+		names = append(names, string(u))
+	}
+	return names
+}
