@@ -38,6 +38,9 @@ type Options struct {
 	Setup Setup
 	// AnonymousOff lets anonymous requests see /livez, /readyz and /healthz and nothing else.
 	AnonymousOff bool
+	// ServerTLSBootstrap lets kubelets ask for serving certificates, which is not kubeadm's
+	// default.
+	ServerTLSBootstrap bool
 	// APIServerFlags come after the flags that kube-apiserver gets in any case.
 	APIServerFlags []string
 	// KeyAlgorithm is that of all keys, as in kubeadm's encryptionAlgorithm; empty is
@@ -93,7 +96,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := os.Mkdir(filepath.Join(c.Dir, "logs"), 0o700); err != nil {
 		return err
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return err
 	}
@@ -219,10 +222,10 @@ func (c *Cluster) Logs() string {
 	return out
 }
 
-// freePort finds a port that nobody listens on. It is below the range from which Linux takes
+// FreePort finds a port that nobody listens on. It is below the range from which Linux takes
 // the ports of outgoing connections (32768 and up): from that range a client that tries again
 // and again while the server is stopped would take the port away, or connect to itself.
-func freePort() (int, error) {
+func FreePort() (int, error) {
 	var err error
 	for range 50 {
 		port := 20000 + rand.N(12000)

@@ -59,19 +59,22 @@ func setup(s cluster.Setup) func(*testing.T) *cluster.Cluster {
 }
 
 func TestAnonymousOff(t *testing.T) {
-	for name, off := range map[string]bool{"on": false, "off": true} {
+	const info = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+	tests := map[string]struct {
+		cluster *cluster.Cluster
+		want    map[string]int
+	}{
+		"on":  {cluster.Shared(t), map[string]int{"/livez": 200, info: 200, "/api/v1/nodes": 403}},
+		"off": {cluster.ForTest(t, cluster.Options{AnonymousOff: true, KeyAlgorithm: "RSA-2048"}), map[string]int{"/livez": 200, info: 401, "/api/v1/nodes": 401}},
+	}
+	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			c := cluster.ForTest(t, cluster.Options{AnonymousOff: off, KeyAlgorithm: "RSA-2048"})
-			client, err := rest.HTTPClientFor(rest.AnonymousClientConfig(c.AdminConfig()))
+			client, err := rest.HTTPClientFor(rest.AnonymousClientConfig(tt.cluster.AdminConfig()))
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := map[string]int{"/livez": 200, "/api/v1/namespaces/kube-public/configmaps/cluster-info": 200, "/api/v1/nodes": 403}
-			if off {
-				want = map[string]int{"/livez": 200, "/api/v1/namespaces/kube-public/configmaps/cluster-info": 401, "/api/v1/nodes": 401}
-			}
-			for path, status := range want {
-				if got := get(t, client, c.Server()+path); got != status {
+			for path, status := range tt.want {
+				if got := get(t, client, tt.cluster.Server()+path); got != status {
 					t.Errorf("anonymous GET %s: %d, want %d", path, got, status)
 				}
 			}

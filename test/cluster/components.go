@@ -18,11 +18,11 @@ const startTimeout = time.Minute
 func (c *Cluster) pki(name string) string { return filepath.Join(c.Dir, "pki", name) }
 
 func (c *Cluster) startEtcd() error {
-	client, err := freePort()
+	client, err := FreePort()
 	if err != nil {
 		return err
 	}
-	peer, err := freePort()
+	peer, err := FreePort()
 	if err != nil {
 		return err
 	}
@@ -80,6 +80,13 @@ func (c *Cluster) launchAPIServer() error {
 		"--tls-cert-file=" + c.pki("apiserver.crt"),
 		"--tls-private-key-file=" + c.pki("apiserver.key"),
 		"--client-ca-file=" + c.pki("ca.crt"),
+		"--requestheader-client-ca-file=" + c.pki("front-proxy-ca.crt"),
+		"--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + c.pki("front-proxy-client.crt"),
+		"--proxy-client-key-file=" + c.pki("front-proxy-client.key"),
 		"--kubelet-client-certificate=" + c.pki("apiserver-kubelet-client.crt"),
 		"--kubelet-client-key=" + c.pki("apiserver-kubelet-client.key"),
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",

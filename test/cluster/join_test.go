@@ -17,7 +17,7 @@ import (
 // the place of is the real thing.
 func TestJoinBesideKCM(t *testing.T) {
 	cluster.NeedRoot(t)
-	c := cluster.ForTest(t, cluster.Options{})
+	c := cluster.ForTest(t, cluster.Options{ServerTLSBootstrap: true})
 	if _, err := c.StartKCM(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -52,6 +52,12 @@ func checkNode(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 		t.Errorf("kubeadm says:\n%s", n.Output())
 	}
 	if out, err := c.Kubectl(t.Context(), "get", "node", n.Name); err != nil {
+		t.Error(out, err)
+	}
+	// Asked for once the Node has addresses.
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if out, err := c.Kubectl(ctx, "wait", "--for=create", "csr", "--field-selector=spec.signerName=kubernetes.io/kubelet-serving"); err != nil {
 		t.Error(out, err)
 	}
 	certs, err := n.ClientCertificate()

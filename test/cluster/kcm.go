@@ -24,7 +24,7 @@ const JoinControllers = "bootstrap-signer-controller,token-cleaner-controller," 
 // cluster CA. It runs [JoinControllers] unless the flags given have a --controllers; they come
 // after its own.
 func (c *Cluster) StartKCM(ctx context.Context, flags ...string) (*Process, error) {
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}

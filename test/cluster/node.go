@@ -104,11 +104,11 @@ func machineCommand(bin, dir string, args []string) (*exec.Cmd, error) {
 // changed. kubeadm applies it to what it reads from the cluster, as it does for anybody who
 // gives --patches.
 func writeKubeletPatch(dir string) error {
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return err
 	}
-	healthz, err := freePort()
+	healthz, err := FreePort()
 	if err != nil {
 		return err
 	}
@@ -123,8 +123,6 @@ failSwapOn: false
 failCgroupV1: false
 makeIPTablesUtilChains: false
 localStorageCapacityIsolation: false
-serverTLSBootstrap: true
-rotateCertificates: true
 `, port, healthz)
 	if err := os.Mkdir(filepath.Join(dir, "patches"), 0o700); err != nil {
 		return err

@@ -93,6 +93,11 @@ func (p *Process) Stop(grace time.Duration) {
 	if p == nil {
 		return
 	}
+	select {
+	case <-p.done: // the process ID may be another's by now
+		return
+	default:
+	}
 	if grace > 0 {
 		_ = p.Signal(syscall.SIGTERM)
 		select {

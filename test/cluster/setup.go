@@ -48,7 +48,11 @@ certificatesDir: %s
 encryptionAlgorithm: %s
 apiServer:
   certSANs: [127.0.0.1, localhost]
-`, advertiseAddress, c.setupToken.Reveal(), c.Version, c.Address, certificates, algorithm)
+---
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+serverTLSBootstrap: %t
+`, advertiseAddress, c.setupToken.Reveal(), c.Version, c.Address, certificates, algorithm, c.options.ServerTLSBootstrap)
 		if err := os.WriteFile(filepath.Join(c.Dir, name), []byte(config), 0o600); err != nil {
 			return err
 		}
