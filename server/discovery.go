@@ -8,6 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configmaps/" + clusterinfo.Name
+
 // discovery answers what kubeadm's token-based discovery reads from an API server, to anybody:
 // with it joining nodes need no anonymous access to the real one.
 func (h *handler) discovery(r *http.Request) (answer, error) {
@@ -19,7 +21,7 @@ func (h *handler) discovery(r *http.Request) (answer, error) {
 		p.cause, p.retryAfter = err, retryAfter
 		return answer{}, p
 	}
-	body, err := clusterinfo.ConfigMapJSON(data)
+	body, err := clusterinfo.MarshalConfigMap(data)
 	if err != nil {
 		return answer{}, err
 	}

@@ -148,7 +148,7 @@ func (h *handler) mint(r *http.Request, record tokens.Record) (answer, error) {
 		header: map[string]string{
 			"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(time.Since(created))),
 		},
-		body: []byte(command.Reveal() + "\n"),
+		body: []byte(command + "\n"),
 	}, nil
 }
 
@@ -167,38 +167,36 @@ func (h *handler) create(ctx context.Context, record tokens.Record) (tokens.Reco
 
 // signed waits for a token's signature and makes the command from the cluster-info that
 // carries it.
-func (h *handler) signed(ctx context.Context, t tokens.Token) (clusterinfo.JoinCommand, error) {
+func (h *handler) signed(ctx context.Context, t tokens.Token) (string, error) {
 	wait, cancel := context.WithTimeout(ctx, h.SignTimeout)
 	defer cancel()
 	if err := h.ClusterInfo.WaitSigned(wait, t); err != nil {
 		if ctx.Err() != nil {
-			return clusterinfo.JoinCommand{}, fmt.Errorf("the client left: %w", err)
+			return "", fmt.Errorf("the client left: %w", err)
 		}
 		if wait.Err() == nil {
-			return clusterinfo.JoinCommand{}, err
+			return "", err
 		}
 		p := newProblem(http.StatusGatewayTimeout, "token-not-signed",
 			"no signature of the new token appeared in cluster-info within %s; what should be signing is %s", h.SignTimeout, h.SignedBy)
 		p.cause = err
-		return clusterinfo.JoinCommand{}, p
+		return "", p
 	}
 	data, err := h.ClusterInfo.Data(ctx)
 	if err != nil {
-		return clusterinfo.JoinCommand{}, err
+		return "", err
 	}
-	config, err := clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
+	api, cas, err := clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
 	if err != nil {
-		p := newProblem(http.StatusInternalServerError, "malformed-cluster-info", "the kubeconfig in cluster-info is of no use to a joining node: %v", err)
-		return clusterinfo.JoinCommand{}, p
+		return "", newProblem(http.StatusInternalServerError, "malformed-cluster-info", "the kubeconfig in cluster-info is of no use to a joining node: %v", err)
 	}
 	endpoint := h.Advertise
 	if endpoint == "" {
-		if endpoint, err = hostPort(config.Server); err != nil {
-			return clusterinfo.JoinCommand{}, err
+		if endpoint, err = hostPort(api); err != nil {
+			return "", err
 		}
 	}
-	command := clusterinfo.JoinCommand{Endpoint: endpoint, Token: t, Pins: clusterinfo.Pins(config.CAs)}
-	return command, command.Check()
+	return clusterinfo.JoinCommand{Endpoint: endpoint, Token: t, Pins: clusterinfo.Pins(cas)}.Reveal()
 }
 
 // hostPort is what a join command names for a server's URL.

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
@@ -93,7 +92,7 @@ func (s Server) Handler() http.Handler {
 	r.MethodNotAllowed(h.route("unknown", h.methodNotAllowed))
 	r.Post("/v1/token/print-join-command", h.route("print-join-command", h.allowed(Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand)))
 	for _, method := range []string{http.MethodGet, http.MethodHead} {
-		r.Method(method, clusterinfo.Path, h.route("discovery", h.discovery))
+		r.Method(method, discoveryPath, h.route("discovery", h.discovery))
 		r.Method(method, "/healthz", h.route("healthz", h.healthz))
 		r.Method(method, "/readyz", h.route("readyz", h.readyz))
 		r.Method(method, "/version", h.route("version", h.version))

@@ -1,0 +1,54 @@
+# The one door to building, running and testing kubejoin: make help.
+
+GO      ?= go
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null)
+COMMIT  := $(shell git rev-parse HEAD 2>/dev/null)
+LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
+
+# The race detector needs a C compiler. Without one tests run without it, and say so; in CI
+# that is an error.
+RACE := $(if $(shell command -v $(or $(CC),gcc,cc) 2>/dev/null),-race)
+
+.PHONY: help build run demo kube test check bench fuzz clean
+.DEFAULT_GOAL := help
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/kubejoin
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kubejoin ./cmd/kubejoin
+
+run: build ## start a standalone join service on https://127.0.0.1:9443
+	bin/kubejoin serve --data-dir ./kubejoin-data
+
+demo: build ## join a real node to a real control plane through kubejoin (root; the first time builds Kubernetes, about 6 minutes)
+	$(GO) run ./test/demo
+
+kube: ## build the real Kubernetes components that tests and demo run
+	@$(GO) run ./test/demo --build-only
+
+test: check kube ## run all tests (node tests need root)
+	@test -n '$(RACE)' || { echo 'make test: no C compiler, so no race detector: install gcc for it'; test -z "$$CI"; }
+	$(GO) test $(RACE) -timeout 40m ./...
+	cd test/importer && $(GO) test -timeout 20m ./...
+
+check: ## vet, format and static analysis
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-ed: $$unformatted"; exit 1; }
+	$(GO) vet ./...
+	$(GO) mod tidy -diff
+	cd test/kube && $(GO) mod tidy -diff
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
+
+BENCH ?= .
+bench: ## compare issuing and signing with crypto/x509 and cluster-bootstrap on this machine
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count 5 ./clusterinfo ./signer
+
+FUZZTIME ?= 1m
+fuzz: ## run each fuzz target for FUZZTIME (1m)
+	@set -e; for package in $$($(GO) list ./...); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+	    echo "== $$package $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package; \
+	  done; done
+
+clean: ## remove what was built (not kubejoin-data)
+	rm -rf bin test/kube/bin

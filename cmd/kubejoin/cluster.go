@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/cert"
+)
+
+// onCluster keeps tokens and cluster-info in Kubernetes and runs the controllers.
+func onCluster(ctx context.Context, s *service) error {
+	o := &s.options
+	enabled, err := enabledControllers(o.controllers)
+	if err != nil {
+		return err
+	}
+	if err := checkOnCluster(o, enabled); err != nil {
+		return err
+	}
+	config, err := clientConfig(o)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("kubeconfig: %w", err)
+	}
+	if o.caCert != "" {
+		if err := s.loadCA(o.caCert, o.caKey); err != nil {
+			return err
+		}
+	}
+	if o.tokenAuthFile != "" {
+		if err := s.loadOperators(o.tokenAuthFile); err != nil {
+			return err
+		}
+	} else {
+		s.log.Warn("no --token-auth-file is given: nobody may ask for a join command")
+	}
+
+	// What is watched lives as long as the program, also on a replica that stands by.
+	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.closers = append(s.closers, func() error { stop(); return nil })
+	store, err := secretstore.Open(watch, client)
+	if err != nil {
+		return err
+	}
+	info, err := configmap.Open(watch, client)
+	if err != nil {
+		return err
+	}
+	s.api.Tokens, s.api.ClusterInfo = store, info
+	if host, _, err := net.SplitHostPort(o.advertise); err == nil {
+		s.hosts = append(s.hosts, host)
+	}
+
+	var controllers []func(context.Context) error
+	if enabled[bootstrapSigner] {
+		first, err := firstKubeconfig(config, o)
+		if err != nil {
+			return err
+		}
+		loop := configmap.Signer{Client: client, ConfigMap: info, Tokens: store, Default: first, Server: o.apiServer, Logger: s.log, Registerer: s.registry}
+		controllers = append(controllers, loop.Run)
+	}
+	if enabled[tokenCleaner] {
+		loop := tokens.Cleaner{Store: store, Logger: s.log, Registerer: s.registry}
+		controllers = append(controllers, loop.Run)
+	}
+	if enabled[csrApprover] || enabled[csrSigner] || enabled[csrCleaner] {
+		requests := csr.Open(watch, client)
+		if enabled[csrApprover] || enabled[csrSigner] {
+			loop := csr.Controller{Client: client, Requests: requests, Authority: s.authority(client), Approve: enabled[csrApprover], Sign: enabled[csrSigner], Logger: s.log, Registerer: s.registry}
+			controllers = append(controllers, loop.Run)
+		}
+		if enabled[csrCleaner] {
+			loop := csr.Cleaner{Client: client, Requests: requests, Logger: s.log, Registerer: s.registry}
+			controllers = append(controllers, loop.Run)
+		}
+	}
+	s.runControllers(client, controllers)
+	s.checkCluster(store, info)
+	s.api.SignedBy = signedBy(o, enabled)
+	s.banner = clusterBanner(o, config.Host)
+	return nil
+}
+
+func checkOnCluster(o *serveOptions, enabled map[string]bool) error {
+	var errs []error
+	if o.caCert == "" {
+		if enabled[csrSigner] {
+			errs = append(errs, errors.New("--controllers: csr-signer needs --cluster-signing-cert-file and --cluster-signing-key-file; give them, or switch it off with --controllers='*,-csr-signer'"))
+		}
+		if o.tlsCert == "" {
+			errs = append(errs, errors.New("--tls-cert-file: needed, since without --cluster-signing-key-file no serving certificate can be issued"))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// clientConfig is how the API server is reached.
+func clientConfig(o *serveOptions) (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	if o.kubeconfig == "" {
+		config, err = rest.InClusterConfig()
+	} else {
+		config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	config.UserAgent = "kubejoin/" + buildVersion().Version
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	config.QPS, config.Burst = -1, 0 // no limit
+	if o.kubeAPIQPS > 0 {
+		config.QPS = o.kubeAPIQPS
+		config.Burst = max(o.kubeAPIBurst, int(o.kubeAPIQPS), 1)
+	}
+	// Against an API server that is gone without a word.
+	config.Timeout = 0
+	return config, nil
+}
+
+// firstKubeconfig is what cluster-info begins with where there is none. In a pod the address
+// at hand is the service's, which no joining machine reaches: --api-server has to say.
+func firstKubeconfig(config *rest.Config, o *serveOptions) ([]byte, error) {
+	apiServer := o.apiServer
+	if apiServer == "" {
+		if o.kubeconfig == "" {
+			return nil, nil
+		}
+		apiServer = config.Host
+	}
+	bundle := config.CAData
+	var cas []*x509.Certificate
+	var err error
+	if len(bundle) > 0 {
+		cas, err = cert.ParseCertsPEM(bundle)
+	} else if config.CAFile != "" {
+		cas, err = cert.CertsFromFile(config.CAFile)
+	} else {
+		return nil, nil // its API server is trusted by other means, which cluster-info cannot name
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: certificate authority: %w", err)
+	}
+	return clusterinfo.Kubeconfig(apiServer, cas)
+}
+
+// authority is the one door to a certificate.
+func (s *service) authority(client kubernetes.Interface) *signer.Authority {
+	source := func() (*signer.CA, error) {
+		if s.ca == nil {
+			return nil, errors.New("no CA is given: --cluster-signing-cert-file and --cluster-signing-key-file")
+		}
+		return s.ca.Get(), nil
+	}
+	return &signer.Authority{
+		Rules:   approval.KubeletClient(),
+		Facts:   csr.Facts{Client: client},
+		Signers: signer.KubernetesSigners(source, s.options.duration),
+	}
+}
+
+// runControllers runs them all, while leading where replicas elect.
+func (s *service) runControllers(client kubernetes.Interface, controllers []func(context.Context) error) {
+	all := func(ctx context.Context) error {
+		group, ctx := errgroup.WithContext(ctx)
+		for _, run := range controllers {
+			group.Go(func() error { return run(ctx) })
+		}
+		return group.Wait()
+	}
+	if !s.options.leaderElect {
+		s.goBackground(all)
+		return
+	}
+	e := &election{client: client, namespace: s.options.leaseNamespace, name: s.options.leaseName, log: s.log, registerer: s.registry}
+	s.goBackground(func(ctx context.Context) error { return e.run(ctx, all) })
+	s.check("leader", e.ready)
+}
+
+func (s *service) checkCluster(store *secretstore.Store, info *configmap.ConfigMap) {
+	s.check("tokens", func(ctx context.Context) error {
+		if _, err := store.List(ctx); err != nil {
+			return errors.New("the token Secrets have not been listed yet, see the log")
+		}
+		return nil
+	})
+	s.check("cluster-info", func(ctx context.Context) error {
+		data, err := info.Data(ctx)
+		if err == nil {
+			_, _, err = clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
+		}
+		switch {
+		case errors.Is(err, clusterinfo.ErrNotFound):
+			return errors.New("there is no ConfigMap kube-public/cluster-info")
+		case errors.Is(err, context.DeadlineExceeded):
+			return errors.New("kube-public/cluster-info has not been read yet, see the log")
+		}
+		return err
+	})
+}
+
+// signedBy says what signs new tokens, to a person who waited for it in vain.
+func signedBy(o *serveOptions, enabled map[string]bool) string {
+	switch {
+	case !enabled[bootstrapSigner]:
+		return "kube-controller-manager's bootstrap-signer-controller, since --controllers switches kubejoin's own off"
+	case o.leaderElect:
+		return fmt.Sprintf("the bootstrap-signer of the kubejoin that holds Lease %s/%s; its log says why it did not", o.leaseNamespace, o.leaseName)
+	}
+	return "this kubejoin's bootstrap-signer; its log says why it did not"
+}
+
+func clusterBanner(o *serveOptions, host string) string {
+	if u, err := url.Parse(host); err == nil && u.Host != "" {
+		host = u.Host
+	}
+	return fmt.Sprintf("kubejoin is ready on https://%s, for the cluster at %s\n", o.listen, host)
+}

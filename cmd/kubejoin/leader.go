@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// Times of the Lease: a leader that is gone is replaced within leaseDuration.
+const (
+	leaseDuration = 10 * time.Second
+	renewDeadline = 7 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// An election runs something on one replica at a time.
+type election struct {
+	client          kubernetes.Interface
+	namespace, name string
+	log             *slog.Logger
+	registerer      prometheus.Registerer
+
+	leader atomic.Pointer[string] // as seen last
+}
+
+// run leads whenever it can until ctx ends, and runs lead while it does. lead is given up, and
+// waited for, before the Lease is. An error of lead ends it all.
+func (e *election) run(ctx context.Context, lead func(context.Context) error) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("leader election: %w", err)
+	}
+	identity := host + "_" + rand.Text()[:8]
+	leading := metrics.Gauge(e.registerer, "kubejoin_leader", "Whether this replica runs the controllers: 1 or 0.").WithLabelValues()
+	leading.Set(0)
+
+	// The Lease is held until lead has ended, so it does not hang on ctx itself.
+	hold, release := context.WithCancel(context.WithoutCancel(ctx))
+	defer release()
+	var failure error
+	for ctx.Err() == nil && failure == nil {
+		term, endTerm := context.WithCancel(hold)
+		started := make(chan struct{})
+		ended := make(chan error, 1)
+		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Lock: lease{client: e.client, LeaseLock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Namespace: e.namespace, Name: e.name},
+				Client:     e.client.CoordinationV1(),
+				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+			}},
+			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+			ReleaseOnCancel: true,
+			Name:            "kubejoin",
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(elected context.Context) {
+					close(started)
+					leading.Set(1)
+					e.log.Info("leading: controllers start", "lease", e.namespace+"/"+e.name, "identity", identity)
+					work, stop := context.WithCancel(elected)
+					defer stop()
+					defer context.AfterFunc(ctx, stop)()
+					err := lead(work)
+					leading.Set(0)
+					ended <- err
+					endTerm() // lead has ended by itself or because ctx has: give up the Lease
+				},
+				OnStoppedLeading: func() {},
+				OnNewLeader: func(leader string) {
+					e.leader.Store(&leader)
+					if leader != identity {
+						e.log.Info("standing by", "leader", leader)
+					}
+				},
+			},
+		})
+		if err != nil {
+			endTerm()
+			return fmt.Errorf("leader election: %w", err)
+		}
+		// Before it leads there is nothing to wait for.
+		stop := context.AfterFunc(ctx, func() {
+			select {
+			case <-started:
+			default:
+				endTerm()
+			}
+		})
+		elector.Run(term)
+		stop()
+		endTerm()
+		select {
+		case <-started:
+			failure = <-ended
+			e.log.Info("no longer leading: controllers have stopped", "lease", e.namespace+"/"+e.name)
+		default:
+		}
+	}
+	return failure
+}
+
+// lease is a LeaseLock that makes its namespace where that is missing and permitted. In a
+// cluster that was set up from the manifests it is there, and kubejoin may not make any.
+type lease struct {
+	*resourcelock.LeaseLock
+	client kubernetes.Interface
+}
+
+func (l lease) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	err := l.LeaseLock.Create(ctx, r)
+	if !apierrors.IsNotFound(err) { // of a create, it is the namespace that is not found
+		return err
+	}
+	namespace := l.LeaseMeta.Namespace
+	if _, err := l.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("the Lease's namespace is missing, make it with 'kubectl create namespace %s': %w", namespace, err)
+	}
+	return l.LeaseLock.Create(ctx, r)
+}
+
+// ready is whether somebody leads as far as this replica knows.
+func (e *election) ready(context.Context) error {
+	if e.leader.Load() == nil {
+		return errors.New("no leader has been seen yet; if this lasts, see the log for the Lease " + e.namespace + "/" + e.name)
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"strconv"
+
+	cfssllog "github.com/cloudflare/cfssl/log"
+	"k8s.io/klog/v2"
+)
+
+// maxVerbosity is the most that client-go may log: from 8 on it is the bodies of answers, and
+// those of Secrets hold tokens.
+const maxVerbosity = 6
+
+// newLogger makes the program's logger and routes what libraries log into it. Verbosity is
+// klog's: 0 is what an operator reads, from 1 on debugging, from 4 on each API call's.
+func newLogger(w io.Writer, format string, verbosity int) (*slog.Logger, error) {
+	options := &slog.HandlerOptions{Level: slog.LevelInfo}
+	if verbosity > 0 {
+		options.Level = slog.Level(-4 * verbosity)
+	}
+	var h slog.Handler
+	switch format {
+	case "text":
+		h = slog.NewTextHandler(w, options)
+	case "json":
+		h = slog.NewJSONHandler(w, options)
+	default:
+		return nil, fmt.Errorf("--log-format: %q given, want text or json", format)
+	}
+	log := slog.New(h)
+	if verbosity >= 4 {
+		flags := flag.NewFlagSet("klog", flag.ContinueOnError)
+		klog.InitFlags(flags)
+		if err := flags.Set("v", strconv.Itoa(min(verbosity, maxVerbosity))); err != nil {
+			return nil, err
+		}
+	}
+	klog.SetSlogLogger(log)
+	cfssllog.Level = cfssllog.LevelFatal // it reports by its errors; unsynchronised, so set here once
+	return log, nil
+}

@@ -1,0 +1,33 @@
+// Command kubejoin is the cluster side of kubeadm join: it mints bootstrap tokens, signs
+// cluster-info with them, approves and signs the certificates of joining nodes, and hands out
+// the join command over HTTPS. Run kubejoin --help.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Exit codes.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "kubejoin:", err)
+		var usage *usageError
+		if errors.As(err, &usage) {
+			fmt.Fprintf(os.Stderr, "hint: %s --help\n", usage.command)
+			os.Exit(exitUsage)
+		}
+		os.Exit(exitFailure)
+	}
+}

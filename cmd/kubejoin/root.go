@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// usageError is a command line that cannot be meant.
+type usageError struct {
+	command string
+	err     error
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// run is the whole program but for signals and the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	root := &cobra.Command{
+		Use:   "kubejoin",
+		Short: "The cluster side of kubeadm join",
+		Long: `kubejoin is the cluster side of kubeadm join: it mints bootstrap tokens, keeps
+cluster-info signed with them, approves and signs the certificates of joining
+nodes, and hands out the join command to anyone with curl.
+
+Start with no cluster at all:
+  kubejoin serve
+
+Start on a cluster, in place of kube-controller-manager's bootstrap and CSR loops:
+  kubejoin serve --kubeconfig admin.conf \
+    --cluster-signing-cert-file ca.crt --cluster-signing-key-file ca.key \
+    --token-auth-file operators.csv`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cmd.Help()
+		},
+	}
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &usageError{command: cmd.CommandPath(), err: err}
+	})
+	root.AddCommand(serveCommand(), tokenCommand(), versionCommand())
+	return root.ExecuteContext(ctx)
+}
+
+// noArgs refuses what is left on the command line. It may be a token: it is not repeated
+// unless it is a misspelt command.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.HasSubCommands() {
+		var names []string
+		for _, c := range cmd.Commands() {
+			if c.IsAvailableCommand() {
+				names = append(names, c.Name())
+			}
+		}
+		return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("unknown command for %q; want one of %s", cmd.CommandPath(), strings.Join(names, ", "))}
+	}
+	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q takes flags alone, and %d other arguments were given", cmd.CommandPath(), len(args))}
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Names of the controllers, as in --controllers.
+const (
+	bootstrapSigner = "bootstrap-signer"
+	tokenCleaner    = "token-cleaner"
+	csrApprover     = "csr-approver"
+	csrSigner       = "csr-signer"
+	csrCleaner      = "csr-cleaner"
+)
+
+var controllerNames = []string{bootstrapSigner, tokenCleaner, csrApprover, csrSigner, csrCleaner}
+
+// adminGroup may do everything.
+const adminGroup = "kubejoin:admins"
+
+// serveOptions are serve's flags.
+type serveOptions struct {
+	listen, advertise, apiServer string
+	tlsSANs                      []string
+	dataDir                      string
+	kubeconfig                   string
+	kubeAPIQPS                   float32
+	kubeAPIBurst                 int
+	controllers                  []string
+	caCert, caKey                string
+	duration                     time.Duration
+	tlsCert, tlsKey              string
+	tokenAuthFile                string
+	leaderElect                  bool
+	leaseNamespace, leaseName    string
+	logFormat                    string
+	verbosity                    int
+
+	given func(flag string) bool // on the command line
+}
+
+func serveCommand() *cobra.Command {
+	var o serveOptions
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the HTTPS API and the controllers",
+		Long: `Run the HTTPS API and, on a cluster, the controllers.
+
+Standalone, with neither --kubeconfig nor a pod's service account, tokens are kept
+in one file in --data-dir. A cluster CA and an admin's bearer token are made there
+on the first start, and a curlrc that holds both for curl -K.
+
+On a cluster, tokens are Secrets, cluster-info is the ConfigMap in kube-public, and
+these controllers do the work of kube-controller-manager's:
+  bootstrap-signer  keeps cluster-info signed by the tokens that are alive
+  token-cleaner     deletes tokens when they expire
+  csr-approver      approves kubelets' client certificates, as RBAC lets it
+  csr-signer        signs what is approved: kubelets' client and serving
+                    certificates and kube-apiserver-client
+  csr-cleaner       deletes requests that are done with
+Run each on one side alone: switch it off here with --controllers='*,-NAME', or
+there with kube-controller-manager's own --controllers.`,
+		Example: `  # a join service in seconds, with no cluster
+  kubejoin serve
+
+  # on a cluster, with join commands that name kubejoin itself for discovery
+  kubejoin serve --kubeconfig admin.conf --listen :9443 --advertise join.example.com:9443 \
+    --cluster-signing-cert-file ca.crt --cluster-signing-key-file ca.key \
+    --token-auth-file operators.csv`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.given = cmd.Flags().Changed
+			if err := o.check(); err != nil {
+				return &usageError{command: cmd.CommandPath(), err: err}
+			}
+			return serve(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	o.register(cmd.Flags())
+	// The names of fixed values complete, and nothing else does but files.
+	complete := func(flag string, values ...string) {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	complete("log-format", "text", "json")
+	complete("controllers", append([]string{"*"}, controllerNames...)...)
+	return cmd
+}
+
+func (o *serveOptions) register(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&o.listen, "listen", "127.0.0.1:9443", "HOST:PORT to serve HTTPS on; :PORT is every address of this machine")
+	f.StringVar(&o.advertise, "advertise", "", "HOST:PORT that join commands name for discovery (default: standalone this server; on a cluster the API server that cluster-info names)")
+	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server that cluster-info names (default: what cluster-info names already, or the kubeconfig's; standalone port 6443 of --advertise's host)")
+	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", `bearer tokens of operators, as kube-apiserver's: lines of token,user,uid,"group1,group2"; group `+adminGroup+" may do everything (default: standalone one that is made in --data-dir)")
+	f.StringVar(&o.tlsCert, "tls-cert-file", "", "certificate chain to serve with; kubeadm needs one that the cluster CA signed (default: one is issued from the cluster CA and renewed)")
+	f.StringVar(&o.tlsKey, "tls-private-key-file", "", "key of --tls-cert-file")
+	f.StringSliceVar(&o.tlsSANs, "tls-san", nil, "more names and addresses for the serving certificate that is issued (repeatable)")
+
+	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "standalone: folder of the CA, the tokens and curlrc")
+
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on (default: the service account in a pod, or standalone)")
+	f.Float32Var(&o.kubeAPIQPS, "kube-api-qps", 0, "most requests a second to the API server; 0 is no limit, the API server's own priority and fairness decides")
+	f.IntVar(&o.kubeAPIBurst, "kube-api-burst", 0, "most requests at once above --kube-api-qps; 0 is as many as --kube-api-qps")
+	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "controllers to run: '*' is all, NAME switches one on and -NAME off; known: "+strings.Join(controllerNames, ", "))
+	f.StringVar(&o.caCert, "cluster-signing-cert-file", "", "the cluster CA's certificate, or several in a rotation: the one that matches the key signs")
+	f.StringVar(&o.caKey, "cluster-signing-key-file", "", "key of --cluster-signing-cert-file")
+	f.DurationVar(&o.duration, "cluster-signing-duration", 365*24*time.Hour, "longest lifetime of certificates, and the lifetime where a request asks for none")
+	f.BoolVar(&o.leaderElect, "leader-elect", true, "on a cluster: run controllers only while holding a Lease, so that replicas can stand by")
+	f.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", "kubejoin-system", "namespace of that Lease")
+	f.StringVar(&o.leaseName, "leader-elect-resource-name", "kubejoin", "name of that Lease")
+
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "0 for operators, 1 for every request and decision, 4 to 6 for calls to the API server")
+}
+
+// check refuses what cannot be meant whatever the files and the cluster hold.
+func (o *serveOptions) check() error {
+	var errs []error
+	fail := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
+	}
+	if _, port, err := net.SplitHostPort(o.listen); err != nil || port == "" {
+		fail("listen", "%q given, want HOST:PORT or :PORT", o.listen)
+	}
+	if o.advertise != "" {
+		if err := clusterinfo.CheckEndpoint(o.advertise); err != nil {
+			fail("advertise", "%v", err)
+		}
+	}
+	if o.apiServer != "" {
+		u, err := url.Parse(o.apiServer)
+		if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+			fail("api-server", "want https://HOST:PORT")
+		}
+	}
+	for flag, pair := range map[string][2]string{
+		"cluster-signing-cert-file": {o.caCert, o.caKey},
+		"tls-cert-file":             {o.tlsCert, o.tlsKey},
+	} {
+		if (pair[0] == "") != (pair[1] == "") {
+			fail(flag, "certificate and key go together, and one of them is missing")
+		}
+	}
+	if o.duration < signer.MinDuration {
+		fail("cluster-signing-duration", "%s given, want at least %s: a certificate begins 5m before it is issued, and a kubelet would renew a shorter one again at once", o.duration, signer.MinDuration)
+	}
+	if _, err := enabledControllers(o.controllers); err != nil {
+		fail("controllers", "%v", err)
+	}
+	if o.kubeAPIQPS < 0 || o.kubeAPIBurst < 0 {
+		fail("kube-api-qps", "%g and --kube-api-burst %d given; want 0 or more", o.kubeAPIQPS, o.kubeAPIBurst)
+	}
+	if o.kubeconfig != "" && o.given("data-dir") {
+		fail("data-dir", "is for standalone use, and --kubeconfig keeps tokens in the cluster: give one of them")
+	}
+	if !slices.Contains([]string{"text", "json"}, o.logFormat) {
+		fail("log-format", "%q given, want text or json", o.logFormat)
+	}
+	if o.verbosity < 0 || o.verbosity > maxVerbosity {
+		fail("verbosity", "%d given, want 0 to %d; above that client-go would log what Secrets hold", o.verbosity, maxVerbosity)
+	}
+	return errors.Join(errs...)
+}
+
+// enabledControllers reads a --controllers list as kube-controller-manager does: a name said
+// by itself wins over '*'.
+func enabledControllers(list []string) (map[string]bool, error) {
+	said := map[string]bool{}
+	all := false
+	for _, item := range list {
+		name, off := strings.CutPrefix(item, "-")
+		switch {
+		case item == "*":
+			all = true
+		case !slices.Contains(controllerNames, name):
+			return nil, fmt.Errorf("%q is not a controller; want '*', NAME or -NAME of %s", item, strings.Join(controllerNames, ", "))
+		default:
+			if before, twice := said[name]; twice && before == off {
+				return nil, fmt.Errorf("%s is switched both on and off", name)
+			}
+			said[name] = !off
+		}
+	}
+	enabled := map[string]bool{}
+	for _, name := range controllerNames {
+		on, named := said[name]
+		enabled[name] = on || all && !named
+	}
+	return enabled, nil
+}
+
+// serve chooses the way to run.
+func serve(ctx context.Context, o serveOptions, stdout, stderr io.Writer) error {
+	log, err := newLogger(stderr, o.logFormat, o.verbosity)
+	if err != nil {
+		return err
+	}
+	build := standalone
+	if o.kubeconfig != "" || inCluster() && !o.given("data-dir") {
+		build = onCluster
+	}
+	s := newService(o, log, stdout)
+	defer s.close()
+	if err := build(ctx, s); err != nil {
+		return err
+	}
+	return s.run(ctx)
+}
+
+// inCluster is whether a pod's service account is here.
+func inCluster() bool {
+	_, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/token")
+	return os.Getenv("KUBERNETES_SERVICE_HOST") != "" && err == nil
+}

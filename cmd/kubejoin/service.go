@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/internal/reload"
+	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+)
+
+// shutdownTimeout is how long requests in flight may take to end.
+const shutdownTimeout = 15 * time.Second
+
+// A service is the HTTPS API and what runs behind it. standalone and onCluster fill it in.
+type service struct {
+	options  serveOptions
+	log      *slog.Logger
+	stdout   io.Writer
+	registry *prometheus.Registry
+
+	api server.Server
+	// ca is nil if no CA key was given.
+	ca *reload.Value[*signer.CA]
+	// background is what runs until its context ends, each with an error only if the whole
+	// program is to end.
+	background []func(context.Context) error
+	// hosts are the names that the serving certificate is to have, if it is issued here.
+	hosts []string
+	// banner is printed once the server answers.
+	banner  string
+	closers []func() error
+}
+
+func newService(o serveOptions, log *slog.Logger, stdout io.Writer) *service {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return &service{
+		options: o, log: log, stdout: stdout, registry: registry,
+		api: server.Server{
+			Advertise:  o.advertise,
+			Authorize:  server.AllowGroup(adminGroup),
+			Version:    buildVersion(),
+			Metrics:    promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
+			Logger:     log,
+			Registerer: registry,
+		},
+	}
+}
+
+func (s *service) goBackground(f func(context.Context) error) {
+	s.background = append(s.background, f)
+}
+
+func (s *service) check(name string, ready func(context.Context) error) {
+	s.api.Checks = append(s.api.Checks, server.Check{Name: name, Ready: ready})
+}
+
+// loadCA takes the CA from files and follows them.
+func (s *service) loadCA(certFile, keyFile string) error {
+	ca, err := reload.Open("ca", func() (*signer.CA, error) { return signer.LoadCA(certFile, keyFile) }, certFile, keyFile)
+	if err != nil {
+		return fmt.Errorf("cluster CA: %w", err)
+	}
+	s.ca = ca
+	s.goBackground(func(ctx context.Context) error { return ca.Run(ctx, s.log, s.registry, nil) })
+	s.check("cluster-ca", func(context.Context) error {
+		if err := ca.Err(); err != nil {
+			return errors.New("the CA files have changed and cannot be used; the last good ones are in use, see the log")
+		}
+		if end := ca.Get().Certificate().NotAfter; time.Now().After(end) {
+			return fmt.Errorf("the CA expired at %s and nothing can be signed", end.UTC().Format(time.RFC3339))
+		}
+		return nil
+	})
+	return nil
+}
+
+// loadOperators takes the users of the API from a file.
+func (s *service) loadOperators(file string) error {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("--token-auth-file: %w", err)
+	}
+	if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o077 != 0 {
+		s.log.Warn("others on this machine can read the operators' bearer tokens; want mode 0600", "file", file, "mode", info.Mode().Perm())
+	}
+	operators, err := server.ParseTokenFile(content)
+	if err != nil {
+		return fmt.Errorf("--token-auth-file: %s: %w", file, err)
+	}
+	s.api.Authenticate = operators.Authenticate
+	return nil
+}
+
+// servingCertificate takes the certificate that is served from files, or issues it.
+func (s *service) servingCertificate() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	o := s.options
+	if o.tlsCert == "" {
+		issued := &servingcert.Issued{CA: s.ca.Get, Names: servingNames(o.listen, append(s.hosts, o.tlsSANs...)...)}
+		if _, err := issued.Step(context.Background()); err != nil {
+			return nil, err
+		}
+		renewal := loop.Loop{Name: "serving-certificate", Step: issued.Step, Logger: s.log, Registerer: s.registry}
+		s.goBackground(renewal.Run)
+		return issued.GetCertificate, nil
+	}
+	files, err := reload.Open("serving-certificate", func() (*tls.Certificate, error) {
+		c, err := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
+		return &c, err
+	}, o.tlsCert, o.tlsKey)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert-file: %w", err)
+	}
+	s.goBackground(func(ctx context.Context) error { return files.Run(ctx, s.log, s.registry, nil) })
+	s.check("serving-certificate", func(context.Context) error {
+		if files.Err() != nil {
+			return errors.New("the files of the serving certificate have changed and cannot be used; the last good ones are in use, see the log")
+		}
+		return nil
+	})
+	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.Get(), nil }, nil
+}
+
+// run serves until ctx ends or a part fails for good, then lets requests in flight end while
+// what they wait for still runs.
+func (s *service) run(ctx context.Context) error {
+	listener, err := net.Listen("tcp", s.options.listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	defer func() { _ = listener.Close() }() // closed twice on the usual way, to no harm
+	certificate, err := s.servingCertificate()
+	if err != nil {
+		return err
+	}
+	web := &http.Server{
+		Handler:           s.api.Handler(),
+		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate},
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		// A join command waits for its signature and then perhaps for the token's deletion.
+		WriteTimeout:   server.DefaultSignTimeout + 15*time.Second,
+		IdleTimeout:    time.Minute,
+		MaxHeaderBytes: 16 << 10,
+		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what strangers do wrong in TLS
+	}
+
+	// What ends the parts in the back: only after the last request.
+	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
+	defer endBack()
+	group, back := errgroup.WithContext(back)
+	for _, f := range s.background {
+		group.Go(func() error { return f(back) })
+	}
+	group.Go(func() error {
+		if err := web.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("HTTPS server: %w", err)
+		}
+		return nil
+	})
+	s.log.Info("serving", "address", listener.Addr().String(), "version", s.api.Version.Version)
+	if _, err := io.WriteString(s.stdout, s.banner); err != nil {
+		s.log.Warn("the banner could not be printed", "error", err)
+	}
+
+	select {
+	case <-ctx.Done():
+		s.log.Info("stopping", "requests_may_take", shutdownTimeout)
+	case <-back.Done(): // a part failed
+	}
+	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if err := web.Shutdown(shutdown); err != nil {
+		s.log.Warn("requests were still in flight and are cut off", "error", err)
+		_ = web.Close() // of connections that have not ended: all there is to say was said
+	}
+	endBack()
+	return group.Wait()
+}
+
+func (s *service) close() {
+	for _, c := range s.closers {
+		if err := c(); err != nil {
+			s.log.Error("closing failed", "error", err)
+		}
+	}
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+// caLifetime is that of a CA made here, as kubeadm's.
+const caLifetime = 10 * 365 * 24 * time.Hour
+
+// standalone keeps everything in one folder.
+func standalone(ctx context.Context, s *service) error {
+	o := &s.options
+	if err := checkStandalone(o); err != nil {
+		return err
+	}
+	dir := dataDir(o.dataDir)
+	if err := dir.open(); err != nil {
+		return err
+	}
+	// The store first: it is the lock on the folder.
+	store, err := boltstore.Open(dir.path("kubejoin.db"))
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, store.Close)
+
+	if o.caCert == "" {
+		o.caCert = dir.path("ca.pem")
+		o.caKey = o.caCert
+		made, err := dir.makeCA(o.caCert, time.Now())
+		if err != nil {
+			return fmt.Errorf("cluster CA: %w", err)
+		}
+		if made {
+			s.log.Info("made a cluster CA", "file", o.caCert)
+		}
+	}
+	if err := s.loadCA(o.caCert, o.caKey); err != nil {
+		return err
+	}
+
+	if o.advertise == "" {
+		if o.advertise, err = reachable(o.listen); err != nil {
+			return err
+		}
+	}
+	host, _, err := net.SplitHostPort(o.advertise)
+	if err != nil {
+		return fmt.Errorf("--advertise: %w", err)
+	}
+	apiServer := o.apiServer
+	if apiServer == "" {
+		apiServer = "https://" + net.JoinHostPort(host, "6443")
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, s.ca.Get().Bundle())
+	if err != nil {
+		return err
+	}
+	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
+	s.hosts = []string{host}
+	s.api.Tokens, s.api.ClusterInfo, s.api.Advertise = store, info, o.advertise
+	s.check("tokens", func(ctx context.Context) error {
+		if _, err := info.Data(ctx); err != nil {
+			s.log.Error("readiness", "check", "tokens", "error", err)
+			return errors.New("the token file cannot be read, see the log")
+		}
+		return nil
+	})
+
+	curlrc := ""
+	if o.tokenAuthFile == "" {
+		o.tokenAuthFile = dir.path("operators.csv")
+		bearer, err := dir.adminBearer(o.tokenAuthFile)
+		if err != nil {
+			return err
+		}
+		curlrc = dir.path("curlrc")
+		caFile := dir.path("ca.crt")
+		bundle, _, err := s.ca.Get().PEM()
+		if err != nil {
+			return err
+		}
+		if err := writeFile(caFile, bundle); err != nil {
+			return err
+		}
+		if err := dir.writeCurlrc(curlrc, caFile, bearer); err != nil {
+			return err
+		}
+	}
+	if err := s.loadOperators(o.tokenAuthFile); err != nil {
+		return err
+	}
+	enabled, err := enabledControllers(o.controllers)
+	if err != nil {
+		return err
+	}
+	if enabled[tokenCleaner] {
+		cleaner := tokens.Cleaner{Store: store, Logger: s.log, Registerer: s.registry}
+		s.goBackground(cleaner.Run)
+	}
+	s.banner = standaloneBanner(*o, curlrc)
+	return nil
+}
+
+// checkStandalone refuses flags that say something of a cluster when there is none.
+func checkStandalone(o *serveOptions) error {
+	for _, flag := range []string{"leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst"} {
+		if o.given(flag) {
+			return fmt.Errorf("--%s: is about a cluster, and none is given: say which with --kubeconfig", flag)
+		}
+	}
+	for _, name := range o.controllers {
+		if name == bootstrapSigner || strings.HasPrefix(name, "csr-") {
+			return fmt.Errorf("--controllers: %s works on a cluster, and none is given: say which with --kubeconfig", name)
+		}
+	}
+	return nil
+}
+
+func standaloneBanner(o serveOptions, curlrc string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.listen, o.dataDir)
+	if curlrc != "" {
+		fmt.Fprintf(&b, "A join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", shellQuote(curlrc), dialable(o.listen))
+	} else {
+		fmt.Fprintf(&b, "A join command, for those in %s:\n  POST https://%s/v1/token/print-join-command\n\n", o.tokenAuthFile, dialable(o.listen))
+	}
+	if o.apiServer == "" {
+		b.WriteString("No API server is configured: discovery works, and joins stop after it until\nkubejoin is started with --api-server https://HOST:PORT, or with --kubeconfig FILE.\n")
+	} else {
+		fmt.Fprintf(&b, "Joins go on to %s, which has to know the tokens itself:\nonly with --kubeconfig FILE does kubejoin keep them there.\n", o.apiServer)
+	}
+	return b.String()
+}
+
+// dataDir is the folder of a standalone kubejoin.
+type dataDir string
+
+func (d dataDir) path(name string) string { return filepath.Join(string(d), name) }
+
+// open makes the folder if there is none, and refuses one that others can look into.
+func (d dataDir) open() error {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	info, err := os.Stat(string(d))
+	if err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return fmt.Errorf("--data-dir: %s has mode %04o and will hold keys; want 0700: chmod 700 %s", d, mode, shellQuote(string(d)))
+	}
+	return nil
+}
+
+// makeCA makes a cluster CA unless there is one. Certificate and key are one file, so that a
+// start that is interrupted never leaves the one without the other.
+func (d dataDir) makeCA(file string, now time.Time) (made bool, err error) {
+	if _, err := os.Stat(file); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	ca, err := signer.GenerateCA("kubernetes", now, caLifetime)
+	if err != nil {
+		return false, err
+	}
+	cert, key, err := ca.PEM()
+	if err != nil {
+		return false, err
+	}
+	return true, writeFile(file, append(cert, key...))
+}
+
+// adminBearer makes the file of operators with one admin unless there is one, and gives the
+// bearer token of its first row.
+func (d dataDir) adminBearer(file string) (string, error) {
+	content, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		content = fmt.Appendf(nil, "%s,admin,,\"%s\"\n", rand.Text()+rand.Text(), adminGroup)
+		err = writeFile(file, content)
+	}
+	if err != nil {
+		return "", fmt.Errorf("operators: %w", err)
+	}
+	if _, err := server.ParseTokenFile(content); err != nil {
+		return "", fmt.Errorf("operators: %s: %w", file, err)
+	}
+	bearer, _, _ := strings.Cut(strings.TrimSpace(string(content)), ",")
+	return bearer, nil
+}
+
+// writeCurlrc writes what curl -K reads, so that no secret is in a command line.
+func (d dataDir) writeCurlrc(file, caFile, bearer string) error {
+	ca, err := filepath.Abs(caFile)
+	if err != nil {
+		return err
+	}
+	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\ncacert = \"%s\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", quote.Replace(ca), quote.Replace(bearer))
+	return writeFile(file, []byte(content))
+}
+
+// writeFile writes a file that only its owner can read, wholly or not at all.
+func writeFile(file string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), file)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	dir, err := os.Open(filepath.Dir(file))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// shellQuote makes s one word of a shell, as it is where that is safe.
+func shellQuote(s string) string {
+	if strings.ContainsFunc(s, func(c rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@%+,=", c)
+	}) {
+		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	}
+	return s
+}

@@ -1,0 +1,121 @@
+// Package servingcert keeps the certificate that an HTTPS server of kubejoin presents: issued
+// from the cluster CA and renewed, with a key that never leaves memory.
+package servingcert
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// Lifetime of a certificate. It is renewed after two thirds, and at every start.
+const Lifetime = 90 * 24 * time.Hour
+
+// commonName of a certificate: the names that count are the subject alternative ones.
+const commonName = "kubejoin"
+
+// Issued is a serving certificate from a CA. Its zero value has none; call Step first.
+type Issued struct {
+	// CA is asked at every step: a new CA leads to a new certificate.
+	CA func() *signer.CA
+	// Names are DNS names and IP addresses; at least one. Wildcards are not refused here.
+	Names []string
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+
+	current atomic.Pointer[tls.Certificate]
+}
+
+// GetCertificate is what a tls.Config asks.
+func (i *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c := i.current.Load()
+	if c == nil {
+		return nil, errors.New("no serving certificate has been issued yet")
+	}
+	return c, nil
+}
+
+// Step issues a certificate if there is none from the CA as it is now, or the one in use is in
+// its last third. It returns when it is due again.
+func (i *Issued) Step(context.Context) (next time.Time, err error) {
+	now := time.Now
+	if i.Now != nil {
+		now = i.Now
+	}
+	ca := i.CA()
+	if c := i.current.Load(); c != nil {
+		// A clock that was set back makes a certificate of the future: not usable either.
+		renew := renewAt(c.Leaf)
+		if now().Before(renew) && !now().Before(c.Leaf.NotBefore) && bytes.Equal(c.Leaf.RawIssuer, ca.Certificate().RawSubject) && c.Leaf.CheckSignatureFrom(ca.Certificate()) == nil {
+			return renew, nil
+		}
+	}
+	c, err := issue(ca, i.Names, now())
+	if err != nil {
+		return time.Time{}, fmt.Errorf("serving certificate: %w", err)
+	}
+	i.current.Store(c)
+	return renewAt(c.Leaf), nil
+}
+
+func renewAt(c *x509.Certificate) time.Time {
+	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 3 * 2)
+}
+
+func issue(ca *signer.CA, names []string, now time.Time) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName}}
+	for _, name := range names {
+		if ip, err := netip.ParseAddr(name); err == nil {
+			have := net.IP(ip.Unmap().AsSlice())
+			if !slices.ContainsFunc(template.IPAddresses, have.Equal) {
+				template.IPAddresses = append(template.IPAddresses, have)
+			}
+		} else if !slices.Contains(template.DNSNames, name) {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		return nil, err
+	}
+	csr, err := x509.ParseCertificateRequest(der)
+	if err != nil {
+		return nil, err
+	}
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}
+	chain, err := signer.Profile{Usages: usages, Default: Lifetime}.Issue(ca, signer.Template{CSR: csr, Usages: usages}, now)
+	if err != nil {
+		return nil, err
+	}
+	c := &tls.Certificate{PrivateKey: key}
+	for block, rest := pem.Decode(chain); block != nil; block, rest = pem.Decode(rest) {
+		c.Certificate = append(c.Certificate, block.Bytes)
+	}
+	if len(c.Certificate) == 0 {
+		return nil, errors.New("no certificate was issued")
+	}
+	if c.Leaf, err = x509.ParseCertificate(c.Certificate[0]); err != nil {
+		return nil, err
+	}
+	return c, nil
+}

@@ -1,0 +1,76 @@
+package servingcert_test
+
+import (
+	"crypto/x509"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/signer"
+)
+
+func TestStep(t *testing.T) {
+	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	now := start
+	newCA := func() *signer.CA {
+		ca, err := signer.GenerateCA("kubernetes", start.Add(-48*time.Hour), 10*365*24*time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ca
+	}
+	ca := newCA()
+	issued := &servingcert.Issued{
+		CA:    func() *signer.CA { return ca },
+		Names: []string{"localhost", "127.0.0.1", "::ffff:127.0.0.1", "::1", "localhost", "join.example.com"},
+		Now:   func() time.Time { return now },
+	}
+	if _, err := issued.GetCertificate(nil); err == nil {
+		t.Error("a certificate before the first step")
+	}
+	step := func() *x509.Certificate {
+		t.Helper()
+		next, err := issued.Step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !next.After(now) {
+			t.Fatalf("next step at %v, now it is %v", next, now)
+		}
+		c, err := issued.GetCertificate(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		roots := x509.NewCertPool()
+		roots.AddCert(ca.Certificate())
+		for _, name := range []string{"localhost", "127.0.0.1", "::1", "join.example.com"} {
+			if _, err := c.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: now}); err != nil {
+				t.Errorf("for %s: %v", name, err)
+			}
+		}
+		if len(c.Leaf.IPAddresses) != 2 || len(c.Leaf.DNSNames) != 2 {
+			t.Errorf("names %v %v, want each once", c.Leaf.DNSNames, c.Leaf.IPAddresses)
+		}
+		return c.Leaf
+	}
+	first := step()
+	now = start.Add(59 * 24 * time.Hour)
+	if !step().Equal(first) {
+		t.Error("renewed in its first two thirds")
+	}
+	now = start.Add(61 * 24 * time.Hour)
+	second := step()
+	if second.Equal(first) {
+		t.Error("not renewed in its last third")
+	}
+	now = start.Add(-time.Hour)
+	if step().Equal(second) {
+		t.Error("not renewed when the clock was set back before its beginning")
+	}
+	now = start
+	before := step()
+	ca = newCA() // of the same name
+	if step().Equal(before) {
+		t.Error("not renewed when the CA was replaced")
+	}
+}
