@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+)
+
+// stopGrace is how long kubejoin may take to end what it is doing.
+const stopGrace = 5 * time.Second
+
+// A show is a demo that is under way.
+type show struct {
+	out      io.Writer
+	cluster  *cluster.Cluster
+	address  string // of kubejoin
+	curlrc   string
+	kubejoin *cluster.Process
+}
+
+func demo(ctx context.Context, kubejoin string, out io.Writer) (err error) {
+	s := &show{out: out}
+	s.say("A Kubernetes control plane, without kube-controller-manager and without cluster-info")
+	s.cluster, err = cluster.Start(ctx, cluster.Options{Setup: cluster.WithoutClusterInfo, Progress: out})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		s.kubejoin.Stop(stopGrace)
+		if closing := s.cluster.Close(); err == nil {
+			err = closing
+		}
+	}()
+	s.say("kubejoin on it: signs cluster-info, approves and signs certificates")
+	if err := s.startKubejoin(ctx, kubejoin); err != nil {
+		return err
+	}
+	s.say("The join command, by curl; the bearer token is in the curlrc")
+	line, err := s.joinCommand(ctx)
+	if err != nil {
+		return err
+	}
+	s.say("A node joins with the real kubeadm and the real kubelet, in about two seconds")
+	if err := s.join(ctx, "worker-1", line); err != nil {
+		return err
+	}
+	s.say("What the API server has now")
+	if err := s.kubectl(ctx, "get", "nodes,csr"); err != nil {
+		return err
+	}
+	s.sayFarewell()
+	select {
+	case <-ctx.Done():
+		s.say("Stopping")
+		return nil
+	case <-s.kubejoin.Done():
+		return fmt.Errorf("kubejoin has ended by itself:\n%s", s.kubejoin.Log())
+	}
+}
+
+func (s *show) say(text string) { fmt.Fprintf(s.out, "\n== %s\n", text) }
+
+// command prints a command that is run.
+func (s *show) command(words ...string) { fmt.Fprintln(s.out, "$ "+strings.Join(words, " ")) }
+
+func (s *show) startKubejoin(ctx context.Context, program string) error {
+	port, err := cluster.FreePort()
+	if err != nil {
+		return err
+	}
+	s.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	s.curlrc = filepath.Join(s.cluster.Dir, "curlrc")
+	operators := filepath.Join(s.cluster.Dir, "operators.csv")
+	bearer := rand.Text()
+	for file, content := range map[string]string{
+		operators: bearer + `,admin,admin,"kubejoin:admins"` + "\n",
+		s.curlrc:  fmt.Sprintf("cacert = %q\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", s.cluster.CAFile(), bearer),
+	} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			return err
+		}
+	}
+	args := []string{"serve",
+		"--kubeconfig=" + s.cluster.Kubeconfig(),
+		"--cluster-signing-cert-file=" + s.cluster.CAFile(),
+		"--cluster-signing-key-file=" + s.cluster.CAKeyFile(),
+		"--token-auth-file=" + operators,
+		"--listen=" + s.address,
+		"--leader-elect=false", // there is no other
+	}
+	s.command("kubejoin", strings.Join(args, " \\\n    "))
+	s.kubejoin, err = s.cluster.StartProcess("kubejoin", exec.Command(program, args...))
+	if err != nil {
+		return err
+	}
+	return s.waitReady(ctx)
+}
+
+// waitReady asks kubejoin as every client does: it trusts the cluster CA alone.
+func (s *show) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("not ready after 30 s"))
+	defer cancel()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.cluster.CAPool()}}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport}
+	return s.kubejoin.WaitFor(ctx, func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+s.address+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		if err != nil {
+			return err
+		}
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("/readyz: %s: %s", resp.Status, body)
+		}
+		return nil
+	})
+}
+
+func (s *show) joinCommandURL() string {
+	return "https://" + s.address + "/v1/token/print-join-command"
+}
+
+func (s *show) joinCommand(ctx context.Context) (string, error) {
+	args := []string{"-K", s.curlrc, "-X", "POST", s.joinCommandURL()}
+	s.command(append([]string{"curl"}, args...)...)
+	curl := exec.CommandContext(ctx, "curl", args...)
+	var stderr strings.Builder
+	curl.Stderr = &stderr
+	line, err := curl.Output()
+	if err != nil {
+		return "", fmt.Errorf("curl: %w: %s%s\nkubejoin has said:\n%s", err, stderr.String(), line, s.kubejoin.Log())
+	}
+	fmt.Fprintln(s.out, strings.TrimSpace(string(line)))
+	return string(line), nil
+}
+
+func (s *show) join(ctx context.Context, name, line string) error {
+	args, err := cluster.JoinArgs(line)
+	if err != nil {
+		return err
+	}
+	s.command("kubeadm join", args[0], "--node-name", name, "…")
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, fmt.Errorf("not joined after 2 min"))
+	defer cancel()
+	node, err := s.cluster.Join(ctx, name, args)
+	if err != nil {
+		return fmt.Errorf("%w\nkubejoin has said:\n%s", err, s.kubejoin.Log())
+	}
+	fmt.Fprintln(s.out, strings.TrimSpace(node.Output()))
+	return nil
+}
+
+func (s *show) kubectl(ctx context.Context, args ...string) error {
+	s.command(append([]string{"kubectl"}, args...)...)
+	text, err := s.cluster.Kubectl(ctx, args...)
+	fmt.Fprint(s.out, text)
+	return err
+}
+
+func (s *show) sayFarewell() {
+	s.say("It all runs until Ctrl-C, and nothing is left behind then. In another terminal, as root:")
+	fmt.Fprintf(s.out, `export KUBECONFIG=%s PATH=%s:$PATH
+kubectl get nodes,csr
+kubectl --namespace kube-public get configmap cluster-info --output yaml
+curl -K %s -X POST '%s?ttl=1h'
+tail -f %s
+`, s.cluster.Kubeconfig(), s.cluster.Bin, s.curlrc, s.joinCommandURL(), s.kubejoin.LogFile)
+}
