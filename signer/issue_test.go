@@ -1,0 +1,173 @@
+package signer_test
+
+import (
+	"crypto"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// kcmIssue makes a certificate the way kube-controller-manager does
+// (pkg/controller/certificates/authority), for a CSR that was parsed already.
+func kcmIssue(csr *x509.CertificateRequest, ca *x509.Certificate, key crypto.Signer, usage x509.KeyUsage, extended []x509.ExtKeyUsage, begins, ends time.Time) ([]byte, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
+	if err != nil {
+		return nil, err
+	}
+	return x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: serial, Subject: csr.Subject,
+		DNSNames: csr.DNSNames, IPAddresses: csr.IPAddresses, EmailAddresses: csr.EmailAddresses, URIs: csr.URIs,
+		PublicKeyAlgorithm: csr.PublicKeyAlgorithm, PublicKey: csr.PublicKey,
+		KeyUsage: usage, ExtKeyUsage: extended, BasicConstraintsValid: true,
+		NotBefore: begins, NotAfter: ends,
+	}, ca, csr.PublicKey, key)
+}
+
+// The certificate is the one that kube-controller-manager makes of the same request, but for the
+// serial number and the subject key identifier.
+func TestSameAsKCM(t *testing.T) {
+	for caName, key := range map[string]crypto.Signer{"P-384": newKey(elliptic.P384()), "RSA": rsa2048()} {
+		root := caCertificate(t, "kubernetes", key, nil, nil, nil)
+		ca := must(signer.NewCA([]*x509.Certificate{root}, key))
+		for _, test := range []struct {
+			signer   string
+			usages   []certificates.KeyUsage
+			usage    x509.KeyUsage
+			extended []x509.ExtKeyUsage
+		}{
+			{
+				certificates.KubeAPIServerClientKubeletSignerName,
+				[]certificates.KeyUsage{certificates.UsageKeyEncipherment, certificates.UsageClientAuth, certificates.UsageDigitalSignature},
+				x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			},
+			{certificates.KubeletServingSignerName, servingUsages, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
+			{certificates.KubeAPIServerClientSignerName, []certificates.KeyUsage{certificates.UsageClientAuth}, 0, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+			{ // of no signer of Kubernetes: extended usages are sorted, each once
+				certificates.KubeAPIServerClientSignerName,
+				[]certificates.KeyUsage{certificates.UsageSMIME, certificates.UsageClientAuth, certificates.UsageEmailProtection, certificates.UsageSigning, certificates.UsageServerAuth},
+				x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageEmailProtection},
+			},
+		} {
+			t.Run(caName+"/"+test.signer, func(t *testing.T) {
+				csr := kubernetesRequest(t, test.signer, nil).CSR
+				answer, err := (signer.Profile{Usages: test.usages}).Issue(ca, signer.Template{CSR: csr, Usages: test.usages}, time.Now())
+				if err != nil {
+					t.Fatal(err)
+				}
+				ours := decode(t, answer)[0]
+				theirs := must(x509.ParseCertificate(must(kcmIssue(csr, root, key, test.usage, test.extended, ours.NotBefore, ours.NotAfter))))
+				if got, want := describe(ours), describe(theirs); got != want {
+					t.Errorf("certificate is\n%s\nwant\n%s", got, want)
+				}
+				if ours.SignatureAlgorithm != theirs.SignatureAlgorithm {
+					t.Errorf("signed with %s, want %s", ours.SignatureAlgorithm, theirs.SignatureAlgorithm)
+				}
+			})
+		}
+	}
+}
+
+// describe is all of a certificate that does not differ by chance, as text.
+func describe(cert *x509.Certificate) string {
+	var lines []string
+	add := func(what string, der []byte) { lines = append(lines, what+" "+new(big.Int).SetBytes(der).Text(16)) }
+	add("subject", cert.RawSubject)
+	add("issuer", cert.RawIssuer)
+	add("key", cert.RawSubjectPublicKeyInfo)
+	for _, ext := range cert.Extensions {
+		if id := ext.Id.String(); id != "2.5.29.14" { // cfssl adds a subject key identifier
+			add(id, ext.Value)
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// liar is a key that signs something else than it is given.
+type liar struct{ crypto.Signer }
+
+func (l liar) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	return l.Signer.Sign(random, make([]byte, len(digest)), opts)
+}
+
+func TestBrokenKeyIssuesNothing(t *testing.T) {
+	key := newKey(elliptic.P256())
+	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, liar{key}))
+	csr := newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil)
+	answer, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
+	if err == nil || answer != nil {
+		t.Errorf("a certificate with a wrong signature was issued: %v", err)
+	}
+}
+
+// A parsed request that was altered afterwards is not what its signature covers.
+func TestAlteredRequest(t *testing.T) {
+	ca := newCA(t)
+	for name, change := range map[string]func(*x509.CertificateRequest){
+		"subject": func(c *x509.CertificateRequest) { c.Subject.CommonName = "system:node:other" },
+		"names":   func(c *x509.CertificateRequest) { c.DNSNames = []string{"kubernetes"} },
+		"key":     func(c *x509.CertificateRequest) { c.PublicKey = newKey(elliptic.P256()).Public() },
+		"all but the fields": func(c *x509.CertificateRequest) {
+			c.Raw = newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("other")}, nil).Raw
+		},
+		"raw": func(c *x509.CertificateRequest) { c.Raw = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			csr := newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil)
+			change(csr)
+			if _, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err == nil {
+				t.Error("issued")
+			}
+		})
+	}
+}
+
+// BenchmarkIssue is all that is done for one kubelet: parse, verify, issue and look again.
+// BenchmarkBare is the least that could be done, with crypto/x509 alone.
+func BenchmarkIssue(b *testing.B) {
+	key := newKey(elliptic.P256())
+	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(b, "ca", key, nil, nil, nil)}, key))
+	request := csrPEM(b, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, nil)
+	profile := signer.Profile{Usages: clientUsages}
+	b.ReportAllocs()
+	for b.Loop() {
+		csr, err := signer.ParseCSR(request)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkBare(b *testing.B) {
+	key := newKey(elliptic.P256())
+	ca := caCertificate(b, "ca", key, nil, nil, nil)
+	request := csrPEM(b, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		block, _ := pem.Decode(request)
+		csr, err := x509.ParseCertificateRequest(block.Bytes)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := csr.CheckSignature(); err != nil {
+			b.Fatal(err)
+		}
+		now := time.Now()
+		if _, err := kcmIssue(csr, ca, key, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, now, now.Add(time.Hour)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
