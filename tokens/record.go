@@ -90,8 +90,8 @@ func (r Record) Check() error {
 		errs = append(errs, errors.New("description: want one line of valid UTF-8 without control characters"))
 	}
 	// RFC 3339 has four digits for the year.
-	if !r.Expires.IsZero() && (r.Expires.Year() < 1970 || r.Expires.Year() > 9999) {
-		errs = append(errs, fmt.Errorf("expiration: year %d given, want 1970 to 9999", r.Expires.Year()))
+	if !r.Expires.IsZero() && (r.Expires.UTC().Year() < 1970 || r.Expires.UTC().Year() > 9999) {
+		errs = append(errs, fmt.Errorf("expiration: year %d given, want 1970 to 9999", r.Expires.UTC().Year()))
 	}
 	return errors.Join(errs...)
 }

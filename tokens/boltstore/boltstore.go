@@ -4,6 +4,7 @@
 package boltstore
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -30,6 +31,16 @@ type Store struct {
 	broken  error      // guarded by commit
 	mu      sync.Mutex // guards waiting
 	waiting []*write
+
+	// What List decoded the last time. It compares the rows, so that the file stays the only
+	// truth: most of the time of a List of thousands would go into JSON.
+	listing sync.Mutex // guards decoded
+	decoded map[string]decodedRow
+}
+
+type decodedRow struct {
+	row    []byte
+	record tokens.Record
 }
 
 var _ tokens.Store = (*Store)(nil)
@@ -63,19 +74,31 @@ func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	s.listing.Lock()
+	defer s.listing.Unlock()
 	var all []tokens.Record
+	decoded := make(map[string]decodedRow, len(s.decoded))
 	err := s.read(func(tx *bbolt.Tx) error {
-		b := tx.Bucket(tokensBucket)
-		all = slices.Grow(all, b.Inspect().KeyN)
-		return b.ForEach(func(k, v []byte) error { // in the order of keys
-			r, err := decodeRow(k, v)
+		return tx.Bucket(tokensBucket).ForEach(func(k, v []byte) error { // in the order of keys
+			d, known := s.decoded[string(k)]
+			if !known || !bytes.Equal(d.row, v) {
+				r, err := decodeRow(k, v)
+				if err != nil {
+					return err
+				}
+				d = decodedRow{bytes.Clone(v), r}
+			}
+			decoded[string(k)] = d
+			r := d.record
+			r.Groups = slices.Clone(r.Groups)
 			all = append(all, r)
-			return err
+			return nil
 		})
 	})
 	if err != nil {
 		return nil, err
 	}
+	s.decoded = decoded
 	return all, nil
 }
 

@@ -1,0 +1,273 @@
+package tokens_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// clean runs a cleaner of m in a bubble of synctest until the test ends.
+func clean(t *testing.T, c tokens.Cleaner) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v, want nil at the end of its context", err)
+		}
+	})
+	synctest.Wait()
+}
+
+// add stores a token of this ID that expires after d; zero is never.
+func (m *memory) add(t *testing.T, id string, d time.Duration) tokens.Record {
+	t.Helper()
+	r := tokens.Record{Token: parse(t, id+"."+secret)}
+	if d != 0 {
+		r.Expires = time.Now().Add(d)
+	}
+	r, err := m.Create(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (m *memory) wantLeft(t *testing.T, when string, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	if got := m.left(); !slices.Equal(got, want) {
+		t.Errorf("%s: tokens %v are left, want %v", when, got, want)
+	}
+}
+
+func TestCleanerDeletesAtTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{}
+		m.add(t, "aaaaaa", -time.Hour)
+		m.add(t, "bbbbbb", 30*time.Minute)
+		m.add(t, "cccccc", 90*time.Minute)
+		m.add(t, "dddddd", 0)
+		reg := prometheus.NewPedanticRegistry()
+		clean(t, tokens.Cleaner{Store: m, Sweep: 24 * time.Hour, Registerer: reg})
+		m.wantLeft(t, "at the start", "bbbbbb", "cccccc", "dddddd")
+
+		time.Sleep(30*time.Minute - time.Nanosecond)
+		m.wantLeft(t, "just before the deadline", "bbbbbb", "cccccc", "dddddd")
+		time.Sleep(time.Nanosecond)
+		m.wantLeft(t, "at the deadline", "cccccc", "dddddd")
+
+		// One that is created meanwhile, and is to go before the deadline that was known.
+		m.add(t, "eeeeee", time.Minute)
+		time.Sleep(time.Minute)
+		m.wantLeft(t, "at the new deadline", "cccccc", "dddddd")
+
+		if _, err := m.Update(t.Context(), "cccccc", func(r *tokens.Record) error {
+			r.Expires = r.Expires.Add(time.Hour)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		m.wantLeft(t, "at the deadline of a renewed token", "cccccc", "dddddd")
+		time.Sleep(time.Hour)
+		m.wantLeft(t, "at the later deadline", "dddddd")
+		if want := []string{"aaaaaa", "bbbbbb", "cccccc", "eeeeee"}; !slices.Equal(m.tried(), want) {
+			t.Errorf("deletions are not %v", want)
+		}
+		if err := testutil.GatherAndCompare(reg, strings.NewReader(`
+# HELP kubejoin_tokens_expired_deleted_total Bootstrap tokens deleted because they had expired.
+# TYPE kubejoin_tokens_expired_deleted_total counter
+kubejoin_tokens_expired_deleted_total 4
+`), "kubejoin_tokens_expired_deleted_total"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCleanerNoticesSteppedClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{}
+		m.add(t, "aaaaaa", 10*time.Hour)
+		var step atomic.Int64
+		clean(t, tokens.Cleaner{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
+		time.Sleep(time.Hour)
+		m.wantLeft(t, "before the step", "aaaaaa")
+		step.Store(int64(9 * time.Hour))
+		time.Sleep(time.Minute)
+		m.wantLeft(t, "within the sweep of a minute")
+	})
+}
+
+// TestCleanerSparesRenewed has a list that lags behind a renewal.
+func TestCleanerSparesRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{}
+		m.add(t, "aaaaaa", time.Hour)
+		m.add(t, "bbbbbb", time.Hour)
+		reg := prometheus.NewPedanticRegistry()
+		clean(t, tokens.Cleaner{Store: m, Sweep: 24 * time.Hour, Registerer: reg})
+		m.lag(true)
+		if _, err := m.Update(t.Context(), "aaaaaa", func(r *tokens.Record) error {
+			r.Expires = r.Expires.Add(time.Hour)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		m.wantLeft(t, "when the old deadline has passed", "aaaaaa")
+		if got, want := m.tried(), []string{"aaaaaa", "bbbbbb"}; !slices.Equal(got[:2], want) {
+			t.Errorf("deletions tried: %v, want %v", got, want)
+		}
+		// ErrConflict and ErrNotFound of the lagging list are no failures: no backoff.
+		wantSteps(t, reg, "error", 0)
+		m.lag(false)
+		time.Sleep(time.Hour)
+		m.wantLeft(t, "when the new deadline has passed")
+	})
+}
+
+func wantSteps(t *testing.T, reg *prometheus.Registry, result string, want int) {
+	t.Helper()
+	synctest.Wait()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := 0
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if f.GetName() == "kubejoin_loop_steps_total" && l.GetName() == "result" && l.GetValue() == result {
+					got = int(m.GetCounter().GetValue())
+				}
+			}
+		}
+	}
+	if got != want {
+		t.Errorf("%d steps with result %s, want %d", got, result, want)
+	}
+}
+
+func TestCleanerRetries(t *testing.T) {
+	for _, when := range []string{"before", "after"} {
+		t.Run("fails "+when+" taking effect", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &memory{}
+				for _, id := range []string{"aaaaaa", "bbbbbb", "cccccc"} {
+					m.add(t, id, -time.Minute)
+				}
+				failures := 0
+				m.failDelete = func(id string, after bool) error {
+					if id == "bbbbbb" && after == (when == "after") && failures < 3 {
+						failures++
+						return errBroken
+					}
+					return nil
+				}
+				var log bytes.Buffer
+				clean(t, tokens.Cleaner{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+				time.Sleep(5 * time.Second) // backoff 0.1, 0.2, 0.4 s
+				m.wantLeft(t, "in the end")
+				if want := map[string]int{"before": 3, "after": 1}[when]; failures != want {
+					t.Errorf("%d failures, want %d", failures, want)
+				}
+				for _, part := range []string{"delete expired token bbbbbb: the store is broken", "expired token deleted", "token=aaaaaa", "token=cccccc"} {
+					if !strings.Contains(log.String(), part) {
+						t.Errorf("no %q in the log:\n%s", part, log.String())
+					}
+				}
+				if strings.Contains(log.String(), secret) {
+					t.Errorf("a secret in the log:\n%s", log.String())
+				}
+			})
+		})
+	}
+}
+
+func TestCleanerRetriesList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{failList: errBroken}
+		m.add(t, "aaaaaa", -time.Minute)
+		reg := prometheus.NewPedanticRegistry()
+		clean(t, tokens.Cleaner{Store: m, Registerer: reg})
+		wantSteps(t, reg, "error", 1)
+		m.mu.Lock()
+		m.failList = nil
+		m.mu.Unlock()
+		time.Sleep(time.Second)
+		m.wantLeft(t, "when the list works again")
+	})
+}
+
+// TestCleanerOneNeverGoes has a token that fails for ever: the others go, and the log does not
+// grow with the number of those that fail.
+func TestCleanerOneNeverGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{slow: 10 * time.Millisecond}
+		var stay []string
+		for i := range 500 {
+			r := m.add(t, fmt.Sprintf("%06d", i), time.Hour)
+			if i%10 == 0 {
+				stay = append(stay, r.Token.ID())
+			}
+		}
+		m.failDelete = func(id string, _ bool) error {
+			if strings.HasSuffix(id, "0") {
+				return errBroken
+			}
+			return nil
+		}
+		var log bytes.Buffer
+		clean(t, tokens.Cleaner{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		time.Sleep(time.Hour + 700*time.Millisecond) // 500 deletions of 10 ms, 8 at once
+		m.wantLeft(t, "after the first try", stay...)
+		m.mu.Lock()
+		if m.mostAtOnce != 8 {
+			t.Errorf("%d deletions at once, want 8", m.mostAtOnce)
+		}
+		m.mu.Unlock()
+		if got := log.String(); strings.Count(got, "the store is broken") != 10 || !strings.Contains(got, "and 40 more tokens") {
+			t.Errorf("the log has not 10 of the 50 errors and a count of the others:\n%s", got)
+		}
+	})
+}
+
+// TestCleanerProblems: a malformed expiration counts as passed, as upstream has it; what is
+// being deleted already is not deleted again and again.
+func TestCleanerProblems(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{}
+		malformed := m.add(t, "aaaaaa", 0)
+		malformed.Expires, malformed.Problem = time.Unix(0, 0), errors.New("expiration is not RFC 3339")
+		m.put(malformed)
+		deleting := m.add(t, "bbbbbb", -time.Hour)
+		deleting.Problem = fmt.Errorf("finalizer x: %w", tokens.ErrDeleting)
+		m.put(deleting)
+		clean(t, tokens.Cleaner{Store: m})
+		time.Sleep(time.Hour)
+		m.wantLeft(t, "in the end", "bbbbbb")
+		if got, want := m.tried(), []string{"aaaaaa"}; !slices.Equal(got, want) {
+			t.Errorf("deletions tried: %v, want %v", got, want)
+		}
+	})
+}
+
+func TestCleanerNeedsStore(t *testing.T) {
+	if err := (tokens.Cleaner{}).Run(t.Context()); err == nil {
+		t.Error("Run without a Store does not fail")
+	}
+}

@@ -1,0 +1,141 @@
+package tokens_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"k8s.io/cluster-bootstrap/token/api"
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+func TestExpired(t *testing.T) {
+	for _, test := range []struct {
+		expires time.Time
+		want    bool
+	}{
+		{time.Time{}, false},
+		{noon.Add(time.Nanosecond), false},
+		{noon, true}, // as upstream: none of its time remains
+		{noon.Add(-time.Nanosecond), true},
+		{time.Unix(0, 0), true},
+	} {
+		r := tokens.Record{Token: parse(t, id+"."+secret), Expires: test.expires, Signing: true}
+		if got := r.Expired(noon); got != test.want {
+			t.Errorf("Expired at %v with expiration %v = %t", noon, test.expires, got)
+		}
+		if got := r.Signs(noon); got == test.want {
+			t.Errorf("Signs at %v with expiration %v = %t", noon, test.expires, got)
+		}
+	}
+}
+
+func TestSigns(t *testing.T) {
+	onlyID, err := tokens.OnlyID(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := parse(t, id+"."+secret)
+	for name, test := range map[string]struct {
+		r    tokens.Record
+		want bool
+	}{
+		"zero":           {tokens.Record{}, false},
+		"signing":        {tokens.Record{Token: token, Signing: true}, true},
+		"authentication": {tokens.Record{Token: token, Authentication: true}, false},
+		"no secret":      {tokens.Record{Token: onlyID, Signing: true}, false},
+		"no token":       {tokens.Record{Signing: true}, false},
+		// As kube-controller-manager, which does not look at the groups.
+		"problem": {tokens.Record{Token: token, Signing: true, Problem: errors.New("bad group")}, true},
+	} {
+		if got := test.r.Signs(noon); got != test.want {
+			t.Errorf("%s: Signs = %t, want %t", name, got, test.want)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	onlyID, err := tokens.OnlyID(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := parse(t, id+"."+secret)
+	full := tokens.Record{Token: token, Signing: true, Authentication: true, Groups: []string{tokens.DefaultGroup}, Expires: noon, Description: "ok"}
+	for _, test := range []struct {
+		name   string
+		change func(*tokens.Record)
+		want   string
+	}{
+		{"full", func(*tokens.Record) {}, ""},
+		{"token only", func(r *tokens.Record) { *r = tokens.Record{Token: token} }, ""},
+		{"store's fields", func(r *tokens.Record) { r.UID, r.Version, r.Created = "u", "v", noon }, ""},
+		{"no token", func(r *tokens.Record) { r.Token = tokens.Token{} }, "token: none given"},
+		{"no secret", func(r *tokens.Record) { r.Token = onlyID }, "token: none given"},
+		{"problem", func(r *tokens.Record) { r.Problem = errors.New("known") }, "known"},
+		{"groups alone", func(r *tokens.Record) { r.Authentication = false }, "groups: system:bootstrappers:kubeadm:default-node-token need usage authentication"},
+		{"masters", func(r *tokens.Record) { r.Groups = []string{"system:masters"} }, `groups: "system:masters" does not match ` + api.BootstrapGroupPattern},
+		{"empty group", func(r *tokens.Record) { r.Groups = []string{""} }, `groups: "" does not match`},
+		{"prefix only", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:"} }, "does not match"},
+		{"group with space", func(r *tokens.Record) { r.Groups = []string{" system:bootstrappers:a"} }, "does not match"},
+		{"group with newline", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:a\n"} }, "does not match"},
+		{"group with comma", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:a,system:bootstrappers:b"} }, "does not match"},
+		{"group ends in colon", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:a:"} }, "does not match"},
+		{"longest group", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:" + strings.Repeat("a", 256)} }, ""},
+		{"longer group", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:" + strings.Repeat("a", 257)} }, "does not match"},
+		{"group twice", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:a", "system:bootstrappers:a"} }, `groups: "system:bootstrappers:a" is given twice`},
+		{"longest description", func(r *tokens.Record) { r.Description = strings.Repeat("x", 1024) }, ""},
+		{"longer description", func(r *tokens.Record) { r.Description = strings.Repeat("x", 1025) }, "description: 1025 bytes given, 1024 allowed"},
+		{"unicode", func(r *tokens.Record) { r.Description = "Größe 日本語 🚀" }, ""},
+		{"not UTF-8", func(r *tokens.Record) { r.Description = "\xff" }, "description: want one line"},
+		{"two lines", func(r *tokens.Record) { r.Description = "a\nb" }, "description: want one line"},
+		{"escape", func(r *tokens.Record) { r.Description = "\x1b[31mred" }, "description: want one line"},
+		{"next line", func(r *tokens.Record) { r.Description = "a\u0085b" }, "description: want one line"},
+		{"never", func(r *tokens.Record) { r.Expires = time.Time{} }, ""},
+		{"last second", func(r *tokens.Record) { r.Expires = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }, ""},
+		{"year 10000", func(r *tokens.Record) { r.Expires = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }, "expiration: year 10000 given, want 1970 to 9999"},
+		{"year 10000 in UTC", func(r *tokens.Record) {
+			r.Expires = time.Date(9999, 12, 31, 23, 59, 59, 0, time.FixedZone("", -3600))
+		}, "expiration: year 10000 given, want 1970 to 9999"},
+		{"year 1", func(r *tokens.Record) { r.Expires = time.Time{}.Add(1) }, "expiration: year 1 given, want 1970 to 9999"},
+	} {
+		r := full
+		test.change(&r)
+		err := r.Check()
+		switch {
+		case test.want == "":
+			if err != nil {
+				t.Errorf("%s: Check = %v", test.name, err)
+			}
+		case err == nil || !strings.Contains(err.Error(), test.want):
+			t.Errorf("%s: Check = %v, want %q", test.name, err, test.want)
+		case strings.Contains(err.Error(), secret):
+			t.Errorf("%s: Check = %v, with the secret in it", test.name, err)
+		}
+	}
+}
+
+func TestCheckJoinsAll(t *testing.T) {
+	known := errors.New("known")
+	err := tokens.Record{Problem: known, Groups: []string{"x"}, Description: "\n", Expires: time.Unix(-1, 0)}.Check()
+	if !errors.Is(err, known) {
+		t.Errorf("Check = %v, want the problem wrapped", err)
+	}
+	for _, part := range []string{"token:", "known", "groups:", "description:", "expiration:"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("Check = %v, want %q in it too", err, part)
+		}
+	}
+}
+
+func ExampleRecord_Check() {
+	fmt.Println(tokens.Record{
+		Token:          tokens.Generate(),
+		Authentication: true,
+		Groups:         []string{"system:masters"},
+	}.Check())
+	// Output: groups: "system:masters" does not match \Asystem:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]\z
+}
