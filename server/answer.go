@@ -41,6 +41,7 @@ type problem struct {
 	RequestID string `json:"requestID,omitempty"`
 
 	retryAfter time.Duration
+	allow      []string // methods
 	cause      error // for the log alone
 }
 
@@ -172,6 +173,9 @@ func failed(err error, id string, kubernetes bool) (answer, int) {
 	a := answer{contentType: "application/problem+json", header: map[string]string{}}
 	if p.retryAfter > 0 {
 		a.header["Retry-After"] = strconv.Itoa(int(p.retryAfter.Seconds()))
+	}
+	if len(p.allow) > 0 {
+		a.header["Allow"] = strings.Join(p.allow, ", ") // RFC 9110, section 15.5.6
 	}
 	if p.Status == http.StatusUnauthorized {
 		a.header["WWW-Authenticate"] = `Bearer realm="kubejoin"` // RFC 6750, section 3

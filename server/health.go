@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/go-chi/chi/v5"
 )
 
 // A Check is one condition of being ready.
@@ -97,7 +99,14 @@ func (h *handler) notFound(*http.Request) (answer, error) {
 }
 
 func (h *handler) methodNotAllowed(r *http.Request) (answer, error) {
-	return answer{}, newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %s", printableMethod(r.Method))
+	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %s", printableMethod(r.Method))
+	routes := chi.RouteContext(r.Context()).Routes
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
+		if routes.Match(chi.NewRouteContext(), method, r.URL.Path) {
+			p.allow = append(p.allow, method)
+		}
+	}
+	return answer{}, p
 }
 
 func printableMethod(m string) string {

@@ -1,0 +1,83 @@
+package server_test
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/server"
+)
+
+func TestParseTokenFile(t *testing.T) {
+	const token = "31ada4fd-adec-460c-809a-9e56ceb75269"
+	for _, test := range []struct{ name, file, err string }{
+		{name: "empty"},
+		{name: "three columns", file: token + ",ada,1\n"},
+		{name: "groups", file: token + `,ada,1,"a, b"` + "\n"},
+		{name: "comment and blank", file: "# operators\n\n" + token + ",ada,1\n"},
+		{name: "two columns", file: token + ",ada\n", err: "row 1: 2 columns given"},
+		{name: "five columns", file: token + ",ada,1,a,b\n", err: "row 1: 5 columns given"},
+		{name: "short token", file: "password,ada,1\n", err: "row 1: token has 8 characters"},
+		{name: "token with a space", file: `"31ada4fd adec 460c 809a",ada,1` + "\n", err: "no HTTP header can carry"},
+		{name: "no user", file: token + ",,1\n", err: "row 1: user is empty"},
+		{name: "twice", file: token + ",ada,1\n" + token + ",eve,2\n", err: "row 2: this token stands in an earlier row"},
+		{name: "open quote", file: token + `,ada,1,"a` + "\n", err: "line"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f, err := server.ParseTokenFile([]byte(test.file))
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) || strings.Contains(err.Error(), token) {
+					t.Fatalf("error %v, want %q and no token", err, test.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, _ := http.NewRequest("GET", "/", nil)
+			r.Header.Set("Authorization", "bearer  "+token)
+			user, err := f.Authenticate(r)
+			if known := strings.Contains(test.file, token); known != (err == nil) {
+				t.Fatalf("authenticate: %v, token in the file: %v", err, known)
+			}
+			if test.name == "groups" && !slices.Equal(user.Groups, []string{"a", "b"}) {
+				t.Errorf("groups %q", user.Groups)
+			}
+		})
+	}
+	var zero server.TokenFile
+	r, _ := http.NewRequest("GET", "/", nil)
+	r.Header.Set("Authorization", "Bearer "+token)
+	if _, err := zero.Authenticate(r); err == nil {
+		t.Error("the zero TokenFile knows somebody")
+	}
+}
+
+func FuzzParseTokenFile(f *testing.F) {
+	f.Add([]byte("31ada4fd-adec-460c-809a-9e56ceb75269,ada,1,\"a,b\"\n"))
+	f.Add([]byte("a,b\n\"\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file, err := server.ParseTokenFile(data)
+		if (file == nil) == (err == nil) {
+			t.Errorf("file %v, error %v", file, err)
+		}
+	})
+}
+
+// FuzzJoinCommand sends any query and body: the answer is a join command or a 4xx.
+func FuzzJoinCommand(f *testing.F) {
+	f.Add("ttl=1h", "application/json", []byte(`{"description": "x"}`))
+	f.Add("ttl=%zz&ttl=", "", []byte(`{`))
+	f.Fuzz(func(t *testing.T, query, contentType string, body []byte) {
+		s := newSite(t)
+		s.Advertise = "127.0.0.1:9443"
+		status, answer := s.ask(query, contentType, body)
+		if status != 200 && (status < 400 || status > 499) {
+			t.Errorf("status %d: %s", status, answer)
+		}
+		if status == 200 {
+			parseLine(t, answer)
+		}
+	})
+}

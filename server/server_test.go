@@ -1,0 +1,436 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+const (
+	adminBearer  = "admin-bearer-0123456789"
+	viewerBearer = "viewer-bearer-0123456789"
+	commandPath  = "/v1/token/print-join-command"
+	infoPath     = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+)
+
+// A site is a server with the file store, over TLS as it is meant to be.
+type site struct {
+	server.Server
+	store *boltstore.Store
+	ca    *signer.CA
+	logs  *bytes.Buffer
+	url   string
+	http  *http.Client
+}
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	operators, err := server.ParseTokenFile([]byte(adminBearer + `,ada,1,"kubejoin:admins,others"` + "\n" + viewerBearer + ",vic,2\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &site{store: store, ca: ca, logs: &bytes.Buffer{}}
+	s.Server = server.Server{
+		Tokens:       store,
+		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Authenticate: operators.Authenticate,
+		Authorize:    server.AllowGroup("kubejoin:admins"),
+		Version:      server.Version{Version: "v0.0.0"},
+		Logger:       slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Registerer:   prometheus.NewPedanticRegistry(),
+	}
+	return s
+}
+
+// start serves s as it is now.
+func (s *site) start(t *testing.T) {
+	t.Helper()
+	certificate := &servingcert.Issued{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
+	if _, err := certificate.Step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Advertise == "" {
+		s.Advertise = listener.Addr().String()
+	}
+	web := &http.Server{Handler: s.Handler(), TLSConfig: &tls.Config{GetCertificate: certificate.GetCertificate}, ErrorLog: log.New(io.Discard, "", 0)}
+	go func() { _ = web.ServeTLS(listener, "", "") }()
+	t.Cleanup(func() { _ = web.Close() })
+	s.url = "https://" + listener.Addr().String()
+	roots := x509.NewCertPool()
+	roots.AddCert(s.ca.Certificate())
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	s.http = &http.Client{Transport: transport}
+}
+
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (s *site) do(t *testing.T, method, path, bearer, contentType, body string) reply {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bearer != "" {
+		r.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	if contentType != "" {
+		r.Header.Set("Content-Type", contentType)
+	}
+	response, err := s.http.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	content, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply{response.StatusCode, response.Header, string(content)}
+}
+
+// parseLine takes a join command apart as kubeadm would.
+func parseLine(t *testing.T, line string) (endpoint string, token tokens.Token, pins []string) {
+	t.Helper()
+	if strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "\n") {
+		t.Fatalf("not one line: %q", line)
+	}
+	words := strings.Fields(line)
+	if len(words) < 7 || words[0] != "kubeadm" || words[1] != "join" || words[3] != "--token" {
+		t.Fatalf("not a join command of known form: %d words", len(words))
+	}
+	token, err := tokens.Parse(words[4])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rest := words[5:]; len(rest) > 0; rest = rest[2:] {
+		if rest[0] != "--discovery-token-ca-cert-hash" {
+			t.Fatalf("flag %s", rest[0])
+		}
+		pins = append(pins, rest[1])
+	}
+	return words[2], token, pins
+}
+
+func TestJoinCommandLeadsToDiscovery(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	got := s.do(t, "POST", commandPath+"?ttl=2h&description=rack%207", adminBearer, "", "")
+	if got.status != 200 || got.header.Get("Content-Type") != "text/plain; charset=utf-8" || got.header.Get("Cache-Control") != "no-store" {
+		t.Fatalf("%d %v", got.status, got.header)
+	}
+	if timing := got.header.Get("Server-Timing"); !strings.Contains(timing, "sign;dur=") {
+		t.Errorf("Server-Timing: %q", timing)
+	}
+	endpoint, token, pins := parseLine(t, got.body)
+	found, err := clusterinfo.Discover(t.Context(), endpoint, token, pins)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found.Server != "https://api.example.com:6443" {
+		t.Errorf("discovered server %s", found.Server)
+	}
+	record, err := s.store.Get(t.Context(), token.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := time.Until(record.Expires); left < 119*time.Minute || left > 2*time.Hour {
+		t.Errorf("expires in %v, want 2h", left)
+	}
+	if record.Description != "rack 7" || !record.Signing || !record.Authentication || len(record.Groups) != 1 || record.Groups[0] != tokens.DefaultGroup {
+		t.Errorf("record %+v", record)
+	}
+	for name, secret := range map[string]string{"token": token.RevealSecret(), "bearer": adminBearer} {
+		if strings.Contains(s.logs.String(), secret) {
+			t.Errorf("the %s is in the log", name)
+		}
+	}
+	if !strings.Contains(s.logs.String(), "user=ada token="+token.ID()) {
+		t.Errorf("the log does not say who made token %s:\n%s", token.ID(), s.logs)
+	}
+}
+
+func TestJoinCommandRequests(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	const jsonType = "application/json"
+	for _, test := range []struct {
+		name, query, contentType, body string
+		status                         int
+		want                           string // in a problem's detail
+		ttl                            time.Duration
+	}{
+		{name: "nothing asked", status: 200, ttl: 24 * time.Hour},
+		{name: "for ever", query: "?ttl=0", status: 200},
+		{name: "json", contentType: jsonType, body: `{"ttl": "90m", "description": "日本"}`, status: 200, ttl: 90 * time.Minute},
+		{name: "what curl -d sends", contentType: "application/x-www-form-urlencoded", body: `{"ttl": "90m"}`, status: 200, ttl: 90 * time.Minute},
+		{name: "empty object", contentType: jsonType, body: `{}`, status: 200, ttl: 24 * time.Hour},
+		{name: "one in each", query: "?ttl=1h", contentType: jsonType, body: `{"description": "x"}`, status: 200, ttl: time.Hour},
+		{name: "negative", query: "?ttl=-1h", status: 400, want: "ttl: -1h0m0s given; want 1s to"},
+		{name: "too short", query: "?ttl=1ns", status: 400, want: "ttl: 1ns given"},
+		{name: "absurd", query: "?ttl=2000000h", status: 400, want: "ttl: 2000000h0m0s given"},
+		{name: "no unit", query: "?ttl=24", status: 400, want: `ttl: "24" is not a duration`},
+		{name: "empty ttl", query: "?ttl=", status: 400, want: `ttl: "" is not a duration`},
+		{name: "overflow", query: "?ttl=99999999999h", status: 400, want: "is not a duration"},
+		{name: "twice", query: "?ttl=1h&ttl=2h", status: 400, want: "ttl: given more than once"},
+		{name: "in both", query: "?ttl=1h", contentType: jsonType, body: `{"ttl": "1h"}`, status: 400, want: "ttl: given more than once"},
+		{name: "unknown parameter", query: "?tll=1h", status: 400, want: `"tll": unknown query parameter`},
+		{name: "bad escape", query: "?ttl=%zz", status: 400, want: "the query cannot be read"},
+		{name: "unknown field", contentType: jsonType, body: `{"TTL": "1h"}`, status: 400, want: "unknown or repeated"},
+		{name: "repeated field", contentType: jsonType, body: `{"ttl": "1h", "ttl": "2h"}`, status: 400, want: "unknown or repeated"},
+		{name: "wrong kind", contentType: jsonType, body: `{"ttl": 3600}`, status: 400, want: "not a JSON object"},
+		{name: "not json", contentType: jsonType, body: `ttl=1h`, status: 400, want: "not a JSON object"},
+		{name: "two values", contentType: jsonType, body: `{}{}`, status: 400, want: "not a JSON object"},
+		{name: "other type", contentType: "text/yaml", body: `ttl: 1h`, status: 415, want: "application/json"},
+		{name: "too large", contentType: jsonType, body: `{"description": "` + strings.Repeat("x", server.MaxBody) + `"}`, status: 413, want: "65536 bytes"},
+		{name: "long description", contentType: jsonType, body: `{"description": "` + strings.Repeat("x", 1025) + `"}`, status: 400, want: "description: 1025 bytes given, 1024 allowed"},
+		{name: "two lines", query: "?description=a%0Ab", status: 400, want: "description: want one line"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := s.ids(t)
+			got := s.do(t, "POST", commandPath+test.query, adminBearer, test.contentType, test.body)
+			if got.status != test.status {
+				t.Fatalf("status %d, want %d: %s", got.status, test.status, got.body)
+			}
+			if test.status != 200 {
+				var p struct{ Type, Title, Detail, Field, RequestID string }
+				if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.header.Get("Content-Type") != "application/problem+json" {
+					t.Fatalf("not a problem document: %s %v", got.body, err)
+				}
+				if !strings.Contains(p.Detail, test.want) || p.RequestID == "" || p.RequestID != got.header.Get("X-Request-Id") || !strings.HasPrefix(p.Type, "https://kubejoin.io/problems/") {
+					t.Errorf("problem %+v, want %q", p, test.want)
+				}
+				if now := s.ids(t); len(now) != len(before) {
+					t.Errorf("%d tokens stored by a refused request", len(now)-len(before))
+				}
+				return
+			}
+			_, token, _ := parseLine(t, got.body)
+			record, err := s.store.Get(t.Context(), token.ID())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.ttl == 0 {
+				if !record.Expires.IsZero() {
+					t.Errorf("expires %v, want never", record.Expires)
+				}
+			} else if left := time.Until(record.Expires); left > test.ttl || left < test.ttl-time.Minute {
+				t.Errorf("expires in %v, want %v", left, test.ttl)
+			}
+		})
+	}
+}
+
+func (s *site) ids(t *testing.T) []string {
+	t.Helper()
+	records, err := s.store.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, r := range records {
+		ids = append(ids, r.Token.ID())
+	}
+	return ids
+}
+
+// unsigned is a cluster-info that nobody signs.
+type unsigned struct{ server.ClusterInfo }
+
+func (unsigned) WaitSigned(ctx context.Context, _ tokens.Token) error {
+	<-ctx.Done()
+	return errors.New("cluster-info has no signature of it")
+}
+
+// stubborn is a store that does not delete at once: a number of tries fails, and another
+// writer is always a step ahead.
+type stubborn struct {
+	tokens.Store
+	failures int
+}
+
+func (s *stubborn) Delete(ctx context.Context, r tokens.Record) error {
+	if s.failures > 0 {
+		s.failures--
+		if _, err := s.Update(ctx, r.Token.ID(), func(r *tokens.Record) error { r.Description += "."; return nil }); err != nil {
+			return err
+		}
+		return errors.New("connection reset")
+	}
+	return s.Store.Delete(ctx, r)
+}
+
+func TestUnsignedTokenIsWithdrawn(t *testing.T) {
+	s := newSite(t)
+	s.ClusterInfo = unsigned{s.ClusterInfo}
+	s.Tokens = &stubborn{s.store, 2}
+	s.SignTimeout = 10 * time.Millisecond
+	s.SignedBy = "the one who sleeps"
+	s.start(t)
+	got := s.do(t, "POST", commandPath, adminBearer, "", "")
+	if got.status != 504 || !strings.Contains(got.body, "the one who sleeps") || !strings.Contains(got.body, "was deleted again") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if ids := s.ids(t); len(ids) != 0 {
+		t.Errorf("tokens %v are left", ids)
+	}
+	if !strings.Contains(s.logs.String(), "cluster-info has no signature of it") {
+		t.Errorf("the log does not say what was seen:\n%s", s.logs)
+	}
+}
+
+func TestClientThatLeavesTakesItsTokenAlong(t *testing.T) {
+	s := newSite(t)
+	s.ClusterInfo = unsigned{s.ClusterInfo}
+	s.SignTimeout = time.Minute
+	handler := s.Handler()
+	ctx, cancel := context.WithCancel(t.Context())
+	r := httptest.NewRequestWithContext(ctx, "POST", commandPath, nil)
+	r.Header.Set("Authorization", "Bearer "+adminBearer)
+	done := make(chan struct{})
+	go func() { defer close(done); handler.ServeHTTP(httptest.NewRecorder(), r) }()
+	for range s.store.Watch(t.Context()) { // until the token is there
+		if len(s.ids(t)) == 1 {
+			break
+		}
+	}
+	cancel()
+	<-done
+	if ids := s.ids(t); len(ids) != 0 {
+		t.Errorf("tokens %v are left", ids)
+	}
+}
+
+func TestWhoMay(t *testing.T) {
+	broken := func(*http.Request) (server.User, error) { return server.User{}, errors.New("reviewer down") }
+	for _, test := range []struct {
+		name, bearer string
+		change       func(*server.Server)
+		status       int
+	}{
+		{name: "admin", bearer: adminBearer, status: 200},
+		{name: "another user", bearer: viewerBearer, status: 403},
+		{name: "no bearer", status: 401},
+		{name: "unknown bearer", bearer: adminBearer + "x", status: 401},
+		{name: "a prefix", bearer: adminBearer[:20], status: 401},
+		{name: "no authenticator", bearer: adminBearer, change: func(s *server.Server) { s.Authenticate = nil }, status: 403},
+		{name: "no authorizer", bearer: adminBearer, change: func(s *server.Server) { s.Authorize = nil }, status: 403},
+		{name: "authenticator away", bearer: adminBearer, change: func(s *server.Server) { s.Authenticate = broken }, status: 503},
+		{name: "authorizer away", bearer: adminBearer, change: func(s *server.Server) {
+			s.Authorize = func(*http.Request, server.User, server.Access) error { return errors.New("reviewer down") }
+		}, status: 503},
+		{name: "no group at all", bearer: viewerBearer, change: func(s *server.Server) { s.Authorize = server.AllowGroup("") }, status: 403},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSite(t)
+			s.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "metrics") })
+			if test.change != nil {
+				test.change(&s.Server)
+			}
+			s.start(t)
+			for _, route := range [][2]string{{"POST", commandPath}, {"GET", "/metrics"}} {
+				got := s.do(t, route[0], route[1], test.bearer, "", "")
+				if got.status != test.status {
+					t.Errorf("%s: status %d, want %d: %s", route[1], got.status, test.status, got.body)
+				}
+				if strings.Contains(got.body, "reviewer down") {
+					t.Errorf("%s: the client is told of the inside: %s", route[1], got.body)
+				}
+				if (got.status == 401) != (got.header.Get("WWW-Authenticate") != "") || (got.status == 503) != (got.header.Get("Retry-After") != "") {
+					t.Errorf("%s: status %d with headers %v", route[1], got.status, got.header)
+				}
+			}
+			for _, path := range []string{infoPath, "/healthz", "/readyz", "/version"} {
+				if got := s.do(t, "GET", path, "", "", ""); got.status != 200 {
+					t.Errorf("%s: status %d for anybody, want 200", path, got.status)
+				}
+			}
+		})
+	}
+}
+
+func TestPaths(t *testing.T) {
+	s := newSite(t)
+	s.Checks = []server.Check{
+		{Name: "good", Ready: func(context.Context) error { return nil }},
+		{Name: "bad", Ready: func(context.Context) error { return errors.New("it is dark") }},
+	}
+	s.start(t)
+	for _, test := range []struct {
+		method, path string
+		status       int
+		want         string
+	}{
+		{"GET", "/healthz", 200, "ok\n"},
+		{"HEAD", "/healthz", 200, ""},
+		{"GET", "/readyz", 503, "[+]good ok\n[-]bad failed: it is dark\nreadyz check failed\n"},
+		{"GET", "/version", 200, `{"version":"v0.0.0","goVersion":"","platform":""}` + "\n"},
+		{"GET", commandPath, 405, "does not answer the method"},
+		{"GET", "/", 404, "nothing at this path"},
+		{"GET", "/metrics", 404, "nothing at this path"},
+		{"GET", "/api/v1/namespaces/kube-system/configmaps/cluster-info", 404, `"kind":"Status"`},
+		{"DELETE", infoPath, 405, `"kind":"Status"`},
+		{"GET", infoPath, 200, `"kind":"ConfigMap"`},
+	} {
+		got := s.do(t, test.method, test.path, "", "", "")
+		if allow := got.header.Get("Allow"); (got.status == 405) != (allow == "POST" || allow == "GET, HEAD") {
+			t.Errorf("%s %s: %d with Allow %q", test.method, test.path, got.status, allow)
+		}
+		if got.status != test.status || !strings.Contains(got.body, test.want) {
+			t.Errorf("%s %s: %d %s, want %d %s", test.method, test.path, got.status, got.body, test.status, test.want)
+		}
+	}
+}
+
+// ask calls the handler without a network, so that what a client cannot send gets there too.
+func (s *site) ask(query, contentType string, body []byte) (int, string) {
+	r := httptest.NewRequest("POST", commandPath, bytes.NewReader(body))
+	r.URL.RawQuery = query
+	r.Header.Set("Authorization", "Bearer "+adminBearer)
+	r.Header.Set("Content-Type", contentType)
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, r)
+	return w.Code, w.Body.String()
+}
