@@ -1,0 +1,196 @@
+package configmap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// ConfigMap is the live cluster-info of a cluster, held in memory by a watch on this one
+// object. It is made by [Open]; its methods may be called side by side.
+type ConfigMap struct {
+	client kubernetes.Interface
+
+	mu      sync.Mutex
+	synced  bool
+	object  *corev1.ConfigMap // nil: there is none
+	failure error             // why it cannot be read, nil once it could
+	changed chan struct{}     // closed, and another one made, whenever the above changes
+}
+
+// Open watches cluster-info until ctx ends. It returns at once: the methods that need the
+// object wait for it.
+func Open(ctx context.Context, client kubernetes.Interface) *ConfigMap {
+	c := &ConfigMap{client: client, changed: make(chan struct{})}
+	api := client.CoreV1().ConfigMaps(clusterinfo.Namespace)
+	only := fields.OneTermEqualSelector(metav1.ObjectNameField, clusterinfo.Name).String()
+	reflector := cache.NewReflectorWithOptions(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = only
+			list, err := api.List(ctx, options)
+			c.tried(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = only
+			w, err := api.Watch(ctx, options)
+			c.tried(err)
+			return w, err
+		},
+	}, &corev1.ConfigMap{}, (*mirror)(c), cache.ReflectorOptions{Name: "cluster-info"})
+	go reflector.RunWithContext(ctx)
+	return c
+}
+
+// Data is the data of cluster-info as the watch has seen it last; the map is shared and must
+// not be changed. It waits for the watch to begin until ctx ends. The error wraps
+// [clusterinfo.ErrNotFound] if there is no cluster-info.
+func (c *ConfigMap) Data(ctx context.Context) (map[string]string, error) {
+	object, err := c.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if object == nil {
+		return nil, fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, clusterinfo.ErrNotFound)
+	}
+	return object.Data, nil
+}
+
+// WaitSigned returns nil as soon as the live cluster-info carries a signature by the token that
+// verifies, whoever made it. If ctx ends before, the error wraps the context's and says what
+// was there instead.
+func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) error {
+	if !t.HasSecret() {
+		return fmt.Errorf("waiting for a signature by token %s: its secret is not known", t)
+	}
+	for {
+		_, object, _, changed := c.state()
+		seen := verify(object, t)
+		if seen == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			// The reason why it was not read, if so, is better than "no cluster-info".
+			if _, err := c.Data(ctx); err != nil && !errors.Is(err, clusterinfo.ErrNotFound) {
+				return fmt.Errorf("waiting for a signature by token %s: %w", t, err)
+			}
+			return fmt.Errorf("waiting for a signature by token %s: %w; seen: %w", t, context.Cause(ctx), seen)
+		}
+	}
+}
+
+func verify(object *corev1.ConfigMap, t tokens.Token) error {
+	if object == nil {
+		return fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, clusterinfo.ErrNotFound)
+	}
+	kubeconfig, jws := object.Data[clusterinfo.KubeconfigKey], object.Data[clusterinfo.SignatureKey(t.ID())]
+	switch {
+	case kubeconfig == "":
+		return fmt.Errorf("ConfigMap %s/%s holds no kubeconfig", clusterinfo.Namespace, clusterinfo.Name)
+	case jws == "":
+		return fmt.Errorf("ConfigMap %s/%s holds no signature by the token", clusterinfo.Namespace, clusterinfo.Name)
+	}
+	return clusterinfo.Verify([]byte(kubeconfig), jws, t)
+}
+
+// Watch returns a channel that receives a value soon after cluster-info has changed, and once
+// at the start. Changes that come close together may be one value. It is never closed.
+func (c *ConfigMap) Watch(ctx context.Context) <-chan struct{} {
+	hint := make(chan struct{}, 1)
+	go func() {
+		for {
+			_, _, _, changed := c.state()
+			select {
+			case hint <- struct{}{}:
+			default:
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return hint
+}
+
+// read gives the object, nil if there is none, once the watch has begun.
+func (c *ConfigMap) read(ctx context.Context) (*corev1.ConfigMap, error) {
+	for {
+		synced, object, _, changed := c.state()
+		if synced {
+			return object, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			err := fmt.Errorf("ConfigMap %s/%s has not been read yet: %w", clusterinfo.Namespace, clusterinfo.Name, context.Cause(ctx))
+			if _, _, failure, _ := c.state(); failure != nil {
+				err = fmt.Errorf("%w; the last try: %w", err, failure)
+			}
+			return nil, err
+		}
+	}
+}
+
+func (c *ConfigMap) state() (synced bool, object *corev1.ConfigMap, failure error, changed <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.synced, c.object, c.failure, c.changed
+}
+
+func (c *ConfigMap) tried(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failure = err
+}
+
+// mirror is the ConfigMap as the reflector's store of one object.
+type mirror ConfigMap
+
+func (m *mirror) set(object *corev1.ConfigMap) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.synced, m.object = true, object
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+func (m *mirror) Add(object any) error {
+	configMap, ok := object.(*corev1.ConfigMap)
+	if !ok {
+		return fmt.Errorf("a %T in the watch of cluster-info", object)
+	}
+	configMap.ManagedFields = nil // as large as the rest, and of no use here
+	m.set(configMap)
+	return nil
+}
+
+func (m *mirror) Update(object any) error { return m.Add(object) }
+
+func (m *mirror) Delete(any) error {
+	m.set(nil)
+	return nil
+}
+
+func (m *mirror) Replace(list []any, _ string) error {
+	if len(list) == 0 {
+		return m.Delete(nil)
+	}
+	return m.Add(list[0])
+}
+
+func (m *mirror) Resync() error { return nil }

@@ -1,0 +1,113 @@
+package configmap_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/tokens"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+func TestWaitSignedSaysWhatWasSeen(t *testing.T) {
+	f := setUp(t)
+	token := tokens.Generate()
+	good, err := clusterinfo.Sign([]byte(f.kubeconfig), token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := clusterinfo.SignatureKey(token.ID())
+	wait := func(t *testing.T, want string, is error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		err := f.live.WaitSigned(ctx, token)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) || is != nil && !errors.Is(err, is) {
+			t.Errorf("got %v, want a deadline and %q", err, want)
+		}
+		if err != nil && strings.Contains(err.Error(), token.RevealSecret()) {
+			t.Errorf("the error has the secret: %v", err)
+		}
+	}
+	if _, err := f.live.Data(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "holds no signature by the token", nil)
+	f.edit(t, func(data map[string]string) { data[key] = "e30..AA" })
+	f.eventually(t, "a wrong signature", func(data map[string]string) bool { return data[key] != "" })
+	wait(t, "does not verify", clusterinfo.ErrSignature)
+	f.edit(t, func(data map[string]string) { delete(data, "kubeconfig") })
+	f.eventually(t, "no kubeconfig", func(data map[string]string) bool { return data["kubeconfig"] == "" })
+	wait(t, "holds no kubeconfig", nil)
+
+	f.clear(t)
+	for changed := f.live.Watch(t.Context()); ; <-changed {
+		if _, err := f.live.Data(t.Context()); errors.Is(err, clusterinfo.ErrNotFound) {
+			break
+		}
+	}
+	wait(t, "no cluster-info", clusterinfo.ErrNotFound)
+
+	done := make(chan error, 1)
+	go func() { done <- f.live.WaitSigned(t.Context(), token) }()
+	f.kubeadmClusterInfo(t)
+	f.edit(t, func(data map[string]string) { data[key] = good })
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := f.live.WaitSigned(t.Context(), tokens.Token{}); err == nil {
+		t.Error("waited for no token")
+	}
+}
+
+func TestDataSaysWhyItCannotRead(t *testing.T) {
+	f := setUp(t)
+	config := rest.AnonymousClientConfig(f.AdminConfig()) // no watch for anybody
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	live := configmap.Open(ctx, client)
+	_, err = live.Data(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
+		t.Errorf("Data: got %v, want a deadline and the API server's refusal", err)
+	}
+	if err := live.WaitSigned(ctx, tokens.Generate()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
+		t.Errorf("WaitSigned: got %v, want a deadline and the API server's refusal", err)
+	}
+}
+
+// What kubeadm writes, clientcmd reads and this project writes is one form.
+func TestKubeconfigIsKubeadms(t *testing.T) {
+	f := setUp(t)
+	server, cas, err := clusterinfo.ParseKubeconfig([]byte(f.kubeconfig))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := clusterinfo.Kubeconfig(server, cas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(ours) != f.kubeconfig {
+		t.Errorf("kubeadm's:\n%s\nours:\n%s", f.kubeconfig, ours)
+	}
+	config, err := clientcmd.Load(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := config.Clusters[""]; len(config.Clusters) != 1 || c == nil || c.Server != server || len(c.CertificateAuthorityData) == 0 {
+		t.Errorf("clientcmd reads %v", config.Clusters)
+	}
+	written, err := clientcmd.Write(*config)
+	if err != nil || string(written) != string(ours) {
+		t.Errorf("clientcmd writes, %v:\n%s\nours:\n%s", err, written, ours)
+	}
+}

@@ -1,0 +1,121 @@
+package configmap_test
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// A burst is signed in a few writes, and soon.
+func TestSignerCoalescesABurst(t *testing.T) {
+	f := setUp(t)
+	registry := prometheus.NewRegistry()
+	s := f.signer()
+	s.Registerer = registry
+	run(t, s)
+	f.waitSigned(t, f.store.mint())
+
+	const burst = 500
+	took := make([]time.Duration, burst)
+	var wg sync.WaitGroup
+	for i := range took {
+		time.Sleep(500 * time.Microsecond) // what an API server takes to store one
+		token := f.store.mint()
+		wg.Go(func() {
+			start := time.Now()
+			f.waitSigned(t, token)
+			took[i] = time.Since(start)
+		})
+	}
+	wg.Wait()
+	slices.Sort(took)
+	writes := counter(t, registry, "kubejoin_clusterinfo_writes_total")
+	t.Logf("created to signed: p50 %s, p99 %s; %v writes", took[burst/2], took[burst*99/100], writes)
+	if p99 := took[burst*99/100]; p99 > 2*time.Second { // 50 ms on an idle machine
+		t.Errorf("p99 %s", p99)
+	}
+	if writes > burst/2 {
+		t.Errorf("%v writes for %d tokens", writes, burst)
+	}
+	if n := counter(t, registry, "kubejoin_clusterinfo_signatures"); n != burst+1 {
+		t.Errorf("%v signatures counted, want %d", n, burst+1)
+	}
+}
+
+// With more tokens than fit the old ones keep their signatures, and what expires makes room.
+func TestSignerWhenFull(t *testing.T) {
+	if testing.Short() {
+		t.Skip("12,500 tokens")
+	}
+	f := setUp(t)
+	registry := prometheus.NewRegistry()
+	s := f.signer()
+	s.Registerer = registry
+	const n = 12_500
+	var records []tokens.Record
+	for range n {
+		records = append(records, tokens.Record{Token: tokens.Generate(), Signing: true, Created: time.Now()})
+	}
+	slices.SortFunc(records, func(a, b tokens.Record) int { return a.Created.Compare(b.Created) })
+	f.store.put(records...)
+	run(t, s)
+	f.waitSigned(t, records[0].Token)
+	full := f.settled(t, time.Second).Data
+	signed := len(full) - 1
+	t.Logf("%d of %d tokens signed, %v writes", signed, n, counter(t, registry, "kubejoin_clusterinfo_writes_total"))
+	if signed < 9000 {
+		t.Errorf("%d signatures, want at least 9000", signed)
+	}
+	if left := counter(t, registry, "kubejoin_clusterinfo_unsigned_tokens"); int(left) != n-signed {
+		t.Errorf("%v unsigned tokens counted, want %d", left, n-signed)
+	}
+	for i, r := range records {
+		if _, found := full[clusterinfo.SignatureKey(r.Token.ID())]; found != (i < signed) {
+			t.Fatalf("token %d of %d by age: signed %t", i, n, found)
+		}
+	}
+	f.waitLogged(t, "cluster-info is full")
+
+	// What goes makes room for what waits.
+	const gone = 4000
+	var ids []string
+	for _, r := range records[:gone] {
+		ids = append(ids, r.Token.ID())
+	}
+	f.store.remove(ids...)
+	f.waitSigned(t, records[n-1].Token)
+	data := f.settled(t, time.Second).Data
+	if len(data) != n-gone+1 {
+		t.Errorf("%d keys, want %d", len(data), n-gone+1)
+	}
+	f.waitLogged(t, "room for all signatures again")
+}
+
+func counter(t *testing.T, registry *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, found := 0.0, false
+	for _, family := range families {
+		if family.GetName() == name {
+			found = true
+			for _, m := range family.GetMetric() {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	if !found {
+		text, _ := testutil.GatherAndCount(registry)
+		t.Fatal(fmt.Sprintf("no metric %s among %d", name, text))
+	}
+	return sum
+}

@@ -1,0 +1,104 @@
+package configmap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// errStartOver says that the write was made for an object that is another one now.
+var errStartOver = errors.New("cluster-info has changed")
+
+// write puts the data in place of what current holds, nil if there is none, and only of that.
+func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m clusterinfo.Merged) error {
+	var err error
+	result := "updated"
+	if current == nil {
+		result = "created"
+		s.written, err = s.create(ctx, m.Data)
+	} else {
+		changed := *current // the watch's object: only the copy's own fields are set
+		changed.Data = m.Data
+		s.written, err = s.ConfigMap.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Update(ctx, &changed, metav1.UpdateOptions{})
+	}
+	switch {
+	case err == nil:
+		s.writes.WithLabelValues(result).Inc()
+		s.tell(current, m)
+		return nil
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), current != nil && apierrors.IsNotFound(err):
+		s.writes.WithLabelValues("conflict").Inc()
+		s.written = nil
+		return errStartOver
+	case isTooLarge(err):
+		s.writes.WithLabelValues("too_large").Inc()
+		s.written = nil
+		return s.lower(current, m, err)
+	default:
+		s.writes.WithLabelValues("error").Inc()
+		// It may have taken effect all the same.
+		s.written, s.live = nil, true
+		return fmt.Errorf("writing cluster-info: %w", err)
+	}
+}
+
+// tell logs a write: creation and another kubeconfig are news, signatures are not.
+func (s *signing) tell(current *corev1.ConfigMap, m clusterinfo.Merged) {
+	kubeconfig := m.Data[clusterinfo.KubeconfigKey]
+	switch {
+	case current == nil:
+		s.Logger.Info("cluster-info created", "signatures", m.Signed)
+	case current.Data[clusterinfo.KubeconfigKey] != kubeconfig:
+		server, cas, _ := clusterinfo.ParseKubeconfig([]byte(kubeconfig))
+		s.Logger.Info("cluster-info has another kubeconfig", "server", server, "ca_pins", clusterinfo.Pins(cas), "signatures", m.Signed)
+	default:
+		s.Logger.Debug("cluster-info written", "signatures", m.Signed, "bytes", m.Bytes)
+	}
+}
+
+// lower reduces what is tried after a write that was too large. What is there has been accepted
+// once, so that no signature in it is given up for a new one.
+func (s *signing) lower(current *corev1.ConfigMap, m clusterinfo.Merged, refused error) error {
+	others := 0 // what no signature less makes smaller
+	for key, value := range m.Data {
+		if !strings.HasPrefix(key, clusterinfo.SignaturePrefix) {
+			others += len(value)
+		}
+	}
+	there, binary := 0, 0
+	if current != nil {
+		for _, value := range current.Data {
+			there += len(value)
+		}
+		for _, value := range current.BinaryData {
+			binary += len(value)
+		}
+	}
+	limit := others + (m.Bytes-others)*7/8
+	if there < m.Bytes {
+		limit = max(limit, there)
+	}
+	if m.Signed == 0 || limit+binary >= s.limit {
+		return fmt.Errorf("writing cluster-info with %d bytes of values that are not signatures: %w", others, refused)
+	}
+	s.limit = limit + binary
+	return errStartOver
+}
+
+// isTooLarge reports whether the API server refused an object for its size: by the 1 MiB of a
+// ConfigMap's values, by the size of a request, or because etcd did (1.5 MiB with keys and
+// managedFields), which comes as an internal error.
+func isTooLarge(err error) bool {
+	if apierrors.IsRequestEntityTooLargeError(err) || apierrors.HasStatusCause(err, metav1.CauseType("FieldValueTooLong")) {
+		return true
+	}
+	text := err.Error()
+	return apierrors.IsInternalError(err) && (strings.Contains(text, "request is too large") || strings.Contains(text, "larger than max")) ||
+		strings.Contains(text, "etcdserver: request is too large")
+}
