@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/kubejoin/kubejoin/tokens"
 	"k8s.io/client-go/kubernetes"
@@ -209,17 +210,23 @@ func (c *Cluster) Close() error {
 	return os.RemoveAll(c.Dir)
 }
 
-// Logs is the end of what each component has printed.
+// Logs is the end of what each component and node has printed.
 func (c *Cluster) Logs() string {
-	files, err := filepath.Glob(c.logFile("*"))
-	if err != nil {
-		return err.Error()
+	var out strings.Builder
+	for _, pattern := range []string{"logs/*.log", "nodes/*/*.log"} {
+		files, err := filepath.Glob(filepath.Join(c.Dir, pattern))
+		if err != nil {
+			return err.Error()
+		}
+		for _, f := range files {
+			name, err := filepath.Rel(c.Dir, f)
+			if err != nil {
+				return err.Error()
+			}
+			fmt.Fprintf(&out, "--- %s\n%s\n", name, tail(f, 40))
+		}
 	}
-	var out string
-	for _, f := range files {
-		out += "--- " + filepath.Base(f) + "\n" + tail(f, 40) + "\n"
-	}
-	return out
+	return out.String()
 }
 
 // FreePort finds a port that nobody listens on. It is below the range from which Linux takes
