@@ -25,7 +25,7 @@ demo: build ## join a real node to a real control plane through kubejoin (root; 
 	$(GO) run ./test/demo
 
 kube: ## build the real Kubernetes components that tests and demo run
-	@$(GO) run ./test/demo --build-only
+	@$(GO) run ./test/demo -build
 
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, so no race detector: install gcc for it'; test -z "$$CI"; }

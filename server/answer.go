@@ -42,7 +42,7 @@ type problem struct {
 
 	retryAfter time.Duration
 	allow      []string // methods
-	cause      error // for the log alone
+	cause      error    // for the log alone
 }
 
 func (p *problem) Error() string {
