@@ -57,8 +57,13 @@ func demo(ctx context.Context, kubejoin string, out io.Writer) (err error) {
 		return err
 	}
 	s.say("What the API server has now")
-	if err := s.kubectl(ctx, "get", "nodes,csr"); err != nil {
-		return err
+	for _, args := range [][]string{
+		{"wait", "--for=condition=Ready", "node/worker-1", "--timeout=60s"},
+		{"get", "nodes,csr"},
+	} {
+		if err := s.kubectl(ctx, args...); err != nil {
+			return err
+		}
 	}
 	s.sayFarewell()
 	select {
@@ -166,7 +171,9 @@ func (s *show) join(ctx context.Context, name, line string) error {
 	if err != nil {
 		return fmt.Errorf("%w\nkubejoin has said:\n%s", err, s.kubejoin.Log())
 	}
-	fmt.Fprintln(s.out, strings.TrimSpace(node.Output()))
+	// Before that come its remarks on this machine.
+	_, joined, _ := strings.Cut(node.Output(), "\n\n")
+	fmt.Fprintf(s.out, "%s\n(all that kubeadm said: %s, and the kubelet: %s)\n", strings.TrimSpace(joined), node.KubeadmLog, node.KubeletLog)
 	return nil
 }
 
