@@ -1,0 +1,184 @@
+package csr
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/prometheus/client_golang/prometheus"
+	certificates "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Retention is how long a request is kept, by its state. Zero is kube-controller-manager's time,
+// except that denied requests go after five minutes instead of an hour: a kubelet that is denied
+// asks about a hundred times an hour. A request whose certificate has expired goes at once.
+type Retention struct {
+	// Issued is how long after its approval an issued request is kept; zero is 1 h.
+	Issued time.Duration
+	// Denied is how long after its denial a request is kept; zero is 5 min.
+	Denied time.Duration
+	// Failed is how long after its failure a request is kept; zero is 1 h.
+	Failed time.Duration
+	// Pending is how long after its creation an undecided request is kept; zero is 24 h.
+	Pending time.Duration
+	// Unissued is how long after its approval a request without certificate is kept; zero is
+	// 24 h.
+	Unissued time.Duration
+}
+
+func (r Retention) withDefaults() Retention {
+	for _, d := range []struct {
+		value    *time.Duration
+		standard time.Duration
+	}{{&r.Issued, time.Hour}, {&r.Denied, 5 * time.Minute}, {&r.Failed, time.Hour}, {&r.Pending, 24 * time.Hour}, {&r.Unissued, 24 * time.Hour}} {
+		if *d.value <= 0 {
+			*d.value = d.standard
+		}
+	}
+	return r
+}
+
+// Due is when a request is to be deleted, and for which of its states: "issued", "expired",
+// "denied", "failed", "pending" or "unissued". The zero time is never.
+func (r Retention) Due(csr *certificates.CertificateSigningRequest) (due time.Time, state string) {
+	r = r.withDefaults()
+	at := func(t time.Time, after time.Duration, s string) {
+		if t.IsZero() {
+			return
+		}
+		if t = t.Add(after); due.IsZero() || t.Before(due) {
+			due, state = t, s
+		}
+	}
+	if len(csr.Status.Conditions) == 0 {
+		at(csr.CreationTimestamp.Time, r.Pending, "pending")
+	}
+	for _, c := range csr.Status.Conditions {
+		switch updated := c.LastUpdateTime.Time; c.Type {
+		case certificates.CertificateDenied:
+			at(updated, r.Denied, "denied")
+		case certificates.CertificateFailed:
+			at(updated, r.Failed, "failed")
+		case certificates.CertificateApproved:
+			if !issued(csr) {
+				at(updated, r.Unissued, "unissued")
+				continue
+			}
+			at(updated, r.Issued, "issued")
+			// Its last second is still good.
+			at(certificateEnd(csr.Status.Certificate), time.Second, "expired")
+		}
+	}
+	return due, state
+}
+
+// certificateEnd is when the first certificate of an answer expires; zero if it has none that
+// can be read.
+func certificateEnd(data []byte) time.Time {
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return time.Time{}
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return time.Time{}
+	}
+	return cert.NotAfter
+}
+
+// A Cleaner deletes requests that are over, when they are due rather than once an hour.
+type Cleaner struct {
+	// Client talks to the API server.
+	Client kubernetes.Interface
+	// Informer is the view of CSR objects, see [NewInformer]; the caller runs it. Nil is one
+	// of the cleaner's own.
+	Informer cache.SharedIndexInformer
+	// Retention is how long requests are kept.
+	Retention Retention
+	// Logger is told what is deleted; nil is nobody.
+	Logger *slog.Logger
+	// Registerer has kubejoin_csr_cleaned_total and the metrics of the loop; nil counts
+	// nothing.
+	Registerer prometheus.Registerer
+}
+
+// Run cleans until ctx ends, and returns nil then.
+func (c Cleaner) Run(ctx context.Context) error {
+	if c.Client == nil {
+		return errors.New("CSR cleaner: want a client")
+	}
+	log := c.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	informer := c.Informer
+	if informer == nil {
+		informer = NewInformer(c.Client)
+		stopped := make(chan struct{})
+		go func() { defer close(stopped); informer.RunWithContext(ctx) }()
+		defer func() { <-stopped }()
+	}
+	defer stop()
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		return nil
+	}
+	cleaned := metrics.Counter(c.Registerer, "kubejoin_csr_cleaned_total", "CSRs that were deleted because they were over, by their state.", "state")
+	r := c.Retention.withDefaults()
+	return loop.Loop{
+		Name: "csr-cleaner",
+		Step: func(ctx context.Context) (time.Time, error) { return c.step(ctx, informer.GetStore(), log, cleaned) },
+		// Whatever happens to a request, it is kept for a while then: the next sweep sees it in
+		// time. So it needs no hint.
+		Sweep:      min(loop.DefaultSweep, r.Issued, r.Denied, r.Failed, r.Pending, r.Unissued),
+		Logger:     c.Logger,
+		Registerer: c.Registerer,
+	}.Run(ctx)
+}
+
+// step deletes what is due and says when there will be more. One that cannot be deleted does not
+// keep the others.
+func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, cleaned *prometheus.CounterVec) (next time.Time, err error) {
+	var errs []error
+	for _, obj := range store.List() {
+		csr, ok := obj.(*certificates.CertificateSigningRequest)
+		if !ok {
+			continue
+		}
+		due, state := c.Retention.Due(csr)
+		if due.IsZero() {
+			continue
+		}
+		if time.Now().Before(due) {
+			if next.IsZero() || due.Before(next) {
+				next = due
+			}
+			continue
+		}
+		err := c.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, metav1.DeleteOptions{
+			// Not one that was made anew or has changed: the next step judges that one.
+			Preconditions: &metav1.Preconditions{UID: &csr.UID, ResourceVersion: &csr.ResourceVersion},
+		})
+		switch {
+		case err == nil:
+			cleaned.WithLabelValues(state).Inc()
+			log.Info("certificate request is deleted", "csr", csr.Name, "state", state, "due", due)
+		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		case ctx.Err() != nil:
+			return time.Time{}, ctx.Err()
+		default:
+			errs = append(errs, fmt.Errorf("deleting certificate request %s: %w", csr.Name, err))
+		}
+	}
+	return next, errors.Join(errs...)
+}

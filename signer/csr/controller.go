@@ -1,0 +1,253 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/prometheus/client_golang/prometheus"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+)
+
+// DefaultWorkers is how many requests are handled at once unless Controller.Workers says
+// otherwise. They wait for the API server most of the time.
+const DefaultWorkers = 10
+
+// How long a request waits before it is looked at again.
+const (
+	// After a failure, and while a rule waits for a fact.
+	firstRetry, lastRetry = 200 * time.Millisecond, time.Minute
+	// While its requester lacks a permission that may still be given. Each look is a
+	// SubjectAccessReview, and such requests stay for a day: kube-controller-manager goes up
+	// to 1000 s as well.
+	firstLook, lastLook = time.Second, 1000 * time.Second
+	// handleTimeout ends what an API server does not answer.
+	handleTimeout = time.Minute
+)
+
+// A Controller approves and signs CSR objects. One worker does both for a request, one after
+// the other, with the objects that the API server returns and without waiting for the cache.
+type Controller struct {
+	// Client talks to the API server. Its rate limits are the controller's.
+	Client kubernetes.Interface
+	// Informer is the view of CSR objects, see [NewInformer]; the caller runs it. Nil is one
+	// of the controller's own.
+	Informer cache.SharedIndexInformer
+	// Authority decides and signs. Its Facts usually are [Facts].
+	Authority *signer.Authority
+	// Approve lets the authority's rules decide pending requests.
+	Approve bool
+	// Sign issues certificates for approved requests of the authority's signers, whoever
+	// approved them.
+	Sign bool
+	// Workers is how many requests are handled at once; zero is [DefaultWorkers].
+	Workers int
+	// Logger is told what happens to requests; nil is nobody.
+	Logger *slog.Logger
+	// Registerer has the kubejoin_csr_* metrics; nil counts nothing.
+	Registerer prometheus.Registerer
+}
+
+// step is how far a request has got by the hand of this process. The cache may lag behind it.
+type step int
+
+const (
+	approved step = iota + 1
+	finished
+)
+
+// handler is a Controller that runs.
+type handler struct {
+	Controller
+	log      *slog.Logger
+	counts   instruments
+	recorder record.EventRecorder
+	store    cache.Store
+	queue    workqueue.TypedRateLimitingInterface[string]
+	looks    workqueue.TypedRateLimiter[string]
+
+	mu    sync.Mutex
+	steps map[types.UID]step
+}
+
+// Run handles requests until ctx ends, and returns nil then. It returns an error only if it
+// cannot begin.
+func (c Controller) Run(ctx context.Context) error {
+	if c.Client == nil || c.Authority == nil {
+		return errors.New("CSR controller: want a client and an authority")
+	}
+	if c.Sign {
+		if err := c.Authority.Check(); err != nil {
+			return fmt.Errorf("CSR controller: %w", err)
+		}
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	informer := c.Informer
+	if informer == nil {
+		informer = NewInformer(c.Client)
+		running.Go(func() { informer.RunWithContext(ctx) })
+	}
+
+	events := record.NewBroadcaster(record.WithContext(ctx))
+	defer events.Shutdown()
+	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.Client.CoreV1().Events("")})
+	h := &handler{
+		Controller: c,
+		log:        c.Logger,
+		counts:     newInstruments(c.Registerer),
+		recorder:   events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager}),
+		store:      informer.GetStore(),
+		queue:      workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
+		looks:      workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstLook, lastLook),
+		steps:      map[types.UID]step{},
+	}
+	if h.log == nil {
+		h.log = slog.New(slog.DiscardHandler)
+	}
+	defer h.queue.ShutDown()
+
+	registration, err := informer.AddEventHandler(h.handlers())
+	if err != nil {
+		return fmt.Errorf("CSR controller: %w", err)
+	}
+	defer func() { _ = informer.RemoveEventHandler(registration) }() // fails on an informer that has stopped
+	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+		return nil
+	}
+	workers := c.Workers
+	if workers <= 0 {
+		workers = DefaultWorkers
+	}
+	for range workers {
+		running.Go(func() { h.work(ctx) })
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (h *handler) handlers() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(obj any, initial bool) {
+			if csr, ok := obj.(*certificates.CertificateSigningRequest); ok {
+				// What was issued before this process began is not reported: every restart
+				// would do it again.
+				h.observe(csr, !initial && issued(csr))
+			}
+		},
+		UpdateFunc: func(before, now any) {
+			old, ok := before.(*certificates.CertificateSigningRequest)
+			csr, ok2 := now.(*certificates.CertificateSigningRequest)
+			if ok && ok2 {
+				h.observe(csr, issued(csr) && (!issued(old) || old.UID != csr.UID))
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if csr, ok := obj.(*certificates.CertificateSigningRequest); ok {
+				h.forget(csr)
+			}
+		},
+	}
+}
+
+// observe queues a request that there is something to do about, and reports one that has just
+// been issued by another.
+func (h *handler) observe(csr *certificates.CertificateSigningRequest, justIssued bool) {
+	if justIssued {
+		h.reportOther(csr)
+	}
+	if h.wanted(csr) {
+		h.queue.Add(csr.Name)
+	}
+}
+
+// wanted reports whether there is something to do about a request, as far as it can be seen.
+func (h *handler) wanted(csr *certificates.CertificateSigningRequest) bool {
+	switch {
+	case over(csr):
+		return false
+	case has(csr, certificates.CertificateApproved):
+		return h.signs(csr)
+	default:
+		return h.Approve
+	}
+}
+
+// signs reports whether certificates for this request are issued here.
+func (h *handler) signs(csr *certificates.CertificateSigningRequest) bool {
+	_, ok := h.Authority.Signers[csr.Spec.SignerName]
+	return h.Sign && ok
+}
+
+func (h *handler) work(ctx context.Context) {
+	for {
+		name, shutdown := h.queue.Get()
+		if shutdown || ctx.Err() != nil {
+			return
+		}
+		h.workOn(ctx, name)
+		h.queue.Done(name)
+	}
+}
+
+func (h *handler) workOn(ctx context.Context, name string) {
+	ctx, cancel := context.WithTimeout(ctx, handleTimeout)
+	defer cancel()
+	next, err := h.sync(ctx, name)
+	if stopped(ctx) {
+		return
+	}
+	if err != nil {
+		h.log.Error("certificate request failed, will be tried again", "csr", name, "failures", h.queue.NumRequeues(name)+1, "error", err)
+	}
+	if err != nil || next == soon {
+		h.queue.AddRateLimited(name)
+		return
+	}
+	h.queue.Forget(name)
+	if next == later {
+		h.queue.AddAfter(name, h.looks.When(name))
+		return
+	}
+	h.looks.Forget(name)
+}
+
+// stopped reports whether the controller ends: what fails then is no failure.
+func stopped(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
+
+func (h *handler) mark(uid types.UID, s step) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.steps[uid] = s
+}
+
+func (h *handler) step(uid types.UID) step {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.steps[uid]
+}
+
+func (h *handler) forget(csr *certificates.CertificateSigningRequest) {
+	h.mu.Lock()
+	delete(h.steps, csr.UID)
+	h.mu.Unlock()
+	h.queue.Forget(csr.Name)
+	h.looks.Forget(csr.Name)
+}

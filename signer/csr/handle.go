@@ -1,0 +1,256 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// again says when to look at a request the next time if nothing happens to it.
+type again int
+
+const (
+	never again = iota // nothing is left to do
+	soon               // a fact is missing
+	later              // a permission is missing
+)
+
+// attempts is how often a request is read anew because others write it at the same time. Past
+// that it waits its turn like every failure.
+const attempts = 5
+
+// Reasons of Events.
+const (
+	eventSigningFailed  = "SigningFailed"
+	eventApprovalFailed = "ApprovalFailed"
+	eventSignedByOther  = "SignedByOther"
+)
+
+// sync does what is left to do about one request.
+func (h *handler) sync(ctx context.Context, name string) (again, error) {
+	obj, exists, err := h.store.GetByKey(name)
+	if err != nil || !exists {
+		return never, err
+	}
+	cached, ok := obj.(*certificates.CertificateSigningRequest)
+	if !ok || !h.wanted(cached) {
+		return never, nil
+	}
+	csr := cached.DeepCopy() // the cache is shared
+	stale := false
+	switch h.step(csr.UID) {
+	case finished:
+		return never, nil
+	case approved: // asking the rules again would be in vain
+		stale = !has(csr, certificates.CertificateApproved)
+	}
+	for range attempts {
+		if stale {
+			csr, err = h.Client.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return never, nil
+			}
+			if err != nil {
+				return never, err
+			}
+			if csr.UID != cached.UID || !h.wanted(csr) {
+				return never, nil
+			}
+		}
+		next, err := h.handle(ctx, csr)
+		if errors.Is(err, errGone) {
+			return never, nil
+		}
+		if !apierrors.IsConflict(err) {
+			return next, err
+		}
+		stale = true
+	}
+	return soon, nil
+}
+
+// handle approves and signs one request, as far as there is something to do and it may. A
+// Conflict is to be tried again with the object read anew.
+func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigningRequest) (again, error) {
+	csr.ManagedFields = nil // nil keeps what the API server has
+	r, refusal := request(csr)
+	if !has(csr, certificates.CertificateApproved) {
+		if refusal != nil {
+			// Not for us to approve. A person may deny it, or approve it: then signing it fails.
+			h.log.Info("certificate request is left alone", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "reason", refusal)
+			return never, nil
+		}
+		updated, next, err := h.decide(ctx, csr, r)
+		if updated == nil || err != nil {
+			return next, err
+		}
+		csr = updated
+		csr.ManagedFields = nil
+	}
+	if !h.signs(csr) {
+		return never, nil
+	}
+	if refusal != nil {
+		return never, h.fail(ctx, csr, refusal)
+	}
+	return never, h.sign(ctx, csr, r)
+}
+
+// decide asks the rules and writes what they say. The object is nil unless it is approved now.
+func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*certificates.CertificateSigningRequest, again, error) {
+	d, err := h.Authority.Decide(ctx, r)
+	log := h.log.With("csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "subject", r.CSR.Subject.String(),
+		"verdict", d.Verdict.String(), "reason", d.Reason, "rule", d.Rule)
+	if d.Rule == "" { // no rule knows it
+		log.Debug("certificate request is left alone")
+		return nil, never, nil
+	}
+	count := func() {
+		h.counts.decisions.WithLabelValues(csr.Spec.SignerName, d.Verdict.String(), d.Reason).Inc()
+	}
+	condition := certificates.CertificateSigningRequestCondition{Status: corev1.ConditionTrue, Reason: d.Reason, Message: d.Message}
+	switch d.Verdict {
+	case approval.Approve:
+		condition.Type = certificates.CertificateApproved
+	case approval.Deny:
+		condition.Type = certificates.CertificateDenied
+	case approval.Wait:
+		count()
+		log.Warn("certificate request waits", "message", d.Message, "error", err)
+		return nil, soon, nil
+	default:
+		count()
+		if h.looks.NumRequeues(csr.Name) == 0 {
+			log.Info("certificate request is left alone", "message", d.Message)
+		}
+		return nil, later, nil
+	}
+	csr.Status.Conditions = append(csr.Status.Conditions, condition)
+	updated, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{FieldManager: FieldManager})
+	if err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil, never, errGone
+		}
+		if !apierrors.IsConflict(err) && !stopped(ctx) {
+			h.recorder.Eventf(csr, corev1.EventTypeWarning, eventApprovalFailed, "The decision to %s could not be written: %v", d.Verdict, err)
+		}
+		return nil, never, fmt.Errorf("writing the decision to %s: %w", d.Verdict, err)
+	}
+	count()
+	log.Info("certificate request is decided", "message", d.Message)
+	if d.Verdict == approval.Deny {
+		h.mark(csr.UID, finished)
+		return nil, never, nil
+	}
+	h.mark(csr.UID, approved)
+	return updated, never, nil
+}
+
+// sign issues the certificate of an approved request and writes it.
+func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) error {
+	chain, err := h.Authority.Sign(ctx, r)
+	var refused *signer.Refused
+	if errors.As(err, &refused) {
+		return h.fail(ctx, csr, refused)
+	}
+	if err != nil {
+		return h.failed(ctx, csr, eventSigningFailed, err)
+	}
+	csr.Status.Certificate = chain
+	if err := h.writeStatus(ctx, csr, "writing the certificate"); err != nil {
+		return err
+	}
+	if !h.finish(csr) {
+		return nil
+	}
+	took := max(time.Since(csr.CreationTimestamp.Time), 0)
+	h.counts.signed.WithLabelValues(csr.Spec.SignerName).Inc()
+	h.counts.seconds.WithLabelValues(csr.Spec.SignerName).Observe(took.Seconds())
+	h.log.Info("certificate is issued", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "subject", r.CSR.Subject.String())
+	return nil
+}
+
+// fail writes that the request will never be signed.
+func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigningRequest, err error) error {
+	reason, message := signer.ReasonValidation, err.Error()
+	var refused *signer.Refused
+	if errors.As(err, &refused) {
+		reason, message = refused.Reason, refused.Message
+	}
+	csr.Status.Conditions = append(csr.Status.Conditions, certificates.CertificateSigningRequestCondition{
+		Type: certificates.CertificateFailed, Status: corev1.ConditionTrue, Reason: reason, Message: message,
+		LastUpdateTime: metav1.Now(),
+	})
+	if err := h.writeStatus(ctx, csr, "writing why the request failed"); err != nil {
+		return err
+	}
+	if h.finish(csr) {
+		h.counts.failures.WithLabelValues(csr.Spec.SignerName, reason).Inc()
+		h.recorder.Event(csr, corev1.EventTypeWarning, reason, message)
+		h.log.Warn("certificate request failed for good", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "reason", reason, "message", message)
+	}
+	return nil
+}
+
+// errGone says that the object was deleted meanwhile.
+var errGone = errors.New("the request is gone")
+
+// writeStatus writes once: the API server lets nobody change a certificate or take back Failed,
+// and a Conflict is passed on so that the request is read anew.
+func (h *handler) writeStatus(ctx context.Context, csr *certificates.CertificateSigningRequest, doing string) error {
+	_, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, csr, metav1.UpdateOptions{FieldManager: FieldManager})
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsNotFound(err):
+		return errGone
+	case apierrors.IsConflict(err):
+		return err
+	}
+	return h.failed(ctx, csr, "WriteFailed", fmt.Errorf("%s: %w", doing, err))
+}
+
+// failed makes a failure that may pass visible, and returns it to be tried again.
+func (h *handler) failed(ctx context.Context, csr *certificates.CertificateSigningRequest, reason string, err error) error {
+	if stopped(ctx) {
+		return err
+	}
+	h.counts.failures.WithLabelValues(csr.Spec.SignerName, reason).Inc()
+	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSigningFailed, "Signing failed and will be tried again: %v", err)
+	return err
+}
+
+// finish notes that this process has done all about a request, and reports whether that is new.
+func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.steps[csr.UID] == finished {
+		return false
+	}
+	h.steps[csr.UID] = finished
+	return true
+}
+
+// reportOther reports a certificate that was just written by another signer than kubejoin: what
+// is checked here at signing did not hold for it.
+func (h *handler) reportOther(csr *certificates.CertificateSigningRequest) {
+	writer := certificateWriter(csr)
+	if !h.signs(csr) || writer == FieldManager || h.step(csr.UID) == finished {
+		return
+	}
+	if writer == "" {
+		writer = "an unknown client"
+	}
+	h.counts.byOther.WithLabelValues(csr.Spec.SignerName).Inc()
+	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSignedByOther,
+		"The certificate was written by %s, not by kubejoin, whose checks at signing did not apply: let one of them sign for %s", writer, csr.Spec.SignerName)
+	h.log.Warn("certificate was issued by another signer", "csr", csr.Name, "signer", csr.Spec.SignerName, "writer", writer)
+}

@@ -1,0 +1,115 @@
+package csr
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// FieldManager is the name under which kubejoin writes CSR objects. The API server keeps it in
+// their managedFields, so that a certificate that another signer wrote can be told.
+const FieldManager = "kubejoin"
+
+// NewInformer is a view of all CSR objects that [Controller] and [Cleaner] can share. The caller
+// runs it. It keeps of an object what these two need: of one that is issued neither the request
+// nor the requester, and of managedFields only who wrote the certificate.
+func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
+	informer := informers.NewSharedInformerFactory(client, 0).Certificates().V1().CertificateSigningRequests().Informer()
+	_ = informer.SetTransform(strip) // fails on an informer that runs already
+	return informer
+}
+
+var certificateField = []byte(`"f:certificate"`)
+
+// strip takes from an object what nobody here reads, before it is stored: a cluster that grows
+// may have ten thousand. Labels and annotations stay, because an update of the status writes
+// them, too.
+func strip(obj any) (any, error) {
+	csr, ok := obj.(*certificates.CertificateSigningRequest)
+	if !ok {
+		return obj, nil
+	}
+	writer := certificateWriter(csr)
+	csr.ManagedFields = nil
+	if writer != "" {
+		csr.ManagedFields = []metav1.ManagedFieldsEntry{{
+			Manager: writer, Subresource: "status", FieldsV1: &metav1.FieldsV1{Raw: certificateField},
+		}}
+	}
+	if issued(csr) {
+		csr.Spec.Request = nil
+		csr.Spec.UID, csr.Spec.Groups, csr.Spec.Extra, csr.Spec.Usages = "", nil, nil, nil
+	}
+	return csr, nil
+}
+
+// certificateWriter is the field manager that wrote status.certificate; empty if that is not
+// known or there is none.
+func certificateWriter(csr *certificates.CertificateSigningRequest) string {
+	for _, entry := range csr.ManagedFields {
+		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.Raw, certificateField) {
+			return entry.Manager
+		}
+	}
+	return ""
+}
+
+func issued(csr *certificates.CertificateSigningRequest) bool { return len(csr.Status.Certificate) > 0 }
+
+// has reports whether a condition is there. The API has no Approved or Denied that is not True;
+// a Failed that is False or Unknown is nothing that failed.
+func has(csr *certificates.CertificateSigningRequest, kind certificates.RequestConditionType) bool {
+	for _, c := range csr.Status.Conditions {
+		if c.Type == kind && (c.Status == "" || c.Status == corev1.ConditionTrue) {
+			return true
+		}
+	}
+	return false
+}
+
+// over reports whether nothing more happens to the request.
+func over(csr *certificates.CertificateSigningRequest) bool {
+	return issued(csr) || has(csr, certificates.CertificateDenied) || has(csr, certificates.CertificateFailed)
+}
+
+// request translates the object. The error is a *signer.Refused.
+func request(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
+	parsed, err := signer.ParseCSR(csr.Spec.Request)
+	if err != nil {
+		return approval.Request{}, err
+	}
+	r := approval.Request{
+		Name:       csr.Name,
+		UID:        string(csr.UID),
+		SignerName: csr.Spec.SignerName,
+		User:       csr.Spec.Username,
+		UserUID:    csr.Spec.UID,
+		Groups:     csr.Spec.Groups,
+		Extra:      make(map[string][]string, len(csr.Spec.Extra)),
+		Usages:     csr.Spec.Usages,
+		Created:    csr.CreationTimestamp.Time,
+		CSR:        parsed,
+	}
+	for k, v := range csr.Spec.Extra {
+		r.Extra[k] = v
+	}
+	if s := csr.Spec.ExpirationSeconds; s != nil {
+		if *s <= 0 { // the API server wants at least 600
+			return approval.Request{}, &signer.Refused{
+				Reason:  signer.ReasonValidation,
+				Message: fmt.Sprintf("spec.expirationSeconds is %d, want a positive number", *s),
+			}
+		}
+		r.Expiration = time.Duration(*s) * time.Second
+	}
+	return r, nil
+}
