@@ -22,6 +22,10 @@ func TestJoinBesideKCM(t *testing.T) {
 		t.Fatal(err)
 	}
 	args := joinArgs(t, c)
+	discovery := append([]string{"join", "phase", "preflight", "--ignore-preflight-errors=all"}, args...)
+	if output, err := cluster.RunKubeadm(t.Context(), discovery...); err != nil || !strings.Contains(output, "Reading configuration") {
+		t.Errorf("discovery alone: %v\n%s", err, output)
+	}
 	var wg sync.WaitGroup
 	for _, name := range []string{"worker-1", "worker-2"} {
 		wg.Go(func() {

@@ -87,6 +87,6 @@ func NeedRoot(t testing.TB) {
 	case os.Getenv("CI") != "":
 		t.Fatal("joining a node needs root (mount namespaces), and in CI no test is skipped")
 	default:
-		t.Skip("joining a node needs root (mount namespaces): run 'sudo make test' for this one")
+		t.Skip("joining a node needs root (mount namespaces): sudo env \"PATH=$PATH\" make test")
 	}
 }
