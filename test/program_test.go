@@ -1,0 +1,283 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// binary is the kubejoin under test, built by TestMain.
+var binary string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "kubejoin-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	binary = filepath.Join(dir, "kubejoin")
+	args := []string{"build", "-o", binary}
+	if race {
+		args = append(args, "-race")
+	}
+	build := exec.Command("go", append(args, "github.com/kubejoin/kubejoin/cmd/kubejoin")...)
+	build.Stdout, build.Stderr = os.Stderr, os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "building kubejoin:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// A program is a running 'kubejoin serve'.
+type program struct {
+	*cluster.Process
+	address string
+	curlrc  string
+	roots   *x509.CertPool
+	http    *http.Client
+	secrets *secrets
+}
+
+// secrets is everything that must not be seen in what kubejoin says of itself.
+type secrets struct {
+	sync.Mutex
+	list map[string]string // by what it is
+}
+
+func (s *secrets) add(what, secret string) {
+	s.Lock()
+	defer s.Unlock()
+	s.list[what] = secret
+}
+
+func (s *secrets) absent(t *testing.T, where, text string) {
+	t.Helper()
+	s.Lock()
+	defer s.Unlock()
+	if len(s.list) == 0 {
+		t.Errorf("no secret is known that could be in %s: this check could not fail", where)
+	}
+	for what, secret := range s.list {
+		if strings.Contains(text, secret) {
+			t.Errorf("%s holds the secret of %s", where, what)
+		}
+	}
+}
+
+// serve starts kubejoin with the flags given and waits until it is ready. dir has its log.
+// caFile is what its serving certificate is checked against; curlrc, if it is not there yet,
+// is made with a bearer of an operator.
+func serve(t *testing.T, dir, caFile, curlrc string, flags ...string) *program {
+	t.Helper()
+	p := start(t, dir, curlrc, flags...)
+	p.ready(t, caFile)
+	return p
+}
+
+// start is serve without the waiting.
+func start(t *testing.T, dir, curlrc string, flags ...string) *program {
+	t.Helper()
+	port, err := cluster.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &program{address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), curlrc: curlrc, secrets: &secrets{list: map[string]string{}}}
+	log := filepath.Join(dir, "kubejoin-"+rand.Text()[:6]+".log")
+	p.Process, err = cluster.StartProcess("kubejoin", log, exec.Command(binary, append([]string{"serve", "--listen=" + p.address, "-v=1"}, flags...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Stop(20 * time.Second)
+		said := p.Log()
+		if t.Failed() {
+			t.Logf("kubejoin said:\n%s", said)
+		}
+		if strings.Contains(said, "WARNING: DATA RACE") || strings.Contains(said, "panic:") {
+			t.Error("kubejoin had a data race or a panic")
+		}
+	})
+	return p
+}
+
+// ready waits until kubejoin answers that it is.
+func (p *program) ready(t *testing.T, caFile string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	err := p.WaitFor(ctx, func(ctx context.Context) error {
+		if p.http == nil {
+			pem, err := os.ReadFile(caFile)
+			if err != nil {
+				return err
+			}
+			p.roots = x509.NewCertPool()
+			p.roots.AppendCertsFromPEM(pem)
+			p.http = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}}}
+		}
+		status, body, err := p.get(ctx, "/readyz", "")
+		if err == nil && status != http.StatusOK {
+			err = fmt.Errorf("readyz: %d %s", status, body)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *program) get(ctx context.Context, path, bearer string) (int, string, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.address+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	if bearer != "" {
+		r.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	response, err := p.http.Do(r)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), err
+}
+
+var bearerLine = regexp.MustCompile(`(?m)^header = "Authorization: Bearer (\S+)"$`)
+
+// bearer is what the curlrc holds.
+func (p *program) bearer(t *testing.T) string {
+	t.Helper()
+	content, err := os.ReadFile(p.curlrc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := bearerLine.FindSubmatch(content)
+	if found == nil {
+		t.Fatalf("%s has no bearer token", p.curlrc)
+	}
+	return string(found[1])
+}
+
+// joinCommand asks for a join command with curl, as the README does, and returns its answer.
+func (p *program) joinCommand(t *testing.T, query string) (string, error) {
+	t.Helper()
+	var stderr bytes.Buffer
+	curl := exec.CommandContext(t.Context(), "curl", "-K", p.curlrc, "-X", "POST", "https://"+p.address+"/v1/token/print-join-command"+query)
+	curl.Stderr = &stderr
+	answer, err := curl.Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Fatal("curl is missing: install it, these tests use it as kubejoin's users do")
+	}
+	if err != nil {
+		return "", fmt.Errorf("curl: %w: %s%s", err, stderr.String(), answer)
+	}
+	return string(answer), nil
+}
+
+// join is joinCommand that must succeed; it returns the arguments after kubeadm join.
+func (p *program) join(t *testing.T, query string) (args []string, token tokens.Token) {
+	t.Helper()
+	line, err := p.joinCommand(t, query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args, err = cluster.JoinArgs(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, arg := range args[:len(args)-1] {
+		if arg == "--token" {
+			if token, err = tokens.Parse(args[i+1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	p.secrets.add("token "+token.ID(), token.RevealSecret())
+	return args, token
+}
+
+// checkSecrets looks for secrets in the log and the metrics, and returns the metrics.
+func (p *program) checkSecrets(t *testing.T) string {
+	t.Helper()
+	bearer := p.bearer(t)
+	p.secrets.add("the operator", bearer)
+	status, metrics, err := p.get(t.Context(), "/metrics", bearer)
+	if err != nil || status != http.StatusOK {
+		t.Fatalf("metrics: %d %v", status, err)
+	}
+	p.secrets.absent(t, "the metrics", metrics)
+	p.secrets.absent(t, "the log", p.Log())
+	return metrics
+}
+
+// metric is the value of a sample in metrics, by all that stands before the value.
+func metric(t *testing.T, metrics, sample string) float64 {
+	t.Helper()
+	for line := range strings.Lines(metrics) {
+		if value, found := strings.CutPrefix(line, sample+" "); found {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("no metric %s", sample)
+	return 0
+}
+
+// kill is kill -9.
+func (p *program) kill(t *testing.T) {
+	t.Helper()
+	if err := p.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+}
+
+// wait calls check until it returns nil, for at most a minute.
+func wait(t *testing.T, what string, check func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
