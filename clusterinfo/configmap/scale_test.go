@@ -1,8 +1,8 @@
 package configmap_test
 
 import (
-	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A burst is signed in a few writes, and soon.
@@ -98,6 +98,54 @@ func TestSignerWhenFull(t *testing.T) {
 	f.waitLogged(t, "room for all signatures again")
 }
 
+// An object may be too large for etcd (1.5 MiB) before its values are for a ConfigMap: here by
+// a long annotation. Signatures that are there stay, and what expires still goes.
+func TestSignerWhenEtcdRefuses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("12,300 tokens")
+	}
+	f := setUp(t)
+	registry := prometheus.NewRegistry()
+	s := f.signer()
+	s.Registerer = registry
+	const first, more = 10_500, 1_800
+	var records []tokens.Record
+	for range first + more {
+		records = append(records, tokens.Record{Token: tokens.Generate(), Signing: true, Created: time.Now()})
+	}
+	f.store.put(records[:first]...)
+	run(t, s)
+	f.waitSigned(t, records[first-1].Token)
+	there := f.settled(t, 500*time.Millisecond).Data
+	if len(there) != first+1 {
+		t.Fatalf("%d keys, want %d", len(there), first+1)
+	}
+	object := f.get(t)
+	object.Annotations = map[string]string{"example.com/note": strings.Repeat("x", 250_000)}
+	if _, err := f.client.CoreV1().ConfigMaps("kube-public").Update(t.Context(), object, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	f.store.put(records[first:]...)
+	f.waitLogged(t, "cluster-info is full")
+	full := f.settled(t, 500*time.Millisecond).Data
+	t.Logf("%d of %d tokens signed, %v writes", len(full)-1, first+more, counter(t, registry, "kubejoin_clusterinfo_writes_total"))
+	for i, r := range records[:first] {
+		if full[clusterinfo.SignatureKey(r.Token.ID())] == "" {
+			t.Fatalf("token %d of %d lost its signature to a newer one", i, first)
+		}
+	}
+	var ids []string
+	for _, r := range records[:3000] {
+		ids = append(ids, r.Token.ID())
+	}
+	f.store.remove(ids...)
+	f.waitSigned(t, records[first+more-1].Token)
+	if data := f.settled(t, 500*time.Millisecond).Data; len(data) != first+more-3000+1 {
+		t.Errorf("%d keys, want %d", len(data), first+more-3000+1)
+	}
+}
+
 func counter(t *testing.T, registry *prometheus.Registry, name string) float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -114,8 +162,7 @@ func counter(t *testing.T, registry *prometheus.Registry, name string) float64 {
 		}
 	}
 	if !found {
-		text, _ := testutil.GatherAndCount(registry)
-		t.Fatal(fmt.Sprintf("no metric %s among %d", name, text))
+		t.Fatalf("no metric %s", name)
 	}
 	return sum
 }
