@@ -1,4 +1,4 @@
-// Package imports holds the arrows between packages in their direction.
+// Package imports_test holds the arrows between packages in their direction.
 package imports_test
 
 import (

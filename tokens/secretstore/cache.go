@@ -1,0 +1,175 @@
+package secretstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	clientcache "k8s.io/client-go/tools/cache"
+	"k8s.io/cluster-bootstrap/token/api"
+)
+
+// A cache has every bootstrap token of the cluster as a record, decoded once for each change:
+// with 12,000 tokens a List after every burst of changes must not decode them all.
+type cache struct {
+	log    *slog.Logger
+	hints  tokens.Hints
+	synced chan struct{} // closed when all is there for the first time
+	ended  <-chan struct{}
+
+	mu      sync.Mutex
+	records map[string]entry // by the name of the Secret
+	sorted  []tokens.Record  // by ID; nil when records has changed
+	trouble error            // why the first answer is not there yet
+}
+
+// An entry is what became of one Secret.
+type entry struct {
+	version string
+	record  tokens.Record
+	ignored bool // it is no bootstrap token
+}
+
+// follow starts the informer. The field selector keeps all other Secrets on the server.
+func follow(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*cache, error) {
+	c := &cache{log: log, synced: make(chan struct{}), ended: ctx.Done(), records: map[string]entry{}}
+	informer := coreinformers.NewFilteredSecretInformer(client, metav1.NamespaceSystem, 0, nil, func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
+	})
+	handler, err := informer.AddEventHandler(clientcache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { c.set(object) },
+		UpdateFunc: func(_, object any) { c.set(object) },
+		DeleteFunc: c.remove,
+	})
+	err = errors.Join(err,
+		informer.SetTransform(dropManagedFields),
+		informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *clientcache.Reflector, err error) { c.watchFailed(err) }))
+	if err != nil {
+		return nil, err
+	}
+	go informer.RunWithContext(ctx)
+	go func() {
+		if clientcache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+			close(c.synced)
+			c.hints.Send()
+		}
+	}()
+	return c, nil
+}
+
+// dropManagedFields saves about a third of the memory.
+func dropManagedFields(object any) (any, error) {
+	if secret, ok := object.(*corev1.Secret); ok {
+		secret.ManagedFields = nil
+	}
+	return object, nil
+}
+
+func (c *cache) set(object any) {
+	secret, ok := object.(*corev1.Secret)
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	if c.records[secret.Name].version == secret.ResourceVersion {
+		c.mu.Unlock()
+		return // the informer has read everything again, and this has not changed
+	}
+	r, err := decode(secret)
+	c.records[secret.Name] = entry{version: secret.ResourceVersion, record: r, ignored: err != nil}
+	c.sorted = nil
+	c.mu.Unlock()
+	c.hints.Send()
+	switch {
+	case err != nil:
+		c.log.Warn("Secret of the type of bootstrap tokens is none, and is ignored", "secret", secret.Name, "problem", err)
+	case errors.Is(r.Problem, tokens.ErrDeleting):
+		c.log.Info("bootstrap token is being deleted", "token", r.Token.ID(), "problem", r.Problem)
+	case r.Problem != nil:
+		c.log.Warn("bootstrap token is no good", "token", r.Token.ID(), "problem", r.Problem)
+	}
+}
+
+func (c *cache) remove(object any) {
+	key, err := clientcache.DeletionHandlingObjectToName(object)
+	if err != nil {
+		c.log.Error("informer gives a deleted object that has no name", "error", err)
+		return
+	}
+	c.mu.Lock()
+	delete(c.records, key.Name)
+	c.sorted = nil
+	c.mu.Unlock()
+	c.hints.Send()
+}
+
+// watchFailed is told whenever following stops; it begins again by itself, with backoff.
+func (c *cache) watchFailed(err error) {
+	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		c.log.Debug("watch of bootstrap tokens ended, begins again", "reason", err)
+		return
+	}
+	c.log.Warn("cannot follow bootstrap tokens, will be tried again", "error", err)
+	c.mu.Lock()
+	c.trouble = err
+	c.mu.Unlock()
+}
+
+func (c *cache) list(ctx context.Context) ([]tokens.Record, error) {
+	if err := c.wait(ctx); err != nil {
+		return nil, fmt.Errorf("list tokens: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sorted == nil {
+		c.sorted = make([]tokens.Record, 0, len(c.records))
+		for _, e := range c.records {
+			if !e.ignored {
+				c.sorted = append(c.sorted, e.record)
+			}
+		}
+		slices.SortFunc(c.sorted, func(a, b tokens.Record) int { return cmp.Compare(a.Token.ID(), b.Token.ID()) })
+	}
+	all := make([]tokens.Record, len(c.sorted))
+	for i, r := range c.sorted {
+		all[i] = clone(r)
+	}
+	return all, nil
+}
+
+// wait returns when the cache has everything that was there when it began to follow.
+func (c *cache) wait(ctx context.Context) error {
+	select {
+	case <-c.synced:
+	case <-c.ended:
+	case <-ctx.Done():
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		err := fmt.Errorf("no answer of the API server yet: %w", ctx.Err())
+		if c.trouble != nil {
+			err = fmt.Errorf("%w (%w)", err, c.trouble)
+		}
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-c.ended:
+		return errors.New("the context of the store has ended")
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,134 @@
+package secretstore
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cluster-bootstrap/token/api"
+	"k8s.io/cluster-bootstrap/token/util"
+)
+
+// decode reads a Secret as kube-apiserver's authenticator and kube-controller-manager's signer
+// do. An error means that it is no bootstrap token at all; what is wrong with one that it is,
+// is in Record.Problem. Neither repeats a value that may be a misplaced secret.
+func decode(secret *corev1.Secret) (tokens.Record, error) {
+	if secret.Type != api.SecretTypeBootstrapToken {
+		return tokens.Record{}, fmt.Errorf("Secret %s is of type %q, want %q", secret.Name, secret.Type, api.SecretTypeBootstrapToken)
+	}
+	id, found := strings.CutPrefix(secret.Name, api.BootstrapTokenSecretPrefix)
+	if !found || tokens.CheckID(id) != nil {
+		return tokens.Record{}, fmt.Errorf("Secret %s: want the name %s and 6 characters of [a-z0-9]", secret.Name, api.BootstrapTokenSecretPrefix)
+	}
+	data := func(key string) string { return string(secret.Data[key]) }
+	var problems []error
+	r := tokens.Record{
+		Signing:        data(api.BootstrapTokenUsageSigningKey) == "true",
+		Authentication: data(api.BootstrapTokenUsageAuthentication) == "true",
+		Description:    data(api.BootstrapTokenDescriptionKey),
+		Created:        secret.CreationTimestamp.UTC(),
+		UID:            string(secret.UID),
+		Version:        secret.ResourceVersion,
+	}
+
+	token, err := decodeToken(secret, id)
+	if err != nil {
+		problems = append(problems, err)
+		if token, err = tokens.OnlyID(id); err != nil {
+			return tokens.Record{}, err
+		}
+	}
+	r.Token = token
+
+	if s := data(api.BootstrapTokenExpirationKey); s != "" {
+		expires, err := time.Parse(time.RFC3339, s)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s is not a time of RFC 3339, so that the token counts as expired", api.BootstrapTokenExpirationKey))
+		}
+		if err != nil || expires.IsZero() { // a zero Record.Expires would be never
+			expires = time.Unix(0, 0)
+		}
+		r.Expires = expires.UTC()
+	}
+
+	if s := data(api.BootstrapTokenExtraGroupsKey); s != "" {
+		for group := range strings.SplitSeq(s, ",") {
+			if err := util.ValidateBootstrapGroupName(group); err != nil {
+				problems = append(problems, fmt.Errorf("%s: %w", api.BootstrapTokenExtraGroupsKey, err))
+			}
+			if !slices.Contains(r.Groups, group) { // a set, for kube-apiserver
+				r.Groups = append(r.Groups, group)
+			}
+		}
+	}
+	r.Problem = errors.Join(problems...)
+	return r, nil
+}
+
+// decodeToken is where the secret can be used: everything that makes kube-apiserver refuse it
+// for good is an error.
+func decodeToken(secret *corev1.Secret, id string) (tokens.Token, error) {
+	if at := secret.DeletionTimestamp; at != nil {
+		return tokens.Token{}, fmt.Errorf("%w since %s, finalizers: %s", tokens.ErrDeleting, at.UTC().Format(time.RFC3339), strings.Join(secret.Finalizers, ", "))
+	}
+	switch string(secret.Data[api.BootstrapTokenIDKey]) {
+	case id:
+	case "":
+		return tokens.Token{}, fmt.Errorf("%s is missing", api.BootstrapTokenIDKey)
+	default:
+		return tokens.Token{}, fmt.Errorf("%s is not the ID in the name of the Secret, %s", api.BootstrapTokenIDKey, id)
+	}
+	if len(secret.Data[api.BootstrapTokenSecretKey]) == 0 {
+		return tokens.Token{}, fmt.Errorf("%s is missing", api.BootstrapTokenSecretKey)
+	}
+	return tokens.New(id, string(secret.Data[api.BootstrapTokenSecretKey]))
+}
+
+// encode is a new Secret. A key whose field is zero is left out, as kubeadm does.
+func encode(r tokens.Record) *corev1.Secret {
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: util.BootstrapTokenSecretName(r.Token.ID())},
+		Type:       api.SecretTypeBootstrapToken,
+		Data: map[string][]byte{
+			api.BootstrapTokenIDKey:     []byte(r.Token.ID()),
+			api.BootstrapTokenSecretKey: []byte(r.Token.RevealSecret()),
+		},
+	}
+	apply(secret, tokens.Record{}, r)
+	return secret
+}
+
+// apply writes what differs between before and after, and touches nothing else: a value that
+// others wrote in their own way stays so.
+func apply(secret *corev1.Secret, before, after tokens.Record) {
+	set := func(changed bool, key, value string) {
+		switch {
+		case !changed:
+		case value == "":
+			delete(secret.Data, key)
+		default:
+			secret.Data[key] = []byte(value)
+		}
+	}
+	usage := map[bool]string{true: "true"}
+	var expires string
+	if !after.Expires.IsZero() {
+		expires = after.Expires.UTC().Format(time.RFC3339) // cuts fractions off
+	}
+	set(!after.Expires.Equal(before.Expires), api.BootstrapTokenExpirationKey, expires)
+	set(after.Signing != before.Signing, api.BootstrapTokenUsageSigningKey, usage[after.Signing])
+	set(after.Authentication != before.Authentication, api.BootstrapTokenUsageAuthentication, usage[after.Authentication])
+	set(!slices.Equal(after.Groups, before.Groups), api.BootstrapTokenExtraGroupsKey, strings.Join(after.Groups, ","))
+	set(after.Description != before.Description, api.BootstrapTokenDescriptionKey, after.Description)
+}
+
+// clone shares nothing with r that can be changed.
+func clone(r tokens.Record) tokens.Record {
+	r.Groups = slices.Clone(r.Groups)
+	return r
+}

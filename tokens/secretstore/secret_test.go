@@ -1,0 +1,186 @@
+package secretstore
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cluster-bootstrap/token/api"
+	"k8s.io/cluster-bootstrap/util/secrets"
+)
+
+const (
+	id    = "abc123"
+	value = "s3cr3ts3cr3ts3cr"
+)
+
+// TestDecode is package internal, as the only one: a real API server would need a second for
+// each of these.
+func TestDecode(t *testing.T) {
+	epoch := time.Unix(0, 0).UTC()
+	created := metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
+	full := func() *corev1.Secret {
+		return &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "bootstrap-token-" + id, UID: "u", ResourceVersion: "7", CreationTimestamp: created},
+			Type:       api.SecretTypeBootstrapToken,
+			Data: map[string][]byte{
+				"token-id": []byte(id), "token-secret": []byte(value), "expiration": []byte("2026-02-03T04:05:06Z"),
+				"usage-bootstrap-signing": []byte("true"), "usage-bootstrap-authentication": []byte("true"),
+				"auth-extra-groups": []byte("system:bootstrappers:b,system:bootstrappers:a"), "description": []byte("d"),
+			},
+		}
+	}
+	want := tokens.Record{
+		Expires: time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC), Signing: true, Authentication: true,
+		Groups: []string{"system:bootstrappers:b", "system:bootstrappers:a"}, Description: "d",
+		Created: created.UTC(), UID: "u", Version: "7",
+	}
+	data := func(key, value string) func(*corev1.Secret) {
+		return func(s *corev1.Secret) { s.Data[key] = []byte(value) }
+	}
+	without := func(key string) func(*corev1.Secret) { return func(s *corev1.Secret) { delete(s.Data, key) } }
+	for _, test := range []struct {
+		name     string
+		change   func(*corev1.Secret)
+		want     func(*tokens.Record)
+		noSecret bool
+		problem  string
+	}{
+		{name: "full"},
+		{name: "only the token", change: func(s *corev1.Secret) {
+			s.Data = map[string][]byte{"token-id": []byte(id), "token-secret": []byte(value)}
+		}, want: func(r *tokens.Record) {
+			r.Expires, r.Signing, r.Authentication, r.Groups, r.Description = time.Time{}, false, false, nil, ""
+		}},
+		{name: "usage True", change: data("usage-bootstrap-signing", "True"), want: func(r *tokens.Record) { r.Signing = false }},
+		{name: "usage 1", change: data("usage-bootstrap-authentication", "1"), want: func(r *tokens.Record) { r.Authentication = false }},
+		{name: "usage with newline", change: data("usage-bootstrap-signing", "true\n"), want: func(r *tokens.Record) { r.Signing = false }},
+
+		{name: "no expiration", change: without("expiration"), want: func(r *tokens.Record) { r.Expires = time.Time{} }},
+		{name: "empty expiration", change: data("expiration", ""), want: func(r *tokens.Record) { r.Expires = time.Time{} }},
+		{name: "another zone", change: data("expiration", "2026-02-03T05:05:06+01:00")},
+		{name: "fraction", change: data("expiration", "2026-02-03T04:05:06.5Z"), want: func(r *tokens.Record) { r.Expires = r.Expires.Add(time.Second / 2) }},
+		{name: "expiration in the year 1", change: data("expiration", "0001-01-01T00:00:00Z"), want: func(r *tokens.Record) { r.Expires = epoch }},
+		{name: "unparseable expiration", change: data("expiration", value), want: func(r *tokens.Record) { r.Expires = epoch }, problem: "expiration is not a time of RFC 3339"},
+		{name: "expiration without zone", change: data("expiration", "2026-02-03T04:05:06"), want: func(r *tokens.Record) { r.Expires = epoch }, problem: "expiration is not"},
+		{name: "expiration with space", change: data("expiration", " 2026-02-03T04:05:06Z"), want: func(r *tokens.Record) { r.Expires = epoch }, problem: "expiration is not"},
+
+		{name: "no groups", change: data("auth-extra-groups", ""), want: func(r *tokens.Record) { r.Groups = nil }},
+		{name: "group twice", change: data("auth-extra-groups", "system:bootstrappers:a,system:bootstrappers:a"), want: func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:a"} }},
+		{
+			name: "untrimmed group", change: data("auth-extra-groups", "system:bootstrappers:a, system:bootstrappers:b"),
+			want:    func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:a", " system:bootstrappers:b"} },
+			problem: `auth-extra-groups: bootstrap group " system:bootstrappers:b" is invalid`,
+		},
+		{name: "empty group", change: data("auth-extra-groups", "system:bootstrappers:a,"), want: func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:a", ""} }, problem: "auth-extra-groups"},
+		{name: "group masters", change: data("auth-extra-groups", "system:masters"), want: func(r *tokens.Record) { r.Groups = []string{"system:masters"} }, problem: `"system:masters" is invalid`},
+
+		{name: "no token-id", change: without("token-id"), noSecret: true, problem: "token-id is missing"},
+		{name: "another token-id", change: data("token-id", "abc124"), noSecret: true, problem: "token-id is not the ID in the name of the Secret, abc123"},
+		{name: "whole token as token-id", change: data("token-id", id+"."+value), noSecret: true, problem: "token-id is not"},
+		{name: "no token-secret", change: without("token-secret"), noSecret: true, problem: "token-secret is missing"},
+		{name: "whole token as token-secret", change: data("token-secret", id+"."+value), noSecret: true, problem: "malformed secret of token abc123"},
+		{name: "secret with newline", change: data("token-secret", value+"\n"), noSecret: true, problem: "malformed secret of token abc123"},
+		{name: "no data", change: func(s *corev1.Secret) { s.Data = nil }, want: func(r *tokens.Record) {
+			r.Expires, r.Signing, r.Authentication, r.Groups, r.Description = time.Time{}, false, false, nil, ""
+		}, noSecret: true, problem: "token-id is missing"},
+		{name: "being deleted", change: func(s *corev1.Secret) {
+			s.DeletionTimestamp, s.Finalizers = &created, []string{"example.com/f"}
+		}, noSecret: true, problem: "token is being deleted since 2026-01-02T02:04:05Z, finalizers: example.com/f"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			secret := full()
+			if test.change != nil {
+				test.change(secret)
+			}
+			r, err := decode(secret)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := want
+			if test.want != nil {
+				test.want(&want)
+			}
+			if r.Token.ID() != id || r.Token.HasSecret() == test.noSecret {
+				t.Errorf("token %v with secret %t, want %t", r.Token, r.Token.HasSecret(), !test.noSecret)
+			}
+			if r.Expires != want.Expires || r.Signing != want.Signing || r.Authentication != want.Authentication || !slices.Equal(r.Groups, want.Groups) ||
+				r.Description != want.Description || r.Created != want.Created || r.UID != want.UID || r.Version != want.Version {
+				t.Errorf("decode gives\n%+v\nwant\n%+v", r, want)
+			}
+			switch {
+			case (test.problem == "") != (r.Problem == nil):
+				t.Errorf("problem %v, want %q", r.Problem, test.problem)
+			case r.Problem != nil && !strings.Contains(r.Problem.Error(), test.problem):
+				t.Errorf("problem %q, want %q in it", r.Problem, test.problem)
+			case r.Problem != nil && strings.Contains(r.Problem.Error(), value):
+				t.Errorf("problem %q repeats the secret", r.Problem)
+			}
+			// Upstream's own reading of the two that are not just strings.
+			for _, now := range []time.Time{want.Expires.Add(-1), want.Expires, want.Expires.Add(1), time.Unix(1, 0)} {
+				if !now.Before(epoch) && r.Expired(now) != secrets.HasExpired(secret, now) {
+					t.Errorf("Expired at %v = %t, upstream differs", now, r.Expired(now))
+				}
+			}
+			groups, err := secrets.GetGroups(secret)
+			if bad := strings.Contains(test.problem, "invalid") || strings.Contains(test.problem, "auth-extra-groups"); (err != nil) != bad {
+				t.Errorf("upstream says of the groups %v", err)
+			} else if err == nil && len(groups) != len(r.Groups)+1 { // and system:bootstrappers
+				t.Errorf("groups %q, upstream has %q", r.Groups, groups)
+			}
+		})
+	}
+}
+
+func TestDecodeProblemsAreJoined(t *testing.T) {
+	r, err := decode(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abcdef"},
+		Type:       api.SecretTypeBootstrapToken,
+		Data: map[string][]byte{
+			"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"), "expiration": []byte("soon"), "auth-extra-groups": []byte("x"),
+		},
+	})
+	if err != nil || !errors.Is(r.Problem, tokens.ErrPublicExample) || r.Token.HasSecret() {
+		t.Fatalf("decode = %+v, %v, want ErrPublicExample", r, err)
+	}
+	for _, part := range []string{"expiration", "auth-extra-groups"} {
+		if !strings.Contains(r.Problem.Error(), part) {
+			t.Errorf("problem %q, want %q too", r.Problem, part)
+		}
+	}
+}
+
+func TestDecodeNoToken(t *testing.T) {
+	for name, secret := range map[string]*corev1.Secret{
+		"prefix":    {ObjectMeta: metav1.ObjectMeta{Name: "token-abc123"}, Type: api.SecretTypeBootstrapToken},
+		"short ID":  {ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abc12"}, Type: api.SecretTypeBootstrapToken},
+		"more":      {ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abc123.x"}, Type: api.SecretTypeBootstrapToken},
+		"type":      {ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abc123"}, Type: "Opaque"},
+		"zero":      {},
+		"no prefix": {ObjectMeta: metav1.ObjectMeta{Name: "abc123"}, Type: api.SecretTypeBootstrapToken},
+	} {
+		if r, err := decode(secret); err == nil {
+			t.Errorf("%s: decode = %+v, want an error", name, r)
+		}
+	}
+}
+
+func BenchmarkList12000(b *testing.B) {
+	c := &cache{synced: make(chan struct{}), records: map[string]entry{}}
+	close(c.synced)
+	for range 12_000 {
+		r := tokens.Record{Token: tokens.Generate(), Groups: []string{tokens.DefaultGroup}}
+		c.records["bootstrap-token-"+r.Token.ID()] = entry{record: r}
+	}
+	for b.Loop() {
+		c.sorted = nil // after a change
+		if _, err := c.list(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

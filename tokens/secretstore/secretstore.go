@@ -1,0 +1,153 @@
+// Package secretstore keeps bootstrap tokens where the components of Kubernetes look for them:
+// in Secrets kube-system/bootstrap-token-ID of the API server. It reads what kubeadm and
+// others have put there, and leaves what it does not know of as it is.
+package secretstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/cluster-bootstrap/token/util"
+)
+
+// A Store is a [tokens.Store] over Secrets. List answers from a cache that follows the API
+// server, and what Watch hints at is in it; everything else asks the server.
+type Store struct {
+	secrets typedcorev1.SecretInterface
+	cache   *cache
+}
+
+var _ tokens.Store = (*Store)(nil)
+
+// Open begins to follow the bootstrap tokens of a cluster, until ctx ends; the store fails from
+// then on. It does not wait for the API server: [Store.List] does. The identity of client needs
+// get, list, watch, create, update and delete on Secrets in kube-system.
+//
+// The log is told of Secrets that are no good as tokens, once for each change of them, and of
+// trouble in following the API server; nil is nobody.
+func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*Store, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	c, err := follow(ctx, client, log)
+	if err != nil {
+		return nil, fmt.Errorf("follow bootstrap tokens: %w", err)
+	}
+	return &Store{secrets: client.CoreV1().Secrets(metav1.NamespaceSystem), cache: c}, nil
+}
+
+// Get implements [tokens.Store].
+func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {
+	_, r, err := s.get(ctx, id)
+	return r, err
+}
+
+func (s *Store) get(ctx context.Context, id string) (*corev1.Secret, tokens.Record, error) {
+	if err := tokens.CheckID(id); err != nil {
+		return nil, tokens.Record{}, err
+	}
+	secret, err := s.secrets.Get(ctx, util.BootstrapTokenSecretName(id), metav1.GetOptions{})
+	if err != nil {
+		return nil, tokens.Record{}, failure("get", id, err)
+	}
+	r, err := decode(secret)
+	if err != nil {
+		return nil, tokens.Record{}, fmt.Errorf("get token %s: %w: %w", id, tokens.ErrNotFound, err)
+	}
+	return secret, r, nil
+}
+
+// List implements [tokens.Store]. It waits for the first answer of the API server until ctx
+// ends.
+func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
+	return s.cache.list(ctx)
+}
+
+// Create implements [tokens.Store].
+func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	id := r.Token.ID()
+	if err := r.Check(); err != nil {
+		return tokens.Record{}, fmt.Errorf("create token %s: %w", id, err)
+	}
+	secret, err := s.secrets.Create(ctx, encode(r), metav1.CreateOptions{})
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return tokens.Record{}, fmt.Errorf("create token %s: %w: %w", id, tokens.ErrExists, err)
+	case err != nil: // not found would be the namespace
+		return tokens.Record{}, fmt.Errorf("create token %s: %w", id, err)
+	}
+	return decode(secret)
+}
+
+// Update implements [tokens.Store]. What the Secret has beside the fields that change altered
+// stays as it is, be it known or not.
+func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	for {
+		secret, before, err := s.get(ctx, id)
+		if err != nil {
+			return tokens.Record{}, err
+		}
+		after := clone(before)
+		if err := change(&after); err != nil {
+			return tokens.Record{}, err
+		}
+		if after.Token != before.Token || after.UID != before.UID || !after.Created.Equal(before.Created) {
+			return tokens.Record{}, fmt.Errorf("update token %s: its Token, Created or UID cannot be changed", id)
+		}
+		if err := after.Check(); err != nil {
+			return tokens.Record{}, fmt.Errorf("update token %s: %w", id, err)
+		}
+		apply(secret, before, after)
+		if r, err := decode(secret); err != nil || r.Problem != nil {
+			return tokens.Record{}, fmt.Errorf("update token %s: it would still be no good: %w", id, errors.Join(err, r.Problem))
+		}
+		// The resourceVersion in secret makes it conditional.
+		updated, err := s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
+		switch {
+		case err == nil:
+			return decode(updated)
+		case !apierrors.IsConflict(err):
+			return tokens.Record{}, failure("update", id, err)
+		}
+	}
+}
+
+// Delete implements [tokens.Store].
+func (s *Store) Delete(ctx context.Context, r tokens.Record) error {
+	id := r.Token.ID()
+	if err := tokens.CheckID(id); err != nil {
+		return err
+	}
+	uid := types.UID(r.UID)
+	err := s.secrets.Delete(ctx, util.BootstrapTokenSecretName(id), metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &r.Version},
+	})
+	if err != nil {
+		return failure("delete", id, err)
+	}
+	return nil
+}
+
+// Watch implements [tokens.Store].
+func (s *Store) Watch(ctx context.Context) <-chan struct{} { return s.cache.hints.Watch(ctx) }
+
+// failure is an error of the API server about one token that is there, in the terms of package
+// tokens.
+func failure(verb, id string, err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%s token %s: %w: %w", verb, id, tokens.ErrNotFound, err)
+	case apierrors.IsConflict(err):
+		return fmt.Errorf("%s token %s: %w: %w", verb, id, tokens.ErrConflict, err)
+	}
+	return fmt.Errorf("%s token %s: %w", verb, id, err)
+}
