@@ -21,6 +21,9 @@ import (
 // stopGrace is how long kubejoin may take to end what it is doing.
 const stopGrace = 5 * time.Second
 
+// manifests is what a cluster needs for kubejoin, from the folder that make runs in.
+const manifests = "deploy/manifests"
+
 // A show is a demo that is under way.
 type show struct {
 	out      io.Writer
@@ -97,13 +100,20 @@ func (s *show) startKubejoin(ctx context.Context, program string) error {
 			return err
 		}
 	}
+	// Its namespace, its rights and what holds them in bounds.
+	if err := s.kubectl(ctx, "apply", "--filename", manifests); err != nil {
+		return err
+	}
+	identity, err := s.cluster.ServiceAccountKubeconfig(ctx, "kubejoin-system", "kubejoin")
+	if err != nil {
+		return err
+	}
 	args := []string{"serve",
-		"--kubeconfig=" + s.cluster.Kubeconfig(),
+		"--kubeconfig=" + identity,
 		"--cluster-signing-cert-file=" + s.cluster.CAFile(),
 		"--cluster-signing-key-file=" + s.cluster.CAKeyFile(),
 		"--token-auth-file=" + operators,
 		"--listen=" + s.address,
-		"--leader-elect=false", // there is no other
 	}
 	s.command("kubejoin", strings.Join(args, " \\\n    "))
 	s.kubejoin, err = s.cluster.StartProcess("kubejoin", exec.Command(program, args...))
