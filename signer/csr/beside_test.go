@@ -1,0 +1,157 @@
+package csr_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func approvalRequest() approval.Request {
+	return approval.Request{User: "system:bootstrap:abc123", Groups: []string{"system:bootstrappers", bootstrapGroup, "system:authenticated"}}
+}
+
+// burst asks for n certificates at once and waits until all are issued. It returns the time from
+// the first request to the last certificate.
+func (w *world) burst(n int) time.Duration {
+	w.Helper()
+	client := w.bootstrap()
+	began := time.Now()
+	var asking sync.WaitGroup
+	for i := range 10 {
+		asking.Go(func() {
+			for range n/10 + min(1, max(0, n%10-i)) {
+				w.ask(client, kubelet, "worker-1", nil, nil)
+			}
+		})
+	}
+	asking.Wait()
+	w.poll("all certificates", func() bool {
+		list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(w.Context(), metav1.ListOptions{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		issued := 0
+		for _, o := range list.Items {
+			if len(o.Status.Certificate) > 0 {
+				issued++
+			}
+		}
+		return issued == n
+	})
+	took := time.Since(began)
+	list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(w.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	serials := map[string]bool{}
+	for i, o := range list.Items {
+		if len(o.Status.Conditions) != 1 {
+			w.Errorf("%s has %d conditions", o.Name, len(o.Status.Conditions))
+		}
+		if i%50 == 0 {
+			serials[w.certificate(&o).SerialNumber.String()] = true
+		}
+	}
+	if len(serials) != (n+49)/50 {
+		w.Error("serial numbers repeat")
+	}
+	return took
+}
+
+func TestBurst(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	const n = 500
+	took := w.burst(n)
+	t.Logf("%d requests in %s", n, took)
+	w.poll("everything counted", func() bool { return w.count("kubejoin_csr_signed_total") == n })
+	if got := w.count("kubejoin_csr_decisions_total", "verdict=approve"); got != n {
+		t.Errorf("decided %v times, want %d", got, n)
+	}
+	if got := w.count("kubejoin_csr_sign_failures_total"); got != 0 {
+		t.Errorf("%v failures", got)
+	}
+}
+
+func TestBesideKCM(t *testing.T) {
+	w := newWorld(t)
+	kcm, err := w.cluster.StartKCM(t.Context(), "--kube-api-qps=5000", "--kube-api-burst=5000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { kcm.Stop(10 * time.Second) })
+	w.control()
+	const n = 200
+	w.burst(n)
+	var byOther int
+	list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range list.Items {
+		if writer(&o) == "kube-controller-manager" {
+			byOther++
+		}
+	}
+	t.Logf("kube-controller-manager signed %d of %d", byOther, n)
+	w.poll("every certificate counted once", func() bool {
+		return w.count("kubejoin_csr_signed_total") == float64(n-byOther) && w.count("kubejoin_csr_signed_by_other_total", "signer="+kubelet) == float64(byOther)
+	})
+	if got := w.count("kubejoin_csr_sign_failures_total"); got != 0 {
+		t.Errorf("%v failures", got)
+	}
+}
+
+func TestSignedByOther(t *testing.T) {
+	w := newWorld(t)
+	requests := w.admin.CertificatesV1().CertificateSigningRequests()
+	write := func(o *certificates.CertificateSigningRequest) {
+		t.Helper()
+		o.Status.Certificate = w.someCertificate()
+		if _, err := requests.UpdateStatus(t.Context(), o, metav1.UpdateOptions{FieldManager: "somebody"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nobody := w.as("nobody", "nobodies") // so that nothing is approved
+	if err := w.allowAsking("nobodies"); err != nil {
+		t.Fatal(err)
+	}
+	before := w.ask(nobody, kubelet, "worker-1", nil, nil)
+	write(before)
+	w.control()
+	during := w.ask(nobody, kubelet, "worker-2", nil, nil)
+	w.poll("the request seen", func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=none") == 1 })
+	live, err := requests.Get(t.Context(), during.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(live)
+	w.awaitEvent(during, "SignedByOther")
+	if got := w.count("kubejoin_csr_signed_by_other_total", "signer="+kubelet); got != 1 {
+		t.Errorf("%v reported, want the one that was signed while we ran", got)
+	}
+}
+
+// someCertificate is a certificate that was not asked for by anybody here.
+func (w *world) someCertificate() []byte {
+	w.Helper()
+	object := w.ask(w.bootstrap(), kubelet, "x", nil, nil)
+	parsed, err := signer.ParseCSR(object.Spec.Request)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if err := w.admin.CertificatesV1().CertificateSigningRequests().Delete(w.Context(), object.Name, metav1.DeleteOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
+	chain, err := (signer.Profile{Usages: usages}).Issue(w.ca, signer.Template{CSR: parsed, Usages: usages}, time.Now())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return chain
+}

@@ -1,0 +1,256 @@
+package csr_test
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/pem"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+func TestFirstCertificateAndRenewal(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	key := newKey(t)
+	asked := w.ask(w.bootstrap(), kubelet, "worker-1", nil, key)
+	cert := w.awaitIssued(asked.Name)
+	object := w.await(asked.Name, "approval", func(o *certificates.CertificateSigningRequest) bool {
+		return condition(o, certificates.CertificateApproved) != nil
+	})
+	if c := condition(object, certificates.CertificateApproved); c.Reason != "AutoApproved" || c.Message != "Auto approving kubelet client certificate after SubjectAccessReview." {
+		t.Errorf("condition is %+v", c)
+	}
+	if got := cert.NotAfter.Sub(cert.NotBefore); got != 24*time.Hour {
+		t.Errorf("lifetime is %s, want 24h", got)
+	}
+	if got := writer(object); got != csr.FieldManager {
+		t.Errorf("the certificate was written by %q", got)
+	}
+
+	// The node renews with the certificate that it got.
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := w.cluster.AdminConfig()
+	node := unlimited(t, &rest.Config{Host: admin.Host, TLSClientConfig: rest.TLSClientConfig{
+		CAData: admin.CAData, CertData: object.Status.Certificate, KeyData: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
+	}})
+	renewal := w.ask(node, kubelet, "worker-1", nil, nil)
+	w.awaitIssued(renewal.Name)
+	renewal = w.await(renewal.Name, "approval", func(o *certificates.CertificateSigningRequest) bool {
+		return condition(o, certificates.CertificateApproved) != nil
+	})
+	if c := condition(renewal, certificates.CertificateApproved); c.Message != "Auto approving self kubelet client certificate after SubjectAccessReview." {
+		t.Errorf("condition is %+v", c)
+	}
+
+	for _, m := range []struct {
+		name   string
+		labels []string
+		want   float64
+	}{
+		{"kubejoin_csr_decisions_total", []string{"signer=" + kubelet, "verdict=approve", "reason=AutoApproved"}, 2},
+		{"kubejoin_csr_signed_total", []string{"signer=" + kubelet}, 2},
+		{"kubejoin_csr_issue_seconds", []string{"signer=" + kubelet}, 2},
+		{"kubejoin_csr_sign_failures_total", nil, 0},
+		{"kubejoin_csr_signed_by_other_total", nil, 0},
+	} {
+		if got := w.count(m.name, m.labels...); got != m.want {
+			t.Errorf("%s%q is %v, want %v", m.name, m.labels, got, m.want)
+		}
+	}
+}
+
+func TestApprovalSwitchedOffByRBAC(t *testing.T) {
+	w := newWorld(t)
+	const name = "kubeadm:node-autoapprove-bootstrap"
+	bindings := w.admin.RbacV1().ClusterRoleBindings()
+	binding, err := bindings.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bindings.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	restore := sync.OnceFunc(func() {
+		binding.ObjectMeta = metav1.ObjectMeta{Name: name}
+		if _, err := bindings.Create(context.Background(), binding, metav1.CreateOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(restore)
+	w.poll("the permission taken", func() bool { // the authorizer has a cache of its own
+		allowed, err := csr.Facts{Client: w.restrict}.Allowed(t.Context(), approvalRequest(), "nodeclient")
+		return err == nil && !allowed
+	})
+	w.control()
+
+	byHand := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
+	byItself := w.ask(w.bootstrap(), kubelet, "worker-2", nil, nil)
+	w.poll("both left alone", func() bool {
+		return w.count("kubejoin_csr_decisions_total", "verdict=none", "reason=NotPermitted") >= 2
+	})
+	for _, o := range []*certificates.CertificateSigningRequest{byHand, byItself} {
+		w.await(o.Name, "no condition", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Conditions) == 0 })
+	}
+	w.approve(byHand.Name)
+	w.awaitIssued(byHand.Name)
+	restore()
+	w.awaitIssued(byItself.Name) // the permission is seen without anybody touching the request
+}
+
+func TestManualSigners(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	node := w.as("system:node:worker-1", "system:nodes")
+	server := w.ask(node, serving, "worker-1", &x509.CertificateRequest{
+		DNSNames: []string{"worker-1"}, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 1)},
+	}, nil)
+	person := w.ask(w.admin, user, "", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"dev"}}}, nil)
+	other := w.ask(w.admin, "example.com/other", "", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil)
+	denied := w.ask(w.bootstrap(), serving, "worker-2", &x509.CertificateRequest{DNSNames: []string{"worker-2"}}, nil)
+	w.decide(denied.Name, certificates.CertificateDenied)
+	w.approve(other.Name)
+
+	// A request that came after these is done with: so are they.
+	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name)
+	for _, o := range []*certificates.CertificateSigningRequest{server, person} {
+		if o = w.await(o.Name, "object", func(*certificates.CertificateSigningRequest) bool { return true }); len(o.Status.Conditions) > 0 || len(o.Status.Certificate) > 0 {
+			t.Errorf("%s was decided without a person", o.Spec.SignerName)
+		}
+	}
+	w.approve(server.Name)
+	w.approve(person.Name)
+	if cert := w.awaitIssued(server.Name); !slices.Equal(cert.DNSNames, []string{"worker-1"}) || len(cert.IPAddresses) != 1 {
+		t.Errorf("names are %q %q", cert.DNSNames, cert.IPAddresses)
+	}
+	if cert := w.awaitIssued(person.Name); cert.Subject.String() != "CN=jane,O=dev" {
+		t.Errorf("subject is %s", cert.Subject)
+	}
+	for _, o := range []*certificates.CertificateSigningRequest{other, denied} {
+		if o = w.await(o.Name, "object", func(*certificates.CertificateSigningRequest) bool { return true }); len(o.Status.Certificate) > 0 {
+			t.Errorf("%s was signed", o.Name)
+		}
+	}
+}
+
+func TestHostileRequestsFail(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	weak, err := rsa.GenerateKey(rand.Reader, 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:", Organization: []string{"system:nodes"}}}
+	uid := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{
+		{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: "0"},
+	}}}
+	authority := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}, ExtraExtensions: []pkix.Extension{
+		{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}},
+	}}
+	for _, test := range []struct {
+		name string
+		ask  *certificates.CertificateSigningRequest
+		want string
+	}{
+		{"empty node name", w.ask(w.bootstrap(), kubelet, "", empty, nil), "empty"},
+		{"names of a server", w.ask(w.bootstrap(), kubelet, "worker-1", &x509.CertificateRequest{DNSNames: []string{"kubernetes.default.svc"}}, nil), "DNS"},
+		{"weak key", w.ask(w.admin, user, "", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, weak), "1024 bits"},
+		{"user ID", w.ask(w.admin, user, "", uid, nil), "UID"},
+		{"CA", w.ask(w.admin, user, "", authority, nil), "CA certificate"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if len(test.ask.Status.Conditions) > 0 {
+				t.Fatal("decided at creation")
+			}
+			w.approve(test.ask.Name) // a person who does not look
+			object := w.await(test.ask.Name, "failure", func(o *certificates.CertificateSigningRequest) bool {
+				return condition(o, certificates.CertificateFailed) != nil
+			})
+			c := condition(object, certificates.CertificateFailed)
+			if c.Reason != "SignerValidationFailure" || !strings.Contains(c.Message, test.want) || len(object.Status.Certificate) > 0 {
+				t.Errorf("condition is %+v, want one about %q", c, test.want)
+			}
+			if e := w.awaitEvent(object, "SignerValidationFailure"); !strings.Contains(e.Message, test.want) {
+				t.Errorf("event says %q", e.Message)
+			}
+		})
+	}
+	if got := w.count("kubejoin_csr_sign_failures_total", "reason=SignerValidationFailure"); got != 5 {
+		t.Errorf("%v failures are counted, want 5", got)
+	}
+}
+
+func TestBrokenCAHeals(t *testing.T) {
+	w := newWorld(t)
+	var broken atomic.Bool
+	broken.Store(true)
+	w.run(csr.Controller{
+		Client: w.restrict, Approve: true, Sign: true, Registerer: w.metrics,
+		Authority: w.authority(func() (*signer.CA, error) {
+			if broken.Load() {
+				return nil, errors.New("CA key /etc/x: no such file")
+			}
+			return w.ca, nil
+		}),
+	}.Run)
+	object := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
+	if e := w.awaitEvent(object, "SigningFailed"); !strings.Contains(e.Message, "/etc/x: no such file") || e.Namespace != "default" {
+		t.Errorf("event in %s says %q", e.Namespace, e.Message)
+	}
+	w.poll("retries", func() bool {
+		return w.count("kubejoin_csr_sign_failures_total", "signer="+kubelet, "reason=SigningFailed") >= 3
+	})
+	w.await(object.Name, "approval alone", func(o *certificates.CertificateSigningRequest) bool {
+		return condition(o, certificates.CertificateApproved) != nil && condition(o, certificates.CertificateFailed) == nil && len(o.Status.Certificate) == 0
+	})
+	broken.Store(false)
+	w.awaitIssued(object.Name)
+	if got := w.count("kubejoin_csr_decisions_total"); got != 1 {
+		t.Errorf("decided %v times", got)
+	}
+}
+
+// The approver and the signer can be in two programs.
+func TestApproveAndSignApart(t *testing.T) {
+	w := newWorld(t)
+	informer := csr.NewInformer(w.restrict)
+	w.run(func(ctx context.Context) error { informer.RunWithContext(ctx); return nil })
+	w.run(csr.Controller{Client: w.restrict, Informer: informer, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Registerer: w.metrics}.Run)
+	first := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
+	w.await(first.Name, "approval", func(o *certificates.CertificateSigningRequest) bool {
+		return condition(o, certificates.CertificateApproved) != nil
+	})
+	w.run(csr.Controller{Client: w.restrict, Informer: informer, Authority: w.authority(signer.Fixed(w.ca)), Sign: true, Registerer: w.metrics}.Run)
+	w.awaitIssued(first.Name)
+	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-2", nil, nil).Name)
+	if got := w.count("kubejoin_csr_signed_by_other_total"); got != 0 {
+		t.Errorf("%v certificates are said to be by others", got)
+	}
+}
+
+func TestControllerNeedsItsParts(t *testing.T) {
+	if err := (csr.Controller{}).Run(t.Context()); err == nil {
+		t.Error("ran without a client")
+	}
+	if err := (csr.Cleaner{}).Run(t.Context()); err == nil {
+		t.Error("the cleaner ran without a client")
+	}
+}

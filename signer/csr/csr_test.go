@@ -1,0 +1,404 @@
+package csr_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	cfssllog "github.com/cloudflare/cfssl/log"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/prometheus/client_golang/prometheus"
+	zx509 "github.com/zmap/zcrypto/x509"
+	"github.com/zmap/zlint/v3"
+	"github.com/zmap/zlint/v3/lint"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+func TestMain(m *testing.M) {
+	cfssllog.Level = cfssllog.LevelWarning
+	cluster.Main(m)
+}
+
+const (
+	kubelet = certificates.KubeAPIServerClientKubeletSignerName
+	serving = certificates.KubeletServingSignerName
+	user    = certificates.KubeAPIServerClientSignerName
+
+	bootstrapGroup = "system:bootstrappers:kubeadm:default-node-token"
+)
+
+// world is the shared cluster and a controller on it.
+type world struct {
+	*testing.T
+	cluster  *cluster.Cluster
+	admin    kubernetes.Interface
+	metrics  *prometheus.Registry
+	ca       *signer.CA
+	roots    *x509.CertPool
+	restrict kubernetes.Interface // the controller's identity
+}
+
+// newWorld makes a world without a controller. All CSRs are deleted before and after.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a control plane")
+	}
+	c := cluster.Shared(t)
+	ca, err := signer.LoadCA(c.CAFile(), c.CAKeyFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{T: t, cluster: c, admin: unlimited(t, c.AdminConfig()), metrics: prometheus.NewRegistry(), ca: ca, roots: c.CAPool()}
+	w.restrict = w.controllerIdentity()
+	w.deleteAll()
+	t.Cleanup(w.deleteAll)
+	return w
+}
+
+func unlimited(t *testing.T, config *rest.Config) kubernetes.Interface {
+	t.Helper()
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func (w *world) deleteAll() {
+	// Not the test's context: that has ended at cleanup.
+	err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{})
+	if err != nil {
+		w.Error(err)
+	}
+}
+
+// controllerIdentity is a service account with the permissions that the controllers need, and
+// no others.
+func (w *world) controllerIdentity() kubernetes.Interface {
+	w.Helper()
+	ctx := w.Context()
+	path, err := w.cluster.ServiceAccountKubeconfig(ctx, "kubejoin-system", "csr-test")
+	if err != nil {
+		w.Fatal(err)
+	}
+	const group = "certificates.k8s.io"
+	names := []string{kubelet, serving, user}
+	role := &rbac.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "csr-test"}, Rules: []rbac.PolicyRule{
+		{APIGroups: []string{group}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"get", "list", "watch", "delete"}},
+		{APIGroups: []string{group}, Resources: []string{"certificatesigningrequests/approval", "certificatesigningrequests/status"}, Verbs: []string{"update"}},
+		{APIGroups: []string{group}, Resources: []string{"signers"}, ResourceNames: names, Verbs: []string{"approve", "sign"}},
+		{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
+		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	}}
+	if _, err := w.admin.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		w.Fatal(err)
+	}
+	binding := &rbac.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "csr-test"},
+		RoleRef:    rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "csr-test"},
+		Subjects:   []rbac.Subject{{Kind: "ServiceAccount", Namespace: "kubejoin-system", Name: "csr-test"}},
+	}
+	if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		w.Fatal(err)
+	}
+	config, err := w.cluster.Config(path)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return unlimited(w.T, config)
+}
+
+// authority is one as kubejoin has it; change alters it before it is used.
+func (w *world) authority(ca func() (*signer.CA, error)) *signer.Authority {
+	return &signer.Authority{
+		Rules: approval.Kubelet(), Facts: csr.Facts{Client: w.restrict},
+		Signers: signer.KubernetesSigners(ca, 24*time.Hour),
+	}
+}
+
+// run starts something that ends with the test.
+func (w *world) run(run func(context.Context) error) {
+	w.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := run(ctx); err != nil {
+			w.Errorf("Run: %v", err)
+		}
+	})
+	w.Cleanup(func() { cancel(); running.Wait() })
+}
+
+// control starts a controller that approves and signs.
+func (w *world) control() {
+	w.Helper()
+	w.run(csr.Controller{
+		Client: w.restrict, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Sign: true, Registerer: w.metrics,
+	}.Run)
+}
+
+// as is a client that is another user.
+func (w *world) as(name string, groups ...string) kubernetes.Interface {
+	w.Helper()
+	config := w.cluster.AdminConfig()
+	config.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: append(groups, "system:authenticated")}
+	return unlimited(w.T, config)
+}
+
+// bootstrap is a machine with a bootstrap token of kubeadm's group.
+func (w *world) bootstrap() kubernetes.Interface {
+	return w.as("system:bootstrap:abc123", "system:bootstrappers", bootstrapGroup)
+}
+
+// allowAsking lets a group make CSRs.
+func (w *world) allowAsking(group string) error {
+	_, err := w.admin.RbacV1().ClusterRoleBindings().Create(w.Context(), &rbac.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-test-"},
+		RoleRef:    rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "system:node-bootstrapper"},
+		Subjects:   []rbac.Subject{{APIGroup: rbac.GroupName, Kind: "Group", Name: group}},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// parsedCSR is a request that no object holds.
+func parsedCSR(t testing.TB, template *x509.CertificateRequest) *x509.CertificateRequest {
+	t.Helper()
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, newKey(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := x509.ParseCertificateRequest(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed
+}
+
+func newKey(t testing.TB) crypto.Signer {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// ask makes a CSR object. Key nil is a new one; template without a subject is that of the node.
+func (w *world) ask(client kubernetes.Interface, signerName, node string, template *x509.CertificateRequest, key crypto.Signer) *certificates.CertificateSigningRequest {
+	w.Helper()
+	if template == nil {
+		template = &x509.CertificateRequest{}
+	}
+	if template.Subject.CommonName == "" {
+		template.Subject = pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}
+	}
+	if key == nil {
+		key = newKey(w)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		w.Fatal(err)
+	}
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
+	if signerName == serving {
+		usages[1] = certificates.UsageServerAuth
+	}
+	object, err := client.CertificatesV1().CertificateSigningRequests().Create(w.Context(), &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-", Labels: map[string]string{"kept": "yes"}},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: signerName, Usages: usages,
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return object
+}
+
+// await polls until the object is as wanted.
+func (w *world) await(name, what string, wanted func(*certificates.CertificateSigningRequest) bool) *certificates.CertificateSigningRequest {
+	w.Helper()
+	var last *certificates.CertificateSigningRequest
+	w.poll(what+" of "+name, func() bool {
+		object, err := w.admin.CertificatesV1().CertificateSigningRequests().Get(w.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		last = object
+		return wanted(object)
+	})
+	return last
+}
+
+func (w *world) poll(what string, wanted func() bool) {
+	w.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !wanted() {
+		if time.Now().After(deadline) {
+			w.Fatalf("%s: not within 30 s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func condition(object *certificates.CertificateSigningRequest, kind certificates.RequestConditionType) *certificates.CertificateSigningRequestCondition {
+	for i, c := range object.Status.Conditions {
+		if c.Type == kind {
+			return &object.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// awaitIssued waits for the certificate and looks at it.
+func (w *world) awaitIssued(name string) *x509.Certificate {
+	w.Helper()
+	object := w.await(name, "certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) > 0 })
+	return w.certificate(object)
+}
+
+func (w *world) certificate(object *certificates.CertificateSigningRequest) *x509.Certificate {
+	w.Helper()
+	block, rest := pem.Decode(object.Status.Certificate)
+	if block == nil || len(rest) > 0 {
+		w.Fatalf("%s: the certificate is not one PEM block", object.Name)
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: w.roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+		w.Errorf("%s: %v", object.Name, err)
+	}
+	if object.Labels["kept"] != "yes" {
+		w.Errorf("%s: its labels were lost", object.Name)
+	}
+	if writer(object) == csr.FieldManager { // another's are not ours to judge
+		lintCertificate(w, cert)
+	}
+	return cert
+}
+
+// writer is the field manager that wrote the certificate.
+func writer(object *certificates.CertificateSigningRequest) string {
+	for _, m := range object.ManagedFields {
+		if m.Subresource == "status" && strings.Contains(string(m.FieldsV1.Raw), "f:certificate") {
+			return m.Manager
+		}
+	}
+	return ""
+}
+
+func lintCertificate(t testing.TB, cert *x509.Certificate) {
+	t.Helper()
+	registry, err := lint.GlobalRegistry().Filter(lint.FilterOptions{IncludeSources: lint.SourceList{lint.RFC3279, lint.RFC5280, lint.RFC5480, lint.RFC5891, lint.RFC8813}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := zx509.ParseCertificate(cert.Raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, result := range zlint.LintCertificateEx(parsed, registry).Results {
+		if result.Status >= lint.Notice {
+			t.Errorf("%s: zlint %s is %s %s", cert.Subject, name, result.Status, result.Details)
+		}
+	}
+}
+
+// approve does what 'kubectl certificate approve' does.
+func (w *world) approve(name string) {
+	w.Helper()
+	w.decide(name, certificates.CertificateApproved)
+}
+
+func (w *world) decide(name string, kind certificates.RequestConditionType) {
+	w.Helper()
+	requests := w.admin.CertificatesV1().CertificateSigningRequests()
+	for {
+		object, err := requests.Get(w.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		object.Status.Conditions = append(object.Status.Conditions, certificates.CertificateSigningRequestCondition{
+			Type: kind, Status: corev1.ConditionTrue, Reason: "ByHand", Message: "by hand",
+		})
+		_, err = requests.UpdateApproval(w.Context(), name, object, metav1.UpdateOptions{})
+		if err == nil {
+			return
+		}
+		if !apierrors.IsConflict(err) {
+			w.Fatal(err)
+		}
+	}
+}
+
+// awaitEvent waits for an Event on the object.
+func (w *world) awaitEvent(object *certificates.CertificateSigningRequest, reason string) corev1.Event {
+	w.Helper()
+	var found corev1.Event
+	w.poll("event "+reason+" on "+object.Name, func() bool {
+		events, err := w.admin.CoreV1().Events("default").List(w.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + object.Name})
+		if err != nil {
+			w.Fatal(err)
+		}
+		for _, e := range events.Items {
+			if e.Reason == reason && e.InvolvedObject.UID == object.UID && e.Type == corev1.EventTypeWarning {
+				found = e
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// count sums a counter over all label values that are given as name=value.
+func (w *world) count(name string, labels ...string) float64 {
+	w.Helper()
+	families, err := w.metrics.Gather()
+	if err != nil {
+		w.Fatal(err)
+	}
+	sum := 0.0
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			all := map[string]bool{}
+			for _, l := range m.GetLabel() {
+				all[fmt.Sprintf("%s=%s", l.GetName(), l.GetValue())] = true
+			}
+			matches := true
+			for _, l := range labels {
+				matches = matches && all[l]
+			}
+			if matches {
+				sum += m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
+}
