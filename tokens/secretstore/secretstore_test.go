@@ -1,14 +1,10 @@
 package secretstore_test
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/cluster-bootstrap/token/api"
@@ -187,22 +182,27 @@ func TestUpdateLeavesTheRest(t *testing.T) {
 func TestAccepted(t *testing.T) {
 	s := open(t, nil)
 	group := "system:bootstrappers:kubejoin:test"
-	for _, test := range []struct {
+	tests := []struct {
 		name string
 		r    tokens.Record
 		ok   bool
 	}{
-		{"for authentication", tokens.Record{Authentication: true, Groups: []string{group}, Expires: time.Now().Add(time.Hour)}, true},
-		{"that never expires", tokens.Record{Authentication: true}, true},
 		{"for signing only", tokens.Record{Signing: true}, false},
 		{"that has expired", tokens.Record{Authentication: true, Expires: time.Now().Add(-time.Minute)}, false},
-	} {
-		test.r.Token = tokens.Generate()
-		r, err := s.Create(t.Context(), test.r)
+		{"that never expires", tokens.Record{Authentication: true}, true},
+		{"for authentication", tokens.Record{Authentication: true, Groups: []string{group}, Expires: time.Now().Add(time.Hour)}, true},
+	}
+	for i := range tests {
+		tests[i].r.Token = tokens.Generate()
+		r, err := s.Create(t.Context(), tests[i].r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		review, err := whoami(t, r.Token, test.ok)
+		tests[i].r = r
+	}
+	// From the last: when kube-apiserver knows that, it knows them all.
+	for _, test := range slices.Backward(tests) {
+		review, err := whoami(t, test.r.Token, test.ok)
 		if !test.ok {
 			if !apierrors.IsUnauthorized(err) {
 				t.Errorf("a token %s gives %v, want unauthorized", test.name, err)
@@ -214,10 +214,10 @@ func TestAccepted(t *testing.T) {
 			continue
 		}
 		user := review.Status.UserInfo
-		want := append([]string{"system:authenticated", "system:bootstrappers"}, r.Groups...)
+		want := append([]string{"system:authenticated", "system:bootstrappers"}, test.r.Groups...)
 		slices.Sort(user.Groups)
 		slices.Sort(want)
-		if user.Username != "system:bootstrap:"+r.Token.ID() || !slices.Equal(user.Groups, want) {
+		if user.Username != "system:bootstrap:"+test.r.Token.ID() || !slices.Equal(user.Groups, want) {
 			t.Errorf("the bearer of a token %s is %s of %q, want %q", test.name, user.Username, user.Groups, want)
 		}
 	}
@@ -239,154 +239,5 @@ func whoami(t *testing.T, token tokens.Token, patient bool) (*authenticationv1.S
 		if !patient || !apierrors.IsUnauthorized(err) || time.Now().After(deadline) {
 			return review, err
 		}
-	}
-}
-
-// TestLog has each problem once for each change, and never a secret.
-func TestLog(t *testing.T) {
-	var log lockedBuffer
-	s := open(t, slog.New(slog.NewTextHandler(&log, nil)))
-	good, bad := tokens.Generate(), tokens.Generate()
-	secret := func(token tokens.Token, name string) *corev1.Secret {
-		return &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name},
-			Type:       api.SecretTypeBootstrapToken,
-			StringData: map[string]string{"token-id": token.ID(), "token-secret": token.RevealSecret()},
-		}
-	}
-	put(t, secret(good, "bootstrap-token-"+good.ID()))
-	put(t, secret(good, "my-token"))
-	broken := secret(bad, "bootstrap-token-"+bad.ID())
-	broken.StringData["token-id"] = bad.Reveal()
-	broken = put(t, broken)
-	wait(t, s, "two tokens", func(all []tokens.Record) bool { return len(all) == 2 })
-
-	broken.Labels = map[string]string{"a": "b"}
-	broken, err := cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Update(t.Context(), broken, metav1.UpdateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	wait(t, s, "the change", func(all []tokens.Record) bool {
-		return slices.ContainsFunc(all, func(r tokens.Record) bool { return r.Version == broken.ResourceVersion })
-	})
-	_, updateErr := s.Update(t.Context(), bad.ID(), func(*tokens.Record) error { return nil })
-	_, createErr := s.Create(t.Context(), tokens.Record{Token: bad})
-	for _, err := range []error{updateErr, createErr} {
-		if err == nil || strings.Contains(err.Error(), bad.RevealSecret()) {
-			t.Errorf("got %v, want an error without the secret", err)
-		}
-	}
-	// Once after the warning of set, which comes after the record can be listed.
-	another := tokens.Generate()
-	put(t, secret(another, "bootstrap-token-"+another.ID()))
-	wait(t, s, "three tokens", func(all []tokens.Record) bool { return len(all) == 3 })
-	text := log.String()
-	if strings.Count(text, "secret=my-token") != 1 || strings.Count(text, "token="+bad.ID()) != 2 || strings.Contains(text, "token="+good.ID()) {
-		t.Errorf("the log has not one line for my-token, two for %s and none for %s:\n%s", bad.ID(), good.ID(), text)
-	}
-	for _, token := range []tokens.Token{good, bad} {
-		if strings.Contains(text, token.RevealSecret()) {
-			t.Errorf("a secret is in the log:\n%s", text)
-		}
-	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// TestDeleting has a Secret that a finalizer keeps: it is listed, and nothing can be done with it.
-func TestDeleting(t *testing.T) {
-	s := open(t, nil)
-	secrets := cluster.Shared(t).Client().CoreV1().Secrets("kube-system")
-	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	name := "bootstrap-token-" + r.Token.ID()
-	patch := func(finalizers string) {
-		t.Helper()
-		if _, err := secrets.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":`+finalizers+`}}`), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	patch(`["example.com/keep"]`)
-	if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	wait(t, s, "a problem", func(all []tokens.Record) bool { return len(all) == 1 && errors.Is(all[0].Problem, tokens.ErrDeleting) })
-	got, err := s.Get(t.Context(), r.Token.ID())
-	if err != nil || got.Token.HasSecret() || !errors.Is(got.Problem, tokens.ErrDeleting) || !strings.Contains(got.Problem.Error(), "example.com/keep") {
-		t.Errorf("Get = %+v, %v, want no secret and ErrDeleting with the finalizer", got, err)
-	}
-	if _, err := s.Update(t.Context(), r.Token.ID(), func(c *tokens.Record) error { c.Description = "x"; return nil }); !errors.Is(err, tokens.ErrDeleting) {
-		t.Errorf("Update = %v, want ErrDeleting", err)
-	}
-	patch("null")
-	wait(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
-}
-
-// TestNotAToken has a Secret of another type under the name of a token.
-func TestNotAToken(t *testing.T) {
-	s := open(t, nil)
-	token := tokens.Generate()
-	secret := put(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "bootstrap-token-" + token.ID()}})
-	if r, err := s.Get(t.Context(), token.ID()); !errors.Is(err, tokens.ErrNotFound) {
-		t.Errorf("Get = %+v, %v, want ErrNotFound", r, err)
-	}
-	if _, err := s.Create(t.Context(), tokens.Record{Token: token}); !errors.Is(err, tokens.ErrExists) {
-		t.Errorf("Create = %v, want ErrExists", err)
-	}
-	wait(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
-	if err := cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Delete(t.Context(), secret.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestNoAnswer: an identity that may not list is told so by List, and by the log.
-func TestNoAnswer(t *testing.T) {
-	c := cluster.Shared(t)
-	path, err := c.ServiceAccountKubeconfig(t.Context(), "default", "nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := c.Config(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var log lockedBuffer
-	storeCtx, end := context.WithCancel(t.Context())
-	s, err := secretstore.Open(storeCtx, client, slog.New(slog.NewTextHandler(&log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	if _, err := s.List(ctx); !errors.Is(err, context.DeadlineExceeded) || !apierrors.IsForbidden(err) {
-		t.Errorf("List = %v, want the end of the context and why there is no answer", err)
-	}
-	if !strings.Contains(log.String(), "cannot follow bootstrap tokens") {
-		t.Errorf("the log does not say so:\n%s", log.String())
-	}
-	end()
-	if _, err := s.List(t.Context()); err == nil || !strings.Contains(err.Error(), "context of the store has ended") {
-		t.Errorf("List after the end of the store = %v", err)
 	}
 }
