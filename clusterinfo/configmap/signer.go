@@ -31,6 +31,10 @@ const (
 // A Signer keeps cluster-info signed by the live tokens of a store, and nobody else's
 // signatures in it. It creates cluster-info where there is none. One at a time should run in a
 // cluster; more do no harm, nor does kube-controller-manager's bootstrap signer beside it.
+//
+// In namespace kube-public the client needs get, list, watch and update on ConfigMap
+// cluster-info. To create it: create on configmaps, roles and rolebindings, and get and bind on
+// Role [PublicRole].
 type Signer struct {
 	ConfigMap *ConfigMap
 	Tokens    tokens.Store

@@ -1,0 +1,75 @@
+package configmap_test
+
+import (
+	"testing"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// The permissions that the documentation of Signer names are enough, from nothing.
+func TestSignerWithLeastPrivilege(t *testing.T) {
+	f := setUp(t)
+	f.clear(t)
+	const name = "signer-test"
+	rbac := f.client.RbacV1()
+	for _, err := range []error{
+		created(rbac.Roles("kube-public").Create(t.Context(), &rbacv1.Role{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Rules: []rbacv1.PolicyRule{
+				{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"cluster-info"}, Verbs: []string{"get", "list", "watch", "update"}},
+				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}},
+				{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles"}, ResourceNames: []string{configmap.PublicRole}, Verbs: []string{"get", "bind"}},
+				{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles", "rolebindings"}, Verbs: []string{"create"}},
+			},
+		}, metav1.CreateOptions{})),
+		created(rbac.RoleBindings("kube-public").Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: name, Name: name}},
+		}, metav1.CreateOptions{})),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	file, err := f.ServiceAccountKubeconfig(t.Context(), name, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := f.Config(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := f.signer()
+	s.ConfigMap = configmap.Open(t.Context(), client)
+	if s.Default, err = clusterinfo.Kubeconfig(f.Server(), f.cas); err != nil {
+		t.Fatal(err)
+	}
+	run(t, s)
+	for range 2 { // created with the first, updated with the second
+		token := f.store.mint()
+		f.waitSigned(t, token)
+		if _, err := clusterinfo.Discover(t.Context(), f.Address, token, clusterinfo.Pins(f.cas)); err != nil {
+			t.Error(err)
+		}
+	}
+	if t.Failed() {
+		t.Log(f.log)
+	}
+}
+
+func created[T any](_ T, err error) error {
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
