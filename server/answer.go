@@ -134,8 +134,8 @@ func (h *handler) logRequest(r *http.Request, route, id string, status int, took
 	case status >= 400, len(extra) > 0:
 		level = slog.LevelInfo
 	}
-	if route == "readyz" || route == "unknown" {
-		level = min(level, slog.LevelInfo)
+	if route == "readyz" { // asked without end: it logs changes by itself
+		level = slog.LevelDebug
 	}
 	attrs := append([]slog.Attr{
 		slog.String("route", route), slog.String("method", r.Method), slog.Int("status", status),

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -61,6 +62,9 @@ func (h *handler) readyz(r *http.Request) (answer, error) {
 		}
 		failed++
 		fmt.Fprintf(&list, "[-]%s failed: %v\n", c.Name, errs[i])
+	}
+	if was := h.failing.Swap(int32(failed)); was != int32(failed) {
+		h.log.Info("readiness changed", "failing", failed, "checks", strings.TrimSpace(list.String()))
 	}
 	if failed > 0 {
 		fmt.Fprintln(&list, "readyz check failed")

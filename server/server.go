@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -66,6 +67,7 @@ type ClusterInfo interface {
 type handler struct {
 	Server
 	log          *slog.Logger
+	failing      atomic.Int32 // checks, when /readyz was asked last
 	requests     *prometheus.CounterVec
 	duration     *prometheus.HistogramVec
 	joinCommands *prometheus.CounterVec

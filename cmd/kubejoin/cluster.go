@@ -57,14 +57,11 @@ func onCluster(ctx context.Context, s *service) error {
 	// What is watched lives as long as the program, also on a replica that stands by.
 	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.closers = append(s.closers, func() error { stop(); return nil })
-	store, err := secretstore.Open(watch, client)
+	store, err := secretstore.Open(watch, client, s.log)
 	if err != nil {
 		return err
 	}
-	info, err := configmap.Open(watch, client)
-	if err != nil {
-		return err
-	}
+	info := configmap.Open(watch, client)
 	s.api.Tokens, s.api.ClusterInfo = store, info
 	if host, _, err := net.SplitHostPort(o.advertise); err == nil {
 		s.hosts = append(s.hosts, host)
@@ -76,7 +73,7 @@ func onCluster(ctx context.Context, s *service) error {
 		if err != nil {
 			return err
 		}
-		loop := configmap.Signer{Client: client, ConfigMap: info, Tokens: store, Default: first, Server: o.apiServer, Logger: s.log, Registerer: s.registry}
+		loop := configmap.Signer{ConfigMap: info, Tokens: store, Default: first, Server: o.apiServer, Logger: s.log, Registerer: s.registry}
 		controllers = append(controllers, loop.Run)
 	}
 	if enabled[tokenCleaner] {
@@ -84,13 +81,18 @@ func onCluster(ctx context.Context, s *service) error {
 		controllers = append(controllers, loop.Run)
 	}
 	if enabled[csrApprover] || enabled[csrSigner] || enabled[csrCleaner] {
-		requests := csr.Open(watch, client)
+		requests := csr.NewInformer(client)
+		go requests.Run(watch.Done())
 		if enabled[csrApprover] || enabled[csrSigner] {
-			loop := csr.Controller{Client: client, Requests: requests, Authority: s.authority(client), Approve: enabled[csrApprover], Sign: enabled[csrSigner], Logger: s.log, Registerer: s.registry}
+			authority := s.authority(client)
+			if err := authority.Check(); err != nil {
+				return err
+			}
+			loop := csr.Controller{Client: client, Informer: requests, Authority: authority, Approve: enabled[csrApprover], Sign: enabled[csrSigner], Logger: s.log, Registerer: s.registry}
 			controllers = append(controllers, loop.Run)
 		}
 		if enabled[csrCleaner] {
-			loop := csr.Cleaner{Client: client, Requests: requests, Logger: s.log, Registerer: s.registry}
+			loop := csr.Cleaner{Client: client, Informer: requests, Logger: s.log, Registerer: s.registry}
 			controllers = append(controllers, loop.Run)
 		}
 	}
@@ -173,7 +175,7 @@ func (s *service) authority(client kubernetes.Interface) *signer.Authority {
 		return s.ca.Get(), nil
 	}
 	return &signer.Authority{
-		Rules:   approval.KubeletClient(),
+		Rules:   approval.Kubelet(),
 		Facts:   csr.Facts{Client: client},
 		Signers: signer.KubernetesSigners(source, s.options.duration),
 	}
@@ -234,5 +236,5 @@ func clusterBanner(o *serveOptions, host string) string {
 	if u, err := url.Parse(host); err == nil && u.Host != "" {
 		host = u.Host
 	}
-	return fmt.Sprintf("kubejoin is ready on https://%s, for the cluster at %s\n", o.listen, host)
+	return fmt.Sprintf("kubejoin serves https://%s for the cluster at %s\n", o.listen, host)
 }
