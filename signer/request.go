@@ -53,7 +53,7 @@ var (
 	oidBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
 
 	// Attributes that hold a user's UID. kube-apiserver reads the first one from client
-	// certificates (KEP-2799 calls the user by it), the other is RFC 4519's.
+	// certificates (feature AllowParsingUserUIDFromCertAuth), the other is RFC 4519's.
 	oidKubernetesUID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
 	oidUID           = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
 )

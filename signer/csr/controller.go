@@ -167,11 +167,11 @@ func (h *handler) handlers() cache.ResourceEventHandler {
 	}
 }
 
-// observe queues a request that there is something to do about, and reports one that has just
-// been issued by another.
+// observe queues a request that there is something to do about, and notices one that has just
+// been issued.
 func (h *handler) observe(csr *certificates.CertificateSigningRequest, justIssued bool) {
 	if justIssued {
-		h.reportOther(csr)
+		h.noticeIssued(csr)
 	}
 	if h.wanted(csr) {
 		h.queue.Add(csr.Name)

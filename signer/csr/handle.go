@@ -168,14 +168,20 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	if err := h.writeStatus(ctx, csr, "writing the certificate"); err != nil {
 		return err
 	}
+	h.countIssued(csr)
+	return nil
+}
+
+// countIssued notes a certificate that kubejoin wrote, once: when the API server has answered,
+// or when the cache shows it, should the answer be late or lost.
+func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 	if !h.finish(csr) {
-		return nil
+		return
 	}
 	took := max(time.Since(csr.CreationTimestamp.Time), 0)
 	h.counts.signed.WithLabelValues(csr.Spec.SignerName).Inc()
 	h.counts.seconds.WithLabelValues(csr.Spec.SignerName).Observe(took.Seconds())
-	h.log.Info("certificate is issued", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "subject", r.CSR.Subject.String())
-	return nil
+	h.log.Info("certificate is issued", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username)
 }
 
 // fail writes that the request will never be signed.
@@ -239,11 +245,18 @@ func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
 	return true
 }
 
-// reportOther reports a certificate that was just written by another signer than kubejoin: what
-// is checked here at signing did not hold for it.
-func (h *handler) reportOther(csr *certificates.CertificateSigningRequest) {
+// noticeIssued counts a certificate that has just appeared. It reports one that another signer
+// than kubejoin wrote: what is checked here at signing did not hold for it.
+func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
+	if !h.signs(csr) {
+		return
+	}
 	writer := certificateWriter(csr)
-	if !h.signs(csr) || writer == FieldManager || h.step(csr.UID) == finished {
+	if writer == FieldManager {
+		h.countIssued(csr)
+		return
+	}
+	if !h.finish(csr) {
 		return
 	}
 	if writer == "" {

@@ -3,14 +3,11 @@ package csr_test
 import (
 	"context"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,9 +18,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/prometheus/client_golang/prometheus"
-	zx509 "github.com/zmap/zcrypto/x509"
-	"github.com/zmap/zlint/v3"
-	"github.com/zmap/zlint/v3/lint"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -54,7 +48,8 @@ type world struct {
 	metrics  *prometheus.Registry
 	ca       *signer.CA
 	roots    *x509.CertPool
-	restrict kubernetes.Interface // the controller's identity
+	identity string               // kubeconfig of the controller
+	restrict kubernetes.Interface // the controller's client
 }
 
 // newWorld makes a world without a controller. All CSRs are deleted before and after.
@@ -122,6 +117,7 @@ func (w *world) controllerIdentity() kubernetes.Interface {
 	if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		w.Fatal(err)
 	}
+	w.identity = path
 	config, err := w.cluster.Config(path)
 	if err != nil {
 		w.Fatal(err)
@@ -179,29 +175,6 @@ func (w *world) allowAsking(group string) error {
 		Subjects:   []rbac.Subject{{APIGroup: rbac.GroupName, Kind: "Group", Name: group}},
 	}, metav1.CreateOptions{})
 	return err
-}
-
-// parsedCSR is a request that no object holds.
-func parsedCSR(t testing.TB, template *x509.CertificateRequest) *x509.CertificateRequest {
-	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, newKey(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := x509.ParseCertificateRequest(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return parsed
-}
-
-func newKey(t testing.TB) crypto.Signer {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
 }
 
 // ask makes a CSR object. Key nil is a new one; template without a subject is that of the node.
@@ -269,62 +242,6 @@ func condition(object *certificates.CertificateSigningRequest, kind certificates
 		}
 	}
 	return nil
-}
-
-// awaitIssued waits for the certificate and looks at it.
-func (w *world) awaitIssued(name string) *x509.Certificate {
-	w.Helper()
-	object := w.await(name, "certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) > 0 })
-	return w.certificate(object)
-}
-
-func (w *world) certificate(object *certificates.CertificateSigningRequest) *x509.Certificate {
-	w.Helper()
-	block, rest := pem.Decode(object.Status.Certificate)
-	if block == nil || len(rest) > 0 {
-		w.Fatalf("%s: the certificate is not one PEM block", object.Name)
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		w.Fatal(err)
-	}
-	if _, err := cert.Verify(x509.VerifyOptions{Roots: w.roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
-		w.Errorf("%s: %v", object.Name, err)
-	}
-	if object.Labels["kept"] != "yes" {
-		w.Errorf("%s: its labels were lost", object.Name)
-	}
-	if writer(object) == csr.FieldManager { // another's are not ours to judge
-		lintCertificate(w, cert)
-	}
-	return cert
-}
-
-// writer is the field manager that wrote the certificate.
-func writer(object *certificates.CertificateSigningRequest) string {
-	for _, m := range object.ManagedFields {
-		if m.Subresource == "status" && strings.Contains(string(m.FieldsV1.Raw), "f:certificate") {
-			return m.Manager
-		}
-	}
-	return ""
-}
-
-func lintCertificate(t testing.TB, cert *x509.Certificate) {
-	t.Helper()
-	registry, err := lint.GlobalRegistry().Filter(lint.FilterOptions{IncludeSources: lint.SourceList{lint.RFC3279, lint.RFC5280, lint.RFC5480, lint.RFC5891, lint.RFC8813}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := zx509.ParseCertificate(cert.Raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, result := range zlint.LintCertificateEx(parsed, registry).Results {
-		if result.Status >= lint.Notice {
-			t.Errorf("%s: zlint %s is %s %s", cert.Subject, name, result.Status, result.Details)
-		}
-	}
 }
 
 // approve does what 'kubectl certificate approve' does.
