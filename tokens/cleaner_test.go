@@ -112,6 +112,25 @@ func TestCleanerNoticesSteppedClock(t *testing.T) {
 	})
 }
 
+// TestCleanerKeepsToItsClock has a clock that is not the timer's.
+func TestCleanerKeepsToItsClock(t *testing.T) {
+	for _, ahead := range []time.Duration{10 * time.Hour, -10 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			m := &memory{}
+			m.add(t, "aaaaaa", ahead+time.Hour)
+			reg := prometheus.NewPedanticRegistry()
+			clean(t, tokens.Cleaner{Store: m, Sweep: 24 * time.Hour, Registerer: reg, Now: func() time.Time { return time.Now().Add(ahead) }})
+			time.Sleep(time.Hour - time.Nanosecond)
+			m.wantLeft(t, "just before the deadline", "aaaaaa")
+			if n := steps(t, reg, "ok"); n > 2 { // the start, and the hint at the start
+				t.Errorf("%d steps before the deadline, want it to sleep", n)
+			}
+			time.Sleep(time.Nanosecond)
+			m.wantLeft(t, "at the deadline")
+		})
+	}
+}
+
 // TestCleanerSparesRenewed has a list that lags behind a renewal.
 func TestCleanerSparesRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -142,24 +161,28 @@ func TestCleanerSparesRenewed(t *testing.T) {
 
 func wantSteps(t *testing.T, reg *prometheus.Registry, result string, want int) {
 	t.Helper()
+	if got := steps(t, reg, result); got != want {
+		t.Errorf("%d steps with result %s, want %d", got, result, want)
+	}
+}
+
+func steps(t *testing.T, reg *prometheus.Registry, result string) int {
+	t.Helper()
 	synctest.Wait()
 	families, err := reg.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := 0
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
 				if f.GetName() == "kubejoin_loop_steps_total" && l.GetName() == "result" && l.GetValue() == result {
-					got = int(m.GetCounter().GetValue())
+					return int(m.GetCounter().GetValue())
 				}
 			}
 		}
 	}
-	if got != want {
-		t.Errorf("%d steps with result %s, want %d", got, result, want)
-	}
+	return 0
 }
 
 func TestCleanerRetries(t *testing.T) {

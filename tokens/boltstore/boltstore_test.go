@@ -48,8 +48,13 @@ func TestReopen(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.List(t.Context()); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("List after Close = %v, want an error that names the file", err)
+	_, listErr := s.List(t.Context())
+	_, getErr := s.Get(t.Context(), before[0].Token.ID())
+	_, createErr := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
+	for what, err := range map[string]error{"List": listErr, "Get": getErr, "Create": createErr, "Delete": s.Delete(t.Context(), before[0])} {
+		if err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s after Close = %v, want an error that names the file", what, err)
+		}
 	}
 	after, err := open(t, path).List(t.Context())
 	if err != nil {
