@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // errStartOver says that the write was made for an object that is another one now.
@@ -98,7 +99,7 @@ func (s *signing) lower(current *corev1.ConfigMap, m clusterinfo.Merged, refused
 // than 1 MiB of values, or for a request of more than 3 MiB, or by etcd for more than 1.5 MiB
 // with keys and metadata, which comes as an error of no particular type.
 func isTooLarge(err error) bool {
-	if apierrors.IsRequestEntityTooLargeError(err) || apierrors.HasStatusCause(err, metav1.CauseType("FieldValueTooLong")) {
+	if apierrors.IsRequestEntityTooLargeError(err) || apierrors.HasStatusCause(err, metav1.CauseType(field.ErrorTypeTooLong)) {
 		return true
 	}
 	text := err.Error()
