@@ -23,7 +23,7 @@ var errNothing = errors.New("nothing to write")
 
 // write makes a change durable: it returns after the fsync. Changes that wait while another
 // transaction is being written go into the next one together. (bbolt's own Batch makes a lone
-// change wait 10 ms for company, 40 times as long as the fsync takes on a common disk.)
+// change wait 10 ms for company.)
 func (s *Store) write(do func(*bbolt.Tx) error) error {
 	w := &write{do: do}
 	s.mu.Lock()
