@@ -19,11 +19,11 @@ import (
 // is in Record.Problem. Neither repeats a value that may be a misplaced secret.
 func decode(secret *corev1.Secret) (tokens.Record, error) {
 	if secret.Type != api.SecretTypeBootstrapToken {
-		return tokens.Record{}, fmt.Errorf("Secret %s is of type %q, want %q", secret.Name, secret.Type, api.SecretTypeBootstrapToken)
+		return tokens.Record{}, fmt.Errorf("kube-system/%s is a Secret of type %q, want %q", secret.Name, secret.Type, api.SecretTypeBootstrapToken)
 	}
 	id, found := strings.CutPrefix(secret.Name, api.BootstrapTokenSecretPrefix)
 	if !found || tokens.CheckID(id) != nil {
-		return tokens.Record{}, fmt.Errorf("Secret %s: want the name %s and 6 characters of [a-z0-9]", secret.Name, api.BootstrapTokenSecretPrefix)
+		return tokens.Record{}, fmt.Errorf("kube-system/%s: want the name %s and 6 characters of [a-z0-9]", secret.Name, api.BootstrapTokenSecretPrefix)
 	}
 	data := func(key string) string { return string(secret.Data[key]) }
 	var problems []error
