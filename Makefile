@@ -47,7 +47,7 @@ FUZZTIME ?= 1m
 fuzz: ## run each fuzz target for FUZZTIME (1m)
 	@set -e; for package in $$($(GO) list ./...); do \
 	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-	    echo "== $$package $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package; \
+	    echo "== $$package $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
 	  done; done
 
 clean: ## remove what was built (not kubejoin-data)

@@ -131,7 +131,7 @@ func (h *handler) logRequest(r *http.Request, route, id string, status int, took
 	switch {
 	case status >= 500:
 		level = slog.LevelError
-	case status >= 400, len(extra) > 0:
+	case status >= 400, r.Method == http.MethodPost:
 		level = slog.LevelInfo
 	}
 	if route == "readyz" { // asked without end: it logs changes by itself

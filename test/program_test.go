@@ -101,12 +101,22 @@ func serve(t *testing.T, dir, caFile, curlrc string, flags ...string) *program {
 // start is serve without the waiting.
 func start(t *testing.T, dir, curlrc string, flags ...string) *program {
 	t.Helper()
-	port, err := cluster.FreePort()
-	if err != nil {
-		t.Fatal(err)
+	address := ""
+	for _, flag := range flags {
+		if value, found := strings.CutPrefix(flag, "--listen="); found {
+			address = value
+		}
 	}
-	p := &program{address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), curlrc: curlrc, secrets: &secrets{list: map[string]string{}}}
+	if address == "" {
+		port, err := cluster.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		address = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	}
+	p := &program{address: address, curlrc: curlrc, secrets: &secrets{list: map[string]string{}}}
 	log := filepath.Join(dir, "kubejoin-"+rand.Text()[:6]+".log")
+	var err error
 	p.Process, err = cluster.StartProcess("kubejoin", log, exec.Command(binary, append([]string{"serve", "--listen=" + p.address, "-v=1"}, flags...)...))
 	if err != nil {
 		t.Fatal(err)
@@ -281,3 +291,5 @@ func wait(t *testing.T, what string, check func() error) {
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }
+
+var errAllowed = errors.New("still allowed")

@@ -26,6 +26,7 @@ type site struct {
 	dir        string
 	kubeconfig string // kubejoin's
 	flags      []string
+	known      *secrets // of all that ever ran here
 }
 
 // newSite starts a cluster and kubejoin with the flags given besides the usual ones.
@@ -70,6 +71,9 @@ func prepare(t *testing.T, o cluster.Options, flags ...string) *site {
 		"--cluster-signing-cert-file=" + s.CAFile(), "--cluster-signing-key-file=" + s.CAKeyFile(),
 		"--token-auth-file=" + operators,
 	}, flags...)
+	s.known = &secrets{list: map[string]string{}}
+	s.known.follow(t, s.Cluster)
+	s.known.add("the operator", bearer)
 	return s
 }
 
@@ -79,8 +83,8 @@ func (s *site) curlrc() string { return filepath.Join(s.dir, "curlrc") }
 func (s *site) start(t *testing.T, more ...string) {
 	t.Helper()
 	s.program = serve(t, s.dir, s.CAFile(), s.curlrc(), append(s.flags, more...)...)
-	s.program.secrets.follow(t, s.Cluster)
 	p := s.program
+	p.secrets = s.known
 	t.Cleanup(func() {
 		select {
 		case <-p.Done(): // stopped by the test
