@@ -1,0 +1,95 @@
+// Embed-server mounts the HTTPS API of kubejoin on a mux of its own, beside a page of its own.
+// Tokens are in the file store; cluster-info is signed when it is asked for.
+//
+//	go run ./examples/embed-server -ca kubejoin-data/ca.pem -operators kubejoin-data/operators.csv
+//	curl -K kubejoin-data/curlrc -X POST https://127.0.0.1:9444/v1/token/print-join-command
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+func main() {
+	log.SetPrefix("embed-server: ")
+	listen := flag.String("listen", "127.0.0.1:9444", "`HOST:PORT` to serve on, and the one that join commands name")
+	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
+	store := flag.String("store", "tokens.db", "`file` that keeps the tokens")
+	ca := flag.String("ca", "kubejoin-data/ca.pem", "`file` of the cluster CA's certificate and key")
+	operators := flag.String("operators", "kubejoin-data/operators.csv", `file of token,user,uid,"groups": kubejoin:admins may ask for join commands`)
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *listen, *apiServer, *store, *ca, *operators); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFile string) error {
+	store, err := boltstore.Open(storeFile)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = store.Close() }() // each change is on the disk already
+	ca, err := signer.LoadCA(caFile, caFile)
+	if err != nil {
+		return err
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, ca.Bundle())
+	if err != nil {
+		return err
+	}
+	content, err := os.ReadFile(operatorsFile)
+	if err != nil {
+		return err
+	}
+	operators, err := server.ParseTokenFile(content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", operatorsFile, err)
+	}
+	certificate, err := servingCertificate(ca, listen)
+	if err != nil {
+		return err
+	}
+
+	api := server.Server{
+		Tokens:       store,
+		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Authenticate: operators.Authenticate,
+		Authorize:    server.AllowGroup("kubejoin:admins"),
+		Advertise:    listen,
+		Logger:       slog.Default(),
+	}.Handler()
+	mux := http.NewServeMux()
+	mux.Handle("/v1/", api)
+	mux.Handle("/api/v1/namespaces/kube-public/", api) // where kubeadm looks for cluster-info
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "an installer's own page") })
+
+	web := &http.Server{
+		Addr: listen, Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}},
+		ReadTimeout: 10 * time.Second, WriteTimeout: server.DefaultSignTimeout + 15*time.Second,
+	}
+	ended := make(chan error)
+	context.AfterFunc(ctx, func() { ended <- web.Shutdown(context.Background()) })
+	if err := web.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return <-ended // when requests in flight are answered
+}

@@ -1,0 +1,87 @@
+// Mint-token puts a new bootstrap token into the file store and prints the command that joins a
+// machine with it. What signs cluster-info has to use the same store, as embed-server does when
+// it is started next.
+//
+//	go run ./examples/mint-token -store tokens.db -ca kubejoin-data/ca.crt -endpoint 127.0.0.1:9444
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("mint-token: ")
+	store := flag.String("store", "tokens.db", "`file` that keeps the tokens")
+	ca := flag.String("ca", "kubejoin-data/ca.crt", "`file` of the cluster's CA certificates")
+	endpoint := flag.String("endpoint", "127.0.0.1:9444", "`HOST:PORT` that the machine asks for cluster-info")
+	ttl := flag.Duration("ttl", tokens.DefaultTTL, "how long the token lives")
+	flag.Parse()
+
+	line, err := mint(context.Background(), *store, *ca, *endpoint, *ttl)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(line)
+}
+
+func mint(ctx context.Context, storeFile, caFile, endpoint string, ttl time.Duration) (line string, err error) {
+	cas, err := readCertificates(caFile)
+	if err != nil {
+		return "", err
+	}
+	command := clusterinfo.JoinCommand{Endpoint: endpoint, Token: tokens.Generate(), Pins: clusterinfo.Pins(cas)}
+	// First: a command that cannot be made leaves no token behind.
+	line, err = command.Reveal()
+	if err != nil {
+		return "", err
+	}
+
+	store, err := boltstore.Open(storeFile)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = store.Close() }() // what was created is on the disk already
+	_, err = store.Create(ctx, tokens.Record{
+		Token:          command.Token,
+		Expires:        time.Now().Add(ttl),
+		Signing:        true,
+		Authentication: true,
+		Groups:         []string{tokens.DefaultGroup},
+		Description:    "minted by the example mint-token",
+	})
+	return line, err
+}
+
+func readCertificates(file string) ([]*x509.Certificate, error) {
+	rest, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var certs []*x509.Certificate
+	for {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return certs, nil
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		certs = append(certs, cert)
+	}
+}

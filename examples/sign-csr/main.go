@@ -1,0 +1,89 @@
+// Sign-csr signs one certificate request of a kubelet (PEM on standard input) as the signer
+// kubernetes.io/kube-apiserver-client-kubelet, and prints the chain. Whoever runs it has
+// approved the request; what the signer's rules forbid is refused all the same.
+//
+//	go run ./examples/sign-csr -ca kubejoin-data/ca.pem -ca-key kubejoin-data/ca.pem -duration 24h <node.csr
+package main
+
+import (
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+func main() {
+	log.SetPrefix("sign-csr: ")
+	ca := flag.String("ca", "kubejoin-data/ca.pem", "`file` of the CA's certificate")
+	key := flag.String("ca-key", "kubejoin-data/ca.pem", "`file` of its key")
+	duration := flag.Duration("duration", signer.DefaultDuration, "how long the certificate lasts")
+	flag.Parse()
+
+	request, err := io.ReadAll(io.LimitReader(os.Stdin, signer.MaxRequest+1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	chain, err := sign(context.Background(), *ca, *key, request, *duration)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := os.Stdout.Write(chain); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func sign(ctx context.Context, certFile, keyFile string, request []byte, duration time.Duration) ([]byte, error) {
+	certs, key, err := loadKey(certFile, keyFile)
+	if err != nil {
+		return nil, err
+	}
+	ca, err := signer.NewCA(certs, key)
+	if err != nil {
+		return nil, err
+	}
+	csr, err := signer.ParseCSR(request)
+	if err != nil {
+		return nil, err
+	}
+	authority := signer.Authority{Signers: signer.KubernetesSigners(signer.Fixed(ca), duration)}
+	if err := authority.Check(); err != nil {
+		return nil, err
+	}
+	return authority.Sign(ctx, approval.Request{
+		SignerName: certificates.KubeAPIServerClientKubeletSignerName,
+		Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		CSR:        csr,
+	})
+}
+
+// loadKey stands for wherever the CA's key is. Any crypto.Signer will do: one of an HSM, a TPM
+// or a KMS. For two files [signer.LoadCA] is shorter.
+func loadKey(certFile, keyFile string) ([]*x509.Certificate, crypto.Signer, error) {
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("CA: %w", err)
+	}
+	key, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, nil, fmt.Errorf("CA: a key of type %T cannot sign", pair.PrivateKey)
+	}
+	var certs []*x509.Certificate
+	for _, der := range pair.Certificate {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, nil, fmt.Errorf("CA: %w", err)
+		}
+		certs = append(certs, cert)
+	}
+	return certs, key, nil
+}

@@ -1,0 +1,1 @@
+../../../examples/bootstrap-signer/main.go

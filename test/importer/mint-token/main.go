@@ -1,0 +1,1 @@
+../../../examples/mint-token/main.go

@@ -1,0 +1,1 @@
+../../../examples/sign-csr/main.go
