@@ -75,7 +75,7 @@ func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) error {
 		return fmt.Errorf("waiting for a signature by token %s: its secret is not known", t)
 	}
 	for {
-		_, object, _, changed := c.state()
+		_, object, changed, _ := c.state()
 		seen := verify(object, t)
 		if seen == nil {
 			return nil
@@ -112,7 +112,7 @@ func (c *ConfigMap) Watch(ctx context.Context) <-chan struct{} {
 	hint := make(chan struct{}, 1)
 	go func() {
 		for {
-			_, _, _, changed := c.state()
+			_, _, changed, _ := c.state()
 			select {
 			case hint <- struct{}{}:
 			default:
@@ -130,7 +130,7 @@ func (c *ConfigMap) Watch(ctx context.Context) <-chan struct{} {
 // read gives the object, nil if there is none, once the watch has begun.
 func (c *ConfigMap) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	for {
-		synced, object, _, changed := c.state()
+		synced, object, changed, _ := c.state()
 		if synced {
 			return object, nil
 		}
@@ -138,7 +138,7 @@ func (c *ConfigMap) read(ctx context.Context) (*corev1.ConfigMap, error) {
 		case <-changed:
 		case <-ctx.Done():
 			err := fmt.Errorf("ConfigMap %s/%s has not been read yet: %w", clusterinfo.Namespace, clusterinfo.Name, context.Cause(ctx))
-			if _, _, failure, _ := c.state(); failure != nil {
+			if _, _, _, failure := c.state(); failure != nil {
 				err = fmt.Errorf("%w; the last try: %w", err, failure)
 			}
 			return nil, err
@@ -146,10 +146,10 @@ func (c *ConfigMap) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	}
 }
 
-func (c *ConfigMap) state() (synced bool, object *corev1.ConfigMap, failure error, changed <-chan struct{}) {
+func (c *ConfigMap) state() (synced bool, object *corev1.ConfigMap, changed <-chan struct{}, failure error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.synced, c.object, c.failure, c.changed
+	return c.synced, c.object, c.changed, c.failure
 }
 
 func (c *ConfigMap) tried(err error) {
