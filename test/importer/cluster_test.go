@@ -1,0 +1,73 @@
+package importer_test
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"net"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func localhost(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// testBootstrapSigner makes and deletes a token as any other component would, and looks at
+// cluster-info as a joining node does.
+func (b build) testBootstrapSigner(t *testing.T, c *cluster.Cluster) {
+	stop := start(t, b.program("bootstrap-signer"), "-kubeconfig", c.Kubeconfig())
+	token := tokens.Generate()
+	secrets := c.Client().CoreV1().Secrets(metav1.NamespaceSystem)
+	name := "bootstrap-token-" + token.ID()
+	_, err := secrets.Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Type:       "bootstrap.kubernetes.io/token",
+		StringData: map[string]string{"token-id": token.ID(), "token-secret": token.RevealSecret(), "usage-bootstrap-signing": "true"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := discover(t, clusterinfo.Discovery{Endpoint: c.Address, Token: token, Pins: pins(t, c.CAFile()), Retry: 50 * time.Millisecond})
+	if found.Server != c.Server() {
+		t.Errorf("discovered %s, want %s", found.Server, c.Server())
+	}
+
+	if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	infos := c.Client().CoreV1().ConfigMaps(clusterinfo.Namespace)
+	for {
+		info, err := infos.Get(ctx, clusterinfo.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatalf("cluster-info is still signed with a token that is gone: %v", err)
+		}
+		if _, signed := info.Data[clusterinfo.SignatureKey(token.ID())]; !signed {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	stop()
+}
+
+func pins(t *testing.T, file string) []string {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(content)
+	ca, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{clusterinfo.Pin(ca)}
+}

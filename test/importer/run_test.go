@@ -1,0 +1,272 @@
+package importer_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"flag"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A site is the files that the programs are given: what `make run` leaves in kubejoin-data.
+type site struct {
+	ca                                     *signer.CA
+	bearer                                 string
+	caFile, caCert, operators, curlrc, dir string
+}
+
+func newSite(t *testing.T) site {
+	t.Helper()
+	dir := t.TempDir()
+	s := site{bearer: rand.Text(), dir: dir, caFile: filepath.Join(dir, "ca.pem"), caCert: filepath.Join(dir, "ca.crt"), operators: filepath.Join(dir, "operators.csv"), curlrc: filepath.Join(dir, "curlrc")}
+	var err error
+	if s.ca, err = signer.GenerateCA("kubernetes", time.Now(), time.Hour*24*365); err != nil {
+		t.Fatal(err)
+	}
+	cert, key, err := s.ca.PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, content := range map[string][]byte{
+		s.caCert:    cert,
+		s.caFile:    slices.Concat(cert, key),
+		s.operators: []byte(s.bearer + `,ada,,"kubejoin:admins"` + "\n"),
+		s.curlrc:    []byte("cacert = \"" + s.caCert + "\"\nheader = \"Authorization: Bearer " + s.bearer + "\"\nsilent\nfail-with-body\n"),
+	} {
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// client trusts the CA alone.
+func (s site) client(t *testing.T) *http.Client {
+	roots := x509.NewCertPool()
+	roots.AddCert(s.ca.Certificate())
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// run runs a program to its end.
+func run(t *testing.T, stdin []byte, program string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Stdin = bytes.NewReader(stdin)
+	var out, diagnostics strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &diagnostics
+	err = cmd.Run()
+	return out.String(), diagnostics.String(), err
+}
+
+// start runs a program until the function returned stops it, which fails the test if the
+// program does not end well, and returns its log.
+func start(t *testing.T, program string, args ...string) (stop func() string) {
+	t.Helper()
+	process, err := cluster.StartProcess(filepath.Base(program), filepath.Join(t.TempDir(), "log"), exec.Command(program, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		process.Stop(0)
+		if t.Failed() {
+			t.Logf("%s:\n%s", process.Name, process.Log())
+		}
+	})
+	return func() string {
+		t.Helper()
+		process.Stop(10 * time.Second)
+		if err := process.Err(); err != nil {
+			t.Errorf("after it was stopped: %v", err)
+		}
+		return process.Log()
+	}
+}
+
+// parseLine reads a join command as kubeadm does.
+func parseLine(t *testing.T, line string) clusterinfo.Discovery {
+	t.Helper()
+	args, err := cluster.JoinArgs(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := clusterinfo.Discovery{Endpoint: args[0], Retry: 50 * time.Millisecond}
+	flags := flag.NewFlagSet("kubeadm join", flag.ContinueOnError)
+	flags.Func("token", "", func(s string) (err error) { d.Token, err = tokens.Parse(s); return err })
+	flags.Func("discovery-token-ca-cert-hash", "", func(s string) error { d.Pins = append(d.Pins, s); return nil })
+	if err := flags.Parse(args[1:]); err != nil || flags.NArg() > 0 {
+		t.Fatalf("a join command with %d more words: %v", flags.NArg(), err)
+	}
+	return d
+}
+
+// discover does what a joining node does, and waits for the server to be there.
+func discover(t *testing.T, d clusterinfo.Discovery) clusterinfo.Discovered {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	found, err := d.Run(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func (b build) testMintServeDiscover(t *testing.T) {
+	s := newSite(t)
+	listen := freeAddress(t)
+	const apiServer = "https://api.example.com:6443"
+	store := filepath.Join(s.dir, "tokens.db")
+	mint := []string{"-store", store, "-ca", s.caCert, "-endpoint", listen, "-ttl", "1h"}
+
+	line, stderr, err := run(t, nil, b.program("mint-token"), mint...)
+	if err != nil {
+		t.Fatalf("mint-token: %v\n%s", err, stderr)
+	}
+	stop := start(t, b.program("embed-server"), "-listen", listen, "-api-server", apiServer, "-store", store, "-ca", s.caFile, "-operators", s.operators)
+	minted := parseLine(t, line)
+	found := discover(t, minted)
+	if found.Server != apiServer || len(found.CAs) != 1 || !found.CAs[0].Equal(s.ca.Certificate()) {
+		t.Errorf("discovered %s and %d CAs, want %s and the CA", found.Server, len(found.CAs), apiServer)
+	}
+
+	client := s.client(t)
+	for _, test := range []struct {
+		method, path, bearer string
+		status               int
+		want                 string
+	}{
+		{"GET", "/", "", 200, "an installer's own page\n"},
+		{"GET", "/other", "", 404, "404 page not found\n"}, // the mux's, not kubejoin's
+		{"POST", "/v1/token/print-join-command", "", 401, ""},
+		{"POST", "/v1/token/print-join-command", s.bearer, 200, "kubeadm join " + listen + " --token "},
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), test.method, "https://"+listen+test.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if test.bearer != "" {
+			r.Header.Set("Authorization", "Bearer "+test.bearer)
+		}
+		answer, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if err != nil || answer.StatusCode != test.status || !strings.HasPrefix(string(body), test.want) {
+			t.Errorf("%s %s: %d %v, want %d and %q", test.method, test.path, answer.StatusCode, err, test.status, test.want)
+		}
+		if test.bearer != "" {
+			minted := parseLine(t, string(body))
+			discover(t, minted)
+		}
+	}
+
+	t.Run("curl", func(t *testing.T) { testCurl(t, s, listen, found) })
+	if out, stderr, err := run(t, nil, b.program("mint-token"), mint...); err == nil || out != "" || !strings.Contains(stderr, "file is in use by ") {
+		t.Errorf("mint-token beside a server that has the file: %v, %q", err, stderr)
+	}
+	log := stop()
+	for _, secret := range []string{minted.Token.RevealSecret(), s.bearer} {
+		if strings.Contains(log, secret) {
+			t.Error("a secret is in the server's log")
+		}
+	}
+}
+
+func testCurl(t *testing.T, s site, listen string, want clusterinfo.Discovered) {
+	for _, tool := range []string{"sh", "curl", "openssl"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("the scripts need it: %v", err)
+		}
+	}
+	t.Setenv("SERVER", listen)
+	t.Setenv("CURLRC", s.curlrc)
+	line, stderr, err := run(t, nil, "../../examples/curl/join-line.sh", "rack 7 & 8")
+	if err != nil {
+		t.Fatalf("join-line.sh: %v\n%s", err, stderr)
+	}
+	d := parseLine(t, line)
+	discover(t, d)
+	kubeconfig, stderr, err := run(t, nil, "../../examples/curl/discovery.sh", d.Endpoint, d.Pins[0])
+	if err != nil || kubeconfig != string(want.Kubeconfig) {
+		t.Errorf("discovery.sh: %v %s\n%s\nwant\n%s", err, stderr, kubeconfig, want.Kubeconfig)
+	}
+	wrong := "sha256:" + strings.Repeat("0", 64)
+	if out, stderr, err := run(t, nil, "../../examples/curl/discovery.sh", d.Endpoint, wrong); err == nil || out != "" || !strings.Contains(stderr, "wanted "+wrong) {
+		t.Errorf("discovery.sh with a wrong pin: %v %q %s", err, out, stderr)
+	}
+}
+
+func (b build) testSignCSR(t *testing.T) {
+	s := newSite(t)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := func(commonName string) []byte {
+		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	}
+	args := []string{"-ca", s.caFile, "-ca-key", s.caFile, "-duration", "6h"}
+	chain, stderr, err := run(t, request("system:node:worker-1"), b.program("sign-csr"), args...)
+	if err != nil {
+		t.Fatalf("sign-csr: %v\n%s", err, stderr)
+	}
+	block, rest := pem.Decode([]byte(chain))
+	if block == nil || len(rest) > 0 {
+		t.Fatalf("want one certificate:\n%s", chain)
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(s.ca.Certificate())
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		t.Error(err)
+	}
+	if !key.PublicKey.Equal(cert.PublicKey) || cert.Subject.CommonName != "system:node:worker-1" {
+		t.Errorf("the certificate is of %s with another key: %v", cert.Subject, !key.PublicKey.Equal(cert.PublicKey))
+	}
+	if left := time.Until(cert.NotAfter); left > 6*time.Hour || left < 6*time.Hour-time.Minute {
+		t.Errorf("the certificate ends in %s, want 6h", left)
+	}
+
+	if out, stderr, err := run(t, request("admin"), b.program("sign-csr"), args...); err == nil || out != "" || !strings.Contains(stderr, "system:node:") {
+		t.Errorf("a request that is not a node's: %v %q %q", err, out, stderr)
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	port, err := cluster.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return localhost(port)
+}
