@@ -22,7 +22,8 @@ run: build ## start a standalone join service on https://127.0.0.1:9443
 	bin/kubejoin serve --data-dir ./kubejoin-data
 
 demo: build ## join a real node to a real control plane through kubejoin (root; the first time builds Kubernetes, about 6 minutes)
-	$(GO) run ./test/demo
+	@$(GO) build -o bin/demo ./test/demo
+	@bin/demo
 
 kube: ## build the real Kubernetes components that tests and demo run
 	@$(GO) run ./test/demo -build

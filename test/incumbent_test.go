@@ -16,6 +16,7 @@ import (
 // With kube-controller-manager's loops and kubejoin's on together, writes end when nothing
 // changes, nodes join, and kubejoin says which certificates are not its own.
 func TestBesideKubeControllerManager(t *testing.T) {
+	t.Parallel()
 	cluster.NeedRoot(t)
 	s := newSite(t, cluster.Options{})
 	if _, err := s.StartKCM(t.Context()); err != nil {
@@ -58,6 +59,7 @@ func TestBesideKubeControllerManager(t *testing.T) {
 
 // Each side does what the other has switched off, and kubejoin reports what is signed beside it.
 func TestInTurnsWithKubeControllerManager(t *testing.T) {
+	t.Parallel()
 	cluster.NeedRoot(t)
 	s := prepare(t, cluster.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -136,6 +138,7 @@ func (s *site) settles(t *testing.T) {
 
 // When nobody signs, the answer says who should, and the token is gone again.
 func TestNobodySigns(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, cluster.Options{}, "--controllers=*,-bootstrap-signer")
 	began := time.Now()
 	line, err := s.joinCommand(t, "")

@@ -20,6 +20,7 @@ import (
 // Two nodes join at once, with the real kubeadm and kubelet, by the line that curl gets, in a
 // cluster without kube-controller-manager, where cluster-info is kubejoin's to make.
 func TestNodesJoin(t *testing.T) {
+	t.Parallel()
 	cluster.NeedRoot(t)
 	s := newSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo, ServerTLSBootstrap: true}, "--cluster-signing-duration=8h")
 	args, token := s.join(t, "?ttl=1h&description=two+nodes")
@@ -115,6 +116,7 @@ func (s *site) issued(t *testing.T, name string) *x509.Certificate {
 // A node joins while kube-apiserver answers no anonymous request but for its health: the join
 // command names kubejoin itself for discovery.
 func TestJoinWithoutAnonymousAccess(t *testing.T) {
+	t.Parallel()
 	cluster.NeedRoot(t)
 	port, err := cluster.FreePort()
 	if err != nil {
@@ -165,6 +167,7 @@ func (s *site) anonymous(t *testing.T, url string) (int, string) {
 
 // A kubelet renews its certificate by itself and stays authenticated.
 func TestRotation(t *testing.T) {
+	t.Parallel()
 	cluster.NeedRoot(t)
 	s := newSite(t, cluster.Options{}, "--cluster-signing-duration=3m")
 	args, _ := s.join(t, "")
@@ -226,6 +229,7 @@ func TestRotation(t *testing.T) {
 
 // Without the binding that permits it nothing is approved by itself, and a person still can.
 func TestApprovalByHand(t *testing.T) {
+	t.Parallel()
 	cluster.NeedRoot(t)
 	s := newSite(t, cluster.Options{})
 	s.kubectl(t, "delete", "clusterrolebinding", "kubeadm:node-autoapprove-bootstrap")
@@ -274,6 +278,7 @@ func TestApprovalByHand(t *testing.T) {
 // An operator who takes cluster-info from the public is not overruled, and discovery through
 // kubejoin still works.
 func TestPublicAccessOff(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo})
 	if status, _ := s.anonymous(t, s.Server()+discoveryPath); status != 200 {
 		t.Fatalf("the cluster-info that kubejoin made answers the public with %d, want 200", status)

@@ -14,6 +14,7 @@ import (
 // Whoever holds kubejoin's identity writes no Secrets but bootstrap tokens, although RBAC alone
 // would let it make a service account token of cluster-admin's.
 func TestSecretsAreHeldToBootstrapTokens(t *testing.T) {
+	t.Parallel()
 	s := prepare(t, cluster.Options{})
 	config, err := s.Config(s.kubeconfig)
 	if err != nil {

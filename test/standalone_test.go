@@ -25,6 +25,7 @@ func standalone(t *testing.T, dataDir string, flags ...string) *program {
 // The real kubeadm finds what it needs with the line that the standalone server gives, and
 // stops where there is no API server.
 func TestStandaloneDiscovery(t *testing.T) {
+	t.Parallel()
 	cluster.NeedRoot(t)
 	dataDir := filepath.Join(t.TempDir(), "data")
 	// Who stands at the API server's address sees kubeadm come by.
@@ -65,6 +66,7 @@ func TestStandaloneDiscovery(t *testing.T) {
 
 // A token that is not the server's is not let in by kubeadm.
 func TestStandaloneRefusesForeignToken(t *testing.T) {
+	t.Parallel()
 	dataDir := filepath.Join(t.TempDir(), "data")
 	p := standalone(t, dataDir)
 	args, token := p.join(t, "")
@@ -83,6 +85,7 @@ func TestStandaloneRefusesForeignToken(t *testing.T) {
 
 // Every token whose join command was answered is there after a kill -9 in the middle.
 func TestStandaloneKeepsTokensWhenKilled(t *testing.T) {
+	t.Parallel()
 	dataDir := filepath.Join(t.TempDir(), "data")
 	p := standalone(t, dataDir)
 	bearer := p.bearer(t)
@@ -151,6 +154,7 @@ func TestStandaloneKeepsTokensWhenKilled(t *testing.T) {
 
 // A second start finds everything again: the CA, the operator, the tokens.
 func TestStandaloneStartsAgain(t *testing.T) {
+	t.Parallel()
 	dataDir := filepath.Join(t.TempDir(), "data")
 	p := standalone(t, dataDir)
 	args, token := p.join(t, "")
@@ -192,6 +196,7 @@ func readAll(t *testing.T, dir string, names ...string) string {
 
 // The second process on one folder says why it cannot start, and names the first.
 func TestStandaloneTwiceOnOneFolder(t *testing.T) {
+	t.Parallel()
 	dataDir := filepath.Join(t.TempDir(), "data")
 	p := standalone(t, dataDir)
 	second := exec.CommandContext(t.Context(), binary, "serve", "--data-dir="+dataDir, "--listen=127.0.0.1:0")
