@@ -12,12 +12,12 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
 # In the JSON the kubeconfig is one line, and base64 has nothing that JSON escapes.
-curl --silent --show-error --fail --insecure "$url" |
-	sed -n 's/.*certificate-authority-data: *\([A-Za-z0-9+/=]*\).*/\1/p' |
+curl --silent --show-error --fail --insecure -o "$tmp/untrusted" "$url"
+sed -n 's/.*certificate-authority-data: *\([A-Za-z0-9+/=]*\).*/\1/p' "$tmp/untrusted" |
 	openssl base64 -d -A | openssl x509 -out "$tmp/ca.crt"
 pin="sha256:$(openssl x509 -in "$tmp/ca.crt" -noout -pubkey | openssl pkey -pubin -outform DER | openssl dgst -sha256 -r | cut -d ' ' -f 1)"
 [ "$pin" = "$2" ] || { echo "discovery.sh: the cluster CA at $1 has pin $pin, wanted $2" >&2; exit 1; }
 
-curl --silent --show-error --fail --cacert "$tmp/ca.crt" "$url" |
-	sed -n '/.*"kubeconfig": *"/{s///;s/\([^\\]\)".*/\1/;p;}' |
+curl --silent --show-error --fail --cacert "$tmp/ca.crt" -o "$tmp/cluster-info" "$url"
+sed -n '/.*"kubeconfig": *"/{s///;s/\([^\\]\)".*/\1/;p;}' "$tmp/cluster-info" |
 	awk '{ gsub(/\\n/, "\n"); gsub(/\\"/, "\""); printf "%s", $0 }'

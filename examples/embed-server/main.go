@@ -86,7 +86,7 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 		Addr: listen, Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}},
 		ReadTimeout: 10 * time.Second, WriteTimeout: server.DefaultSignTimeout + 15*time.Second,
 	}
-	ended := make(chan error)
+	ended := make(chan error, 1)
 	context.AfterFunc(ctx, func() { ended <- web.Shutdown(context.Background()) })
 	if err := web.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err

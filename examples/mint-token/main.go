@@ -37,6 +37,9 @@ func main() {
 }
 
 func mint(ctx context.Context, storeFile, caFile, endpoint string, ttl time.Duration) (line string, err error) {
+	if ttl < time.Second {
+		return "", fmt.Errorf("-ttl: %s given, want 1s or more", ttl)
+	}
 	cas, err := readCertificates(caFile)
 	if err != nil {
 		return "", err
@@ -73,7 +76,7 @@ func readCertificates(file string) ([]*x509.Certificate, error) {
 	for {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
-			return certs, nil
+			break
 		}
 		if block.Type != "CERTIFICATE" {
 			continue
@@ -84,4 +87,8 @@ func readCertificates(file string) ([]*x509.Certificate, error) {
 		}
 		certs = append(certs, cert)
 	}
+	if len(certs) == 0 {
+		return nil, fmt.Errorf("%s: no certificate in PEM found", file)
+	}
+	return certs, nil
 }
