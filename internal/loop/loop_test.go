@@ -73,6 +73,7 @@ func TestBacksOff(t *testing.T) {
 			default:
 			}
 			time.Sleep(time.Millisecond)
+			synctest.Wait()
 		}
 		if steps < 5 || steps > 10 {
 			t.Errorf("%d steps in 10 s of failure, want 5 to 10", steps)
