@@ -3,6 +3,7 @@ package loop_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,10 +59,12 @@ func TestBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewPedanticRegistry()
 		hint := make(chan struct{}, 1)
-		steps, fail := 0, true
+		var steps atomic.Int32
+		var fail atomic.Bool
+		fail.Store(true)
 		run(t, loop.Loop{Name: "x", Hint: hint, Registerer: reg, Step: func(context.Context) (time.Time, error) {
-			steps++
-			if fail {
+			steps.Add(1)
+			if fail.Load() {
 				return time.Time{}, errors.New("no")
 			}
 			return time.Time{}, nil
@@ -73,12 +76,11 @@ func TestBacksOff(t *testing.T) {
 			default:
 			}
 			time.Sleep(time.Millisecond)
-			synctest.Wait()
 		}
-		if steps < 5 || steps > 10 {
-			t.Errorf("%d steps in 10 s of failure, want 5 to 10", steps)
+		if n := steps.Load(); n < 5 || n > 10 {
+			t.Errorf("%d steps in 10 s of failure, want 5 to 10", n)
 		}
-		fail = false
+		fail.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n, err := testutil.GatherAndCount(reg, "kubejoin_loop_steps_total"); err != nil || n != 2 {
