@@ -1,0 +1,131 @@
+package signer_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// exampleCSR is what a machine sends.
+func exampleCSR(commonName string) *x509.CertificateRequest {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		log.Fatal(err)
+	}
+	subject := pkix.Name{Organization: []string{"system:nodes"}, CommonName: commonName}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
+	if err != nil {
+		log.Fatal(err)
+	}
+	csr, err := signer.ParseCSR(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	return csr
+}
+
+// exampleAuthority signs with a CA of its own. signer.LoadCA reads one from files, and
+// signer.NewCA takes any crypto.Signer.
+func exampleAuthority() *signer.Authority {
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return &signer.Authority{Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)}
+}
+
+// What was approved elsewhere is signed, unless the signer's rules forbid it.
+func ExampleAuthority_Sign() {
+	authority := exampleAuthority()
+	for _, name := range []string{"system:node:worker-1", "kubernetes-admin"} {
+		chain, err := authority.Sign(context.Background(), approval.Request{
+			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
+			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+			CSR:        exampleCSR(name),
+		})
+		var refused *signer.Refused
+		if errors.As(err, &refused) {
+			fmt.Println(refused.Reason)
+			continue
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+		block, _ := pem.Decode(chain)
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(cert.Subject, cert.NotAfter.Sub(cert.NotBefore))
+	}
+	// Output:
+	// CN=system:node:worker-1,O=system:nodes 24h0m0s
+	// SignerValidationFailure
+}
+
+// rack approves machines that a site's own list names. A rule that cannot tell returns an
+// error, and the request waits.
+type rack map[string]bool
+
+func (rack) Name() string { return "rack" }
+
+func (known rack) Decide(_ context.Context, r approval.Request, _ approval.Facts) (approval.Decision, error) {
+	if approval.CheckKubeletClient(r) != nil {
+		return approval.Decision{}, nil // not this rule's to decide
+	}
+	if name := r.CSR.Subject.CommonName; !known[name] {
+		return approval.Decision{Verdict: approval.Deny, Reason: "NotInRack", Message: name + " is not in the rack's list"}, nil
+	}
+	return approval.Decision{Verdict: approval.Approve, Reason: "InRack"}, nil
+}
+
+// A rule of one's own decides before anything is signed.
+func ExampleAuthority_Issue() {
+	authority := exampleAuthority()
+	authority.Rules = []approval.Rule{rack{"system:node:worker-1": true}}
+	for _, name := range []string{"system:node:worker-1", "system:node:worker-2"} {
+		chain, decision, err := authority.Issue(context.Background(), approval.Request{
+			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
+			User:       "system:bootstrap:k4f2pz", // who has sent the request, as authenticated
+			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+			CSR:        exampleCSR(name),
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(decision.Verdict, decision.Reason, "by", decision.Rule, "certificate:", chain != nil)
+	}
+	// Output:
+	// approve InRack by rack certificate: true
+	// deny NotInRack by rack certificate: false
+}
+
+// Validity needs no clock and no CA key: what a certificate would be like can be shown before.
+func ExampleProfile_Validity() {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	caEnds := now.Add(30 * 24 * time.Hour)
+	profile := signer.Profile{Min: time.Hour, Default: 24 * time.Hour, Max: 7 * 24 * time.Hour}
+	for _, asked := range []time.Duration{0, time.Minute, 90 * 24 * time.Hour} {
+		_, notAfter, err := profile.Validity(caEnds, asked, now)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%v asked: until %s\n", asked, notAfter.Format(time.DateTime))
+	}
+	// Output:
+	// 0s asked: until 2026-03-02 11:55:00
+	// 1m0s asked: until 2026-03-01 13:00:00
+	// 2160h0m0s asked: until 2026-03-08 11:55:00
+}
