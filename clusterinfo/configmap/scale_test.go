@@ -44,8 +44,12 @@ func TestSignerCoalescesABurst(t *testing.T) {
 	if writes > burst/2 {
 		t.Errorf("%v writes for %d tokens", writes, burst)
 	}
-	if n := counter(t, registry, "kubejoin_clusterinfo_signatures"); n != burst+1 {
-		t.Errorf("%v signatures counted, want %d", n, burst+1)
+	// The gauge is set after the write that everybody has seen by now.
+	for deadline := time.Now().Add(10 * time.Second); counter(t, registry, "kubejoin_clusterinfo_signatures") != burst+1; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%v signatures counted, want %d", counter(t, registry, "kubejoin_clusterinfo_signatures"), burst+1)
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
