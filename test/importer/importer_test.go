@@ -1,5 +1,7 @@
 // Package importer_test builds and runs the programs of examples/ in a module of a stranger's,
 // with the oldest and with the newest minor of Kubernetes that is supported.
+//
+// Run it with -count=1: the programs are built from files that the test cache does not look at.
 package importer_test
 
 import (
@@ -20,7 +22,10 @@ var minors = []struct{ name, modfile, version string }{
 	{"newest", "go.newest.mod", "v0.37."},
 }
 
-const clientGo = "k8s.io/client-go"
+const (
+	clientGo = "k8s.io/client-go"
+	kubejoin = "github.com/kubejoin/kubejoin/"
+)
 
 // A build is the programs as one of the module files has them.
 type build struct {
@@ -34,6 +39,7 @@ func TestImporter(t *testing.T) {
 		t.Run(minor.name, func(t *testing.T) {
 			b := build{minor.modfile, t.TempDir()}
 			b.goCommand(t, "build", "-o", b.dir+string(filepath.Separator), "./...")
+			b.goCommand(t, "build", kubejoin+"tokens/...", kubejoin+"clusterinfo/...", kubejoin+"signer/...", kubejoin+"server/...")
 			t.Run("versions", func(t *testing.T) { b.testVersions(t, minor.version) })
 			t.Run("light imports", b.testLightImports)
 			t.Run("mint, serve, discover", b.testMintServeDiscover)
@@ -98,7 +104,6 @@ func linked(t *testing.T, program string) map[string]string {
 
 // A stranger who has no cluster gets no client of one, however far down.
 func (b build) testLightImports(t *testing.T) {
-	const kubejoin = "github.com/kubejoin/kubejoin/"
 	list := func(packages ...string) (client, all int) {
 		for dep := range strings.FieldsSeq(b.goCommand(t, "list", append([]string{"-deps"}, packages...)...)) {
 			all++
