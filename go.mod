@@ -13,6 +13,7 @@ require (
 	github.com/zmap/zcrypto v0.0.0-20260514033604-a1159eb3cad9
 	github.com/zmap/zlint/v3 v3.7.1
 	go.etcd.io/bbolt v1.4.3
+	go.uber.org/goleak v1.3.0
 	golang.org/x/sync v0.21.0
 	k8s.io/api v0.35.10
 	k8s.io/apimachinery v0.35.10
