@@ -114,11 +114,15 @@ func start(t *testing.T, dir, curlrc string, flags ...string) *program {
 		}
 		address = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	}
+	return launch(t, dir, address, curlrc, exec.Command(binary, append([]string{"serve", "--listen=" + address, "-v=1"}, flags...)...))
+}
+
+// launch starts a command that is, or becomes, 'kubejoin serve' at an address.
+func launch(t *testing.T, dir, address, curlrc string, cmd *exec.Cmd) *program {
+	t.Helper()
 	p := &program{address: address, curlrc: curlrc, secrets: &secrets{list: map[string]string{}}}
-	log := filepath.Join(dir, "kubejoin-"+rand.Text()[:6]+".log")
 	var err error
-	p.Process, err = cluster.StartProcess("kubejoin", log, exec.Command(binary, append([]string{"serve", "--listen=" + p.address, "-v=1"}, flags...)...))
-	if err != nil {
+	if p.Process, err = cluster.StartProcess("kubejoin", filepath.Join(dir, "kubejoin-"+rand.Text()[:6]+".log"), cmd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -293,3 +297,5 @@ func wait(t *testing.T, what string, check func() error) {
 func itoa(n int) string { return strconv.Itoa(n) }
 
 var errAllowed = errors.New("still allowed")
+
+var errNotYet = errors.New("not yet")

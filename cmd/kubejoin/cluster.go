@@ -73,6 +73,9 @@ func onCluster(ctx context.Context, s *service) error {
 		if err != nil {
 			return err
 		}
+		if first == nil {
+			s.log.Warn("should there be no cluster-info, it can be made only with --api-server, the address at which machines reach the API server, and a CA from the kubeconfig or the pod")
+		}
 		loop := configmap.Signer{ConfigMap: info, Tokens: store, Default: first, Server: o.apiServer, Logger: s.log, Registerer: s.registry}
 		controllers = append(controllers, loop.Run)
 	}
