@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -189,6 +190,29 @@ func TestJoinCommandLeadsToDiscovery(t *testing.T) {
 	}
 	if !strings.Contains(s.logs.String(), "user=ada token="+token.ID()) {
 		t.Errorf("the log does not say who made token %s:\n%s", token.ID(), s.logs)
+	}
+}
+
+// In a rotation the command carries a hash for each CA.
+func TestJoinCommandPinsEveryCA(t *testing.T) {
+	s := newSite(t)
+	next, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cas := append(s.ca.Bundle(), next.Bundle()...)
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", cas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.ClusterInfo = &clusterinfo.Computed{Tokens: s.store, Kubeconfig: kubeconfig}
+	s.start(t)
+	endpoint, token, pins := parseLine(t, s.do(t, "POST", commandPath, adminBearer, "", "").body)
+	if !slices.Equal(pins, clusterinfo.Pins(cas)) {
+		t.Errorf("pins %v, want those of both CAs, %v", pins, clusterinfo.Pins(cas))
+	}
+	if _, err := clusterinfo.Discover(t.Context(), endpoint, token, pins); err != nil {
+		t.Error(err)
 	}
 }
 

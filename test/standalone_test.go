@@ -2,6 +2,9 @@ package test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"os"
@@ -80,6 +83,32 @@ func TestStandaloneRefusesForeignToken(t *testing.T) {
 	}
 	if _, err := clusterinfo.Discover(t.Context(), p.address, forged, pins); err == nil {
 		t.Error("discovery passes with another secret")
+	}
+}
+
+// What the standalone server makes for itself, its CA and its serving certificate, is as the
+// RFCs have it.
+func TestStandaloneCertificates(t *testing.T) {
+	t.Parallel()
+	dataDir := filepath.Join(t.TempDir(), "data")
+	p := standalone(t, dataDir, "--tls-san=join.example.com")
+	ca, err := os.ReadFile(filepath.Join(dataDir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := parseLeaf(t, ca)
+	lintCertificate(t, root)
+	if key, ok := root.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() || root.NotAfter.Before(time.Now().AddDate(9, 11, 0)) {
+		t.Errorf("the CA has a %T and ends at %v, want ECDSA P-256 and ten years", root.PublicKey, root.NotAfter)
+	}
+	connection, err := tls.Dial("tcp", p.address, &tls.Config{RootCAs: p.roots, ServerName: "join.example.com"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = connection.Close() }()
+	lintCertificate(t, connection.ConnectionState().PeerCertificates[0])
+	if _, err := tls.Dial("tcp", p.address, &tls.Config{RootCAs: p.roots, MaxVersion: tls.VersionTLS12}); err == nil {
+		t.Error("TLS 1.2 is served")
 	}
 }
 
