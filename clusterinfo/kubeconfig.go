@@ -117,7 +117,7 @@ func parseKubeconfig(kubeconfig []byte) (string, []*x509.Certificate, error) {
 	if err := checkServer(one.Server); err != nil {
 		return "", nil, fmt.Errorf("clusters[0]: %w", err)
 	}
-	cas, err := parseBundle(one.CAData)
+	cas, err := ParseCAs(one.CAData)
 	if err != nil {
 		return "", nil, fmt.Errorf("clusters[0].certificate-authority-data: %w", err)
 	}
@@ -137,7 +137,9 @@ func WithServer(kubeconfig []byte, server string) ([]byte, error) {
 	return Kubeconfig(server, cas)
 }
 
-func parseBundle(data []byte) ([]*x509.Certificate, error) {
+// ParseCAs reads a bundle of CA certificates in PEM, such as a ca.crt. Text between the
+// certificates is passed over; anything else in PEM, such as a key, is an error.
+func ParseCAs(data []byte) ([]*x509.Certificate, error) {
 	var cas []*x509.Certificate
 	for {
 		var block *pem.Block

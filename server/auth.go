@@ -68,7 +68,7 @@ func (h *handler) allowed(access Access, act action) action {
 		user, err := h.Authenticate(r)
 		switch {
 		case errors.Is(err, ErrNoCredentials):
-			return answer{}, newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? send the header Authorization: Bearer, with curl from a file: curl -K kubejoin-data/curlrc …")
+			return answer{}, newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? send the header 'Authorization: Bearer TOKEN'; curl takes it from a file, which keeps it out of the command line: curl -K curlrc")
 		case errors.Is(err, ErrBadCredentials):
 			return answer{}, newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not accepted here")
 		case err != nil:

@@ -51,26 +51,17 @@ func newRecord(r *http.Request, now time.Time) (tokens.Record, error) {
 	if err != nil {
 		return tokens.Record{}, err
 	}
-	record := tokens.Record{
-		Token:          tokens.Generate(),
-		Expires:        now.Add(tokens.DefaultTTL).Truncate(time.Second),
-		Signing:        true,
-		Authentication: true,
-		Groups:         []string{tokens.DefaultGroup},
-	}
+	lifetime := tokens.DefaultTTL
 	if asked.TTL != nil {
-		ttl, err := time.ParseDuration(*asked.TTL)
+		lifetime, err = time.ParseDuration(*asked.TTL)
 		switch {
 		case err != nil:
-			return record, badField("ttl", "%.40q is not a duration; want one such as 2h or 30m, or 0 for ever", *asked.TTL)
-		case ttl == 0:
-			record.Expires = time.Time{}
-		case ttl < time.Second || ttl > MaxTTL:
-			return record, badField("ttl", "%s given; want 1s to %s, or 0 for ever", ttl, MaxTTL)
-		default:
-			record.Expires = now.Add(ttl).Truncate(time.Second)
+			return tokens.Record{}, badField("ttl", "%.40q is not a duration; want one such as 2h or 30m, or 0 for ever", *asked.TTL)
+		case lifetime != 0 && (lifetime < time.Second || lifetime > MaxTTL):
+			return tokens.Record{}, badField("ttl", "%s given; want 1s to %s, or 0 for ever", lifetime, MaxTTL)
 		}
 	}
+	record := tokens.NewRecord(tokens.Generate(), lifetime, now)
 	if asked.Description != nil {
 		record.Description = *asked.Description
 	}

@@ -45,7 +45,7 @@ type site struct {
 	http  *http.Client
 }
 
-func newSite(t *testing.T) *site {
+func newSite(t testing.TB) *site {
 	t.Helper()
 	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
 	if err != nil {
@@ -78,7 +78,7 @@ func newSite(t *testing.T) *site {
 }
 
 // start serves s as it is now.
-func (s *site) start(t *testing.T) {
+func (s *site) start(t testing.TB) {
 	t.Helper()
 	certificate := &servingcert.Issued{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
 	if _, err := certificate.Step(t.Context()); err != nil {

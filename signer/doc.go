@@ -3,7 +3,7 @@
 // Whether a requester may have a certificate at all is package signer/approval's to decide, and
 // CertificateSigningRequest objects are handled by package signer/csr.
 //
-// Signing itself is cfssl's. It writes a line for each certificate to the standard logger unless
-// the program sets log.Level of github.com/cloudflare/cfssl/log higher than LevelInfo, once, at
-// its start.
+// Signing itself is cfssl's. Its own log, a line for each certificate to the standard logger, is
+// turned off when this package is imported: its errors are returned. A program that wants it sets
+// Level in github.com/cloudflare/cfssl/log when it starts.
 package signer

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cloudflare/cfssl/config"
+	"github.com/cloudflare/cfssl/log"
 	cfssl "github.com/cloudflare/cfssl/signer"
 	"github.com/cloudflare/cfssl/signer/local"
 	certificates "k8s.io/api/certificates/v1"
@@ -68,6 +69,10 @@ func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
 	}
 	return append(encodeCertificate(der), ca.chain...), nil
 }
+
+// The level is a variable that cfssl reads without synchronisation: it may be set at the start
+// alone.
+func init() { log.Level = log.LevelFatal }
 
 // profileName of the one profile that a cfssl signer has here.
 const profileName = "kubejoin"

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	cfssllog "github.com/cloudflare/cfssl/log"
 	"github.com/kubejoin/kubejoin/signer"
 	zx509 "github.com/zmap/zcrypto/x509"
 	"github.com/zmap/zlint/v3"
@@ -25,7 +24,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	cfssllog.Level = cfssllog.LevelWarning
 	os.Exit(m.Run())
 }
 

@@ -50,6 +50,16 @@ type Record struct {
 	Version string
 }
 
+// NewRecord is the record of a token to join nodes with, as kubeadm makes it: both usages,
+// [DefaultGroup], and ttl to live from now, in whole seconds. A ttl of zero is for ever.
+func NewRecord(t Token, ttl time.Duration, now time.Time) Record {
+	r := Record{Token: t, Signing: true, Authentication: true, Groups: []string{DefaultGroup}}
+	if ttl != 0 {
+		r.Expires = now.Add(ttl).UTC().Truncate(time.Second)
+	}
+	return r
+}
+
 // Expired reports whether the token is of no use any more at the time now.
 func (r Record) Expired(now time.Time) bool {
 	return !r.Expires.IsZero() && !now.Before(r.Expires)

@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/util/cert"
 )
 
 // onCluster keeps tokens and cluster-info in Kubernetes and runs the controllers.
@@ -154,15 +153,16 @@ func firstKubeconfig(config *rest.Config, o *serveOptions) ([]byte, error) {
 		apiServer = config.Host
 	}
 	bundle := config.CAData
-	var cas []*x509.Certificate
-	var err error
-	if len(bundle) > 0 {
-		cas, err = cert.ParseCertsPEM(bundle)
-	} else if config.CAFile != "" {
-		cas, err = cert.CertsFromFile(config.CAFile)
-	} else {
+	if len(bundle) == 0 && config.CAFile != "" {
+		var err error
+		if bundle, err = os.ReadFile(config.CAFile); err != nil {
+			return nil, fmt.Errorf("--kubeconfig: certificate authority: %w", err)
+		}
+	}
+	if len(bundle) == 0 {
 		return nil, nil // its API server is trusted by other means, which cluster-info cannot name
 	}
+	cas, err := clusterinfo.ParseCAs(bundle)
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: certificate authority: %w", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"strconv"
 
-	cfssllog "github.com/cloudflare/cfssl/log"
 	"k8s.io/klog/v2"
 )
 
@@ -40,6 +39,5 @@ func newLogger(w io.Writer, format string, verbosity int) (*slog.Logger, error) 
 		}
 	}
 	klog.SetSlogLogger(log)
-	cfssllog.Level = cfssllog.LevelFatal // it reports by its errors; unsynchronised, so set here once
 	return log, nil
 }

@@ -7,8 +7,6 @@ package main
 
 import (
 	"context"
-	"crypto/x509"
-	"encoding/pem"
 	"flag"
 	"fmt"
 	"log"
@@ -40,9 +38,13 @@ func mint(ctx context.Context, storeFile, caFile, endpoint string, ttl time.Dura
 	if ttl < time.Second {
 		return "", fmt.Errorf("-ttl: %s given, want 1s or more", ttl)
 	}
-	cas, err := readCertificates(caFile)
+	bundle, err := os.ReadFile(caFile)
 	if err != nil {
 		return "", err
+	}
+	cas, err := clusterinfo.ParseCAs(bundle)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", caFile, err)
 	}
 	command := clusterinfo.JoinCommand{Endpoint: endpoint, Token: tokens.Generate(), Pins: clusterinfo.Pins(cas)}
 	// First: a command that cannot be made leaves no token behind.
@@ -56,39 +58,8 @@ func mint(ctx context.Context, storeFile, caFile, endpoint string, ttl time.Dura
 		return "", err
 	}
 	defer func() { _ = store.Close() }() // what was created is on the disk already
-	_, err = store.Create(ctx, tokens.Record{
-		Token:          command.Token,
-		Expires:        time.Now().Add(ttl),
-		Signing:        true,
-		Authentication: true,
-		Groups:         []string{tokens.DefaultGroup},
-		Description:    "minted by the example mint-token",
-	})
+	record := tokens.NewRecord(command.Token, ttl, time.Now())
+	record.Description = "minted by the example mint-token"
+	_, err = store.Create(ctx, record)
 	return line, err
-}
-
-func readCertificates(file string) ([]*x509.Certificate, error) {
-	rest, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	var certs []*x509.Certificate
-	for {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		certs = append(certs, cert)
-	}
-	if len(certs) == 0 {
-		return nil, fmt.Errorf("%s: no certificate in PEM found", file)
-	}
-	return certs, nil
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	cfssllog "github.com/cloudflare/cfssl/log"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -28,7 +27,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	cfssllog.Level = cfssllog.LevelWarning
 	cluster.Main(m)
 }
 
