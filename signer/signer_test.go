@@ -11,7 +11,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -22,10 +21,6 @@ import (
 	"github.com/zmap/zlint/v3/lint"
 	certificates "k8s.io/api/certificates/v1"
 )
-
-func TestMain(m *testing.M) {
-	os.Exit(m.Run())
-}
 
 // Keys of a size that takes long to make, made once.
 var (
