@@ -13,10 +13,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Backoff after the first failure in a row, and the most.
+// Backoff after the first failure in a row, and the most: whoever asks for a join command waits
+// 30 s for its signature, also right after the API server was away.
 const (
 	firstBackoff = 100 * time.Millisecond
-	maxBackoff   = 30 * time.Second
+	maxBackoff   = 10 * time.Second
 )
 
 // DefaultSweep is the longest time between two steps unless Loop.Sweep says otherwise. A clock
@@ -108,7 +109,7 @@ func (l Loop) Run(ctx context.Context) error {
 
 func backoff(failures int) time.Duration {
 	d := maxBackoff
-	if failures < 9 { // 100 ms << 9 is beyond the most
+	if failures < 7 { // 100 ms << 7 is beyond the most
 		d = min(maxBackoff, firstBackoff<<failures)
 	}
 	return d/2 + rand.N(d/2)

@@ -8,10 +8,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -35,6 +37,8 @@ const (
 	firstLook, lastLook = time.Second, 1000 * time.Second
 	// handleTimeout ends what an API server does not answer.
 	handleTimeout = time.Minute
+	// probeTimeout is the same for the question whether it is there.
+	probeTimeout = 10 * time.Second
 )
 
 // A Controller approves and signs CSR objects. One worker does both for a request, one after
@@ -207,8 +211,8 @@ func (h *handler) work(ctx context.Context) {
 	}
 }
 
-func (h *handler) workOn(ctx context.Context, name string) {
-	ctx, cancel := context.WithTimeout(ctx, handleTimeout)
+func (h *handler) workOn(whole context.Context, name string) {
+	ctx, cancel := context.WithTimeout(whole, handleTimeout)
 	defer cancel()
 	next, err := h.sync(ctx, name)
 	if stopped(ctx) {
@@ -219,6 +223,9 @@ func (h *handler) workOn(ctx context.Context, name string) {
 	}
 	if err != nil || next == soon {
 		h.queue.AddRateLimited(name)
+		if outage.Is(err) {
+			h.awaitServer(whole)
+		}
 		return
 	}
 	h.queue.Forget(name)
@@ -227,6 +234,18 @@ func (h *handler) workOn(ctx context.Context, name string) {
 		return
 	}
 	h.looks.Forget(name)
+}
+
+// awaitServer keeps a worker until the API server answers at all. Otherwise each request that
+// waits would find out for itself, and have backed off for long by the time it is back. What it
+// asks for has nothing to do with the request that failed: no single one holds up the others.
+func (h *handler) awaitServer(ctx context.Context) {
+	_ = outage.Wait(ctx, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+		defer cancel()
+		_, err := h.Client.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{Limit: 1})
+		return err
+	}, nil)
 }
 
 // stopped reports whether the controller ends: what fails then is no failure.

@@ -124,7 +124,10 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 		condition.Type = certificates.CertificateDenied
 	case approval.Wait:
 		count()
-		log.Warn("certificate request waits", "message", d.Message, "error", err)
+		if err != nil {
+			return nil, soon, fmt.Errorf("deciding: %w", err)
+		}
+		log.Info("certificate request waits", "message", d.Message)
 		return nil, soon, nil
 	default:
 		count()

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
@@ -23,7 +23,8 @@ const FieldManager = "kubejoin"
 // runs it. It keeps of an object what these two need: of one that is issued neither the request
 // nor the requester, and of managedFields only who wrote the certificate.
 func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
-	informer := informers.NewSharedInformerFactory(client, 0).Certificates().V1().CertificateSigningRequests().Informer()
+	informer := cache.NewSharedIndexInformer(outage.Follow(client.CertificatesV1().CertificateSigningRequests(), "", nil),
+		&certificates.CertificateSigningRequest{}, 0, nil)
 	_ = informer.SetTransform(strip) // fails on an informer that runs already
 	return informer
 }

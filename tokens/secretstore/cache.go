@@ -10,12 +10,12 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	clientcache "k8s.io/client-go/tools/cache"
 	"k8s.io/cluster-bootstrap/token/api"
@@ -45,9 +45,8 @@ type entry struct {
 // follow starts the informer. The field selector keeps all other Secrets on the server.
 func follow(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*cache, error) {
 	c := &cache{log: log, synced: make(chan struct{}), ended: ctx.Done(), records: map[string]entry{}}
-	informer := coreinformers.NewFilteredSecretInformer(client, metav1.NamespaceSystem, 0, nil, func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
-	})
+	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
+	informer := clientcache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Secrets(metav1.NamespaceSystem), only, c.outage), &corev1.Secret{}, 0, nil)
 	handler, err := informer.AddEventHandler(clientcache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { c.set(object) },
 		UpdateFunc: func(_, object any) { c.set(object) },
@@ -113,6 +112,18 @@ func (c *cache) remove(object any) {
 	c.sorted = nil
 	c.mu.Unlock()
 	c.hints.Send()
+}
+
+// outage is told when the API server ceases to answer and, with nil, when it answers again.
+func (c *cache) outage(err error) {
+	if err == nil {
+		c.log.Info("bootstrap tokens can be followed again")
+		return
+	}
+	c.log.Warn("cannot follow bootstrap tokens: no API server, will be tried again until there is", "error", err)
+	c.mu.Lock()
+	c.trouble = err
+	c.mu.Unlock()
 }
 
 // watchFailed is told whenever following stops; it begins again by itself, with backoff.
