@@ -75,6 +75,11 @@ func (d Document) Update(kubeconfig []byte, records []tokens.Record, now time.Ti
 // zero time is never.
 func (d Document) Next() time.Time { return d.next }
 
+func (d Document) signedBy(t tokens.Token) bool {
+	s, found := d.signatures[t.ID()]
+	return found && s.token.Equal(t)
+}
+
 // Data is the Document as the data of a new ConfigMap, in a map of its own.
 func (d Document) Data() map[string]string { return d.Merge(nil, 0).Data }
 

@@ -13,17 +13,13 @@ const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configma
 // discovery answers what kubeadm's token-based discovery reads from an API server, to anybody:
 // with it joining nodes need no anonymous access to the real one.
 func (h *handler) discovery(r *http.Request) (answer, error) {
-	data, err := h.ClusterInfo.Data(r.Context())
+	body, err := h.ClusterInfo.JSON(r.Context())
 	if errors.Is(err, clusterinfo.ErrNotFound) {
 		return answer{}, newProblem(http.StatusNotFound, "no-cluster-info", "there is no cluster-info yet")
 	} else if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "cluster-info-unavailable", "cluster-info cannot be read now; try again")
 		p.cause, p.retryAfter = err, retryAfter
 		return answer{}, p
-	}
-	body, err := clusterinfo.MarshalConfigMap(data)
-	if err != nil {
-		return answer{}, err
 	}
 	return answer{contentType: "application/json", body: body}, nil
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -161,7 +162,8 @@ func (h *handler) create(ctx context.Context, record tokens.Record) (tokens.Reco
 func (h *handler) signed(ctx context.Context, t tokens.Token) (string, error) {
 	wait, cancel := context.WithTimeout(ctx, h.SignTimeout)
 	defer cancel()
-	if err := h.ClusterInfo.WaitSigned(wait, t); err != nil {
+	kubeconfig, err := h.ClusterInfo.WaitSigned(wait, t)
+	if err != nil {
 		if ctx.Err() != nil {
 			return "", fmt.Errorf("the client left: %w", err)
 		}
@@ -173,21 +175,37 @@ func (h *handler) signed(ctx context.Context, t tokens.Token) (string, error) {
 		p.cause = err
 		return "", p
 	}
-	data, err := h.ClusterInfo.Data(ctx)
+	known, err := h.read(kubeconfig)
 	if err != nil {
 		return "", err
 	}
-	api, cas, err := clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
-	if err != nil {
-		return "", newProblem(http.StatusInternalServerError, "malformed-cluster-info", "the kubeconfig in cluster-info is of no use to a joining node: %v", err)
+	return clusterinfo.JoinCommand{Endpoint: known.endpoint, Token: t, Pins: known.pins}.Reveal()
+}
+
+// A target is what a join command says of a kubeconfig.
+type target struct {
+	kubeconfig []byte
+	endpoint   string
+	pins       []string
+}
+
+// read gives the target, and remembers the last one: a kubeconfig hardly ever changes.
+func (h *handler) read(kubeconfig []byte) (*target, error) {
+	if last := h.target.Load(); last != nil && bytes.Equal(last.kubeconfig, kubeconfig) {
+		return last, nil
 	}
-	endpoint := h.Advertise
-	if endpoint == "" {
-		if endpoint, err = hostPort(api); err != nil {
-			return "", err
+	api, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return nil, newProblem(http.StatusInternalServerError, "malformed-cluster-info", "the kubeconfig in cluster-info is of no use to a joining node: %v", err)
+	}
+	t := &target{kubeconfig: bytes.Clone(kubeconfig), endpoint: h.Advertise, pins: clusterinfo.Pins(cas)}
+	if t.endpoint == "" {
+		if t.endpoint, err = hostPort(api); err != nil {
+			return nil, err
 		}
 	}
-	return clusterinfo.JoinCommand{Endpoint: endpoint, Token: t, Pins: clusterinfo.Pins(cas)}.Reveal()
+	h.target.Store(t)
+	return t, nil
 }
 
 // hostPort is what a join command names for a server's URL.

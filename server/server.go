@@ -55,12 +55,13 @@ type Server struct {
 // ClusterInfo is where the data of the cluster-info ConfigMap is found: clusterinfo.Computed
 // with no Kubernetes, or clusterinfo/configmap's ConfigMap.
 type ClusterInfo interface {
-	// Data is the data of the ConfigMap. The error wraps clusterinfo.ErrNotFound if there is
-	// none. The map is not changed by either side.
-	Data(ctx context.Context) (map[string]string, error)
-	// WaitSigned returns nil as soon as Data carries a valid signature of the token. The error
-	// says what was seen instead until ctx ended.
-	WaitSigned(ctx context.Context, t tokens.Token) error
+	// JSON is the ConfigMap as clusterinfo.MarshalConfigMap gives it. The error wraps
+	// clusterinfo.ErrNotFound if there is none. It is asked for by anybody and often: what has
+	// not changed should be at hand. Neither side changes the bytes.
+	JSON(ctx context.Context) ([]byte, error)
+	// WaitSigned returns the kubeconfig in cluster-info as soon as JSON carries a valid
+	// signature of it by the token. The error says what was seen instead until ctx ended.
+	WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error)
 }
 
 // handler is a Server with what is made once for it.
@@ -68,6 +69,7 @@ type handler struct {
 	Server
 	log          *slog.Logger
 	failing      atomic.Int32 // checks, when /readyz was asked last
+	target       atomic.Pointer[target]
 	requests     *prometheus.CounterVec
 	duration     *prometheus.HistogramVec
 	joinCommands *prometheus.CounterVec

@@ -303,9 +303,9 @@ func (s *site) ids(t *testing.T) []string {
 // unsigned is a cluster-info that nobody signs.
 type unsigned struct{ server.ClusterInfo }
 
-func (unsigned) WaitSigned(ctx context.Context, _ tokens.Token) error {
+func (unsigned) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte, error) {
 	<-ctx.Done()
-	return errors.New("cluster-info has no signature of it")
+	return nil, errors.New("cluster-info has no signature of it")
 }
 
 // stubborn is a store that does not delete at once: a number of tries fails, and another

@@ -188,7 +188,7 @@ func (f *fixture) waitSigned(t *testing.T, token tokens.Token) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if err := f.live.WaitSigned(ctx, token); err != nil {
+	if _, err := f.live.WaitSigned(ctx, token); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -7,15 +7,18 @@ import (
 	"sync"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 )
+
+var errNone = fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, clusterinfo.ErrNotFound)
 
 // ConfigMap is the live cluster-info of a cluster, held in memory by a watch on this one
 // object. It is made by [Open]; its methods may be called side by side.
@@ -24,31 +27,19 @@ type ConfigMap struct {
 
 	mu      sync.Mutex
 	synced  bool
-	object  *corev1.ConfigMap // nil: there is none
-	failure error             // why it cannot be read, nil once it could
-	changed chan struct{}     // closed, and another one made, whenever the above changes
+	object  *corev1.ConfigMap      // nil: there is none
+	json    func() ([]byte, error) // of object
+	failure error                  // why it cannot be read, nil once it could
+	changed chan struct{}          // closed, and another one made, whenever the above changes
 }
 
 // Open watches cluster-info until ctx ends. It returns at once: the methods that need the
 // object wait for it.
 func Open(ctx context.Context, client kubernetes.Interface) *ConfigMap {
 	c := &ConfigMap{client: client, changed: make(chan struct{})}
-	api := client.CoreV1().ConfigMaps(clusterinfo.Namespace)
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, clusterinfo.Name).String()
-	reflector := cache.NewReflectorWithOptions(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.FieldSelector = only
-			list, err := api.List(ctx, options)
-			c.tried(err)
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.FieldSelector = only
-			w, err := api.Watch(ctx, options)
-			c.tried(err)
-			return w, err
-		},
-	}, &corev1.ConfigMap{}, (*mirror)(c), cache.ReflectorOptions{Name: "cluster-info"})
+	reflector := cache.NewReflectorWithOptions(outage.Follow(tried{client.CoreV1().ConfigMaps(clusterinfo.Namespace), c}, only, nil),
+		&corev1.ConfigMap{}, (*mirror)(c), cache.ReflectorOptions{Name: "cluster-info"})
 	go reflector.RunWithContext(ctx)
 	return c
 }
@@ -62,39 +53,51 @@ func (c *ConfigMap) Data(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	if object == nil {
-		return nil, fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, clusterinfo.ErrNotFound)
+		return nil, errNone
 	}
 	return object.Data, nil
 }
 
-// WaitSigned returns nil as soon as the live cluster-info carries a signature by the token that
-// verifies, whoever made it. If ctx ends before, the error wraps the context's and says what
-// was there instead.
-func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) error {
+// JSON is a ConfigMap with that data as [clusterinfo.MarshalConfigMap] gives it. It is encoded
+// once for each change; the bytes are shared and must not be changed.
+func (c *ConfigMap) JSON(ctx context.Context) ([]byte, error) {
+	if _, err := c.read(ctx); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	encode := c.json
+	c.mu.Unlock()
+	return encode()
+}
+
+// WaitSigned returns the kubeconfig of the live cluster-info as soon as that carries a signature
+// by the token that verifies, whoever made it. If ctx ends before, the error wraps the context's
+// and says what was there instead.
+func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	if !t.HasSecret() {
-		return fmt.Errorf("waiting for a signature by token %s: its secret is not known", t)
+		return nil, fmt.Errorf("waiting for a signature by token %s: its secret is not known", t)
 	}
 	for {
 		_, object, changed, _ := c.state()
 		seen := verify(object, t)
 		if seen == nil {
-			return nil
+			return []byte(object.Data[clusterinfo.KubeconfigKey]), nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			// The reason why it was not read, if so, is better than "no cluster-info".
 			if _, err := c.Data(ctx); err != nil && !errors.Is(err, clusterinfo.ErrNotFound) {
-				return fmt.Errorf("waiting for a signature by token %s: %w", t, err)
+				return nil, fmt.Errorf("waiting for a signature by token %s: %w", t, err)
 			}
-			return fmt.Errorf("waiting for a signature by token %s: %w; seen: %w", t, context.Cause(ctx), seen)
+			return nil, fmt.Errorf("waiting for a signature by token %s: %w; seen: %w", t, context.Cause(ctx), seen)
 		}
 	}
 }
 
 func verify(object *corev1.ConfigMap, t tokens.Token) error {
 	if object == nil {
-		return fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, clusterinfo.ErrNotFound)
+		return errNone
 	}
 	kubeconfig, jws := object.Data[clusterinfo.KubeconfigKey], object.Data[clusterinfo.SignatureKey(t.ID())]
 	switch {
@@ -152,10 +155,28 @@ func (c *ConfigMap) state() (synced bool, object *corev1.ConfigMap, changed <-ch
 	return c.synced, c.object, c.changed, c.failure
 }
 
-func (c *ConfigMap) tried(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.failure = err
+// tried notes how each try to read or follow the object ends.
+type tried struct {
+	api typedcorev1.ConfigMapInterface
+	of  *ConfigMap
+}
+
+func (t tried) List(ctx context.Context, options metav1.ListOptions) (*corev1.ConfigMapList, error) {
+	list, err := t.api.List(ctx, options)
+	t.note(err)
+	return list, err
+}
+
+func (t tried) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	w, err := t.api.Watch(ctx, options)
+	t.note(err)
+	return w, err
+}
+
+func (t tried) note(err error) {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	t.of.failure = err
 }
 
 // mirror is the ConfigMap as the reflector's store of one object.
@@ -165,6 +186,12 @@ func (m *mirror) set(object *corev1.ConfigMap) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.synced, m.object = true, object
+	m.json = sync.OnceValues(func() ([]byte, error) {
+		if object == nil {
+			return nil, errNone
+		}
+		return clusterinfo.MarshalConfigMap(object.Data)
+	})
 	close(m.changed)
 	m.changed = make(chan struct{})
 }

@@ -27,7 +27,7 @@ func TestWaitSignedSaysWhatWasSeen(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		err := f.live.WaitSigned(ctx, token)
+		_, err := f.live.WaitSigned(ctx, token)
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) || is != nil && !errors.Is(err, is) {
 			t.Errorf("got %v, want a deadline and %q", err, want)
 		}
@@ -55,13 +55,13 @@ func TestWaitSignedSaysWhatWasSeen(t *testing.T) {
 	wait(t, "no cluster-info", clusterinfo.ErrNotFound)
 
 	done := make(chan error, 1)
-	go func() { done <- f.live.WaitSigned(t.Context(), token) }()
+	go func() { _, err := f.live.WaitSigned(t.Context(), token); done <- err }()
 	f.kubeadmClusterInfo(t)
 	f.edit(t, func(data map[string]string) { data[key] = good })
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if err := f.live.WaitSigned(t.Context(), tokens.Token{}); err == nil {
+	if _, err := f.live.WaitSigned(t.Context(), tokens.Token{}); err == nil {
 		t.Error("waited for no token")
 	}
 }
@@ -80,7 +80,7 @@ func TestDataSaysWhyItCannotRead(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
 		t.Errorf("Data: got %v, want a deadline and the API server's refusal", err)
 	}
-	if err := live.WaitSigned(ctx, tokens.Generate()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
+	if _, err := live.WaitSigned(ctx, tokens.Generate()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
 		t.Errorf("WaitSigned: got %v, want a deadline and the API server's refusal", err)
 	}
 }

@@ -1,0 +1,57 @@
+package server_test
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// benchmarkAt runs a request against the handler, with no network, where so many tokens sign.
+func benchmarkAt(b *testing.B, method, path string) {
+	for _, n := range []int{1, 500, 12_000} {
+		b.Run(fmt.Sprintf("tokens=%d", n), func(b *testing.B) {
+			s := newSite(b)
+			s.Logger = slog.New(slog.DiscardHandler)
+			s.fill(b, n)
+			handler := s.Handler()
+			b.ReportAllocs()
+			for b.Loop() {
+				r := httptest.NewRequest(method, path, nil)
+				r.Header.Set("Authorization", "Bearer "+adminBearer)
+				w := httptest.NewRecorder()
+				if handler.ServeHTTP(w, r); w.Code != 200 {
+					b.Fatalf("%d %s", w.Code, w.Body)
+				}
+			}
+		})
+	}
+}
+
+// fill stores so many tokens, which share the fsyncs.
+func (s *site) fill(tb testing.TB, n int) {
+	tb.Helper()
+	var writers sync.WaitGroup
+	todo := make(chan struct{})
+	for range 200 {
+		writers.Go(func() {
+			for range todo {
+				if _, err := s.store.Create(tb.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Expires: time.Now().Add(time.Hour)}); err != nil {
+					tb.Error(err)
+				}
+			}
+		})
+	}
+	for range n {
+		todo <- struct{}{}
+	}
+	close(todo)
+	writers.Wait()
+}
+
+func BenchmarkDiscovery(b *testing.B)   { benchmarkAt(b, "GET", infoPath) }
+func BenchmarkJoinCommand(b *testing.B) { benchmarkAt(b, "POST", commandPath) }
