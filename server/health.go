@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -18,11 +18,18 @@ type Check struct {
 	// Name is short, as in "tokens".
 	Name string
 	// Ready returns nil, or what is missing, in words that may be shown to anybody who can
-	// reach the server. It returns soon after ctx ends.
+	// reach the server, or a [Notice]. It returns soon after ctx ends.
 	Ready func(ctx context.Context) error
 }
 
-// checkTimeout bounds all checks of one request to /readyz; below the usual probe's 10 s.
+// A Notice that a Check's Ready returns is no failure: something holds, and an operator should
+// know more of it. /readyz?verbose shows it.
+type Notice string
+
+func (n Notice) Error() string { return string(n) }
+
+// checkTimeout bounds a round of checks. A request to /readyz waits for two of them at most,
+// which is below the usual probe's 10 s.
 const checkTimeout = 2 * time.Second
 
 // retryAfter is what a client is told to wait when something is away for the moment.
@@ -41,23 +48,23 @@ func (h *handler) healthz(*http.Request) (answer, error) {
 	return answer{contentType: "text/plain; charset=utf-8", body: []byte("ok\n")}, nil
 }
 
-// readyz asks all checks side by side and, in the form of kube-apiserver's, lists them if one
-// fails or ?verbose is given.
+// readyz asks all checks and, in the form of kube-apiserver's, lists them if one fails or
+// ?verbose is given.
 func (h *handler) readyz(r *http.Request) (answer, error) {
-	ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
-	defer cancel()
-	errs := make([]error, len(h.Checks))
-	var wg sync.WaitGroup
-	for i, c := range h.Checks {
-		wg.Go(func() { errs[i] = c.Ready(ctx) })
+	errs, err := h.check(r.Context())
+	if err != nil {
+		return answer{}, err
 	}
-	wg.Wait()
-
 	var list bytes.Buffer
 	failed := 0
 	for i, c := range h.Checks {
-		if errs[i] == nil {
+		var notice Notice
+		switch {
+		case errs[i] == nil:
 			fmt.Fprintf(&list, "[+]%s ok\n", c.Name)
+			continue
+		case errors.As(errs[i], &notice):
+			fmt.Fprintf(&list, "[+]%s ok: %s\n", c.Name, notice)
 			continue
 		}
 		failed++

@@ -57,11 +57,30 @@ func (ca *CA) PEM() (certs, key []byte, err error) {
 	return certs, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
+// pemBlocks gives all blocks of a PEM file. encoding/pem skips what it cannot read without a
+// word: here a block that begins and cannot be read is an error, since a file that is still
+// being written would have fewer certificates than it is to have.
+func pemBlocks(data []byte) ([]*pem.Block, error) {
+	begins := bytes.Count(append([]byte{'\n'}, data...), []byte("\n-----BEGIN "))
+	var blocks []*pem.Block
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		blocks = append(blocks, block)
+	}
+	if len(blocks) < begins {
+		return nil, fmt.Errorf("%d PEM blocks begin and %d can be read: one is damaged or cut off", begins, len(blocks))
+	}
+	return blocks, nil
+}
+
 // parseCertificates reads all certificates of a PEM file, and skips blocks of other types and
 // text between blocks, as such files have it.
 func parseCertificates(data []byte) ([]*x509.Certificate, error) {
+	blocks, err := pemBlocks(data)
+	if err != nil {
+		return nil, err
+	}
 	var certs []*x509.Certificate
-	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+	for _, block := range blocks {
 		if block.Type != certificateBlock {
 			continue
 		}
@@ -80,8 +99,12 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 // parseKey reads the one private key of a PEM file. What crypto/x509 says about a malformed key
 // is not passed on: nothing of a key may get into a log.
 func parseKey(data []byte) (crypto.Signer, error) {
+	blocks, err := pemBlocks(data)
+	if err != nil {
+		return nil, err
+	}
 	var key crypto.Signer
-	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+	for _, block := range blocks {
 		if !strings.HasSuffix(block.Type, "PRIVATE KEY") {
 			continue // such as EC PARAMETERS, which openssl writes before the key
 		}

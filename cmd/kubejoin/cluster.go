@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -40,8 +43,16 @@ func onCluster(ctx context.Context, s *service) error {
 	if err != nil {
 		return fmt.Errorf("kubeconfig: %w", err)
 	}
+	// What is watched lives as long as the program, also on a replica that stands by.
+	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.closers = append(s.closers, func() error { stop(); return nil })
+	s.recordEvents(watch, client)
 	if o.caCert != "" {
-		if err := s.loadCA(o.caCert, o.caKey); err != nil {
+		lifetime := o.duration
+		if !enabled[csrSigner] {
+			lifetime = servingcert.Lifetime
+		}
+		if err := s.loadCA(o.caCert, o.caKey, lifetime); err != nil {
 			return err
 		}
 	}
@@ -53,9 +64,6 @@ func onCluster(ctx context.Context, s *service) error {
 		s.log.Warn("no --token-auth-file is given: nobody may ask for a join command")
 	}
 
-	// What is watched lives as long as the program, also on a replica that stands by.
-	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s.closers = append(s.closers, func() error { stop(); return nil })
 	store, err := secretstore.Open(watch, client, s.log)
 	if err != nil {
 		return err
@@ -211,10 +219,13 @@ func (s *service) checkCluster(store *secretstore.Store, info *configmap.ConfigM
 	})
 	s.check("cluster-info", func(ctx context.Context) error {
 		data, err := info.Data(ctx)
+		var cas []*x509.Certificate
 		if err == nil {
-			_, _, err = clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
+			_, cas, err = clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
 		}
 		switch {
+		case err == nil && s.ca != nil && s.options.tlsCert == "" && !trusted(s.ca.Get(), cas):
+			return server.Notice("the CA that signs kubejoin's serving certificate is none of those in cluster-info: discovery at kubejoin fails")
 		case errors.Is(err, clusterinfo.ErrNotFound):
 			return errors.New("there is no ConfigMap kube-public/cluster-info")
 		case errors.Is(err, context.DeadlineExceeded):
@@ -222,6 +233,19 @@ func (s *service) checkCluster(store *secretstore.Store, info *configmap.ConfigM
 		}
 		return err
 	})
+}
+
+// trusted reports whether those who trust cas trust what ca signs.
+func trusted(ca *signer.CA, cas []*x509.Certificate) bool {
+	roots, intermediates := x509.NewCertPool(), x509.NewCertPool()
+	for _, c := range cas {
+		roots.AddCert(c)
+	}
+	for _, c := range ca.Bundle() {
+		intermediates.AddCert(c)
+	}
+	_, err := ca.Certificate().Verify(x509.VerifyOptions{Roots: roots, Intermediates: intermediates, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	return err == nil
 }
 
 // signedBy says what signs new tokens, to a person who waited for it in vain.

@@ -36,6 +36,11 @@ type service struct {
 	api server.Server
 	// ca is nil if no CA key was given.
 	ca *reload.Value[*signer.CA]
+	// caChanged are called one after the other when the CA is another one. What fails is
+	// called again.
+	caChanged []func(*signer.CA) error
+	// event tells those who look at Events of the cluster, if there is one.
+	event func(kind, reason, message string)
 	// background is what runs until its context ends, each with an error only if the whole
 	// program is to end.
 	background []func(context.Context) error
@@ -51,6 +56,7 @@ func newService(o serveOptions, log *slog.Logger, stdout io.Writer) *service {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return &service{
 		options: o, log: log, stdout: stdout, registry: registry,
+		event: func(string, string, string) {},
 		api: server.Server{
 			Advertise:  o.advertise,
 			Authorize:  server.AllowGroup(adminGroup),
@@ -68,26 +74,6 @@ func (s *service) goBackground(f func(context.Context) error) {
 
 func (s *service) check(name string, ready func(context.Context) error) {
 	s.api.Checks = append(s.api.Checks, server.Check{Name: name, Ready: ready})
-}
-
-// loadCA takes the CA from files and follows them.
-func (s *service) loadCA(certFile, keyFile string) error {
-	ca, err := reload.Open("ca", func() (*signer.CA, error) { return signer.LoadCA(certFile, keyFile) }, certFile, keyFile)
-	if err != nil {
-		return fmt.Errorf("cluster CA: %w", err)
-	}
-	s.ca = ca
-	s.goBackground(func(ctx context.Context) error { return ca.Run(ctx, s.log, s.registry, nil) })
-	s.check("cluster-ca", func(context.Context) error {
-		if err := ca.Err(); err != nil {
-			return errors.New("the CA files have changed and cannot be used; the last good ones are in use, see the log")
-		}
-		if end := ca.Get().Certificate().NotAfter; time.Now().After(end) {
-			return fmt.Errorf("the CA expired at %s and nothing can be signed", end.UTC().Format(time.RFC3339))
-		}
-		return nil
-	})
-	return nil
 }
 
 // loadOperators takes the users of the API from a file.
@@ -115,18 +101,27 @@ func (s *service) servingCertificate() (func(*tls.ClientHelloInfo) (*tls.Certifi
 		if _, err := issued.Step(context.Background()); err != nil {
 			return nil, err
 		}
+		// A joining node sees the certificate and cluster-info: both follow the CA at once.
+		s.caChanged = append(s.caChanged, func(*signer.CA) error {
+			_, err := issued.Step(context.Background())
+			return err
+		})
 		renewal := loop.Loop{Name: "serving-certificate", Step: issued.Step, Logger: s.log, Registerer: s.registry}
 		s.goBackground(renewal.Run)
 		return issued.GetCertificate, nil
 	}
-	files, err := reload.Open("serving-certificate", func() (*tls.Certificate, error) {
-		c, err := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
-		return &c, err
-	}, o.tlsCert, o.tlsKey)
+	files, err := reload.Files[*tls.Certificate]{
+		Name: "serving-certificate", Paths: []string{o.tlsCert, o.tlsKey},
+		Load: func() (*tls.Certificate, error) {
+			c, err := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
+			return &c, err
+		},
+		Logger: s.log, Registerer: s.registry,
+	}.Open()
 	if err != nil {
 		return nil, fmt.Errorf("--tls-cert-file: %w", err)
 	}
-	s.goBackground(func(ctx context.Context) error { return files.Run(ctx, s.log, s.registry, nil) })
+	s.goBackground(files.Run)
 	s.check("serving-certificate", func(context.Context) error {
 		if files.Err() != nil {
 			return errors.New("the files of the serving certificate have changed and cannot be used; the last good ones are in use, see the log")

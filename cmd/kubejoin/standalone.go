@@ -10,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -50,7 +52,7 @@ func standalone(ctx context.Context, s *service) error {
 			s.log.Info("made a cluster CA", "file", o.caCert)
 		}
 	}
-	if err := s.loadCA(o.caCert, o.caKey); err != nil {
+	if err := s.loadCA(o.caCert, o.caKey, servingcert.Lifetime); err != nil {
 		return err
 	}
 
@@ -67,15 +69,16 @@ func standalone(ctx context.Context, s *service) error {
 	if apiServer == "" {
 		apiServer = "https://" + net.JoinHostPort(host, "6443")
 	}
-	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, s.ca.Get().Bundle())
-	if err != nil {
+	info := &followed{apiServer: apiServer, tokens: store}
+	if err := info.follow(s.ca.Get()); err != nil {
 		return err
 	}
-	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
+	s.caChanged = append(s.caChanged, info.follow)
 	s.hosts = []string{host}
 	s.api.Tokens, s.api.ClusterInfo, s.api.Advertise = store, info, o.advertise
 	s.check("tokens", func(ctx context.Context) error {
-		if _, err := info.Data(ctx); err != nil {
+		// Any token will do, and none: this is whether the file can be read.
+		if _, err := store.Get(ctx, "000000"); err != nil && !errors.Is(err, tokens.ErrNotFound) {
 			s.log.Error("readiness", "check", "tokens", "error", err)
 			return errors.New("the token file cannot be read, see the log")
 		}
@@ -91,13 +94,17 @@ func standalone(ctx context.Context, s *service) error {
 		}
 		curlrc = dir.path("curlrc")
 		caFile := dir.path("ca.crt")
-		bundle, _, err := s.ca.Get().PEM()
-		if err != nil {
+		writeBundle := func(ca *signer.CA) error {
+			bundle, _, err := ca.PEM()
+			if err != nil {
+				return err
+			}
+			return writeFile(caFile, bundle)
+		}
+		if err := writeBundle(s.ca.Get()); err != nil {
 			return err
 		}
-		if err := writeFile(caFile, bundle); err != nil {
-			return err
-		}
+		s.caChanged = append(s.caChanged, writeBundle)
 		if err := dir.writeCurlrc(curlrc, caFile, bearer); err != nil {
 			return err
 		}
@@ -115,6 +122,30 @@ func standalone(ctx context.Context, s *service) error {
 	}
 	s.banner = standaloneBanner(*o, curlrc)
 	return nil
+}
+
+// followed is a computed cluster-info whose CAs follow the CA files.
+type followed struct {
+	apiServer string
+	tokens    tokens.Store
+	current   atomic.Pointer[clusterinfo.Computed]
+}
+
+func (f *followed) follow(ca *signer.CA) error {
+	kubeconfig, err := clusterinfo.Kubeconfig(f.apiServer, ca.Bundle())
+	if err != nil {
+		return err
+	}
+	f.current.Store(&clusterinfo.Computed{Tokens: f.tokens, Kubeconfig: kubeconfig})
+	return nil
+}
+
+func (f *followed) JSON(ctx context.Context) ([]byte, error) {
+	return f.current.Load().JSON(ctx)
+}
+
+func (f *followed) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
+	return f.current.Load().WaitSigned(ctx, t)
 }
 
 // checkStandalone refuses flags that say something of a cluster when there is none.
@@ -186,7 +217,7 @@ func (d dataDir) makeCA(file string, now time.Time) (made bool, err error) {
 }
 
 // adminBearer makes the file of operators with one admin unless there is one, and gives the
-// bearer token of its first row.
+// bearer token of the first operator in it.
 func (d dataDir) adminBearer(file string) (string, error) {
 	content, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -39,6 +40,7 @@ type Issued struct {
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
+	mu      sync.Mutex // of Step
 	current atomic.Pointer[tls.Certificate]
 }
 
@@ -52,8 +54,11 @@ func (i *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 }
 
 // Step issues a certificate if there is none from the CA as it is now, or the one in use is in
-// its last third. It returns when it is due again.
+// its last third, unless it lasts as long as the CA. It returns when it is due again. Steps may
+// be asked for side by side.
 func (i *Issued) Step(context.Context) (next time.Time, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	now := time.Now
 	if i.Now != nil {
 		now = i.Now
@@ -61,7 +66,7 @@ func (i *Issued) Step(context.Context) (next time.Time, err error) {
 	ca := i.CA()
 	if c := i.current.Load(); c != nil {
 		// A clock that was set back makes a certificate of the future: not usable either.
-		renew := renewAt(c.Leaf)
+		renew := renewAt(c.Leaf, ca)
 		if now().Before(renew) && !now().Before(c.Leaf.NotBefore) && bytes.Equal(c.Leaf.RawIssuer, ca.Certificate().RawSubject) && c.Leaf.CheckSignatureFrom(ca.Certificate()) == nil {
 			return renew, nil
 		}
@@ -71,10 +76,15 @@ func (i *Issued) Step(context.Context) (next time.Time, err error) {
 		return time.Time{}, fmt.Errorf("serving certificate: %w", err)
 	}
 	i.current.Store(c)
-	return renewAt(c.Leaf), nil
+	return renewAt(c.Leaf, ca), nil
 }
 
-func renewAt(c *x509.Certificate) time.Time {
+// renewAt is when a certificate of ca is to be renewed. One that ends with the CA is as good as
+// any: to renew it in its last third again and again, ever faster, would win nothing.
+func renewAt(c *x509.Certificate, ca *signer.CA) time.Time {
+	if !c.NotAfter.Before(ca.Certificate().NotAfter) {
+		return c.NotAfter
+	}
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 3 * 2)
 }
 

@@ -1,0 +1,256 @@
+package reload_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/reload"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/goleak"
+)
+
+// pair is a value of two files that must say the same.
+type pair struct {
+	*testing.T
+	a, b    string
+	reg     *prometheus.Registry
+	log     bytes.Buffer
+	failed  []string
+	changed []string
+	broken  error // of Changed
+	onLoad  func()
+	value   *reload.Value[string]
+}
+
+func (p *pair) write(a, b string) {
+	p.Helper()
+	for path, content := range map[string]string{p.a: a, p.b: b} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			p.Fatal(err)
+		}
+	}
+}
+
+func (p *pair) load() (string, error) {
+	if p.onLoad != nil {
+		p.onLoad()
+	}
+	a, err := os.ReadFile(p.a)
+	if err != nil {
+		return "", err
+	}
+	b, err := os.ReadFile(p.b)
+	if err != nil {
+		return "", err
+	}
+	if string(a) != string(b) {
+		return "", fmt.Errorf("%s and %s do not match at %s", a, b, time.Now())
+	}
+	return string(a), nil
+}
+
+// open is a pair of files with content, that are followed until the test ends. It is called in
+// a bubble of synctest.
+func open(t *testing.T, content string) *pair {
+	t.Helper()
+	dir := t.TempDir()
+	p := &pair{T: t, a: filepath.Join(dir, "a"), b: filepath.Join(dir, "b"), reg: prometheus.NewPedanticRegistry()}
+	p.write(content, content)
+	var err error
+	p.value, err = reload.Files[string]{
+		Name: "pair", Paths: []string{p.a, p.b}, Load: p.load,
+		Changed:    func(s string) error { p.changed = append(p.changed, s); return p.broken },
+		Failed:     func(err error) { p.failed = append(p.failed, err.Error()) },
+		Logger:     slog.New(slog.NewTextHandler(&p.log, nil)),
+		Registerer: p.reg,
+	}.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- p.value.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	synctest.Wait()
+	return p
+}
+
+// settle lets two looks pass, and a moment.
+func (p *pair) settle() {
+	time.Sleep(2*reload.Interval + time.Millisecond)
+	synctest.Wait()
+}
+
+// want checks what is in use, and whether the files are usable.
+func (p *pair) want(when, value, failure string) {
+	p.Helper()
+	if got := p.value.Get(); got != value {
+		p.Errorf("%s: %q is in use, want %q", when, got, value)
+	}
+	err := p.value.Err()
+	if (err == nil) != (failure == "") || err != nil && !strings.Contains(err.Error(), failure) {
+		p.Errorf("%s: error %v, want %q", when, err, failure)
+	}
+	inUse := 1
+	if failure != "" {
+		inUse = 0
+	}
+	if err := testutil.GatherAndCompare(p.reg, strings.NewReader(fmt.Sprintf(`
+# HELP kubejoin_files_in_use 1 if files are used as they are, 0 if they have changed and cannot be used.
+# TYPE kubejoin_files_in_use gauge
+kubejoin_files_in_use{files="pair"} %d
+`, inUse)), "kubejoin_files_in_use"); err != nil {
+		p.Errorf("%s: %v", when, err)
+	}
+}
+
+func TestReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := open(t, "1")
+		p.settle()
+		p.want("at the start", "1", "")
+
+		p.write("2", "2")
+		p.settle()
+		p.want("replaced", "2", "")
+
+		p.write("3", "2")
+		p.settle()
+		p.want("half of a pair", "2", "3 and 2 do not match")
+		time.Sleep(time.Hour)
+		p.write("3", "3")
+		p.settle()
+		p.want("the other half", "3", "")
+
+		if err := os.Remove(p.b); err != nil {
+			t.Fatal(err)
+		}
+		p.settle()
+		p.want("one is missing", "3", "no such file")
+		p.write("3", "3")
+		p.settle()
+		p.want("as before", "3", "")
+
+		if err := errors.Join(os.Remove(p.a), os.Mkdir(p.a, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		p.settle()
+		p.want("one cannot be read", "3", "is a directory")
+		if err := os.Remove(p.a); err != nil {
+			t.Fatal(err)
+		}
+		p.write("4", "4")
+		p.settle()
+		p.want("another one", "4", "")
+
+		if want := []string{"2", "3", "4"}; !slices.Equal(p.changed, want) {
+			t.Errorf("changes told: %q, want %q", p.changed, want)
+		}
+		// The reason has the time in it, and is told once all the same.
+		if len(p.failed) != 3 || strings.Count(p.log.String(), "level=ERROR") != 3 || strings.Count(p.log.String(), "can be used again") != 3 {
+			t.Errorf("want 3 failures and their ends, have %q:\n%s", p.failed, &p.log)
+		}
+	})
+}
+
+// What is still being written has no effect, even if it could be used.
+func TestReloadWaitsForTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := open(t, "0")
+		for i := range 100 {
+			s := fmt.Sprint("half ", i)
+			p.write(s, s)
+			time.Sleep(reload.Interval)
+			synctest.Wait()
+			p.want("while it is written", "0", "")
+		}
+		p.write("whole", "whole")
+		p.settle()
+		p.want("when it is", "whole", "")
+		if len(p.failed) > 0 {
+			t.Errorf("failures %q, want none", p.failed)
+		}
+	})
+}
+
+// Files that change between the looks at them and back again are not taken for what they were.
+func TestReloadChangeInBetween(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := open(t, "1")
+		p.write("2", "2")
+		loads := 0
+		p.onLoad = func() {
+			if loads++; loads == 1 {
+				p.write("3", "3")
+			}
+		}
+		p.settle()
+		p.want("changed while they were read", "1", "")
+		p.write("2", "2")
+		p.settle()
+		p.want("changed back", "2", "")
+	})
+}
+
+func TestReloadChangedFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := open(t, "1")
+		p.broken = errors.New("disk full")
+		p.write("2", "2")
+		p.settle()
+		p.want("not made use of", "2", "disk full")
+		time.Sleep(time.Minute)
+		p.broken = nil
+		p.settle()
+		p.want("made use of", "2", "")
+		calls := len(p.changed)
+		time.Sleep(time.Minute)
+		if calls < 10 || len(p.changed) != calls || len(p.failed) != 1 {
+			t.Errorf("%d tries and %d after it worked, %d failures told; want many, none, 1", calls, len(p.changed)-calls, len(p.failed))
+		}
+	})
+}
+
+func TestOpenFails(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	if _, err := (reload.Files[int]{Paths: []string{missing}, Load: func() (int, error) { return 1, nil }}).Open(); err == nil {
+		t.Error("opened what is not there")
+	}
+	bad := errors.New("bad")
+	if _, err := (reload.Files[int]{Paths: nil, Load: func() (int, error) { return 0, bad }}).Open(); !errors.Is(err, bad) {
+		t.Errorf("got %v, want the error of Load", err)
+	}
+}
+
+func TestStopsWholly(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	for range 1000 {
+		v, err := reload.Files[int]{Name: "x", Load: func() (int, error) { return 1, nil }}.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- v.Run(ctx) }()
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
