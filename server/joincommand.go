@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"mime"
 	"net"
 	"net/http"
@@ -116,55 +115,12 @@ func readJoinRequest(r *http.Request) (joinRequest, error) {
 	return asked, nil
 }
 
-// mint stores a record and answers its join command once it is signed.
-func (h *handler) mint(r *http.Request, record tokens.Record) (answer, error) {
-	ctx := r.Context()
-	start := time.Now()
-	record, err := h.create(ctx, record)
-	if err != nil {
-		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
-		p.cause, p.retryAfter = err, retryAfter
-		return answer{}, p
-	}
-	logAttrs(ctx, slog.String("token", record.Token.ID()))
-	created := time.Now()
-
-	command, err := h.signed(ctx, record.Token)
-	if err != nil {
-		// Nobody was told the secret: what is left of the token must go, also when it is the
-		// client that has gone.
-		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, err)
-	}
-	return answer{
-		contentType: "text/plain; charset=utf-8",
-		header: map[string]string{
-			"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(time.Since(created))),
-		},
-		body: []byte(command + "\n"),
-	}, nil
-}
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-func (h *handler) create(ctx context.Context, record tokens.Record) (tokens.Record, error) {
-	for {
-		stored, err := h.Tokens.Create(ctx, record)
-		if !errors.Is(err, tokens.ErrExists) {
-			return stored, err
-		}
-		// One in two billion, unless somebody has stored very many.
-		record.Token = tokens.Generate()
-	}
-}
-
-// signed waits for a token's signature and makes the command from the cluster-info that
-// carries it.
-func (h *handler) signed(ctx context.Context, t tokens.Token) (string, error) {
-	wait, cancel := context.WithTimeout(ctx, h.SignTimeout)
-	defer cancel()
+// signed waits for a token's signature until wait ends, and makes the command from the
+// cluster-info that carries it.
+func (h *handler) signed(wait, client context.Context, t tokens.Token) (string, error) {
 	kubeconfig, err := h.ClusterInfo.WaitSigned(wait, t)
 	if err != nil {
-		if ctx.Err() != nil {
+		if client.Err() != nil {
 			return "", fmt.Errorf("the client left: %w", err)
 		}
 		if wait.Err() == nil {
@@ -219,56 +175,4 @@ func hostPort(server string) (string, error) {
 		port = "443"
 	}
 	return net.JoinHostPort(u.Hostname(), port), nil
-}
-
-// withdraw deletes a token that is not handed out, and returns what the client is told.
-func (h *handler) withdraw(ctx context.Context, record tokens.Record, why error) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	err := h.delete(ctx, record)
-	var p *problem
-	if !errors.As(why, &p) {
-		p = newProblem(http.StatusInternalServerError, "internal", "the join command could not be made; kubejoin's log has the reason under this request ID")
-		p.cause = why
-	}
-	if err == nil {
-		p.Detail += fmt.Sprintf(". Token %s was deleted again", record.Token.ID())
-		return p
-	}
-	p.Detail += fmt.Sprintf(". Token %s could not be deleted again: it was told to nobody and %s", record.Token.ID(), lifetime(record))
-	p.cause = errors.Join(p.cause, err)
-	return p
-}
-
-func lifetime(r tokens.Record) string {
-	if r.Expires.IsZero() {
-		return "stays until it is deleted"
-	}
-	return "ends at " + r.Expires.UTC().Format(time.RFC3339)
-}
-
-// delete removes a record, also if it has changed meanwhile, unless it is another one now. It
-// tries until ctx ends.
-func (h *handler) delete(ctx context.Context, record tokens.Record) error {
-	for wait := 100 * time.Millisecond; ; wait *= 2 {
-		err := h.Tokens.Delete(ctx, record)
-		if errors.Is(err, tokens.ErrConflict) {
-			var now tokens.Record
-			if now, err = h.Tokens.Get(ctx, record.Token.ID()); err == nil {
-				if now.UID != record.UID {
-					return nil
-				}
-				record, wait = now, 50*time.Millisecond
-				continue
-			}
-		}
-		if err == nil || errors.Is(err, tokens.ErrNotFound) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("delete token %s: %w", record.Token.ID(), err)
-		case <-time.After(wait):
-		}
-	}
 }

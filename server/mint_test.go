@@ -1,0 +1,130 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+var errReset = errors.New("connection reset")
+
+// troubled is a store that has an error in place of an answer, before or after what it was
+// asked for took effect.
+type troubled struct {
+	tokens.Store
+	// before and after say what is wrong with the nth call, of any kind.
+	before, after func(n int) error
+	calls         int
+}
+
+func (s *troubled) call(f func() error) error {
+	n := s.calls
+	s.calls++
+	if s.before != nil {
+		if err := s.before(n); err != nil {
+			return err
+		}
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	if s.after != nil {
+		return s.after(n)
+	}
+	return nil
+}
+
+func (s *troubled) Create(ctx context.Context, r tokens.Record) (stored tokens.Record, err error) {
+	err = s.call(func() error { stored, err = s.Store.Create(ctx, r); return err })
+	return stored, err
+}
+
+func (s *troubled) Get(ctx context.Context, id string) (r tokens.Record, err error) {
+	err = s.call(func() error { r, err = s.Store.Get(ctx, id); return err })
+	return r, err
+}
+
+func (s *troubled) Delete(ctx context.Context, r tokens.Record) error {
+	return s.call(func() error { return s.Store.Delete(ctx, r) })
+}
+
+func always(int) error { return errReset }
+
+func first(fail int) func(int) error {
+	return func(n int) error {
+		if n < fail {
+			return errReset
+		}
+		return nil
+	}
+}
+
+// TestTroubledStore: either a token is handed out, or none is left, or the answer names it.
+func TestTroubledStore(t *testing.T) {
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
+	for _, test := range []struct {
+		name          string
+		before, after func(int) error
+		status, left  int
+		says          string
+		atMost        time.Duration
+	}{
+		{name: "nothing", status: 200, left: 1, atMost: time.Second},
+		{name: "a short absence", before: first(5), status: 200, left: 1, atMost: 5 * time.Second},
+		{name: "answers lost", after: first(3), status: 200, left: 1, atMost: 5 * time.Second},
+		{name: "away for long", before: always, status: 503, left: 0, says: "have been stored nevertheless, it was told to nobody and ends at", atMost: 20 * time.Second},
+		{name: "answers lost for long", after: first(27), status: 503, left: 0, atMost: 20 * time.Second}, // 25 calls to store it
+		{
+			name: "answer lost, then away", status: 503, left: 1, says: "have been stored nevertheless, it was told to nobody and ends at", atMost: 20 * time.Second,
+			before: func(n int) error {
+				if n > 0 {
+					return errReset
+				}
+				return nil
+			},
+			after: always,
+		},
+		{name: "a plain no", before: func(int) error { return forbidden }, status: 503, left: 0, atMost: 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				s.Advertise = "192.0.2.1:9443"
+				s.Tokens = &troubled{Store: s.store, before: test.before, after: test.after}
+				began := time.Now()
+				r := httptest.NewRequestWithContext(t.Context(), "POST", commandPath, nil)
+				r.Header.Set("Authorization", "Bearer "+adminBearer)
+				w := httptest.NewRecorder()
+				s.Handler().ServeHTTP(w, r)
+				took := time.Since(began)
+				body := w.Body.String()
+				if w.Code != test.status || took > test.atMost {
+					t.Errorf("%d after %s, want %d within %s: %s", w.Code, took, test.status, test.atMost, body)
+				}
+				if w.Code == 503 && (w.Header().Get("Retry-After") == "" || !strings.Contains(body, "token-not-stored")) {
+					t.Errorf("the answer does not say to try again: %s", body)
+				}
+				ids := s.ids(t)
+				if len(ids) != test.left {
+					t.Errorf("tokens %v are left, want %d", ids, test.left)
+				}
+				for _, id := range ids {
+					if !strings.Contains(body, id) {
+						t.Errorf("the answer does not name token %s, which is left", id)
+					}
+				}
+				if !strings.Contains(body, test.says) || test.says == "" && strings.Contains(body, "nevertheless") {
+					t.Errorf("the answer says %s, want %q in it", body, test.says)
+				}
+			})
+		})
+	}
+}
