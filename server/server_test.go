@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -91,7 +90,7 @@ func (s *site) start(t testing.TB) {
 	if s.Advertise == "" {
 		s.Advertise = listener.Addr().String()
 	}
-	web := &http.Server{Handler: s.Handler(), TLSConfig: &tls.Config{GetCertificate: certificate.GetCertificate}, ErrorLog: log.New(io.Discard, "", 0)}
+	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate})
 	go func() { _ = web.ServeTLS(listener, "", "") }()
 	t.Cleanup(func() { _ = web.Close() })
 	s.url = "https://" + listener.Addr().String()
@@ -100,6 +99,30 @@ func (s *site) start(t testing.TB) {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	s.http = &http.Client{Transport: transport}
+}
+
+func (s *site) registry() *prometheus.Registry { return s.Registerer.(*prometheus.Registry) }
+
+// gauge is the value of a metric without labels, or with the one value given.
+func (s *site) gauge(t testing.TB, name, label string) float64 {
+	t.Helper()
+	families, err := s.registry().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name && (label == "" || m.GetLabel()[0].GetValue() == label) {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	t.Fatalf("no metric %s of %q", name, label)
+	return 0
+}
+
+func (s *site) inFlight(t testing.TB, class string) float64 {
+	return s.gauge(t, "kubejoin_http_requests_in_flight", class)
 }
 
 type reply struct {
@@ -330,7 +353,7 @@ func TestUnsignedTokenIsWithdrawn(t *testing.T) {
 	s := newSite(t)
 	s.ClusterInfo = unsigned{s.ClusterInfo}
 	s.Tokens = &stubborn{s.store, 2}
-	s.SignTimeout = 10 * time.Millisecond
+	s.SignTimeout = 200 * time.Millisecond // of which storing takes a part
 	s.SignedBy = "the one who sleeps"
 	s.start(t)
 	got := s.do(t, "POST", commandPath, adminBearer, "", "")
