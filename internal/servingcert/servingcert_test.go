@@ -2,6 +2,7 @@ package servingcert_test
 
 import (
 	"crypto/x509"
+	"errors"
 	"testing"
 	"time"
 
@@ -72,5 +73,50 @@ func TestStep(t *testing.T) {
 	ca = newCA() // of the same name
 	if step().Equal(before) {
 		t.Error("not renewed when the CA was replaced")
+	}
+}
+
+// A CA that is about to end cannot give more than it has: the certificate is renewed when
+// another CA is there, and not again and again.
+func TestStepAtTheEndOfTheCA(t *testing.T) {
+	end := time.Now().Add(24 * time.Hour)
+	ca, err := signer.GenerateCA("kubernetes", end.Add(-48*time.Hour), 48*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end = ca.Certificate().NotAfter
+	now := end.Add(-time.Hour)
+	issued := &servingcert.Issued{CA: func() *signer.CA { return ca }, Names: []string{"localhost"}, Now: func() time.Time { return now }}
+	var first *x509.Certificate
+	for _, left := range []time.Duration{time.Hour, 10 * time.Minute, time.Minute, time.Second} {
+		now = end.Add(-left)
+		next, err := issued.Step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := issued.GetCertificate(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = c.Leaf
+		}
+		if !next.Equal(end) || !c.Leaf.Equal(first) || !c.Leaf.NotAfter.Equal(end) {
+			t.Errorf("%s before the end of the CA: next step at %s, renewed %t, ends at %s; want the CA's end %s", left, next, !c.Leaf.Equal(first), c.Leaf.NotAfter, end)
+		}
+	}
+	now = end
+	if _, err := issued.Step(t.Context()); !errors.Is(err, signer.ErrExpiredCA) {
+		t.Errorf("after the end of the CA: %v, want ErrExpiredCA", err)
+	}
+	before := first
+	if ca, err = signer.GenerateCA("kubernetes", end.Add(-time.Hour), 365*24*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := issued.Step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if c, _ := issued.GetCertificate(nil); c.Leaf.Equal(before) {
+		t.Error("not renewed by the new CA")
 	}
 }
