@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
 )
 
 // reachable is the HOST:PORT under which other machines probably reach a server that listens
@@ -31,6 +33,11 @@ func dialable(listen string) string {
 		return net.JoinHostPort("127.0.0.1", port)
 	}
 	return listen
+}
+
+// isHost is whether s can stand in a certificate as a DNS name or an IP address.
+func isHost(s string) bool {
+	return clusterinfo.CheckEndpoint(net.JoinHostPort(s, "1")) == nil
 }
 
 func everyAddress(host string) bool {
@@ -62,7 +69,7 @@ func servingNames(listen string, more ...string) []string {
 	} else {
 		names = append(names, ownAddresses()...)
 	}
-	if host, err := os.Hostname(); err == nil {
+	if host, err := os.Hostname(); err == nil && isHost(host) {
 		names = append(names, strings.ToLower(host))
 	}
 	return names

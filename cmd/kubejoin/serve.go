@@ -155,6 +155,11 @@ func (o *serveOptions) check() error {
 			fail(flag, "certificate and key go together, and one of them is missing")
 		}
 	}
+	for _, san := range o.tlsSANs {
+		if !isHost(san) {
+			fail("tls-san", "%q given, want a DNS name or an IP address", san)
+		}
+	}
 	if o.duration < signer.MinDuration {
 		fail("cluster-signing-duration", "%s given, want at least %s: a certificate begins 5m before it is issued, and a kubelet would renew a shorter one again at once", o.duration, signer.MinDuration)
 	}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -230,8 +232,13 @@ func (d dataDir) adminBearer(file string) (string, error) {
 	if _, err := server.ParseTokenFile(content); err != nil {
 		return "", fmt.Errorf("operators: %s: %w", file, err)
 	}
-	bearer, _, _ := strings.Cut(strings.TrimSpace(string(content)), ",")
-	return bearer, nil
+	rows := csv.NewReader(bytes.NewReader(content))
+	rows.Comment, rows.TrimLeadingSpace, rows.FieldsPerRecord = '#', true, -1 // as ParseTokenFile reads it
+	first, err := rows.Read()
+	if err != nil {
+		return "", fmt.Errorf("operators: %s: want one at least: %w", file, err)
+	}
+	return first[0], nil
 }
 
 // writeCurlrc writes what curl -K reads, so that no secret is in a command line.
