@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A contender is a column of the table.
+type contender int
+
+const (
+	ours contender = iota
+	theirs
+	stock // kube-controller-manager with its limits of 20 requests a second
+)
+
+func (c contender) String() string {
+	return [...]string{"kubejoin", "KCM, limits lifted", "KCM, stock"}[c]
+}
+
+func (c contender) flag() string { return [...]string{"kubejoin", "kcm", "stock"}[c] }
+
+// A running contender.
+type running struct {
+	*cluster.Process
+	address string // of kubejoin's API
+}
+
+// start starts a contender and measures how long it takes until it does something useful: to
+// sign with a token that is there already. That it looks the same from outside is the point:
+// each has its own idea of being ready.
+func (b *bench) start(ctx context.Context, who contender) (running, error) {
+	if err := b.clear(ctx); err != nil {
+		return running{}, err
+	}
+	token := tokens.Generate()
+	if err := b.load[0].createToken(ctx, token, time.Time{}); err != nil {
+		return running{}, err
+	}
+	p, err := b.launch(ctx, who)
+	if err != nil {
+		return running{}, err
+	}
+	at, err := b.info.waitSigned(ctx, token.ID())
+	if err != nil {
+		p.Stop(0)
+		return running{}, err
+	}
+	started, err := startedAt(p.PID())
+	if err != nil {
+		p.Stop(0)
+		return running{}, err
+	}
+	b.report.add(rowStart, who, at.Sub(started).Seconds()*1000)
+	time.Sleep(2 * time.Second) // what goes on after the start is not of the idle state
+	if err := b.memory(rowIdle, who, p); err != nil {
+		p.Stop(0)
+		return running{}, err
+	}
+	return p, b.clear(ctx)
+}
+
+func (b *bench) memory(row string, who contender, p running) error {
+	rss, err := resident(p.PID())
+	if err != nil {
+		return err
+	}
+	b.report.add(row, who, rss/1e6)
+	return nil
+}
+
+func (b *bench) launch(ctx context.Context, who contender) (running, error) {
+	switch who {
+	case theirs:
+		p, err := b.cluster.StartKCM(ctx, "--kube-api-qps=5000", "--kube-api-burst=5000")
+		return running{Process: p}, err
+	case stock:
+		p, err := b.cluster.StartKCM(ctx)
+		return running{Process: p}, err
+	}
+	port, err := cluster.FreePort()
+	if err != nil {
+		return running{}, err
+	}
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	if b.profiles != "" {
+		cmd, err := b.profiledControllers()
+		if err != nil {
+			return running{}, err
+		}
+		p, err := b.cluster.StartProcess("kubejoin", cmd)
+		return running{Process: p}, err
+	}
+	bearer := rand.Text()
+	operators := filepath.Join(b.cluster.Dir, "operators.csv")
+	curlrc := fmt.Sprintf("cacert = %q\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", b.cluster.CAFile(), bearer)
+	for file, content := range map[string]string{operators: bearer + `,bench,1,"kubejoin:admins"` + "\n", b.curlrc(): curlrc} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			return running{}, err
+		}
+	}
+	p, err := b.cluster.StartProcess("kubejoin", exec.Command(b.kubejoin, "serve",
+		"--kubeconfig="+b.identity,
+		"--cluster-signing-cert-file="+b.cluster.CAFile(), "--cluster-signing-key-file="+b.cluster.CAKeyFile(),
+		"--token-auth-file="+operators, "--listen="+address, "--leader-elect=false"))
+	return running{Process: p, address: address}, err
+}
+
+func (b *bench) curlrc() string { return filepath.Join(b.cluster.Dir, "bench-curlrc") }

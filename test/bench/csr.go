@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"sync"
+	"time"
+
+	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+// csrBurst has that many kubelets ask for their first certificate, all on one token or each on
+// its own, as fast as the API server takes it.
+func (b *bench) csrBurst(ctx context.Context, who contender, p running, identities int) error {
+	n := b.csrsFor(who)
+	row := csrRows(b.csrs, identities)
+	requests := make([]*certificates.CertificateSigningRequest, n)
+	for i := range requests {
+		var err error
+		if requests[i], err = kubeletRequest(i); err != nil {
+			return err
+		}
+	}
+	issued, stop, err := watchIssued(ctx, b.load[1])
+	if err != nil {
+		return err
+	}
+	defer stop()
+	_, users := generate(identities)
+	before, err := b.apiCalls(ctx)
+	if err != nil {
+		return err
+	}
+	used, err := p.used()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	asked, names := make([]time.Time, n), make([]string, n)
+	err = b.each(ctx, n, func(ctx context.Context, c client, i int) error {
+		asked[i] = time.Now()
+		created, err := c.CertificatesV1().CertificateSigningRequests().Create(asToken(ctx, users[i%identities]), requests[i], metav1.CreateOptions{})
+		if err == nil {
+			names[i] = created.Name
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	created := time.Since(start)
+	at, err := issued.wait(ctx, names)
+	if err != nil {
+		return err
+	}
+	last := start
+	took := make([]float64, n)
+	for i := range took {
+		took[i] = at[i].Sub(asked[i]).Seconds() * 1000
+		if at[i].After(last) {
+			last = at[i]
+		}
+	}
+	time.Sleep(300 * time.Millisecond) // what is done afterwards belongs to it
+	own, plane, err := used()
+	if err != nil {
+		return err
+	}
+	after, err := b.apiCalls(ctx)
+	if err != nil {
+		return err
+	}
+	asks := after.since(before)
+	each := float64(n)
+	rate := each / last.Sub(start).Seconds()
+	count := asks.about([]string{"certificatesigningrequests", "subjectaccessreviews", "events"}, "POST certificatesigningrequests")
+	b.say("%d CSRs of %d identities: created in %.2f s, issued %.0f/s, p99 %.0f ms, %.2f ms CPU, %.2f calls each %v",
+		n, identities, created.Seconds(), rate, percentile(took, 99), own.Seconds()*1000/each, count/each, asks)
+	b.report.add(row.rate, who, rate)
+	b.report.add(row.p50, who, percentile(took, 50))
+	b.report.add(row.p99, who, percentile(took, 99))
+	b.report.add(row.cpu, who, own.Seconds()*1000/each)
+	b.report.add(row.plane, who, plane.Seconds()*1000/each)
+	b.report.add(row.calls, who, count/each)
+	if err := b.memory(row.rss, who, p); err != nil {
+		return err
+	}
+	err = b.load[0].CertificatesV1().CertificateSigningRequests().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+	time.Sleep(500 * time.Millisecond)
+	return err
+}
+
+// kubeletRequest is what a kubelet sends for its first certificate.
+func kubeletRequest(i int) (*certificates.CertificateSigningRequest, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: fmt.Sprintf("system:node:worker-%d", i)},
+	}, key)
+	if err != nil {
+		return nil, err
+	}
+	return &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
+			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		},
+	}, nil
+}
+
+// issuedTimes notes when requests are seen to have their certificate.
+type issuedTimes struct {
+	mu sync.Mutex
+	at map[string]time.Time
+}
+
+func watchIssued(ctx context.Context, c client) (*issuedTimes, func(), error) {
+	times := &issuedTimes{at: map[string]time.Time{}}
+	ctx, cancel := context.WithCancel(ctx)
+	informer := informers.NewSharedInformerFactory(c, 0).Certificates().V1().CertificateSigningRequests().Informer()
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, o any) {
+		if csr, ok := o.(*certificates.CertificateSigningRequest); ok && len(csr.Status.Certificate) > 0 {
+			times.mu.Lock()
+			defer times.mu.Unlock()
+			if times.at[csr.Name].IsZero() {
+				times.at[csr.Name] = time.Now()
+			}
+		}
+	}}); err != nil {
+		cancel()
+		return nil, nil, err
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); informer.RunWithContext(ctx) }()
+	stop := func() { cancel(); <-ended }
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		stop()
+		return nil, nil, context.Cause(ctx)
+	}
+	return times, stop, nil
+}
+
+func (t *issuedTimes) wait(ctx context.Context, names []string) ([]time.Time, error) {
+	deadline := time.Now().Add(patience)
+	for {
+		t.mu.Lock()
+		got := len(t.at)
+		t.mu.Unlock()
+		if got >= len(names) {
+			break
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("%d of %d certificates within %s", got, len(names), patience)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]time.Time, len(names))
+	for i, name := range names {
+		all[i] = t.at[name]
+	}
+	return all, nil
+}

@@ -1,0 +1,219 @@
+// Command bench runs kubejoin and kube-controller-manager in turns on one control plane, gives
+// both the same work, and prints what each needed for it as a Markdown table: 'make bench'.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// sizes says how much is done.
+type sizes struct {
+	rounds  int
+	csrs    int
+	tokens  []int
+	calls   int // of print-join-command, one after the other
+	clients int // that ask for join commands at the same time
+	stock   int // CSRs of the one round with kube-controller-manager's own limits
+}
+
+func (s sizes) largest() int {
+	most := 0
+	for _, n := range s.tokens {
+		most = max(most, n)
+	}
+	return most
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	flags := flag.NewFlagSet("bench", flag.ExitOnError)
+	program := flags.String("kubejoin", "bin/kubejoin", "the kubejoin to measure")
+	rounds := flags.Int("rounds", 3, "how often each is measured; the table has the medians")
+	csrs := flags.Int("csrs", 2000, "certificate requests of a burst")
+	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
+	only := flags.String("only", "", "subjects to measure: csr, tokens, join, start, go; empty is all")
+	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
+	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
+	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
+	if len(args) > 0 && args[0] == controllersCommand {
+		return runControllers(ctx, args[1:])
+	}
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	s := sizes{rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, stock: 300}
+	if *quick {
+		s = sizes{rounds: 1, csrs: 200, calls: 5, clients: 8, stock: 50}
+		*list = "1,200"
+	}
+	for text := range strings.SplitSeq(*list, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return fmt.Errorf("-tokens: %q given, want numbers from 1 up", *list)
+		}
+		s.tokens = append(s.tokens, n)
+	}
+	if s.rounds < 1 || s.csrs < 1 {
+		return errors.New("-rounds and -csrs: want at least 1")
+	}
+	binary, err := filepath.Abs(*program)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(binary); err != nil {
+		return fmt.Errorf("no kubejoin to measure, run 'make build' first: %w", err)
+	}
+	b := &bench{sizes: s, kubejoin: binary, profiles: *profiles, only: *only, against: *against, progress: stderr, report: &report{}}
+	began := time.Now()
+	if err := b.run(ctx); err != nil {
+		return err
+	}
+	return b.report.print(stdout, b.rounds, time.Since(began))
+}
+
+// A bench is one run.
+type bench struct {
+	sizes
+	kubejoin string
+	profiles string
+	only     string
+	against  string
+	progress io.Writer
+	report   *report
+
+	cluster  *cluster.Cluster
+	identity string // kubeconfig of kubejoin's service account
+	info     *clusterInfo
+	load     []client
+}
+
+func (b *bench) wants(subject string) bool {
+	return b.only == "" || strings.Contains(","+b.only+",", ","+subject+",")
+}
+
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(b.progress, time.Now().Format("15:04:05 ")+format+"\n", args...)
+}
+
+func (b *bench) run(ctx context.Context) error {
+	b.defineRows()
+	if b.wants("go") {
+		if err := b.inProcess(ctx); err != nil {
+			return err
+		}
+	}
+	if b.only == "go" {
+		return nil
+	}
+	c, err := cluster.Start(ctx, cluster.Options{Progress: b.progress})
+	if err != nil {
+		return err
+	}
+	b.cluster = c
+	defer func() {
+		if err := c.Close(); err != nil {
+			b.say("closing the control plane: %v", err)
+		}
+	}()
+	if err := b.deploy(ctx); err != nil {
+		return err
+	}
+	if err := b.connect(ctx); err != nil {
+		return err
+	}
+	for round := range b.rounds {
+		order := []contender{ours, theirs}
+		if round%2 == 1 { // so that neither always comes second, on an older etcd
+			order = []contender{theirs, ours}
+		}
+		if round == 0 {
+			order = append(order, stock)
+		}
+		for _, who := range order {
+			if !strings.Contains(","+b.against+",", ","+who.flag()+",") {
+				continue
+			}
+			b.say("round %d of %d: %s", round+1, b.rounds, who)
+			if err := b.measure(ctx, who); err != nil {
+				return fmt.Errorf("%s, round %d: %w", who, round+1, err)
+			}
+		}
+	}
+	return nil
+}
+
+// deploy gives kubejoin the rights that its users give it, and the policy that holds it to them.
+func (b *bench) deploy(ctx context.Context) (err error) {
+	for _, file := range []string{"namespace.yaml", "."} { // the namespace is the others' home
+		if _, err := b.cluster.Kubectl(ctx, "apply", "-f", filepath.Join("deploy/manifests", file)); err != nil {
+			return err
+		}
+	}
+	b.identity, err = b.cluster.ServiceAccountKubeconfig(ctx, "kubejoin-system", "kubejoin")
+	return err
+}
+
+// measure gives one contender all of its work, in a process of its own.
+func (b *bench) measure(ctx context.Context, who contender) (err error) {
+	p, err := b.start(ctx, who)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		p.Stop(20 * time.Second)
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, lastLines(p.Log(), 20))
+		}
+	}()
+	if b.wants("csr") {
+		for _, identities := range []int{b.csrsFor(who), 1} {
+			if err := b.csrBurst(ctx, who, p, identities); err != nil {
+				return err
+			}
+		}
+	}
+	if b.wants("tokens") {
+		for _, n := range b.tokens {
+			if err := b.tokenBurst(ctx, who, p, n); err != nil {
+				return err
+			}
+		}
+	}
+	if b.wants("join") && who != stock {
+		return b.joinCommands(ctx, who, p)
+	}
+	return nil
+}
+
+func (b *bench) csrsFor(who contender) int {
+	if who == stock {
+		return min(b.stock, b.csrs)
+	}
+	return b.csrs
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
