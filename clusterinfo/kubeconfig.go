@@ -15,6 +15,10 @@ import (
 // MaxKubeconfig is the most bytes of a discovery kubeconfig: what a ConfigMap can hold.
 const MaxKubeconfig = MaxData
 
+// ErrKubeconfig is wrapped by what [ParseKubeconfig] says of a kubeconfig that is of no use to a
+// joining node.
+var ErrKubeconfig = errors.New("kubeconfig")
+
 // What is written: one cluster and the empty fields that clientcmd writes beside it.
 type discoveryKubeconfig struct {
 	APIVersion     string         `json:"apiVersion"`
@@ -77,12 +81,12 @@ func Kubeconfig(server string, cas []*x509.Certificate) ([]byte, error) {
 
 // ParseKubeconfig reads a discovery kubeconfig, whoever made it: the address of the API server
 // and the CA certificates. It refuses one that holds a credential, names more or less than one
-// cluster, or says to trust anything but the certificates in it. Its errors repeat none of the
-// content beside names of fields.
+// cluster, or says to trust anything but the certificates in it. Its errors wrap
+// [ErrKubeconfig] and repeat none of the content beside names of fields.
 func ParseKubeconfig(kubeconfig []byte) (server string, cas []*x509.Certificate, err error) {
 	server, cas, err = parseKubeconfig(kubeconfig)
 	if err != nil {
-		return "", nil, fmt.Errorf("kubeconfig: %w", err)
+		return "", nil, fmt.Errorf("%w: %w", ErrKubeconfig, err)
 	}
 	return server, cas, nil
 }

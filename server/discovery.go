@@ -14,14 +14,23 @@ const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configma
 // with it joining nodes need no anonymous access to the real one.
 func (h *handler) discovery(r *http.Request) (answer, error) {
 	body, err := h.ClusterInfo.JSON(r.Context())
-	if errors.Is(err, clusterinfo.ErrNotFound) {
+	switch {
+	case errors.Is(err, clusterinfo.ErrNotFound):
 		return answer{}, newProblem(http.StatusNotFound, "no-cluster-info", "there is no cluster-info yet")
-	} else if err != nil {
+	case errors.Is(err, clusterinfo.ErrKubeconfig):
+		return answer{}, malformed(err)
+	case err != nil:
 		p := newProblem(http.StatusServiceUnavailable, "cluster-info-unavailable", "cluster-info cannot be read now; try again")
 		p.cause, p.retryAfter = err, retryAfter
 		return answer{}, p
 	}
 	return answer{contentType: "application/json", body: body}, nil
+}
+
+// malformed is the answer where cluster-info has been edited to something that must not be passed
+// on, such as a credential, or leads nowhere.
+func malformed(err error) *problem {
+	return newProblem(http.StatusInternalServerError, "malformed-cluster-info", "the kubeconfig in cluster-info is of no use to a joining node: %v", err)
 }
 
 // kubernetes is the problem as clients of the Kubernetes API read it.

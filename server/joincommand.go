@@ -152,7 +152,7 @@ func (h *handler) read(kubeconfig []byte) (*target, error) {
 	}
 	api, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
 	if err != nil {
-		return nil, newProblem(http.StatusInternalServerError, "malformed-cluster-info", "the kubeconfig in cluster-info is of no use to a joining node: %v", err)
+		return nil, malformed(err)
 	}
 	t := &target{kubeconfig: bytes.Clone(kubeconfig), endpoint: h.Advertise, pins: clusterinfo.Pins(cas)}
 	if t.endpoint == "" {

@@ -56,7 +56,8 @@ type Server struct {
 // with no Kubernetes, or clusterinfo/configmap's ConfigMap.
 type ClusterInfo interface {
 	// JSON is the ConfigMap as clusterinfo.MarshalConfigMap gives it. The error wraps
-	// clusterinfo.ErrNotFound if there is none. It is asked for by anybody and often: what has
+	// clusterinfo.ErrNotFound if there is none, and clusterinfo.ErrKubeconfig if it is none that
+	// should be passed on. It is asked for by anybody and often: what has
 	// not changed should be at hand. Neither side changes the bytes.
 	JSON(ctx context.Context) ([]byte, error)
 	// WaitSigned returns the kubeconfig in cluster-info as soon as JSON carries a valid

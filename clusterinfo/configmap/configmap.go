@@ -59,7 +59,8 @@ func (c *ConfigMap) Data(ctx context.Context) (map[string]string, error) {
 }
 
 // JSON is a ConfigMap with that data as [clusterinfo.MarshalConfigMap] gives it. It is encoded
-// once for each change; the bytes are shared and must not be changed.
+// once for each change; the bytes are shared and must not be changed. The error wraps
+// [clusterinfo.ErrKubeconfig] if the kubeconfig in it is of no use to a joining node.
 func (c *ConfigMap) JSON(ctx context.Context) ([]byte, error) {
 	if _, err := c.read(ctx); err != nil {
 		return nil, err
@@ -189,6 +190,10 @@ func (m *mirror) set(object *corev1.ConfigMap) {
 	m.json = sync.OnceValues(func() ([]byte, error) {
 		if object == nil {
 			return nil, errNone
+		}
+		// Whoever edits cluster-info may put a credential there: it is not passed on.
+		if _, _, err := clusterinfo.ParseKubeconfig([]byte(object.Data[clusterinfo.KubeconfigKey])); err != nil {
+			return nil, fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, err)
 		}
 		return clusterinfo.MarshalConfigMap(object.Data)
 	})

@@ -95,6 +95,8 @@ type signing struct {
 	// etcd has refused as much.
 	limit   int
 	leftOut int
+	// looked is the kubeconfig that was looked at last for being of use.
+	looked string
 
 	writes                      *prometheus.CounterVec
 	signatures, unsigned, bytes prometheus.Gauge
@@ -135,6 +137,12 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	kubeconfig, kubeconfigErr := s.kubeconfig(data)
 	if len(kubeconfig) == 0 {
 		return time.Time{}, kubeconfigErr
+	}
+	if s.looked != string(kubeconfig) {
+		s.looked = string(kubeconfig)
+		if _, _, err := clusterinfo.ParseKubeconfig(kubeconfig); err != nil && kubeconfigErr == nil {
+			s.Logger.Warn("cluster-info is signed as it is, and of no use to joining nodes", "error", err)
+		}
 	}
 	document, documentErr := s.document.Update(kubeconfig, records, s.Now())
 	s.document = document

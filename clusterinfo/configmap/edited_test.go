@@ -1,0 +1,168 @@
+package configmap_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"go.uber.org/goleak"
+)
+
+// A kubeconfig that leads nowhere is signed as kube-controller-manager would, said to be what it
+// is, and not passed on; a credential in it above all.
+func TestBrokenKubeconfig(t *testing.T) {
+	f := setUp(t)
+	token := f.store.mint()
+	run(t, f.signer())
+	f.waitSigned(t, token)
+	const credential = "kkkkkkkkkkkkkkkk"
+	for name, broken := range map[string]string{
+		"no YAML":          "{",
+		"another server":   strings.Replace(f.kubeconfig, "https://", "http://", 1),
+		"a credential":     strings.Replace(f.kubeconfig, "users: null", "users: [{name: a, user: {token: "+credential+"}}]", 1),
+		"CA cut off":       strings.Replace(f.kubeconfig, "certificate-authority-data: LS0t", "certificate-authority-data: ", 1),
+		"TLS not verified": strings.Replace(f.kubeconfig, "    server:", "    insecure-skip-tls-verify: true\n    server:", 1),
+	} {
+		if broken == f.kubeconfig {
+			t.Fatalf("%s: not changed:\n%s", name, f.kubeconfig)
+		}
+		before := strings.Count(f.log.String(), "of no use to joining nodes")
+		f.edit(t, func(data map[string]string) { data["kubeconfig"] = broken })
+		f.eventually(t, name+" signed as it is", func(data map[string]string) bool {
+			return data["kubeconfig"] == broken && clusterinfo.Verify([]byte(broken), data[clusterinfo.SignatureKey(token.ID())], token) == nil
+		})
+		_, err := f.live.JSON(t.Context())
+		if !errors.Is(err, clusterinfo.ErrKubeconfig) || strings.Contains(err.Error(), credential) {
+			t.Errorf("%s: JSON: %v, want ErrKubeconfig and nothing of the content", name, err)
+		}
+		if got := strings.Count(f.log.String(), "of no use to joining nodes"); got != before+1 {
+			t.Errorf("%s: %d warnings in the log, want one more than %d", name, got, before)
+		}
+	}
+	f.edit(t, func(data map[string]string) { data["kubeconfig"] = f.kubeconfig })
+	f.waitSigned(t, token)
+	f.eventually(t, "the good one", func(data map[string]string) bool { return data["kubeconfig"] == f.kubeconfig })
+	if _, err := f.live.JSON(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(f.log.String(), credential) || strings.Contains(f.log.String(), token.RevealSecret()) {
+		t.Error("the log has a secret")
+	}
+}
+
+// A cluster-info whose kubeconfig is taken away has the default one again, signed in one write.
+func TestKubeconfigTakenAway(t *testing.T) {
+	f := setUp(t)
+	f.invariant(t)
+	s := f.signer()
+	s.Default = []byte(f.kubeconfig)
+	token := f.store.mint()
+	run(t, s)
+	f.waitSigned(t, token)
+	f.edit(t, func(data map[string]string) { delete(data, "kubeconfig") })
+	f.eventually(t, "the default", func(data map[string]string) bool { return data["kubeconfig"] == f.kubeconfig })
+	f.waitSigned(t, token)
+}
+
+// A clock that is set forward ends the tokens that it passes; set back, it revives those that
+// nobody has deleted meanwhile.
+func TestSignerFollowsItsClock(t *testing.T) {
+	f := setUp(t)
+	s := f.signer()
+	var step atomic.Int64
+	s.Now = func() time.Time { return time.Now().Add(time.Duration(step.Load())) }
+	stays := f.store.mint()
+	ends := tokens.Record{Token: tokens.Generate(), Signing: true, Expires: time.Now().Add(time.Hour)}
+	f.store.put(ends)
+	run(t, s)
+	f.waitSigned(t, ends.Token)
+	f.waitSigned(t, stays)
+	for _, forward := range []bool{true, false} {
+		if step.Store(0); forward {
+			step.Store(int64(2 * time.Hour))
+		}
+		f.store.Send() // what the sweep of the loop does within a minute
+		f.eventually(t, "what the clock says", func(data map[string]string) bool {
+			return data[clusterinfo.SignatureKey(stays.ID())] != "" && (data[clusterinfo.SignatureKey(ends.Token.ID())] == "") == forward
+		})
+	}
+}
+
+// A Secret that is deleted and made anew with another secret signs as the new one alone. What
+// somebody still knows of the old one deletes nothing.
+func TestSecretMadeAnew(t *testing.T) {
+	f := setUp(t)
+	f.invariant(t)
+	store, err := secretstore.Open(t.Context(), f.client, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := f.signer()
+	s.Tokens = store
+	run(t, s)
+	first, err := store.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Expires: time.Now().Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer removeSecret(t, f, first.Token.ID())
+	f.waitSigned(t, first.Token)
+	for range 5 {
+		removeSecret(t, f, first.Token.ID())
+		again, err := tokens.New(first.Token.ID(), tokens.Generate().RevealSecret())
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := store.Create(t.Context(), tokens.Record{Token: again, Signing: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := store.Delete(t.Context(), first); !errors.Is(err, tokens.ErrConflict) {
+			t.Errorf("deleting by the old record: %v, want ErrConflict", err)
+		}
+		f.waitSigned(t, again)
+		data, err := f.live.Data(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := clusterinfo.Verify([]byte(f.kubeconfig), data[clusterinfo.SignatureKey(again.ID())], first.Token); !errors.Is(err, clusterinfo.ErrSignature) {
+			t.Errorf("the old secret: %v, want ErrSignature", err)
+		}
+		first = second
+	}
+}
+
+// What is opened and run has gone when its context has ended.
+func TestStopsWholly(t *testing.T) {
+	f := setUp(t)
+	token := f.store.mint()
+	run(t, f.signer())
+	f.waitSigned(t, token) // connections are open and stay
+	const starts = 1000
+	before := goleak.IgnoreCurrent()
+	for range starts {
+		ctx, cancel := context.WithCancel(t.Context())
+		live := configmap.Open(ctx, f.client)
+		done := make(chan error)
+		go func() {
+			done <- configmap.Signer{ConfigMap: live, Tokens: f.store, Logger: slog.New(slog.DiscardHandler)}.Run(ctx)
+		}()
+		if _, err := live.Data(ctx); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}
