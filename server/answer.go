@@ -81,11 +81,18 @@ func logAttrs(ctx context.Context, attrs ...slog.Attr) {
 	}
 }
 
-// route makes an action the handler of a route: it bounds the body, answers, counts and logs.
-// The log names the route and never the URL, into which anything may have been pasted.
-func (h *handler) route(name string, act action) http.HandlerFunc {
+// route makes an action the handler of a route, if its class has a slot free: it bounds the body
+// and the time to read the answer, answers, counts and logs. The log names the route and never
+// the URL, into which anything may have been pasted.
+func (h *handler) route(name string, class *class, act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
+		act := act
+		if class.enter(h.log) {
+			defer class.leave()
+		} else {
+			act = overloaded
+		}
 		id := rand.Text()[:16]
 		extra := &requestLog{}
 		r = r.WithContext(context.WithValue(r.Context(), requestLogKey{}, extra))
@@ -96,6 +103,7 @@ func (h *handler) route(name string, act action) http.HandlerFunc {
 		w.Header().Set("Cache-Control", "no-store")
 
 		a, err := recovered(act, r)
+		limitAnswer(w, r)
 		status := http.StatusOK
 		if err != nil {
 			a, status = failed(err, id, strings.HasPrefix(r.URL.Path, "/api"))
@@ -129,6 +137,7 @@ func (h *handler) route(name string, act action) http.HandlerFunc {
 func (h *handler) logRequest(r *http.Request, route, id string, status int, took time.Duration, err error, extra []slog.Attr) {
 	level := slog.LevelDebug // public paths and probes
 	switch {
+	case errors.Is(err, errOverloaded): // a flood: the class has told the log
 	case status >= 500:
 		level = slog.LevelError
 	case status >= 400, r.Method == http.MethodPost:

@@ -2,6 +2,6 @@
 // and answers discovery. [Server] is the one type that most importers need.
 //
 // It keeps nothing: tokens are in a tokens.Store, cluster-info is where [ClusterInfo] finds it,
-// and who may do what is decided by the functions that the importer gives. TLS, listening and
-// the timeouts of connections are the caller's; NewHTTPServer has safe ones.
+// and who may do what is decided by the functions that the importer gives. Listening and the
+// certificate are the caller's; [Server.HTTPServer] bounds what a client can take of the rest.
 package server

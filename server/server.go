@@ -47,8 +47,8 @@ type Server struct {
 
 	// Logger is told of every request that was authenticated or failed; nil is nobody.
 	Logger *slog.Logger
-	// Registerer has kubejoin_http_requests_total, kubejoin_http_request_duration_seconds and
-	// kubejoin_join_commands_total; nil counts nothing.
+	// Registerer has the kubejoin_http_* metrics and kubejoin_join_commands_total; nil counts
+	// nothing.
 	Registerer prometheus.Registerer
 }
 
@@ -70,15 +70,18 @@ type handler struct {
 	Server
 	log          *slog.Logger
 	failing      atomic.Int32 // checks, when /readyz was asked last
+	rounds       rounds
 	target       atomic.Pointer[target]
 	requests     *prometheus.CounterVec
 	duration     *prometheus.HistogramVec
 	joinCommands *prometheus.CounterVec
 }
 
-// Handler makes the handler of the whole API. It is to be served over TLS alone.
+// Handler makes the handler of the whole API, with bounds on bodies and on the requests that are
+// answered at the same time. It is to be served over TLS alone: [Server.HTTPServer] does that,
+// and bounds connections and their times as well.
 func (s Server) Handler() http.Handler {
-	h := &handler{Server: s, log: s.Logger}
+	h := &handler{Server: s, log: s.Logger, rounds: rounds{turn: make(chan struct{}, 1)}}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
@@ -92,17 +95,19 @@ func (s Server) Handler() http.Handler {
 	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to answer a request.", prometheus.DefBuckets, "route")
 	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Join commands asked for, by result.", "result")
 
+	class := classes(s.Registerer)
+	discovery, joinCommands, others := class("discovery", maxDiscovery), class("join-command", maxJoinCommands), class("other", maxOthers)
 	r := chi.NewRouter()
-	r.NotFound(h.route("unknown", h.notFound))
-	r.MethodNotAllowed(h.route("unknown", h.methodNotAllowed))
-	r.Post("/v1/token/print-join-command", h.route("print-join-command", h.allowed(Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand)))
+	r.NotFound(h.route("unknown", others, h.notFound))
+	r.MethodNotAllowed(h.route("unknown", others, h.methodNotAllowed))
+	r.Post("/v1/token/print-join-command", h.route("print-join-command", joinCommands, h.allowed(Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand)))
 	for _, method := range []string{http.MethodGet, http.MethodHead} {
-		r.Method(method, discoveryPath, h.route("discovery", h.discovery))
-		r.Method(method, "/healthz", h.route("healthz", h.healthz))
-		r.Method(method, "/readyz", h.route("readyz", h.readyz))
-		r.Method(method, "/version", h.route("version", h.version))
+		r.Method(method, discoveryPath, h.route("discovery", discovery, h.discovery))
+		r.Method(method, "/healthz", h.route("healthz", others, h.healthz))
+		r.Method(method, "/readyz", h.route("readyz", others, h.readyz))
+		r.Method(method, "/version", h.route("version", others, h.version))
 		if h.Metrics != nil {
-			r.Method(method, "/metrics", h.route("metrics", h.allowed(Access{Verb: "get", Resource: "metrics"}, h.metrics)))
+			r.Method(method, "/metrics", h.route("metrics", others, h.allowed(Access{Verb: "get", Resource: "metrics"}, h.metrics)))
 		}
 	}
 	return r

@@ -42,6 +42,9 @@ type site struct {
 	logs  *bytes.Buffer
 	url   string
 	http  *http.Client
+
+	idle      time.Duration // in place of HTTPServer's
+	connState func(net.Conn, http.ConnState)
 }
 
 func newSite(t testing.TB) *site {
@@ -91,6 +94,12 @@ func (s *site) start(t testing.TB) {
 		s.Advertise = listener.Addr().String()
 	}
 	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate})
+	if s.idle > 0 {
+		web.IdleTimeout = s.idle
+	}
+	if s.connState != nil {
+		web.ConnState = s.connState
+	}
 	go func() { _ = web.ServeTLS(listener, "", "") }()
 	t.Cleanup(func() { _ = web.Close() })
 	s.url = "https://" + listener.Addr().String()

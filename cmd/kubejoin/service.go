@@ -143,17 +143,7 @@ func (s *service) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	web := &http.Server{
-		Handler:           s.api.Handler(),
-		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate},
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		// A join command waits for its signature and then perhaps for the token's deletion.
-		WriteTimeout:   server.DefaultSignTimeout + 15*time.Second,
-		IdleTimeout:    time.Minute,
-		MaxHeaderBytes: 16 << 10,
-		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what strangers do wrong in TLS
-	}
+	web := s.api.HTTPServer(&tls.Config{GetCertificate: certificate})
 
 	// What ends the parts in the back: only after the last request.
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))

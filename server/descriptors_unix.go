@@ -1,0 +1,14 @@
+//go:build unix
+
+package server
+
+import "syscall"
+
+// maxConnections leaves a quarter of the file descriptors to the rest of the program.
+func maxConnections() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || uint64(limit.Cur) > 2*mostConnections {
+		return mostConnections
+	}
+	return min(mostConnections, int(limit.Cur)/4*3)
+}

@@ -1,0 +1,185 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// held is a cluster-info that answers when it is let go.
+type held struct {
+	server.ClusterInfo
+	entered                    chan struct{}
+	holdJSON, holdSigned, free chan struct{} // nil does not hold
+}
+
+func (h *held) JSON(ctx context.Context) ([]byte, error) {
+	h.hold(h.holdJSON)
+	return h.ClusterInfo.JSON(ctx)
+}
+
+func (h *held) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
+	h.hold(h.holdSigned)
+	return h.ClusterInfo.WaitSigned(ctx, t)
+}
+
+func (h *held) hold(at chan struct{}) {
+	if at != nil {
+		h.entered <- struct{}{}
+		<-h.free
+	}
+}
+
+// unread fails the test if anybody reads it.
+type unread struct{ t *testing.T }
+
+func (u unread) Read([]byte) (int, error) {
+	u.t.Error("the body of a refused request was read")
+	return 0, io.EOF
+}
+
+// A flood of one class is refused at once, before it is read and before it is known who sends
+// it, and the other classes are answered meanwhile.
+func TestFloodOfOneClass(t *testing.T) {
+	for _, test := range []struct {
+		flood                string
+		method, path         string
+		most                 int
+		otherMethod, another string
+		contentType          string
+	}{
+		{"discovery", "GET", infoPath, server.MaxDiscovery, "POST", commandPath, "application/json"},
+		{"join-command", "POST", commandPath, server.MaxJoinCommands, "GET", infoPath, "application/problem+json"},
+	} {
+		t.Run(test.flood, func(t *testing.T) {
+			s := newSite(t)
+			s.Advertise = "127.0.0.1:9443"
+			on := make(chan struct{})
+			h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{})}
+			if test.flood == "discovery" {
+				h.holdJSON = on
+			} else {
+				h.holdSigned = on
+			}
+			s.ClusterInfo = h
+			s.Logger = nil
+			var authenticated sync.Map
+			authenticate := s.Authenticate
+			s.Authenticate = func(r *http.Request) (server.User, error) {
+				authenticated.Store(r.Header.Get("X-Test"), true)
+				return authenticate(r)
+			}
+			handler := s.Handler()
+			ask := func(method, path, name string, body io.Reader) *httptest.ResponseRecorder {
+				r := httptest.NewRequestWithContext(t.Context(), method, path, body)
+				r.Header.Set("Authorization", "Bearer "+adminBearer)
+				r.Header.Set("X-Test", name)
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, r)
+				return w
+			}
+
+			var flood sync.WaitGroup
+			for range test.most {
+				flood.Go(func() {
+					if w := ask(test.method, test.path, "flood", nil); w.Code != 200 {
+						t.Errorf("within the bound: %d %s", w.Code, w.Body)
+					}
+				})
+			}
+			for range test.most {
+				<-h.entered
+			}
+			w := ask(test.method, test.path, "beyond", unread{t})
+			if w.Code != 503 || w.Header().Get("Retry-After") != "1" || w.Header().Get("Content-Type") != test.contentType || !strings.Contains(w.Body.String(), "too many requests") {
+				t.Errorf("beyond the bound: %d %v %s", w.Code, w.Header(), w.Body)
+			}
+			if _, asked := authenticated.Load("beyond"); asked {
+				t.Error("the sender of a refused request was authenticated")
+			}
+			for _, path := range []string{"/healthz", "/readyz", "/version", "/nowhere"} {
+				if w := ask("GET", path, "other", nil); w.Code == 503 {
+					t.Errorf("%s: %d", path, w.Code)
+				}
+			}
+			if w := ask(test.otherMethod, test.another, "other", nil); w.Code != 200 {
+				t.Errorf("the other class: %d %s", w.Code, w.Body)
+			}
+			expected := `
+# HELP kubejoin_http_requests_refused_total Requests refused because too many of their class were in flight.
+# TYPE kubejoin_http_requests_refused_total counter
+`
+			for _, class := range []string{"discovery", "join-command", "other"} {
+				expected += `kubejoin_http_requests_refused_total{class="` + class + `"} ` + map[bool]string{true: "1", false: "0"}[class == test.flood] + "\n"
+			}
+			if err := testutil.GatherAndCompare(s.registry(), strings.NewReader(expected), "kubejoin_http_requests_refused_total"); err != nil {
+				t.Error(err)
+			}
+			close(h.free)
+			flood.Wait()
+			h.holdJSON, h.holdSigned = nil, nil
+			if w := ask(test.method, test.path, "after", nil); w.Code != 200 {
+				t.Errorf("after the flood: %d %s", w.Code, w.Body)
+			}
+		})
+	}
+}
+
+// Those who ask for readiness at the same time share a round of checks, and none gets the result
+// of one that had begun before.
+func TestReadinessIsShared(t *testing.T) {
+	s := newSite(t)
+	began, finish := make(chan struct{}, 100), make(chan error)
+	s.Checks = []server.Check{{Name: "slow", Ready: func(context.Context) error {
+		began <- struct{}{}
+		return <-finish
+	}}}
+	handler := s.Handler()
+	ask := func(ctx context.Context) int {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/readyz", nil))
+		return w.Code
+	}
+	first := make(chan int)
+	go func() { first <- ask(t.Context()) }()
+	<-began
+
+	const n = 100
+	later := make(chan int, n)
+	left, leave := context.WithCancel(t.Context())
+	go func() { later <- ask(left) }() // the first of the next round, perhaps
+	for range n - 1 {
+		go func() { later <- ask(t.Context()) }()
+	}
+	for s.inFlight(t, "other") != n+1 {
+		time.Sleep(time.Millisecond)
+	}
+	leave()
+	if code := <-later; code != 500 {
+		t.Errorf("who left was answered %d", code)
+	}
+	finish <- errors.New("not yet")
+	if code := <-first; code != 503 {
+		t.Errorf("the first round: %d", code)
+	}
+	close(finish) // a late one may need a third round
+	rounds := 1
+	for range n - 1 {
+		if code := <-later; code != 200 {
+			t.Errorf("a later round: %d", code)
+		}
+	}
+	if rounds += len(began); rounds > 5 {
+		t.Errorf("%d rounds for %d that asked", rounds, n)
+	}
+}

@@ -1,0 +1,308 @@
+package server_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+)
+
+// dial makes a TLS connection of its own that speaks the protocol given.
+func (s *site) dial(t testing.TB, protocol string) *tls.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.(*net.TCPConn).SetReadBuffer(32 << 10); err != nil { // what is not read stays with the server
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(s.ca.Certificate())
+	c := tls.Client(conn, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{protocol}})
+	if err := c.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// drip sends one byte after the other, for ever.
+func drip(w io.Writer, one string) error {
+	for {
+		if _, err := io.WriteString(w, one); err != nil {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// frame is one of HTTP/2 (RFC 9113, section 4.1), of which the payload may be shorter than said.
+func frame(length int, kind, flags byte, stream uint32, payload []byte) []byte {
+	head := make([]byte, 9)
+	binary.BigEndian.PutUint32(head, uint32(length)<<8)
+	head[3], head[4] = kind, flags
+	binary.BigEndian.PutUint32(head[5:], stream)
+	return append(head, payload...)
+}
+
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// TestSlowClientsAreCutOff has one of each kind at once. Those that are still there after twice
+// the longest timeout have won.
+func TestSlowClientsAreCutOff(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.Advertise = "127.0.0.1:9443"
+	s.Logger = nil // they log at the same time as the test reads
+	s.fill(t, 12_000)
+	s.idle = 3 * time.Second // in place of a minute
+	s.start(t)
+	before := runtime.NumGoroutine()
+	head := func(method, path, more string) string {
+		return method + " " + path + " HTTP/1.1\r\nHost: x\r\n" + more
+	}
+	authorized := "Authorization: Bearer " + adminBearer + "\r\n"
+	// HPACK (RFC 7541) of GET https://x infoPath, as literals without an index.
+	literal := func(name, value string) []byte {
+		return append(append([]byte{0, byte(len(name))}, name...), append([]byte{byte(len(value))}, value...)...)
+	}
+	get := bytes.Join([][]byte{literal(":method", "GET"), literal(":scheme", "https"), literal(":authority", "x"), literal(":path", infoPath)}, nil)
+	settings := frame(0, 4, 0, 0, nil)
+	noWindow := frame(6, 4, 0, 0, []byte{0, 4, 0, 0, 0, 0}) // SETTINGS_INITIAL_WINDOW_SIZE 0
+
+	clients := map[string]func(c *tls.Conn) error{
+		"sends nothing":        func(c *tls.Conn) error { return nil },
+		"drips a request line": func(c *tls.Conn) error { return drip(c, "G") },
+		"drips headers":        func(c *tls.Conn) error { _, _ = io.WriteString(c, head("GET", infoPath, "")); return drip(c, "X") },
+		"drips a body": func(c *tls.Conn) error {
+			_, _ = io.WriteString(c, head("POST", commandPath, authorized+"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"))
+			return drip(c, " ")
+		},
+		"drips chunks": func(c *tls.Conn) error {
+			_, _ = io.WriteString(c, head("POST", commandPath, authorized+"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"))
+			return drip(c, "1\r\n \r\n")
+		},
+		"drips a body, unknown": func(c *tls.Conn) error {
+			_, _ = io.WriteString(c, head("POST", commandPath, "Content-Length: 1000\r\n\r\n"))
+			return drip(c, " ")
+		},
+		"idles after an answer": func(c *tls.Conn) error { _, err := io.WriteString(c, head("GET", "/healthz", "\r\n")); return err },
+		"does not read 1 MiB":   func(c *tls.Conn) error { _, err := io.WriteString(c, head("GET", infoPath, "\r\n")); return err },
+		"half-closes": func(c *tls.Conn) error {
+			_, _ = io.WriteString(c, head("GET", "/healthz", "\r\n"))
+			return c.CloseWrite()
+		},
+		"half-closes TCP": func(c *tls.Conn) error {
+			_, _ = io.WriteString(c, head("GET", "/healthz", "\r\n"))
+			return c.NetConn().(*net.TCPConn).CloseWrite()
+		},
+		"half-closes in headers": func(c *tls.Conn) error { _, _ = io.WriteString(c, head("GET", "/healthz", "")); return c.CloseWrite() },
+		"half-closes in a body": func(c *tls.Conn) error {
+			_, _ = io.WriteString(c, head("POST", commandPath, authorized+"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"))
+			return c.CloseWrite()
+		},
+		"h2 sends no preface":  func(c *tls.Conn) error { return nil },
+		"h2 sends no settings": func(c *tls.Conn) error { _, err := io.WriteString(c, preface); return err },
+		"h2 drips headers": func(c *tls.Conn) error {
+			_, _ = c.Write(append([]byte(preface), append(settings, frame(1000, 1, 5, 1, nil)...)...))
+			return drip(c, "\x00")
+		},
+		"h2 never ends its headers": func(c *tls.Conn) error {
+			_, _ = c.Write(append([]byte(preface), append(settings, frame(len(get), 1, 1, 1, get)...)...)) // END_HEADERS is missing
+			return drip(c, string(frame(3, 9, 0, 1, []byte{0x20, 0x20, 0x20})))                            // CONTINUATION that says nothing
+		},
+		"h2 opens no window": func(c *tls.Conn) error {
+			_, err := c.Write(append([]byte(preface), append(noWindow, frame(len(get), 1, 5, 1, get)...)...))
+			return err
+		},
+	}
+	var all sync.WaitGroup
+	for name, send := range clients {
+		protocol := "http/1.1"
+		if strings.HasPrefix(name, "h2") {
+			protocol = "h2"
+		}
+		c := s.dial(t, protocol)
+		start := time.Now()
+		sent := make(chan struct{})
+		go func() { defer close(sent); _ = send(c) }() // the end of a drip is what the test is about
+		all.Go(func() {
+			<-sent
+			if name == "does not read 1 MiB" {
+				time.Sleep(15 * time.Second) // until the server has given up: what is read now is what it sent
+				_ = c.NetConn().(*net.TCPConn).SetReadBuffer(1 << 20)
+			}
+			_ = c.SetReadDeadline(start.Add(40 * time.Second))
+			n, err := io.Copy(io.Discard, c)
+			if nerr, ok := err.(net.Error); ok && nerr.Timeout() {
+				t.Errorf("%s: still there after %s", name, time.Since(start))
+			}
+			if name == "does not read 1 MiB" && n > 1<<20 {
+				t.Errorf("%s: the answer of %d bytes came through", name, n)
+			}
+			t.Logf("%-28s gone after %4.1f s", name, time.Since(start).Seconds())
+		})
+	}
+	// Meanwhile others are served.
+	if got := s.do(t, "POST", commandPath, adminBearer, "", ""); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	all.Wait()
+	s.http.CloseIdleConnections()
+	s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) })
+	s.waitFor(t, "requests are left", func() int { return int(s.inFlight(t, "discovery") + s.inFlight(t, "join-command")) })
+	s.waitFor(t, "goroutines are left", func() int { return max(runtime.NumGoroutine()-before, 0) })
+}
+
+// waitFor waits until count is zero.
+func (s *site) waitFor(t testing.TB, what string, count func() int) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for n := count(); n > 0; n = count() {
+		if time.Now().After(deadline) {
+			t.Errorf("%d %s", n, what)
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// Too much of anything is refused, and little of it is read.
+func TestOversized(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	long := strings.Repeat("x", 32<<10)
+	for name, request := range map[string]string{
+		"header":       "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + long + "\r\n\r\n",
+		"many headers": "GET /healthz HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("X-A: b\r\n", 4<<10) + "\r\n",
+		"request line": "GET /" + long + " HTTP/1.1\r\nHost: x\r\n\r\n",
+	} {
+		c := s.dial(t, "http/1.1")
+		if _, err := io.WriteString(c, request); err != nil {
+			continue // refused before all of it was sent
+		}
+		answer, err := io.ReadAll(c)
+		if len(answer) > 0 && !strings.HasPrefix(string(answer), "HTTP/1.1 431 ") {
+			t.Errorf("%s: %v %.60s", name, err, answer)
+		}
+	}
+	r, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"/healthz", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X-Long", long)
+	if response, err := s.http.Do(r); err == nil {
+		if _ = response.Body.Close(); response.StatusCode != http.StatusRequestHeaderFieldsTooLarge || response.ProtoMajor != 2 {
+			t.Errorf("over HTTP/%d: %s", response.ProtoMajor, response.Status)
+		}
+	}
+	for _, bearer := range []string{"", adminBearer} {
+		body := &counter{left: 64 << 20}
+		r, err := http.NewRequestWithContext(t.Context(), "POST", s.url+commandPath, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		want := http.StatusUnauthorized
+		if bearer != "" {
+			r.Header.Set("Authorization", "Bearer "+bearer)
+			want = http.StatusRequestEntityTooLarge
+		}
+		response, err := s.http.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _ = response.Body.Close(); response.StatusCode != want || body.sent > 1<<20 {
+			t.Errorf("body of 64 MiB: %s after %d bytes, want %d", response.Status, body.sent, want)
+		}
+	}
+}
+
+type counter struct{ sent, left int }
+
+func (c *counter) Read(p []byte) (int, error) {
+	n := min(len(p), c.left)
+	if c.sent += n; n == 0 {
+		return 0, io.EOF
+	}
+	c.left -= n
+	return n, nil
+}
+
+// Of too many connections those without a request go, the oldest first; those in the middle of
+// one stay.
+func TestTooManyConnections(t *testing.T) {
+	s := newSite(t)
+	s.Logger = nil
+	h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), holdJSON: make(chan struct{}), free: make(chan struct{})}
+	s.ClusterInfo = h
+	const most = 4
+	s.connState = server.LimitConnections(most, s.registry())
+	s.start(t)
+	ask := func(c *tls.Conn, path string) error {
+		_, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path)
+		return err
+	}
+	read := func(c *tls.Conn) (string, error) {
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		answer := make([]byte, 4096)
+		n, err := c.Read(answer)
+		return string(answer[:n]), err
+	}
+	idle := func() *tls.Conn {
+		t.Helper()
+		c := s.dial(t, "http/1.1")
+		if err := ask(c, "/healthz"); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := read(c); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
+			t.Fatalf("%q %v", answer, err)
+		}
+		return c
+	}
+	busy := s.dial(t, "http/1.1")
+	if err := ask(busy, infoPath); err != nil {
+		t.Fatal(err)
+	}
+	<-h.entered
+	first, second, third := idle(), idle(), idle()
+	fresh := idle() // the fifth
+	if answer, err := read(first); err == nil {
+		t.Errorf("the oldest connection without a request is not closed: %q", answer)
+	}
+	for name, c := range map[string]*tls.Conn{"second": second, "third": third, "fresh": fresh} {
+		if err := ask(c, "/healthz"); err != nil {
+			t.Errorf("the %s: %v", name, err)
+		}
+		if answer, err := read(c); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
+			t.Errorf("the %s: %q %v", name, answer, err)
+		}
+	}
+	for range 2 * most { // those that never ask for anything do not keep others out
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+	}
+	idle()
+	close(h.free)
+	if answer, err := read(busy); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
+		t.Errorf("the one with a request in flight: %q %v", answer, err)
+	}
+	if shed := s.gauge(t, "kubejoin_http_connections_shed_total", ""); shed < 2*most {
+		t.Errorf("%v connections shed, want %d at least", shed, 2*most)
+	}
+}
