@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
+	"k8s.io/klog/v2"
 )
 
 // binary is the kubejoin under test, built by TestMain.
@@ -49,6 +51,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "building kubejoin:", err)
 		return 1
 	}
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // what client-go tells of faults that tests make
 	return m.Run()
 }
 

@@ -10,7 +10,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/faults"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -229,49 +229,20 @@ func TestBrokenCAHeals(t *testing.T) {
 	}
 }
 
-// flaky loses every third write before it takes effect, and the answer of every third after it
-// did.
-type flaky struct {
-	next   http.RoundTripper
-	writes atomic.Int64
-	lost   atomic.Int64
-}
-
-var errFlaky = errors.New("connection lost")
-
-func (f *flaky) RoundTrip(r *http.Request) (*http.Response, error) {
-	// Events are not the matter here, and reviews are not writes.
-	if r.Method != http.MethodPut {
-		return f.next.RoundTrip(r)
-	}
-	n := f.writes.Add(1)
-	if n%3 == 0 {
-		f.lost.Add(1)
-		return nil, errFlaky
-	}
-	answer, err := f.next.RoundTrip(r)
-	if err == nil && n%3 == 1 {
-		f.lost.Add(1)
-		answer.Body.Close()
-		return nil, errFlaky
-	}
-	return answer, err
-}
-
 func TestLostWritesAndAnswers(t *testing.T) {
 	w := newWorld(t)
-	var connection flaky
+	connection := faults.Transport{Seed: 1, Rate: 0.4, Kinds: []faults.Kind{faults.Reset, faults.LostAnswer}}
 	config, err := w.cluster.Config(w.identity)
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { connection.next = next; return &connection })
+	config.Wrap(connection.Wrap)
 	authority := w.authority(signer.Fixed(w.ca))
 	w.run(csr.Controller{Client: unlimited(t, config), Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 	const n = 30
 	w.burst(n)
 	w.poll("every certificate counted once", func() bool { return w.count("kubejoin_csr_signed_total") == n })
-	if connection.lost.Load() == 0 || w.count("kubejoin_csr_sign_failures_total", "reason=WriteFailed") == 0 {
+	if len(connection.Failed()) < 2 || w.count("kubejoin_csr_sign_failures_total", "reason=WriteFailed") == 0 {
 		t.Error("nothing was lost")
 	}
 	if got := w.count("kubejoin_csr_signed_by_other_total"); got != 0 {
