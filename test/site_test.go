@@ -123,7 +123,9 @@ func (s *secrets) follow(t *testing.T, c *cluster.Cluster) {
 	informer := factory.Core().V1().Secrets().Informer()
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
 		secret := o.(*corev1.Secret)
-		s.add(secret.Name, string(secret.Data["token-secret"]))
+		if value := string(secret.Data["token-secret"]); value != "" {
+			s.add(secret.Name, value)
+		}
 	}}); err != nil {
 		t.Fatal(err)
 	}
