@@ -19,7 +19,7 @@ import (
 // A Template is what a certificate is made from.
 type Template struct {
 	// CSR has the public key, the subject and the subject alternative names. Nothing else of
-	// it gets into a certificate. Whether the key is the requester's, ParseCSR has checked.
+	// it gets into a certificate.
 	CSR *x509.CertificateRequest
 	// Usages are the usages of the certificate; at least one.
 	Usages []certificates.KeyUsage
@@ -28,8 +28,8 @@ type Template struct {
 }
 
 // Issue makes a certificate and returns it as PEM, followed by intermediate certificates up to
-// but without the root. A request that breaks the rules of the profile or of all signers is
-// refused with a [*Refused].
+// but without the root. A request that breaks the rules of the profile or of all signers, or is
+// not signed by the key that is in it, is refused with a [*Refused].
 //
 // The certificate is what kube-controller-manager makes, except that cfssl adds a subject key
 // identifier (RFC 5280, section 4.2.1.2, recommends it): country, organization, organizational
@@ -112,6 +112,10 @@ func sign(ca *CA, want expected) ([]byte, error) {
 		NotAfter:  want.notAfter,
 	})
 	if err != nil {
+		// cfssl verifies the signature of the request, and its errors are hard to tell apart.
+		if forged := want.csr.CheckSignature(); forged != nil {
+			return nil, refuse("the certificate request is not signed by its own key: %v", forged)
+		}
 		return nil, fmt.Errorf("cfssl: %w", err)
 	}
 	block, rest := pem.Decode(certificate)

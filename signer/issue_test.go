@@ -5,7 +5,6 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
-	"encoding/pem"
 	"io"
 	"math/big"
 	"slices"
@@ -129,45 +128,5 @@ func TestAlteredRequest(t *testing.T) {
 				t.Error("issued")
 			}
 		})
-	}
-}
-
-// BenchmarkIssue is all that is done for one kubelet: parse, verify, issue and look again.
-// BenchmarkBare is the least that could be done, with crypto/x509 alone.
-func BenchmarkIssue(b *testing.B) {
-	key := newKey(elliptic.P256())
-	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(b, "ca", key, nil, nil, nil)}, key))
-	request := csrPEM(b, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, nil)
-	profile := signer.Profile{Usages: clientUsages}
-	b.ReportAllocs()
-	for b.Loop() {
-		csr, err := signer.ParseCSR(request)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if _, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkBare(b *testing.B) {
-	key := newKey(elliptic.P256())
-	ca := caCertificate(b, "ca", key, nil, nil, nil)
-	request := csrPEM(b, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, nil)
-	b.ReportAllocs()
-	for b.Loop() {
-		block, _ := pem.Decode(request)
-		csr, err := x509.ParseCertificateRequest(block.Bytes)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := csr.CheckSignature(); err != nil {
-			b.Fatal(err)
-		}
-		now := time.Now()
-		if _, err := kcmIssue(csr, ca, key, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, now, now.Add(time.Hour)); err != nil {
-			b.Fatal(err)
-		}
 	}
 }

@@ -1,0 +1,64 @@
+package signer_test
+
+import (
+	"crypto"
+	"crypto/elliptic"
+	"crypto/x509"
+	"encoding/pem"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+)
+
+// BenchmarkIssue is all that is done for one kubelet, from its request in PEM to the certificate
+// in PEM, beside the least that can be done with crypto/x509: parse the request, verify its
+// signature, make the certificate. CA and requester have keys of the same kind.
+func BenchmarkIssue(b *testing.B) {
+	for _, kind := range []struct {
+		name string
+		key  func() crypto.Signer
+	}{
+		{"RSA-2048", func() crypto.Signer { return rsa2048() }},
+		{"P-256", func() crypto.Signer { return newKey(elliptic.P256()) }},
+		{"P-384", func() crypto.Signer { return newKey(elliptic.P384()) }},
+		{"Ed25519", newEd25519},
+	} {
+		key := kind.key()
+		root := caCertificate(b, "ca", key, nil, nil, nil)
+		ca := must(signer.NewCA([]*x509.Certificate{root}, key))
+		request := csrPEM(b, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, kind.key())
+		profile := signer.Profile{Usages: clientUsages}
+		b.Run(kind.name+"/kubejoin", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				csr, err := signer.ParseCSR(request)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(kind.name+"/bare", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				block, _ := pem.Decode(request)
+				csr, err := x509.ParseCertificateRequest(block.Bytes)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := csr.CheckSignature(); err != nil {
+					b.Fatal(err)
+				}
+				now := time.Now()
+				der, err := kcmIssue(csr, root, key, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, now, now.Add(time.Hour))
+				if err != nil {
+					b.Fatal(err)
+				}
+				pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+			}
+		})
+	}
+}
