@@ -30,7 +30,7 @@ const DefaultWorkers = 10
 // How long a request waits before it is looked at again.
 const (
 	// After a failure, and while a rule waits for a fact.
-	firstRetry, lastRetry = 200 * time.Millisecond, time.Minute
+	firstRetry, lastRetry = 200 * time.Millisecond, 15 * time.Second
 	// While its requester lacks a permission that may still be given. Each look is a
 	// SubjectAccessReview, and such requests stay for a day: kube-controller-manager goes up
 	// to 1000 s as well.
