@@ -104,6 +104,11 @@ func serve(t *testing.T, dir, caFile, curlrc string, flags ...string) *program {
 // start is serve without the waiting.
 func start(t *testing.T, dir, curlrc string, flags ...string) *program {
 	t.Helper()
+	return startBinary(t, binary, dir, curlrc, flags...)
+}
+
+func startBinary(t *testing.T, binary, dir, curlrc string, flags ...string) *program {
+	t.Helper()
 	address := ""
 	for _, flag := range flags {
 		if value, found := strings.CutPrefix(flag, "--listen="); found {

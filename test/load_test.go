@@ -1,0 +1,367 @@
+package test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const infoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+
+// plain is kubejoin as it is shipped: what the race detector adds to memory and time would hide
+// what these tests measure.
+var plain = sync.OnceValues(func() (string, error) {
+	file := filepath.Join(filepath.Dir(binary), "kubejoin-plain")
+	output, err := exec.Command("go", "build", "-o", file, "github.com/kubejoin/kubejoin/cmd/kubejoin").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("building kubejoin: %w\n%s", err, output)
+	}
+	return file, nil
+})
+
+// loaded starts it standalone.
+func loaded(t *testing.T) *program {
+	t.Helper()
+	file, err := plain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dataDir := filepath.Join(t.TempDir(), "data")
+	p := startBinary(t, file, t.TempDir(), filepath.Join(dataDir, "curlrc"), "--data-dir="+dataDir, "-v=0")
+	p.ready(t, filepath.Join(dataDir, "ca.crt"))
+	return p
+}
+
+// resident is the memory of the program in MiB.
+func (p *program) resident(t *testing.T) float64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, found := strings.CutPrefix(line, "VmRSS:"); found {
+			kib, err := strconv.Atoi(strings.Fields(value)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return float64(kib) / 1024
+		}
+	}
+	t.Fatal("no VmRSS")
+	return 0
+}
+
+// descriptors is how many files and connections the program has open.
+func (p *program) descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// backTo waits until the program has no more descriptors open than before.
+func (p *program) backTo(t *testing.T, before int) {
+	t.Helper()
+	p.http.CloseIdleConnections()
+	wait(t, "descriptors", func() error {
+		if now := p.descriptors(t); now > before {
+			return fmt.Errorf("%d are open, there were %d", now, before)
+		}
+		return nil
+	})
+}
+
+// dial makes a TLS connection and asks once over it.
+func (p *program) dial(ctx context.Context) (*tls.Conn, error) {
+	// The server's certificate is another test's matter, and 10,000 times its verification is
+	// most of the work here.
+	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, CurvePreferences: []tls.CurveID{tls.X25519}}}
+	conn, err := d.DialContext(ctx, "tcp", p.address)
+	if err != nil {
+		return nil, err
+	}
+	c := conn.(*tls.Conn)
+	return c, probe(c)
+}
+
+// probe asks for /healthz and reads the answer.
+func probe(c *tls.Conn) error {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: kubejoin\r\n\r\n"); err != nil {
+		return err
+	}
+	response, err := http.ReadResponse(bufio.NewReaderSize(c, 1024), nil)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, response.Body); err != nil || response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s %v", response.Status, err)
+	}
+	return nil
+}
+
+// mint asks for a join command as an operator, and returns how long that took.
+func (p *program) mint(ctx context.Context, bearer string) (time.Duration, error) {
+	start := time.Now()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+p.address+"/v1/token/print-join-command", nil)
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("Authorization", "Bearer "+bearer)
+	response, err := p.http.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusOK || !bytes.HasPrefix(body, []byte("kubeadm join ")) {
+		return 0, fmt.Errorf("%s %v", response.Status, err)
+	}
+	return time.Since(start), nil
+}
+
+// TestIdleConnections holds ten thousand: others are served, and nothing is left when they go.
+func TestIdleConnections(t *testing.T) {
+	const connections = 10_000
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	if need := uint64(connections*4/3 + 100); files.Cur < need { // Go has raised it as far as it may
+		t.Fatalf("%d file descriptors are allowed, %d needed: raise the hard limit (ulimit -n)", files.Cur, need)
+	}
+	p := loaded(t)
+	bearer := p.bearer(t)
+	before, memory := p.descriptors(t), p.resident(t)
+
+	start := time.Now()
+	open := make([]*tls.Conn, connections)
+	defer func() {
+		for _, c := range open {
+			if c != nil {
+				_ = c.NetConn().Close()
+			}
+		}
+	}()
+	var next atomic.Int64
+	var clients sync.WaitGroup
+	for range 32 {
+		clients.Go(func() {
+			for i := next.Add(1) - 1; i < connections; i = next.Add(1) - 1 {
+				c, err := p.dial(t.Context())
+				if open[i] = c; err != nil {
+					t.Errorf("connection %d: %v", i, err)
+					return
+				}
+			}
+		})
+	}
+	clients.Wait()
+	if t.Failed() {
+		return
+	}
+	opened := time.Since(start)
+	held := p.resident(t)
+	if now := p.descriptors(t); now < connections {
+		t.Errorf("%d descriptors, want %d connections open", now, connections)
+	}
+	took, err := p.mint(t.Context(), bearer)
+	if err != nil {
+		t.Error(err)
+	}
+	if status, _, err := p.get(t.Context(), infoPath, ""); err != nil || status != 200 {
+		t.Errorf("discovery: %d %v", status, err)
+	}
+	for _, c := range open[connections-10:] { // they are still good
+		if err := probe(c); err != nil {
+			t.Error(err)
+		}
+	}
+	for i, c := range open {
+		_ = c.NetConn().Close()
+		open[i] = nil
+	}
+	p.backTo(t, before)
+	t.Logf("%d idle connections in %.1f s: %.0f MiB resident, %.0f before, %.1f KiB each; a join command meanwhile took %s",
+		connections, opened.Seconds(), held, memory, (held-memory)*1024/connections, took.Round(time.Millisecond))
+	if held-memory > 1024 {
+		t.Error("that is more than 100 KiB each")
+	}
+}
+
+// TestUnauthenticatedBodies has a thousand strangers send 1 MiB each: nobody keeps it.
+func TestUnauthenticatedBodies(t *testing.T) {
+	const clients, size = 1000, 1 << 20
+	p := loaded(t)
+	before, memory := p.descriptors(t), p.resident(t)
+	most := memory
+	payload := make([]byte, 64<<10)
+	start := make(chan struct{})
+	var all sync.WaitGroup
+	var answered atomic.Int64
+	for range clients {
+		c, err := p.dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			defer func() { _ = c.NetConn().Close() }()
+			<-start
+			_ = c.SetDeadline(time.Now().Add(time.Minute))
+			_, err := fmt.Fprintf(c, "POST /v1/token/print-join-command HTTP/1.1\r\nHost: kubejoin\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", size)
+			for sent := 0; err == nil && sent < size; sent += len(payload) {
+				_, err = c.Write(payload) // cut off at some time
+			}
+			answer := make([]byte, 12)
+			if _, err := io.ReadFull(c, answer); err == nil {
+				if string(answer) != "HTTP/1.1 401" {
+					t.Errorf("answer %q", answer)
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	connected := p.resident(t)
+	close(start)
+	done := make(chan struct{})
+	go func() { all.Wait(); close(done) }()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		case <-tick.C:
+			most = max(most, p.resident(t))
+		}
+	}
+	p.backTo(t, before)
+	t.Logf("%d clients sent 1 MiB each and %d read that they may not: %.0f MiB resident at most, %.0f with all connected, %.0f before", clients, answered.Load(), most, connected, memory)
+	if most-memory > 200 {
+		t.Errorf("%.0f MiB more than before, want 200 at most", most-memory)
+	}
+}
+
+// TestFloodOfDiscovery asks for cluster-info as fast as it goes, for a few seconds: join
+// commands are answered meanwhile.
+func TestFloodOfDiscovery(t *testing.T) {
+	const flooders, joins = 64, 200
+	p := loaded(t)
+	bearer := p.bearer(t)
+	before := p.descriptors(t)
+	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+	defer stop()
+	var answered, refused, failed atomic.Int64
+	var flood sync.WaitGroup
+	began := time.Now()
+	for range flooders {
+		flood.Go(func() {
+			client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}}}
+			defer client.CloseIdleConnections()
+			for ctx.Err() == nil {
+				r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.address+infoPath, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				response, err := client.Do(r)
+				if err != nil {
+					if ctx.Err() == nil {
+						failed.Add(1)
+						t.Logf("flood: %v", err)
+					}
+					continue
+				}
+				_, _ = io.Copy(io.Discard, response.Body) // cut off at the end of the flood
+				_ = response.Body.Close()
+				switch response.StatusCode {
+				case http.StatusOK:
+					answered.Add(1)
+				case http.StatusServiceUnavailable:
+					refused.Add(1)
+				default:
+					t.Errorf("discovery: %s", response.Status)
+				}
+			}
+		})
+	}
+	var mu sync.Mutex
+	var times []time.Duration
+	var joiners sync.WaitGroup
+	for range 4 {
+		joiners.Go(func() {
+			for range joins / 4 {
+				took, err := p.mint(ctx, bearer)
+				if err != nil {
+					t.Errorf("join command: %v", err)
+					return
+				}
+				mu.Lock()
+				times = append(times, took)
+				mu.Unlock()
+			}
+		})
+	}
+	joiners.Wait()
+	lasted := time.Since(began)
+	stop()
+	flood.Wait()
+	if n := failed.Load(); n > 0 {
+		t.Errorf("%d requests of the flood failed on the way", n)
+	}
+	if len(times) != joins {
+		t.Fatalf("%d of %d join commands", len(times), joins)
+	}
+	slices.Sort(times)
+	t.Logf("%d join commands beside %.0f answers of discovery a second (%d refused): p50 %s, p99 %s; %.0f MiB resident", joins,
+		float64(answered.Load())/lasted.Seconds(), refused.Load(), times[joins/2].Round(time.Millisecond/10), times[joins*99/100].Round(time.Millisecond/10), p.resident(t))
+	p.backTo(t, before)
+}
+
+// One that resets and one that never shakes hands leave nothing behind.
+func TestAbandonedConnections(t *testing.T) {
+	p := loaded(t)
+	before := p.descriptors(t)
+	for i := range 500 {
+		conn, err := net.Dial("tcp", p.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch i % 3 {
+		case 0: // a reset
+			_ = conn.(*net.TCPConn).SetLinger(0)
+			_ = conn.Close()
+		case 1: // half a handshake, and silence
+			_, _ = conn.Write([]byte{22, 3, 1, 2, 0, 1})
+			defer func() { _ = conn.Close() }()
+		case 2: // half closed, and silence
+			_ = conn.(*net.TCPConn).CloseWrite()
+			defer func() { _ = conn.Close() }()
+		}
+	}
+	p.backTo(t, before)
+	if _, err := p.mint(t.Context(), p.bearer(t)); err != nil {
+		t.Error(err)
+	}
+}
