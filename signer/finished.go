@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/asn1"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/big"
@@ -38,8 +39,12 @@ var allowedExtensions = []asn1.ObjectIdentifier{
 // check says what is wrong with a finished certificate, or nil: it is the last look before the
 // certificate leaves. It trusts nothing of what made it but crypto/x509, which has verified the
 // signature with the CA's public key and would not have returned it otherwise.
-func (want expected) check(der []byte) error {
-	cert, err := x509.ParseCertificate(der)
+func (want expected) check(certificate []byte) error {
+	block, rest := pem.Decode(certificate)
+	if block == nil || block.Type != certificateBlock || len(rest) > 0 {
+		return errors.New("it is something else than one certificate in PEM")
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
 		return err
 	}
