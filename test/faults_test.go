@@ -10,16 +10,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"regexp"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	cfssllog "github.com/cloudflare/cfssl/log"
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/faults"
 	"github.com/kubejoin/kubejoin/server"
@@ -30,8 +26,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -65,9 +59,7 @@ type workshop struct {
 	log     *lockedBuffer
 	machine kubernetes.Interface
 
-	mu    sync.Mutex
-	known map[string]tokens.Record // acknowledged and not to be gone yet, by ID
-	named map[string]bool          // IDs that an answer said may be left
+	minted minted
 }
 
 type lockedBuffer struct {
@@ -92,7 +84,6 @@ func newWorkshop(t *testing.T) *workshop {
 	cfssllog.Level = cfssllog.LevelWarning
 	w := &workshop{
 		site: prepare(t, cluster.Options{}), faults: &faults.Transport{Seed: seed(t), Rate: 0.3}, log: &lockedBuffer{},
-		known: map[string]tokens.Record{}, named: map[string]bool{},
 	}
 	w.ledger, w.machine = keepLedger(t, w.Cluster), machine(t, w.Cluster)
 	config, err := w.Config(w.kubeconfig)
@@ -114,7 +105,7 @@ func newWorkshop(t *testing.T) *workshop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	authority := &signer.Authority{Rules: approval.Kubelet(), Facts: csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)}
+	authority := &signer.Authority{Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)}
 	requests := csr.NewInformer(client)
 
 	var running sync.WaitGroup
@@ -152,31 +143,13 @@ func newWorkshop(t *testing.T) *workshop {
 	return w
 }
 
-var idInProblem = regexp.MustCompile(`[Tt]oken ([a-z0-9]{6}) (could not|have been)`)
-
 // mint asks for a join command until there is one.
 func (w *workshop) mint(ctx context.Context, query string) (tokens.Token, error) {
 	for {
 		answer := httptest.NewRecorder()
 		w.api.ServeHTTP(answer, httptest.NewRequestWithContext(ctx, "POST", "/v1/token/print-join-command"+query, nil))
-		body := answer.Body.String()
-		if answer.Code == http.StatusOK {
-			args, err := cluster.JoinArgs(body)
-			if err != nil {
-				return tokens.Token{}, err
-			}
-			return tokens.Parse(args[slices.Index(args, "--token")+1])
-		}
-		if answer.Code != http.StatusServiceUnavailable && answer.Code != http.StatusGatewayTimeout {
-			return tokens.Token{}, fmt.Errorf("answer %d: %s", answer.Code, body)
-		}
-		if left := idInProblem.FindStringSubmatch(body); left != nil {
-			w.mu.Lock()
-			w.named[left[1]] = true
-			w.mu.Unlock()
-		}
-		if err := ctx.Err(); err != nil {
-			return tokens.Token{}, fmt.Errorf("%w: %s", err, body)
+		if token, err := w.minted.answer(answer.Code, answer.Body.String()); err == nil || !errors.Is(err, errTryAgain) || ctx.Err() != nil {
+			return token, err
 		}
 	}
 }
@@ -217,12 +190,13 @@ func (w *workshop) round(t *testing.T, number, tokenCount, requestCount int) {
 		switch i % 5 {
 		case 0: // the cleaner's
 		case 1: // a person's
-			return w.Client().CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, "bootstrap-token-"+token.ID(), metav1.DeleteOptions{})
+			if err := w.Client().CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, "bootstrap-token-"+token.ID(), metav1.DeleteOptions{}); err != nil {
+				return err
+			}
 		default:
-			w.mu.Lock()
-			w.known[token.ID()] = tokens.Record{Token: token}
-			w.mu.Unlock()
+			return nil
 		}
+		w.minted.gone(token)
 		return nil
 	})
 	var mu sync.Mutex
@@ -282,56 +256,8 @@ func (w *workshop) round(t *testing.T, number, tokenCount, requestCount int) {
 			t.Errorf("%s has conditions %v, and nobody decided", name, e.conditions)
 		}
 	}
-	w.invariants(t)
-}
-
-// invariants waits until the tokens are as they should be, and checks what must hold always.
-func (w *workshop) invariants(t *testing.T) {
-	t.Helper()
 	w.ledger.check(t)
-	wait(t, "tokens and signatures", func() error {
-		list, err := w.Client().CoreV1().Secrets(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)})
-		if err != nil {
-			return err
-		}
-		info, err := w.Client().CoreV1().ConfigMaps(metav1.NamespacePublic).Get(t.Context(), "cluster-info", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		signatures := 0
-		for key := range info.Data {
-			if strings.HasPrefix(key, clusterinfo.SignaturePrefix) {
-				signatures++
-			}
-		}
-		var errs []error
-		there := map[string]bool{}
-		for _, s := range list.Items {
-			id := string(s.Data["token-id"])
-			token, err := tokens.Parse(id + "." + string(s.Data["token-secret"]))
-			if err != nil {
-				return err
-			}
-			there[id] = true
-			if known, ok := w.known[id]; !w.named[id] && (!ok || known.Token != token) {
-				errs = append(errs, fmt.Errorf("token %s is there, and nobody knows of it", id))
-			}
-			if err := clusterinfo.Verify([]byte(info.Data[clusterinfo.KubeconfigKey]), info.Data[clusterinfo.SignatureKey(id)], token); err != nil {
-				errs = append(errs, fmt.Errorf("signature of token %s: %w", id, err))
-			}
-		}
-		for id := range w.known {
-			if !there[id] {
-				errs = append(errs, fmt.Errorf("token %s was acknowledged and is not there", id))
-			}
-		}
-		if signatures != len(there) {
-			errs = append(errs, fmt.Errorf("%d signatures, want those of %d tokens", signatures, len(there)))
-		}
-		return errors.Join(errs...)
-	})
+	w.minted.check(t, w.Client())
 }
 
 // Nearly a third of all writes fail, in every way that a write can, and all ends well.
@@ -356,13 +282,8 @@ func TestFaultyWrites(t *testing.T) {
 		total += failed[kind]
 	}
 	passed := w.faults.Passed()
-	t.Logf("%d tokens and %d requests; %d writes passed, %d failed: %v; %d tokens named as perhaps left", rounds*tokenCount, rounds*requestCount, passed, total, failed, len(w.named))
+	t.Logf("%d tokens and %d requests; %d writes passed, %d failed: %v; %d tokens named as perhaps left", rounds*tokenCount, rounds*requestCount, passed, total, failed, len(w.minted.named))
 	if rate := float64(total) / float64(passed+total); rate < 0.27 || rate > 0.33 {
 		t.Errorf("%.0f %% of writes failed, want 30 %%", 100*rate)
 	}
-	if err := w.Client().CoreV1().Secrets(metav1.NamespaceSystem).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)}); err != nil && !apierrors.IsNotFound(err) {
-		t.Fatal(err)
-	}
-	w.known = map[string]tokens.Record{}
-	w.invariants(t)
 }

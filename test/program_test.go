@@ -173,7 +173,11 @@ func (p *program) ready(t *testing.T, caFile string) {
 }
 
 func (p *program) get(ctx context.Context, path, bearer string) (int, string, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.address+path, nil)
+	return p.do(ctx, http.MethodGet, path, bearer)
+}
+
+func (p *program) do(ctx context.Context, method, path, bearer string) (int, string, error) {
+	r, err := http.NewRequestWithContext(ctx, method, "https://"+p.address+path, nil)
 	if err != nil {
 		return 0, "", err
 	}
