@@ -187,7 +187,7 @@ func (s *service) authority(client kubernetes.Interface) *signer.Authority {
 	}
 	return &signer.Authority{
 		Rules:   approval.Kubelet(),
-		Facts:   csr.Facts{Client: client},
+		Facts:   &csr.Facts{Client: client},
 		Signers: signer.KubernetesSigners(source, s.options.duration),
 	}
 }

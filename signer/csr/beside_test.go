@@ -1,6 +1,10 @@
 package csr_test
 
 import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -135,6 +139,42 @@ func TestSignedByOther(t *testing.T) {
 	if got := w.count("kubejoin_csr_signed_by_other_total", "signer="+kubelet); got != 1 {
 		t.Errorf("%v reported, want the one that was signed while we ran", got)
 	}
+}
+
+// The API server does not note who writes an object that was created with nothing but a name and
+// a spec. What kubejoin has written itself is not taken for another's all the same.
+func TestOwnWithoutFieldManagers(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	requests := w.bootstrap().CertificatesV1().CertificateSigningRequests()
+	const n = 100
+	var asking sync.WaitGroup
+	for i := range n {
+		asking.Go(func() {
+			_, err := requests.Create(t.Context(), &certificates.CertificateSigningRequest{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("named-%d", i)},
+				Spec: certificates.CertificateSigningRequestSpec{
+					Request: w.requestPEM(), SignerName: kubelet, Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+				},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	asking.Wait()
+	w.poll("all counted", func() bool {
+		return w.count("kubejoin_csr_signed_total")+w.count("kubejoin_csr_signed_by_other_total") == n
+	})
+	if got := w.count("kubejoin_csr_signed_by_other_total"); got != 0 {
+		t.Errorf("%v own certificates are taken for another signer's", got)
+	}
+}
+
+// requestPEM is a kubelet's request that no object holds.
+func (w *world) requestPEM() []byte {
+	csr := parsedCSR(w, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}}})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: csr.Raw})
 }
 
 // someCertificate is a certificate that was not asked for by anybody here.

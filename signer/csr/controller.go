@@ -82,8 +82,9 @@ type handler struct {
 	queue    workqueue.TypedRateLimitingInterface[string]
 	looks    workqueue.TypedRateLimiter[string]
 
-	mu    sync.Mutex
-	steps map[types.UID]step
+	mu      sync.Mutex
+	steps   map[types.UID]step
+	written map[types.UID][][]byte // certificates whose fate is not known yet
 }
 
 // Run handles requests until ctx ends, and returns nil then. It returns an error only if it
@@ -119,6 +120,7 @@ func (c Controller) Run(ctx context.Context) error {
 		queue:      workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
 		looks:      workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstLook, lastLook),
 		steps:      map[types.UID]step{},
+		written:    map[types.UID][][]byte{},
 	}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
@@ -126,6 +128,9 @@ func (c Controller) Run(ctx context.Context) error {
 	defer h.queue.ShutDown()
 
 	registration, err := informer.AddEventHandler(h.handlers())
+	if ctx.Err() != nil {
+		return nil // and an informer that has stopped already takes no handler
+	}
 	if err != nil {
 		return fmt.Errorf("CSR controller: %w", err)
 	}
@@ -266,6 +271,7 @@ func (h *handler) step(uid types.UID) step {
 func (h *handler) forget(csr *certificates.CertificateSigningRequest) {
 	h.mu.Lock()
 	delete(h.steps, csr.UID)
+	delete(h.written, csr.UID)
 	h.mu.Unlock()
 	h.queue.Forget(csr.Name)
 	h.looks.Forget(csr.Name)

@@ -3,6 +3,10 @@ package csr
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	authorization "k8s.io/api/authorization/v1"
@@ -10,13 +14,55 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Facts is approval.Facts as an API server has them, asked live.
+// permissionAge is how old the API server's word that somebody may do something can be. When a
+// rack of machines comes up on one token, there is one answer for all of them instead of one for
+// each, which is a third of what a request costs the API server.
+const permissionAge = time.Second
+
+// Facts is approval.Facts as an API server has them. A permission that was there within the last
+// second is not asked for again; that there is none is asked each time.
 type Facts struct {
+	// Client talks to the API server.
 	Client kubernetes.Interface
+
+	mu      sync.Mutex
+	allowed map[string]time.Time // when it was asked
+	swept   time.Time            // when what is too old was last removed
 }
 
 // Allowed asks what kube-controller-manager asks: a SubjectAccessReview for the requester.
-func (f Facts) Allowed(ctx context.Context, r approval.Request, subresource string) (bool, error) {
+func (f *Facts) Allowed(ctx context.Context, r approval.Request, subresource string) (bool, error) {
+	// Quoted, so that no two requesters look the same; fmt sorts maps by key.
+	requester := fmt.Sprintf("%q %q %q %q %q", r.User, r.UserUID, r.Groups, r.Extra, subresource)
+	asked := time.Now()
+	if f.allowedAt(requester, asked) {
+		return true, nil
+	}
+	allowed, err := f.ask(ctx, r, subresource)
+	if allowed {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.allowed[requester] = asked
+	}
+	return allowed, err
+}
+
+func (f *Facts) allowedAt(requester string, now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := func(asked time.Time) bool { return now.Sub(asked) >= permissionAge }
+	if f.allowed == nil {
+		f.allowed = map[string]time.Time{}
+	}
+	if old(f.swept) {
+		maps.DeleteFunc(f.allowed, func(_ string, asked time.Time) bool { return old(asked) })
+		f.swept = now
+	}
+	asked, found := f.allowed[requester]
+	return found && !old(asked)
+}
+
+func (f *Facts) ask(ctx context.Context, r approval.Request, subresource string) (bool, error) {
 	review := &authorization.SubjectAccessReview{Spec: authorization.SubjectAccessReviewSpec{
 		User:   r.User,
 		UID:    r.UserUID,

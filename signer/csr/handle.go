@@ -1,9 +1,11 @@
 package csr
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
@@ -168,6 +170,7 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 		return h.failed(ctx, csr, eventSigningFailed, err)
 	}
 	csr.Status.Certificate = chain
+	h.wrote(csr)
 	if err := h.writeStatus(ctx, csr, "writing the certificate"); err != nil {
 		return err
 	}
@@ -245,7 +248,25 @@ func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
 		return false
 	}
 	h.steps[csr.UID] = finished
+	delete(h.written, csr.UID)
 	return true
+}
+
+// wrote notes the certificate that is about to be written: the cache may show it before the
+// answer is here. The API server's own note of who wrote it is missing where a request was
+// created with nothing but a name and a spec.
+func (h *handler) wrote(csr *certificates.CertificateSigningRequest) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// More than one after a try whose answer was lost.
+	h.written[csr.UID] = append(h.written[csr.UID], csr.Status.Certificate)
+}
+
+// isOurs reports whether this process wrote the certificate.
+func (h *handler) isOurs(csr *certificates.CertificateSigningRequest) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(h.written[csr.UID], func(c []byte) bool { return bytes.Equal(c, csr.Status.Certificate) })
 }
 
 // noticeIssued counts a certificate that has just appeared. It reports one that another signer
@@ -255,7 +276,7 @@ func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 		return
 	}
 	writer := certificateWriter(csr)
-	if writer == FieldManager {
+	if writer == FieldManager || h.isOurs(csr) {
 		h.countIssued(csr)
 		return
 	}

@@ -126,7 +126,7 @@ func (w *world) controllerIdentity() kubernetes.Interface {
 // authority is one as kubejoin has it; change alters it before it is used.
 func (w *world) authority(ca func() (*signer.CA, error)) *signer.Authority {
 	return &signer.Authority{
-		Rules: approval.Kubelet(), Facts: csr.Facts{Client: w.restrict},
+		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: w.restrict},
 		Signers: signer.KubernetesSigners(ca, 24*time.Hour),
 	}
 }

@@ -77,7 +77,7 @@ func runControllers(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	requests := csr.NewInformer(client)
-	authority := &signer.Authority{Rules: approval.Kubelet(), Facts: csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 0)}
+	authority := &signer.Authority{Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 0)}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
 		func(ctx context.Context) error { requests.RunWithContext(ctx); return nil },
