@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/goleak"
 )
 
 // clean runs a cleaner of m in a bubble of synctest until the test ends.
@@ -109,6 +111,24 @@ func TestCleanerNoticesSteppedClock(t *testing.T) {
 		step.Store(int64(9 * time.Hour))
 		time.Sleep(time.Minute)
 		m.wantLeft(t, "within the sweep of a minute")
+	})
+}
+
+func TestCleanerNoticesClockSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{}
+		m.add(t, "aaaaaa", time.Hour)
+		var step atomic.Int64
+		clean(t, tokens.Cleaner{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
+		time.Sleep(30 * time.Minute)
+		step.Store(-int64(10 * time.Hour))
+		time.Sleep(31 * time.Minute)
+		m.wantLeft(t, "at the deadline of the clock before", "aaaaaa")
+		if got := m.tried(); len(got) > 0 {
+			t.Errorf("deletions tried: %v, want none", got)
+		}
+		time.Sleep(10 * time.Hour)
+		m.wantLeft(t, "at the deadline of the clock now")
 	})
 }
 
@@ -287,6 +307,24 @@ func TestCleanerProblems(t *testing.T) {
 			t.Errorf("deletions tried: %v, want %v", got, want)
 		}
 	})
+}
+
+func TestCleanerStopsWholly(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	for range 1000 {
+		m := &memory{}
+		m.add(t, "aaaaaa", -time.Hour)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- tokens.Cleaner{Store: m}.Run(ctx) }()
+		for len(m.tried()) == 0 {
+			runtime.Gosched()
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestCleanerNeedsStore(t *testing.T) {

@@ -128,10 +128,10 @@ func (c Controller) Run(ctx context.Context) error {
 	defer h.queue.ShutDown()
 
 	registration, err := informer.AddEventHandler(h.handlers())
-	if ctx.Err() != nil {
-		return nil // and an informer that has stopped already takes no handler
-	}
 	if err != nil {
+		if ctx.Err() != nil { // an informer that has stopped with it takes no handler
+			return nil
+		}
 		return fmt.Errorf("CSR controller: %w", err)
 	}
 	defer func() { _ = informer.RemoveEventHandler(registration) }() // fails on an informer that has stopped

@@ -1,0 +1,60 @@
+package csr_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"go.uber.org/goleak"
+)
+
+// Controllers that have returned have left nothing behind, with an informer of their own or
+// one that goes on.
+func TestStopsWholly(t *testing.T) {
+	w := newWorld(t)
+	w.control()
+	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name) // connections are open and stay
+	shared := csr.NewInformer(w.restrict)
+	w.run(func(ctx context.Context) error { shared.RunWithContext(ctx); return nil })
+	w.poll("the shared informer", shared.HasSynced)
+	before := goleak.IgnoreCurrent()
+	start := func(i int) {
+		controller := csr.Controller{Client: w.restrict, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Sign: true}
+		cleaner := csr.Cleaner{Client: w.restrict}
+		if i%2 == 0 {
+			controller.Informer, cleaner.Informer = shared, shared
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		for _, run := range []func(context.Context) error{controller.Run, cleaner.Run} {
+			running.Go(func() {
+				if err := run(ctx); err != nil {
+					t.Errorf("Run: %v", err)
+				}
+			})
+		}
+		// Stopped at various points of their start, and when all of it runs.
+		stop := time.Duration(i%10) * time.Millisecond
+		if i%5 == 0 {
+			stop = 300 * time.Millisecond
+		}
+		time.Sleep(stop)
+		cancel()
+		running.Wait()
+	}
+	var lanes sync.WaitGroup
+	for lane := range 10 {
+		lanes.Go(func() {
+			for i := range 100 {
+				start(lane + i)
+			}
+		})
+	}
+	lanes.Wait()
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}

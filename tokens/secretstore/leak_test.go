@@ -1,0 +1,43 @@
+package secretstore_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"go.uber.org/goleak"
+)
+
+// A store whose context has ended has left nothing behind.
+func TestStopsWholly(t *testing.T) {
+	client := cluster.Shared(t).Client()
+	start := func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s, err := secretstore.Open(ctx, client, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		s.Watch(ctx)
+		if _, err := s.List(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	start() // connections are open and stay
+	before := goleak.IgnoreCurrent()
+	var lanes sync.WaitGroup
+	for range 20 { // a start takes a tenth of a second, and next to no work
+		lanes.Go(func() {
+			for range 50 {
+				start()
+			}
+		})
+	}
+	lanes.Wait()
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}
