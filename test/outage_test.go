@@ -20,17 +20,28 @@ import (
 type rush struct {
 	tokens, requests atomic.Int32 // had so far
 	names            []string     // of all requests
+	half             chan struct{}
 	asking           sync.WaitGroup
 }
 
+// startRush begins, and goes on to the second half when middle is called.
 func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, requestCount int, askToken func(context.Context) error, machine kubernetes.Interface) *rush {
-	r := &rush{}
+	r := &rush{half: make(chan struct{})}
 	numbers := func(n int) <-chan int {
-		c := make(chan int, n)
-		for i := range n {
-			c <- i
-		}
-		close(c)
+		c := make(chan int)
+		go func() {
+			defer close(c)
+			for i := range n {
+				if i == n/2 {
+					select {
+					case <-r.half:
+					case <-ctx.Done():
+						return
+					}
+				}
+				c <- i
+			}
+		}()
 		return c
 	}
 	tokenNumbers, requestNumbers := numbers(tokenCount), numbers(requestCount)
@@ -42,7 +53,7 @@ func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, req
 			for i := range tokenNumbers {
 				if err := askToken(ctx); err != nil {
 					t.Errorf("token %d: %v", i, err)
-					return
+					continue
 				}
 				r.tokens.Add(1)
 			}
@@ -51,13 +62,31 @@ func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, req
 			for i := range requestNumbers {
 				if err := request(ctx, machine, r.names[i], certificates.KubeAPIServerClientKubeletSignerName, fmt.Sprintf("worker-%d", i)); err != nil {
 					t.Errorf("request %d: %v", i, err)
-					return
+					continue
 				}
 				r.requests.Add(1)
 			}
 		})
 	}
 	return r
+}
+
+// middle waits until the first half has been asked for, and returns when the second has begun.
+func (r *rush) middle(t *testing.T) {
+	t.Helper()
+	tokens, requests := r.tokens.Load(), r.requests.Load()
+	wait(t, "the middle", func() error {
+		before := [2]int32{tokens, requests}
+		tokens, requests = r.tokens.Load(), r.requests.Load()
+		if tokens == 0 || requests == 0 || before != [2]int32{tokens, requests} {
+			return fmt.Errorf("%d tokens and %d requests", tokens, requests)
+		}
+		return nil
+	})
+	close(r.half)
+	for r.tokens.Load() == tokens || r.requests.Load() == requests {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // cpu is the processor time that a process has taken so far.
@@ -121,12 +150,7 @@ func TestAPIServerOutage(t *testing.T) {
 		_, err := m.ask(ctx, s.program, bearer)
 		return err
 	}, machine(t, s.Cluster))
-	wait(t, "the middle", func() error {
-		if r.tokens.Load() < n/4 || r.requests.Load() < n/4 {
-			return fmt.Errorf("%d tokens and %d requests", r.tokens.Load(), r.requests.Load())
-		}
-		return nil
-	})
+	r.middle(t)
 	s.StopAPIServer()
 	stopped := time.Now()
 	before := [2]int32{r.tokens.Load(), r.requests.Load()}

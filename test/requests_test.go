@@ -14,12 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -113,8 +113,8 @@ type entry struct {
 func keepLedger(t *testing.T, c *cluster.Cluster) *ledger {
 	t.Helper()
 	l := &ledger{entries: map[string]*entry{}, roots: c.CAPool()}
-	factory := informers.NewSharedInformerFactory(c.Client(), 0)
-	informer := factory.Certificates().V1().CertificateSigningRequests().Informer()
+	informer := cache.NewSharedIndexInformer(outage.Follow(c.Client().CertificatesV1().CertificateSigningRequests(), "", nil),
+		&certificates.CertificateSigningRequest{}, 0, nil)
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { l.see(o.(*certificates.CertificateSigningRequest)) },
 		UpdateFunc: func(_, o any) { l.see(o.(*certificates.CertificateSigningRequest)) },
@@ -127,9 +127,10 @@ func keepLedger(t *testing.T, c *cluster.Cluster) *ledger {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	factory.Start(t.Context().Done())
-	t.Cleanup(factory.Shutdown)
-	factory.WaitForCacheSync(t.Context().Done())
+	var running sync.WaitGroup
+	running.Go(func() { informer.RunWithContext(t.Context()) })
+	t.Cleanup(running.Wait)
+	cache.WaitForCacheSync(t.Context().Done(), informer.HasSynced)
 	t.Cleanup(func() { l.check(t) })
 	return l
 }
