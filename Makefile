@@ -50,9 +50,9 @@ bench: build ## measure kubejoin and kube-controller-manager side by side (about
 
 FUZZTIME ?= 1m
 fuzz: ## run each fuzz target for FUZZTIME (1m)
-	@set -e; for package in $$($(GO) list ./...); do \
-	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-	    echo "== $$package $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
+	@set -e; for file in $$(git grep -l '^func Fuzz' -- '*_test.go'); do \
+	  for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9]*\)(.*/\1/p' $$file); do \
+	    echo "== $$file $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./$$(dirname $$file); \
 	  done; done
 
 clean: ## remove what was built (not kubejoin-data)

@@ -171,17 +171,22 @@ func (d Discovery) try(ctx context.Context, client *http.Client) (string, error)
 	if len(body) > maxAnswer {
 		return "", fmt.Errorf("answer of more than %d bytes", maxAnswer)
 	}
+	return readAnswer(body, d.Token)
+}
+
+// readAnswer gives the kubeconfig in an answer if it has the token's signature.
+func readAnswer(body []byte, t tokens.Token) (string, error) {
 	var configMap struct {
 		Data map[string]string `json:"data"`
 	}
 	if err := json.Unmarshal(body, &configMap); err != nil {
 		return "", errors.New("answer is not the JSON of a ConfigMap")
 	}
-	jws, kubeconfig := configMap.Data[SignatureKey(d.Token.ID())], configMap.Data[KubeconfigKey]
+	jws, kubeconfig := configMap.Data[SignatureKey(t.ID())], configMap.Data[KubeconfigKey]
 	if jws == "" || kubeconfig == "" {
-		return "", fmt.Errorf("cluster-info has no signature by token %s: it may be unknown, expired or not signed yet", d.Token)
+		return "", fmt.Errorf("cluster-info has no signature by token %s: it may be unknown, expired or not signed yet", t)
 	}
-	if err := Verify([]byte(kubeconfig), jws, d.Token); err != nil {
+	if err := Verify([]byte(kubeconfig), jws, t); err != nil {
 		return "", fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
 	return kubeconfig, nil

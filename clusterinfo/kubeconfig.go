@@ -12,8 +12,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// MaxKubeconfig is the most bytes of a discovery kubeconfig: what a ConfigMap can hold.
-const MaxKubeconfig = MaxData
+// MaxKubeconfig is the most bytes of a discovery kubeconfig: about sixty CA certificates. YAML
+// made to be slow takes a third of a second where it may be as long as a ConfigMap.
+const MaxKubeconfig = 128 << 10
 
 // ErrKubeconfig is wrapped by what [ParseKubeconfig] says of a kubeconfig that is of no use to a
 // joining node.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
 )
 
 func TestKubeconfigReadsBack(t *testing.T) {
@@ -143,13 +144,24 @@ func FuzzParseKubeconfig(f *testing.F) {
 	f.Add(append(good, good...))
 	f.Add([]byte("apiVersion: v1\nkind: Config\nusers: [{name: a}]\n"))
 	f.Add([]byte("a: &a [1]\nb: [*a, *a]\n"))
+	f.Add(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw}))
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n\n-----END CERTIFICATE-----"))
+	for _, slow := range []string{"a: b,", "k: v\n", "- 1.1\n", "- 2001-01-01\n", "- &a x\n", "[", "{a: ", "? ", "- ", "\t", "- *a\n"} {
+		f.Add([]byte(strings.Repeat(slow, clusterinfo.MaxKubeconfig/len(slow))))
+		f.Add([]byte("[" + strings.Repeat(slow, clusterinfo.MaxKubeconfig/len(slow)-1) + "]"))
+	}
 	f.Fuzz(func(t *testing.T, in []byte) {
-		server, cas, err := clusterinfo.ParseKubeconfig(in)
-		if err != nil {
-			return
-		}
-		if _, err := clusterinfo.Kubeconfig(server, cas[:1]); err != nil && !strings.Contains(err.Error(), "not a CA") {
-			t.Errorf("read %q, which cannot be written: %v", server, err)
-		}
+		fuzzing.Prompt(t, func() {
+			if cas, err := clusterinfo.ParseCAs(in); (err == nil) != (len(cas) > 0) {
+				t.Errorf("%d CAs, %v", len(cas), err)
+			}
+			server, cas, err := clusterinfo.ParseKubeconfig(in)
+			if err != nil {
+				return
+			}
+			if _, err := clusterinfo.Kubeconfig(server, cas[:1]); err != nil && !strings.Contains(err.Error(), "not a CA") {
+				t.Errorf("read %q, which cannot be written: %v", server, err)
+			}
+		})
 	})
 }

@@ -53,31 +53,3 @@ func TestParseTokenFile(t *testing.T) {
 		t.Error("the zero TokenFile knows somebody")
 	}
 }
-
-func FuzzParseTokenFile(f *testing.F) {
-	f.Add([]byte("31ada4fd-adec-460c-809a-9e56ceb75269,ada,1,\"a,b\"\n"))
-	f.Add([]byte("a,b\n\"\n"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		file, err := server.ParseTokenFile(data)
-		if (file == nil) == (err == nil) {
-			t.Errorf("file %v, error %v", file, err)
-		}
-	})
-}
-
-// FuzzJoinCommand sends any query and body: the answer is a join command or a 4xx.
-func FuzzJoinCommand(f *testing.F) {
-	f.Add("ttl=1h", "application/json", []byte(`{"description": "x"}`))
-	f.Add("ttl=%zz&ttl=", "", []byte(`{`))
-	f.Fuzz(func(t *testing.T, query, contentType string, body []byte) {
-		s := newSite(t)
-		s.Advertise = "127.0.0.1:9443"
-		status, answer := s.ask(query, contentType, body)
-		if status != 200 && (status < 400 || status > 499) {
-			t.Errorf("status %d: %s", status, answer)
-		}
-		if status == 200 {
-			parseLine(t, answer)
-		}
-	})
-}

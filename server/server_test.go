@@ -479,14 +479,3 @@ func TestPaths(t *testing.T) {
 		}
 	}
 }
-
-// ask calls the handler without a network, so that what a client cannot send gets there too.
-func (s *site) ask(query, contentType string, body []byte) (int, string) {
-	r := httptest.NewRequest("POST", commandPath, bytes.NewReader(body))
-	r.URL.RawQuery = query
-	r.Header.Set("Authorization", "Bearer "+adminBearer)
-	r.Header.Set("Content-Type", contentType)
-	w := httptest.NewRecorder()
-	s.Handler().ServeHTTP(w, r)
-	return w.Code, w.Body.String()
-}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -170,32 +171,30 @@ func FuzzParseCSR(f *testing.F) {
 		f.Add(block.Bytes)
 	}
 	f.Add([]byte{0x30, 0x80})
+	f.Add(hugeKey(f))
 	f.Fuzz(func(t *testing.T, der []byte) {
-		csr, err := signer.ParseCSR(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
-		var refused *signer.Refused
-		if err != nil {
-			if !errors.As(err, &refused) {
-				t.Fatalf("not a refusal: %v", err)
-			}
-			// No fuzzer can sign: look at what is behind the signature as well.
-			if csr, err = x509.ParseCertificateRequest(der); err != nil {
+		fuzzing.Prompt(t, func() {
+			var refused *signer.Refused
+			csr, err := signer.ParseCSR(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+			if err != nil {
+				if !errors.As(err, &refused) {
+					t.Errorf("not a refusal: %v", err)
+				}
 				return
 			}
-			_, err = profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
-			if err == nil {
-				t.Fatal("signed without a signature of the requester")
+			answer, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
+			if err != nil {
+				if !errors.As(err, &refused) {
+					t.Errorf("neither signed nor refused: %v", err)
+				}
+				return
 			}
-			return
-		}
-		answer, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
-		if err != nil {
-			if !errors.As(err, &refused) {
-				t.Fatalf("neither signed nor refused: %v", err)
+			if err := csr.CheckSignature(); err != nil {
+				t.Errorf("signed without a signature of the requester: %v", err)
 			}
-			return
-		}
-		if cert := decode(t, answer)[0]; cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature {
-			t.Fatalf("CA %v, key usage %b", cert.IsCA, cert.KeyUsage)
-		}
+			if cert := decode(t, answer)[0]; cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature {
+				t.Errorf("CA %v, key usage %b", cert.IsCA, cert.KeyUsage)
+			}
+		})
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/tokens"
 	bootstraputil "k8s.io/cluster-bootstrap/token/util"
 )
@@ -243,7 +244,9 @@ func FuzzParse(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		token, err := tokens.Parse(s)
+		var token tokens.Token
+		var err error
+		fuzzing.Prompt(t, func() { token, err = tokens.Parse(s) })
 		if err == nil {
 			if token.Reveal() != s {
 				t.Errorf("Parse(%q) gives another token", s)

@@ -1,0 +1,34 @@
+// Package fuzzing holds what the fuzz targets of kubejoin share: the bound on the time that one
+// input may take. It is used by tests alone.
+package fuzzing
+
+import (
+	"testing"
+	"time"
+)
+
+// Most is the longest that a parser or a decision may take for one input.
+const Most = 50 * time.Millisecond
+
+// tries make up for a machine that is busy with other things: the input is at fault if it is
+// slow each time.
+const tries = 5
+
+// Prompt runs act and fails the test if that takes longer than [Most], also when it is done
+// again. Under the race detector it may take ten times as long.
+func Prompt(t *testing.T, act func()) {
+	t.Helper()
+	most := Most
+	if race {
+		most *= 10
+	}
+	least := time.Duration(1<<63 - 1)
+	for range tries {
+		start := time.Now()
+		act()
+		if least = min(least, time.Since(start)); least <= most {
+			return
+		}
+	}
+	t.Errorf("this input took %s in the shortest of %d tries, %s allowed", least, tries, most)
+}

@@ -1,0 +1,120 @@
+package server_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/server"
+)
+
+func FuzzParseTokenFile(f *testing.F) {
+	f.Add([]byte("31ada4fd-adec-460c-809a-9e56ceb75269,ada,1,\"a,b\"\n"))
+	f.Add([]byte("# one\n\n31ada4fd-adec-460c-809a-9e56ceb75269, ada, ,\"a\n"))
+	f.Add([]byte("a,b\n\"\n"))
+	f.Add([]byte(strings.Repeat("\"\n", 10_000)))
+	f.Add([]byte(strings.Repeat(",", 100_000)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		fuzzing.Prompt(t, func() {
+			file, err := server.ParseTokenFile(data)
+			if (file == nil) == (err == nil) {
+				t.Fatalf("file %v, error %v", file, err)
+			}
+			if err != nil {
+				return
+			}
+			for _, bearer := range []string{"", "Bearer", "Bearer ", "Bearer " + string(data), "Basic " + string(data)} {
+				r := &http.Request{Header: http.Header{"Authorization": {bearer}}}
+				if user, err := file.Authenticate(r); err == nil && len(strings.TrimSpace(strings.TrimPrefix(bearer, "Bearer"))) < server.MinBearer {
+					t.Errorf("%q is %+v", bearer, user)
+				}
+			}
+		})
+	})
+}
+
+// fuzzSite has a handler that is asked without a network, so that what a client cannot send gets
+// there too. All inputs of one process share it.
+func fuzzSite(f *testing.F) http.Handler {
+	s := newSite(f)
+	s.Advertise = "127.0.0.1:9443"
+	s.Logger = slog.New(slog.DiscardHandler)
+	s.Metrics = http.NotFoundHandler()
+	return s.Handler()
+}
+
+// FuzzJoinCommand sends any query and body: the answer is a join command or a 4xx.
+func FuzzJoinCommand(f *testing.F) {
+	f.Add("ttl=1h", "application/json", []byte(`{"description": "x"}`))
+	f.Add("ttl=%zz&ttl=", "", []byte(`{`))
+	f.Add("ttl=9999999999h&description=%00", "text/plain; charset=\"", []byte(`{"ttl": "-0s", "TTL": 1, "ttl": null}`))
+	f.Add(strings.Repeat("a&", 8<<10), "application/json;", []byte(strings.Repeat(`{"ttl":`, 9<<10)))
+	f.Add(strings.Repeat("description=a&", 1<<10), "application/json", []byte("{"+strings.Repeat(`"ttl":"1h",`, 5<<10)+`"ttl":""}`))
+	f.Add("description="+strings.Repeat("%F0", 2000), "application/x-www-form-urlencoded", bytes.Repeat([]byte("["), server.MaxBody))
+	handler := fuzzSite(f)
+	f.Fuzz(func(t *testing.T, query, contentType string, body []byte) {
+		fuzzing.Prompt(t, func() {
+			r := httptest.NewRequest("POST", commandPath, bytes.NewReader(body))
+			r.URL.RawQuery = query
+			r.Header.Set("Authorization", "Bearer "+adminBearer)
+			r.Header.Set("Content-Type", contentType)
+			checkAnswer(t, handler, r)
+		})
+	})
+}
+
+// FuzzRequest sends anything that is a request of HTTP/1.1 at all.
+func FuzzRequest(f *testing.F) {
+	for _, path := range []string{commandPath, infoPath, "/healthz", "/readyz?verbose", "/version", "/metrics", "/", "*", "/api/v1/../v1", "//", "/%2e%2e/%00", "http://[::1]/healthz?%"} {
+		for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "CONNECT", "X"} {
+			f.Add(fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 2\r\n\r\n{}", method, path, adminBearer))
+		}
+	}
+	f.Add([]byte("POST " + commandPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + adminBearer + "\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n"))
+	f.Add([]byte("POST " + commandPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: basic " + strings.Repeat("A", 4<<10) + "\r\nContent-Length: 1\r\n\r\n"))
+	handler := fuzzSite(f)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		fuzzing.Prompt(t, func() {
+			r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(raw)))
+			if err != nil {
+				return // net/http answers that by itself
+			}
+			r.RemoteAddr = "192.0.2.1:1234"
+			checkAnswer(t, handler, r)
+		})
+	})
+}
+
+// checkAnswer holds for every request on a server with nothing amiss: it succeeds with what it
+// should, or it is the request's fault and the answer says so as a document.
+func checkAnswer(t *testing.T, handler http.Handler, r *http.Request) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	body, kind := w.Body.Bytes(), w.Header().Get("Content-Type")
+	switch {
+	case w.Header().Get("X-Request-Id") == "" || w.Header().Get("Cache-Control") != "no-store":
+		t.Errorf("%d with headers %v", w.Code, w.Header())
+	case r.Method == http.MethodHead && len(body) > 0 && kind != "text/plain; charset=utf-8": // the mock of /metrics
+		t.Errorf("%d bytes for HEAD", len(body))
+	case w.Code == http.StatusOK && strings.HasPrefix(r.URL.Path, commandPath):
+		parseLine(t, w.Body.String())
+	case w.Code == http.StatusOK:
+	case w.Code < 400 || w.Code > 499:
+		t.Errorf("status %d: %s", w.Code, body)
+	case kind == "application/problem+json" || kind == "application/json":
+		if r.Method != http.MethodHead && !json.Valid(body) {
+			t.Errorf("status %d: %q", w.Code, body)
+		}
+		if strings.Contains(string(body), adminBearer) {
+			t.Errorf("the bearer is repeated: %s", body)
+		}
+	}
+}

@@ -1,0 +1,35 @@
+package boltstore_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+// FuzzDecodeRow has rows of a file that was damaged or edited.
+func FuzzDecodeRow(f *testing.F) {
+	const good = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
+	f.Add([]byte("abc123"), []byte(good))
+	f.Add([]byte("abc123"), []byte(good+good))
+	f.Add([]byte("abc12"), []byte(`{"secret":"`+secret+`x","expires":"`+secret+`"}`))
+	f.Add([]byte("abc123"), []byte(`{"secret":"`+secret+`","SECRET":"`+secret+`","groups":[["`+secret+`"]],"version":-1}`))
+	f.Add([]byte{0xff, 0}, []byte(`[[[[`))
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		fuzzing.Prompt(t, func() {
+			r, err := boltstore.DecodeRow(key, value)
+			switch {
+			case err == nil:
+				if r.Token.ID() != string(key) || !r.Token.HasSecret() || r.UID == "" || r.Version == "" || r.Created.IsZero() {
+					t.Errorf("row %q is read as %+v", key, r)
+				}
+			case !errors.Is(err, boltstore.ErrDamaged):
+				t.Errorf("%v is not ErrDamaged", err)
+			case strings.Contains(err.Error(), secret) && !strings.Contains(string(key), secret):
+				t.Errorf("the secret is in %v", err)
+			}
+		})
+	})
+}

@@ -1,0 +1,67 @@
+package secretstore
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cluster-bootstrap/token/api"
+)
+
+// FuzzDecode has Secrets as anybody may write them to kube-system.
+func FuzzDecode(f *testing.F) {
+	good := string(api.SecretTypeBootstrapToken)
+	f.Add("bootstrap-token-"+id, good, id, value, "2030-01-02T03:04:05Z", "system:bootstrappers:a,system:bootstrappers:b", "text", "true", false)
+	f.Add("bootstrap-token-"+id, good, id, value, "0001-01-01T00:00:00Z", "", "", "TRUE", false)
+	f.Add("bootstrap-token-"+id, good, "abc124", value+"x", "soon", "system:masters,,", "two\nlines", "", true)
+	f.Add("bootstrap-token-", "Opaque", "", "", "9999-12-31T23:59:60+99:99", ",", "\xff", "true", false)
+	f.Fuzz(func(t *testing.T, name, kind, tokenID, secret, expires, groups, description, usage string, deleting bool) {
+		object := &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: name, UID: "u", ResourceVersion: "1"},
+			Type:       corev1.SecretType(kind),
+			Data: map[string][]byte{
+				api.BootstrapTokenIDKey: []byte(tokenID), api.BootstrapTokenSecretKey: []byte(secret),
+				api.BootstrapTokenExpirationKey: []byte(expires), api.BootstrapTokenExtraGroupsKey: []byte(groups),
+				api.BootstrapTokenDescriptionKey: []byte(description), api.BootstrapTokenUsageSigningKey: []byte(usage),
+				api.BootstrapTokenUsageAuthentication: []byte(usage),
+			},
+		}
+		if deleting {
+			object.DeletionTimestamp = &metav1.Time{Time: time.Unix(0, 0)}
+		}
+		fuzzing.Prompt(t, func() {
+			r, err := decode(object)
+			said := errors.Join(err, r.Problem)
+			if said != nil && len(secret) > 8 && !strings.Contains(name+kind+tokenID+groups, secret) && strings.Contains(said.Error(), secret) {
+				t.Errorf("the secret is in %q", said)
+			}
+			if err != nil {
+				if r.Token != (tokens.Token{}) {
+					t.Errorf("%v, and yet a token", err)
+				}
+				return
+			}
+			if deleting && r.Token.HasSecret() {
+				t.Error("a token that is being deleted can be used")
+			}
+			if expires != "" && r.Expires.IsZero() {
+				t.Errorf("expires at %q, read as never", expires)
+			}
+			if r.Check() != nil {
+				return
+			}
+			// What can be written is read back as it was.
+			again, err := decode(encode(r))
+			if err != nil || again.Problem != nil || again.Token != r.Token || !again.Expires.Equal(r.Expires.Truncate(time.Second)) ||
+				again.Signing != r.Signing || again.Authentication != r.Authentication || again.Description != r.Description || !slices.Equal(again.Groups, r.Groups) {
+				t.Errorf("%+v was written and read as %+v, %v", r, again, err)
+			}
+		})
+	})
+}
