@@ -167,7 +167,7 @@ func (o *serveOptions) check() error {
 		fail("controllers", "%v", err)
 	}
 	if !(o.kubeAPIQPS >= 0 && o.kubeAPIQPS <= 1e6) || o.kubeAPIBurst < 0 { // NaN is neither
-		fail("kube-api-qps", "%g and --kube-api-burst %d given; want 0 to 1000000, and 0 or more", o.kubeAPIQPS, o.kubeAPIBurst)
+		fail("kube-api-qps", "%g and --kube-api-burst %d given; want 0 or more, and a million at most", o.kubeAPIQPS, o.kubeAPIBurst)
 	}
 	if o.kubeconfig != "" && o.given("data-dir") {
 		fail("data-dir", "is for standalone use, and --kubeconfig keeps tokens in the cluster: give one of them")
