@@ -17,7 +17,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
@@ -69,23 +68,20 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 		return err
 	}
 
-	api := server.Server{
+	web := server.Server{
 		Tokens:       store,
 		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Authenticate: operators.Authenticate,
 		Authorize:    server.AllowGroup("kubejoin:admins"),
 		Advertise:    listen,
 		Logger:       slog.Default(),
-	}.Handler()
+	}.HTTPServer(&tls.Config{Certificates: []tls.Certificate{certificate}})
 	mux := http.NewServeMux()
-	mux.Handle("/v1/", api)
-	mux.Handle("/api/v1/namespaces/kube-public/", api) // where kubeadm looks for cluster-info
+	mux.Handle("/v1/", web.Handler)
+	mux.Handle("/api/v1/namespaces/kube-public/", web.Handler) // where kubeadm looks for cluster-info
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "an installer's own page") })
+	web.Addr, web.Handler = listen, mux
 
-	web := &http.Server{
-		Addr: listen, Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}},
-		ReadTimeout: 10 * time.Second, WriteTimeout: server.DefaultSignTimeout + 15*time.Second,
-	}
 	ended := make(chan error, 1)
 	context.AfterFunc(ctx, func() { ended <- web.Shutdown(context.Background()) })
 	if err := web.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
