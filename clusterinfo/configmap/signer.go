@@ -22,6 +22,9 @@ const (
 	// gap is what a burst of new tokens has to gather in one write. A write takes a few
 	// milliseconds by itself.
 	gap = 15 * time.Millisecond
+	// maxGap is the same with many signatures: each write carries all of them, and takes a
+	// tenth of a second with ten thousand.
+	maxGap = 250 * time.Millisecond
 	// stepTimeout ends a step that the API server does not answer.
 	stepTimeout = 30 * time.Second
 	// conflicts is how often one step starts over before it backs off.
@@ -78,6 +81,7 @@ func (s Signer) Run(ctx context.Context) error {
 		Step:       run.step,
 		Hint:       either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx)),
 		Gap:        gap,
+		MaxGap:     maxGap,
 		Logger:     s.Logger,
 		Registerer: s.Registerer,
 	}.Run(ctx)

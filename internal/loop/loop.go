@@ -37,6 +37,9 @@ type Loop struct {
 	// Gap is the least time between the end of one step and the start of the next, in which
 	// hints gather. Zero is none.
 	Gap time.Duration
+	// MaxGap lets the gap grow to as long as the step has taken, but not beyond: what costs more
+	// is done less often, and more gathers for it. Zero keeps it at Gap.
+	MaxGap time.Duration
 	// Sweep is the longest time between two steps; zero is DefaultSweep.
 	Sweep time.Duration
 	// Logger is told of failures and of recovery; nil is nobody.
@@ -70,6 +73,7 @@ func (l Loop) Run(ctx context.Context) error {
 		case <-hint:
 		case <-timer.C:
 		}
+		began := time.Now()
 		next, err := l.Step(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -91,11 +95,11 @@ func (l Loop) Run(ctx context.Context) error {
 		failures = 0
 		steps.WithLabelValues(l.Name, "ok").Inc()
 		success.WithLabelValues(l.Name).SetToCurrentTime()
-		if l.Gap > 0 {
+		if gap := max(l.Gap, min(time.Since(began), l.MaxGap)); gap > 0 {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(l.Gap):
+			case <-time.After(gap):
 			}
 		}
 		hint = l.Hint

@@ -55,6 +55,42 @@ func TestSteps(t *testing.T) {
 	})
 }
 
+func TestGapFollowsTheStep(t *testing.T) {
+	for _, test := range []struct{ step, want time.Duration }{
+		{step: time.Millisecond, want: 10 * time.Millisecond},
+		{step: 50 * time.Millisecond, want: 50 * time.Millisecond},
+		{step: time.Second, want: 100 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			hint := make(chan struct{}, 1)
+			var ended time.Time
+			var gaps []time.Duration
+			run(t, loop.Loop{Name: "x", Hint: hint, Gap: 10 * time.Millisecond, MaxGap: 100 * time.Millisecond, Step: func(context.Context) (time.Time, error) {
+				if !ended.IsZero() {
+					gaps = append(gaps, time.Since(ended))
+				}
+				time.Sleep(test.step)
+				ended = time.Now()
+				select {
+				case hint <- struct{}{}:
+				default:
+				}
+				return time.Time{}, nil
+			}})
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			for _, gap := range gaps {
+				if gap != test.want {
+					t.Fatalf("a gap of %v after a step of %v, want %v", gap, test.step, test.want)
+				}
+			}
+			if len(gaps) == 0 {
+				t.Fatal("no second step")
+			}
+		})
+	}
+}
+
 func TestBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewPedanticRegistry()
