@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/url"
 	"os"
@@ -214,6 +215,11 @@ func serve(ctx context.Context, o serveOptions, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
+	return serveWith(ctx, o, log, stdout)
+}
+
+// serveWith is serve with a logger, which klog, being global, need not share.
+func serveWith(ctx context.Context, o serveOptions, log *slog.Logger, stdout io.Writer) error {
 	build := standalone
 	if o.kubeconfig != "" || inCluster() && !o.given("data-dir") {
 		build = onCluster

@@ -46,6 +46,12 @@ func (h *handler) sync(ctx context.Context, name string) (again, error) {
 	if !ok || !h.wanted(cached) {
 		return never, nil
 	}
+	defer func() {
+		// Deleted meanwhile, what has been noted of it would never be forgotten.
+		if _, exists, err := h.store.GetByKey(name); err == nil && !exists {
+			h.forget(cached)
+		}
+	}()
 	csr := cached.DeepCopy() // the cache is shared
 	stale := false
 	switch h.step(csr.UID) {

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/spf13/pflag"
+	"go.uber.org/goleak"
+)
+
+// A standalone service that has stopped has left nothing behind: it could be started again in
+// the same process, on the same folder.
+func TestStandaloneStopsWholly(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	startAndStop(t, 300, "--data-dir", dir)
+}
+
+// The same on a cluster, with all controllers and leader election.
+func TestOnClusterStopsWholly(t *testing.T) {
+	c := cluster.ForTest(t, cluster.Options{})
+	startAndStop(t, 50, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile())
+}
+
+// startAndStop runs the program n times and looks for goroutines after each.
+func startAndStop(t *testing.T, n int, flags ...string) {
+	t.Helper()
+	var o serveOptions
+	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	o.register(f)
+	o.given = f.Changed
+	if err := f.Parse(append([]string{"--listen", "127.0.0.1:0"}, flags...)); err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
+	}}
+	var before goleak.Option
+	for i := range n {
+		if i == 1 { // client-go keeps one connection to a server for all that is to come
+			time.Sleep(time.Second)
+			before = goleak.IgnoreCurrent()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var log lines
+		done := make(chan error, 1)
+		go func() {
+			done <- serveWith(ctx, o, slog.New(slog.NewTextHandler(&log, nil)), io.Discard)
+		}()
+		// Stopped when it is ready, and every tenth time at some point before.
+		if i%10 == 9 {
+			time.Sleep(time.Duration(i/10%50) * time.Millisecond)
+		} else {
+			awaitReady(t, client, log.await(t, "msg=serving address=", done))
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatalf("start %d: %v\n%s", i, err, &log)
+		}
+		if i == 0 {
+			continue
+		}
+		if err := goleak.Find(before); err != nil {
+			t.Fatalf("start %d: %v", i, err)
+		}
+	}
+}
+
+func awaitReady(t *testing.T, client *http.Client, address string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		answer, err := client.Get("https://" + address + "/readyz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("readyz: %s", answer.Status)
+		}
+	}
+}
+
+// lines is a log that can be waited for.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// await gives the word after prefix, once it is there.
+func (l *lines) await(t *testing.T, prefix string, done <-chan error) string {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		text := l.String()
+		if _, after, found := strings.Cut(text, prefix); found {
+			if word, _, whole := strings.Cut(after, " "); whole {
+				return word
+			}
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("ended: %v\n%s", err, text)
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no %q in the log:\n%s", prefix, text)
+		}
+	}
+}
