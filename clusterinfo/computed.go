@@ -86,10 +86,12 @@ func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 	return c.Kubeconfig, nil
 }
 
-// compute gives the latest computation if it still holds, or makes another one. Of many that
-// ask at once one computes and the others wait for it.
+// compute gives a computation that is as new as the question: the latest one if it still holds,
+// or another one. Of many that ask at once one computes, and whoever asked before it began takes
+// what it finds, also if there have been more changes since.
 func (c *Computed) compute(ctx context.Context) (*computation, error) {
-	if last := c.current(); last != nil {
+	asked := c.known()
+	if last := c.since(asked); last != nil {
 		return last, nil
 	}
 	select {
@@ -98,20 +100,17 @@ func (c *Computed) compute(ctx context.Context) (*computation, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("tokens for cluster-info: %w", ctx.Err())
 	}
-	if last := c.current(); last != nil {
+	if last := c.since(asked); last != nil {
 		return last, nil
 	}
-	next := &computation{at: c.now()}
-	c.mu.Lock()
-	next.changes = c.changes
-	var before Document
-	if c.last != nil {
-		before = c.last.document
-	}
-	c.mu.Unlock()
+	next := &computation{at: c.now(), changes: c.known()}
 	records, err := c.Tokens.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("tokens for cluster-info: %w", err)
+	}
+	var before Document
+	if c.last != nil { // written by the holder of the turn alone
+		before = c.last.document
 	}
 	if next.document, err = before.Update(c.Kubeconfig, records, next.at); err != nil {
 		return nil, err
@@ -124,9 +123,8 @@ func (c *Computed) compute(ctx context.Context) (*computation, error) {
 	return next, nil
 }
 
-// current is the latest computation, or nil if it does not hold any more: because of a hint, or
-// because of the time, which may also have been set back.
-func (c *Computed) current() *computation {
+// known is the number of changes known now.
+func (c *Computed) known() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.turn == nil {
@@ -138,7 +136,15 @@ func (c *Computed) current() *computation {
 		c.changes++
 	default:
 	}
-	if c.last == nil || c.last.changes != c.changes {
+	return c.changes
+}
+
+// since is the latest computation if it has so many changes in it and the time has not ended it,
+// be it by an expiry or because it was set back; otherwise nil.
+func (c *Computed) since(changes int) *computation {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last == nil || c.last.changes < changes {
 		return nil
 	}
 	now, next := c.now(), c.last.document.Next()

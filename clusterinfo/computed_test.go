@@ -161,6 +161,50 @@ func TestComputedSideBySide(t *testing.T) {
 	everybody.Wait()
 }
 
+// Where tokens change faster than they can be listed, those who wait do not each list them.
+func TestComputedIsSharedWhileAllChanges(t *testing.T) {
+	store := &changing{listed: &listed{}, began: make(chan struct{}), finish: make(chan struct{})}
+	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
+	const n = 50
+	done := make(chan error, n)
+	ask := func() { _, err := c.JSON(t.Context()); done <- err }
+	go ask()
+	<-store.began // the others ask later, and may not take what this finds
+	for range n - 1 {
+		go ask()
+	}
+	time.Sleep(100 * time.Millisecond) // until they wait; those that do not yet cost a list more
+	lists := 0
+	for finished := 0; finished < n; {
+		select {
+		case store.finish <- struct{}{}:
+			lists++
+		case <-store.began:
+		case err := <-done:
+			finished++
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if lists > n/5 {
+		t.Errorf("%d times listed for %d who asked at once, want about two", lists, n)
+	}
+}
+
+// changing is a store that changes whenever it is listed.
+type changing struct {
+	*listed
+	began, finish chan struct{}
+}
+
+func (c *changing) List(context.Context) ([]tokens.Record, error) {
+	c.began <- struct{}{}
+	c.Send()
+	<-c.finish
+	return nil, nil
+}
+
 // One who cannot wait does not: the store may be slow for another.
 func TestComputedWaitsForNobody(t *testing.T) {
 	slow := &slowList{entered: make(chan struct{}), release: make(chan struct{})}

@@ -20,6 +20,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
 const infoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
@@ -35,17 +38,46 @@ var plain = sync.OnceValues(func() (string, error) {
 	return file, nil
 })
 
-// loaded starts it standalone.
-func loaded(t *testing.T) *program {
+// loaded starts it standalone, with so many tokens.
+func loaded(t *testing.T, n int) *program {
 	t.Helper()
 	file, err := plain()
 	if err != nil {
 		t.Fatal(err)
 	}
 	dataDir := filepath.Join(t.TempDir(), "data")
+	if n > 0 {
+		fill(t, dataDir, n)
+	}
 	p := startBinary(t, file, t.TempDir(), filepath.Join(dataDir, "curlrc"), "--data-dir="+dataDir, "-v=0")
 	p.ready(t, filepath.Join(dataDir, "ca.crt"))
 	return p
+}
+
+// fill stores tokens in a data folder that nobody uses yet.
+func fill(t *testing.T, dataDir string, n int) {
+	t.Helper()
+	if err := os.Mkdir(dataDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	store, err := boltstore.Open(filepath.Join(dataDir, "kubejoin.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var writers sync.WaitGroup
+	for range 200 { // who write at once share the fsyncs
+		writers.Go(func() {
+			for range n / 200 {
+				if _, err := store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // resident is the memory of the program in MiB.
@@ -151,7 +183,7 @@ func TestIdleConnections(t *testing.T) {
 	if need := uint64(connections*4/3 + 100); files.Cur < need { // Go has raised it as far as it may
 		t.Fatalf("%d file descriptors are allowed, %d needed: raise the hard limit (ulimit -n)", files.Cur, need)
 	}
-	p := loaded(t)
+	p := loaded(t, 0)
 	bearer := p.bearer(t)
 	before, memory := p.descriptors(t), p.resident(t)
 
@@ -213,7 +245,7 @@ func TestIdleConnections(t *testing.T) {
 // TestUnauthenticatedBodies has a thousand strangers send 1 MiB each: nobody keeps it.
 func TestUnauthenticatedBodies(t *testing.T) {
 	const clients, size = 1000, 1 << 20
-	p := loaded(t)
+	p := loaded(t, 0)
 	before, memory := p.descriptors(t), p.resident(t)
 	most := memory
 	payload := make([]byte, 64<<10)
@@ -266,11 +298,17 @@ func TestUnauthenticatedBodies(t *testing.T) {
 // TestFloodOfDiscovery asks for cluster-info as fast as it goes, for a few seconds: join
 // commands are answered meanwhile.
 func TestFloodOfDiscovery(t *testing.T) {
+	for _, n := range []int{0, 12_000} {
+		t.Run(fmt.Sprintf("tokens=%d", n), func(t *testing.T) { floodOfDiscovery(t, n) })
+	}
+}
+
+func floodOfDiscovery(t *testing.T, n int) {
 	const flooders, joins = 64, 200
-	p := loaded(t)
+	p := loaded(t, n)
 	bearer := p.bearer(t)
 	before := p.descriptors(t)
-	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	var answered, refused, failed atomic.Int64
 	var flood sync.WaitGroup
@@ -341,7 +379,7 @@ func TestFloodOfDiscovery(t *testing.T) {
 
 // One that resets and one that never shakes hands leave nothing behind.
 func TestAbandonedConnections(t *testing.T) {
-	p := loaded(t)
+	p := loaded(t, 0)
 	before := p.descriptors(t)
 	for i := range 500 {
 		conn, err := net.Dial("tcp", p.address)

@@ -3,6 +3,7 @@
 package fuzzing
 
 import (
+	"flag"
 	"testing"
 	"time"
 )
@@ -15,12 +16,16 @@ const Most = 50 * time.Millisecond
 const tries = 5
 
 // Prompt runs act and fails the test if that takes longer than [Most], also when it is done
-// again. Under the race detector it may take ten times as long.
+// again. Where the code is instrumented it may take five times as long for the fuzzer and ten
+// times for the race detector, which is about what these cost.
 func Prompt(t *testing.T, act func()) {
 	t.Helper()
 	most := Most
 	if race {
 		most *= 10
+	}
+	if f := flag.Lookup("test.fuzz"); f != nil && f.Value.String() != "" {
+		most *= 5
 	}
 	least := time.Duration(1<<63 - 1)
 	for range tries {
