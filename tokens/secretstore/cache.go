@@ -1,13 +1,13 @@
 package secretstore
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/outage"
@@ -21,8 +21,8 @@ import (
 	"k8s.io/cluster-bootstrap/token/api"
 )
 
-// A cache has every bootstrap token of the cluster as a record, decoded once for each change:
-// with 12,000 tokens a List after every burst of changes must not decode them all.
+// A cache has every bootstrap token of the cluster as a record, decoded and put in order once for
+// each change: with 12,000 tokens a List after every burst of changes must not do it for all.
 type cache struct {
 	log    *slog.Logger
 	hints  tokens.Hints
@@ -30,13 +30,13 @@ type cache struct {
 	ended  <-chan struct{}
 
 	mu      sync.Mutex
-	records map[string]entry // by the name of the Secret
-	sorted  []tokens.Record  // by ID; nil when records has changed
-	trouble error            // why the first answer is not there yet
+	entries []*entry // in the order of their names, which is that of token IDs
+	trouble error    // why the first answer is not there yet
 }
 
 // An entry is what became of one Secret.
 type entry struct {
+	name    string
 	version string
 	record  tokens.Record
 	ignored bool // it is no bootstrap token
@@ -44,7 +44,7 @@ type entry struct {
 
 // follow starts the informer. The field selector keeps all other Secrets on the server.
 func follow(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*cache, error) {
-	c := &cache{log: log, synced: make(chan struct{}), ended: ctx.Done(), records: map[string]entry{}}
+	c := &cache{log: log, synced: make(chan struct{}), ended: ctx.Done()}
 	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
 	informer := clientcache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Secrets(metav1.NamespaceSystem), only, c.outage), &corev1.Secret{}, 0, nil)
 	handler, err := informer.AddEventHandler(clientcache.ResourceEventHandlerFuncs{
@@ -82,13 +82,18 @@ func (c *cache) set(object any) {
 		return
 	}
 	c.mu.Lock()
-	if c.records[secret.Name].version == secret.ResourceVersion {
+	at, found := c.find(secret.Name)
+	if found && c.entries[at].version == secret.ResourceVersion {
 		c.mu.Unlock()
 		return // the informer has read everything again, and this has not changed
 	}
 	r, err := decode(secret)
-	c.records[secret.Name] = entry{version: secret.ResourceVersion, record: r, ignored: err != nil}
-	c.sorted = nil
+	e := &entry{name: secret.Name, version: secret.ResourceVersion, record: r, ignored: err != nil}
+	if found {
+		c.entries[at] = e
+	} else {
+		c.entries = slices.Insert(c.entries, at, e)
+	}
 	c.mu.Unlock()
 	c.hints.Send()
 	switch {
@@ -108,8 +113,9 @@ func (c *cache) remove(object any) {
 		return
 	}
 	c.mu.Lock()
-	delete(c.records, key.Name)
-	c.sorted = nil
+	if at, found := c.find(key.Name); found {
+		c.entries = slices.Delete(c.entries, at, at+1)
+	}
 	c.mu.Unlock()
 	c.hints.Send()
 }
@@ -144,20 +150,18 @@ func (c *cache) list(ctx context.Context) ([]tokens.Record, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sorted == nil {
-		c.sorted = make([]tokens.Record, 0, len(c.records))
-		for _, e := range c.records {
-			if !e.ignored {
-				c.sorted = append(c.sorted, e.record)
-			}
+	all := make([]tokens.Record, 0, len(c.entries))
+	for _, e := range c.entries {
+		if !e.ignored {
+			all = append(all, clone(e.record))
 		}
-		slices.SortFunc(c.sorted, func(a, b tokens.Record) int { return cmp.Compare(a.Token.ID(), b.Token.ID()) })
-	}
-	all := make([]tokens.Record, len(c.sorted))
-	for i, r := range c.sorted {
-		all[i] = clone(r)
 	}
 	return all, nil
+}
+
+// find gives the place of a Secret in entries, or the one that it would have.
+func (c *cache) find(name string) (at int, found bool) {
+	return slices.BinarySearchFunc(c.entries, name, func(e *entry, name string) int { return strings.Compare(e.name, name) })
 }
 
 // wait returns when the cache has everything that was there when it began to follow.

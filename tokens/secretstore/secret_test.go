@@ -3,6 +3,7 @@ package secretstore
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -171,14 +172,14 @@ func TestDecodeNoToken(t *testing.T) {
 }
 
 func BenchmarkList12000(b *testing.B) {
-	c := &cache{synced: make(chan struct{}), records: map[string]entry{}}
+	c := &cache{synced: make(chan struct{})}
 	close(c.synced)
-	for range 12_000 {
-		r := tokens.Record{Token: tokens.Generate(), Groups: []string{tokens.DefaultGroup}}
-		c.records["bootstrap-token-"+r.Token.ID()] = entry{record: r}
+	for i := range 12_000 {
+		secret := encode(tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true, Groups: []string{tokens.DefaultGroup}})
+		secret.ResourceVersion = strconv.Itoa(i)
+		c.set(secret)
 	}
 	for b.Loop() {
-		c.sorted = nil // after a change
 		if _, err := c.list(b.Context()); err != nil {
 			b.Fatal(err)
 		}
