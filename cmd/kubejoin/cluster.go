@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 // onCluster keeps tokens and cluster-info in Kubernetes and runs the controllers.
@@ -68,7 +69,18 @@ func onCluster(ctx context.Context, s *service) error {
 	if err != nil {
 		return err
 	}
-	info := configmap.Open(watch, client)
+	// What the controllers write with. Deletions of expired tokens are harmless at any time.
+	working := client
+	var leader *election
+	if o.leaderElect {
+		leader = &election{client: client, namespace: o.leaseNamespace, name: o.leaseName, log: s.log, registerer: s.registry}
+		fenced := rest.CopyConfig(config)
+		fenced.Wrap(leader.fence)
+		if working, err = kubernetes.NewForConfig(fenced); err != nil {
+			return fmt.Errorf("kubeconfig: %w", err)
+		}
+	}
+	info := configmap.Open(watch, working)
 	s.api.Tokens, s.api.ClusterInfo = store, info
 	if host, _, err := net.SplitHostPort(o.advertise); err == nil {
 		s.hosts = append(s.hosts, host)
@@ -98,15 +110,15 @@ func onCluster(ctx context.Context, s *service) error {
 			if err := authority.Check(); err != nil {
 				return err
 			}
-			loop := csr.Controller{Client: client, Informer: requests, Authority: authority, Approve: enabled[csrApprover], Sign: enabled[csrSigner], Logger: s.log, Registerer: s.registry}
+			loop := csr.Controller{Client: working, Informer: requests, Authority: authority, Approve: enabled[csrApprover], Sign: enabled[csrSigner], Logger: s.log, Registerer: s.registry}
 			controllers = append(controllers, loop.Run)
 		}
 		if enabled[csrCleaner] {
-			loop := csr.Cleaner{Client: client, Informer: requests, Logger: s.log, Registerer: s.registry}
+			loop := csr.Cleaner{Client: working, Informer: requests, Logger: s.log, Registerer: s.registry}
 			controllers = append(controllers, loop.Run)
 		}
 	}
-	s.runControllers(client, controllers)
+	s.runControllers(leader, controllers)
 	s.checkCluster(store, info)
 	s.api.SignedBy = signedBy(o, enabled)
 	s.banner = clusterBanner(o, config.Host)
@@ -141,13 +153,25 @@ func clientConfig(o *serveOptions) (*rest.Config, error) {
 	config.UserAgent = "kubejoin/" + buildVersion().Version
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	config.QPS, config.Burst = -1, 0 // no limit
-	if o.kubeAPIQPS > 0 {
-		config.QPS = o.kubeAPIQPS
-		config.Burst = max(o.kubeAPIBurst, int(o.kubeAPIQPS), 1)
+	if o.kubeAPIQPS > 0 {            // one for all clients
+		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(o.kubeAPIQPS, max(o.kubeAPIBurst, int(o.kubeAPIQPS), 1))
 	}
-	// Against an API server that is gone without a word.
-	config.Timeout = 0
-	return config, nil
+	return config, pingSoon()
+}
+
+// pingSoon has a connection that says nothing tried after 10 s, and given up 5 s later, where
+// client-go takes 45 s in all: so long would everything wait for an API server that is gone
+// without a word. client-go reads these from the environment alone; what is there stays.
+func pingSoon() error {
+	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "10", "HTTP2_PING_TIMEOUT_SECONDS": "5"} {
+		if os.Getenv(name) != "" {
+			continue
+		}
+		if err := os.Setenv(name, seconds); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // firstKubeconfig is what cluster-info begins with where there is none. In a pod the address
@@ -193,7 +217,7 @@ func (s *service) authority(client kubernetes.Interface) *signer.Authority {
 }
 
 // runControllers runs them all, while leading where replicas elect.
-func (s *service) runControllers(client kubernetes.Interface, controllers []func(context.Context) error) {
+func (s *service) runControllers(leader *election, controllers []func(context.Context) error) {
 	all := func(ctx context.Context) error {
 		group, ctx := errgroup.WithContext(ctx)
 		for _, run := range controllers {
@@ -201,13 +225,12 @@ func (s *service) runControllers(client kubernetes.Interface, controllers []func
 		}
 		return group.Wait()
 	}
-	if !s.options.leaderElect {
+	if leader == nil {
 		s.goBackground(all)
 		return
 	}
-	e := &election{client: client, namespace: s.options.leaseNamespace, name: s.options.leaseName, log: s.log, registerer: s.registry}
-	s.goBackground(func(ctx context.Context) error { return e.run(ctx, all) })
-	s.check("leader", e.ready)
+	s.goBackground(func(ctx context.Context) error { return leader.run(ctx, all) })
+	s.check("leader", leader.ready)
 }
 
 func (s *service) checkCluster(store *secretstore.Store, info *configmap.ConfigMap) {

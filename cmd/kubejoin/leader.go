@@ -12,19 +12,18 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// Times of the Lease: a leader that is gone is replaced within leaseDuration.
+// Times of the Lease. Another replica sees a renewal up to 2.2 retry periods late, and as late that
+// there was none for leaseDuration: a leader that is gone is replaced within 15 s.
 const (
 	leaseDuration = 10 * time.Second
 	renewDeadline = 7 * time.Second
-	retryPeriod   = 2 * time.Second
+	retryPeriod   = time.Second
 )
 
 // An election runs something on one replica at a time.
@@ -34,7 +33,8 @@ type election struct {
 	log             *slog.Logger
 	registerer      prometheus.Registerer
 
-	leader atomic.Pointer[string] // as seen last
+	leader  atomic.Pointer[string]    // as seen last
+	renewed atomic.Pointer[time.Time] // when the Lease held was asked for; nil: none is held
 }
 
 // run leads whenever it can until ctx ends, and runs lead while it does. lead is given up, and
@@ -54,10 +54,12 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 	var failure error
 	for ctx.Err() == nil && failure == nil {
 		term, endTerm := context.WithCancel(hold)
+		lost, lose := context.WithCancel(hold)
+		e.renewed.Store(nil)
 		started := make(chan struct{})
 		ended := make(chan error, 1)
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Lock: lease{client: e.client, LeaseLock: &resourcelock.LeaseLock{
+			Lock: &lease{client: e.client, renewed: &e.renewed, lost: lose, LeaseLock: &resourcelock.LeaseLock{
 				LeaseMeta:  metav1.ObjectMeta{Namespace: e.namespace, Name: e.name},
 				Client:     e.client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
@@ -73,6 +75,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 					work, stop := context.WithCancel(elected)
 					defer stop()
 					defer context.AfterFunc(ctx, stop)()
+					defer context.AfterFunc(lost, stop)()
 					err := lead(work)
 					leading.Set(0)
 					ended <- err
@@ -89,6 +92,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 		})
 		if err != nil {
 			endTerm()
+			lose()
 			return fmt.Errorf("leader election: %w", err)
 		}
 		// Before it leads there is nothing to wait for.
@@ -102,6 +106,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 		elector.Run(term)
 		stop()
 		endTerm()
+		lose()
 		select {
 		case <-started:
 			failure = <-ended
@@ -110,25 +115,6 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 		}
 	}
 	return failure
-}
-
-// lease is a LeaseLock that makes its namespace where that is missing and permitted. In a
-// cluster that was set up from the manifests it is there, and kubejoin may not make any.
-type lease struct {
-	*resourcelock.LeaseLock
-	client kubernetes.Interface
-}
-
-func (l lease) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	err := l.LeaseLock.Create(ctx, r)
-	if !apierrors.IsNotFound(err) { // of a create, it is the namespace that is not found
-		return err
-	}
-	namespace := l.LeaseMeta.Namespace
-	if _, err := l.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("the Lease's namespace is missing, make it with 'kubectl create namespace %s': %w", namespace, err)
-	}
-	return l.LeaseLock.Create(ctx, r)
 }
 
 // ready is whether somebody leads as far as this replica knows.
