@@ -1,8 +1,11 @@
 package main
 
 import (
+	"crypto/x509"
 	"testing"
 	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
 )
 
 func TestStateOfCA(t *testing.T) {
@@ -42,5 +45,32 @@ func TestStateOfCA(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Whether discovery at kubejoin can work: its serving certificate has to lead to a CA that
+// cluster-info names.
+func TestTrusted(t *testing.T) {
+	newCA := func() *signer.CA {
+		ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ca
+	}
+	ca, other := newCA(), newCA() // of the same name
+	for _, test := range []struct {
+		name string
+		cas  []*x509.Certificate
+		want bool
+	}{
+		{"the same", ca.Bundle(), true},
+		{"in a rotation", append(other.Bundle(), ca.Bundle()...), true},
+		{"another", other.Bundle(), false},
+		{"none", nil, false},
+	} {
+		if got := trusted(ca, test.cas); got != test.want {
+			t.Errorf("%s: %t, want %t", test.name, got, test.want)
+		}
 	}
 }
