@@ -26,6 +26,7 @@ type Document struct {
 type signature struct {
 	token   tokens.Token
 	created time.Time
+	key     string // in the data
 	jws     string
 }
 
@@ -58,9 +59,10 @@ func (d Document) Update(kubeconfig []byte, records []tokens.Record, now time.Ti
 		}
 		s := signature{token: r.Token, created: r.Created}
 		if before := d.signatures[id]; same && before.token == r.Token {
-			s.jws = before.jws
+			s.key, s.jws = before.key, before.jws
 		} else {
 			var err error
+			s.key = SignatureKey(id)
 			if s.jws, err = Sign(kubeconfig, r.Token); err != nil {
 				errs = append(errs, err)
 				continue
@@ -74,6 +76,13 @@ func (d Document) Update(kubeconfig []byte, records []tokens.Record, now time.Ti
 // Next is when the next signature expires by itself, so that there is another Document. The
 // zero time is never.
 func (d Document) Next() time.Time { return d.next }
+
+// Has reports whether the Document is about a token of this ID: it has its signature, or leaves
+// that to others who know its secret.
+func (d Document) Has(id string) bool {
+	_, found := d.signatures[id]
+	return found || d.elsewhere[id]
+}
 
 func (d Document) signedBy(t tokens.Token) bool {
 	s, found := d.signatures[t.ID()]
@@ -130,14 +139,14 @@ func (d Document) Merge(current map[string]string, limit int) Merged {
 		all += len(s.jws)
 	}
 	if limit <= 0 || all <= limit {
-		for id, s := range d.signatures {
-			put(SignatureKey(id), s.jws)
+		for _, s := range d.signatures {
+			put(s.key, s.jws)
 			m.Signed++
 		}
 	} else {
 		for _, id := range d.byPriority(current) {
-			if jws := d.signatures[id].jws; m.Bytes+len(jws) <= limit {
-				put(SignatureKey(id), jws)
+			if s := d.signatures[id]; m.Bytes+len(s.jws) <= limit {
+				put(s.key, s.jws)
 				m.Signed++
 			} else {
 				m.LeftOut = append(m.LeftOut, id)

@@ -17,8 +17,9 @@ const (
 	// About 800 deletions a second of a Kubernetes API server on two cores: 12,000 tokens that
 	// expire together take 15 s, and leave it room for others.
 	cleanerDeletes = 8
-	// The hints about what the cleaner itself has deleted gather for so long.
-	cleanerGap = 100 * time.Millisecond
+	// The hints about a burst of new tokens, and about what the cleaner itself has deleted,
+	// gather for so long: each look is at all tokens, and nobody waits for a deletion.
+	cleanerGap = 500 * time.Millisecond
 	// Of so many failures at once the texts are kept.
 	cleanerErrors = 10
 )

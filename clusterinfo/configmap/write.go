@@ -2,6 +2,7 @@ package configmap
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -29,7 +30,7 @@ func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m cluste
 		// One empty entry asks for no notes on who set which field. They would take a fifth of
 		// the object, which then outgrows etcd (1.5 MiB) before the ConfigMap is full.
 		changed.ManagedFields = []metav1.ManagedFieldsEntry{{}}
-		s.written, err = s.ConfigMap.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Update(ctx, &changed, metav1.UpdateOptions{})
+		s.written, err = s.update(ctx, &changed)
 	}
 	switch {
 	case err == nil:
@@ -50,6 +51,29 @@ func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m cluste
 		s.written, s.live = nil, true
 		return fmt.Errorf("writing cluster-info: %w", err)
 	}
+}
+
+// metadataOnly asks for no more of an object than what the API server adds to it.
+const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
+// update is the Update of the typed client, without the object itself as the answer: up to a
+// megabyte that was just sent, and that the watch brings once more.
+func (s *signing) update(ctx context.Context, changed *corev1.ConfigMap) (*corev1.ConfigMap, error) {
+	result := s.ConfigMap.client.CoreV1().RESTClient().Put().Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).
+		Body(changed).SetHeader("Accept", metadataOnly).Do(ctx)
+	if err := result.Error(); err != nil {
+		return nil, err
+	}
+	answer, err := result.Raw()
+	if err != nil {
+		return nil, err
+	}
+	var written metav1.PartialObjectMetadata
+	if err := json.Unmarshal(answer, &written); err != nil {
+		return nil, fmt.Errorf("answer of the API server: %w", err)
+	}
+	changed.ObjectMeta = written.ObjectMeta
+	return changed, nil
 }
 
 // tell logs a write: creation and another kubeconfig are news, signatures are not.
