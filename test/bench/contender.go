@@ -62,12 +62,29 @@ func (b *bench) start(ctx context.Context, who contender) (running, error) {
 		return running{}, err
 	}
 	b.report.add(rowStart, who, at.Sub(started).Seconds()*1000)
+	if err := b.size(who); err != nil {
+		p.Stop(0)
+		return running{}, err
+	}
 	time.Sleep(2 * time.Second) // what goes on after the start is not of the idle state
 	if err := b.memory(rowIdle, who, p); err != nil {
 		p.Stop(0)
 		return running{}, err
 	}
 	return p, b.clear(ctx)
+}
+
+func (b *bench) size(who contender) error {
+	file := b.kubejoin
+	if who != ours {
+		file = filepath.Join(b.cluster.Bin, "kube-controller-manager")
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	b.report.add(rowBinary, who, float64(info.Size())/1e6)
+	return nil
 }
 
 func (b *bench) memory(row string, who contender, p running) error {
