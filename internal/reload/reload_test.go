@@ -134,6 +134,7 @@ func TestReload(t *testing.T) {
 		p.settle()
 		p.want("half of a pair", "2", "3 and 2 do not match")
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		p.write("3", "3")
 		p.settle()
 		p.want("the other half", "3", "")
@@ -216,11 +217,13 @@ func TestReloadChangedFails(t *testing.T) {
 		p.settle()
 		p.want("not made use of", "2", "disk full")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		p.broken = nil
 		p.settle()
 		p.want("made use of", "2", "")
 		calls := len(p.changed)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if calls < 10 || len(p.changed) != calls || len(p.failed) != 1 {
 			t.Errorf("%d tries and %d after it worked, %d failures told; want many, none, 1", calls, len(p.changed)-calls, len(p.failed))
 		}
