@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,8 +30,8 @@ type pair struct {
 	log     bytes.Buffer
 	failed  []string
 	changed []string
-	broken  error // of Changed
-	onLoad  func()
+	broken  atomic.Bool // is Changed
+	onLoad  atomic.Pointer[func()]
 	value   *reload.Value[string]
 }
 
@@ -43,8 +45,8 @@ func (p *pair) write(a, b string) {
 }
 
 func (p *pair) load() (string, error) {
-	if p.onLoad != nil {
-		p.onLoad()
+	if f := p.onLoad.Load(); f != nil {
+		(*f)()
 	}
 	a, err := os.ReadFile(p.a)
 	if err != nil {
@@ -70,7 +72,13 @@ func open(t *testing.T, content string) *pair {
 	var err error
 	p.value, err = reload.Files[string]{
 		Name: "pair", Paths: []string{p.a, p.b}, Load: p.load,
-		Changed:    func(s string) error { p.changed = append(p.changed, s); return p.broken },
+		Changed: func(s string) error {
+			p.changed = append(p.changed, s)
+			if p.broken.Load() {
+				return errors.New("disk full")
+			}
+			return nil
+		},
 		Failed:     func(err error) { p.failed = append(p.failed, err.Error()) },
 		Logger:     slog.New(slog.NewTextHandler(&p.log, nil)),
 		Registerer: p.reg,
@@ -195,12 +203,9 @@ func TestReloadChangeInBetween(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := open(t, "1")
 		p.write("2", "2")
-		loads := 0
-		p.onLoad = func() {
-			if loads++; loads == 1 {
-				p.write("3", "3")
-			}
-		}
+		var once sync.Once
+		write := func() { once.Do(func() { p.write("3", "3") }) }
+		p.onLoad.Store(&write)
 		p.settle()
 		p.want("changed while they were read", "1", "")
 		p.write("2", "2")
@@ -212,13 +217,13 @@ func TestReloadChangeInBetween(t *testing.T) {
 func TestReloadChangedFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := open(t, "1")
-		p.broken = errors.New("disk full")
+		p.broken.Store(true)
 		p.write("2", "2")
 		p.settle()
 		p.want("not made use of", "2", "disk full")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		p.broken = nil
+		p.broken.Store(false)
 		p.settle()
 		p.want("made use of", "2", "")
 		calls := len(p.changed)
