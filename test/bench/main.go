@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -38,14 +39,6 @@ type sizes struct {
 	stock   int // CSRs of the one round with kube-controller-manager's own limits
 }
 
-func (s sizes) largest() int {
-	most := 0
-	for _, n := range s.tokens {
-		most = max(most, n)
-	}
-	return most
-}
-
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	program := flags.String("kubejoin", "bin/kubejoin", "the kubejoin to measure")
@@ -56,6 +49,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
 	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
+	into := flags.String("into", "", "file that gets the table, too, between the lines '"+figuresBegin+"' and '"+figuresEnd+"'")
 	if len(args) > 0 && args[0] == controllersCommand {
 		return runControllers(ctx, args[1:])
 	}
@@ -89,7 +83,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := b.run(ctx); err != nil {
 		return err
 	}
-	return b.report.print(stdout, b.rounds, time.Since(began))
+	var table bytes.Buffer
+	b.report.print(&table, b.rounds, time.Since(began))
+	if _, err := stdout.Write(table.Bytes()); err != nil || *into == "" {
+		return err
+	}
+	return replaceFigures(*into, table.Bytes())
 }
 
 // A bench is one run.

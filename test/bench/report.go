@@ -1,9 +1,8 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"slices"
@@ -120,8 +119,7 @@ func (r *report) add(row string, who contender, value float64) {
 	r.found[row][who] = append(r.found[row][who], value)
 }
 
-func (r *report) print(out io.Writer, rounds int, took time.Duration) error {
-	w := bufio.NewWriter(out)
+func (r *report) print(w *bytes.Buffer, rounds int, took time.Duration) {
 	fmt.Fprintf(w, "%s, %d processors, %s/%s, %s, %s; medians of %d rounds in %s.\n\n",
 		time.Now().UTC().Format("2006-01-02"), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, processor(), runtime.Version(), rounds, took.Round(time.Second))
 	fmt.Fprintf(w, "| | %s | %s | ratio | %s |\n|---|---:|---:|---:|---:|\n", ours, theirs, stock)
@@ -139,7 +137,25 @@ func (r *report) print(out io.Writer, rounds int, took time.Duration) error {
 	for _, note := range r.notes {
 		fmt.Fprintf(w, "\n%s", note)
 	}
-	return w.Flush()
+}
+
+// Lines of a document between which the figures are.
+const (
+	figuresBegin = "<!-- figures -->"
+	figuresEnd   = "<!-- end of figures -->"
+)
+
+func replaceFigures(file string, table []byte) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	before, rest, found := bytes.Cut(text, []byte(figuresBegin+"\n"))
+	_, after, ended := bytes.Cut(rest, []byte(figuresEnd))
+	if !found || !ended {
+		return fmt.Errorf("%s has no lines %q and %q", file, figuresBegin, figuresEnd)
+	}
+	return os.WriteFile(file, slices.Concat(before, []byte(figuresBegin+"\n"), table, []byte(figuresEnd), after), 0o644)
 }
 
 func (r *report) cell(row string, who contender) string {
