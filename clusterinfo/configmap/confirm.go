@@ -1,0 +1,63 @@
+package configmap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+	"golang.org/x/sync/errgroup"
+)
+
+// confirmAtOnce is how many tokens are asked for side by side.
+const confirmAtOnce = 8
+
+// confirmed adds to a list of tokens, which may lag, those that cluster-info has a signature of
+// and the list has never had. Another signer may have seen them first: the leader before this
+// one, or kube-controller-manager. Their signatures are not taken away and given back. A token
+// that this signer has signed with and that has left the list since is gone, and costs nothing.
+func (s *signing) confirmed(ctx context.Context, records []tokens.Record, data map[string]string) ([]tokens.Record, error) {
+	var unknown []string
+	for key := range data {
+		if id, isSignature := strings.CutPrefix(key, clusterinfo.SignaturePrefix); isSignature && !s.document.Has(id) {
+			unknown = append(unknown, id)
+		}
+	}
+	if len(unknown) == 0 {
+		return records, nil
+	}
+	listed := make(map[string]bool, len(records))
+	for _, r := range records {
+		listed[r.Token.ID()] = true
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(confirmAtOnce)
+	var mu sync.Mutex
+	var late []tokens.Record
+	for _, id := range unknown {
+		if listed[id] {
+			continue
+		}
+		group.Go(func() error {
+			r, err := s.Tokens.Get(ctx, id)
+			switch {
+			case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
+				return nil
+			case err != nil:
+				return fmt.Errorf("cluster-info: token %s, whose signature is there: %w", id, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			late = append(late, r)
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.Concat(records, late), nil
+}
