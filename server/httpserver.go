@@ -22,6 +22,9 @@ const (
 // mounts that beside other things puts his own in its place. config has the certificate; TLS is
 // 1.3 unless it allows less.
 func (s Server) HTTPServer(config *tls.Config) *http.Server {
+	if config == nil { // said by ServeTLS: it has no certificate
+		config = &tls.Config{}
+	}
 	config = config.Clone()
 	if config.MinVersion == 0 {
 		config.MinVersion = tls.VersionTLS13
