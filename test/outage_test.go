@@ -20,13 +20,14 @@ import (
 type rush struct {
 	tokens, requests atomic.Int32 // had so far
 	names            []string     // of all requests
+	halves           [2]int32     // of tokens and requests
 	half             chan struct{}
 	asking           sync.WaitGroup
 }
 
 // startRush begins, and goes on to the second half when middle is called.
 func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, requestCount int, askToken func(context.Context) error, machine kubernetes.Interface) *rush {
-	r := &rush{half: make(chan struct{})}
+	r := &rush{half: make(chan struct{}), halves: [2]int32{int32(tokenCount / 2), int32(requestCount / 2)}}
 	numbers := func(n int) <-chan int {
 		c := make(chan int)
 		go func() {
@@ -71,22 +72,22 @@ func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, req
 	return r
 }
 
-// middle waits until the first half has been asked for, and returns when the second has begun.
+// middle waits until the first half is had, and returns when the second has begun to be.
 func (r *rush) middle(t *testing.T) {
 	t.Helper()
-	tokens, requests := r.tokens.Load(), r.requests.Load()
 	wait(t, "the middle", func() error {
-		before := [2]int32{tokens, requests}
-		tokens, requests = r.tokens.Load(), r.requests.Load()
-		if tokens == 0 || requests == 0 || before != [2]int32{tokens, requests} {
-			return fmt.Errorf("%d tokens and %d requests", tokens, requests)
+		if tokens, requests := r.tokens.Load(), r.requests.Load(); tokens < r.halves[0] || requests < r.halves[1] {
+			return fmt.Errorf("%d tokens and %d requests, want %d", tokens, requests, r.halves)
 		}
 		return nil
 	})
 	close(r.half)
-	for r.tokens.Load() == tokens || r.requests.Load() == requests {
-		time.Sleep(time.Millisecond)
-	}
+	wait(t, "the second half", func() error {
+		if r.tokens.Load() == r.halves[0] || r.requests.Load() == r.halves[1] {
+			return fmt.Errorf("it has not begun")
+		}
+		return nil
+	})
 }
 
 // cpu is the processor time that a process has taken so far.
