@@ -37,8 +37,8 @@ type Loop struct {
 	// Gap is the least time between the end of one step and the start of the next, in which
 	// hints gather. Zero is none.
 	Gap time.Duration
-	// MaxGap lets the gap grow to as long as the step has taken, but not beyond: what costs more
-	// is done less often, and more gathers for it. Zero keeps it at Gap.
+	// MaxGap lets the gap grow to twice the time that the step has taken, so that what costs more
+	// is done less often and more gathers for it, but not beyond MaxGap. Zero keeps it at Gap.
 	MaxGap time.Duration
 	// Sweep is the longest time between two steps; zero is DefaultSweep.
 	Sweep time.Duration
@@ -95,7 +95,7 @@ func (l Loop) Run(ctx context.Context) error {
 		failures = 0
 		steps.WithLabelValues(l.Name, "ok").Inc()
 		success.WithLabelValues(l.Name).SetToCurrentTime()
-		if gap := max(l.Gap, min(time.Since(began), l.MaxGap)); gap > 0 {
+		if gap := max(l.Gap, min(2*time.Since(began), l.MaxGap)); gap > 0 {
 			select {
 			case <-ctx.Done():
 				return nil

@@ -58,7 +58,7 @@ func TestSteps(t *testing.T) {
 func TestGapFollowsTheStep(t *testing.T) {
 	for _, test := range []struct{ step, want time.Duration }{
 		{step: time.Millisecond, want: 10 * time.Millisecond},
-		{step: 50 * time.Millisecond, want: 50 * time.Millisecond},
+		{step: 40 * time.Millisecond, want: 80 * time.Millisecond},
 		{step: time.Second, want: 100 * time.Millisecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
