@@ -22,9 +22,9 @@ const (
 	// gap is what a burst of new tokens has to gather in one write. A write takes a few
 	// milliseconds by itself.
 	gap = 15 * time.Millisecond
-	// maxGap is the same with many signatures: each write carries all of them, and takes a
-	// tenth of a second with ten thousand.
-	maxGap = 250 * time.Millisecond
+	// gapOfEach is what the gap is longer by for each signature: a write carries all of them,
+	// and takes a tenth of a second with ten thousand.
+	gapOfEach = 20 * time.Microsecond
 	// stepTimeout ends a step that the API server does not answer.
 	stepTimeout = 30 * time.Second
 	// conflicts is how often one step starts over before it backs off.
@@ -81,7 +81,7 @@ func (s Signer) Run(ctx context.Context) error {
 		Step:       run.step,
 		Hint:       either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx)),
 		Gap:        gap,
-		MaxGap:     maxGap,
+		MoreGap:    func() time.Duration { return time.Duration(run.signed) * gapOfEach },
 		Logger:     s.Logger,
 		Registerer: s.Registerer,
 	}.Run(ctx)
@@ -99,6 +99,7 @@ type signing struct {
 	// etcd has refused as much.
 	limit   int
 	leftOut int
+	signed  int // signatures in cluster-info
 	// looked is the kubeconfig that was looked at last for being of use.
 	looked string
 
@@ -212,6 +213,7 @@ func (s *signing) kubeconfig(data map[string]string) ([]byte, error) {
 }
 
 func (s *signing) report(m clusterinfo.Merged) {
+	s.signed = m.Signed
 	s.signatures.Set(float64(m.Signed))
 	s.bytes.Set(float64(m.Bytes))
 	s.unsigned.Set(float64(len(m.LeftOut)))

@@ -37,9 +37,9 @@ type Loop struct {
 	// Gap is the least time between the end of one step and the start of the next, in which
 	// hints gather. Zero is none.
 	Gap time.Duration
-	// MaxGap lets the gap grow to twice the time that the step has taken, so that what costs more
-	// is done less often and more gathers for it, but not beyond MaxGap. Zero keeps it at Gap.
-	MaxGap time.Duration
+	// MoreGap is asked after each step by how much longer the gap is to be this time, so that
+	// what has come to cost more is done less often. Nil is nothing.
+	MoreGap func() time.Duration
 	// Sweep is the longest time between two steps; zero is DefaultSweep.
 	Sweep time.Duration
 	// Logger is told of failures and of recovery; nil is nobody.
@@ -73,7 +73,6 @@ func (l Loop) Run(ctx context.Context) error {
 		case <-hint:
 		case <-timer.C:
 		}
-		began := time.Now()
 		next, err := l.Step(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -95,7 +94,11 @@ func (l Loop) Run(ctx context.Context) error {
 		failures = 0
 		steps.WithLabelValues(l.Name, "ok").Inc()
 		success.WithLabelValues(l.Name).SetToCurrentTime()
-		if gap := max(l.Gap, min(2*time.Since(began), l.MaxGap)); gap > 0 {
+		gap := l.Gap
+		if l.MoreGap != nil {
+			gap += l.MoreGap()
+		}
+		if gap > 0 {
 			select {
 			case <-ctx.Done():
 				return nil

@@ -55,40 +55,33 @@ func TestSteps(t *testing.T) {
 	})
 }
 
-func TestGapFollowsTheStep(t *testing.T) {
-	for _, test := range []struct{ step, want time.Duration }{
-		{step: time.Millisecond, want: 10 * time.Millisecond},
-		{step: 40 * time.Millisecond, want: 80 * time.Millisecond},
-		{step: time.Second, want: 100 * time.Millisecond},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			hint := make(chan struct{}, 1)
-			var ended time.Time
-			var gaps []time.Duration
-			run(t, loop.Loop{Name: "x", Hint: hint, Gap: 10 * time.Millisecond, MaxGap: 100 * time.Millisecond, Step: func(context.Context) (time.Time, error) {
-				if !ended.IsZero() {
-					gaps = append(gaps, time.Since(ended))
-				}
-				time.Sleep(test.step)
-				ended = time.Now()
+func TestGap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hint := make(chan struct{}, 1)
+		var at []time.Time
+		run(t, loop.Loop{
+			Name: "x", Hint: hint, Gap: time.Second,
+			MoreGap: func() time.Duration { return time.Duration(len(at)) * time.Minute },
+			Step: func(context.Context) (time.Time, error) {
+				at = append(at, time.Now())
 				select {
 				case hint <- struct{}{}:
 				default:
 				}
 				return time.Time{}, nil
-			}})
-			time.Sleep(10 * time.Second)
-			synctest.Wait()
-			for _, gap := range gaps {
-				if gap != test.want {
-					t.Fatalf("a gap of %v after a step of %v, want %v", gap, test.step, test.want)
-				}
-			}
-			if len(gaps) == 0 {
-				t.Fatal("no second step")
-			}
+			},
 		})
-	}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if len(at) < 4 {
+			t.Fatalf("%d steps, want at least 4", len(at))
+		}
+		for i := range at[1:] {
+			if gap, want := at[i+1].Sub(at[i]), time.Second+time.Duration(i+1)*time.Minute; gap != want {
+				t.Errorf("gap %v after step %d, want %v", gap, i+1, want)
+			}
+		}
+	})
 }
 
 func TestBacksOff(t *testing.T) {
