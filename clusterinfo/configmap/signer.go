@@ -21,10 +21,10 @@ import (
 const (
 	// gap is what a burst of new tokens has to gather in one write. A write takes a few
 	// milliseconds by itself.
-	gap = 15 * time.Millisecond
+	gap = 5 * time.Millisecond
 	// gapOfEach is what the gap is longer by for each signature: a write carries all of them,
 	// and takes a tenth of a second with ten thousand.
-	gapOfEach = 20 * time.Microsecond
+	gapOfEach = 30 * time.Microsecond
 	// stepTimeout ends a step that the API server does not answer.
 	stepTimeout = 30 * time.Second
 	// conflicts is how often one step starts over before it backs off.
