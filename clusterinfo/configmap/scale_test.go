@@ -64,8 +64,12 @@ func TestSignerWhenFull(t *testing.T) {
 	s.Registerer = registry
 	const n = 12_500
 	var records []tokens.Record
-	for range n {
-		records = append(records, tokens.Record{Token: tokens.Generate(), Signing: true, Created: time.Now()})
+	for ids := map[string]bool{}; len(records) < n; {
+		token := tokens.Generate()
+		if !ids[token.ID()] { // of so many random IDs two are the same once in thirty times
+			ids[token.ID()] = true
+			records = append(records, tokens.Record{Token: token, Signing: true, Created: time.Now()})
+		}
 	}
 	slices.SortFunc(records, func(a, b tokens.Record) int { return a.Created.Compare(b.Created) })
 	f.store.put(records...)
