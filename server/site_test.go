@@ -1,0 +1,196 @@
+package server_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+const (
+	adminBearer  = "admin-bearer-0123456789"
+	viewerBearer = "viewer-bearer-0123456789"
+	commandPath  = "/v1/token/print-join-command"
+	infoPath     = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+)
+
+// A site is a server with the file store, over TLS as it is meant to be.
+type site struct {
+	server.Server
+	store *boltstore.Store
+	ca    *signer.CA
+	logs  *bytes.Buffer
+	url   string
+	http  *http.Client
+
+	idle      time.Duration // in place of HTTPServer's
+	connState func(net.Conn, http.ConnState)
+}
+
+func newSite(t testing.TB) *site {
+	t.Helper()
+	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	operators, err := server.ParseTokenFile([]byte(adminBearer + `,ada,1,"kubejoin:admins,others"` + "\n" + viewerBearer + ",vic,2\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &site{store: store, ca: ca, logs: &bytes.Buffer{}}
+	s.Server = server.Server{
+		Tokens:       store,
+		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Authenticate: operators.Authenticate,
+		Authorize:    server.AllowGroup("kubejoin:admins"),
+		Version:      server.Version{Version: "v0.0.0"},
+		Logger:       slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Registerer:   prometheus.NewPedanticRegistry(),
+	}
+	return s
+}
+
+// start serves s as it is now.
+func (s *site) start(t testing.TB) {
+	t.Helper()
+	certificate := &servingcert.Issued{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
+	if _, err := certificate.Step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Advertise == "" {
+		s.Advertise = listener.Addr().String()
+	}
+	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate})
+	if s.idle > 0 {
+		web.IdleTimeout = s.idle
+	}
+	if s.connState != nil {
+		web.ConnState = s.connState
+	}
+	go func() { _ = web.ServeTLS(listener, "", "") }()
+	t.Cleanup(func() { _ = web.Close() })
+	s.url = "https://" + listener.Addr().String()
+	roots := x509.NewCertPool()
+	roots.AddCert(s.ca.Certificate())
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	s.http = &http.Client{Transport: transport}
+}
+
+func (s *site) registry() *prometheus.Registry { return s.Registerer.(*prometheus.Registry) }
+
+// gauge is the value of a metric without labels, or with the one value given.
+func (s *site) gauge(t testing.TB, name, label string) float64 {
+	t.Helper()
+	families, err := s.registry().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name && (label == "" || m.GetLabel()[0].GetValue() == label) {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	t.Fatalf("no metric %s of %q", name, label)
+	return 0
+}
+
+func (s *site) inFlight(t testing.TB, class string) float64 {
+	return s.gauge(t, "kubejoin_http_requests_in_flight", class)
+}
+
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (s *site) do(t *testing.T, method, path, bearer, contentType, body string) reply {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bearer != "" {
+		r.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	if contentType != "" {
+		r.Header.Set("Content-Type", contentType)
+	}
+	response, err := s.http.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	content, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply{response.StatusCode, response.Header, string(content)}
+}
+
+// parseLine takes a join command apart as kubeadm would.
+func parseLine(t *testing.T, line string) (endpoint string, token tokens.Token, pins []string) {
+	t.Helper()
+	if strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "\n") {
+		t.Fatalf("not one line: %q", line)
+	}
+	words := strings.Fields(line)
+	if len(words) < 7 || words[0] != "kubeadm" || words[1] != "join" || words[3] != "--token" {
+		t.Fatalf("not a join command of known form: %d words", len(words))
+	}
+	token, err := tokens.Parse(words[4])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rest := words[5:]; len(rest) > 0; rest = rest[2:] {
+		if rest[0] != "--discovery-token-ca-cert-hash" {
+			t.Fatalf("flag %s", rest[0])
+		}
+		pins = append(pins, rest[1])
+	}
+	return words[2], token, pins
+}
+
+func (s *site) ids(t *testing.T) []string {
+	t.Helper()
+	records, err := s.store.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, r := range records {
+		ids = append(ids, r.Token.ID())
+	}
+	return ids
+}
