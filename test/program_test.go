@@ -142,6 +142,12 @@ func launch(t *testing.T, dir, address, curlrc string, cmd *exec.Cmd) *program {
 		if strings.Contains(said, "WARNING: DATA RACE") || strings.Contains(said, "panic:") {
 			t.Error("kubejoin had a data race or a panic")
 		}
+		p.secrets.Lock()
+		known := len(p.secrets.list)
+		p.secrets.Unlock()
+		if known > 0 { // none of the programs that never came so far as to have one
+			p.secrets.absent(t, "the log", said)
+		}
 	})
 	return p
 }
