@@ -249,7 +249,13 @@ func TestTooManyConnections(t *testing.T) {
 	h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), holdJSON: make(chan struct{}), free: make(chan struct{})}
 	s.ClusterInfo = h
 	const most = 4
-	s.connState = server.LimitConnections(most, s.registry())
+	idled := make(chan struct{}, 100)
+	limit := server.LimitConnections(most, s.registry())
+	s.connState = func(c net.Conn, state http.ConnState) {
+		if limit(c, state); state == http.StateIdle {
+			idled <- struct{}{}
+		}
+	}
 	s.start(t)
 	ask := func(c *tls.Conn, path string) error {
 		_, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path)
@@ -270,6 +276,7 @@ func TestTooManyConnections(t *testing.T) {
 		if answer, err := read(c); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
 			t.Fatalf("%q %v", answer, err)
 		}
+		<-idled // a while after the answer
 		return c
 	}
 	busy := s.dial(t, "http/1.1")

@@ -18,16 +18,18 @@ const confirmAtOnce = 8
 
 // confirmed adds to a list of tokens, which may lag, those that cluster-info has a signature of
 // and the list has never had. Another signer may have seen them first: the leader before this
-// one, or kube-controller-manager. Their signatures are not taken away and given back. A token
-// that this signer has signed with and that has left the list since is gone, and costs nothing.
+// one, or kube-controller-manager. Their signatures are not taken away and given back, and they
+// are asked for again until the list has them. A token that was in the list and has left it is
+// gone, and costs nothing.
 func (s *signing) confirmed(ctx context.Context, records []tokens.Record, data map[string]string) ([]tokens.Record, error) {
 	var unknown []string
 	for key := range data {
-		if id, isSignature := strings.CutPrefix(key, clusterinfo.SignaturePrefix); isSignature && !s.document.Has(id) {
+		if id, isSignature := strings.CutPrefix(key, clusterinfo.SignaturePrefix); isSignature && (s.late[id] || !s.document.Has(id)) {
 			unknown = append(unknown, id)
 		}
 	}
 	if len(unknown) == 0 {
+		s.late = nil
 		return records, nil
 	}
 	listed := make(map[string]bool, len(records))
@@ -58,6 +60,10 @@ func (s *signing) confirmed(ctx context.Context, records []tokens.Record, data m
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
+	}
+	s.late = make(map[string]bool, len(late))
+	for _, r := range late {
+		s.late[r.Token.ID()] = true
 	}
 	return slices.Concat(records, late), nil
 }

@@ -100,6 +100,8 @@ type signing struct {
 	limit   int
 	leftOut int
 	signed  int // signatures in cluster-info
+	// late are the IDs of tokens that exist and were not in the list of the last step.
+	late map[string]bool
 	// looked is the kubeconfig that was looked at last for being of use.
 	looked string
 
