@@ -38,6 +38,13 @@ type Record struct {
 	// Description is free text for people, of at most [MaxDescription] bytes.
 	Description string
 
+	// Limits is what the token is good for.
+	Limits Limits
+	// Nodes are the names of the nodes that have joined on a token with [Limits.Most], in the
+	// order in which they did: this is the count that the limit is about. A name is taken out
+	// only when a person releases its claim.
+	Nodes []string
+
 	// Problem is what is wrong with a record that was stored by others, or nil. kube-apiserver
 	// does not accept such a token. Where its secret cannot be used Token holds the ID only,
 	// and a malformed expiration has passed, as upstream has it.
@@ -63,6 +70,12 @@ func NewRecord(t Token, ttl time.Duration, now time.Time) Record {
 // Expired reports whether the token is of no use any more at the time now.
 func (r Record) Expired(now time.Time) bool {
 	return !r.Expires.IsZero() && !now.Before(r.Expires)
+}
+
+// Spent reports whether no new node can join with the token: as many have as its limits allow.
+func (r Record) Spent() bool {
+	most := r.Limits.Most()
+	return most > 0 && len(r.Nodes) >= most
 }
 
 // Signs reports whether cluster-info is to be signed with the token at the time now.
@@ -98,6 +111,16 @@ func (r Record) Check() error {
 	}
 	if !utf8.ValidString(r.Description) || strings.ContainsFunc(r.Description, unicode.IsControl) {
 		errs = append(errs, errors.New("description: want one line of valid UTF-8 without control characters"))
+	}
+	if err := r.Limits.Check(); err != nil {
+		errs = append(errs, err)
+	}
+	for i, name := range r.Nodes {
+		if err := CheckNodeName(name); err != nil {
+			errs = append(errs, fmt.Errorf("nodes: %w", err))
+		} else if slices.Contains(r.Nodes[:i], name) {
+			errs = append(errs, fmt.Errorf("nodes: %q is given twice", name))
+		}
 	}
 	// RFC 3339 has four digits for the year.
 	if !r.Expires.IsZero() && (r.Expires.UTC().Year() < 1970 || r.Expires.UTC().Year() > 9999) {

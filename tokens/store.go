@@ -6,13 +6,13 @@ import (
 )
 
 var (
-	// ErrNotFound is wrapped when a store has no token of that ID.
-	ErrNotFound = errors.New("token not found")
-	// ErrExists is wrapped when a store has a token of that ID already.
-	ErrExists = errors.New("token exists already")
-	// ErrConflict is wrapped when the record has changed since it was read, or is another one
-	// of the same ID.
-	ErrConflict = errors.New("token has changed")
+	// ErrNotFound is wrapped when a store has no token of that ID, or no claim of that name.
+	ErrNotFound = errors.New("not found")
+	// ErrExists is wrapped when a store has a token of that ID, or a claim of that name, already.
+	ErrExists = errors.New("exists already")
+	// ErrConflict is wrapped when a record or claim has changed since it was read, or is another
+	// one of the same ID or name.
+	ErrConflict = errors.New("has changed")
 	// ErrDeleting is wrapped by the Problem of a record that has been deleted and stays only
 	// until somebody else lets go of it (a finalizer).
 	ErrDeleting = errors.New("token is being deleted")

@@ -1,0 +1,89 @@
+package tokens
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// MaxKeys is how many keys may be certified on one claim: a kubelet that starts anew before its
+// node has registered makes another one.
+const MaxKeys = 3
+
+// A Claim is a node name that was taken with a token that has [Limits]. While it is there no
+// other token takes the name.
+type Claim struct {
+	// Node is the name.
+	Node string
+	// TokenID and TokenUID tell which token took it.
+	TokenID, TokenUID string
+	// Limits are the token's when it took the name. They hold for the token even if its own
+	// are erased, and for renewals of the node's certificate when the token is gone.
+	Limits Limits
+	// Keys are the public keys that have been admitted, at most [MaxKeys]: "sha256:" and the
+	// SHA-256 of the SubjectPublicKeyInfo in lower-case hex, as in CA pins.
+	Keys []string
+	// Requests are the UIDs of the certificate requests that those keys came with, as far as
+	// they have any.
+	Requests []string
+	// NodeUID is that of the Node that has registered; empty as long as none is known to have.
+	NodeUID string
+
+	// Created, UID and Version are the store's, as with a [Record].
+	Created time.Time
+	UID     string
+	Version string
+}
+
+// Claims keeps claims, one for each node name. Its methods may be called side by side. Errors
+// wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply; every other error may pass
+// by itself, and the write that it is about may have taken effect.
+//
+// Package tokens/storetest is the suite that every Claims passes, too.
+type Claims interface {
+	// Get reads one claim as it is now, never from a cache.
+	Get(ctx context.Context, node string) (Claim, error)
+
+	// Find is Get that may lag behind writes, and costs next to nothing.
+	Find(ctx context.Context, node string) (Claim, error)
+
+	// List gives all claims in the order of their names. It may lag behind writes.
+	List(ctx context.Context) ([]Claim, error)
+
+	// OfToken gives the claims with that TokenID, whatever their TokenUID, in the order of
+	// their names. It may lag behind writes, and costs little.
+	OfToken(ctx context.Context, id string) ([]Claim, error)
+
+	// Create stores a claim for a name that has none, and returns it with Created, UID and
+	// Version set. It is one atomic write: of several at once for a name, one succeeds.
+	Create(ctx context.Context, c Claim) (Claim, error)
+
+	// Update reads the claim as it is now, lets change alter it and writes it back if it is
+	// still as it was read; otherwise it starts over with a fresh one. An error of change ends
+	// it and is returned as it is. It is an error to change Node, Created or UID. Without a
+	// difference nothing is written.
+	Update(ctx context.Context, node string, change func(*Claim) error) (Claim, error)
+
+	// Delete removes exactly the claim given: one of another UID or Version is left alone, with
+	// ErrConflict.
+	Delete(ctx context.Context, c Claim) error
+
+	// Watch hints at changes as [Store.Watch] does.
+	Watch(ctx context.Context) <-chan struct{}
+}
+
+// HasKey reports whether a key has been admitted.
+func (c Claim) HasKey(key string) bool { return slices.Contains(c.Keys, key) }
+
+// Clone shares nothing with c that can be changed.
+func (c Claim) Clone() Claim {
+	c.Keys, c.Requests, c.Limits.NodeNames = slices.Clone(c.Keys), slices.Clone(c.Requests), slices.Clone(c.Limits.NodeNames)
+	return c
+}
+
+// Equal reports whether both say the same.
+func (c Claim) Equal(d Claim) bool {
+	return c.Node == d.Node && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID && c.Limits.Equal(d.Limits) &&
+		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.NodeUID == d.NodeUID &&
+		c.Created.Equal(d.Created) && c.UID == d.UID && c.Version == d.Version
+}

@@ -1,0 +1,86 @@
+package tokens_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+func TestMatchNodeName(t *testing.T) {
+	for _, test := range []struct {
+		pattern string
+		yes, no []string
+	}{
+		{"worker-1", []string{"worker-1"}, []string{"worker-10", "xworker-1", "", "worker-"}},
+		{"*", []string{"", "a", "a.b"}, nil},
+		{"web-*", []string{"web-", "web-1", "web-1.example.com"}, []string{"web", "xweb-1", "we"}},
+		{"*.example.com", []string{"a.example.com", "a.b.example.com"}, []string{"example.com", "a.example.com.evil"}},
+		{"a*b*c", []string{"abc", "axbxc", "abbc", "abcbc"}, []string{"ab", "acb", "xabc", "abcx"}},
+		{"ab*ba", []string{"abba", "abxba"}, []string{"aba", "ab"}},
+		{"a**b", []string{"ab", "axb"}, []string{"a", "b"}},
+		{"**", []string{"", "x"}, nil},
+	} {
+		for _, name := range test.yes {
+			if !tokens.MatchNodeName(test.pattern, name) {
+				t.Errorf("%q does not match %q", test.pattern, name)
+			}
+		}
+		for _, name := range test.no {
+			if tokens.MatchNodeName(test.pattern, name) {
+				t.Errorf("%q matches %q", test.pattern, name)
+			}
+		}
+	}
+}
+
+func TestCheckNodeName(t *testing.T) {
+	for _, name := range []string{"a", "worker-1", "1", "a.b", "ip-10-0-0-1.eu-west-1.compute.internal", strings.Repeat("a", 253)} {
+		if err := tokens.CheckNodeName(name); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, name := range []string{"", "A", "-a", "a-", "a..b", ".a", "a.", "a_b", "a b", "ä", "a.-b", "a/b", "*", strings.Repeat("a", 254)} {
+		if tokens.CheckNodeName(name) == nil {
+			t.Errorf("%q is taken", name)
+		}
+	}
+}
+
+func TestLimitsCheck(t *testing.T) {
+	replaces := tokens.NodeRef{Name: "worker-1", UID: "8f2b"}
+	for _, test := range []struct {
+		name   string
+		limits tokens.Limits
+		want   string // in the error; empty is none
+	}{
+		{name: "none"},
+		{name: "all", limits: tokens.Limits{MaxNodes: 1000, NodeNames: []string{"a", "b-*"}, CertificateDuration: 8 * time.Hour, Role: "control-plane"}},
+		{name: "replaces", limits: tokens.Limits{Replaces: replaces, MaxNodes: 1, NodeNames: []string{"worker-*"}}},
+		{name: "too many", limits: tokens.Limits{MaxNodes: 1001}, want: "max-nodes: 1001 given, want 1 to 1000"},
+		{name: "negative", limits: tokens.Limits{MaxNodes: -1}, want: "max-nodes: -1"},
+		{name: "upper case", limits: tokens.Limits{NodeNames: []string{"Worker"}}, want: `node-names: node name "Worker"`},
+		{name: "pattern", limits: tokens.Limits{NodeNames: []string{"a/*"}}, want: `node-names: node name pattern "a/*"`},
+		{name: "empty name", limits: tokens.Limits{NodeNames: []string{""}}, want: "node-names"},
+		{name: "twice", limits: tokens.Limits{NodeNames: []string{"a", "a"}}, want: `"a" is given twice`},
+		{name: "many names", limits: tokens.Limits{NodeNames: []string{"a", strings.Repeat("a*", 100), strings.Repeat("b*", 40<<10)}}, want: "node-names"},
+		{name: "short", limits: tokens.Limits{CertificateDuration: 9 * time.Minute}, want: "certificate-duration: 9m0s given"},
+		{name: "fraction", limits: tokens.Limits{CertificateDuration: time.Hour + time.Millisecond}, want: "certificate-duration"},
+		{name: "long", limits: tokens.Limits{CertificateDuration: 101 * 365 * 24 * time.Hour}, want: "certificate-duration"},
+		{name: "role", limits: tokens.Limits{Role: "master"}, want: `role: "master" given`},
+		{name: "replaces without UID", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1"}}, want: "replaces-node"},
+		{name: "replaces many", limits: tokens.Limits{Replaces: replaces, MaxNodes: 2}, want: "max-nodes: 2 given"},
+		{name: "replaces another", limits: tokens.Limits{Replaces: replaces, NodeNames: []string{"worker-2"}}, want: "node-names"},
+		{name: "problem", limits: tokens.Limits{Problem: errors.New("of others")}, want: "of others"},
+	} {
+		err := test.limits.Check()
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", test.name, err, test.want)
+		}
+		if test.name != "none" && test.limits.IsZero() {
+			t.Errorf("%s: is zero", test.name)
+		}
+	}
+}
