@@ -143,7 +143,7 @@ func (h *handler) logRequest(r *http.Request, route, id string, status int, took
 	case status >= 400, r.Method == http.MethodPost:
 		level = slog.LevelInfo
 	}
-	if route == "readyz" { // asked without end: it logs changes by itself
+	if route == "readyz" || route == "tokenreview" && status < 400 { // asked without end; readyz logs changes by itself
 		level = slog.LevelDebug
 	}
 	attrs := append([]slog.Attr{

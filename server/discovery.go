@@ -36,13 +36,15 @@ func malformed(err error) *problem {
 // kubernetes is the problem as clients of the Kubernetes API read it.
 func (p problem) kubernetes() metav1.Status {
 	reasons := map[int]metav1.StatusReason{
-		http.StatusBadRequest:          metav1.StatusReasonBadRequest,
-		http.StatusUnauthorized:        metav1.StatusReasonUnauthorized,
-		http.StatusForbidden:           metav1.StatusReasonForbidden,
-		http.StatusNotFound:            metav1.StatusReasonNotFound,
-		http.StatusMethodNotAllowed:    metav1.StatusReasonMethodNotAllowed,
-		http.StatusServiceUnavailable:  metav1.StatusReasonServiceUnavailable,
-		http.StatusInternalServerError: metav1.StatusReasonInternalError,
+		http.StatusBadRequest:            metav1.StatusReasonBadRequest,
+		http.StatusUnauthorized:          metav1.StatusReasonUnauthorized,
+		http.StatusForbidden:             metav1.StatusReasonForbidden,
+		http.StatusNotFound:              metav1.StatusReasonNotFound,
+		http.StatusMethodNotAllowed:      metav1.StatusReasonMethodNotAllowed,
+		http.StatusRequestEntityTooLarge: metav1.StatusReasonRequestEntityTooLarge,
+		http.StatusUnsupportedMediaType:  metav1.StatusReasonUnsupportedMediaType,
+		http.StatusServiceUnavailable:    metav1.StatusReasonServiceUnavailable,
+		http.StatusInternalServerError:   metav1.StatusReasonInternalError,
 	}
 	return metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},

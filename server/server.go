@@ -27,6 +27,8 @@ type Server struct {
 	Authenticate Authenticate
 	// Authorize says whether a user may do what a request asks for; nil refuses everything.
 	Authorize Authorize
+	// TokenReview answers kube-apiserver whose token it was shown; nil has no such path.
+	TokenReview *TokenReview
 
 	// Advertise is the HOST:PORT that join commands name for discovery. Empty is the API
 	// server that cluster-info names.
@@ -75,6 +77,8 @@ type handler struct {
 	requests     *prometheus.CounterVec
 	duration     *prometheus.HistogramVec
 	joinCommands *prometheus.CounterVec
+	tokenReviews *prometheus.CounterVec
+	nobody       tokens.Record // has a token that was told to nobody
 }
 
 // Handler makes the handler of the whole API, with bounds on bodies and on the requests that are
@@ -100,6 +104,14 @@ func (s Server) Handler() http.Handler {
 	r := chi.NewRouter()
 	r.NotFound(h.route("unknown", others, h.notFound))
 	r.MethodNotAllowed(h.route("unknown", others, h.methodNotAllowed))
+	if h.TokenReview != nil {
+		h.nobody = tokens.Record{Token: tokens.Generate()}
+		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Tokens that kube-apiserver asked about, by result.", "result")
+		reviews := class("token-review", maxTokenReviews)
+		for _, version := range reviewVersions {
+			r.Post(reviewPath(version), h.route("tokenreview", reviews, h.tokenReview))
+		}
+	}
 	r.Post("/v1/token/print-join-command", h.route("print-join-command", joinCommands, h.allowed(Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand)))
 	for _, method := range []string{http.MethodGet, http.MethodHead} {
 		r.Method(method, discoveryPath, h.route("discovery", discovery, h.discovery))

@@ -1,0 +1,211 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"mime"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authenticationv1beta1 "k8s.io/api/authentication/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	kjson "sigs.k8s.io/json"
+)
+
+// maxTokenReviews is how many reviews are in flight at most. kube-apiserver asks once for all
+// requests with the same token, and remembers the answer.
+const maxTokenReviews = 256
+
+// reviewTimeout is how long the store may take. kube-apiserver gives a review 30 s in all.
+const reviewTimeout = 10 * time.Second
+
+// A TokenReview lets kube-apiserver accept the tokens of a Server that has its own store: it is
+// the webhook of --authentication-token-webhook-config-file. A token is the same user, in the
+// same groups and under the same conditions, as for kube-apiserver's own bootstrap token
+// authenticator, which need not be enabled beside it.
+type TokenReview struct {
+	// Authenticate knows kube-apiserver: whoever it knows may ask. An error that wraps
+	// [ErrForbidden] is about somebody whom it knows as another. nil refuses everybody.
+	Authenticate Authenticate
+	// Audiences are the API server's --api-audiences, by default its service account issuer. A
+	// review for others alone is answered no. Empty leaves that to the API server: an answer
+	// without audiences is for its own, as the TokenReview API has it.
+	Audiences []string
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+// reviewVersions are the versions of the API. Their objects are the same in JSON.
+var reviewVersions = []string{"v1", "v1beta1"}
+
+func reviewPath(version string) string {
+	return "/apis/" + authenticationv1.GroupName + "/" + version + "/tokenreviews"
+}
+
+// tokenReview says whose token it is that kube-apiserver was shown, in the version that it was
+// asked in.
+func (h *handler) tokenReview(r *http.Request) (answer, error) {
+	if err := h.checkReviewer(r); err != nil {
+		return answer{}, err
+	}
+	asked, err := readTokenReview(r)
+	if err != nil {
+		return answer{}, err
+	}
+	status, err := h.review(r.Context(), asked.Spec.Token, asked.Spec.Audiences)
+	if err != nil {
+		h.tokenReviews.WithLabelValues("failed").Inc()
+		// Not a no, which kube-apiserver would remember.
+		p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; try again")
+		p.cause, p.retryAfter = err, retryAfter
+		return answer{}, p
+	}
+	result := map[bool]string{true: "authenticated", false: "refused"}[status.Authenticated]
+	h.tokenReviews.WithLabelValues(result).Inc()
+	logAttrs(r.Context(), slog.String("result", result))
+	body, err := json.Marshal(authenticationv1.TokenReview{TypeMeta: asked.TypeMeta, Status: status})
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{contentType: "application/json", body: append(body, '\n')}, nil
+}
+
+// checkReviewer lets nobody ask but kube-apiserver: an answer tells whether a guess was right.
+func (h *handler) checkReviewer(r *http.Request) error {
+	if h.TokenReview.Authenticate == nil {
+		return newProblem(http.StatusForbidden, "forbidden", "nobody may create tokenreviews here: no way to authenticate kube-apiserver is configured")
+	}
+	user, err := h.TokenReview.Authenticate(r)
+	switch {
+	case err == nil:
+		logAttrs(r.Context(), slog.String("user", user.Name))
+		return nil
+	case errors.Is(err, ErrForbidden):
+		p := newProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create tokenreviews")
+		p.cause = err
+		return p
+	case errors.Is(err, ErrNoCredentials):
+		return newProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create tokenreviews, with the credential that 'kubejoin webhook-config' gives it")
+	case errors.Is(err, ErrBadCredentials):
+		return newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not kube-apiserver's")
+	}
+	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "cannot tell now who is asking; try again")
+	p.cause, p.retryAfter = err, retryAfter
+	return p
+}
+
+// askedReview is what counts in a review that is asked for.
+type askedReview struct {
+	metav1.TypeMeta `json:",inline"`
+	Spec            struct {
+		Token     string   `json:"token"`
+		Audiences []string `json:"audiences"`
+	} `json:"spec"`
+}
+
+// readTokenReview reads a body of either version, whatever the path says: kube-apiserver sends
+// v1beta1 unless it is told otherwise, and reads the answer in the version that it sent.
+func readTokenReview(r *http.Request) (askedReview, error) {
+	var asked askedReview
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
+		return asked, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
+	}
+	body, err := io.ReadAll(r.Body)
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return asked, newProblem(http.StatusRequestEntityTooLarge, "body-too-large", "the body has more than %d bytes", tooLarge.Limit)
+	} else if err != nil {
+		return asked, newProblem(http.StatusBadRequest, "invalid-body", "the body ended early")
+	}
+	// Fields that are not known are a newer API server's.
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &asked); err != nil {
+		return asked, newProblem(http.StatusBadRequest, "invalid-body", "the body is no TokenReview in JSON")
+	}
+	if asked.Kind != "TokenReview" || asked.APIVersion != authenticationv1.SchemeGroupVersion.String() && asked.APIVersion != authenticationv1beta1.SchemeGroupVersion.String() {
+		return asked, newProblem(http.StatusBadRequest, "invalid-body", "want kind TokenReview and apiVersion %s or %s", authenticationv1.SchemeGroupVersion, authenticationv1beta1.SchemeGroupVersion)
+	}
+	return asked, nil
+}
+
+// review judges a token. Whose it is not is a no without a reason, be it malformed, unknown,
+// wrong or expired; an error means that nobody can tell.
+func (h *handler) review(ctx context.Context, shown string, audiences []string) (no authenticationv1.TokenReviewStatus, err error) {
+	token, err := tokens.Parse(shown)
+	if err != nil {
+		return no, nil // every bearer that no other authenticator knows comes here
+	}
+	logAttrs(ctx, slog.String("token", token.ID()))
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	record, err := h.Tokens.Get(ctx, token.ID())
+	if errors.Is(err, tokens.ErrNotFound) {
+		record, err = h.nobody, nil // as much work as with one that is there
+	}
+	if err != nil {
+		return no, err
+	}
+	now := time.Now
+	if h.TokenReview.Now != nil {
+		now = h.TokenReview.Now
+	}
+	accepted, meant := accepted(audiences, h.TokenReview.Audiences)
+	why := refusal(record, token, now())
+	if why == "" && !meant {
+		why = "for another audience"
+	}
+	if why != "" {
+		logAttrs(ctx, slog.String("reason", why)) // for the operator alone
+		return no, nil
+	}
+	return authenticationv1.TokenReviewStatus{
+		Authenticated: true,
+		User:          authenticationv1.UserInfo{Username: bootstrapapi.BootstrapUserPrefix + token.ID(), Groups: bootstrapGroups(record)},
+		Audiences:     accepted,
+	}, nil
+}
+
+// refusal is why kube-apiserver's bootstrap token authenticator would not accept the token that
+// was shown, or nothing.
+func refusal(record tokens.Record, shown tokens.Token, now time.Time) string {
+	same := record.Token.Equal(shown) // in constant time, and always
+	switch {
+	case !same:
+		return "unknown or another secret"
+	case record.Problem != nil:
+		return "malformed record"
+	case record.Expired(now):
+		return "expired"
+	case !record.Authentication:
+		return "not for authentication"
+	}
+	return ""
+}
+
+// bootstrapGroups are a token's groups as a sorted set, which they are for kube-apiserver.
+func bootstrapGroups(r tokens.Record) []string {
+	groups := append([]string{bootstrapapi.BootstrapDefaultGroup}, r.Groups...)
+	slices.Sort(groups)
+	return slices.Compact(groups)
+}
+
+// accepted are those of the audiences asked for that are the API server's, and whether the token
+// is meant for any. Where nothing is known of either they are not named: that stands for the API
+// server's own.
+func accepted(asked, own []string) (both []string, meant bool) {
+	if len(asked) == 0 || len(own) == 0 {
+		return nil, true
+	}
+	for _, a := range asked {
+		if slices.Contains(own, a) {
+			both = append(both, a)
+		}
+	}
+	return both, len(both) > 0
+}
