@@ -17,7 +17,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -65,7 +64,7 @@ func onCluster(ctx context.Context, s *service) error {
 		s.log.Warn("no --token-auth-file is given: nobody may ask for a join command")
 	}
 
-	store, err := secretstore.Open(watch, client, s.log)
+	store, err := s.openTokens(watch, client)
 	if err != nil {
 		return err
 	}
@@ -119,7 +118,7 @@ func onCluster(ctx context.Context, s *service) error {
 		}
 	}
 	s.runControllers(leader, controllers)
-	s.checkCluster(store, info)
+	s.checkClusterInfo(info)
 	s.api.SignedBy = signedBy(o, enabled)
 	s.banner = clusterBanner(o, config.Host)
 	return nil
@@ -133,6 +132,11 @@ func checkOnCluster(o *serveOptions, enabled map[string]bool) error {
 		}
 		if o.tlsCert == "" {
 			errs = append(errs, errors.New("--tls-cert-file: needed, since without --cluster-signing-key-file no serving certificate can be issued"))
+		}
+	}
+	for _, flag := range []string{"webhook-client-ca-file", "webhook-client-name", "webhook-audience"} {
+		if o.tokenStore != storeFile && o.given(flag) {
+			errs = append(errs, fmt.Errorf("--%s: is about --token-store=file; tokens in Secrets are known to kube-apiserver without kubejoin", flag))
 		}
 	}
 	return errors.Join(errs...)
@@ -233,13 +237,7 @@ func (s *service) runControllers(leader *election, controllers []func(context.Co
 	s.check("leader", leader.ready)
 }
 
-func (s *service) checkCluster(store *secretstore.Store, info *configmap.ConfigMap) {
-	s.check("tokens", func(ctx context.Context) error {
-		if _, err := store.List(ctx); err != nil {
-			return errors.New("the token Secrets have not been listed yet, see the log")
-		}
-		return nil
-	})
+func (s *service) checkClusterInfo(info *configmap.ConfigMap) {
 	s.check("cluster-info", func(ctx context.Context) error {
 		data, err := info.Data(ctx)
 		var cas []*x509.Certificate

@@ -46,6 +46,10 @@ type serveOptions struct {
 	duration                     time.Duration
 	tlsCert, tlsKey              string
 	tokenAuthFile                string
+	tokenStore                   string
+	webhookClientCA              string
+	webhookClientName            string
+	webhookAudiences             []string
 	leaderElect                  bool
 	leaseNamespace, leaseName    string
 	logFormat                    string
@@ -64,6 +68,9 @@ func serveCommand() *cobra.Command {
 Standalone, with neither --kubeconfig nor a pod's service account, tokens are kept
 in one file in --data-dir. A cluster CA and an admin's bearer token are made there
 on the first start, and a curlrc that holds both for curl -K.
+
+On a cluster --token-store=file keeps tokens out of it: kube-apiserver asks kubejoin
+about them, see 'kubejoin webhook-config --help'.
 
 On a cluster, tokens are Secrets, cluster-info is the ConfigMap in kube-public, and
 these controllers do the work of kube-controller-manager's:
@@ -97,6 +104,7 @@ there with kube-controller-manager's own --controllers.`,
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	complete("log-format", "text", "json")
+	complete("token-store", storeKubernetes, storeFile)
 	complete("controllers", append([]string{"*"}, controllerNames...)...)
 	return cmd
 }
@@ -111,7 +119,11 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.tlsKey, "tls-private-key-file", "", "key of --tls-cert-file")
 	f.StringSliceVar(&o.tlsSANs, "tls-san", nil, "more names and addresses for the serving certificate that is issued (repeatable)")
 
-	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "standalone: folder of the CA, the tokens and curlrc")
+	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "folder of the CA, the tokens and curlrc where kubejoin is standalone; of the tokens with --token-store=file")
+	f.StringVar(&o.tokenStore, "token-store", "", "where tokens and claims are: kubernetes is Secrets and Leases, file one file in --data-dir, of which kube-apiserver learns as 'kubejoin webhook-config' says; one replica (default: kubernetes on a cluster, file standalone)")
+	f.StringVar(&o.webhookClientCA, "webhook-client-ca-file", "", "with tokens in a file: CA of kube-apiserver's client certificate, by which it may ask about tokens instead of by the bearer token in --data-dir")
+	f.StringVar(&o.webhookClientName, "webhook-client-name", "", "common name of that certificate, such as kube-apiserver-kubelet-client")
+	f.StringSliceVar(&o.webhookAudiences, "webhook-audience", nil, "with tokens in a file: --api-audiences of kube-apiserver, to say no to reviews for others here (repeatable; default: kube-apiserver does that)")
 
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on (default: the service account in a pod, or standalone)")
 	f.Float32Var(&o.kubeAPIQPS, "kube-api-qps", 0, "most requests a second to the API server; 0 is no limit, the API server's own priority and fairness decides")
@@ -170,9 +182,7 @@ func (o *serveOptions) check() error {
 	if !(o.kubeAPIQPS >= 0 && o.kubeAPIQPS <= 1e6) || o.kubeAPIBurst < 0 { // NaN is neither
 		fail("kube-api-qps", "%g and --kube-api-burst %d given; want 0 or more, and a million at most", o.kubeAPIQPS, o.kubeAPIBurst)
 	}
-	if o.kubeconfig != "" && o.given("data-dir") {
-		fail("data-dir", "is for standalone use, and --kubeconfig keeps tokens in the cluster: give one of them")
-	}
+	o.checkTokenStore(fail)
 	if !slices.Contains([]string{"text", "json"}, o.logFormat) {
 		fail("log-format", "%q given, want text or json", o.logFormat)
 	}
@@ -221,7 +231,7 @@ func serve(ctx context.Context, o serveOptions, stdout, stderr io.Writer) error 
 // serveWith is serve with a logger, which klog, being global, need not share.
 func serveWith(ctx context.Context, o serveOptions, log *slog.Logger, stdout io.Writer) error {
 	build := standalone
-	if o.kubeconfig != "" || inCluster() && !o.given("data-dir") {
+	if o.kubeconfig != "" || inCluster() && (o.given("token-store") || !o.given("data-dir")) {
 		build = onCluster
 	}
 	s := newService(o, log, stdout)

@@ -143,7 +143,11 @@ func (s *service) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	web := s.api.HTTPServer(&tls.Config{GetCertificate: certificate})
+	config := &tls.Config{GetCertificate: certificate}
+	if s.options.webhookClientCA != "" {
+		config.ClientAuth = tls.RequestClientCert // judged where it counts: elsewhere it is nobody's concern
+	}
+	web := s.api.HTTPServer(config)
 
 	// What ends the parts in the back: only after the last request.
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))

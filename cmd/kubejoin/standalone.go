@@ -20,7 +20,6 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
 // caLifetime is that of a CA made here, as kubeadm's.
@@ -33,15 +32,11 @@ func standalone(ctx context.Context, s *service) error {
 		return err
 	}
 	dir := dataDir(o.dataDir)
-	if err := dir.open(); err != nil {
-		return err
-	}
 	// The store first: it is the lock on the folder.
-	store, err := boltstore.Open(dir.path("kubejoin.db"))
+	store, err := s.openFileStore()
 	if err != nil {
 		return err
 	}
-	s.closers = append(s.closers, store.Close)
 
 	if o.caCert == "" {
 		o.caCert = dir.path("ca.pem")
@@ -78,14 +73,10 @@ func standalone(ctx context.Context, s *service) error {
 	s.caChanged = append(s.caChanged, info.follow)
 	s.hosts = []string{host}
 	s.api.Tokens, s.api.ClusterInfo, s.api.Advertise = store, info, o.advertise
-	s.check("tokens", func(ctx context.Context) error {
-		// Any token will do, and none: this is whether the file can be read.
-		if _, err := store.Get(ctx, "000000"); err != nil && !errors.Is(err, tokens.ErrNotFound) {
-			s.log.Error("readiness", "check", "tokens", "error", err)
-			return errors.New("the token file cannot be read, see the log")
-		}
-		return nil
-	})
+	caFile := dir.path("ca.crt")
+	if err := s.keepBundle(caFile); err != nil {
+		return err
+	}
 
 	curlrc := ""
 	if o.tokenAuthFile == "" {
@@ -95,18 +86,6 @@ func standalone(ctx context.Context, s *service) error {
 			return err
 		}
 		curlrc = dir.path("curlrc")
-		caFile := dir.path("ca.crt")
-		writeBundle := func(ca *signer.CA) error {
-			bundle, _, err := ca.PEM()
-			if err != nil {
-				return err
-			}
-			return writeFile(caFile, bundle)
-		}
-		if err := writeBundle(s.ca.Get()); err != nil {
-			return err
-		}
-		s.caChanged = append(s.caChanged, writeBundle)
 		if err := dir.writeCurlrc(curlrc, caFile, bearer); err != nil {
 			return err
 		}
@@ -157,6 +136,9 @@ func checkStandalone(o *serveOptions) error {
 			return fmt.Errorf("--%s: is about a cluster, and none is given: say which with --kubeconfig", flag)
 		}
 	}
+	if o.tokenStore == storeKubernetes {
+		return errors.New("--token-store: kubernetes is a cluster's, and none is given: say which with --kubeconfig")
+	}
 	for _, name := range o.controllers {
 		if name == bootstrapSigner || strings.HasPrefix(name, "csr-") {
 			return fmt.Errorf("--controllers: %s works on a cluster, and none is given: say which with --kubeconfig", name)
@@ -176,7 +158,7 @@ func standaloneBanner(o serveOptions, curlrc string) string {
 	if o.apiServer == "" {
 		b.WriteString("No API server is configured: discovery works, and joins stop after it until\nkubejoin is started with --api-server https://HOST:PORT, or with --kubeconfig FILE.\n")
 	} else {
-		fmt.Fprintf(&b, "Joins go on to %s, which has to know the tokens itself:\nonly with --kubeconfig FILE does kubejoin keep them there.\n", o.apiServer)
+		fmt.Fprintf(&b, "Joins go on to %s, which has to be told to ask kubejoin\nabout tokens: see 'kubejoin webhook-config --help'. With --kubeconfig FILE tokens are kept there.\n", o.apiServer)
 	}
 	return b.String()
 }
