@@ -1,15 +1,13 @@
-// Package boltstore keeps bootstrap tokens in one file: the embedded default, for an installer
-// or a signer that has no Kubernetes API to keep them in. It leaves the meaning of a record to
-// package tokens; several replicas need tokens/secretstore instead.
+// Package boltstore keeps bootstrap tokens and claims in one file: the embedded default, for an
+// installer or a signer that has no Kubernetes API to keep them in. It leaves the meaning of a
+// record to package tokens; several replicas need tokens/secretstore instead.
 package boltstore
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -23,24 +21,17 @@ import (
 //
 // The secrets of the tokens are in the file in clear text.
 type Store struct {
-	db    *bbolt.DB
-	path  string
-	hints tokens.Hints
+	db     *bbolt.DB
+	path   string
+	hints  tokens.Hints
+	claims Claims
 
 	commit  sync.Mutex // held while a transaction writes
 	broken  error      // guarded by commit
 	mu      sync.Mutex // guards waiting
 	waiting []*write
 
-	// What List decoded the last time. It compares the rows, so that the file stays the only
-	// truth: most of the time of a List of thousands would go into JSON.
-	listing sync.Mutex // guards decoded
-	decoded map[string]decodedRow
-}
-
-type decodedRow struct {
-	row    []byte
-	record tokens.Record
+	listed listing[tokens.Record]
 }
 
 var _ tokens.Store = (*Store)(nil)
@@ -74,32 +65,15 @@ func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s.listing.Lock()
-	defer s.listing.Unlock()
 	var all []tokens.Record
-	decoded := make(map[string]decodedRow, len(s.decoded))
-	err := s.read(func(tx *bbolt.Tx) error {
-		return tx.Bucket(tokensBucket).ForEach(func(k, v []byte) error { // in the order of keys
-			d, known := s.decoded[string(k)]
-			if !known || !bytes.Equal(d.row, v) {
-				r, err := decodeRow(k, v)
-				if err != nil {
-					return err
-				}
-				d = decodedRow{bytes.Clone(v), r}
-			}
-			decoded[string(k)] = d
-			r := d.record
-			r.Groups = slices.Clone(r.Groups)
-			all = append(all, r)
-			return nil
-		})
+	err := s.read(func(tx *bbolt.Tx) (err error) {
+		all, err = s.listed.list(tx.Bucket(tokensBucket), decodeRow)
+		return err
 	})
-	if err != nil {
-		return nil, err
+	for i, r := range all {
+		all[i] = clone(r)
 	}
-	s.decoded = decoded
-	return all, nil
+	return all, err
 }
 
 // Create implements [tokens.Store].
@@ -112,7 +86,7 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	}
 	r.Created, r.UID, r.Version = time.Now(), rand.Text(), "1"
 	r = kept(r)
-	return r, s.write(func(tx *bbolt.Tx) error {
+	return r, s.write(&s.hints, func(tx *bbolt.Tx) error {
 		switch _, err := get(tx, r.Token.ID()); {
 		case err == nil:
 			return fmt.Errorf("create token %s: %w", r.Token.ID(), tokens.ErrExists)
@@ -131,8 +105,7 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 			return tokens.Record{}, err
 		}
 		// Outside of the transaction, so that change may use the store.
-		after := before
-		after.Groups = slices.Clone(before.Groups)
+		after := clone(before)
 		if err := change(&after); err != nil {
 			return tokens.Record{}, err
 		}
@@ -148,7 +121,7 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 		}
 		after.Created, after.Version = before.Created, strconv.FormatUint(version+1, 10)
 		after = kept(after)
-		err = s.write(func(tx *bbolt.Tx) error {
+		err = s.write(&s.hints, func(tx *bbolt.Tx) error {
 			if err := unchanged(tx, before); err != nil {
 				return err
 			}
@@ -168,7 +141,7 @@ func (s *Store) Delete(ctx context.Context, r tokens.Record) error {
 	if err := check(ctx, r.Token.ID()); err != nil {
 		return err
 	}
-	return s.write(func(tx *bbolt.Tx) error {
+	return s.write(&s.hints, func(tx *bbolt.Tx) error {
 		if err := unchanged(tx, r); err != nil {
 			return fmt.Errorf("delete: %w", err)
 		}

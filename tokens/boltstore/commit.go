@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"runtime/debug"
 
+	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
 )
 
@@ -13,19 +14,20 @@ import (
 // error, or it makes its change; that is why several can be in one transaction without harm to
 // each other.
 type write struct {
-	do   func(*bbolt.Tx) error
-	err  error
-	done bool // guarded by Store.commit
+	do    func(*bbolt.Tx) error
+	hints *tokens.Hints // of what do changes
+	err   error
+	done  bool // guarded by Store.commit
 }
 
 // errNothing spares the fsync of a transaction in which every write was refused.
 var errNothing = errors.New("nothing to write")
 
-// write makes a change durable: it returns after the fsync. Changes that wait while another
-// transaction is being written go into the next one together. (bbolt's own Batch makes a lone
-// change wait 10 ms for company.)
-func (s *Store) write(do func(*bbolt.Tx) error) error {
-	w := &write{do: do}
+// write makes a change durable: it returns after the fsync, when hints have been sent. Changes
+// that wait while another transaction is being written go into the next one together. (bbolt's
+// own Batch makes a lone change wait 10 ms for company.)
+func (s *Store) write(hints *tokens.Hints, do func(*bbolt.Tx) error) error {
+	w := &write{do: do, hints: hints}
 	s.mu.Lock()
 	s.waiting = append(s.waiting, w)
 	s.mu.Unlock()
@@ -40,13 +42,14 @@ func (s *Store) write(do func(*bbolt.Tx) error) error {
 	s.waiting = nil
 	s.mu.Unlock()
 
-	changed := false
+	changed := map[*tokens.Hints]bool{}
 	err := s.update(func(tx *bbolt.Tx) error {
 		for _, w := range batch {
-			w.err = w.do(tx)
-			changed = changed || w.err == nil
+			if w.err = w.do(tx); w.err == nil {
+				changed[w.hints] = true
+			}
 		}
-		if !changed {
+		if len(changed) == 0 {
 			return errNothing
 		}
 		return nil
@@ -60,8 +63,8 @@ func (s *Store) write(do func(*bbolt.Tx) error) error {
 		}
 		w.done = true
 	}
-	if changed {
-		s.hints.Send()
+	for hints := range changed {
+		hints.Send()
 	}
 	return w.err
 }

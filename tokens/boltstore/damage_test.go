@@ -41,7 +41,7 @@ func TestDamagedRow(t *testing.T) {
 		"cut":           {"abc123", good[:60], "ends too soon"},
 		"more":          {"abc123", good + good, "something follows"},
 		"array":         {"abc123", "[]", "wrong type"},
-		"unknown field": {"abc123", strings.Replace(good, "uid", secret, 1), "fields of a token only"},
+		"unknown field": {"abc123", strings.Replace(good, "uid", secret, 1), "fields of a row only"},
 		"wrong type":    {"abc123", strings.Replace(good, "true", `"`+secret+`"`, 1), `field "signing" is of the wrong type`},
 		"bad time":      {"abc123", strings.Replace(good, "2026-01-02T03:04:05Z", secret, 1), "times of RFC 3339"},
 		"bad secret":    {"abc123", strings.Replace(good, secret, secret+"x", 1), "malformed secret of token abc123"},
@@ -90,18 +90,18 @@ func TestOtherSchema(t *testing.T) {
 		want   string
 	}{
 		"newer": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("2"))
-		}, `schema version "2", want "1"`},
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("3"))
+		}, `schema version "3", want "2"`},
 		"none": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
-		}, `schema version "", want "1"`},
+		}, `schema version "", want "2"`},
 		"another program's": {func(tx *bbolt.Tx) error {
 			if err := tx.DeleteBucket([]byte("meta")); err != nil {
 				return err
 			}
 			_, err := tx.CreateBucket([]byte("members"))
 			return err
-		}, `not a file of kubejoin: no bucket "meta" beside "members", "tokens"`},
+		}, `not a file of kubejoin: no bucket "meta" beside "claims", "holders", "members", "tokens"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")

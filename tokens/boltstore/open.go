@@ -14,14 +14,21 @@ import (
 )
 
 // The file is a bbolt database. Bucket "meta" says which schema it has; bucket "tokens" has one
-// row for each token.
+// row for each token, under its ID; bucket "claims" one for each claim, under its node name;
+// bucket "holders" has the keys ID/NODE of all claims and no values, to find those of a token.
 var (
-	metaBucket   = []byte("meta")
-	tokensBucket = []byte("tokens")
-	schemaKey    = []byte("schema")
+	metaBucket    = []byte("meta")
+	tokensBucket  = []byte("tokens")
+	claimsBucket  = []byte("claims")
+	holdersBucket = []byte("holders")
+	schemaKey     = []byte("schema")
 )
 
-const schemaVersion = "1"
+// Schema 1 had tokens without limits, and no claims: what it wrote is good in schema 2.
+const (
+	schemaVersion = "2"
+	schemaBefore  = "1"
+)
 
 // A program that is stopping lets go of the file within this time.
 const openTimeout = time.Second
@@ -38,7 +45,8 @@ var (
 
 // Open opens the store in the file at path, or makes it there with mode 0600. The error says
 // who holds the file where the operating system tells, and wraps [ErrInUse] then. A file that
-// others may read is refused with [ErrExposed]: it holds secrets.
+// others may read is refused with [ErrExposed]: it holds secrets. One that a version without
+// claims has written is of no use to that version any more.
 func Open(path string) (*Store, error) {
 	var opened *os.File
 	var db *bbolt.DB
@@ -65,6 +73,7 @@ func Open(path string) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{db: db, path: path}
+	s.claims.store = s
 	if err := s.prepare(); err != nil {
 		_ = s.Close() // err says what is wrong
 		return nil, err
@@ -119,7 +128,8 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// prepare makes the buckets of a new file, and refuses one that is not of this schema.
+// prepare makes the buckets of a new file, brings one of the schema before to this one, and
+// refuses any other.
 func (s *Store) prepare() error {
 	return s.update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(metaBucket)
@@ -140,10 +150,20 @@ func (s *Store) prepare() error {
 				return err
 			}
 		}
-		if v := meta.Get(schemaKey); string(v) != schemaVersion {
+		switch v := meta.Get(schemaKey); string(v) {
+		case schemaVersion:
+		case schemaBefore:
+			if err := meta.Put(schemaKey, []byte(schemaVersion)); err != nil {
+				return err
+			}
+		default:
 			return fmt.Errorf("schema version %q, want %q: written by another version of kubejoin", v, schemaVersion)
 		}
-		_, err := tx.CreateBucketIfNotExists(tokensBucket)
-		return err
+		for _, name := range [][]byte{tokensBucket, claimsBucket, holdersBucket} {
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -22,9 +23,58 @@ type row struct {
 	Authentication bool      `json:"authentication"`
 	Groups         []string  `json:"groups,omitempty"`
 	Description    string    `json:"description,omitempty"`
+	Limits         limitsRow `json:"limits,omitzero"`
+	Nodes          []string  `json:"nodes,omitempty"`
 	Created        time.Time `json:"created"`
 	UID            string    `json:"uid"`
 	Version        uint64    `json:"version"`
+}
+
+// limitsRow is a part of the row of a token and of that of a claim.
+type limitsRow struct {
+	MaxNodes            int      `json:"maxNodes,omitempty"`
+	NodeNames           []string `json:"nodeNames,omitempty"`
+	CertificateDuration int64    `json:"certificateDuration,omitempty"` // seconds
+	Replaces            *nodeRow `json:"replaces,omitempty"`
+	Role                string   `json:"role,omitempty"`
+}
+
+type nodeRow struct {
+	Name string `json:"name"`
+	UID  string `json:"uid"`
+}
+
+func encodeLimits(l tokens.Limits) limitsRow {
+	row := limitsRow{
+		MaxNodes:            l.MaxNodes,
+		NodeNames:           l.NodeNames,
+		CertificateDuration: int64(l.CertificateDuration / time.Second),
+		Role:                l.Role,
+	}
+	if l.Replaces != (tokens.NodeRef{}) {
+		row.Replaces = &nodeRow{Name: l.Replaces.Name, UID: l.Replaces.UID}
+	}
+	return row
+}
+
+// decodeLimits takes nothing for limits that Create would have refused.
+func decodeLimits(row limitsRow) (tokens.Limits, error) {
+	l := tokens.Limits{MaxNodes: row.MaxNodes, NodeNames: row.NodeNames, Role: row.Role}
+	if row.Replaces != nil {
+		l.Replaces = tokens.NodeRef{Name: row.Replaces.Name, UID: row.Replaces.UID}
+	}
+	most := int64(tokens.MaxCertificateDuration / time.Second)
+	l.CertificateDuration = time.Duration(row.CertificateDuration) * time.Second
+	if row.CertificateDuration > most || row.CertificateDuration < 0 || l.Check() != nil {
+		return tokens.Limits{}, errors.New("limits that nobody may have set")
+	}
+	return l, nil
+}
+
+// clone shares nothing with r that can be changed.
+func clone(r tokens.Record) tokens.Record {
+	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
+	return r
 }
 
 // kept is r as it will be read back.
@@ -32,6 +82,8 @@ func kept(r tokens.Record) tokens.Record {
 	r.Expires = r.Expires.UTC().Truncate(time.Second)
 	r.Created = r.Created.UTC().Truncate(time.Second)
 	r.Groups = append([]string(nil), r.Groups...)
+	r.Nodes = append([]string(nil), r.Nodes...)
+	r.Limits.NodeNames = append([]string(nil), r.Limits.NodeNames...)
 	r.Problem = nil
 	return r
 }
@@ -56,6 +108,8 @@ func put(tx *bbolt.Tx, r tokens.Record) error {
 		Authentication: r.Authentication,
 		Groups:         r.Groups,
 		Description:    r.Description,
+		Limits:         encodeLimits(r.Limits),
+		Nodes:          r.Nodes,
 		Created:        r.Created,
 		UID:            r.UID,
 		Version:        version,
@@ -72,13 +126,8 @@ func decodeRow(k, v []byte) (tokens.Record, error) {
 		return tokens.Record{}, fmt.Errorf("%w: bucket %q, key %q: %w", ErrDamaged, tokensBucket, k, err)
 	}
 	var w row
-	d := json.NewDecoder(bytes.NewReader(v))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&w); err != nil {
-		return damaged(withoutValue(err))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return damaged(errors.New("something follows the JSON object"))
+	if err := unmarshal(v, &w); err != nil {
+		return damaged(err)
 	}
 	token, err := tokens.New(string(k), w.Secret)
 	if err != nil {
@@ -87,6 +136,13 @@ func decodeRow(k, v []byte) (tokens.Record, error) {
 	if w.UID == "" || w.Version == 0 || w.Created.IsZero() {
 		return damaged(errors.New("uid, version or created is missing"))
 	}
+	limits, err := decodeLimits(w.Limits)
+	if err != nil {
+		return damaged(err)
+	}
+	if slices.ContainsFunc(w.Nodes, func(name string) bool { return tokens.CheckNodeName(name) != nil }) {
+		return damaged(errors.New("nodes that cannot have joined"))
+	}
 	return tokens.Record{
 		Token:          token,
 		Expires:        w.Expires,
@@ -94,10 +150,25 @@ func decodeRow(k, v []byte) (tokens.Record, error) {
 		Authentication: w.Authentication,
 		Groups:         w.Groups,
 		Description:    w.Description,
+		Limits:         limits,
+		Nodes:          w.Nodes,
 		Created:        w.Created,
 		UID:            w.UID,
 		Version:        strconv.FormatUint(w.Version, 10),
 	}, nil
+}
+
+// unmarshal reads one JSON object strictly. Its errors never show a value.
+func unmarshal(v []byte, row any) error {
+	d := json.NewDecoder(bytes.NewReader(v))
+	d.DisallowUnknownFields()
+	if err := d.Decode(row); err != nil {
+		return withoutValue(err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows the JSON object")
+	}
+	return nil
 }
 
 // withoutValue keeps of an error of encoding/json what cannot be a piece of a secret.
@@ -114,5 +185,5 @@ func withoutValue(err error) error {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return errors.New("JSON ends too soon")
 	}
-	return errors.New("want a JSON object with the fields of a token only, and times of RFC 3339")
+	return errors.New("want a JSON object with the fields of a row only, and times of RFC 3339")
 }

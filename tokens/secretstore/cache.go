@@ -10,43 +10,48 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/runtime"
 	clientcache "k8s.io/client-go/tools/cache"
-	"k8s.io/cluster-bootstrap/token/api"
 )
 
-// A cache has every bootstrap token of the cluster as a record, decoded and put in order once for
-// each change: with 12,000 tokens a List after every burst of changes must not do it for all.
-type cache struct {
+// A cache has every object O of one kind as a value T, decoded and put in order once for each
+// change: with 12,000 tokens a List after every burst of changes must not do it for all.
+type cache[O metav1.Object, T any] struct {
+	what   string // is followed, for people
+	decode func(O) (T, error)
+	told   func(name string, value T, err error) // of each change, what decode made of it
+	group  func(T) string                        // nil is no groups
 	log    *slog.Logger
+
 	hints  tokens.Hints
 	synced chan struct{} // closed when all is there for the first time
 	ended  <-chan struct{}
 
 	mu      sync.Mutex
-	entries []*entry // in the order of their names, which is that of token IDs
-	trouble error    // why the first answer is not there yet
+	entries entries[T]
+	groups  map[string]entries[T]
+	trouble error // why the first answer is not there yet
 }
 
-// An entry is what became of one Secret.
-type entry struct {
+// An entry is what became of one object. It does not change.
+type entry[T any] struct {
 	name    string
 	version string
-	record  tokens.Record
-	ignored bool // it is no bootstrap token
+	value   T
+	err     error // of decode
 }
 
-// follow starts the informer. The field selector keeps all other Secrets on the server.
-func follow(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*cache, error) {
-	c := &cache{log: log, synced: make(chan struct{}), ended: ctx.Done()}
-	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
-	informer := clientcache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Secrets(metav1.NamespaceSystem), only, c.outage), &corev1.Secret{}, 0, nil)
+// entries are in the order of their names.
+type entries[T any] []*entry[T]
+
+// follow starts the informer.
+func (c *cache[O, T]) follow(ctx context.Context, source clientcache.ListerWatcher, example runtime.Object) error {
+	c.synced, c.ended = make(chan struct{}), ctx.Done()
+	informer := clientcache.NewSharedIndexInformer(source, example, 0, nil)
 	handler, err := informer.AddEventHandler(clientcache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { c.set(object) },
 		UpdateFunc: func(_, object any) { c.set(object) },
@@ -56,7 +61,7 @@ func follow(ctx context.Context, client kubernetes.Interface, log *slog.Logger) 
 		informer.SetTransform(dropManagedFields),
 		informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *clientcache.Reflector, err error) { c.watchFailed(err) }))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	go informer.RunWithContext(ctx)
 	go func() {
@@ -65,107 +70,160 @@ func follow(ctx context.Context, client kubernetes.Interface, log *slog.Logger) 
 			c.hints.Send()
 		}
 	}()
-	return c, nil
+	return nil
 }
 
 // dropManagedFields saves about a third of the memory.
 func dropManagedFields(object any) (any, error) {
-	if secret, ok := object.(*corev1.Secret); ok {
-		secret.ManagedFields = nil
+	if o, err := meta.Accessor(object); err == nil {
+		o.SetManagedFields(nil)
 	}
 	return object, nil
 }
 
-func (c *cache) set(object any) {
-	secret, ok := object.(*corev1.Secret)
+func (c *cache[O, T]) set(object any) {
+	o, ok := object.(O)
 	if !ok {
 		return
 	}
 	c.mu.Lock()
-	at, found := c.find(secret.Name)
-	if found && c.entries[at].version == secret.ResourceVersion {
+	at, found := c.entries.find(o.GetName())
+	if found && c.entries[at].version == o.GetResourceVersion() {
 		c.mu.Unlock()
 		return // the informer has read everything again, and this has not changed
 	}
-	r, err := decode(secret)
-	e := &entry{name: secret.Name, version: secret.ResourceVersion, record: r, ignored: err != nil}
+	value, err := c.decode(o)
 	if found {
-		c.entries[at] = e
-	} else {
-		c.entries = slices.Insert(c.entries, at, e)
+		c.ungroup(c.entries[at])
+	}
+	e := &entry[T]{name: o.GetName(), version: o.GetResourceVersion(), value: value, err: err}
+	c.entries.put(e)
+	if c.group != nil && err == nil {
+		if c.groups == nil {
+			c.groups = map[string]entries[T]{}
+		}
+		group := c.groups[c.group(value)]
+		group.put(e)
+		c.groups[c.group(value)] = group
 	}
 	c.mu.Unlock()
 	c.hints.Send()
-	switch {
-	case err != nil:
-		c.log.Warn("Secret of the type of bootstrap tokens is none, and is ignored", "secret", secret.Name, "problem", err)
-	case errors.Is(r.Problem, tokens.ErrDeleting):
-		c.log.Info("bootstrap token is being deleted", "token", r.Token.ID(), "problem", r.Problem)
-	case r.Problem != nil:
-		c.log.Warn("bootstrap token is no good", "token", r.Token.ID(), "problem", r.Problem)
-	}
+	c.told(e.name, value, err)
 }
 
-func (c *cache) remove(object any) {
+func (c *cache[O, T]) remove(object any) {
 	key, err := clientcache.DeletionHandlingObjectToName(object)
 	if err != nil {
 		c.log.Error("informer gives a deleted object that has no name", "error", err)
 		return
 	}
 	c.mu.Lock()
-	if at, found := c.find(key.Name); found {
+	if at, found := c.entries.find(key.Name); found {
+		c.ungroup(c.entries[at])
 		c.entries = slices.Delete(c.entries, at, at+1)
 	}
 	c.mu.Unlock()
 	c.hints.Send()
 }
 
-// outage is told when the API server ceases to answer and, with nil, when it answers again.
-func (c *cache) outage(err error) {
-	if err == nil {
-		c.log.Info("bootstrap tokens can be followed again")
+// ungroup takes an entry out of its group.
+func (c *cache[O, T]) ungroup(e *entry[T]) {
+	if c.group == nil || e.err != nil {
 		return
 	}
-	c.log.Warn("cannot follow bootstrap tokens: no API server, will be tried again until there is", "error", err)
+	name := c.group(e.value)
+	group := c.groups[name]
+	if at, found := group.find(e.name); found {
+		group = slices.Delete(group, at, at+1)
+	}
+	if c.groups[name] = group; len(group) == 0 {
+		delete(c.groups, name)
+	}
+}
+
+// outage is told when the API server ceases to answer and, with nil, when it answers again.
+func (c *cache[O, T]) outage(err error) {
+	if err == nil {
+		c.log.Info(c.what + " can be followed again")
+		return
+	}
+	c.log.Warn("cannot follow "+c.what+": no API server, will be tried again until there is", "error", err)
 	c.mu.Lock()
 	c.trouble = err
 	c.mu.Unlock()
 }
 
 // watchFailed is told whenever following stops; it begins again by itself, with backoff.
-func (c *cache) watchFailed(err error) {
+func (c *cache[O, T]) watchFailed(err error) {
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		c.log.Debug("watch of bootstrap tokens ended, begins again", "reason", err)
+		c.log.Debug("watch of "+c.what+" ended, begins again", "reason", err)
 		return
 	}
-	c.log.Warn("cannot follow bootstrap tokens, will be tried again", "error", err)
+	c.log.Warn("cannot follow "+c.what+", will be tried again", "error", err)
 	c.mu.Lock()
 	c.trouble = err
 	c.mu.Unlock()
 }
 
-func (c *cache) list(ctx context.Context) ([]tokens.Record, error) {
+// list gives what could be decoded. It shares with the cache what values point at.
+func (c *cache[O, T]) list(ctx context.Context) ([]T, error) {
 	if err := c.wait(ctx); err != nil {
-		return nil, fmt.Errorf("list tokens: %w", err)
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := make([]tokens.Record, 0, len(c.entries))
-	for _, e := range c.entries {
-		if !e.ignored {
-			all = append(all, clone(e.record))
-		}
-	}
-	return all, nil
+	return c.entries.values(), nil
 }
 
-// find gives the place of a Secret in entries, or the one that it would have.
-func (c *cache) find(name string) (at int, found bool) {
-	return slices.BinarySearchFunc(c.entries, name, func(e *entry, name string) int { return strings.Compare(e.name, name) })
+// grouped is list for one group.
+func (c *cache[O, T]) grouped(ctx context.Context, group string) ([]T, error) {
+	if err := c.wait(ctx); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.groups[group].values(), nil
+}
+
+// get gives what became of the object of that name, or nil where there is none.
+func (c *cache[O, T]) get(ctx context.Context, name string) (*entry[T], error) {
+	if err := c.wait(ctx); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at, found := c.entries.find(name); found {
+		return c.entries[at], nil
+	}
+	return nil, nil
+}
+
+// find gives the place of a name, or the one that it would have.
+func (e entries[T]) find(name string) (at int, found bool) {
+	return slices.BinarySearchFunc(e, name, func(e *entry[T], name string) int { return strings.Compare(e.name, name) })
+}
+
+func (e *entries[T]) put(one *entry[T]) {
+	at, found := e.find(one.name)
+	if found {
+		(*e)[at] = one
+		return
+	}
+	*e = slices.Insert(*e, at, one)
+}
+
+func (e entries[T]) values() []T {
+	all := make([]T, 0, len(e))
+	for _, one := range e {
+		if one.err == nil {
+			all = append(all, one.value)
+		}
+	}
+	return all
 }
 
 // wait returns when the cache has everything that was there when it began to follow.
-func (c *cache) wait(ctx context.Context) error {
+func (c *cache[O, T]) wait(ctx context.Context) error {
 	select {
 	case <-c.synced:
 	case <-c.ended:

@@ -16,7 +16,8 @@ import (
 
 // decode reads a Secret as kube-apiserver's authenticator and kube-controller-manager's signer
 // do. An error means that it is no bootstrap token at all; what is wrong with one that it is,
-// is in Record.Problem. Neither repeats a value that may be a misplaced secret.
+// is in Record.Problem, and in that of Record.Limits what the components of Kubernetes do not
+// know of. None repeats a value that may be a misplaced secret.
 func decode(secret *corev1.Secret) (tokens.Record, error) {
 	if secret.Type != api.SecretTypeBootstrapToken {
 		return tokens.Record{}, fmt.Errorf("kube-system/%s is a Secret of type %q, want %q", secret.Name, secret.Type, api.SecretTypeBootstrapToken)
@@ -67,6 +68,16 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 		}
 	}
 	r.Problem = errors.Join(problems...)
+
+	r.Limits = readLimits(secret.Annotations, nodesAnnotation)
+	if value, given := secret.Annotations[annotationPrefix+nodesAnnotation]; given {
+		// Without them all, the token may be spent and not know it.
+		names, err := readNames(value, tokens.CheckNodeName)
+		if err != nil {
+			r.Limits.Problem = errors.Join(r.Limits.Problem, fmt.Errorf("%s%s: %w", annotationPrefix, nodesAnnotation, err))
+		}
+		r.Nodes = names
+	}
 	return r, nil
 }
 
@@ -125,10 +136,15 @@ func apply(secret *corev1.Secret, before, after tokens.Record) {
 	set(after.Authentication != before.Authentication, api.BootstrapTokenUsageAuthentication, usage[after.Authentication])
 	set(!slices.Equal(after.Groups, before.Groups), api.BootstrapTokenExtraGroupsKey, strings.Join(after.Groups, ","))
 	set(after.Description != before.Description, api.BootstrapTokenDescriptionKey, after.Description)
+
+	applyLimits(secret, before.Limits, after.Limits, nodesAnnotation)
+	if before.Limits.Problem != nil || !slices.Equal(after.Nodes, before.Nodes) {
+		annotate(secret, nodesAnnotation, strings.Join(after.Nodes, ","))
+	}
 }
 
 // clone shares nothing with r that can be changed.
 func clone(r tokens.Record) tokens.Record {
-	r.Groups = slices.Clone(r.Groups)
+	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
 	return r
 }

@@ -1,6 +1,7 @@
 // Package secretstore keeps bootstrap tokens where the components of Kubernetes look for them:
-// in Secrets kube-system/bootstrap-token-ID of the API server. It reads what kubeadm and
-// others have put there, and leaves what it does not know of as it is.
+// in Secrets kube-system/bootstrap-token-ID of the API server, and claims of node names in
+// Leases. It reads what kubeadm and others have put there, and leaves what it does not know of
+// as it is.
 package secretstore
 
 import (
@@ -9,13 +10,16 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/cluster-bootstrap/token/api"
 	"k8s.io/cluster-bootstrap/token/util"
 )
 
@@ -23,7 +27,7 @@ import (
 // server, and what Watch hints at is in it; everything else asks the server.
 type Store struct {
 	secrets typedcorev1.SecretInterface
-	cache   *cache
+	cache   *cache[*corev1.Secret, tokens.Record]
 }
 
 var _ tokens.Store = (*Store)(nil)
@@ -38,11 +42,35 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	c, err := follow(ctx, client, log)
-	if err != nil {
+	secrets := client.CoreV1().Secrets(metav1.NamespaceSystem)
+	c := &cache[*corev1.Secret, tokens.Record]{
+		what:   "bootstrap tokens",
+		decode: decode,
+		told:   func(name string, r tokens.Record, err error) { report(log, name, r, err) },
+		log:    log,
+	}
+	// The field selector keeps all other Secrets on the server.
+	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
+	if err := c.follow(ctx, outage.Follow(secrets, only, c.outage), &corev1.Secret{}); err != nil {
 		return nil, fmt.Errorf("follow bootstrap tokens: %w", err)
 	}
-	return &Store{secrets: client.CoreV1().Secrets(metav1.NamespaceSystem), cache: c}, nil
+	return &Store{secrets: secrets, cache: c}, nil
+}
+
+// report tells the log what is wrong with a Secret that is new or has changed.
+func report(log *slog.Logger, name string, r tokens.Record, err error) {
+	switch {
+	case err != nil:
+		log.Warn("Secret of the type of bootstrap tokens is none, and is ignored", "secret", name, "problem", err)
+		return
+	case errors.Is(r.Problem, tokens.ErrDeleting):
+		log.Info("bootstrap token is being deleted", "token", r.Token.ID(), "problem", r.Problem)
+	case r.Problem != nil:
+		log.Warn("bootstrap token is no good", "token", r.Token.ID(), "problem", r.Problem)
+	}
+	if r.Limits.Problem != nil {
+		log.Warn("limits of bootstrap token are malformed, so that it lets nobody join", "token", r.Token.ID(), "problem", r.Limits.Problem)
+	}
 }
 
 // Get implements [tokens.Store].
@@ -69,7 +97,14 @@ func (s *Store) get(ctx context.Context, id string) (*corev1.Secret, tokens.Reco
 // List implements [tokens.Store]. It waits for the first answer of the API server until ctx
 // ends.
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
-	return s.cache.list(ctx)
+	all, err := s.cache.list(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list tokens: %w", err)
+	}
+	for i, r := range all {
+		all[i] = clone(r)
+	}
+	return all, nil
 }
 
 // Create implements [tokens.Store].
@@ -81,7 +116,7 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	secret, err := s.secrets.Create(ctx, encode(r), metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return tokens.Record{}, fmt.Errorf("create token %s: %w: %w", id, tokens.ErrExists, err)
+		return tokens.Record{}, fmt.Errorf("create token %s: %w: Secret kube-system/%s", id, tokens.ErrExists, util.BootstrapTokenSecretName(id))
 	case err != nil: // not found would be the namespace
 		return tokens.Record{}, fmt.Errorf("create token %s: %w", id, err)
 	}
@@ -89,7 +124,8 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 }
 
 // Update implements [tokens.Store]. What the Secret has beside the fields that change altered
-// stays as it is, be it known or not.
+// stays as it is, be it known or not. A change that clears the Problem of malformed limits says
+// with that what they are: annotations that nobody knows go away.
 func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
 	for {
 		secret, before, err := s.get(ctx, id)
@@ -107,8 +143,8 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 			return tokens.Record{}, fmt.Errorf("update token %s: %w", id, err)
 		}
 		apply(secret, before, after)
-		if r, err := decode(secret); err != nil || r.Problem != nil {
-			return tokens.Record{}, fmt.Errorf("update token %s: it would still be no good: %w", id, errors.Join(err, r.Problem))
+		if r, err := decode(secret); err != nil || r.Problem != nil || r.Limits.Problem != nil {
+			return tokens.Record{}, fmt.Errorf("update token %s: it would still be no good: %w", id, errors.Join(err, r.Problem, r.Limits.Problem))
 		}
 		// The resourceVersion in secret makes it conditional.
 		updated, err := s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
@@ -145,7 +181,7 @@ func (s *Store) Watch(ctx context.Context) <-chan struct{} { return s.cache.hint
 func failure(verb, id string, err error) error {
 	switch {
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("%s token %s: %w: %w", verb, id, tokens.ErrNotFound, err)
+		return fmt.Errorf("%s token %s: %w: no Secret kube-system/%s", verb, id, tokens.ErrNotFound, util.BootstrapTokenSecretName(id))
 	case apierrors.IsConflict(err):
 		return fmt.Errorf("%s token %s: %w: %w", verb, id, tokens.ErrConflict, err)
 	}

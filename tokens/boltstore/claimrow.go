@@ -1,0 +1,146 @@
+package boltstore
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"go.etcd.io/bbolt"
+)
+
+// claimRow is a claim on the disk, under its node name, as row is a token.
+type claimRow struct {
+	TokenID  string    `json:"tokenID"`
+	TokenUID string    `json:"tokenUID,omitempty"`
+	Limits   limitsRow `json:"limits,omitzero"`
+	Keys     []string  `json:"keys,omitempty"`
+	Requests []string  `json:"requests,omitempty"`
+	NodeUID  string    `json:"nodeUID,omitempty"`
+	Created  time.Time `json:"created"`
+	UID      string    `json:"uid"`
+	Version  uint64    `json:"version"`
+}
+
+// keptClaim is c as it will be read back.
+func keptClaim(c tokens.Claim) tokens.Claim {
+	c.Created = c.Created.UTC().Truncate(time.Second)
+	c.Keys = append([]string(nil), c.Keys...)
+	c.Requests = append([]string(nil), c.Requests...)
+	c.Limits.NodeNames = append([]string(nil), c.Limits.NodeNames...)
+	return c
+}
+
+func getClaim(tx *bbolt.Tx, node string) (tokens.Claim, error) {
+	v := tx.Bucket(claimsBucket).Get([]byte(node))
+	if v == nil {
+		return tokens.Claim{}, fmt.Errorf("claim %s: %w", node, tokens.ErrNotFound)
+	}
+	return decodeClaim([]byte(node), v)
+}
+
+// claimsOf gives the claims of a token in the order of their names.
+func claimsOf(tx *bbolt.Tx, id string) ([]tokens.Claim, error) {
+	var all []tokens.Claim
+	prefix := []byte(id + "/")
+	holders := tx.Bucket(holdersBucket).Cursor()
+	for k, _ := holders.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = holders.Next() {
+		c, err := getClaim(tx, string(k[len(prefix):]))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// putClaim writes a claim in the place of before, or of none.
+func putClaim(tx *bbolt.Tx, before, c tokens.Claim) error {
+	version, err := strconv.ParseUint(c.Version, 10, 64)
+	if err != nil {
+		return fmt.Errorf("claim %s: version: %w", c.Node, err)
+	}
+	v, err := json.Marshal(claimRow{
+		TokenID:  c.TokenID,
+		TokenUID: c.TokenUID,
+		Limits:   encodeLimits(c.Limits),
+		Keys:     c.Keys,
+		Requests: c.Requests,
+		NodeUID:  c.NodeUID,
+		Created:  c.Created,
+		UID:      c.UID,
+		Version:  version,
+	})
+	if err != nil {
+		return fmt.Errorf("claim %s: encode: %w", c.Node, err)
+	}
+	holders := tx.Bucket(holdersBucket)
+	if before.TokenID != "" {
+		if err := holders.Delete(holderKey(before)); err != nil {
+			return err
+		}
+	}
+	if err := holders.Put(holderKey(c), nil); err != nil {
+		return err
+	}
+	return tx.Bucket(claimsBucket).Put([]byte(c.Node), v)
+}
+
+func deleteClaim(tx *bbolt.Tx, c tokens.Claim) error {
+	return errors.Join(tx.Bucket(holdersBucket).Delete(holderKey(c)), tx.Bucket(claimsBucket).Delete([]byte(c.Node)))
+}
+
+func holderKey(c tokens.Claim) []byte { return []byte(c.TokenID + "/" + c.Node) }
+
+// decodeClaim reads what putClaim wrote. Its errors name the key and never show the value.
+func decodeClaim(k, v []byte) (tokens.Claim, error) {
+	damaged := func(err error) (tokens.Claim, error) {
+		return tokens.Claim{}, fmt.Errorf("%w: bucket %q, key %q: %w", ErrDamaged, claimsBucket, k, err)
+	}
+	var w claimRow
+	if err := unmarshal(v, &w); err != nil {
+		return damaged(err)
+	}
+	if w.UID == "" || w.Version == 0 || w.Created.IsZero() {
+		return damaged(errors.New("uid, version or created is missing"))
+	}
+	limits, err := decodeLimits(w.Limits)
+	if err != nil {
+		return damaged(err)
+	}
+	c := tokens.Claim{
+		Node:     string(k),
+		TokenID:  w.TokenID,
+		TokenUID: w.TokenUID,
+		Limits:   limits,
+		Keys:     w.Keys,
+		Requests: w.Requests,
+		NodeUID:  w.NodeUID,
+		Created:  w.Created,
+		UID:      w.UID,
+		Version:  strconv.FormatUint(w.Version, 10),
+	}
+	if checkClaim(c) != nil {
+		return damaged(errors.New("a claim that nobody may have made"))
+	}
+	return c, nil
+}
+
+// checkClaim says what is wrong with a claim that is to be stored, or nil.
+func checkClaim(c tokens.Claim) error {
+	errs := []error{tokens.CheckNodeName(c.Node), tokens.CheckID(c.TokenID), c.Limits.Check()}
+	if n := len(c.Keys); n > tokens.MaxKeys {
+		errs = append(errs, fmt.Errorf("keys: %d given, %d allowed", n, tokens.MaxKeys))
+	}
+	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
+		if slices.ContainsFunc(words, func(w string) bool { return w == "" || strings.ContainsAny(w, ", \n") }) {
+			errs = append(errs, fmt.Errorf("%s: want words without space or comma", what))
+		}
+	}
+	return errors.Join(errs...)
+}

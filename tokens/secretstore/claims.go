@@ -1,0 +1,220 @@
+package secretstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/tokens"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+)
+
+// Claims is a [tokens.Claims] over the Leases of one namespace that are labelled
+// kubejoin.io/claim=true. Find, List and OfToken answer from a cache that follows the API
+// server, and what Watch hints at is in it; everything else asks the server.
+//
+// A Lease without the label is no claim, and keeps its name from being claimed all the same. So
+// does a claim that cannot be read: List and OfToken leave it out, and Get, Find and Update fail
+// with an error that is no [tokens.ErrNotFound].
+type Claims struct {
+	leases    typedcoordinationv1.LeaseInterface
+	namespace string
+	cache     *cache[*coordinationv1.Lease, tokens.Claim]
+}
+
+var _ tokens.Claims = (*Claims)(nil)
+
+// OpenClaims begins to follow the claims in a namespace, until ctx ends; Claims fails from then
+// on. It does not wait for the API server: Find, List and OfToken do. The identity of client
+// needs get, list, watch, create, update and delete on Leases there.
+//
+// The log is told of claims that cannot be read, once for each change of them, and of trouble
+// in following the API server; nil is nobody.
+func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace string, log *slog.Logger) (*Claims, error) {
+	if namespace == "" {
+		return nil, errors.New("follow claims: no namespace given")
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	leases := client.CoordinationV1().Leases(namespace)
+	c := &cache[*coordinationv1.Lease, tokens.Claim]{
+		what:   "claims",
+		decode: decodeLease,
+		told: func(_ string, c tokens.Claim, err error) {
+			if err != nil {
+				log.Warn("claim cannot be read", "problem", err)
+			}
+		},
+		group: func(c tokens.Claim) string { return c.TokenID },
+		log:   log,
+	}
+	if err := c.follow(ctx, outage.Follow(labelled{leases}, "", c.outage), &coordinationv1.Lease{}); err != nil {
+		return nil, fmt.Errorf("follow claims: %w", err)
+	}
+	return &Claims{leases: leases, namespace: namespace, cache: c}, nil
+}
+
+// labelled leaves all other Leases on the server.
+type labelled struct {
+	leases typedcoordinationv1.LeaseInterface
+}
+
+func (l labelled) List(ctx context.Context, options metav1.ListOptions) (*coordinationv1.LeaseList, error) {
+	options.LabelSelector = claimLabel + "=true"
+	return l.leases.List(ctx, options)
+}
+
+func (l labelled) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	options.LabelSelector = claimLabel + "=true"
+	return l.leases.Watch(ctx, options)
+}
+
+// Get implements [tokens.Claims].
+func (s *Claims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	_, c, err := s.get(ctx, node)
+	return c, err
+}
+
+func (s *Claims) get(ctx context.Context, node string) (*coordinationv1.Lease, tokens.Claim, error) {
+	if err := tokens.CheckNodeName(node); err != nil {
+		return nil, tokens.Claim{}, fmt.Errorf("get claim: %w", err)
+	}
+	lease, err := s.leases.Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return nil, tokens.Claim{}, s.failure("get", node, err)
+	}
+	c, err := decodeLease(lease)
+	switch {
+	case errors.Is(err, errNoClaim):
+		return nil, tokens.Claim{}, fmt.Errorf("get claim %s: %w: %w", node, tokens.ErrNotFound, err)
+	case err != nil:
+		return nil, tokens.Claim{}, fmt.Errorf("get claim %s: %w", node, err)
+	}
+	return lease, c, nil
+}
+
+// Find implements [tokens.Claims]. Like List and OfToken it waits for the first answer of the
+// API server until ctx ends.
+func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
+	if err := tokens.CheckNodeName(node); err != nil {
+		return tokens.Claim{}, fmt.Errorf("find claim: %w", err)
+	}
+	found, err := s.cache.get(ctx, node)
+	switch {
+	case err != nil:
+		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, err)
+	case found == nil:
+		return tokens.Claim{}, fmt.Errorf("find claim %s: %w: no such Lease in %s", node, tokens.ErrNotFound, s.namespace)
+	case found.err != nil:
+		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, found.err)
+	}
+	return found.value.Clone(), nil
+}
+
+// List implements [tokens.Claims].
+func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) {
+	return cloned(s.cache.list(ctx))
+}
+
+// OfToken implements [tokens.Claims].
+func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
+	if err := tokens.CheckID(id); err != nil {
+		return nil, fmt.Errorf("list claims: %w", err)
+	}
+	return cloned(s.cache.grouped(ctx, id))
+}
+
+func cloned(all []tokens.Claim, err error) ([]tokens.Claim, error) {
+	if err != nil {
+		return nil, fmt.Errorf("list claims: %w", err)
+	}
+	for i, c := range all {
+		all[i] = c.Clone()
+	}
+	return all, nil
+}
+
+// Create implements [tokens.Claims].
+func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+	if err := checkClaim(c); err != nil {
+		return tokens.Claim{}, fmt.Errorf("create claim %.253s: %w", c.Node, err)
+	}
+	lease, err := s.leases.Create(ctx, encodeLease(s.namespace, c), metav1.CreateOptions{})
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return tokens.Claim{}, fmt.Errorf("create claim %s: %w: Lease %s/%s", c.Node, tokens.ErrExists, s.namespace, c.Node)
+	case err != nil: // not found would be the namespace
+		return tokens.Claim{}, fmt.Errorf("create claim %s: %w", c.Node, err)
+	}
+	return decodeLease(lease)
+}
+
+// Update implements [tokens.Claims]. What others have put on the Lease stays as it is.
+func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	for {
+		lease, before, err := s.get(ctx, node)
+		if err != nil {
+			return tokens.Claim{}, err
+		}
+		after := before.Clone()
+		if err := change(&after); err != nil {
+			return tokens.Claim{}, err
+		}
+		if after.Node != before.Node || after.UID != before.UID || !after.Created.Equal(before.Created) {
+			return tokens.Claim{}, fmt.Errorf("update claim %s: its Node, Created or UID cannot be changed", node)
+		}
+		if err := checkClaim(after); err != nil {
+			return tokens.Claim{}, fmt.Errorf("update claim %s: %w", node, err)
+		}
+		if after.Version = before.Version; after.Equal(before) {
+			return before, nil
+		}
+		applyClaim(lease, before, after)
+		// The resourceVersion in lease makes it conditional.
+		updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
+		switch {
+		case err == nil:
+			return decodeLease(updated)
+		case !apierrors.IsConflict(err):
+			return tokens.Claim{}, s.failure("update", node, err)
+		}
+	}
+}
+
+// Delete implements [tokens.Claims].
+func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
+	if err := tokens.CheckNodeName(c.Node); err != nil {
+		return fmt.Errorf("delete claim: %w", err)
+	}
+	uid := types.UID(c.UID)
+	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Version},
+	})
+	if err != nil {
+		return s.failure("delete", c.Node, err)
+	}
+	return nil
+}
+
+// Watch implements [tokens.Claims].
+func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.cache.hints.Watch(ctx) }
+
+// failure is an error of the API server about one claim, in the terms of package tokens.
+func (s *Claims) failure(verb, node string, err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%s claim %s: %w: no such Lease in %s", verb, node, tokens.ErrNotFound, s.namespace)
+	case apierrors.IsConflict(err):
+		return fmt.Errorf("%s claim %s: %w: %w", verb, node, tokens.ErrConflict, err)
+	}
+	return fmt.Errorf("%s claim %s: %w", verb, node, err)
+}
