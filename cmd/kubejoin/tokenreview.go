@@ -83,6 +83,19 @@ func (d dataDir) webhookToken() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)
 	}
+	return parseBearer(file, content)
+}
+
+// readBearer reads what webhookToken made.
+func readBearer(file string) (string, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)
+	}
+	return parseBearer(file, content)
+}
+
+func parseBearer(file string, content []byte) (string, error) {
 	if !bearerPattern.Match(content) {
 		return "", fmt.Errorf("%s: want one line with a bearer token of letters, digits and ._~+/-", file)
 	}
