@@ -11,6 +11,7 @@ import (
 const (
 	MaxDiscovery    = maxDiscovery
 	MaxJoinCommands = maxJoinCommands
+	MaxTokenReviews = maxTokenReviews
 )
 
 // LimitConnections is the ConnState of a server that holds so many connections at most.
