@@ -4,24 +4,46 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// ErrNotFound is wrapped by what reads cluster-info where there is none.
-var ErrNotFound = errors.New("no cluster-info")
+var (
+	// ErrNotFound is wrapped by what reads cluster-info where there is none.
+	ErrNotFound = errors.New("no cluster-info")
+	// ErrUnsigned is wrapped when a token does not sign cluster-info and will not.
+	ErrUnsigned = errors.New("not signed")
+)
 
-// Computed is a cluster-info with no Kubernetes to keep it in: signed, when it is asked for,
-// with the tokens that are alive then. What was computed is kept for as long as it holds, so
-// that a question costs next to nothing while no token comes or goes. It may be used side by
-// side.
+const (
+	// mostRest bounds the rest after a computation: a store that has let it wait is no reason
+	// to let others wait.
+	mostRest = 100 * time.Millisecond
+	// mostEarly is how many tokens that the list has not shown yet are remembered until it is
+	// looked at, if nobody asks for cluster-info.
+	mostEarly = 1000
+)
+
+// Computed is a cluster-info of any size, kept nowhere: signed, when it is asked for, with the
+// tokens that are alive then. What was computed is kept for as long as it holds, so that a
+// question costs next to nothing while no token comes or goes. It may be used side by side.
 type Computed struct {
 	// Tokens sign. They are listed after each change that its Watch hints at.
 	Tokens tokens.Store
+	// Lag is how far the list of Tokens usually is behind: a token that WaitSigned has found
+	// and the list does not have is asked for again after so long, to see whether it was
+	// deleted. Zero is for a store whose List never lags.
+	Lag time.Duration
 	// Kubeconfig is what is signed; see [Kubeconfig].
 	Kubeconfig []byte
+	// Follow, unless it is nil, gives what is signed in place of Kubeconfig. It is asked each
+	// time and should have it at hand. Its errors are returned, and so is [ErrKubeconfig] in
+	// place of a JSON with a kubeconfig that should not be passed on. The bytes are not changed.
+	Follow func(context.Context) ([]byte, error)
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
@@ -30,15 +52,26 @@ type Computed struct {
 	hint    <-chan struct{}
 	changes int // hints taken, and changes known otherwise
 	last    *computation
+	early   map[string]early
+
+	rest time.Time // before which nobody computes; of the holder of the turn
 }
 
 // A computation is one Document and what it was made of.
 type computation struct {
 	document Document
 	at       time.Time
-	changes  int // known when the tokens were listed
+	until    time.Time // when to look again in any case; zero is never
+	changes  int       // known when the tokens were listed
 	data     func() map[string]string
-	json     func() ([]byte, error)
+	json     []byte
+	jsonErr  error
+}
+
+// early is a token that is known to be in the store before its list has it.
+type early struct {
+	record tokens.Record
+	seen   time.Time
 }
 
 // Data is the data of the ConfigMap at this time. The map is shared and must not be changed.
@@ -57,41 +90,59 @@ func (c *Computed) JSON(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return now.json()
+	return now.json, now.jsonErr
 }
 
 // WaitSigned returns what is signed if the token signs it now; Data and JSON have the signature
-// then. There is nobody to wait for: an error says that it does not. The bytes are shared and
-// must not be changed.
+// then. There is nobody to wait for: an error that it does not wraps [ErrUnsigned] or
+// [ErrSignature]. The bytes are shared and must not be changed.
 func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
-	if len(c.Kubeconfig) == 0 {
-		return nil, ErrNoKubeconfig
+	if kubeconfig, err = c.kubeconfig(ctx); err != nil {
+		return nil, err
 	}
 	// One token is looked at, and not the list: with thousands of them a new one must not cost
 	// a pass over all.
 	record, err := c.Tokens.Get(ctx, t.ID())
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), err == nil && !record.Signs(c.now()):
-		return nil, fmt.Errorf("token %s is not in the store, has expired or is not for signing", t.ID())
+		return nil, fmt.Errorf("%w: token %s is not in the store, has expired or is not for signing", ErrUnsigned, t.ID())
 	case err != nil:
 		return nil, fmt.Errorf("token for cluster-info: %w", err)
 	case !record.Token.Equal(t):
 		return nil, fmt.Errorf("cluster-info as token %s sees it: %w", t, ErrSignature)
 	}
+	if c.remember(record) > mostEarly {
+		_, err = c.compute(ctx)
+	}
+	return kubeconfig, err
+}
+
+// remember has a record that is in the store now in every computation from here on, and says how
+// many such there are.
+func (c *Computed) remember(r tokens.Record) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last != nil && !c.last.document.signedBy(t) {
-		c.changes++ // the hint may be on its way still
+	if c.last != nil && c.last.document.signedBy(r.Token) {
+		return 0
 	}
-	return c.Kubeconfig, nil
+	c.changes++ // the hint may be on its way still
+	if c.early == nil {
+		c.early = map[string]early{}
+	}
+	c.early[r.Token.ID()] = early{r, c.now()}
+	return len(c.early)
 }
 
 // compute gives a computation that is as new as the question: the latest one if it still holds,
 // or another one. Of many that ask at once one computes, and whoever asked before it began takes
 // what it finds, also if there have been more changes since.
 func (c *Computed) compute(ctx context.Context) (*computation, error) {
+	kubeconfig, err := c.kubeconfig(ctx)
+	if err != nil {
+		return nil, err
+	}
 	asked := c.known()
-	if last := c.since(asked); last != nil {
+	if last := c.since(asked, kubeconfig); last != nil {
 		return last, nil
 	}
 	select {
@@ -100,27 +151,109 @@ func (c *Computed) compute(ctx context.Context) (*computation, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("tokens for cluster-info: %w", ctx.Err())
 	}
-	if last := c.since(asked); last != nil {
+	if last := c.since(asked, kubeconfig); last != nil {
 		return last, nil
 	}
-	next := &computation{at: c.now(), changes: c.known()}
-	records, err := c.Tokens.List(ctx)
-	if err != nil {
+	// Where thousands of tokens come and go, those who ask without end get one answer for all
+	// at two thirds of the time of a processor less.
+	if err := pause(ctx, time.Until(c.rest)); err != nil {
 		return nil, fmt.Errorf("tokens for cluster-info: %w", err)
 	}
-	var before Document
-	if c.last != nil { // written by the holder of the turn alone
-		before = c.last.document
-	}
-	if next.document, err = before.Update(c.Kubeconfig, records, next.at); err != nil {
+	began := time.Now()
+	defer func() { c.rest = time.Now().Add(min(2*time.Since(began), mostRest)) }()
+	// Also asked for again: there may be another one since.
+	if kubeconfig, err = c.kubeconfig(ctx); err != nil {
 		return nil, err
 	}
-	next.data = sync.OnceValue(next.document.Data)
-	next.json = sync.OnceValues(func() ([]byte, error) { return MarshalConfigMap(next.data()) })
+	next, err := c.next(ctx, kubeconfig)
+	if err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.last = next
 	return next, nil
+}
+
+// next computes; only the holder of the turn does.
+func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, error) {
+	n := &computation{at: c.now(), changes: c.known()}
+	records, err := c.Tokens.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("tokens for cluster-info: %w", err)
+	}
+	all := [][]tokens.Record{records, nil} // thousands are not copied for a few
+	all[1], n.until = c.missing(ctx, records, n.at)
+	var last computation
+	if c.last != nil {
+		last = *c.last
+	}
+	if n.document, err = last.document.update(kubeconfig, all, n.at); err != nil {
+		return nil, err
+	}
+	if next := n.document.Next(); n.until.IsZero() || !next.IsZero() && next.Before(n.until) {
+		n.until = next
+	}
+	if n.document.saysThe(last.document) { // as when expired tokens are deleted
+		n.data, n.json, n.jsonErr = last.data, last.json, last.jsonErr
+		return n, nil
+	}
+	n.data = sync.OnceValue(n.document.Data)
+	if c.Follow != nil {
+		if last.document.kubeconfig == n.document.kubeconfig {
+			n.jsonErr = last.jsonErr
+		} else if _, _, err := ParseKubeconfig(kubeconfig); err != nil {
+			n.jsonErr = fmt.Errorf("cluster-info: %w", err)
+		}
+	}
+	if n.jsonErr == nil {
+		n.json, n.jsonErr = n.document.json(all)
+	}
+	return n, nil
+}
+
+// missing gives the tokens that a list is too old to have, and says when they are to be looked at
+// again.
+func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.Time) (records []tokens.Record, again time.Time) {
+	c.mu.Lock()
+	var missing []early
+	for id, e := range c.early {
+		at, found := slices.BinarySearchFunc(list, id, func(r tokens.Record, id string) int { return strings.Compare(r.Token.ID(), id) })
+		if found && list[at].UID == e.record.UID {
+			delete(c.early, id)
+		} else {
+			missing = append(missing, e)
+		}
+	}
+	c.mu.Unlock()
+	for _, e := range missing {
+		if now.Sub(e.seen) >= c.Lag && !c.lookAgain(ctx, &e, now) {
+			continue
+		}
+		records = append(records, e.record)
+		if at := e.seen.Add(c.Lag); again.IsZero() || at.Before(again) {
+			again = at
+		}
+	}
+	return records, again
+}
+
+// lookAgain reports whether an early token is still in the store, or may be.
+func (c *Computed) lookAgain(ctx context.Context, e *early, now time.Time) bool {
+	id := e.record.Token.ID()
+	r, err := c.Tokens.Get(ctx, id)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
+		delete(c.early, id)
+		return false
+	case err == nil:
+		e.record = r
+	}
+	e.seen = now
+	c.early[id] = *e
+	return true
 }
 
 // known is the number of changes known now.
@@ -139,19 +272,33 @@ func (c *Computed) known() int {
 	return c.changes
 }
 
-// since is the latest computation if it has so many changes in it and the time has not ended it,
-// be it by an expiry or because it was set back; otherwise nil.
-func (c *Computed) since(changes int) *computation {
+// since is the latest computation if it is of that kubeconfig, has so many changes in it and the
+// time has not ended it, be it by an expiry or because it was set back; otherwise nil.
+func (c *Computed) since(changes int, kubeconfig []byte) *computation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last == nil || c.last.changes < changes {
+	if c.last == nil || c.last.changes < changes || c.last.document.kubeconfig != string(kubeconfig) {
 		return nil
 	}
-	now, next := c.now(), c.last.document.Next()
-	if now.Before(c.last.at) || !next.IsZero() && !now.Before(next) {
+	now, until := c.now(), c.last.until
+	if now.Before(c.last.at) || !until.IsZero() && !now.Before(until) {
 		return nil
 	}
 	return c.last
+}
+
+func (c *Computed) kubeconfig(ctx context.Context) ([]byte, error) {
+	kubeconfig := c.Kubeconfig
+	if c.Follow != nil {
+		var err error
+		if kubeconfig, err = c.Follow(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if len(kubeconfig) == 0 {
+		return nil, ErrNoKubeconfig
+	}
+	return kubeconfig, nil
 }
 
 func (c *Computed) now() time.Time {
@@ -159,4 +306,18 @@ func (c *Computed) now() time.Time {
 		return c.Now()
 	}
 	return time.Now()
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

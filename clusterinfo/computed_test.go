@@ -3,7 +3,9 @@ package clusterinfo_test
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -53,7 +55,7 @@ func TestComputed(t *testing.T) {
 		t.Errorf("another secret: %v", err)
 	}
 	now = expires.Expires
-	if _, err := c.WaitSigned(t.Context(), expires.Token); err == nil || !strings.Contains(err.Error(), "expired") {
+	if _, err := c.WaitSigned(t.Context(), expires.Token); !errors.Is(err, clusterinfo.ErrUnsigned) || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("expired: %v", err)
 	}
 	if data, err := c.Data(t.Context()); err != nil || len(data) != 1 || data["kubeconfig"] != string(kubeconfig) {
@@ -126,6 +128,200 @@ func TestComputedKeepsWhatHolds(t *testing.T) {
 		t.Error(err)
 	}
 	signed(5, "aaaaaa", "bbbbbb", "cccccc")
+}
+
+// What is written for thousands of tokens in little time is what the encoder writes.
+func TestComputedJSONIsTheConfigMaps(t *testing.T) {
+	store := newMany(50)
+	config := []byte("a \"kubeconfig\": <&> \u2028 {\"data\":{\"kubeconfig\":1}}\n")
+	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: config}
+	for range 3 {
+		data, err := c.Data(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := clusterinfo.MarshalConfigMap(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.JSON(t.Context()); err != nil || string(got) != string(want) {
+			t.Errorf("%v\n%s\nwant\n%s", err, got, want)
+		}
+		switch len(store.records) {
+		case 50: // out of order, which no store should be
+			store.records[0], store.records[7] = store.records[7], store.records[0]
+		default:
+			store.records = nil
+		}
+		store.Send()
+	}
+}
+
+// Expired tokens leave the store one by one, and nothing is written anew for each.
+func TestComputedKeepsBytes(t *testing.T) {
+	a, b := record(t, "aaaaaa.9876543210fedcba"), record(t, "bbbbbb.9876543210fedcba")
+	a.Expires = start
+	store := &listed{records: []tokens.Record{a, b}}
+	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig, Now: func() time.Time { return start }}
+	before, err := c.JSON(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.records = store.records[1:]
+	store.Send()
+	after, err := c.JSON(t.Context())
+	if err != nil || &before[0] != &after[0] || store.lists != 2 {
+		t.Errorf("%v: the same was written twice, or not listed again (%d times)", err, store.lists)
+	}
+}
+
+// A list that lags has not the tokens that WaitSigned has found: cluster-info has, until they are
+// gone from the store.
+func TestComputedOutrunsTheList(t *testing.T) {
+	const lag = time.Second
+	early, renewed := record(t, "aaaaaa.9876543210fedcba"), record(t, "aaaaaa.9876543210fedcbb")
+	early.UID, renewed.UID = "1", "2"
+	behind := &lagging{listed: &listed{}, live: map[string]tokens.Record{"aaaaaa": early}}
+	now := start
+	c := &clusterinfo.Computed{Tokens: behind, Lag: lag, Kubeconfig: kubeconfig, Now: func() time.Time { return now }}
+	signed := func(by *tokens.Record) {
+		t.Helper()
+		data, err := c.Data(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		jws := data[clusterinfo.SignatureKey("aaaaaa")]
+		if by == nil && jws != "" {
+			t.Error("still signed")
+		}
+		if by != nil {
+			if err := clusterinfo.Verify(kubeconfig, jws, by.Token); err != nil {
+				t.Error(err)
+			}
+		}
+		body, err := c.JSON(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want, err := clusterinfo.MarshalConfigMap(data); err != nil || string(body) != string(want) {
+			t.Errorf("%s, want %s (%v)", body, want, err)
+		}
+	}
+	wait := func(r tokens.Record) {
+		t.Helper()
+		if _, err := c.WaitSigned(t.Context(), r.Token); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signed(nil)
+	wait(early)
+	signed(&early)
+	now = now.Add(2 * lag)
+	behind.failure = errors.New("API server away")
+	signed(&early) // nobody says that it is gone
+	behind.failure = nil
+	now = now.Add(lag)
+	signed(&early)
+	// Another one in its place, while the list comes to have the first.
+	behind.live["aaaaaa"] = renewed
+	behind.records = []tokens.Record{early}
+	behind.Send()
+	wait(renewed)
+	signed(&renewed)
+	behind.records = []tokens.Record{renewed}
+	behind.Send()
+	signed(&renewed)
+	behind.records = nil // from here on it is the list's to say
+	delete(behind.live, "aaaaaa")
+	behind.Send()
+	signed(nil)
+	// One that is gone before the list has had it.
+	behind.live["aaaaaa"] = early
+	wait(early)
+	delete(behind.live, "aaaaaa")
+	signed(&early)
+	now = now.Add(lag)
+	signed(nil)
+}
+
+// lagging is a store whose list is behind what it holds.
+type lagging struct {
+	*listed
+	live    map[string]tokens.Record
+	failure error
+}
+
+func (l *lagging) Get(_ context.Context, id string) (tokens.Record, error) {
+	if l.failure != nil {
+		return tokens.Record{}, l.failure
+	}
+	if r, found := l.live[id]; found {
+		return r, nil
+	}
+	return tokens.Record{}, tokens.ErrNotFound
+}
+
+// Thousands of tokens that nobody asks cluster-info for are not remembered twice for ever.
+func TestComputedForgetsWhatIsListed(t *testing.T) {
+	store := &listed{}
+	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
+	for i := range 2500 {
+		r := record(t, fmt.Sprintf("tok%03d.%016d", i%1000, i/1000))
+		r.UID = fmt.Sprint(i)
+		store.records = []tokens.Record{r}
+		if _, err := c.WaitSigned(t.Context(), r.Token); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := c.Early(); n > 1001 {
+		t.Errorf("%d tokens are remembered", n)
+	}
+}
+
+// The kubeconfig may be another one at any time, of no use, or not there.
+func TestComputedFollows(t *testing.T) {
+	token := record(t, "aaaaaa.9876543210fedcba")
+	good, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{newCA(t, "kubernetes").cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := clusterinfo.WithServer(good, "https://other.example.com:6443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var live []byte
+	var failure error
+	c := &clusterinfo.Computed{Tokens: &listed{records: []tokens.Record{token}}, Follow: func(context.Context) ([]byte, error) { return live, failure }}
+	for _, test := range []struct {
+		name    string
+		live    []byte
+		failure error
+		want    error
+	}{
+		{name: "good", live: good},
+		{name: "another one", live: other},
+		{name: "with a credential", live: append([]byte("users: [{name: x}]\n"), good...), want: clusterinfo.ErrKubeconfig},
+		{name: "none in it", want: clusterinfo.ErrNoKubeconfig},
+		{name: "none", failure: clusterinfo.ErrNotFound, want: clusterinfo.ErrNotFound},
+		{name: "good again", live: good},
+	} {
+		live, failure = test.live, test.failure
+		for range 2 {
+			body, err := c.JSON(t.Context())
+			if !errors.Is(err, test.want) {
+				t.Errorf("%s: got %v, want %v", test.name, err, test.want)
+			}
+			if test.want != nil {
+				continue
+			}
+			if got, err := clusterinfo.ReadAnswer(body, token.Token); err != nil || got != string(test.live) {
+				t.Errorf("%s: %v, %s", test.name, err, got)
+			}
+			if got, err := c.WaitSigned(t.Context(), token.Token); err != nil || string(got) != string(test.live) {
+				t.Errorf("%s: %v, %s", test.name, err, got)
+			}
+		}
+	}
 }
 
 // Everybody at once, while tokens come and go: an answer is never older than its question.

@@ -19,7 +19,7 @@ const (
 	discoveryRetry   = 5 * time.Second
 	discoveryTimeout = 10 * time.Second
 	// A full ConfigMap is 1 MiB of values, keys and JSON around them.
-	maxAnswer = 4 << 20
+	maxAnswer = 32 << 20
 )
 
 // ErrUntrusted is wrapped when an endpoint has answered and cannot be trusted: asking again

@@ -1,6 +1,7 @@
 package clusterinfo
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"maps"
@@ -21,6 +22,7 @@ type Document struct {
 	signatures map[string]signature // by token ID
 	elsewhere  map[string]bool      // IDs of tokens that may be signed with by others only
 	next       time.Time
+	revision   int // counts the Updates that have changed kubeconfig or signatures
 }
 
 type signature struct {
@@ -35,40 +37,54 @@ type signature struct {
 // and comes with a good Document of all others, except for [ErrNoKubeconfig], which comes with
 // d itself.
 func (d Document) Update(kubeconfig []byte, records []tokens.Record, now time.Time) (Document, error) {
+	return d.update(kubeconfig, [][]tokens.Record{records}, now)
+}
+
+// update is Update of several lists; of records with the same ID the last one counts.
+func (d Document) update(kubeconfig []byte, lists [][]tokens.Record, now time.Time) (Document, error) {
 	if len(kubeconfig) == 0 {
 		return d, ErrNoKubeconfig
 	}
-	same := d.kubeconfig == string(kubeconfig)
 	n := Document{
 		kubeconfig: string(kubeconfig),
-		signatures: make(map[string]signature, len(records)),
+		signatures: make(map[string]signature, len(lists[0])),
 		elsewhere:  map[string]bool{},
 	}
+	same := d.kubeconfig == n.kubeconfig
+	anew := 0
 	var errs []error
-	for _, r := range records {
-		if !r.Signing || r.Expired(now) {
-			continue
-		}
-		if !r.Expires.IsZero() && (n.next.IsZero() || r.Expires.Before(n.next)) {
-			n.next = r.Expires
-		}
-		id := r.Token.ID()
-		if !r.Signs(now) {
-			n.elsewhere[id] = true
-			continue
-		}
-		s := signature{token: r.Token, created: r.Created}
-		if before := d.signatures[id]; same && before.token == r.Token {
-			s.key, s.jws = before.key, before.jws
-		} else {
-			var err error
-			s.key = SignatureKey(id)
-			if s.jws, err = Sign(kubeconfig, r.Token); err != nil {
-				errs = append(errs, err)
+	for _, records := range lists {
+		for i := range records {
+			r := &records[i]
+			if !r.Signing || r.Expired(now) {
 				continue
 			}
+			if !r.Expires.IsZero() && (n.next.IsZero() || r.Expires.Before(n.next)) {
+				n.next = r.Expires
+			}
+			id := r.Token.ID()
+			if !r.Signs(now) {
+				n.elsewhere[id] = true
+				continue
+			}
+			s := signature{token: r.Token, created: r.Created}
+			if before := d.signatures[id]; same && before.token == r.Token {
+				s.key, s.jws = before.key, before.jws
+			} else {
+				var err error
+				anew++
+				s.key = SignatureKey(id)
+				if s.jws, err = Sign(kubeconfig, r.Token); err != nil {
+					errs = append(errs, err)
+					continue
+				}
+			}
+			n.signatures[id] = s
 		}
-		n.signatures[id] = s
+	}
+	n.revision = d.revision
+	if !same || anew > 0 || len(n.signatures) != len(d.signatures) {
+		n.revision++
 	}
 	return n, errors.Join(errs...)
 }
@@ -88,6 +104,9 @@ func (d Document) signedBy(t tokens.Token) bool {
 	s, found := d.signatures[t.ID()]
 	return found && s.token.Equal(t)
 }
+
+// saysThe reports whether a Document that d was updated from says the same.
+func (d Document) saysThe(same Document) bool { return d.revision == same.revision }
 
 // Data is the Document as the data of a new ConfigMap, in a map of its own.
 func (d Document) Data() map[string]string { return d.Merge(nil, 0).Data }
@@ -144,12 +163,12 @@ func (d Document) Merge(current map[string]string, limit int) Merged {
 			m.Signed++
 		}
 	} else {
-		for _, id := range d.byPriority(current) {
-			if s := d.signatures[id]; m.Bytes+len(s.jws) <= limit {
+		for _, s := range d.byPriority(current) {
+			if m.Bytes+len(s.jws) <= limit {
 				put(s.key, s.jws)
 				m.Signed++
 			} else {
-				m.LeftOut = append(m.LeftOut, id)
+				m.LeftOut = append(m.LeftOut, s.token.ID())
 			}
 		}
 	}
@@ -157,18 +176,54 @@ func (d Document) Merge(current map[string]string, limit int) Merged {
 	return m
 }
 
-func (d Document) byPriority(current map[string]string) []string {
-	rank := func(id string) int {
-		if current[SignatureKey(id)] != "" {
-			return 0
+// byPriority is the order in which signatures are put where not all fit.
+func (d Document) byPriority(current map[string]string) []signature {
+	there, others := make([]signature, 0, len(current)), []signature(nil)
+	for _, s := range d.signatures {
+		if current[s.key] != "" {
+			there = append(there, s)
+		} else {
+			others = append(others, s)
 		}
-		return 1
 	}
-	return slices.SortedFunc(maps.Keys(d.signatures), func(a, b string) int {
-		return cmp.Or(
-			cmp.Compare(rank(a), rank(b)),
-			d.signatures[a].created.Compare(d.signatures[b].created),
-			cmp.Compare(a, b),
-		)
-	})
+	older := func(a, b signature) int {
+		return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.key, b.key))
+	}
+	slices.SortFunc(there, older)
+	slices.SortFunc(others, older)
+	return append(there, others...)
+}
+
+// json is what [MarshalConfigMap] makes of Data, in a tenth of the time. The lists are those that
+// the Document was made of, of which the first is in the order of IDs.
+func (d Document) json(lists [][]tokens.Record) ([]byte, error) {
+	frame, err := MarshalConfigMap(map[string]string{KubeconfigKey: d.kubeconfig})
+	if err != nil {
+		return nil, err
+	}
+	ids, size := make([]string, 0, len(d.signatures)), len(frame)
+	for _, records := range lists {
+		for i := range records {
+			id := records[i].Token.ID()
+			if s, found := d.signatures[id]; found {
+				ids = append(ids, id)
+				size += len(`"":"",`) + len(s.key) + len(s.jws)
+			}
+		}
+	}
+	if !slices.IsSorted(ids) {
+		slices.Sort(ids)
+	}
+	// The keys of signatures come before the one in the frame.
+	at := bytes.Index(frame, []byte(`{"`+KubeconfigKey+`":`)) + 1
+	all := append(make([]byte, 0, size), frame[:at]...)
+	for _, id := range slices.Compact(ids) {
+		s := d.signatures[id] // of characters that JSON need not escape
+		all = append(all, '"')
+		all = append(all, s.key...)
+		all = append(all, `":"`...)
+		all = append(all, s.jws...)
+		all = append(all, `",`...)
+	}
+	return append(all, frame[at:]...), nil
 }

@@ -28,7 +28,10 @@ type ConfigMap struct {
 	mu      sync.Mutex
 	synced  bool
 	object  *corev1.ConfigMap      // nil: there is none
+	config  []byte                 // the kubeconfig in object
 	json    func() ([]byte, error) // of object
+	fill    Fill                   // of object, but for its limit
+	limit   int                    // of its bytes, as the Signer has found it; zero is the usual
 	failure error                  // why it cannot be read, nil once it could
 	changed chan struct{}          // closed, and another one made, whenever the above changes
 }
@@ -187,6 +190,10 @@ func (m *mirror) set(object *corev1.ConfigMap) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.synced, m.object = true, object
+	m.config, m.fill = nil, measure(object)
+	if object != nil {
+		m.config = []byte(object.Data[clusterinfo.KubeconfigKey])
+	}
 	m.json = sync.OnceValues(func() ([]byte, error) {
 		if object == nil {
 			return nil, errNone

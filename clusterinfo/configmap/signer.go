@@ -222,6 +222,7 @@ func (s *signing) report(m clusterinfo.Merged) {
 	if len(m.LeftOut) == 0 {
 		s.limit = clusterinfo.MaxData
 	}
+	s.ConfigMap.setLimit(s.limit)
 	if n := len(m.LeftOut); n != s.leftOut {
 		s.leftOut = n
 		if n > 0 {
