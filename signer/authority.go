@@ -43,6 +43,8 @@ type Authority struct {
 	Rules []approval.Rule
 	// Facts is what the rules may ask.
 	Facts approval.Facts
+	// Nodes says who may have which node's name. Nil refuses every bootstrap token.
+	Nodes *NodeAdmission
 	// Signers are the kinds of certificates that can be had, by signer name.
 	Signers map[string]Signer
 	// Now is the clock; nil is time.Now.
@@ -73,17 +75,39 @@ func (s Signer) check(name string) error {
 	return nil
 }
 
-// Decide says whether the rules approve of a request. The error is for the log: the verdict
-// beside it is to wait.
-func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.Decision, error) {
-	return approval.Decide(ctx, a.Rules, r, a.Facts)
+// ruleNodes stands in Decision.Rule where it is not a rule that decided.
+const ruleNodes = "node-admission"
+
+// Decide says whether a request is to be approved: the rules approve of it, and so does Nodes.
+// The admission is for [Authority.Sign], and nil unless the verdict is to approve. The error is
+// for the log: the verdict beside it is to wait.
+func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.Decision, *Admission, error) {
+	d, err := approval.Decide(ctx, a.Rules, r, a.Facts)
+	if err != nil || d.Verdict != approval.Approve {
+		return d, nil, err
+	}
+	admission, err := a.Nodes.Admit(ctx, r)
+	var (
+		refused *Refused
+		waits   *waiting
+	)
+	switch {
+	case err == nil:
+		return d, admission, nil
+	case errors.As(err, &refused):
+		return approval.Decision{Verdict: approval.Deny, Reason: refused.Reason, Message: refused.Message, Rule: ruleNodes}, nil, nil
+	case errors.As(err, &waits):
+		return approval.Decision{Verdict: approval.Wait, Reason: waits.reason, Message: waits.message, Rule: ruleNodes}, nil, nil
+	}
+	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: fmt.Sprintf("cannot be decided yet: %v", err), Rule: ruleNodes}, nil, err
 }
 
 // Sign issues the certificate of a request that was approved, and returns it as PEM with the
-// intermediates that a client needs. It checks the request against the rules of its signer,
-// whoever approved it: what breaks them is a [*Refused], an unknown signer wraps
-// [ErrUnknownSigner], and all other errors may pass by themselves.
-func (a *Authority) Sign(ctx context.Context, r approval.Request) ([]byte, error) {
+// intermediates that a client needs. It checks the request against the rules of its signer and
+// asks Nodes, whoever approved it: what breaks them is a [*Refused], an unknown signer wraps
+// [ErrUnknownSigner], and all other errors may pass by themselves. With the admission that a
+// Decide has just given, Nodes is not asked again.
+func (a *Authority) Sign(ctx context.Context, r approval.Request, admission *Admission) ([]byte, error) {
 	s, ok := a.Signers[r.SignerName]
 	if !ok {
 		return nil, fmt.Errorf("%w: %q", ErrUnknownSigner, r.SignerName)
@@ -110,7 +134,16 @@ func (a *Authority) Sign(ctx context.Context, r approval.Request) ([]byte, error
 	if a.Now != nil {
 		now = a.Now
 	}
-	chain, err := s.Profile.Issue(ca, Template{CSR: r.CSR, Usages: r.Usages, Duration: r.Expiration}, now())
+	if !admission.good(r, now()) {
+		if admission, err = a.Nodes.Admit(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	duration := r.Expiration
+	if d := admission.Duration; d > 0 && (duration == 0 || d < duration) {
+		duration = d
+	}
+	chain, err := s.Profile.Issue(ca, Template{CSR: r.CSR, Usages: r.Usages, Duration: duration}, now())
 	if err != nil {
 		return nil, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
@@ -120,10 +153,10 @@ func (a *Authority) Sign(ctx context.Context, r approval.Request) ([]byte, error
 // Issue decides and, if the verdict is to approve, signs. Without approval there is no
 // certificate and no error; the error beside the verdict to wait is the one of [Authority.Decide].
 func (a *Authority) Issue(ctx context.Context, r approval.Request) ([]byte, approval.Decision, error) {
-	d, err := a.Decide(ctx, r)
+	d, admission, err := a.Decide(ctx, r)
 	if err != nil || d.Verdict != approval.Approve {
 		return nil, d, err
 	}
-	chain, err := a.Sign(ctx, r)
+	chain, err := a.Sign(ctx, r, admission)
 	return chain, d, err
 }

@@ -21,7 +21,7 @@ import (
 // kubernetesRequest is a request that the signer of that name signs.
 func kubernetesRequest(t testing.TB, signerName string, key crypto.Signer) approval.Request {
 	t.Helper()
-	r := approval.Request{SignerName: signerName, User: "system:bootstrap:abc123"}
+	r := approval.Request{SignerName: signerName, User: "kubelet-bootstrap"}
 	template := &x509.CertificateRequest{Subject: nodeSubject("worker-1")}
 	switch signerName {
 	case certificates.KubeAPIServerClientKubeletSignerName:
@@ -76,7 +76,7 @@ func TestSign(t *testing.T) {
 					if keyName == "RSA" { // as kubelets ask
 						r.Usages = append(r.Usages, certificates.UsageKeyEncipherment)
 					}
-					answer, err := authority.Sign(t.Context(), r)
+					answer, err := authority.Sign(t.Context(), r, nil)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -158,7 +158,7 @@ func TestSignChecks(t *testing.T) {
 		t.Run(test.name+" for "+test.signer, func(t *testing.T) {
 			r := kubernetesRequest(t, test.signer, nil)
 			test.change(&r)
-			answer, err := authority.Sign(t.Context(), r)
+			answer, err := authority.Sign(t.Context(), r, nil)
 			if test.want == "" {
 				if err != nil {
 					t.Error(err)
@@ -199,7 +199,7 @@ func TestSignFailures(t *testing.T) {
 		{name: "CA expired", authority: signer.Authority{Signers: signer.KubernetesSigners(signer.Fixed(ca), 0), Now: later}, request: r, is: signer.ErrExpiredCA, want: "expired"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			answer, err := test.authority.Sign(t.Context(), test.request)
+			answer, err := test.authority.Sign(t.Context(), test.request, nil)
 			var refused *signer.Refused
 			if err == nil || answer != nil || errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error is %v, want a passing one with %q", err, test.want)
@@ -226,15 +226,15 @@ func TestOwnSigner(t *testing.T) {
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	r.SignerName = "example.com/x"
 	var refused *signer.Refused
-	if _, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) {
+	if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, &refused) {
 		t.Errorf("error is %v, want a refusal by the check", err)
 	}
 	r.User = "jane"
-	if _, err := authority.Sign(t.Context(), r); err != nil {
+	if _, err := authority.Sign(t.Context(), r, nil); err != nil {
 		t.Error(err)
 	}
 	r.Usages = append(r.Usages, certificates.UsageClientAuth)
-	if _, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) {
+	if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, &refused) {
 		t.Errorf("error is %v, want a refusal by the profile", err)
 	}
 }

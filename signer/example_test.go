@@ -54,7 +54,7 @@ func ExampleAuthority_Sign() {
 			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			CSR:        exampleCSR(name),
-		})
+		}, nil)
 		var refused *signer.Refused
 		if errors.As(err, &refused) {
 			fmt.Println(refused.Reason)
@@ -98,7 +98,7 @@ func ExampleAuthority_Issue() {
 	for _, name := range []string{"system:node:worker-1", "system:node:worker-2"} {
 		chain, decision, err := authority.Issue(context.Background(), approval.Request{
 			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
-			User:       "system:bootstrap:k4f2pz", // who has sent the request, as authenticated
+			User:       "kubelet-bootstrap", // who has sent the request, as authenticated
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			CSR:        exampleCSR(name),
 		})

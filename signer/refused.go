@@ -24,6 +24,8 @@ type Refused struct {
 // Error is the message.
 func (r *Refused) Error() string { return r.Message }
 
-func refuse(format string, args ...any) error {
-	return &Refused{Reason: ReasonValidation, Message: fmt.Sprintf(format, args...)}
+func refuse(format string, args ...any) error { return refuseFor(ReasonValidation, format, args...) }
+
+func refuseFor(reason, format string, args ...any) error {
+	return &Refused{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }

@@ -60,7 +60,7 @@ func TestSwappedCA(t *testing.T) {
 	for range 2 * runtime.GOMAXPROCS(0) {
 		working.Go(func() {
 			for left.Add(-1) >= 0 && !t.Failed() {
-				chain, err := authority.Sign(t.Context(), request)
+				chain, err := authority.Sign(t.Context(), request, nil)
 				if err != nil {
 					t.Error(err)
 					return

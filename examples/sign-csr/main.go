@@ -63,7 +63,7 @@ func sign(ctx context.Context, certFile, keyFile string, request []byte, duratio
 		SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 		Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 		CSR:        csr,
-	})
+	}, nil)
 }
 
 // loadKey stands for wherever the CA's key is. Any crypto.Signer will do: one of an HSM, a TPM

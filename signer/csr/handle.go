@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,6 +35,7 @@ const (
 	eventSigningFailed  = "SigningFailed"
 	eventApprovalFailed = "ApprovalFailed"
 	eventSignedByOther  = "SignedByOther"
+	eventAnotherKey     = "AnotherKey"
 )
 
 // sync does what is left to do about one request.
@@ -90,17 +92,18 @@ func (h *handler) sync(ctx context.Context, name string) (again, error) {
 func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigningRequest) (again, error) {
 	csr.ManagedFields = nil // nil keeps what the API server has
 	r, refusal := request(csr)
+	var admission *signer.Admission
 	if !has(csr, certificates.CertificateApproved) {
 		if refusal != nil {
 			// Not for us to approve. A person may deny it, or approve it: then signing it fails.
 			h.log.Info("certificate request is left alone", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "reason", refusal)
 			return never, nil
 		}
-		updated, next, err := h.decide(ctx, csr, r)
+		updated, leave, next, err := h.decide(ctx, csr, r)
 		if updated == nil || err != nil {
 			return next, err
 		}
-		csr = updated
+		csr, admission = updated, leave
 		csr.ManagedFields = nil
 	}
 	if !h.signs(csr) {
@@ -109,17 +112,17 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 	if refusal != nil {
 		return never, h.fail(ctx, csr, refusal)
 	}
-	return never, h.sign(ctx, csr, r)
+	return never, h.sign(ctx, csr, r, admission)
 }
 
 // decide asks the rules and writes what they say. The object is nil unless it is approved now.
-func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*certificates.CertificateSigningRequest, again, error) {
-	d, err := h.Authority.Decide(ctx, r)
+func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*certificates.CertificateSigningRequest, *signer.Admission, again, error) {
+	d, admission, err := h.Authority.Decide(ctx, r)
 	log := h.log.With("csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "subject", r.CSR.Subject.String(),
 		"verdict", d.Verdict.String(), "reason", d.Reason, "rule", d.Rule)
 	if d.Rule == "" { // no rule knows it
 		log.Debug("certificate request is left alone")
-		return nil, never, nil
+		return nil, nil, never, nil
 	}
 	count := func() {
 		h.counts.decisions.WithLabelValues(csr.Spec.SignerName, d.Verdict.String(), d.Reason).Inc()
@@ -133,41 +136,54 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 	case approval.Wait:
 		count()
 		if err != nil {
-			return nil, soon, fmt.Errorf("deciding: %w", err)
+			return nil, nil, soon, fmt.Errorf("deciding: %w", err)
 		}
+		h.tellOnce(csr, d)
 		log.Info("certificate request waits", "message", d.Message)
-		return nil, soon, nil
+		return nil, nil, soon, nil
 	default:
 		count()
 		if h.looks.NumRequeues(csr.Name) == 0 {
+			h.tellOnce(csr, d)
 			log.Info("certificate request is left alone", "message", d.Message)
 		}
-		return nil, later, nil
+		return nil, nil, later, nil
 	}
 	csr.Status.Conditions = append(csr.Status.Conditions, condition)
 	updated, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{FieldManager: FieldManager})
 	if err != nil {
 		if apierrors.IsNotFound(err) {
-			return nil, never, errGone
+			return nil, nil, never, errGone
 		}
 		if !apierrors.IsConflict(err) && !stopped(ctx) {
 			h.recorder.Eventf(csr, corev1.EventTypeWarning, eventApprovalFailed, "The decision to %s could not be written: %v", d.Verdict, err)
 		}
-		return nil, never, fmt.Errorf("writing the decision to %s: %w", d.Verdict, err)
+		return nil, nil, never, fmt.Errorf("writing the decision to %s: %w", d.Verdict, err)
 	}
 	count()
 	log.Info("certificate request is decided", "message", d.Message)
 	if d.Verdict == approval.Deny {
 		h.mark(csr.UID, finished)
-		return nil, never, nil
+		h.recorder.Event(csr, corev1.EventTypeWarning, d.Reason, d.Message)
+		return nil, nil, never, nil
 	}
 	h.mark(csr.UID, approved)
-	return updated, never, nil
+	if admission.Keys > 1 {
+		h.recorder.Eventf(updated, corev1.EventTypeWarning, eventAnotherKey, "The %d. key for this node on token %s: a machine that began anew, or another one; of %d at most", admission.Keys, admission.TokenID, tokens.MaxKeys)
+	}
+	return updated, admission, never, nil
+}
+
+// tellOnce says with an Event why a request is not decided.
+func (h *handler) tellOnce(csr *certificates.CertificateSigningRequest, d approval.Decision) {
+	if h.queue.NumRequeues(csr.Name) == 0 {
+		h.recorder.Event(csr, corev1.EventTypeNormal, d.Reason, d.Message)
+	}
 }
 
 // sign issues the certificate of an approved request and writes it.
-func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) error {
-	chain, err := h.Authority.Sign(ctx, r)
+func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, admission *signer.Admission) error {
+	chain, err := h.Authority.Sign(ctx, r, admission)
 	var refused *signer.Refused
 	if errors.As(err, &refused) {
 		return h.fail(ctx, csr, refused)

@@ -1,0 +1,298 @@
+package signer
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// Reasons of a [*Refused] that [NodeAdmission] gives.
+const (
+	// ReasonTokenSpent: as many nodes have joined with the token as its limits allow.
+	ReasonTokenSpent = "TokenSpent"
+	// ReasonTokenExpired: the token is past its expiration.
+	ReasonTokenExpired = "TokenExpired"
+	// ReasonTokenRevoked: there is no such token any more, or it may not authenticate.
+	ReasonTokenRevoked = "TokenRevoked"
+	// ReasonTokenReplaced: the token is younger than the request that was made with it.
+	ReasonTokenReplaced = "TokenReplaced"
+	// ReasonTokenLimitsMalformed: what the token is good for cannot be read.
+	ReasonTokenLimitsMalformed = "TokenLimitsMalformed"
+	// ReasonNodeNameNotAllowed: the token is for other names, or no Node can have this one.
+	ReasonNodeNameNotAllowed = "NodeNameNotAllowed"
+	// ReasonNodeNameReserved: the name is for tokens of role control-plane.
+	ReasonNodeNameReserved = "NodeNameReserved"
+	// ReasonNodeNameClaimed: another token has taken the name.
+	ReasonNodeNameClaimed = "NodeNameClaimed"
+	// ReasonNodeExists: a Node has the name.
+	ReasonNodeExists = "NodeExists"
+	// ReasonNodeReplaced: the Node that the token is to replace is another one by now.
+	ReasonNodeReplaced = "NodeReplaced"
+	// ReasonTooManyKeys: a machine of this name has asked with [tokens.MaxKeys] other keys.
+	ReasonTooManyKeys = "TooManyKeys"
+	// ReasonNodeNotFound: a node renews that has no Node. It is a reason to wait.
+	ReasonNodeNotFound = "NodeNotFound"
+	// ReasonNotForBootstrap: a bootstrap token is for a node's client certificate alone.
+	ReasonNotForBootstrap = "NotForBootstrapToken"
+)
+
+// DefaultRetention is how long a spent token stays.
+const DefaultRetention = time.Hour
+
+// memory is how long the word of a store that a token has no limits is good for, and for how
+// long an [Admission] is: between a decision and the certificate there is one write.
+const memory = time.Second
+
+// A NodeAdmission says who may have which node's name. It stands between approval and every
+// client certificate of a node, whoever approved the request. Its zero value lets renewals pass
+// and refuses every bootstrap token. It must not be copied once it is used.
+//
+//   - A Node that exists is not handed out again, to anybody.
+//   - A bootstrap token lets in as many nodes, under such names, as its [tokens.Limits] say, and
+//     leaves a claim for each: a name is with one token at a time.
+//   - A node renews its certificate while its Node exists, for as long as its claim says.
+type NodeAdmission struct {
+	// Tokens and Claims are asked about requests of bootstrap tokens; nil is that there are
+	// none.
+	Tokens tokens.Store
+	Claims tokens.Claims
+	// Node gives the UID of a Node, as it is now and not from a cache; the error wraps
+	// [tokens.ErrNotFound] if there is none. Nil is for where there are no Nodes.
+	Node func(ctx context.Context, name string) (uid string, err error)
+	// AllowExisting hands out the names of Nodes that exist, as kube-controller-manager does.
+	AllowExisting bool
+	// Reserved are names and patterns, as in [tokens.Limits], that only tokens of role
+	// control-plane may take.
+	Reserved []string
+	// Retention is how long a spent token stays, for the node to fetch its certificate and
+	// others to be told why they are refused. Zero is [DefaultRetention].
+	Retention time.Duration
+	// Logger is told of claims; nil is nobody.
+	Logger *slog.Logger
+	// Registerer has the kubejoin_claim_* metrics; nil counts nothing.
+	Registerer prometheus.Registerer
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+
+	once   sync.Once
+	log    *slog.Logger
+	counts *prometheus.CounterVec
+
+	mu        sync.Mutex
+	unlimited map[string]remembered // by token ID
+}
+
+type remembered struct {
+	record tokens.Record
+	at     time.Time
+}
+
+// An Admission is leave for one request to have its certificate. Nil is none.
+type Admission struct {
+	// Duration is the longest lifetime; zero leaves it to the signer.
+	Duration time.Duration
+	// TokenID is the token that the name was claimed with; empty if there is no claim.
+	TokenID string
+	// Keys is how many keys have been admitted on the claim. More than one is a machine that
+	// began anew, or two machines.
+	Keys int
+
+	csr  []byte
+	user string
+	at   time.Time
+}
+
+const (
+	bootstrapUserPrefix = "system:bootstrap:"
+	nodeUserPrefix      = "system:node:"
+	nodesGroup          = "system:nodes"
+)
+
+// waiting is the error of a request that is in order and waits for something that may come.
+type waiting struct{ reason, message string }
+
+func (w *waiting) Error() string { return w.message }
+
+// Admit says that a request may have its certificate, and makes the claim that goes with it. It
+// may be asked any number of times about the same request. What breaks a limit is a [*Refused];
+// every other error may pass by itself.
+func (n *NodeAdmission) Admit(ctx context.Context, r approval.Request) (*Admission, error) {
+	if n == nil {
+		n = &NodeAdmission{}
+	}
+	n.once.Do(n.start)
+	if r.CSR == nil {
+		return nil, refuse("no certificate request given")
+	}
+	now := n.now()
+	a := &Admission{csr: r.CSR.Raw, user: r.User, at: now}
+	id, bootstrap := strings.CutPrefix(r.User, bootstrapUserPrefix)
+	node, ok := nodeOf(r)
+	switch {
+	case !ok && bootstrap:
+		return nil, refuseFor(ReasonNotForBootstrap, "%s asks for a certificate of signer %s with subject %q; a bootstrap token is for the client certificate of a node", r.User, r.SignerName, r.CSR.Subject)
+	case !ok:
+		return a, nil
+	case r.User == r.CSR.Subject.CommonName && slices.Contains(r.Groups, nodesGroup):
+		return admitted(a, n.renew(ctx, node, a))
+	}
+	if err := tokens.CheckNodeName(node); err != nil {
+		return nil, refuseFor(ReasonNodeNameNotAllowed, "no Node can have this name: %v", err)
+	}
+	if !bootstrap {
+		if n.reserved(node) {
+			return nil, n.refuseReserved(node)
+		}
+		return admitted(a, n.free(ctx, node))
+	}
+	return admitted(a, n.admitToken(ctx, r, id, node, a))
+}
+
+func admitted(a *Admission, err error) (*Admission, error) {
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// good reports whether the admission is for this request, and from just now.
+func (a *Admission) good(r approval.Request, now time.Time) bool {
+	age := time.Duration(0)
+	if a != nil {
+		age = now.Sub(a.at)
+	}
+	return a != nil && r.CSR != nil && a.user == r.User && string(a.csr) == string(r.CSR.Raw) && age >= 0 && age < memory
+}
+
+// nodeOf is the node that a client certificate would be for: whatever signer it is asked of, the
+// subject is what an API server goes by.
+func nodeOf(r approval.Request) (name string, ok bool) {
+	name, ok = strings.CutPrefix(r.CSR.Subject.CommonName, nodeUserPrefix)
+	return name, ok && slices.Contains(r.CSR.Subject.Organization, nodesGroup) &&
+		r.SignerName != certificates.KubeletServingSignerName && slices.Contains(r.Usages, certificates.UsageClientAuth)
+}
+
+func (n *NodeAdmission) start() {
+	if n.log = n.Logger; n.log == nil {
+		n.log = slog.New(slog.DiscardHandler)
+	}
+	n.counts = metrics.Counter(n.Registerer, "kubejoin_claim_changes_total",
+		"What happened to claims of node names: made, another_key, taken_over, undone, repaired (names or limits put back on a token), released.", "change")
+	n.unlimited = map[string]remembered{}
+}
+
+func (n *NodeAdmission) now() time.Time {
+	if n.Now != nil {
+		return n.Now()
+	}
+	return time.Now()
+}
+
+func (n *NodeAdmission) count(change string) { n.counts.WithLabelValues(change).Inc() }
+
+// renew lets a node renew while its Node exists: a node that was deleted does not come back by
+// itself.
+func (n *NodeAdmission) renew(ctx context.Context, node string, a *Admission) error {
+	if n.Node != nil {
+		switch _, err := n.Node(ctx, node); {
+		case errors.Is(err, tokens.ErrNotFound):
+			return &waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, and there is no such Node (any more): the request waits until there is", node)}
+		case err != nil:
+			return fmt.Errorf("node %s: %w", node, err)
+		}
+	}
+	if n.Claims == nil || tokens.CheckNodeName(node) != nil {
+		return nil
+	}
+	c, err := n.Claims.Find(ctx, node)
+	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+		return fmt.Errorf("claim of node %s: %w", node, err)
+	}
+	a.Duration = c.Limits.CertificateDuration
+	return nil
+}
+
+func (n *NodeAdmission) reserved(node string) bool {
+	return slices.ContainsFunc(n.Reserved, func(pattern string) bool { return tokens.MatchNodeName(pattern, node) })
+}
+
+func (n *NodeAdmission) refuseReserved(node string) error {
+	return refuseFor(ReasonNodeNameReserved, "the name %s is reserved for the control plane; a token for it is made with: kubejoin token create --role control-plane --node-name %s", node, node)
+}
+
+// checkNode refuses the name of a Node that exists, unless it is the one to be replaced, which it
+// reports.
+func (n *NodeAdmission) checkNode(ctx context.Context, node string, replaces tokens.NodeRef) (bool, error) {
+	if n.Node == nil || n.AllowExisting && replaces == (tokens.NodeRef{}) {
+		return false, nil
+	}
+	uid, err := n.Node(ctx, node)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("node %s: %w", node, err)
+	case replaces == tokens.NodeRef{Name: node, UID: uid}:
+		return true, nil
+	case replaces.Name == node:
+		return false, refuseFor(ReasonNodeReplaced, "the token may replace the Node %s of UID %s, and the one of that name has UID %s now; make another token with: kubejoin token create --replace-node %s",
+			node, replaces.UID, uid, node)
+	}
+	return false, refuseFor(ReasonNodeExists, "a Node %s exists; to put another machine in its place make a token with: kubejoin token create --replace-node %s; if it is gone for good: kubectl delete node %s", node, node, node)
+}
+
+// free refuses a name that a Node has, or that a limited token has taken.
+func (n *NodeAdmission) free(ctx context.Context, node string) error {
+	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
+		return err
+	}
+	c, err := n.Claims.Find(ctx, node)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("claim of node %s: %w", node, err)
+	}
+	if c.NodeUID != "" && n.Node != nil {
+		// Not yet released, perhaps.
+		if gone, err := n.gone(ctx, node); err != nil || gone {
+			return err
+		}
+	}
+	return refuseClaimed(c)
+}
+
+func (n *NodeAdmission) gone(ctx context.Context, node string) (bool, error) {
+	_, err := n.Node(ctx, node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("node %s: %w", node, err)
+	}
+	return false, nil
+}
+
+func refuseClaimed(c tokens.Claim) error {
+	return refuseFor(ReasonNodeNameClaimed, "the name %s was taken with token %s at %s; if that machine is not to join: kubejoin claim release %s",
+		c.Node, c.TokenID, c.Created.UTC().Format(time.RFC3339), c.Node)
+}
+
+// keyOf is how a claim names the public key of a request.
+func keyOf(r approval.Request) string {
+	sum := sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}

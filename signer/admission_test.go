@@ -1,0 +1,304 @@
+package signer_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/elliptic"
+	"crypto/x509"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// asks is a request for a node's first client certificate.
+func asks(t testing.TB, user, node string, key crypto.Signer) approval.Request {
+	t.Helper()
+	return approval.Request{
+		UID: "csr-" + node, SignerName: certificates.KubeAPIServerClientKubeletSignerName, User: user, Created: time.Now(),
+		Groups: []string{"system:bootstrappers"},
+		Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		CSR:    newCSR(t, &x509.CertificateRequest{Subject: nodeSubject(node)}, key),
+	}
+}
+
+func by(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
+
+func (c *cluster) admission() *signer.NodeAdmission {
+	return &signer.NodeAdmission{Tokens: store{cluster: c}, Claims: claims{cluster: c}, Node: c.Node, Reserved: []string{"cp-*"}}
+}
+
+func wantRefused(t testing.TB, what string, err error, reason string, parts ...string) {
+	t.Helper()
+	var refused *signer.Refused
+	if !errors.As(err, &refused) || refused.Reason != reason {
+		t.Errorf("%s: %v, want %s", what, err, reason)
+		return
+	}
+	for _, part := range parts {
+		if !strings.Contains(refused.Message, part) {
+			t.Errorf("%s: %q, want %q in it", what, refused.Message, part)
+		}
+	}
+}
+
+func TestAdmit(t *testing.T) {
+	const node = "worker-7"
+	for _, test := range []struct {
+		name   string
+		node   string // worker-7 if empty
+		limits tokens.Limits
+		change func(*cluster, *tokens.Record)
+		reason string // empty: admitted
+		says   string
+	}{
+		{name: "no limits"},
+		{name: "one node", limits: tokens.Limits{MaxNodes: 1}},
+		{name: "by name", limits: tokens.Limits{NodeNames: []string{"worker-7"}}},
+		{name: "by pattern", limits: tokens.Limits{NodeNames: []string{"db-*", "worker-*"}, MaxNodes: 5}},
+		{name: "another name", limits: tokens.Limits{NodeNames: []string{"worker-8", "db-*"}}, reason: "NodeNameNotAllowed", says: "kubejoin token create --node-name worker-7"},
+		{name: "spent", limits: tokens.Limits{MaxNodes: 1}, change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"worker-3"} },
+			reason: "TokenSpent", says: "was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7"},
+		{name: "spent by two", limits: tokens.Limits{MaxNodes: 2}, change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"a", "b"} },
+			reason: "TokenSpent", says: "was for 2 nodes and 2 have joined with it"},
+		{name: "room left", limits: tokens.Limits{MaxNodes: 2}, change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"a"} }},
+		{name: "expired", change: func(_ *cluster, r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }, reason: "TokenExpired", says: "expired at"},
+		{name: "no such token", change: func(_ *cluster, r *tokens.Record) { r.Token = tokens.Generate() }, reason: "TokenRevoked", says: "kubejoin token create"},
+		{name: "no authentication", change: func(_ *cluster, r *tokens.Record) { r.Authentication = false }, reason: "TokenRevoked", says: "authentication"},
+		{name: "no good", change: func(_ *cluster, r *tokens.Record) { r.Problem = errors.New("bad group") }, reason: "TokenRevoked", says: "bad group"},
+		{name: "younger than the request", change: func(_ *cluster, r *tokens.Record) { r.Created = time.Now().Add(time.Minute) }, reason: "TokenReplaced"},
+		{name: "malformed limits", limits: tokens.Limits{Problem: errors.New(`max-nodes: "many"`)}, reason: "TokenLimitsMalformed", says: `max-nodes: "many"`},
+		{name: "reserved", node: "cp-1", reason: "NodeNameReserved", says: "--role control-plane --node-name cp-1"},
+		{name: "reserved, for one node", node: "cp-1", limits: tokens.Limits{MaxNodes: 1}, reason: "NodeNameReserved"},
+		{name: "reserved, control plane", node: "cp-1", limits: tokens.Limits{Role: "control-plane"}},
+		{name: "no Node's name", node: "Worker_7", reason: "NodeNameNotAllowed", says: "Worker_7"},
+		{name: "Node exists", change: func(c *cluster, _ *tokens.Record) { c.node(node) }, reason: "NodeExists", says: "--replace-node worker-7"},
+		{name: "Node exists, for one node", limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, _ *tokens.Record) { c.node(node) }, reason: "NodeExists"},
+		{name: "replaces", change: func(c *cluster, r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: node, UID: c.node(node)} }},
+		{name: "replaces what is gone", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: "gone"}}},
+		{name: "replaces another", change: func(c *cluster, r *tokens.Record) {
+			c.node(node)
+			r.Limits.Replaces = tokens.NodeRef{Name: node, UID: "another"}
+		}, reason: "NodeReplaced", says: "--replace-node worker-7"},
+		{name: "replaces another name", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-8", UID: "u"}}, reason: "NodeNameNotAllowed", says: "worker-8"},
+		{name: "claimed", change: func(c *cluster, _ *tokens.Record) {
+			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", Created: time.Now()}
+		}, reason: "NodeNameClaimed", says: "kubejoin claim release worker-7"},
+		{name: "claimed, for one node", limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, _ *tokens.Record) {
+			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", Created: time.Now()}
+		}, reason: "NodeNameClaimed", says: "token others"},
+		{name: "claimed by a Node that was deleted", change: func(c *cluster, _ *tokens.Record) {
+			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone"}
+		}},
+		{name: "claimed by a Node that was deleted, for one node", limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, _ *tokens.Record) {
+			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone"}
+		}},
+		{name: "joined before and deleted", limits: tokens.Limits{MaxNodes: 2}, change: func(c *cluster, r *tokens.Record) { r.Nodes = []string{node} },
+			reason: "TokenSpent", says: "its Node or its claim was deleted"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := newCluster()
+			token := tokens.Generate()
+			record := tokens.NewRecord(token, time.Hour, time.Now())
+			record.Limits, record.Created = test.limits, time.Now().Add(-time.Minute)
+			if test.change != nil {
+				test.change(c, &record)
+			}
+			c.put(record)
+			name := test.node
+			if name == "" {
+				name = node
+			}
+			admission, err := c.admission().Admit(t.Context(), asks(t, by(token), name, nil))
+			claim, claimed := c.claims[name]
+			claimed = claimed && claim.TokenID == token.ID()
+			if test.reason != "" {
+				wantRefused(t, name, err, test.reason, test.says)
+				if admission != nil || claimed {
+					t.Errorf("refused with admission %v and claim %v", admission, claimed)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			limited := !record.Limits.IsZero()
+			if claimed != limited || limited != (admission.TokenID == token.ID()) {
+				t.Errorf("claimed: %v, admission %+v, limits %+v", claimed, admission, record.Limits)
+			}
+			now := c.records[token.ID()]
+			if counts := slices.Contains(now.Nodes, name); counts != (record.Limits.Most() > 0) {
+				t.Errorf("counted: %q", now.Nodes)
+			}
+			if left := time.Until(now.Expires); now.Spent() && (left > time.Hour || left < 59*time.Minute) {
+				t.Errorf("spent, and expires in %s", left)
+			}
+		})
+	}
+}
+
+// Whoever is not a bootstrap token is held to what protects names.
+func TestAdmitOthers(t *testing.T) {
+	c := newCluster()
+	c.node("exists")
+	c.claims["claimed"] = tokens.Claim{Node: "claimed", TokenID: "others"}
+	for _, test := range []struct {
+		node, reason string
+		allow        bool
+	}{
+		{node: "free"},
+		{node: "exists", reason: "NodeExists"},
+		{node: "exists", allow: true},
+		{node: "cp-1", reason: "NodeNameReserved"},
+		{node: "claimed", reason: "NodeNameClaimed"},
+		{node: "-", reason: "NodeNameNotAllowed"},
+	} {
+		n := c.admission()
+		n.AllowExisting = test.allow
+		_, err := n.Admit(t.Context(), asks(t, "kubelet-bootstrap", test.node, nil))
+		if test.reason == "" {
+			if err != nil {
+				t.Errorf("%s: %v", test.node, err)
+			}
+			continue
+		}
+		wantRefused(t, test.node, err, test.reason)
+	}
+	// A bootstrap token is good for nothing but a node's client certificate.
+	token := c.mint(tokens.Limits{})
+	r := asks(t, by(token), "free", nil)
+	r.CSR = newCSR(t, &x509.CertificateRequest{}, nil)
+	_, err := c.admission().Admit(t.Context(), r)
+	wantRefused(t, "another subject", err, "NotForBootstrapToken")
+	var none *signer.NodeAdmission
+	_, err = none.Admit(t.Context(), asks(t, by(token), "free", nil))
+	wantRefused(t, "no admission", err, "TokenRevoked")
+	// What is no client certificate of a node is not this one's to judge.
+	r.User = "jane"
+	if _, err := c.admission().Admit(t.Context(), r); err != nil {
+		t.Error(err)
+	}
+	// A node's identity is, whichever signer is asked for it.
+	r = asks(t, "jane", "exists", nil)
+	r.SignerName = certificates.KubeAPIServerClientSignerName
+	_, err = c.admission().Admit(t.Context(), r)
+	wantRefused(t, "another signer", err, "NodeExists")
+}
+
+// A node renews while its Node exists, and keeps the duration of its claim.
+func TestAdmitRenewal(t *testing.T) {
+	c := newCluster()
+	token := c.mint(tokens.Limits{CertificateDuration: 2 * time.Hour})
+	n := c.admission()
+	first, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	if err != nil || first.Duration != 2*time.Hour {
+		t.Fatal(first, err)
+	}
+	r := asks(t, "system:node:worker-1", "worker-1", nil)
+	r.Groups = []string{"system:nodes"}
+	if _, err = n.Admit(t.Context(), r); err == nil || errors.As(err, new(*signer.Refused)) {
+		t.Errorf("renewal without a Node: %v, want to wait", err)
+	}
+	authority := signer.Authority{Rules: []approval.Rule{approves{}}, Nodes: n}
+	if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.Wait || d.Reason != "NodeNotFound" {
+		t.Errorf("%+v %v", d, err)
+	}
+	c.node("worker-1")
+	c.history = nil
+	if a, err := n.Admit(t.Context(), r); err != nil || a.Duration != 2*time.Hour {
+		t.Errorf("%+v %v", a, err)
+	}
+	r.Groups = nil // somebody who is only called so
+	_, err = n.Admit(t.Context(), r)
+	wantRefused(t, "not of the nodes", err, "NodeExists")
+}
+
+type approves struct{}
+
+func (approves) Name() string { return "yes" }
+func (approves) Decide(context.Context, approval.Request, approval.Facts) (approval.Decision, error) {
+	return approval.Decision{Verdict: approval.Approve}, nil
+}
+
+// The same machine may begin anew, a few times and before its Node has registered.
+func TestAdmitKeys(t *testing.T) {
+	c := newCluster()
+	token := c.mint(tokens.Limits{MaxNodes: 1})
+	n := c.admission()
+	key := newKey(elliptic.P256())
+	for i, test := range []struct {
+		key  crypto.Signer
+		keys int
+	}{{key, 1}, {key, 1}, {newKey(elliptic.P256()), 2}, {key, 2}, {newKey(elliptic.P256()), 3}} {
+		a, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", test.key))
+		if err != nil || a.Keys != test.keys {
+			t.Errorf("%d: %+v %v, want %d keys", i, a, err, test.keys)
+		}
+	}
+	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	wantRefused(t, "a fourth key", err, "TooManyKeys", "kubejoin claim release worker-1")
+	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", key)); err != nil {
+		t.Errorf("the first key is no good any more: %v", err)
+	}
+	c.node("worker-1")
+	_, err = n.Admit(t.Context(), asks(t, by(token), "worker-1", key))
+	wantRefused(t, "registered", err, "NodeExists")
+	c.deleteNode("worker-1")
+	claim := c.claims["worker-1"]
+	claim.NodeUID = "gone"
+	c.claims["worker-1"] = claim
+	_, err = n.Admit(t.Context(), asks(t, by(token), "worker-1", key))
+	wantRefused(t, "deleted", err, "TokenSpent")
+	if _, found := c.claims["worker-1"]; found {
+		t.Error("the claim of a deleted Node is still there")
+	}
+	if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
+		t.Errorf("with a new token: %v", err)
+	}
+}
+
+// What is erased on a token is known to its claims.
+func TestAdmitErased(t *testing.T) {
+	c := newCluster()
+	limits := tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-*"}, CertificateDuration: time.Hour}
+	token := c.mint(limits)
+	n := c.admission()
+	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+		t.Fatal(err)
+	}
+	claim := c.claims["worker-1"]
+	claim.NodeUID = c.node("worker-1")
+	c.claims["worker-1"] = claim
+	for name, erase := range map[string]func(*tokens.Record){
+		"count":      func(r *tokens.Record) { r.Nodes = nil },
+		"limit":      func(r *tokens.Record) { r.Limits.MaxNodes = 0 },
+		"everything": func(r *tokens.Record) { r.Nodes, r.Limits = nil, tokens.Limits{} },
+		"replaced":   func(r *tokens.Record) { r.Nodes, r.Limits, r.UID = nil, tokens.Limits{}, "another" },
+		"replaced, with the limit": func(r *tokens.Record) {
+			r.Nodes, r.Limits, r.UID = nil, tokens.Limits{MaxNodes: 1}, "yet another"
+		},
+	} {
+		record := c.records[token.ID()]
+		erase(&record)
+		c.records[token.ID()] = record
+		c.history = nil
+		_, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+		wantRefused(t, name, err, "TokenSpent", "worker-1 took it")
+	}
+	// With room left the token is put right when it is used.
+	record := c.records[token.ID()]
+	record.Nodes, record.Limits = nil, tokens.Limits{MaxNodes: 2}
+	c.records[token.ID()] = record
+	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil)); err != nil {
+		t.Fatal(err)
+	}
+	if r := c.records[token.ID()]; !slices.Equal(r.Nodes, []string{"worker-1", "worker-2"}) || r.Limits.CertificateDuration != time.Hour {
+		t.Errorf("%q %+v", r.Nodes, r.Limits)
+	}
+}

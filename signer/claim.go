@@ -1,0 +1,421 @@
+package signer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// settled is how old a claim is that no request is in the middle of making. Claims that are
+// younger, and whose Node is not known to have registered, are not taken for ones that the count
+// of their token has lost.
+const settled = 10 * time.Second
+
+// attempts is how often a claim is looked at anew because others change it at the same time.
+const attempts = 10
+
+// admitToken checks a request of a bootstrap token and, where the token has limits, claims the
+// name: first the claim itself, which is the lock on the name, then the count on the token. What
+// was written is undone before a refusal is told.
+func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, node string, a *Admission) error {
+	if n.Tokens == nil || n.Claims == nil {
+		return refuseFor(ReasonTokenRevoked, "there are no bootstrap tokens here")
+	}
+	record, err := n.live(ctx, id, a.at)
+	if err != nil {
+		return err
+	}
+	before, err := n.Claims.OfToken(ctx, id)
+	if err != nil {
+		return fmt.Errorf("claims of token %s: %w", id, err)
+	}
+	mend(&record, before, node, n.now())
+	if record.Limits.IsZero() {
+		if err := n.check(record, r, node); err != nil {
+			return err
+		}
+		n.remember(record, a.at)
+		return n.free(ctx, node)
+	}
+	keys, err := n.claimName(ctx, record, r, node)
+	if refused := (*Refused)(nil); errors.As(err, &refused) {
+		// Perhaps a claim was made just now, or by a try whose answer was lost.
+		if undoErr := n.undo(ctx, id, node); undoErr != nil {
+			return fmt.Errorf("refused (%s), and the claim of %s cannot be undone yet: %w", refused.Reason, node, undoErr)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	a.Duration, a.TokenID, a.Keys = record.Limits.CertificateDuration, id, keys
+	return nil
+}
+
+// claimName does all about a limited token but undo it.
+func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, r approval.Request, node string) (keys int, err error) {
+	// What can be refused without a write comes before the first one: a kubelet that is refused
+	// asks about a hundred times an hour.
+	if err := n.check(record, r, node); err != nil {
+		return 0, err
+	}
+	counted := slices.Contains(record.Nodes, node)
+	if !counted && record.Spent() {
+		return 0, refuseSpent(record, node)
+	}
+	if err := checkCSR(r.CSR); err != nil {
+		return 0, err
+	}
+	if err := r.CSR.CheckSignature(); err != nil {
+		return 0, refuse("the certificate request is not signed by its own key: %v", err)
+	}
+	replaces, err := n.checkNode(ctx, node, record.Limits.Replaces)
+	if err != nil {
+		return 0, err
+	}
+	claim, err := n.claim(ctx, record, r, node, counted, replaces)
+	if err != nil {
+		return 0, err
+	}
+	return len(claim.Keys), n.take(ctx, record, r, node)
+}
+
+// live reads the token as it is now, or as it was just now if it had no limits then: when a rack
+// comes up on one token there is one answer for all of its machines.
+func (n *NodeAdmission) live(ctx context.Context, id string, now time.Time) (tokens.Record, error) {
+	n.mu.Lock()
+	known, found := n.unlimited[id]
+	n.mu.Unlock()
+	if age := now.Sub(known.at); found && age >= 0 && age < memory {
+		return known.record, nil
+	}
+	record, err := n.Tokens.Get(ctx, id)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
+		return record, refuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
+	case err != nil:
+		return record, fmt.Errorf("token %s: %w", id, err)
+	}
+	return record, nil
+}
+
+func (n *NodeAdmission) remember(record tokens.Record, now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, known := range n.unlimited {
+		if age := now.Sub(known.at); age < 0 || age >= memory {
+			delete(n.unlimited, id)
+		}
+	}
+	if _, found := n.unlimited[record.Token.ID()]; !found {
+		n.unlimited[record.Token.ID()] = remembered{record, now}
+	}
+}
+
+// check is what a token says about a request by itself.
+func (n *NodeAdmission) check(record tokens.Record, r approval.Request, node string) error {
+	id := record.Token.ID()
+	switch l := record.Limits; {
+	case record.Expired(n.now()):
+		return refuseFor(ReasonTokenExpired, "token %s expired at %s; make another with: kubejoin token create", id, record.Expires.UTC().Format(time.RFC3339))
+	case record.Problem != nil:
+		return refuseFor(ReasonTokenRevoked, "token %s is no good: %v", id, record.Problem)
+	case !record.Authentication:
+		return refuseFor(ReasonTokenRevoked, "token %s has not the usage authentication (any more)", id)
+	case !r.Created.IsZero() && record.Created.After(r.Created):
+		return refuseFor(ReasonTokenReplaced, "token %s was made at %s, after this request: it is another one of the same ID", id, record.Created.UTC().Format(time.RFC3339))
+	case l.Problem != nil:
+		return refuseFor(ReasonTokenLimitsMalformed, "what token %s is good for cannot be read, so that it is good for nothing: %v", id, l.Problem)
+	case !l.AllowsName(node):
+		return refuseFor(ReasonNodeNameNotAllowed, "token %s is not for %s, but for %s; make another with: kubejoin token create --node-name %s", id, node, names(l), node)
+	case n.reserved(node) && l.Role != tokens.RoleControlPlane:
+		return n.refuseReserved(node)
+	}
+	return nil
+}
+
+func names(l tokens.Limits) string {
+	if l.Replaces.Name != "" {
+		return l.Replaces.Name
+	}
+	const most = 5
+	if len(l.NodeNames) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(l.NodeNames[:most], ", "), len(l.NodeNames)-most)
+	}
+	return strings.Join(l.NodeNames, ", ")
+}
+
+func refuseSpent(record tokens.Record, node string) error {
+	most := record.Limits.Most()
+	nodes, who := "nodes", fmt.Sprintf("%d have joined with it", len(record.Nodes))
+	if most == 1 && len(record.Nodes) == 1 {
+		nodes, who = "node", record.Nodes[0]+" took it"
+	}
+	return refuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, who, node)
+}
+
+// mend puts back on a record what its claims know and it has lost: limits that somebody erased,
+// and names that are missing in the count, as far as there is room. It reports whether there was
+// something. The name of the node that is asked about is never put in: it is counted by [take].
+func mend(record *tokens.Record, claims []tokens.Claim, node string, now time.Time) bool {
+	if len(claims) == 0 || record.Limits.Problem != nil {
+		return false
+	}
+	mended := false
+	l := &record.Limits
+	for _, c := range claims {
+		if l.MaxNodes == 0 && c.Limits.MaxNodes > 0 {
+			l.MaxNodes, mended = c.Limits.MaxNodes, true
+		}
+		if l.Replaces == (tokens.NodeRef{}) && c.Limits.Replaces != l.Replaces && l.MaxNodes <= 1 && len(l.NodeNames) == 0 {
+			l.Replaces, mended = c.Limits.Replaces, true
+		}
+		if len(l.NodeNames) == 0 && len(c.Limits.NodeNames) > 0 {
+			l.NodeNames, mended = slices.Clone(c.Limits.NodeNames), true
+		}
+		if l.CertificateDuration == 0 && c.Limits.CertificateDuration > 0 {
+			l.CertificateDuration, mended = c.Limits.CertificateDuration, true
+		}
+	}
+	if l.Most() == 0 {
+		return mended
+	}
+	for _, registered := range []bool{true, false} {
+		for _, c := range claims {
+			if (c.NodeUID != "") == registered && !record.Spent() && c.Node != node && !slices.Contains(record.Nodes, c.Node) &&
+				(registered || now.Sub(c.Created) >= settled) {
+				record.Nodes = append(record.Nodes, c.Node)
+				mended = true
+			}
+		}
+	}
+	return mended
+}
+
+// claim makes the claim of a name, or adds the request's key to the one that the token has.
+// counted is whether the token's count has the name already, replaces whether it is for the Node
+// that has the name now.
+func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (tokens.Claim, error) {
+	id, key := record.Token.ID(), keyOf(r)
+	fresh := tokens.Claim{Node: node, TokenID: id, TokenUID: record.UID, Limits: record.Limits, Keys: []string{key}, Requests: requests(r)}
+	for range attempts {
+		change := ""
+		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
+			change = ""
+			switch {
+			case c.TokenID != id && replaces:
+				change = "taken_over"
+				uid, version, created := c.UID, c.Version, c.Created
+				*c = fresh.Clone()
+				c.UID, c.Version, c.Created = uid, version, created
+				return nil
+			case c.TokenID != id && c.NodeUID == "":
+				return refuseClaimed(*c)
+			case c.NodeUID != "" && !replaces:
+				return errRegistered
+			case c.HasKey(key):
+			case len(c.Keys) >= tokens.MaxKeys:
+				return refuseFor(ReasonTooManyKeys, "a machine called %s has asked on token %s with %d other keys, and has not registered; if it is only one: kubejoin claim release %s",
+					node, id, len(c.Keys), node)
+			default:
+				change = "another_key"
+				c.Keys = append(c.Keys, key)
+			}
+			for _, uid := range requests(r) {
+				if !slices.Contains(c.Requests, uid) {
+					c.Requests = append(c.Requests, uid)
+				}
+			}
+			c.TokenUID = record.UID
+			return nil
+		})
+		switch {
+		case err == nil:
+			if change != "" {
+				n.count(change)
+				n.log.Warn("claim of a node name: "+strings.ReplaceAll(change, "_", " "), "node", node, "token", id, "keys", len(claim.Keys))
+			}
+			return claim, nil
+		case errors.Is(err, errRegistered):
+			if err := n.release(ctx, node); err != nil {
+				return claim, err
+			}
+			continue
+		case !errors.Is(err, tokens.ErrNotFound):
+			return claim, refusedOr(err, "claim of node %s", node)
+		case counted && !replaces:
+			return claim, refuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create --node-name %s", node, id, node)
+		}
+		claim, err = n.Claims.Create(ctx, fresh)
+		if err == nil {
+			n.count("made")
+			n.log.Info("node name claimed", "node", node, "token", id)
+			return claim, nil
+		}
+		if !errors.Is(err, tokens.ErrExists) {
+			return claim, fmt.Errorf("claim of node %s: %w", node, err)
+		}
+		// Another request was quicker, or a try of ours whose answer was lost. Something that is
+		// there and no claim stays for good.
+		if _, err := n.Claims.Get(ctx, node); errors.Is(err, tokens.ErrNotFound) {
+			return claim, refuseFor(ReasonNodeNameNotAllowed, "the name %s is taken by something that is no claim: %v", node, errors.Unwrap(err))
+		}
+	}
+	return tokens.Claim{}, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+}
+
+// errRegistered says that the Node of a claim has registered.
+var errRegistered = errors.New("the node has registered")
+
+// release takes away the claim of a Node that had registered and is gone, and refuses if it is
+// not gone. The claim cleaner does the same, a little later.
+func (n *NodeAdmission) release(ctx context.Context, node string) error {
+	c, err := n.Claims.Get(ctx, node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("claim of node %s: %w", node, err)
+	}
+	if c.NodeUID == "" {
+		return nil // another one, to be looked at anew
+	}
+	if n.Node != nil {
+		if gone, err := n.gone(ctx, node); err != nil {
+			return err
+		} else if !gone {
+			if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil {
+				return err
+			}
+			return refuseClaimed(c) // existing Nodes are handed out, claimed names are not
+		}
+	}
+	err = n.Claims.Delete(ctx, c)
+	if err == nil {
+		n.count("released")
+		n.log.Info("claim of a Node that was deleted is released", "node", node, "token", c.TokenID)
+	}
+	if errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict) {
+		return nil
+	}
+	return err
+}
+
+// errNothing ends a change of a record that has nothing to change.
+var errNothing = errors.New("nothing to change")
+
+// take counts the name on a token that is limited to a number of nodes, by compare-and-swap: of
+// all who ask at once, the token's limit is how many get past here. The last one also brings the
+// token's expiration forward.
+func (n *NodeAdmission) take(ctx context.Context, seen tokens.Record, r approval.Request, node string) error {
+	if seen.Limits.Most() == 0 {
+		return nil
+	}
+	id := seen.Token.ID()
+	claims, err := n.Claims.OfToken(ctx, id)
+	if err != nil {
+		return fmt.Errorf("claims of token %s: %w", id, err)
+	}
+	mended := false
+	_, err = n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
+		if record.UID != seen.UID {
+			return refuseFor(ReasonTokenReplaced, "token %s was replaced while this request was looked at", id)
+		}
+		mended = mend(record, claims, node, n.now())
+		if record.Limits.Most() == 0 { // erased meanwhile
+			record.Limits, mended = seen.Limits, true
+		}
+		if err := n.check(*record, r, node); err != nil {
+			return err
+		}
+		if slices.Contains(record.Nodes, node) {
+			if mended {
+				return nil
+			}
+			return errNothing
+		}
+		if record.Spent() {
+			return refuseSpent(*record, node)
+		}
+		record.Nodes = append(record.Nodes, node)
+		if end := n.now().Add(n.retention()); record.Spent() && (record.Expires.IsZero() || record.Expires.After(end)) {
+			record.Expires = end.UTC().Truncate(time.Second)
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errNothing):
+		return nil
+	case errors.Is(err, tokens.ErrNotFound):
+		return refuseFor(ReasonTokenRevoked, "token %s was deleted while this request was looked at", id)
+	case err == nil && mended:
+		n.count("repaired")
+		n.log.Warn("a token had lost limits or names that its claims know; they are put back", "token", id)
+	}
+	return refusedOr(err, "count of token %s", id)
+}
+
+func (n *NodeAdmission) retention() time.Duration {
+	if n.Retention > 0 {
+		return n.Retention
+	}
+	return DefaultRetention
+}
+
+// undo takes away a claim of the token that nothing was issued on: the count does not have its
+// name, and a certificate comes after the count. A claim of a token that counts nothing stays
+// until the token is gone.
+func (n *NodeAdmission) undo(ctx context.Context, id, node string) error {
+	for range attempts {
+		c, err := n.Claims.Get(ctx, node)
+		if errors.Is(err, tokens.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if c.TokenID != id || c.NodeUID != "" || c.Limits.Most() == 0 {
+			return nil
+		}
+		record, err := n.Tokens.Get(ctx, id)
+		switch {
+		case errors.Is(err, tokens.ErrNotFound):
+		case err != nil:
+			return err
+		case slices.Contains(record.Nodes, node):
+			return nil
+		}
+		err = n.Claims.Delete(ctx, c)
+		if err == nil {
+			n.count("undone")
+			n.log.Info("claim undone", "node", node, "token", id)
+		}
+		if !errors.Is(err, tokens.ErrConflict) {
+			if errors.Is(err, tokens.ErrNotFound) {
+				return nil
+			}
+			return err
+		}
+	}
+	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+}
+
+func requests(r approval.Request) []string {
+	if r.UID == "" {
+		return nil
+	}
+	return []string{r.UID}
+}
+
+// refusedOr passes a refusal on as it is and says of every other error what it is about.
+func refusedOr(err error, format string, args ...any) error {
+	if refused := (*Refused)(nil); err == nil || errors.As(err, &refused) {
+		return err
+	}
+	return fmt.Errorf(format+": %w", append(args, err)...)
+}

@@ -1,0 +1,225 @@
+package signer_test
+
+import (
+	"context"
+	"crypto/elliptic"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// issued are the names that certificates were issued for, each by the token that asked.
+type issued struct {
+	mu    sync.Mutex
+	names map[string]map[string]bool // token IDs by name
+}
+
+func (i *issued) note(t *testing.T, token tokens.Token, chain []byte) {
+	block, _ := pem.Decode(chain)
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	name := strings.TrimPrefix(cert.Subject.CommonName, "system:node:")
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.names[name] == nil {
+		i.names[name] = map[string]bool{}
+	}
+	i.names[name][token.ID()] = true
+}
+
+// check is the invariant: each certificate on a limited token has the claim of its name, no
+// name has two tokens, no token more names than it may have, and the count is that of the claims.
+func (i *issued) check(t *testing.T, c *cluster) {
+	t.Helper()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	byToken := map[string][]string{}
+	for name, ids := range i.names {
+		if len(ids) != 1 {
+			t.Errorf("%s was issued on %d tokens", name, len(ids))
+		}
+		for id := range ids {
+			byToken[id] = append(byToken[id], name)
+			if claim, found := c.claims[name]; !found || claim.TokenID != id {
+				t.Errorf("%s was issued on token %s, and its claim is %+v", name, id, claim)
+			}
+			if !slices.Contains(c.records[id].Nodes, name) {
+				t.Errorf("%s was issued on token %s, and is not counted: %q", name, id, c.records[id].Nodes)
+			}
+		}
+	}
+	for id, r := range c.records {
+		if most := r.Limits.Most(); len(byToken[id]) > most || len(r.Nodes) > most {
+			t.Errorf("token %s is for %d nodes, counts %q and was issued for %q", id, most, r.Nodes, byToken[id])
+		}
+	}
+	claimed := map[string]int{}
+	for _, claim := range c.claims {
+		claimed[claim.TokenID]++
+	}
+	for id, r := range c.records {
+		if claimed[id] != len(r.Nodes) {
+			t.Errorf("token %s counts %q and has %d claims", id, r.Nodes, claimed[id])
+		}
+	}
+}
+
+// Many at once, with two replicas that both believe to lead, and with and without failures: as
+// many names are issued as the tokens allow, not one more or less.
+func TestClaimsAtOnce(t *testing.T) {
+	ca := newCA(t)
+	key := newKey(elliptic.P256()) // making keys would take longer than all else
+	const many = 300
+	for _, test := range []struct {
+		name          string
+		tokens, most  int
+		names, issued int
+	}{
+		{"one token for one node, many names", 1, 1, many, 1},
+		{"one token for ten nodes, many names", 1, 10, many, 10},
+		{"many tokens, one name", many, 1, 1, 1},
+		{"ten tokens for three nodes, many names", 10, 3, many, 30},
+	} {
+		for _, failing := range []float64{0, 0.3} {
+			t.Run(fmt.Sprintf("%s, %.0f%% fail", test.name, failing*100), func(t *testing.T) {
+				t.Parallel()
+				c := newCluster()
+				var all []tokens.Token
+				for range test.tokens {
+					all = append(all, c.mint(tokens.Limits{MaxNodes: test.most}))
+				}
+				c.failing = failing
+				var replicas []*signer.Authority
+				for range 2 {
+					replicas = append(replicas, &signer.Authority{
+						Rules: []approval.Rule{approves{}}, Nodes: c.admission(), Signers: signer.KubernetesSigners(signer.Fixed(ca), time.Hour),
+					})
+				}
+				var done issued
+				done.names = map[string]map[string]bool{}
+				var running sync.WaitGroup
+				queue := make(chan int)
+				for range 16 {
+					running.Go(func() {
+						for i := range queue {
+							token := all[i%len(all)]
+							r := asks(t, by(token), fmt.Sprintf("worker-%d", i%test.names), key)
+							r.UID = fmt.Sprint("csr-", i)
+							authority := replicas[i/2%2]
+							for tries := 0; ; tries++ {
+								if tries > 1000 {
+									t.Errorf("request %d is not decided", i)
+									break
+								}
+								chain, d, err := authority.Issue(t.Context(), r)
+								if chain != nil {
+									done.note(t, token, chain)
+									break
+								}
+								if err == nil && d.Verdict == approval.Deny || errors.As(err, new(*signer.Refused)) {
+									break
+								}
+							}
+						}
+					})
+				}
+				for i := range many {
+					queue <- i // each request is with one replica,
+				}
+				for i := range many {
+					queue <- i // or with the other one as well
+				}
+				close(queue)
+				running.Wait()
+				if len(done.names) != test.issued {
+					t.Errorf("%d names were issued, want %d", len(done.names), test.issued)
+				}
+				done.check(t, c)
+				t.Logf("writes: %v", c.writes)
+			})
+		}
+	}
+}
+
+// Whoever dies between two writes leaves what the next one can go on from.
+func TestClaimInterrupted(t *testing.T) {
+	for step := range 12 {
+		c := newCluster()
+		token := c.mint(tokens.Limits{MaxNodes: 1})
+		n := c.admission()
+		n.Tokens, n.Claims = dies{Store: store{cluster: c}, left: &step}, diesToo{Claims: claims{cluster: c}, left: &step}
+		first, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		again := c.admission()
+		other, otherErr := again.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+		one, oneErr := again.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		if (one != nil) == (other != nil) || first != nil && one == nil {
+			t.Errorf("worker-1: %v %v, then %v %v; worker-2: %v %v", first, err, one, oneErr, other, otherErr)
+		}
+		if len(c.claims) != 1 || len(c.records[token.ID()].Nodes) != 1 {
+			t.Errorf("%d claims, count %q", len(c.claims), c.records[token.ID()].Nodes)
+		}
+	}
+}
+
+// dies fails every call after the last one left.
+type dies struct {
+	tokens.Store
+	left *int
+}
+
+type diesToo struct {
+	tokens.Claims
+	left *int
+}
+
+var errDead = errors.New("dead")
+
+func alive(left *int) error {
+	if *left--; *left < 0 {
+		return errDead
+	}
+	return nil
+}
+
+func (d dies) Get(ctx context.Context, id string) (tokens.Record, error) {
+	if err := alive(d.left); err != nil {
+		return tokens.Record{}, err
+	}
+	return d.Store.Get(ctx, id)
+}
+
+func (d dies) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	if err := alive(d.left); err != nil {
+		return tokens.Record{}, err
+	}
+	return d.Store.Update(ctx, id, change)
+}
+
+func (d diesToo) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	if err := alive(d.left); err != nil {
+		return tokens.Claim{}, err
+	}
+	return d.Claims.Update(ctx, node, change)
+}
+
+func (d diesToo) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+	if err := alive(d.left); err != nil {
+		return tokens.Claim{}, err
+	}
+	return d.Claims.Create(ctx, c)
+}

@@ -1,0 +1,91 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Nodes is what an API server knows of Nodes: their names and UIDs. Nothing else of a Node is
+// believed, because its kubelet writes it.
+type Nodes struct {
+	client   kubernetes.Interface
+	informer cache.SharedIndexInformer
+	hints    tokens.Hints
+}
+
+// OpenNodes follows the Nodes of a cluster until ctx ends. It returns at once. The client needs
+// get, list and watch on nodes.
+func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error) {
+	n := &Nodes{client: client}
+	n.informer = cache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Nodes(), "", nil), &corev1.Node{}, 0, nil)
+	_, handlerErr := n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { n.hints.Send() },
+		DeleteFunc: func(any) { n.hints.Send() },
+		UpdateFunc: func(before, now any) {
+			if uid(before) != uid(now) { // deleted and made again while nobody looked
+				n.hints.Send()
+			}
+		},
+	})
+	if err := errors.Join(handlerErr, n.informer.SetTransform(nameAndUID)); err != nil {
+		return nil, fmt.Errorf("follow nodes: %w", err)
+	}
+	go n.informer.RunWithContext(ctx)
+	return n, nil
+}
+
+func uid(object any) string {
+	if node, ok := object.(*corev1.Node); ok {
+		return string(node.UID)
+	}
+	return ""
+}
+
+// nameAndUID keeps what is needed of a Node: its kubelet writes it every few minutes.
+func nameAndUID(object any) (any, error) {
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return object, nil
+	}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion}}, nil
+}
+
+// Node gives the UID of a Node as it is now. The error wraps [tokens.ErrNotFound] if there is
+// none.
+func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
+	node, err := n.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
+	}
+	if err != nil {
+		return "", err
+	}
+	return string(node.UID), nil
+}
+
+// Nodes gives the UIDs of all Nodes by name. It may lag, and waits for the first answer of the
+// API server until ctx ends.
+func (n *Nodes) Nodes(ctx context.Context) (map[string]string, error) {
+	if !cache.WaitForCacheSync(ctx.Done(), n.informer.HasSynced) {
+		return nil, fmt.Errorf("the nodes have not been read yet: %w", ctx.Err())
+	}
+	all := map[string]string{}
+	for _, object := range n.informer.GetStore().List() {
+		if node, ok := object.(*corev1.Node); ok {
+			all[node.Name] = string(node.UID)
+		}
+	}
+	return all, nil
+}
+
+// Watch hints at Nodes that have come or gone.
+func (n *Nodes) Watch(ctx context.Context) <-chan struct{} { return n.hints.Watch(ctx) }

@@ -1,0 +1,257 @@
+package signer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A cluster is tokens, claims and Nodes in memory that misbehave as an API server may: a call
+// fails before or after it took effect, and what may lag does.
+type cluster struct {
+	mu      sync.Mutex
+	failing float64 // share of calls that fail
+	version int
+	records map[string]tokens.Record
+	claims  map[string]tokens.Claim
+	history []map[string]tokens.Claim // of claims, the newest last
+	nodes   map[string]string
+	writes  map[string]int // by kind
+}
+
+func newCluster() *cluster {
+	return &cluster{records: map[string]tokens.Record{}, claims: map[string]tokens.Claim{}, nodes: map[string]string{}, writes: map[string]int{}}
+}
+
+var errInjected = errors.New("injected failure")
+
+// call runs a write or a read; with some luck it fails, and with less it has taken effect.
+func (c *cluster) call(kind string, do func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := rand.Float64() < c.failing/2
+	after := rand.Float64() < c.failing/2
+	if before {
+		return errInjected
+	}
+	err := do()
+	if err == nil {
+		c.writes[kind]++
+		c.history = append(c.history, maps.Clone(c.claims))
+		if len(c.history) > 20 {
+			c.history = c.history[1:]
+		}
+		if after {
+			return errInjected
+		}
+	}
+	return err
+}
+
+// lagging is claims as of a while ago.
+func (c *cluster) lagging() map[string]tokens.Claim {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.history) == 0 {
+		return maps.Clone(c.claims)
+	}
+	return c.history[rand.IntN(len(c.history))]
+}
+
+func (c *cluster) next() string { c.version++; return strconv.Itoa(c.version) }
+
+// mint stores a token that was made a minute ago.
+func (c *cluster) mint(limits tokens.Limits) tokens.Token {
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Limits, r.Created = limits, time.Now().Add(-time.Minute)
+	c.put(r)
+	return r.Token
+}
+
+func (c *cluster) put(r tokens.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.UID, r.Version = "uid-"+c.next(), c.next()
+	c.records[r.Token.ID()] = r
+}
+
+// node makes a Node.
+func (c *cluster) node(name string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes[name] = "node-" + c.next()
+	return c.nodes[name]
+}
+
+func (c *cluster) deleteNode(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.nodes, name)
+}
+
+func (c *cluster) Node(_ context.Context, name string) (uid string, err error) {
+	err = c.call("read", func() error {
+		if uid = c.nodes[name]; uid == "" {
+			return tokens.ErrNotFound
+		}
+		return nil
+	})
+	return uid, err
+}
+
+// store is the cluster's tokens.
+type store struct {
+	tokens.Store
+	*cluster
+}
+
+func copied(r tokens.Record) tokens.Record {
+	r.Nodes, r.Limits.NodeNames = slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
+	return r
+}
+
+func (s store) Get(_ context.Context, id string) (r tokens.Record, err error) {
+	err = s.call("read", func() error {
+		found, ok := s.records[id]
+		if !ok {
+			return fmt.Errorf("token %s: %w", id, tokens.ErrNotFound)
+		}
+		r = copied(found)
+		return nil
+	})
+	return r, err
+}
+
+func (s store) List(context.Context) ([]tokens.Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Values(s.records), func(a, b tokens.Record) int { return strings.Compare(a.Token.ID(), b.Token.ID()) }), nil
+}
+
+func (s store) Watch(context.Context) <-chan struct{} { return nil }
+
+func (s store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	for {
+		before, err := s.Get(ctx, id)
+		if err != nil {
+			return before, err
+		}
+		after := copied(before)
+		if err := change(&after); err != nil {
+			return tokens.Record{}, err
+		}
+		if err := after.Check(); err != nil {
+			return tokens.Record{}, err
+		}
+		err = s.call("token", func() error {
+			if s.records[id].Version != before.Version {
+				return tokens.ErrConflict
+			}
+			after.Version = s.next()
+			s.records[id] = copied(after)
+			return nil
+		})
+		if !errors.Is(err, tokens.ErrConflict) {
+			return after, err
+		}
+	}
+}
+
+// claims is the cluster's claims.
+type claims struct {
+	tokens.Claims
+	*cluster
+}
+
+func (s claims) Get(_ context.Context, node string) (c tokens.Claim, err error) {
+	err = s.call("read", func() error {
+		found, ok := s.cluster.claims[node]
+		if !ok {
+			return fmt.Errorf("claim of %s: %w", node, tokens.ErrNotFound)
+		}
+		c = found.Clone()
+		return nil
+	})
+	return c, err
+}
+
+func (s claims) Find(_ context.Context, node string) (tokens.Claim, error) {
+	if c, ok := s.lagging()[node]; ok {
+		return c.Clone(), nil
+	}
+	return tokens.Claim{}, tokens.ErrNotFound
+}
+
+func (s claims) List(context.Context) ([]tokens.Claim, error) {
+	all := s.lagging()
+	return slices.SortedFunc(maps.Values(all), func(a, b tokens.Claim) int { return strings.Compare(a.Node, b.Node) }), nil
+}
+
+func (s claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
+	all, err := s.List(ctx)
+	return slices.DeleteFunc(all, func(c tokens.Claim) bool { return c.TokenID != id }), err
+}
+
+func (s claims) Watch(context.Context) <-chan struct{} { return nil }
+
+func (s claims) Create(_ context.Context, c tokens.Claim) (tokens.Claim, error) {
+	err := s.call("claim", func() error {
+		if _, ok := s.cluster.claims[c.Node]; ok {
+			return tokens.ErrExists
+		}
+		c.UID, c.Version, c.Created = "uid-"+s.next(), s.next(), time.Now()
+		s.cluster.claims[c.Node] = c.Clone()
+		return nil
+	})
+	return c, err
+}
+
+func (s claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	for {
+		before, err := s.Get(ctx, node)
+		if err != nil {
+			return before, err
+		}
+		after := before.Clone()
+		if err := change(&after); err != nil {
+			return tokens.Claim{}, err
+		}
+		if after.Equal(before) {
+			return after, nil
+		}
+		err = s.call("claim", func() error {
+			if s.cluster.claims[node].Version != before.Version {
+				return tokens.ErrConflict
+			}
+			after.Version = s.next()
+			s.cluster.claims[node] = after.Clone()
+			return nil
+		})
+		if !errors.Is(err, tokens.ErrConflict) {
+			return after, err
+		}
+	}
+}
+
+func (s claims) Delete(_ context.Context, c tokens.Claim) error {
+	return s.call("claim", func() error {
+		now, ok := s.cluster.claims[c.Node]
+		switch {
+		case !ok:
+			return tokens.ErrNotFound
+		case now.UID != c.UID || now.Version != c.Version:
+			return tokens.ErrConflict
+		}
+		delete(s.cluster.claims, c.Node)
+		return nil
+	})
+}
