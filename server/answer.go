@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -12,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
 )
 
 // MaxBody is the most bytes of a request's body.
@@ -19,6 +22,7 @@ const MaxBody = 64 << 10
 
 // An answer is all of a response.
 type answer struct {
+	status      int // zero is 200
 	contentType string
 	header      map[string]string
 	body        []byte
@@ -30,19 +34,13 @@ type answer struct {
 // server's own failure, whose text goes to the log and not to the client.
 type action func(r *http.Request) (answer, error)
 
-// A problem is an RFC 9457 problem document, and the error that leads to one.
+// A problem is a problem document, and the error that leads to one.
 type problem struct {
-	Type   string `json:"type"`
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-	Detail string `json:"detail,omitempty"`
-	// Field is the query parameter or body field at fault.
-	Field     string `json:"field,omitempty"`
-	RequestID string `json:"requestID,omitempty"`
+	api.Problem
 
 	retryAfter time.Duration
 	allow      []string // methods
-	cause      error    // for the log alone
+	cause      error    // for the log, and for [Server.ShowCauses]
 }
 
 func (p *problem) Error() string {
@@ -56,12 +54,12 @@ func (p *problem) Unwrap() error { return p.cause }
 
 // newProblem makes a problem whose type is the URI of its name, which does not change.
 func newProblem(status int, name, format string, args ...any) *problem {
-	return &problem{
-		Type:   "https://kubejoin.io/problems/" + name,
+	return &problem{Problem: api.Problem{
+		Type:   api.ProblemType + name,
 		Title:  http.StatusText(status),
 		Status: status,
 		Detail: fmt.Sprintf(format, args...),
-	}
+	}}
 }
 
 func badField(field, format string, args ...any) *problem {
@@ -104,13 +102,10 @@ func (h *handler) route(name string, class *class, act action) http.HandlerFunc 
 
 		a, err := recovered(act, r)
 		limitAnswer(w, r)
-		status := http.StatusOK
 		if err != nil {
-			a, status = failed(err, id, strings.HasPrefix(r.URL.Path, "/api"))
-			for name, value := range a.header {
-				w.Header().Set(name, value)
-			}
+			a = h.failed(err, id, strings.HasPrefix(r.URL.Path, "/api"))
 		}
+		status := cmp.Or(a.status, http.StatusOK)
 		switch {
 		case a.serve != nil:
 			a.serve.ServeHTTP(w, r)
@@ -168,18 +163,24 @@ func recovered(act action, r *http.Request) (a answer, err error) {
 
 // failed is the one place where an error becomes a status. Kubernetes paths answer a Status, as
 // their clients read it.
-func failed(err error, id string, kubernetes bool) (answer, int) {
+func (h *handler) failed(err error, id string, kubernetes bool) answer {
 	var unready *notReady
 	if errors.As(err, &unready) {
-		return answer{contentType: "text/plain; charset=utf-8", body: unready.list}, http.StatusServiceUnavailable
+		return answer{status: http.StatusServiceUnavailable, contentType: "text/plain; charset=utf-8", body: unready.list}
 	}
 	var p *problem
 	if !errors.As(err, &p) {
 		p = newProblem(http.StatusInternalServerError, "internal", "kubejoin could not answer; its log has the reason under this request ID")
+		if h.ShowCauses {
+			p.Detail = err.Error()
+		}
+	} else if h.ShowCauses {
+		p = &problem{Problem: p.Problem, retryAfter: p.retryAfter, allow: p.allow, cause: p.cause}
+		p.Detail = p.Error()
 	}
 	named := *p
 	named.RequestID = id
-	a := answer{contentType: "application/problem+json", header: map[string]string{}}
+	a := answer{status: p.Status, contentType: "application/problem+json", header: map[string]string{}}
 	if p.retryAfter > 0 {
 		a.header["Retry-After"] = strconv.Itoa(int(p.retryAfter.Seconds()))
 	}
@@ -189,7 +190,7 @@ func failed(err error, id string, kubernetes bool) (answer, int) {
 	if p.Status == http.StatusUnauthorized {
 		a.header["WWW-Authenticate"] = `Bearer realm="kubejoin"` // RFC 6750, section 3
 	}
-	var v any = named
+	var v any = named.Problem
 	if kubernetes {
 		a.contentType = "application/json"
 		v = named.kubernetes()
@@ -199,5 +200,14 @@ func failed(err error, id string, kubernetes bool) (answer, int) {
 		body = []byte("{}")
 	}
 	a.body = append(body, '\n')
-	return a, p.Status
+	return a
+}
+
+// object is the answer of an object of package api.
+func object(status int, v any) (answer, error) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{status: status, contentType: "application/json", body: append(body, '\n')}, nil
 }

@@ -43,7 +43,7 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       requestTimeout,
 		// A join command waits for its signature and then perhaps for the token's deletion.
-		WriteTimeout:   signTimeout + withdrawTimeout + 5*time.Second,
+		WriteTimeout:   max(signTimeout, MaxWait) + withdrawTimeout + 5*time.Second,
 		IdleTimeout:    idleTimeout,
 		MaxHeaderBytes: maxHeader,
 		HTTP2: &http.HTTP2Config{

@@ -18,6 +18,8 @@ const (
 	maxDiscovery = 1024
 	// Those that ask for join commands, each of which may wait for its signature.
 	maxJoinCommands = 512
+	// Those that look at tokens and change them, some of which list all of them.
+	maxLifecycle = 64
 	// Probes, metrics, and paths that lead nowhere.
 	maxOthers = 256
 )

@@ -119,7 +119,7 @@ func TestFloodOfOneClass(t *testing.T) {
 # HELP kubejoin_http_requests_refused_total Requests refused because too many of their class were in flight.
 # TYPE kubejoin_http_requests_refused_total counter
 `
-			for _, class := range []string{"discovery", "join-command", "other"} {
+			for _, class := range []string{"discovery", "join-command", "lifecycle", "other"} {
 				expected += `kubejoin_http_requests_refused_total{class="` + class + `"} ` + map[bool]string{true: "1", false: "0"}[class == test.flood] + "\n"
 			}
 			if err := testutil.GatherAndCompare(s.registry(), strings.NewReader(expected), "kubejoin_http_requests_refused_total"); err != nil {

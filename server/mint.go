@@ -25,7 +25,7 @@ func (h *handler) mint(r *http.Request, record tokens.Record) (answer, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
 	defer cancel()
 	start := time.Now()
-	record, err := h.create(ctx, record)
+	record, err := h.create(ctx, record, false)
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
 		p.cause, p.retryAfter = err, retryAfter
@@ -37,7 +37,7 @@ func (h *handler) mint(r *http.Request, record tokens.Record) (answer, error) {
 	logAttrs(ctx, slog.String("token", record.Token.ID()))
 	created := time.Now()
 
-	command, err := h.signed(ctx, r.Context(), record.Token)
+	command, err := h.signed(ctx, r.Context(), record.Token, h.SignTimeout)
 	if err != nil {
 		// Nobody was told the secret: what is left of the token must go, also when it is the
 		// client that has gone.
@@ -55,21 +55,29 @@ func (h *handler) mint(r *http.Request, record tokens.Record) (answer, error) {
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // create stores a record, and tries again what may pass. With an error comes the record as it
-// was tried last: unless the store [refused] it, it may have been stored all the same.
-func (h *handler) create(ctx context.Context, record tokens.Record) (tokens.Record, error) {
+// was tried last: unless the store [refused] it, it may have been stored all the same. A token
+// that the client chose is an error that wraps tokens.ErrExists if there is one of its ID.
+func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool) (tokens.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
+	lost := false // an answer
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		stored, err := h.Tokens.Create(ctx, record)
 		if errors.Is(err, tokens.ErrExists) {
+			exists := err
 			stored, err = h.Tokens.Get(ctx, record.Token.ID())
-			if err == nil && stored.Token != record.Token {
+			switch {
+			case err != nil: // gone again, or the store is away
+			case chosen && (!lost || stored.Token != record.Token || !stored.Expires.Equal(record.Expires)):
+				return record, exists
+			case stored.Token != record.Token:
 				// One in two billion, unless somebody has stored very many.
 				record.Token = tokens.Generate()
 				continue
 			}
-			// Nobody else knows the secret: it is of a try whose answer was lost.
+			// Otherwise it is of a try whose answer was lost.
 		}
+		lost = lost || err != nil
 		if err == nil {
 			return stored, nil
 		}

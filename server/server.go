@@ -40,6 +40,19 @@ type Server struct {
 	// cluster-info and where to look. Empty names every component that could.
 	SignedBy string
 
+	// Claims keeps the node names that were taken with limited tokens; nil has none, and no
+	// /v1/claim.
+	Claims tokens.Claims
+	// Node reads a Node as it is now, for tokens that replace it. The error wraps
+	// tokens.ErrNotFound if there is none of that name. Nil is where there are no Nodes.
+	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
+	// Warnings are what whoever makes a token with limits should know, in words: that nothing
+	// is at work which would hold anybody to them. Nil is nothing.
+	Warnings func(ctx context.Context) []string
+	// ShowCauses has problems tell what an operator would look up in the log. It is for a
+	// Handler that is called in the process of the one who asks.
+	ShowCauses bool
+
 	// Checks are what /readyz asks. None is ready.
 	Checks []Check
 	// Version is what /version answers.
@@ -99,20 +112,37 @@ func (s Server) Handler() http.Handler {
 	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to answer a request.", prometheus.DefBuckets, "route")
 	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Join commands asked for, by result.", "result")
 
-	class := classes(s.Registerer)
-	discovery, joinCommands, others := class("discovery", maxDiscovery), class("join-command", maxJoinCommands), class("other", maxOthers)
+	newClass := classes(s.Registerer)
+	discovery, joinCommands := newClass("discovery", maxDiscovery), newClass("join-command", maxJoinCommands)
+	lifecycle, others := newClass("lifecycle", maxLifecycle), newClass("other", maxOthers)
 	r := chi.NewRouter()
 	r.NotFound(h.route("unknown", others, h.notFound))
 	r.MethodNotAllowed(h.route("unknown", others, h.methodNotAllowed))
 	if h.TokenReview != nil {
 		h.nobody = tokens.Record{Token: tokens.Generate()}
 		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Tokens that kube-apiserver asked about, by result.", "result")
-		reviews := class("token-review", maxTokenReviews)
+		reviews := newClass("token-review", maxTokenReviews)
 		for _, version := range reviewVersions {
 			r.Post(reviewPath(version), h.route("tokenreview", reviews, h.tokenReview))
 		}
 	}
-	r.Post("/v1/token/print-join-command", h.route("print-join-command", joinCommands, h.allowed(Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand)))
+	for _, on := range []struct {
+		method, path, name string
+		class              *class
+		access             Access
+		act                action
+	}{
+		{http.MethodPost, "/v1/token/print-join-command", "print-join-command", joinCommands, Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand},
+		{http.MethodPost, "/v1/token", "create-token", joinCommands, Access{Verb: "create", Resource: "tokens"}, h.createToken},
+		{http.MethodGet, "/v1/token", "list-tokens", lifecycle, Access{Verb: "list", Resource: "tokens"}, h.listTokens},
+		{http.MethodGet, "/v1/token/{id:[^-]+}", "get-token", lifecycle, Access{Verb: "get", Resource: "tokens"}, h.getToken},
+		{http.MethodDelete, "/v1/token/{id:[^-]+}", "delete-token", lifecycle, Access{Verb: "delete", Resource: "tokens"}, h.deleteToken},
+		{http.MethodPost, "/v1/token/{id:[^-]+}/renew", "renew-token", lifecycle, Access{Verb: "update", Resource: "tokens"}, h.renewToken},
+		{http.MethodGet, "/v1/claim", "list-claims", lifecycle, Access{Verb: "list", Resource: "claims"}, h.listClaims},
+		{http.MethodDelete, "/v1/claim/{node}", "release-claim", lifecycle, Access{Verb: "delete", Resource: "claims"}, h.releaseClaim},
+	} {
+		r.Method(on.method, on.path, h.route(on.name, on.class, h.allowed(on.access, on.act)))
+	}
 	for _, method := range []string{http.MethodGet, http.MethodHead} {
 		r.Method(method, discoveryPath, h.route("discovery", discovery, h.discovery))
 		r.Method(method, "/healthz", h.route("healthz", others, h.healthz))

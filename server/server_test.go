@@ -99,7 +99,7 @@ func TestJoinCommandRequests(t *testing.T) {
 		{name: "too short", query: "?ttl=1ns", status: 400, want: "ttl: 1ns given"},
 		{name: "absurd", query: "?ttl=2000000h", status: 400, want: "ttl: 2000000h0m0s given"},
 		{name: "no unit", query: "?ttl=24", status: 400, want: `ttl: "24" is not a duration`},
-		{name: "empty ttl", query: "?ttl=", status: 400, want: `ttl: "" is not a duration`},
+		{name: "empty ttl", query: "?ttl=", status: 400, want: "ttl: is empty"},
 		{name: "overflow", query: "?ttl=99999999999h", status: 400, want: "is not a duration"},
 		{name: "twice", query: "?ttl=1h&ttl=2h", status: 400, want: "ttl: given more than once"},
 		{name: "in both", query: "?ttl=1h", contentType: jsonType, body: `{"ttl": "1h"}`, status: 400, want: "ttl: given more than once"},

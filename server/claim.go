@@ -1,0 +1,126 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"slices"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// listClaims answers the node names that were taken with limited tokens.
+func (h *handler) listClaims(r *http.Request) (answer, error) {
+	if err := readRequest(r, &struct{}{}); err != nil {
+		return answer{}, err
+	}
+	if h.Claims == nil {
+		return answer{}, noClaims()
+	}
+	claims, err := h.Claims.List(r.Context())
+	if err != nil {
+		return answer{}, h.unavailable(err)
+	}
+	list := api.ClaimList{APIVersion: api.Version, Kind: api.KindClaimList, Items: make([]api.Claim, len(claims))}
+	for i, c := range claims {
+		list.Items[i] = claimShown(c)
+	}
+	return object(http.StatusOK, list)
+}
+
+func noClaims() *problem {
+	return newProblem(http.StatusNotFound, "no-claims", "node names are not claimed here")
+}
+
+func claimShown(c tokens.Claim) api.Claim {
+	return api.Claim{
+		APIVersion: api.Version, Kind: api.KindClaim,
+		Node: c.Node, Token: c.TokenID, Created: c.Created, Keys: len(c.Keys), NodeUID: c.NodeUID,
+	}
+}
+
+// releaseClaim makes a name free again, and its place on the token.
+//
+// The count on the token goes down first and the claim goes last. The claim is the lock on the
+// name: while anything is undone nobody else takes it. Should the rest not happen, the claim is
+// still there to be released again, and the count is mended from it when the token is used the
+// next time. The other way round the same token could take the name anew between the two steps,
+// and the count would go down for a claim that is there. A machine that is admitted on the claim
+// meanwhile changes it, and the release starts over.
+func (h *handler) releaseClaim(r *http.Request) (answer, error) {
+	var asked api.ReleaseClaim
+	if err := readRequest(r, &asked); err != nil {
+		return answer{}, err
+	}
+	if h.Claims == nil {
+		return answer{}, noClaims()
+	}
+	node := chi.URLParam(r, "node")
+	if err := tokens.CheckNodeName(node); err != nil {
+		return answer{}, badField("node", "%v", err)
+	}
+	logAttrs(r.Context(), slog.String("node", node))
+	var first string
+	for {
+		claim, err := h.Claims.Get(r.Context(), node)
+		switch {
+		case errors.Is(err, tokens.ErrNotFound):
+			return answer{}, newProblem(http.StatusNotFound, "no-claim", "there is no claim on node name %s", node)
+		case err != nil:
+			return answer{}, h.unavailable(err)
+		case first == "":
+			first = claim.UID
+		case first != claim.UID:
+			return answer{}, newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and made again meanwhile; see whether this one is to go, too", node)
+		}
+		shown := claimShown(claim)
+		shown.DryRun = asked.DryRun
+		if asked.DryRun {
+			return object(http.StatusOK, shown)
+		}
+		if shown.Warnings, err = h.uncount(r.Context(), claim); err != nil {
+			return answer{}, h.unavailable(err)
+		}
+		switch err := h.Claims.Delete(r.Context(), claim); {
+		case err == nil, errors.Is(err, tokens.ErrNotFound):
+			return object(http.StatusOK, shown)
+		case !errors.Is(err, tokens.ErrConflict):
+			return answer{}, h.unavailable(err)
+		}
+	}
+}
+
+var errAnotherToken = errors.New("the token of the claim is gone")
+
+// uncount takes a claim's name off the count of its token, if that is still there.
+func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []string, err error) {
+	record, err := h.Tokens.Get(ctx, claim.TokenID)
+	if errors.Is(err, tokens.ErrNotFound) || err == nil && record.UID != claim.TokenUID {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if record.Problem != nil || record.Limits.Problem != nil { // it lets nobody join in any case
+		return []string{"token " + claim.TokenID + " is no good and still counts the name: " + problemOf(record)}, nil
+	}
+	record, err = h.Tokens.Update(ctx, claim.TokenID, func(r *tokens.Record) error {
+		if r.UID != claim.TokenUID {
+			return errAnotherToken
+		}
+		r.Nodes = slices.DeleteFunc(r.Nodes, func(name string) bool { return name == claim.Node })
+		return nil
+	})
+	switch {
+	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, errAnotherToken):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	if record.Limits.Most() > 0 && !record.Expires.IsZero() {
+		warnings = append(warnings, "token "+claim.TokenID+" has a place again and "+lifetime(record)+"; to keep it longer: kubejoin token renew "+claim.TokenID)
+	}
+	return warnings, nil
+}

@@ -1,0 +1,168 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// MaxWait is the longest time that a client can have a signature waited for.
+const MaxWait = 5 * time.Minute
+
+// shortCertificate is the lifetime of certificates below which a node that is off for a day is
+// locked out.
+const shortCertificate = 24 * time.Hour
+
+// createToken makes a token and answers it, with its secret, once it is signed. Unlike one of a
+// join command it stays if nobody signs it: the client knows the token.
+func (h *handler) createToken(r *http.Request) (answer, error) {
+	var asked api.CreateToken
+	if err := readRequest(r, &asked); err != nil {
+		return answer{}, err
+	}
+	wait, err := h.wait(asked.Wait)
+	if err != nil {
+		return answer{}, err
+	}
+	token, chosen := tokens.Generate(), asked.Token != ""
+	if chosen {
+		if token, err = tokens.Parse(asked.Token.Reveal()); err != nil {
+			return answer{}, badField("token", "%v", err)
+		}
+	}
+	record, err := h.newRecord(r.Context(), asked.TokenSpec, token, time.Now())
+	if err != nil {
+		return answer{}, err
+	}
+	logAttrs(r.Context(), slog.String("token", token.ID()))
+	if asked.DryRun {
+		return h.tryCreate(r.Context(), record)
+	}
+	record, err = h.create(r.Context(), record, chosen)
+	switch {
+	case errors.Is(err, tokens.ErrExists):
+		return answer{}, taken(token)
+	case err != nil:
+		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
+		p.cause, p.retryAfter = err, retryAfter
+		if !refused(err) {
+			p.TokenID = record.Token.ID()
+			p.Detail += fmt.Sprintf(". Should token %s have been stored nevertheless, it %s", p.TokenID, lifetime(record))
+		}
+		return answer{}, p
+	}
+	command, err := h.awaitSigned(r.Context(), record, wait)
+	if err != nil {
+		return answer{}, err
+	}
+	// What the wait has shown need not be looked up.
+	t := view{now: time.Now()}.token(record)
+	if record.Signing && wait == 0 {
+		t.Status = api.StatusUnsigned
+	}
+	t.Token, t.JoinCommand = api.Secret(record.Token.Reveal()), api.Secret(command)
+	t.Warnings = h.advice(r.Context(), record)
+	return created(t)
+}
+
+func created(t api.Token) (answer, error) {
+	a, err := object(http.StatusCreated, t)
+	a.header = map[string]string{"Location": "/v1/token/" + t.ID}
+	return a, err
+}
+
+func taken(t tokens.Token) *problem {
+	return newProblem(http.StatusConflict, api.ProblemExists, "there is a token %s already; take another one, or delete that with: kubejoin token delete %s", t.ID(), t.ID())
+}
+
+// wait is how long a signature is waited for.
+func (h *handler) wait(asked string) (time.Duration, error) {
+	if asked == "" {
+		return min(h.SignTimeout, MaxWait), nil
+	}
+	d, err := time.ParseDuration(asked)
+	if err != nil || d < 0 || d > MaxWait {
+		return 0, badField("wait", "%.40q given; want a duration up to %s, or 0 for not at all", asked, MaxWait)
+	}
+	return d, nil
+}
+
+// tryCreate answers what createToken would, and stores nothing.
+func (h *handler) tryCreate(ctx context.Context, record tokens.Record) (answer, error) {
+	switch _, err := h.Tokens.Get(ctx, record.Token.ID()); {
+	case err == nil:
+		return answer{}, taken(record.Token)
+	case !errors.Is(err, tokens.ErrNotFound):
+		return answer{}, h.unavailable(err)
+	}
+	t := view{now: time.Now()}.token(record)
+	t.DryRun, t.Token = true, api.Secret(record.Token.Reveal())
+	t.JoinCommand = api.Secret(h.unsignedCommand(ctx, record))
+	t.Warnings = h.advice(ctx, record)
+	return object(http.StatusOK, t)
+}
+
+// awaitSigned waits for the signature of a stored token, if it is to have one, and gives its join
+// command, if it is good for one.
+func (h *handler) awaitSigned(ctx context.Context, record tokens.Record, wait time.Duration) (string, error) {
+	if !record.Signing || wait == 0 {
+		return h.unsignedCommand(ctx, record), nil
+	}
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	command, err := h.signed(waiting, ctx, record.Token, wait)
+	if err == nil {
+		if !record.Authentication {
+			command = ""
+		}
+		return command, nil
+	}
+	var p *problem
+	if !errors.As(err, &p) || p.Type != api.ProblemType+api.ProblemNotSigned {
+		p = newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "cluster-info is not signed with the new token, and what should be signing is %s", h.SignedBy)
+		p.cause = err
+	}
+	p.TokenID = record.Token.ID()
+	p.Detail += fmt.Sprintf(". Token %s was made all the same, and %s", p.TokenID, lifetime(record))
+	return "", p
+}
+
+// unsignedCommand is the join command of a token whose signature was not waited for, if there is
+// a cluster-info to make it of.
+func (h *handler) unsignedCommand(ctx context.Context, record tokens.Record) string {
+	if !record.Signing || !record.Authentication {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, viewTimeout)
+	defer cancel()
+	data, err := h.clusterInfo(ctx)
+	if err != nil {
+		return ""
+	}
+	command, err := h.joinCommand([]byte(data["kubeconfig"]), record.Token)
+	if err != nil {
+		return ""
+	}
+	return command
+}
+
+// advice is what whoever makes a token should know.
+func (h *handler) advice(ctx context.Context, record tokens.Record) []string {
+	var list []string
+	if record.Expires.IsZero() {
+		list = append(list, fmt.Sprintf("token %s never expires: whoever gets hold of it can use it until it is deleted", record.Token.ID()))
+	}
+	if d := record.Limits.CertificateDuration; d > 0 && d < shortCertificate {
+		list = append(list, fmt.Sprintf("certificates of %s: a node that is off for longer is locked out, and has to join again", d))
+	}
+	if !record.Limits.IsZero() && h.Warnings != nil {
+		list = append(list, h.Warnings(ctx)...)
+	}
+	return list
+}

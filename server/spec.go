@@ -1,0 +1,149 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// MaxTTL is the longest time that a token may live, short of for ever.
+const MaxTTL = 10 * 365 * 24 * time.Hour
+
+// newRecord is the token that a spec asks for.
+func (h *handler) newRecord(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
+	record := tokens.Record{Token: t, Description: spec.Description}
+	var err error
+	if record.Expires, err = expiry(spec.TTL, spec.Expires, now); err != nil {
+		return record, err
+	}
+	usages := spec.Usages
+	if usages == nil {
+		usages = []string{api.UsageSigning, api.UsageAuthentication}
+	}
+	for _, usage := range usages {
+		switch usage {
+		case api.UsageSigning:
+			record.Signing = true
+		case api.UsageAuthentication:
+			record.Authentication = true
+		default:
+			return record, badField("usages", "%.40q given, want signing, authentication or both", usage)
+		}
+	}
+	if len(usages) == 0 {
+		return record, badField("usages", "none given, want signing, authentication or both")
+	}
+	switch {
+	case spec.Groups != nil:
+		record.Groups = spec.Groups
+	case record.Authentication:
+		record.Groups = []string{tokens.DefaultGroup}
+	}
+	if record.Limits, err = h.limits(ctx, spec); err != nil {
+		return record, err
+	}
+	if err := record.Check(); err != nil {
+		return record, badRecord(err)
+	}
+	return record, nil
+}
+
+// limits is what a spec limits a token to. The Node to replace is looked up: the token is to be
+// for the one that is there now.
+func (h *handler) limits(ctx context.Context, spec api.TokenSpec) (tokens.Limits, error) {
+	limits := tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role}
+	if s := spec.CertificateDuration; s != "" {
+		d, err := time.ParseDuration(s)
+		if err != nil || d <= 0 {
+			return limits, badField("certificateDuration", "%.40q given; want a duration from %s, such as 720h", s, tokens.MinCertificateDuration)
+		}
+		limits.CertificateDuration = d
+	}
+	name := spec.ReplaceNode
+	if name == "" {
+		return limits, nil
+	}
+	if err := tokens.CheckNodeName(name); err != nil {
+		return limits, badField("replaceNode", "%v", err)
+	}
+	if h.Node == nil {
+		return limits, badField("replaceNode", "there are no Nodes here, since this kubejoin works on no cluster")
+	}
+	node, err := h.Node(ctx, name)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return limits, badField("replaceNode", "there is no Node %s, so that a token without it will do", name)
+	case err != nil:
+		p := newProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; try again", name)
+		p.cause, p.retryAfter = err, retryAfter
+		return limits, p
+	}
+	limits.Replaces = node
+	return limits, nil
+}
+
+// expiry is the end that is asked for in one of two ways; the zero time is never.
+func expiry(ttl, expires string, now time.Time) (time.Time, error) {
+	if expires != "" {
+		at, err := time.Parse(time.RFC3339, expires)
+		switch {
+		case ttl != "":
+			return at, badField("expires", "give this or ttl")
+		case err != nil:
+			return at, badField("expires", "%.40q is not a time such as %s", expires, now.Add(tokens.DefaultTTL).UTC().Format(time.RFC3339))
+		case at.Before(now.Add(time.Second)) || at.After(now.Add(MaxTTL)):
+			return at, badField("expires", "%s given; want a time in the future, within %s", expires, MaxTTL)
+		}
+		return at.UTC().Truncate(time.Second), nil
+	}
+	lifetime := tokens.DefaultTTL
+	if ttl != "" {
+		var err error
+		lifetime, err = time.ParseDuration(ttl)
+		switch {
+		case err != nil:
+			return time.Time{}, badField("ttl", "%.40q is not a duration; want one such as 2h or 30m, or 0 for ever", ttl)
+		case lifetime != 0 && (lifetime < time.Second || lifetime > MaxTTL):
+			return time.Time{}, badField("ttl", "%s given; want 1s to %s, or 0 for ever", lifetime, MaxTTL)
+		}
+	}
+	if lifetime == 0 {
+		return time.Time{}, nil
+	}
+	return now.Add(lifetime).UTC().Truncate(time.Second), nil
+}
+
+// Fields as package tokens calls them in its errors, and as requests do.
+var fieldNames = map[string]string{
+	"groups":               "groups",
+	"description":          "description",
+	"expiration":           "expires",
+	"max-nodes":            "maxNodes",
+	"node-names":           "nodeNames",
+	"certificate-duration": "certificateDuration",
+	"replaces-node":        "replaceNode",
+	"role":                 "role",
+}
+
+// badRecord is what tokens.Record.Check finds wrong with a request.
+func badRecord(err error) *problem {
+	lines := strings.Split(err.Error(), "\n")
+	var field string
+	for i, line := range lines {
+		theirs, rest, _ := strings.Cut(line, ":")
+		if ours, known := fieldNames[theirs]; known {
+			lines[i] = ours + ":" + rest
+			if field == "" {
+				field = ours
+			}
+		}
+	}
+	p := newProblem(http.StatusBadRequest, "invalid-field", "%s", strings.Join(lines, "; "))
+	p.Field = field
+	return p
+}

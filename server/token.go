@@ -1,0 +1,203 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// listTokens answers all tokens without their secrets.
+func (h *handler) listTokens(r *http.Request) (answer, error) {
+	if err := readRequest(r, &struct{}{}); err != nil {
+		return answer{}, err
+	}
+	records, err := h.Tokens.List(r.Context())
+	if err != nil {
+		return answer{}, h.unavailable(err)
+	}
+	v := h.view(r.Context(), time.Now())
+	list := api.TokenList{APIVersion: api.Version, Kind: api.KindTokenList, Items: make([]api.Token, len(records)), Warnings: v.warnings}
+	for i, record := range records {
+		list.Items[i] = v.token(record)
+	}
+	return object(http.StatusOK, list)
+}
+
+// getToken answers one token without its secret.
+func (h *handler) getToken(r *http.Request) (answer, error) {
+	if err := readRequest(r, &struct{}{}); err != nil {
+		return answer{}, err
+	}
+	record, err := h.find(r)
+	if err != nil {
+		return answer{}, err
+	}
+	return h.shown(r.Context(), http.StatusOK, record, false)
+}
+
+// shown answers a token as it is, or would be, after something was done.
+func (h *handler) shown(ctx context.Context, status int, record tokens.Record, dryRun bool) (answer, error) {
+	v := h.view(ctx, time.Now())
+	t := v.token(record)
+	t.DryRun, t.Warnings = dryRun, append(t.Warnings, v.warnings...)
+	return object(status, t)
+}
+
+// find reads the token that the path names.
+func (h *handler) find(r *http.Request) (tokens.Record, error) {
+	id := chi.URLParam(r, "id")
+	if err := tokens.CheckID(id); err != nil {
+		return tokens.Record{}, badField("id", "%v", err)
+	}
+	logAttrs(r.Context(), slog.String("token", id))
+	record, err := h.Tokens.Get(r.Context(), id)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return record, noToken(id)
+	case err != nil:
+		return record, h.unavailable(err)
+	}
+	return record, nil
+}
+
+func noToken(id string) *problem {
+	return newProblem(http.StatusNotFound, "no-token", "there is no token %s; it may have expired, or been deleted", id)
+}
+
+// unavailable is the answer where the store of tokens or claims does not do what it is asked for.
+func (h *handler) unavailable(err error) *problem {
+	if refused(err) {
+		p := newProblem(http.StatusServiceUnavailable, "store-refuses", "the store of tokens refuses this")
+		p.cause = err
+		return p
+	}
+	p := newProblem(http.StatusServiceUnavailable, "store-unavailable", "the store of tokens does not answer now; try again")
+	p.cause, p.retryAfter = err, retryAfter
+	return p
+}
+
+// deleteToken deletes the token that is there when it is asked.
+func (h *handler) deleteToken(r *http.Request) (answer, error) {
+	var asked api.DeleteToken
+	if err := readRequest(r, &asked); err != nil {
+		return answer{}, err
+	}
+	first, err := h.find(r)
+	if err != nil {
+		return answer{}, err
+	}
+	for record := first; ; {
+		if asked.OnlyExpired && !record.Expired(time.Now()) {
+			return answer{}, newProblem(http.StatusConflict, api.ProblemNotExpired, "token %s has not expired, or was renewed", record.Token.ID())
+		}
+		if !asked.DryRun {
+			err = h.Tokens.Delete(r.Context(), record)
+		}
+		switch {
+		case err == nil, errors.Is(err, tokens.ErrNotFound):
+			return h.shown(r.Context(), http.StatusOK, record, asked.DryRun)
+		case !errors.Is(err, tokens.ErrConflict):
+			return answer{}, h.unavailable(err)
+		}
+		// It has changed meanwhile, by a node that joined perhaps.
+		if record, err = h.find(r); err != nil {
+			return answer{}, err
+		}
+		if record.UID != first.UID {
+			return answer{}, newProblem(http.StatusConflict, "token-replaced", "token %s was deleted and made again meanwhile; see whether this one is to go, too", record.Token.ID())
+		}
+	}
+}
+
+// renewToken sets another end of a token, if it has not changed since it was judged.
+func (h *handler) renewToken(r *http.Request) (answer, error) {
+	var asked api.RenewToken
+	if err := readRequest(r, &asked); err != nil {
+		return answer{}, err
+	}
+	now := time.Now()
+	expires, err := expiry(asked.TTL, asked.Expires, now)
+	if err != nil {
+		return answer{}, err
+	}
+	record, err := h.find(r)
+	if err != nil {
+		return answer{}, err
+	}
+	change := func(record *tokens.Record) error {
+		if err := renewable(*record, expires, asked.Shorten); err != nil {
+			return err
+		}
+		record.Expires = expires
+		return nil
+	}
+	if asked.DryRun {
+		err = change(&record)
+	} else {
+		record, err = h.Tokens.Update(r.Context(), record.Token.ID(), change)
+	}
+	var p *problem
+	switch {
+	case errors.As(err, &p):
+		return answer{}, p
+	case errors.Is(err, tokens.ErrNotFound):
+		return answer{}, noToken(chi.URLParam(r, "id"))
+	case err != nil:
+		return answer{}, h.unavailable(err)
+	}
+	return h.shown(r.Context(), http.StatusOK, record, asked.DryRun)
+}
+
+// renewable says why a record may not end at expires, or nil.
+func renewable(record tokens.Record, expires time.Time, shorten bool) error {
+	id := record.Token.ID()
+	switch {
+	case record.Problem != nil || record.Limits.Problem != nil:
+		return newProblem(http.StatusConflict, "token-invalid", "token %s is no good, and would still not be: %s; delete it with: kubejoin token delete %s", id, problemOf(record), id)
+	case record.Spent():
+		return newProblem(http.StatusConflict, api.ProblemSpent, "token %s is spent, taken by %s, and another end would change nothing; make another with: %s",
+			id, strings.Join(record.Nodes, ", "), another(record.Limits))
+	case shorten || expires.IsZero():
+	case record.Expires.IsZero():
+		return wouldShorten("token %s never expires, and would at %s", id, expires)
+	case expires.Before(record.Expires):
+		return wouldShorten("token %s expires at "+record.Expires.Format(time.RFC3339)+", and would sooner, at %s", id, expires)
+	}
+	return nil
+}
+
+func wouldShorten(format, id string, expires time.Time) error {
+	p := newProblem(http.StatusConflict, api.ProblemWouldShorten, format+"; ask for it with shorten", id, expires.UTC().Format(time.RFC3339))
+	p.Field = "shorten"
+	return p
+}
+
+// another is the command for a token with the limits of a spent one.
+func another(l tokens.Limits) string {
+	var b strings.Builder
+	b.WriteString("kubejoin token create")
+	if l.Replaces != (tokens.NodeRef{}) {
+		return b.String() + " --replace-node " + l.Replaces.Name
+	}
+	b.WriteString(" --max-nodes " + decimal(l.MaxNodes))
+	for _, name := range l.NodeNames {
+		if strings.Contains(name, "*") {
+			name = "'" + name + "'"
+		}
+		b.WriteString(" --node-name " + name)
+	}
+	if l.Role != "" {
+		b.WriteString(" --role " + l.Role)
+	}
+	if l.CertificateDuration > 0 {
+		b.WriteString(" --certificate-duration " + l.CertificateDuration.String())
+	}
+	return b.String()
+}
