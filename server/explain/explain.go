@@ -1,0 +1,196 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+)
+
+// Explain says why a machine of the name has or has not joined as of the time now. Of several
+// requests the newest decides, the older ones are counted.
+func Explain(f Facts, now time.Time) Explanation {
+	v := &view{Facts: f, now: now}
+	v.e = Explanation{APIVersion: api.Version, Kind: Kind, Node: f.Node, Unread: slices.Clone(f.Unread)}
+	slices.SortFunc(v.e.Unread, func(a, b Unread) int { return cmp.Compare(a.Fact, b.Fact) })
+
+	newest := slices.Clone(f.Requests)
+	slices.SortFunc(newest, func(a, b Request) int { return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(b.Name, a.Name)) })
+	for _, r := range newest {
+		switch {
+		case r.Signer == servingSigner:
+			v.serving = append(v.serving, r)
+			continue
+		case r.Signer != clientSigner:
+			continue
+		}
+		v.client = append(v.client, r)
+		if refusal, _ := r.refused(); refusal != nil {
+			v.e.Evidence.Refused++
+		}
+	}
+	v.e.Evidence.Requests = slices.Concat(v.client, v.serving)
+	v.e.Evidence.RequestCount = len(v.e.Evidence.Requests)
+	v.e.Evidence.Requests = v.e.Evidence.Requests[:min(len(v.e.Evidence.Requests), MaxEvidence)]
+	v.e.Evidence.Object, v.e.Evidence.Claim = f.Object, claimEvidence(f.Claim)
+
+	v.story()
+	v.e.Sentence = f.Node + ": " + v.e.Sentence
+	if len(v.lacked) > 0 {
+		v.e.Sentence += fmt.Sprintf(" (could not be read: %s)", joinFacts(v.lacked))
+	}
+	return v.e
+}
+
+// A view is facts in the order in which they are told, and what has been told so far.
+type view struct {
+	Facts
+	now             time.Time
+	client, serving []Request // newest first
+	lacked          []Fact
+	e               Explanation
+}
+
+// reads reports whether a fact could be read. If not, the sentence says so.
+func (v *view) reads(f Fact) bool {
+	if !v.misses(f) {
+		return true
+	}
+	if !slices.Contains(v.lacked, f) {
+		v.lacked = append(v.lacked, f)
+	}
+	return false
+}
+
+// misses is reads for what is beside the point of the sentence.
+func (v *view) misses(f Fact) bool {
+	return slices.ContainsFunc(v.Unread, func(u Unread) bool { return u.Fact == f })
+}
+
+func joinFacts(facts []Fact) string {
+	words := make([]string, len(facts))
+	for i, f := range facts {
+		words[i] = string(f)
+	}
+	return strings.Join(words, ", ")
+}
+
+// say sets the answer. Next commands may follow with [view.next].
+func (v *view) say(s State, since time.Time, format string, args ...any) {
+	v.e.State, v.e.Since, v.e.Sentence = s, since, fmt.Sprintf(format, args...)
+}
+
+// next adds a command, and its words to the sentence unless they are empty.
+func (v *view) next(words, command string) {
+	if command == "" || slices.Contains(v.e.Next, command) {
+		return
+	}
+	if words != "" && !strings.Contains(v.e.Sentence, command) {
+		v.e.Sentence += "; " + words + ": " + command
+	}
+	v.e.Next = append(v.e.Next, command)
+}
+
+func (v *view) story() {
+	requests := v.reads(FactRequests)
+	if v.reads(FactNode) && v.Object != nil {
+		// Another machine that asks for the name of a Node is what there is to explain. A
+		// request that was signed has led to the Node, or will renew it.
+		other := slices.IndexFunc(v.client, func(r Request) bool { return r.User != nodePrefix+v.Node })
+		if other < 0 || v.client[other].Certificate != nil || !v.client[other].Created.After(v.Object.Created) {
+			v.joined()
+			return
+		}
+		v.asked(v.client[other])
+		v.e.Sentence += "; the Node of that name is " + v.readiness()
+		return
+	}
+	switch {
+	case len(v.client) > 0:
+		v.asked(v.client[0])
+	case !requests:
+		v.say(Unknown, time.Time{}, "nobody can tell without its certificate requests")
+	default:
+		v.quiet()
+	}
+}
+
+// asked tells what became of a request for a client certificate.
+func (v *view) asked(r Request) {
+	refusal, state := r.refused()
+	switch {
+	case refusal != nil:
+		v.refused(r, *refusal, state)
+	case r.Certificate != nil:
+		v.issued(r)
+	case r.User == nodePrefix+v.Node && v.reads(FactNode) && v.Object == nil:
+		v.say(NodeDeleted, r.Created, "its Node was deleted: the machine asked to renew its certificate %s, which waits for the Node", ago(r.Created, v.now))
+		v.next(v.remedy(NodeDeleted))
+	case r.Approved != nil:
+		v.unsigned(r)
+	default:
+		v.pending(r)
+	}
+}
+
+// joined tells of a Node.
+func (v *view) joined() {
+	state, since := Joined, v.Object.Since
+	if v.Object.Ready != "True" {
+		state = JoinedNotReady
+	}
+	if since.IsZero() {
+		since = v.Object.Created
+	}
+	v.say(state, since, "joined %s, %s", ago(v.Object.Created, v.now), v.readiness())
+	if state == JoinedNotReady {
+		v.next("", "kubectl describe node "+v.Node)
+	}
+	if len(v.serving) == 0 {
+		return
+	}
+	r := v.serving[0]
+	refusal, _ := r.refused()
+	switch {
+	case r.Certificate != nil:
+	case refusal != nil:
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was refused %s: %s", r.Name, ago(refusal.At, v.now), refusal.words())
+	case r.Approved != nil:
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", r.Name, ago(r.Approved.At, v.now))
+	default:
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate waits to be approved since %s", r.Name, ago(r.Created, v.now))
+		v.next("approve it with", "kubectl certificate approve "+r.Name)
+	}
+}
+
+func (v *view) readiness() string {
+	n := v.Object
+	switch {
+	case n.Ready == "True":
+		return "Ready since " + ago(n.Since, v.now)
+	case n.Ready == "":
+		return "NotReady: its kubelet has reported nothing yet"
+	}
+	words := "NotReady since " + ago(n.Since, v.now)
+	if n.Ready == "Unknown" {
+		words = "NotReady, unheard of since " + ago(n.Since, v.now)
+	}
+	if m := clean(n.Message); m != "" {
+		words += ": " + m
+	}
+	return words
+}
+
+// words are the message of a condition, or its reason where it has none.
+func (c Condition) words() string {
+	if m := clean(c.Message); m != "" {
+		return m
+	}
+	if r := clean(c.Reason); r != "" {
+		return "the reason given is " + r
+	}
+	return "no reason is given"
+}

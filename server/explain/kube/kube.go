@@ -1,0 +1,253 @@
+// Package kube gathers from a cluster what package explain explains: certificate requests, the
+// Node, the claim of its name, tokens, cluster-info, Events and kubejoin's Lease. It reads them
+// as they are now and writes nothing.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// DefaultTimeout is how long a fact may take unless Reader.Timeout says otherwise.
+const DefaultTimeout = 5 * time.Second
+
+// Where kubejoin's Lease is unless a Reader says otherwise.
+const (
+	DefaultLeaseNamespace = "kubejoin-system"
+	DefaultLeaseName      = "kubejoin"
+)
+
+// A Reader reads the facts of a cluster. Its methods may be called side by side.
+type Reader struct {
+	// Client talks to the API server: it needs list on certificatesigningrequests, get on
+	// nodes, list on events in default and LeaseNamespace, get on the Lease, and create on
+	// subjectaccessreviews. What it may not read is named in the explanation.
+	Client kubernetes.Interface
+	// Tokens are the bootstrap tokens.
+	Tokens tokens.Store
+	// Claims are the node names that were taken; nil is that none can be.
+	Claims tokens.Claims
+	// ClusterInfo is usually a configmap.ConfigMap.
+	ClusterInfo ClusterInfo
+	// LeaseNamespace and LeaseName are those of the Lease by which kubejoin's replicas lead;
+	// empty are the defaults.
+	LeaseNamespace, LeaseName string
+	// Timeout is how long a fact may take before it counts as unreadable; zero is
+	// DefaultTimeout.
+	Timeout time.Duration
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+// ClusterInfo is where the data of cluster-info is found.
+type ClusterInfo interface {
+	// Data wraps clusterinfo.ErrNotFound if there is none. The map is not changed.
+	Data(ctx context.Context) (map[string]string, error)
+}
+
+// Explain says why a machine of that name has or has not joined. It fails where the API server
+// does not answer; what may not be read does not make it fail.
+func (r Reader) Explain(ctx context.Context, node string) (explain.Explanation, error) {
+	facts, err := r.Facts(ctx, node)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	now := time.Now
+	if r.Now != nil {
+		now = r.Now
+	}
+	return explain.Explain(facts, now()), nil
+}
+
+// Facts reads what there is to know of a node name.
+func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
+	if err := tokens.CheckNodeName(node); err != nil {
+		return explain.Facts{}, err
+	}
+	if r.LeaseNamespace == "" {
+		r.LeaseNamespace = DefaultLeaseNamespace
+	}
+	if r.LeaseName == "" {
+		r.LeaseName = DefaultLeaseName
+	}
+	if r.Timeout <= 0 {
+		r.Timeout = DefaultTimeout
+	}
+	g := &gathering{Reader: r, facts: explain.Facts{Node: node}}
+	// Side by side: those that depend on the requests come after them.
+	g.all(ctx, map[explain.Fact]func(context.Context) error{
+		explain.FactRequests:    g.requests,
+		explain.FactNode:        g.node,
+		explain.FactClaim:       g.claim,
+		explain.FactTokens:      g.tokens,
+		explain.FactClusterInfo: g.clusterInfo,
+		explain.FactLeader:      g.leader,
+	})
+	if g.trouble == nil {
+		g.all(ctx, map[explain.Fact]func(context.Context) error{
+			explain.FactEvents:     g.events,
+			explain.FactPermission: g.permission,
+			explain.FactTokens:     g.requestersToken,
+		})
+	}
+	if err := ctx.Err(); err != nil {
+		return explain.Facts{}, err
+	}
+	if g.trouble != nil {
+		return explain.Facts{}, fmt.Errorf("explain node %s: %w", node, g.trouble)
+	}
+	return g.facts, nil
+}
+
+// A gathering is one run of a Reader.
+type gathering struct {
+	Reader
+
+	mu      sync.Mutex
+	facts   explain.Facts
+	latest  []object // undecided or not: the newest requests that a story may be about
+	trouble error    // what is no lack of permission, about that without which nothing can be said
+}
+
+// all reads facts side by side, each with its own time.
+func (g *gathering) all(ctx context.Context, read map[explain.Fact]func(context.Context) error) {
+	var reading sync.WaitGroup
+	for fact, f := range read {
+		reading.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, g.Timeout)
+			defer cancel()
+			if err := f(ctx); err != nil {
+				g.unread(fact, err)
+			}
+		})
+	}
+	reading.Wait()
+}
+
+func (g *gathering) unread(fact explain.Fact, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !apierrors.IsForbidden(err) && (fact == explain.FactRequests || fact == explain.FactNode) {
+		g.trouble = errors.Join(g.trouble, fmt.Errorf("%s: %w", fact, err))
+	}
+	if slices.ContainsFunc(g.facts.Unread, func(u explain.Unread) bool { return u.Fact == fact }) {
+		return
+	}
+	g.facts.Unread = append(g.facts.Unread, explain.Unread{Fact: fact, Reason: strings.ReplaceAll(err.Error(), "\n", "; ")})
+}
+
+func (g *gathering) set(f func(*explain.Facts)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f(&g.facts)
+}
+
+func (g *gathering) node(ctx context.Context) error {
+	n, err := g.Client.CoreV1().Nodes().Get(ctx, g.facts.Node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	found := &explain.Node{UID: string(n.UID), Created: n.CreationTimestamp.Time}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			found.Ready, found.Reason, found.Message, found.Since = string(c.Status), c.Reason, c.Message, c.LastTransitionTime.Time
+		}
+	}
+	g.set(func(f *explain.Facts) { f.Object = found })
+	return nil
+}
+
+func (g *gathering) claim(ctx context.Context) error {
+	if g.Claims == nil {
+		return nil
+	}
+	c, err := g.Claims.Get(ctx, g.facts.Node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	g.set(func(f *explain.Facts) { f.Claim = &c })
+	return nil
+}
+
+func (g *gathering) tokens(ctx context.Context) error {
+	all, err := g.Tokens.List(ctx)
+	if err != nil {
+		return err
+	}
+	g.set(func(f *explain.Facts) { f.Tokens = all })
+	return nil
+}
+
+// requestersToken reads the token of the newest requests as it is now: the list may lag.
+func (g *gathering) requestersToken(ctx context.Context) error {
+	for _, o := range g.latest {
+		id, found := strings.CutPrefix(o.Spec.Username, "system:bootstrap:")
+		if !found || tokens.CheckID(id) != nil {
+			continue
+		}
+		live, err := g.Tokens.Get(ctx, id)
+		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+			return err
+		}
+		g.set(func(f *explain.Facts) {
+			f.Tokens = slices.DeleteFunc(f.Tokens, func(r tokens.Record) bool { return r.Token.ID() == id })
+			if err == nil {
+				f.Tokens = append(f.Tokens, live)
+			}
+		})
+	}
+	return nil
+}
+
+func (g *gathering) clusterInfo(ctx context.Context) error {
+	data, err := g.ClusterInfo.Data(ctx)
+	if errors.Is(err, clusterinfo.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	g.set(func(f *explain.Facts) { f.ClusterInfo = data })
+	return nil
+}
+
+func (g *gathering) leader(ctx context.Context) error {
+	lease, err := g.Client.CoordinationV1().Leases(g.LeaseNamespace).Get(ctx, g.LeaseName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	l := &explain.Leader{Namespace: g.LeaseNamespace, Lease: g.LeaseName}
+	if s := lease.Spec; s.HolderIdentity != nil {
+		l.Holder = *s.HolderIdentity
+	}
+	if s := lease.Spec; s.RenewTime != nil {
+		l.Renewed = s.RenewTime.Time
+	}
+	if s := lease.Spec; s.LeaseDurationSeconds != nil {
+		l.Duration = time.Duration(*s.LeaseDurationSeconds) * time.Second
+	}
+	g.set(func(f *explain.Facts) { f.Leader = l })
+	return nil
+}

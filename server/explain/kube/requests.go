@@ -1,0 +1,219 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/pager"
+)
+
+// object is a request as the API server has it.
+type object = *certificates.CertificateSigningRequest
+
+// requests reads the requests for the name. The API server cannot tell them by what is in
+// them: all of the two signers are looked at, page by page.
+func (g *gathering) requests(ctx context.Context) error {
+	var found []object
+	for _, name := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName} {
+		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.signerName", name).String()}
+		err := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return g.Client.CertificatesV1().CertificateSigningRequests().List(ctx, options)
+		}).EachListItem(ctx, options, func(item runtime.Object) error {
+			if o, ok := item.(object); ok && g.isFor(o) {
+				found = append(found, o)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	g.set(func(f *explain.Facts) {
+		for _, o := range found {
+			f.Requests = append(f.Requests, request(o))
+		}
+		g.latest = g.newest(found)
+	})
+	return nil
+}
+
+// isFor reports whether a request is for the node. One that cannot be parsed is for nobody.
+func (g *gathering) isFor(o object) bool {
+	parsed, err := signer.ParseCSR(o.Spec.Request)
+	return err == nil && parsed.Subject.CommonName == "system:node:"+g.facts.Node
+}
+
+// newest are the requests for a client certificate that a story may be about: the newest one, and
+// the newest that the node did not make itself.
+func (g *gathering) newest(all []object) []object {
+	var newest, other object
+	later := func(a, b object) bool {
+		if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+			return a.CreationTimestamp.After(b.CreationTimestamp.Time)
+		}
+		return a.Name > b.Name // as package explain has it
+	}
+	for _, o := range all {
+		if o.Spec.SignerName != certificates.KubeAPIServerClientKubeletSignerName {
+			continue
+		}
+		if newest == nil || later(o, newest) {
+			newest = o
+		}
+		if o.Spec.Username != "system:node:"+g.facts.Node && (other == nil || later(o, other)) {
+			other = o
+		}
+	}
+	switch {
+	case newest == nil:
+		return nil
+	case other == nil || other == newest:
+		return []object{newest}
+	}
+	return []object{newest, other}
+}
+
+func request(o object) explain.Request {
+	r := explain.Request{
+		Name: o.Name, UID: string(o.UID), Signer: o.Spec.SignerName,
+		User: o.Spec.Username, Groups: o.Spec.Groups, Created: o.CreationTimestamp.Time,
+	}
+	for _, c := range o.Status.Conditions {
+		if c.Status != "" && c.Status != corev1.ConditionTrue { // a Failed that is False is nothing that failed
+			continue
+		}
+		condition := &explain.Condition{Reason: c.Reason, Message: c.Message, At: c.LastUpdateTime.Time}
+		if condition.At.IsZero() {
+			condition.At = c.LastTransitionTime.Time
+		}
+		switch c.Type {
+		case certificates.CertificateApproved:
+			r.Approved = condition
+		case certificates.CertificateDenied:
+			r.Denied = condition
+		case certificates.CertificateFailed:
+			r.Failed = condition
+		}
+	}
+	if len(o.Status.Certificate) > 0 {
+		r.Certificate = certificate(o, r.Approved)
+	}
+	return r
+}
+
+// certificate reads what was issued, and from the API server's notes by whom and when. Where
+// there are none it was about when it was approved.
+func certificate(o object, approved *explain.Condition) *explain.Certificate {
+	c := &explain.Certificate{Chain: chain(o.Status.Certificate), At: o.CreationTimestamp.Time}
+	if approved != nil {
+		c.At = approved.At
+	}
+	for _, entry := range o.ManagedFields {
+		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.Raw, []byte(`"f:certificate"`)) {
+			c.Writer = entry.Manager
+			if entry.Time != nil {
+				c.At = entry.Time.Time
+			}
+		}
+	}
+	return c
+}
+
+func chain(data []byte) (all []*x509.Certificate) {
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return all
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// permission asks for the newest requests that wait what an approver asks: may the requester
+// have it approved by itself?
+func (g *gathering) permission(ctx context.Context) error {
+	for _, o := range g.latest {
+		if len(o.Status.Conditions) > 0 {
+			continue
+		}
+		r := approval.Request{User: o.Spec.Username, UserUID: o.Spec.UID, Groups: o.Spec.Groups, Extra: make(map[string][]string, len(o.Spec.Extra))}
+		for k, v := range o.Spec.Extra {
+			r.Extra[k] = v
+		}
+		subresource := "nodeclient"
+		if o.Spec.Username == "system:node:"+g.facts.Node {
+			subresource = "selfnodeclient"
+		}
+		may, err := (&csr.Facts{Client: g.Client}).Allowed(ctx, r, subresource)
+		if err != nil {
+			return err
+		}
+		g.set(func(f *explain.Facts) {
+			for i := range f.Requests {
+				if f.Requests[i].UID == string(o.UID) {
+					f.Requests[i].Permitted = &may
+				}
+			}
+		})
+	}
+	return nil
+}
+
+// events reads the Events about the newest requests, and kubejoin's about itself. Those about
+// objects of no namespace are kept in default.
+func (g *gathering) events(ctx context.Context) error {
+	type about struct{ namespace, kind, name string }
+	wanted := []about{{g.LeaseNamespace, "Lease", g.LeaseName}}
+	for _, o := range g.latest {
+		wanted = append(wanted, about{metav1.NamespaceDefault, "CertificateSigningRequest", o.Name})
+	}
+	for _, a := range wanted {
+		list, err := g.Client.CoreV1().Events(a.namespace).List(ctx, metav1.ListOptions{
+			FieldSelector: fields.Set{"involvedObject.kind": a.kind, "involvedObject.name": a.name}.AsSelector().String(),
+		})
+		if err != nil {
+			return fmt.Errorf("in namespace %s: %w", a.namespace, err)
+		}
+		g.set(func(f *explain.Facts) {
+			for i := range list.Items {
+				f.Events = append(f.Events, event(&list.Items[i]))
+			}
+		})
+	}
+	return nil
+}
+
+func event(e *corev1.Event) explain.Event {
+	source := e.Source.Component
+	if source == "" {
+		source = e.ReportingController
+	}
+	at := e.CreationTimestamp.Time
+	last := []time.Time{e.EventTime.Time, e.LastTimestamp.Time}
+	if e.Series != nil {
+		last = append(last, e.Series.LastObservedTime.Time)
+	}
+	for _, t := range last {
+		if t.After(at) {
+			at = t
+		}
+	}
+	return explain.Event{
+		Namespace: e.Namespace, Name: e.Name, Kind: e.InvolvedObject.Kind, Object: e.InvolvedObject.Name, UID: string(e.InvolvedObject.UID),
+		Source: source, Reason: e.Reason, Message: e.Message, At: at,
+	}
+}

@@ -1,0 +1,275 @@
+package explain
+
+import (
+	"cmp"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+)
+
+// kubejoinName is the field manager of kubejoin's writes and the source of its Events.
+const kubejoinName = "kubejoin"
+
+// soon is how long a request may take without anything being wrong.
+const soon = 10 * time.Second
+
+// refusals are the reasons of kubejoin that are states of their own.
+var refusals = []State{
+	TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenLimitsMalformed, NodeNameNotAllowed,
+	NodeNameReserved, NodeNameClaimed, NodeExists, NodeReplaced, TooManyKeys, NotForBootstrapToken,
+}
+
+// refused tells of a request that was denied or has failed.
+func (v *view) refused(r Request, c Condition, s State) {
+	if slices.Contains(refusals, State(c.Reason)) {
+		s = State(c.Reason)
+	}
+	v.tokenOf(r)
+	v.event(r, c.Reason)
+	verb := "refused"
+	if s == Failed {
+		verb = "failed"
+	}
+	if n := v.e.Evidence.Refused; n > 1 {
+		v.say(s, c.At, "%s %d times, last %s: %s", verb, n, ago(c.At, v.now), c.words())
+	} else {
+		v.say(s, c.At, "%s %s: %s", verb, ago(c.At, v.now), c.words())
+	}
+	words, command := v.remedy(s)
+	if strings.Contains(v.e.Sentence, ": kubejoin ") { // the message says it
+		words = ""
+	}
+	v.next(words, command)
+	v.next("", "kubectl describe csr "+r.Name)
+}
+
+// tokenOf notes the token of a request whose fate is told by others.
+func (v *view) tokenOf(r Request) {
+	for _, t := range v.Tokens {
+		if id := r.tokenID(); id != "" && t.Token.ID() == id {
+			evidence := v.token(t)
+			v.e.Evidence.Token = &evidence
+		}
+	}
+}
+
+// pending tells why a request is not approved.
+func (v *view) pending(r Request) {
+	asked := fmt.Sprintf("asked for a certificate %s%s and is not approved", ago(r.Created, v.now), v.refusedBefore())
+	if state, why := v.diagnose(r); state != "" {
+		v.say(state, r.Created, "%s: %s", asked, why)
+		v.next(v.remedy(state))
+		return
+	}
+	approve := "kubectl certificate approve " + r.Name
+	event := v.event(r)
+	notPermitted := event != nil && event.Reason == string(NotPermitted)
+	switch {
+	case r.Permitted == nil && notPermitted, r.Permitted != nil && !*r.Permitted:
+		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so that it waits for a person", asked, clean(r.User), v.subresource(r))
+		v.next("approve it with", approve)
+		v.next("or let all of its kind be approved with", v.permit(r))
+	case notPermitted:
+		v.say(NotApproved, r.Created, "%s: it was not permitted when kubejoin looked, is now, and kubejoin looks again within 17 min", asked)
+		v.next("approve it at once with", approve)
+	case event != nil:
+		v.say(ApprovalWaits, r.Created, "%s: %s", asked, clean(event.Message))
+		v.next("", "kubectl describe csr "+r.Name)
+	case v.now.Sub(r.Created) < soon:
+		v.say(NotApproved, r.Created, "%s yet", asked)
+		v.next("", approve)
+	default:
+		v.say(NotApproved, r.Created, "%s: %s", asked, v.whose("csr-approver", "certificatesigningrequest-approving-controller"))
+		v.next("approve it with", approve)
+	}
+	v.reads(FactPermission)
+	v.reads(FactEvents)
+}
+
+// refusedBefore counts the requests that were refused before the newest.
+func (v *view) refusedBefore() string {
+	switch n := v.e.Evidence.Refused; n {
+	case 0:
+		return ""
+	case 1:
+		return ", after it was refused once,"
+	default:
+		return fmt.Sprintf(", after it was refused %d times,", n)
+	}
+}
+
+// subresource is what the requester has to be allowed to create.
+func (v *view) subresource(r Request) string {
+	if r.User == nodePrefix+v.Node {
+		return "selfnodeclient"
+	}
+	return "nodeclient"
+}
+
+// permit is the command that binds what kubeadm binds, for a group of a bootstrap token.
+func (v *view) permit(r Request) string {
+	at := slices.IndexFunc(r.Groups, func(g string) bool { return strings.HasPrefix(g, "system:bootstrappers:") })
+	if at < 0 {
+		return ""
+	}
+	return "kubectl create clusterrolebinding kubeadm:node-autoapprove-bootstrap --clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=" + r.Groups[at]
+}
+
+// unsigned tells why an approved request has no certificate.
+func (v *view) unsigned(r Request) {
+	approved := fmt.Sprintf("its request was approved %s and is not signed", ago(r.Approved.At, v.now))
+	event := v.event(r, "SigningFailed")
+	ca := v.caTrouble()
+	switch {
+	case event != nil:
+		v.say(SigningFailed, r.Approved.At, "%s: %s", approved, clean(event.Message))
+	case ca != nil:
+		v.e.Evidence.Event = ca
+		v.say(CAUnusable, ca.At, "%s: %s", approved, clean(ca.Message))
+		v.next("", fmt.Sprintf("kubectl -n %s get events", ca.Namespace))
+	default:
+		if state, why := v.diagnose(r); state != "" {
+			v.say(state, r.Approved.At, "%s: %s", approved, why)
+			v.next(v.remedy(state))
+			break
+		}
+		if v.now.Sub(r.Approved.At) < soon {
+			v.say(NotSigned, r.Approved.At, "%s yet", approved)
+		} else {
+			v.say(NotSigned, r.Approved.At, "%s: %s", approved, v.whose("csr-signer", "certificatesigningrequest-signing-controller"))
+		}
+	}
+	v.reads(FactEvents)
+	v.next("", "kubectl describe csr "+r.Name)
+}
+
+// later are the reasons of Events that do not say why a request is not approved.
+var later = []string{"SignedByOther", "SigningFailed", "AnotherKey"}
+
+// event is the newest Event of kubejoin about a request with one of the reasons; none given are
+// all that may say why it is not approved.
+func (v *view) event(r Request, reasons ...string) *Event {
+	var newest *Event
+	for i, e := range v.Events {
+		if e.UID != r.UID || e.Source != kubejoinName {
+			continue
+		}
+		if len(reasons) == 0 && slices.Contains(later, e.Reason) || len(reasons) > 0 && !slices.Contains(reasons, e.Reason) {
+			continue
+		}
+		if newest == nil || e.At.After(newest.At) {
+			newest = &v.Events[i]
+		}
+	}
+	if newest != nil {
+		v.e.Evidence.Event = newest
+	}
+	return newest
+}
+
+// caTrouble is the newest Event about kubejoin's CA, if it says that the CA cannot be used.
+func (v *view) caTrouble() *Event {
+	var newest *Event
+	for i, e := range v.Events {
+		if e.Kind == "Lease" && strings.HasPrefix(e.Reason, "CA") && (newest == nil || e.At.After(newest.At)) {
+			newest = &v.Events[i]
+		}
+	}
+	if newest == nil || newest.Reason != "CAExpired" && newest.Reason != "CAFilesUnusable" {
+		return nil
+	}
+	return newest
+}
+
+// whose says which controller should have done something, and whether it can be at work.
+func (v *view) whose(kubejoins, kcms string) string {
+	if !v.reads(FactLeader) {
+		return fmt.Sprintf("kubejoin's %s, or kube-controller-manager's %s, should", kubejoins, kcms)
+	}
+	l := v.Leader
+	v.e.Evidence.Leader = l
+	switch {
+	case l == nil:
+		return fmt.Sprintf("no kubejoin has a Lease here; its %s, or kube-controller-manager's %s, should", kubejoins, kcms)
+	case l.Holder == "" || v.now.Sub(l.Renewed) > l.Duration:
+		v.next("", fmt.Sprintf("kubectl -n %s get lease %s", l.Namespace, l.Lease))
+		return fmt.Sprintf("no kubejoin is at work (its Lease was last renewed %s), whose %s should, unless kube-controller-manager's %s does", ago(l.Renewed, v.now), kubejoins, kcms)
+	}
+	return fmt.Sprintf("kubejoin's %s on %s should, its log says why it did not, unless --controllers leaves it to kube-controller-manager", kubejoins, l.Holder)
+}
+
+// issued tells of a certificate, where there is no Node.
+func (v *view) issued(r Request) {
+	c := r.Certificate
+	v.tokenOf(r)
+	onMachine := "journalctl -u kubelet -n 50 --no-pager"
+	others := c.Writer != "" && c.Writer != kubejoinName || v.event(r, "SignedByOther") != nil
+	writer := c.Writer
+	if writer == "" || writer == kubejoinName {
+		writer = "another signer"
+	}
+	var leaf *x509.Certificate
+	if len(c.Chain) > 0 {
+		leaf = c.Chain[0]
+	}
+	switch {
+	case leaf != nil && v.now.After(leaf.NotAfter):
+		v.say(CertificateExpired, leaf.NotAfter, "its certificate was issued %s and expired %s, and there is no Node", ago(c.At, v.now), ago(leaf.NotAfter, v.now))
+		v.next("to have it join again, make a token with", "kubejoin token create --node-name "+v.Node)
+	case leaf != nil && !v.trusts(c.Chain):
+		v.say(WrongIssuer, c.At, "its certificate was issued %s by %s, which is no CA in cluster-info, so that the API server may not know it: %s signs with another CA",
+			ago(c.At, v.now), clean(fmt.Sprintf("%q", leaf.Issuer.String())), cmp.Or(clean(c.Writer), "its signer"))
+		v.next("", "kubectl describe csr "+r.Name)
+	case v.reads(FactNode) && (r.User == nodePrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
+		v.say(NodeDeleted, c.At, "its Node was deleted: the machine's certificate was issued %s and there is no Node", ago(c.At, v.now))
+		v.next(v.remedy(NodeDeleted))
+	case others:
+		v.say(SignedByOther, c.At, "its certificate was issued %s by %s, not by kubejoin, whose limits did not apply, and there is no Node; on the machine see: %s", ago(c.At, v.now), clean(writer), onMachine)
+		v.next("", onMachine)
+	default:
+		v.say(CertificateIssued, c.At, "its certificate was issued %s and there is no Node; on the machine see whether the kubelet runs%s: %s", ago(c.At, v.now), v.reaching(), onMachine)
+		v.next("", onMachine)
+	}
+	if slices.Contains(v.lacked, FactNode) {
+		v.e.Sentence = strings.Replace(v.e.Sentence, "there is no Node", "no Node is known", 1)
+	}
+}
+
+// reaching names the API server that kubelets are sent to.
+func (v *view) reaching() string {
+	if !v.reads(FactClusterInfo) {
+		return ""
+	}
+	server, _, err := clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]))
+	if err != nil {
+		return ""
+	}
+	return " and reaches " + server
+}
+
+// trusts reports whether a chain leads to a CA in cluster-info; it does where no CA is known. The
+// time does not matter.
+func (v *view) trusts(chain []*x509.Certificate) bool {
+	if !v.reads(FactClusterInfo) {
+		return true
+	}
+	_, cas, err := clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]))
+	if err != nil || len(cas) == 0 {
+		return true
+	}
+	roots, intermediates := x509.NewCertPool(), x509.NewCertPool()
+	for _, c := range cas {
+		roots.AddCert(c)
+	}
+	for _, c := range chain[1:] {
+		intermediates.AddCert(c)
+	}
+	_, err = chain[0].Verify(x509.VerifyOptions{
+		Roots: roots, Intermediates: intermediates, CurrentTime: chain[0].NotAfter, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	return err == nil
+}

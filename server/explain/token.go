@@ -1,0 +1,184 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A TokenState is what a token is worth to the node.
+type TokenState string
+
+// The states of tokens, the best first.
+const (
+	TokenActive    TokenState = "active"
+	TokenNotSigned TokenState = "unsigned"
+	TokenIsSpent   TokenState = "spent"
+	TokenHasEnded  TokenState = "expired"
+	TokenInvalid   TokenState = "invalid"
+)
+
+var tokenStates = []TokenState{TokenActive, TokenNotSigned, TokenIsSpent, TokenHasEnded, TokenInvalid}
+
+// token judges a record for the node.
+func (v *view) token(r tokens.Record) Token {
+	t := Token{
+		ID: r.Token.ID(), Expires: r.Expires, MaxNodes: r.Limits.Most(),
+		NodeNames: slices.Clone(r.Limits.NodeNames), Nodes: slices.Clone(r.Nodes),
+	}
+	if !v.misses(FactClusterInfo) {
+		signed := r.Token.HasSecret() && clusterinfo.Verify([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]), v.ClusterInfo[clusterinfo.SignatureKey(t.ID)], r.Token) == nil
+		t.Signed = &signed
+	}
+	switch {
+	case r.Problem != nil || r.Limits.Problem != nil:
+		t.Status = TokenInvalid
+	case r.Expired(v.now):
+		t.Status = TokenHasEnded
+	case r.Spent() && !slices.Contains(r.Nodes, v.Node):
+		t.Status = TokenIsSpent
+	case t.Signed != nil && !*t.Signed:
+		t.Status = TokenNotSigned
+	default:
+		t.Status = TokenActive
+	}
+	return t
+}
+
+// words says what a token is worth.
+func (t Token) words(now time.Time) string {
+	switch t.Status {
+	case TokenActive:
+		signed := "signed"
+		if t.Signed == nil {
+			signed = "active"
+		}
+		if t.Expires.IsZero() {
+			return t.ID + " (" + signed + ", does not expire)"
+		}
+		return fmt.Sprintf("%s (%s, expires in %s)", t.ID, signed, span(t.Expires.Sub(now)))
+	case TokenIsSpent:
+		return fmt.Sprintf("%s (spent by %s)", t.ID, some(t.Nodes))
+	case TokenHasEnded:
+		return fmt.Sprintf("%s (expired %s)", t.ID, ago(t.Expires, now))
+	}
+	return fmt.Sprintf("%s (%s)", t.ID, t.Status)
+}
+
+// some names a few of many.
+func some(names []string) string {
+	const few = 3
+	if len(names) <= few {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
+}
+
+// usable are the tokens that may be used for the name: those limited to it, and those for any
+// name. The best come first, of equals the newest.
+func (v *view) usable() (bound, general []Token) {
+	created := map[string]time.Time{}
+	for _, r := range v.Tokens {
+		if !r.Authentication && r.Problem == nil || !r.Limits.AllowsName(v.Node) {
+			continue
+		}
+		created[r.Token.ID()] = r.Created
+		if len(r.Limits.NodeNames) > 0 || r.Limits.Replaces != (tokens.NodeRef{}) {
+			bound = append(bound, v.token(r))
+		} else {
+			general = append(general, v.token(r))
+		}
+	}
+	best := func(a, b Token) int {
+		return cmp.Or(
+			cmp.Compare(slices.Index(tokenStates, a.Status), slices.Index(tokenStates, b.Status)),
+			created[b.ID].Compare(created[a.ID]),
+			cmp.Compare(a.ID, b.ID),
+		)
+	}
+	slices.SortFunc(bound, best)
+	slices.SortFunc(general, best)
+	return bound, general
+}
+
+// diagnose says what about the token, or the name, of a request that is not decided yet will
+// have it refused by kubejoin; no state is nothing.
+func (v *view) diagnose(r Request) (State, string) {
+	id := r.tokenID()
+	if id == "" || !v.reads(FactTokens) {
+		return v.diagnoseName(r, tokens.Record{})
+	}
+	at := slices.IndexFunc(v.Tokens, func(t tokens.Record) bool { return t.Token.ID() == id })
+	if at < 0 {
+		return TokenUnknown, fmt.Sprintf("token %s, which it asked with, does not exist any more", id)
+	}
+	t := v.Tokens[at]
+	evidence := v.token(t)
+	v.e.Evidence.Token = &evidence
+	switch {
+	case t.Limits.Problem != nil:
+		return TokenLimitsMalformed, fmt.Sprintf("the limits of token %s cannot be read (%s), so that it lets nobody join", id, clean(t.Limits.Problem.Error()))
+	case t.Expired(v.now):
+		return TokenExpired, fmt.Sprintf("token %s, which it asked with, expired %s", id, ago(t.Expires, v.now))
+	case t.Created.After(r.Created):
+		return TokenReplaced, fmt.Sprintf("token %s was made %s, after the request: the one it asked with is gone", id, ago(t.Created, v.now))
+	case !t.Limits.AllowsName(v.Node):
+		allowed := t.Limits.NodeNames
+		if t.Limits.Replaces != (tokens.NodeRef{}) {
+			allowed = []string{t.Limits.Replaces.Name}
+		}
+		return NodeNameNotAllowed, fmt.Sprintf("token %s is for other names (%s)", id, some(allowed))
+	case t.Spent() && !slices.Contains(t.Nodes, v.Node):
+		return TokenSpent, fmt.Sprintf("token %s was for %s and %s took it", id, nodes(t.Limits.Most()), some(t.Nodes))
+	}
+	return v.diagnoseName(r, t)
+}
+
+func (v *view) diagnoseName(r Request, t tokens.Record) (State, string) {
+	if r.User == nodePrefix+v.Node {
+		return "", ""
+	}
+	if c := v.Claim; v.reads(FactClaim) && c != nil && (c.TokenID != r.tokenID() || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {
+		return NodeNameClaimed, fmt.Sprintf("the name was taken with another token, %s, %s", c.TokenID, ago(c.Created, v.now))
+	}
+	if v.reads(FactNode) && v.Object != nil {
+		replaces := t.Limits.Replaces
+		switch {
+		case replaces == (tokens.NodeRef{}):
+			return NodeExists, "a Node of that name exists, and it is not handed out again unless kubejoin is told --existing-nodes=allow"
+		case replaces.UID != v.Object.UID:
+			return NodeReplaced, fmt.Sprintf("the Node that token %s was to replace is another one now", t.Token.ID())
+		}
+	}
+	return "", ""
+}
+
+func nodes(n int) string {
+	if n == 1 {
+		return "1 node"
+	}
+	return fmt.Sprintf("%d nodes", n)
+}
+
+// remedy is the command that mends a state, and the words before it; empty where there is none.
+func (v *view) remedy(s State) (words, command string) {
+	another := "kubejoin token create --node-name " + v.Node
+	switch s {
+	case TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenUnknown, TokenLimitsMalformed, NodeNameNotAllowed, NothingKnown:
+		return "make another with", another
+	case NodeDeleted:
+		return "to have it join again, make a token with", another
+	case NodeNameReserved:
+		return "make one for a control plane with", "kubejoin token create --role control-plane --node-name " + v.Node
+	case NodeNameClaimed, Claimed, TooManyKeys:
+		return "release the name with", "kubejoin claim release " + v.Node
+	case NodeExists, NodeReplaced:
+		return "to replace it, make a token with", "kubejoin token create --replace-node " + v.Node
+	}
+	return "", ""
+}

@@ -1,0 +1,184 @@
+package explain_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+const (
+	clientSigner  = "kubernetes.io/kube-apiserver-client-kubelet"
+	servingSigner = "kubernetes.io/kubelet-serving"
+	name          = "worker-7"
+	itself        = "system:node:" + name
+)
+
+var now = time.Date(2025, 3, 14, 15, 9, 26, 0, time.UTC)
+
+func before(d time.Duration) time.Time { return now.Add(-d) }
+
+// secret is that of every token here; nothing of it may be seen in an explanation.
+const secret = "s3cr3ts3cr3ts3cr"
+
+func token(t testing.TB, id string, change ...func(*tokens.Record)) tokens.Record {
+	t.Helper()
+	value, err := tokens.New(id, secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := tokens.NewRecord(value, 24*time.Hour, before(time.Hour))
+	r.Created, r.UID = before(time.Hour), "uid-"+id
+	for _, c := range change {
+		c(&r)
+	}
+	return r
+}
+
+func forNames(names ...string) func(*tokens.Record) {
+	return func(r *tokens.Record) { r.Limits.NodeNames = names }
+}
+
+func usedUp(by ...string) func(*tokens.Record) {
+	return func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = len(by), by }
+}
+
+func expired(r *tokens.Record) { r.Expires = before(2 * time.Hour) }
+
+func fresh(r *tokens.Record) { r.Created = now }
+
+// An authority is a CA that signs whatever it is given.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t testing.TB, name string) authority {
+	t.Helper()
+	key := newKey(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: before(time.Hour), NotAfter: now.Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	return authority{sign(t, template, template, key, key), key}
+}
+
+func (a authority) leaf(t testing.TB, end time.Time) *x509.Certificate {
+	t.Helper()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: itself, Organization: []string{"system:nodes"}},
+		NotBefore: before(time.Hour), NotAfter: end, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	return sign(t, template, a.cert, newKey(t), a.key)
+}
+
+func newKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func sign(t testing.TB, template, parent *x509.Certificate, key, by *ecdsa.PrivateKey) *x509.Certificate {
+	t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// info is a cluster-info that trusts the authority and is signed by the tokens given.
+func info(t testing.TB, a authority, signing ...tokens.Record) map[string]string {
+	t.Helper()
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{a.cert})
+	if err != nil {
+		t.Fatal(err)
+	}
+	document, err := clusterinfo.Document{}.Update(kubeconfig, signing, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return document.Data()
+}
+
+// request is one for the client certificate, made by the user 40 s ago.
+func request(user string, change ...func(*explain.Request)) explain.Request {
+	r := explain.Request{Name: "csr-1", UID: "uid-1", Signer: clientSigner, User: user, Created: before(40 * time.Second)}
+	if user != itself {
+		r.Groups = []string{"system:bootstrappers", tokens.DefaultGroup, "system:authenticated"}
+	}
+	for _, c := range change {
+		c(&r)
+	}
+	return r
+}
+
+func condition(reason, message string) *explain.Condition {
+	return &explain.Condition{Reason: reason, Message: message, At: before(30 * time.Second)}
+}
+
+func denied(reason, message string) func(*explain.Request) {
+	return func(r *explain.Request) { r.Denied = condition(reason, message) }
+}
+
+func failed(reason, message string) func(*explain.Request) {
+	return func(r *explain.Request) { r.Failed = condition(reason, message) }
+}
+
+func approved(r *explain.Request) { r.Approved = condition("AutoApproved", "approved") }
+
+func permitted(may bool) func(*explain.Request) {
+	return func(r *explain.Request) { r.Permitted = &may }
+}
+
+func made(d time.Duration, name string) func(*explain.Request) {
+	return func(r *explain.Request) { r.Created, r.Name, r.UID = before(d), name, "uid-"+name }
+}
+
+func serving(r *explain.Request) {
+	r.Signer, r.Name, r.UID = servingSigner, "csr-serving", "uid-serving"
+}
+
+func issued(writer string, leaf *x509.Certificate) func(*explain.Request) {
+	return func(r *explain.Request) {
+		approved(r)
+		r.Certificate = &explain.Certificate{Writer: writer, At: before(3 * time.Minute), Chain: []*x509.Certificate{leaf}}
+	}
+}
+
+func event(reason, message string) explain.Event {
+	return explain.Event{Namespace: "default", Name: "csr-1.17", Kind: "CertificateSigningRequest", Object: "csr-1", UID: "uid-1", Source: "kubejoin",
+		Reason: reason, Message: message, At: before(20 * time.Second)}
+}
+
+func caEvent(reason, message string, age time.Duration) explain.Event {
+	return explain.Event{Namespace: "kubejoin-system", Name: "kubejoin." + reason, Kind: "Lease", Object: "kubejoin", Source: "kubejoin",
+		Reason: reason, Message: message, At: before(age)}
+}
+
+func leader(age time.Duration) *explain.Leader {
+	return &explain.Leader{Namespace: "kubejoin-system", Lease: "kubejoin", Holder: "cp-1_abc", Renewed: before(age), Duration: 15 * time.Second}
+}
+
+func node(ready, message string) *explain.Node {
+	return &explain.Node{UID: "uid-node", Created: before(3 * time.Hour), Ready: ready, Message: message, Since: before(2*time.Hour + time.Minute)}
+}
+
+func claim(id string) *tokens.Claim {
+	return &tokens.Claim{Node: name, TokenID: id, TokenUID: "uid-" + id, Created: before(10 * time.Minute), Keys: []string{"sha256:00"}}
+}
