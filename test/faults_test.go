@@ -105,7 +105,18 @@ func newWorkshop(t *testing.T) *workshop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	authority := &signer.Authority{Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)}
+	claims, err := secretstore.OpenClaims(t.Context(), client, "kubejoin-system", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := csr.OpenNodes(t.Context(), client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority := &signer.Authority{
+		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour),
+		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Logger: log},
+	}
 	requests := csr.NewInformer(client)
 
 	var running sync.WaitGroup

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,9 +26,21 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// machine is a client as a joining machine is one, by a bootstrap token of kubeadm's group.
+// machine is a client as a joining machine is one, by a bootstrap token of kubeadm's group that
+// is there, signs nothing and never expires.
 func machine(t *testing.T, c *cluster.Cluster) kubernetes.Interface {
 	t.Helper()
+	token := tokens.Generate()
+	_, err := c.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abc123"}, Type: corev1.SecretTypeBootstrapToken,
+		StringData: map[string]string{
+			"token-id": "abc123", "token-secret": token.RevealSecret(), "usage-bootstrap-authentication": "true",
+			"auth-extra-groups": tokens.DefaultGroup,
+		},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
 	config := c.AdminConfig()
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:abc123", Groups: []string{
 		"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated",

@@ -68,6 +68,14 @@ func onCluster(ctx context.Context, s *service) error {
 	if err != nil {
 		return err
 	}
+	claims, err := openClaims(watch, s, client, store)
+	if err != nil {
+		return err
+	}
+	nodes, err := csr.OpenNodes(watch, client)
+	if err != nil {
+		return err
+	}
 	// What the controllers write with. Deletions of expired tokens are harmless at any time.
 	working := client
 	var leader *election
@@ -80,7 +88,11 @@ func onCluster(ctx context.Context, s *service) error {
 		}
 	}
 	info := configmap.Open(watch, working)
-	s.api.Tokens, s.api.ClusterInfo = store, info
+	s.api.Tokens, s.api.Claims, s.api.ClusterInfo = store, claims, info
+	s.api.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
+		uid, err := nodes.Node(ctx, name)
+		return tokens.NodeRef{Name: name, UID: uid}, err
+	}
 	if host, _, err := net.SplitHostPort(o.advertise); err == nil {
 		s.hosts = append(s.hosts, host)
 	}
@@ -105,7 +117,7 @@ func onCluster(ctx context.Context, s *service) error {
 		requests := csr.NewInformer(client)
 		go requests.Run(watch.Done())
 		if enabled[csrApprover] || enabled[csrSigner] {
-			authority := s.authority(client)
+			authority := s.authority(client, s.admission(store, claims, nodes))
 			if err := authority.Check(); err != nil {
 				return err
 			}
@@ -116,6 +128,13 @@ func onCluster(ctx context.Context, s *service) error {
 			loop := csr.Cleaner{Client: working, Informer: requests, Logger: s.log, Registerer: s.registry}
 			controllers = append(controllers, loop.Run)
 		}
+	}
+	if enabled[claimCleaner] {
+		loop := tokens.ClaimCleaner{
+			Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, NodesChanged: nodes.Watch(watch),
+			Logger: s.log, Registerer: s.registry,
+		}
+		controllers = append(controllers, loop.Run)
 	}
 	s.runControllers(leader, controllers)
 	s.checkClusterInfo(info)
@@ -206,7 +225,7 @@ func firstKubeconfig(config *rest.Config, o *serveOptions) ([]byte, error) {
 }
 
 // authority is the one door to a certificate.
-func (s *service) authority(client kubernetes.Interface) *signer.Authority {
+func (s *service) authority(client kubernetes.Interface, nodes *signer.NodeAdmission) *signer.Authority {
 	source := func() (*signer.CA, error) {
 		if s.ca == nil {
 			return nil, errors.New("no CA is given: --cluster-signing-cert-file and --cluster-signing-key-file")
@@ -216,6 +235,7 @@ func (s *service) authority(client kubernetes.Interface) *signer.Authority {
 	return &signer.Authority{
 		Rules:   approval.Kubelet(),
 		Facts:   &csr.Facts{Client: client},
+		Nodes:   nodes,
 		Signers: signer.KubernetesSigners(source, s.options.duration),
 	}
 }

@@ -26,9 +26,10 @@ const (
 	csrApprover     = "csr-approver"
 	csrSigner       = "csr-signer"
 	csrCleaner      = "csr-cleaner"
+	claimCleaner    = "claim-cleaner"
 )
 
-var controllerNames = []string{bootstrapSigner, tokenCleaner, csrApprover, csrSigner, csrCleaner}
+var controllerNames = []string{bootstrapSigner, tokenCleaner, csrApprover, csrSigner, csrCleaner, claimCleaner}
 
 // adminGroup may do everything.
 const adminGroup = "kubejoin:admins"
@@ -44,6 +45,9 @@ type serveOptions struct {
 	controllers                  []string
 	caCert, caKey                string
 	duration                     time.Duration
+	existingNodes                string
+	reservedNodeNames            []string
+	spentRetention               time.Duration
 	tlsCert, tlsKey              string
 	tokenAuthFile                string
 	tokenStore                   string
@@ -80,6 +84,8 @@ these controllers do the work of kube-controller-manager's:
   csr-signer        signs what is approved: kubelets' client and serving
                     certificates and kube-apiserver-client
   csr-cleaner       deletes requests that are done with
+  claim-cleaner     frees the names that limited tokens took, when their Nodes
+                    are deleted
 Run each on one side alone: switch it off here with --controllers='*,-NAME', or
 there with kube-controller-manager's own --controllers.`,
 		Example: `  # a join service in seconds, with no cluster
@@ -104,6 +110,7 @@ there with kube-controller-manager's own --controllers.`,
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	complete("log-format", "text", "json")
+	complete("existing-nodes", denyExisting, allowExisting)
 	complete("token-store", storeKubernetes, storeFile)
 	complete("controllers", append([]string{"*"}, controllerNames...)...)
 	return cmd
@@ -132,6 +139,9 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.caCert, "cluster-signing-cert-file", "", "the cluster CA's certificate, or several in a rotation: the one that matches the key signs")
 	f.StringVar(&o.caKey, "cluster-signing-key-file", "", "key of --cluster-signing-cert-file")
 	f.DurationVar(&o.duration, "cluster-signing-duration", 365*24*time.Hour, "longest lifetime of certificates, and the lifetime where a request asks for none")
+	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow: whether a first client certificate may be had for the name of a Node that exists; 'kubejoin token create --replace-node' is for single ones")
+	f.StringSliceVar(&o.reservedNodeNames, "reserved-node-names", nil, "names, with * for any characters, that only tokens of role control-plane may take (repeatable)")
+	f.DurationVar(&o.spentRetention, "spent-token-retention", signer.DefaultRetention, "how long a token stays after the last node that it allows has joined")
 	f.BoolVar(&o.leaderElect, "leader-elect", true, "on a cluster: run controllers only while holding a Lease, so that replicas can stand by")
 	f.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", "kubejoin-system", "namespace of that Lease")
 	f.StringVar(&o.leaseName, "leader-elect-resource-name", "kubejoin", "name of that Lease")
@@ -176,6 +186,7 @@ func (o *serveOptions) check() error {
 	if o.duration < signer.MinDuration {
 		fail("cluster-signing-duration", "%s given, want at least %s: a certificate begins 5m before it is issued, and a kubelet would renew a shorter one again at once", o.duration, signer.MinDuration)
 	}
+	o.checkAdmission(fail)
 	if _, err := enabledControllers(o.controllers); err != nil {
 		fail("controllers", "%v", err)
 	}

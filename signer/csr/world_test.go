@@ -162,7 +162,7 @@ func (w *world) as(name string, groups ...string) kubernetes.Interface {
 
 // bootstrap is a machine with a bootstrap token of kubeadm's group.
 func (w *world) bootstrap() kubernetes.Interface {
-	return w.as("system:bootstrap:abc123", "system:bootstrappers", bootstrapGroup)
+	return w.as("machine", "system:bootstrappers", bootstrapGroup)
 }
 
 // allowAsking lets a group make CSRs.

@@ -12,17 +12,39 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 )
 
-// csrBurst has that many kubelets ask for their first certificate, all on one token or each on
-// its own, as fast as the API server takes it.
-func (b *bench) csrBurst(ctx context.Context, who contender, p running, identities int) error {
-	n := b.csrsFor(who)
-	row := csrRows(b.csrs, identities)
+// A csrLoad is kubelets that ask for their first certificate.
+type csrLoad struct {
+	name     string
+	requests int
+	tokens   int // that they ask with
+	limit    int // nodes that each token is for; zero is any number
+}
+
+func csrLoads(n int) []csrLoad {
+	most := min(n, tokens.MaxNodes)
+	return []csrLoad{
+		{name: "a token each", requests: n, tokens: n},
+		{name: "one token", requests: n, tokens: 1},
+		{name: "a token for one node each", requests: n, tokens: n, limit: 1},
+		{name: fmt.Sprintf("one token for %s nodes", thousands(most)), requests: most, tokens: 1, limit: most},
+	}
+}
+
+// csrBurst has kubelets ask for their first certificate, as fast as the API server takes it.
+func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csrLoad) error {
+	row := csrRows(load)
+	if who == stock {
+		load.requests = min(b.stock, load.requests)
+		load.tokens = min(load.tokens, load.requests)
+	}
+	n, identities := load.requests, load.tokens
 	requests := make([]*certificates.CertificateSigningRequest, n)
 	for i := range requests {
 		var err error
@@ -35,7 +57,14 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, identiti
 		return err
 	}
 	defer stop()
-	_, users := generate(identities)
+	secrets, users := generate(identities)
+	// They sign nothing, which is another subject, and are a second old when they are used.
+	err = b.each(ctx, identities, func(ctx context.Context, c client, i int) error {
+		return c.createLimited(ctx, secrets[i], load.limit)
+	})
+	if err != nil {
+		return err
+	}
 	before, err := b.apiCalls(ctx)
 	if err != nil {
 		return err
@@ -82,9 +111,9 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, identiti
 	asks := after.since(before)
 	each := float64(n)
 	rate := each / last.Sub(start).Seconds()
-	count := asks.about([]string{"certificatesigningrequests", "subjectaccessreviews", "events"}, "POST certificatesigningrequests")
-	b.say("%d CSRs of %d identities: created in %.2f s, issued %.0f/s, p99 %.0f ms, %.2f ms CPU, %.2f calls each %v",
-		n, identities, created.Seconds(), rate, percentile(took, 99), own.Seconds()*1000/each, count/each, asks)
+	count := asks.about([]string{"certificatesigningrequests", "subjectaccessreviews", "events", "secrets", "leases", "nodes"}, "POST certificatesigningrequests")
+	b.say("%d CSRs, %s: created in %.2f s, issued %.0f/s, p99 %.0f ms, %.2f ms CPU, %.2f calls each %v",
+		n, load.name, created.Seconds(), rate, percentile(took, 99), own.Seconds()*1000/each, count/each, asks)
 	b.report.add(row.rate, who, rate)
 	b.report.add(row.p50, who, percentile(took, 50))
 	b.report.add(row.p99, who, percentile(took, 99))
@@ -94,7 +123,7 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, identiti
 	if err := b.memory(row.rss, who, p); err != nil {
 		return err
 	}
-	err = b.load[0].CertificatesV1().CertificateSigningRequests().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+	err = b.clear(ctx)
 	time.Sleep(500 * time.Millisecond)
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -124,6 +125,23 @@ func (c client) createToken(ctx context.Context, t tokens.Token, expires time.Ti
 	return err
 }
 
+// createLimited makes a token that only authenticates, for so many nodes; zero is any number.
+func (c client) createLimited(ctx context.Context, t tokens.Token, nodes int) error {
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: secretName(t)},
+		Type:       corev1.SecretTypeBootstrapToken,
+		StringData: map[string]string{
+			"token-id": t.ID(), "token-secret": t.RevealSecret(), "usage-bootstrap-authentication": "true",
+			"auth-extra-groups": tokens.DefaultGroup,
+		},
+	}
+	if nodes > 0 {
+		secret.Annotations = map[string]string{"kubejoin.io/max-nodes": strconv.Itoa(nodes)}
+	}
+	_, err := c.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, secret, metav1.CreateOptions{})
+	return err
+}
+
 func (c client) deleteToken(ctx context.Context, t tokens.Token) error {
 	return c.CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, secretName(t), metav1.DeleteOptions{})
 }
@@ -138,6 +156,7 @@ func (b *bench) clear(ctx context.Context) error {
 	err := errors.Join(
 		admin.CoreV1().Secrets(metav1.NamespaceSystem).DeleteCollection(ctx, metav1.DeleteOptions{}, tokenSecrets),
 		admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+		admin.CoordinationV1().Leases("kubejoin-system").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "kubejoin.io/claim"}),
 	)
 	if err != nil {
 		return err

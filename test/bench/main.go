@@ -189,8 +189,11 @@ func (b *bench) measure(ctx context.Context, who contender, round int) (err erro
 		}
 	}()
 	if b.wants("csr") {
-		for _, identities := range []int{b.csrsFor(who), 1} {
-			if err := b.csrBurst(ctx, who, p, identities); err != nil {
+		for _, load := range csrLoads(b.csrs) {
+			if load.limit > 0 && who != ours { // tokens are all alike to the others
+				continue
+			}
+			if err := b.csrBurst(ctx, who, p, load); err != nil {
 				return err
 			}
 		}
@@ -213,13 +216,6 @@ func (b *bench) measure(ctx context.Context, who contender, round int) (err erro
 		return b.joinCommands(ctx, who, p)
 	}
 	return nil
-}
-
-func (b *bench) csrsFor(who contender) int {
-	if who == stock {
-		return min(b.stock, b.csrs)
-	}
-	return b.csrs
 }
 
 func lastLines(text string, n int) string {

@@ -77,7 +77,18 @@ func runControllers(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	requests := csr.NewInformer(client)
-	authority := &signer.Authority{Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 0)}
+	claims, err := secretstore.OpenClaims(ctx, client, "kubejoin-system", log)
+	if err != nil {
+		return err
+	}
+	nodes, err := csr.OpenNodes(ctx, client)
+	if err != nil {
+		return err
+	}
+	authority := &signer.Authority{
+		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 0),
+		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Logger: log, Registerer: registry},
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
 		func(ctx context.Context) error { requests.RunWithContext(ctx); return nil },

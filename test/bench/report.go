@@ -24,11 +24,8 @@ const (
 
 type csrRow struct{ rate, p50, p99, cpu, calls, plane, rss string }
 
-func csrRows(n, identities int) csrRow {
-	of := fmt.Sprintf("%s CSRs, a token each: ", thousands(n))
-	if identities == 1 {
-		of = fmt.Sprintf("%s CSRs, one token: ", thousands(n))
-	}
+func csrRows(l csrLoad) csrRow {
+	of := fmt.Sprintf("%s CSRs, %s: ", thousands(l.requests), l.name)
 	return csrRow{
 		rate: of + "issued", p50: of + "p50", p99: of + "p99", cpu: of + "CPU for one", calls: of + "API calls for one",
 		plane: of + "CPU of API server and etcd for one", rss: of + "resident memory",
@@ -84,8 +81,8 @@ func (r *report) define(unit string, rows ...string) {
 // defineRows says in which order the rows come and what their values are.
 func (b *bench) defineRows() {
 	r := b.report
-	for _, identities := range []int{b.csrs, 1} {
-		row := csrRows(b.csrs, identities)
+	for _, load := range csrLoads(b.csrs) {
+		row := csrRows(load)
 		r.define("/s", row.rate)
 		r.define("ms", row.p50, row.p99, row.cpu)
 		r.define("", row.calls)

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"k8s.io/client-go/kubernetes"
+)
+
+// claimNamespace has the Leases of claims.
+const claimNamespace = "kubejoin-system"
+
+// Values of --existing-nodes.
+const (
+	denyExisting  = "deny"
+	allowExisting = "allow"
+)
+
+// checkAdmission refuses flags about node names that cannot be meant.
+func (o *serveOptions) checkAdmission(fail func(flag, format string, args ...any)) {
+	if !slices.Contains([]string{denyExisting, allowExisting}, o.existingNodes) {
+		fail("existing-nodes", "%q given, want %s or %s", o.existingNodes, denyExisting, allowExisting)
+	}
+	for _, pattern := range o.reservedNodeNames {
+		if err := tokens.CheckNodePattern(pattern); err != nil {
+			fail("reserved-node-names", "%v", err)
+		}
+	}
+	if o.spentRetention < time.Minute {
+		fail("spent-token-retention", "%s given, want 1m or more: a node fetches its certificate with the token", o.spentRetention)
+	}
+}
+
+// openClaims opens the claims that belong to the tokens of store.
+func openClaims(ctx context.Context, s *service, client kubernetes.Interface, store tokens.Store) (tokens.Claims, error) {
+	if file, ok := store.(*boltstore.Store); ok {
+		return file.Claims(), nil
+	}
+	claims, err := secretstore.OpenClaims(ctx, client, claimNamespace, s.log)
+	if err != nil {
+		return nil, fmt.Errorf("claims: %w", err)
+	}
+	return claims, nil
+}
+
+// admission holds the names of nodes.
+func (s *service) admission(store tokens.Store, claims tokens.Claims, nodes *csr.Nodes) *signer.NodeAdmission {
+	o := s.options
+	return &signer.NodeAdmission{
+		Tokens: store, Claims: claims, Node: nodes.Node,
+		AllowExisting: o.existingNodes == allowExisting, Reserved: o.reservedNodeNames, Retention: o.spentRetention,
+		Logger: s.log, Registerer: s.registry,
+	}
+}

@@ -1,0 +1,260 @@
+package csr_test
+
+import (
+	"crypto"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// limitedWorld is a world whose controller holds tokens to their limits.
+type limitedWorld struct {
+	*world
+	store  *secretstore.Store
+	claims *secretstore.Claims
+	nodes  *csr.Nodes
+}
+
+func newLimitedWorld(t *testing.T) *limitedWorld {
+	t.Helper()
+	w := &limitedWorld{world: newWorld(t)}
+	var err error
+	if w.store, err = secretstore.Open(t.Context(), w.admin, nil); err != nil {
+		t.Fatal(err)
+	}
+	if w.claims, err = secretstore.OpenClaims(t.Context(), w.admin, "kubejoin-system", nil); err != nil {
+		t.Fatal(err)
+	}
+	if w.nodes, err = csr.OpenNodes(t.Context(), w.admin); err != nil {
+		t.Fatal(err)
+	}
+	authority := w.authority(signer.Fixed(w.ca))
+	authority.Nodes = &signer.NodeAdmission{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Reserved: []string{"cp-*"}}
+	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
+	w.run(tokens.ClaimCleaner{Claims: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, NodesChanged: w.nodes.Watch(t.Context())}.Run)
+	return w
+}
+
+// mint makes a token and gives a client that asks with it.
+func (w *limitedWorld) mint(limits tokens.Limits) (tokens.Token, kubernetes.Interface) {
+	w.Helper()
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Limits = limits
+	if _, err := w.store.Create(w.Context(), r); err != nil {
+		w.Fatal(err)
+	}
+	return r.Token, w.with(r.Token)
+}
+
+func (w *limitedWorld) with(t tokens.Token) kubernetes.Interface {
+	w.Helper()
+	return w.as("system:bootstrap:"+t.ID(), "system:bootstrappers", bootstrapGroup)
+}
+
+// node makes a Node, which goes with the test.
+func (w *limitedWorld) node(name string) *corev1.Node {
+	w.Helper()
+	node, err := w.admin.CoreV1().Nodes().Create(w.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { w.deleteNode(name) })
+	return node
+}
+
+func (w *limitedWorld) deleteNode(name string) {
+	w.Helper()
+	// Not the test's context, which has ended at cleanup.
+	err := w.admin.CoreV1().Nodes().Delete(w.T.Context(), name, metav1.DeleteOptions{})
+	if w.T.Context().Err() == nil && err != nil && !apierrors.IsNotFound(err) {
+		w.Fatal(err)
+	}
+}
+
+// refused waits for a request to be denied for a reason, and for all who ought to be told.
+func (w *limitedWorld) refused(client kubernetes.Interface, node string, key crypto.Signer, reason string) {
+	w.Helper()
+	before := w.count("kubejoin_csr_decisions_total", "verdict=deny", "reason="+reason)
+	asked := w.ask(client, kubelet, node, nil, key)
+	object := w.await(asked.Name, "denial", func(o *certificates.CertificateSigningRequest) bool {
+		if len(o.Status.Certificate) > 0 {
+			w.Fatalf("%s was issued, want %s", node, reason)
+		}
+		return condition(o, certificates.CertificateDenied) != nil
+	})
+	denied := condition(object, certificates.CertificateDenied)
+	if denied.Reason != reason || denied.Message == "" {
+		w.Errorf("%s: denied for %s, %q; want %s", node, denied.Reason, denied.Message, reason)
+	}
+	if e := w.awaitEvent(object, reason); e.Message != denied.Message {
+		w.Errorf("Event says %q, the condition %q", e.Message, denied.Message)
+	}
+	w.poll("count of "+reason, func() bool {
+		return w.count("kubejoin_csr_decisions_total", "verdict=deny", "reason="+reason) > before
+	})
+}
+
+func (w *limitedWorld) joins(client kubernetes.Interface, node string, key crypto.Signer) *certificates.CertificateSigningRequest {
+	w.Helper()
+	asked := w.ask(client, kubelet, node, nil, key)
+	return w.await(asked.Name, "certificate", func(o *certificates.CertificateSigningRequest) bool {
+		if d := condition(o, certificates.CertificateDenied); d != nil {
+			w.Fatalf("%s: %s: %s", node, d.Reason, d.Message)
+		}
+		return len(o.Status.Certificate) > 0
+	})
+}
+
+// Each limit refuses for a reason that everybody can see.
+func TestLimits(t *testing.T) {
+	w := newLimitedWorld(t)
+	name := func(s string) string { return s + "-" + tokens.Generate().ID() } // one cluster is all tests'
+
+	one, client := w.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour})
+	first := name("first")
+	object := w.joins(client, first, nil)
+	cert := w.certificate(object)
+	if d := time.Until(cert.NotAfter); d < 110*time.Minute || d > 2*time.Hour {
+		t.Errorf("lives for %s, want 2h", d)
+	}
+	w.refused(client, name("second"), nil, "TokenSpent")
+	claim, err := w.claims.Get(t.Context(), first)
+	if err != nil || claim.TokenID != one.ID() || len(claim.Keys) != 1 || len(claim.Requests) != 1 || claim.Requests[0] != string(object.UID) {
+		t.Errorf("%+v %v", claim, err)
+	}
+	if r, err := w.store.Get(t.Context(), one.ID()); err != nil || !r.Spent() || time.Until(r.Expires) > time.Hour {
+		t.Errorf("%+v %v", r, err)
+	}
+
+	// More keys before the Node registers, and none after.
+	w.awaitEvent(w.joins(client, first, nil), "AnotherKey")
+	w.joins(client, first, nil)
+	w.refused(client, first, nil, "TooManyKeys")
+	w.node(first)
+	w.refused(client, first, nil, "NodeExists")
+	w.poll("note of the registration", func() bool {
+		c, err := w.claims.Get(t.Context(), first)
+		return err == nil && c.NodeUID != ""
+	})
+	_, another := w.mint(tokens.Limits{MaxNodes: 1})
+	w.refused(another, first, nil, "NodeExists")
+	unlimited, anyNode := w.mint(tokens.Limits{})
+	w.refused(anyNode, first, nil, "NodeExists")
+	w.refused(w.bootstrap(), first, nil, "NodeExists") // whoever asks
+
+	// A deleted Node's name is free, for another token.
+	w.deleteNode(first)
+	w.poll("release of the claim", func() bool {
+		_, err := w.claims.Get(t.Context(), first)
+		return err != nil
+	})
+	w.refused(client, first, nil, "TokenSpent")
+	w.joins(another, first, nil)
+	w.refused(anyNode, first, nil, "NodeNameClaimed")
+
+	_, named := w.mint(tokens.Limits{NodeNames: []string{"db-*", name("web")}})
+	w.refused(named, name("app"), nil, "NodeNameNotAllowed")
+	db := name("db")
+	w.joins(named, db, nil)
+	_, third := w.mint(tokens.Limits{MaxNodes: 3})
+	w.refused(third, db, nil, "NodeNameClaimed")
+	w.refused(anyNode, "cp-1", nil, "NodeNameReserved")
+	_, controlPlane := w.mint(tokens.Limits{Role: tokens.RoleControlPlane})
+	w.joins(controlPlane, name("cp"), nil)
+
+	// A machine that replaces another.
+	old := w.node(name("old"))
+	_, replacing := w.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: string(old.UID)}})
+	w.refused(replacing, name("new"), nil, "NodeNameNotAllowed")
+	w.joins(replacing, old.Name, nil)
+	_, outdated := w.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: "another"}})
+	w.refused(outdated, old.Name, nil, "NodeReplaced")
+
+	// Tokens that are no good any more, while kube-apiserver still remembers them.
+	if err := w.admin.CoreV1().Secrets("kube-system").Delete(t.Context(), "bootstrap-token-"+unlimited.ID(), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.poll("the memory of the token to end", func() bool {
+		asked := w.ask(anyNode, kubelet, name("late"), nil, nil)
+		o := w.await(asked.Name, "decision", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Conditions) > 0 })
+		return condition(o, certificates.CertificateDenied) != nil
+	})
+	w.refused(anyNode, name("late"), nil, "TokenRevoked")
+	expired, late := w.mint(tokens.Limits{})
+	if _, err := w.store.Update(t.Context(), expired.ID(), func(r *tokens.Record) error {
+		r.Expires = time.Now().Add(-time.Minute)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w.refused(late, name("late"), nil, "TokenExpired")
+	malformed, odd := w.mint(tokens.Limits{MaxNodes: 5})
+	if _, err := w.admin.CoreV1().Secrets("kube-system").Patch(t.Context(), "bootstrap-token-"+malformed.ID(), "application/merge-patch+json",
+		[]byte(`{"metadata":{"annotations":{"kubejoin.io/max-nodes":"many"}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.refused(odd, name("odd"), nil, "TokenLimitsMalformed")
+}
+
+// Whoever approves, the limits hold: what was approved by hand and is not entitled fails, and
+// says why.
+func TestLimitsHoldForWhatOthersApprove(t *testing.T) {
+	w := newLimitedWorld(t)
+	_, client := w.mint(tokens.Limits{MaxNodes: 1})
+	suffix := tokens.Generate().ID()
+	w.joins(client, "first-"+suffix, nil)
+	// Asked for by a user whose requests nobody approves automatically.
+	token, _ := w.mint(tokens.Limits{NodeNames: []string{"only-" + suffix}})
+	if err := w.allowAsking("system:bootstrappers:" + suffix); err != nil {
+		t.Fatal(err)
+	}
+	stranger := w.as("system:bootstrap:"+token.ID(), "system:bootstrappers", "system:bootstrappers:"+suffix)
+	for node, fine := range map[string]bool{"only-" + suffix: true, "other-" + suffix: false} {
+		asked := w.ask(stranger, kubelet, node, nil, nil)
+		w.approve(asked.Name)
+		object := w.await(asked.Name, "an end", func(o *certificates.CertificateSigningRequest) bool {
+			return len(o.Status.Certificate) > 0 || condition(o, certificates.CertificateFailed) != nil
+		})
+		if issued := len(object.Status.Certificate) > 0; issued != fine {
+			t.Errorf("%s: issued %t, want %t", node, issued, fine)
+		}
+		if fine {
+			continue
+		}
+		failed := condition(object, certificates.CertificateFailed)
+		if failed.Reason != "NodeNameNotAllowed" || !strings.Contains(failed.Message, "kubejoin token create --node-name "+node) {
+			t.Errorf("%+v", failed)
+		}
+		w.awaitEvent(object, "NodeNameNotAllowed")
+		if n := w.count("kubejoin_csr_sign_failures_total", "reason=NodeNameNotAllowed"); n != 1 {
+			t.Errorf("counted %v times", n)
+		}
+	}
+}
+
+// A node that was deleted does not come back by renewing.
+func TestRenewalWaitsForItsNode(t *testing.T) {
+	w := newLimitedWorld(t)
+	name := "gone-" + tokens.Generate().ID()
+	kubeletClient := w.as("system:node:"+name, "system:nodes")
+	asked := w.ask(kubeletClient, kubelet, name, nil, nil)
+	w.poll("the wait", func() bool {
+		return w.count("kubejoin_csr_decisions_total", "verdict=wait", "reason=NodeNotFound") > 0
+	})
+	object := w.await(asked.Name, "itself", func(*certificates.CertificateSigningRequest) bool { return true })
+	if len(object.Status.Conditions) > 0 {
+		t.Errorf("decided: %+v", object.Status.Conditions)
+	}
+	w.node(name)
+	w.await(asked.Name, "certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) > 0 })
+}
