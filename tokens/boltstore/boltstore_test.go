@@ -33,6 +33,12 @@ func TestStore(t *testing.T) {
 	})
 }
 
+func TestClaims(t *testing.T) {
+	storetest.RunClaims(t, func(t *testing.T) tokens.Claims {
+		return open(t, filepath.Join(t.TempDir(), "tokens.db")).Claims()
+	})
+}
+
 func TestReopen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)

@@ -18,9 +18,12 @@ func testUpdate(t *testing.T, s tokens.Store) {
 	want.Signing = false
 	want.Groups = []string{"system:bootstrappers:c"}
 	want.Description = ""
+	want.Limits = tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour}
+	want.Nodes = []string{"worker-2", "worker-1", "worker-3"}
 	got, err := s.Update(t.Context(), r.Token.ID(), func(c *tokens.Record) error {
 		wantSame(t, "Update", *c, r)
 		c.Expires, c.Signing, c.Groups, c.Description = want.Expires, want.Signing, want.Groups, want.Description
+		c.Limits, c.Nodes = want.Limits, want.Nodes
 		c.Version = "the store's affair"
 		return nil
 	})
@@ -47,7 +50,7 @@ func testUpdateFails(t *testing.T, s tokens.Store) {
 	enough := errors.New("enough")
 	_, err := s.Update(t.Context(), r.Token.ID(), func(c *tokens.Record) error {
 		c.Description = "changed"
-		c.Groups[0] = "system:bootstrappers:changed"
+		c.Groups[0], c.Nodes[0], c.Limits.NodeNames[0] = "system:bootstrappers:changed", "changed", "changed"
 		return enough
 	})
 	if err != enough { //nolint:errorlint // as it is
@@ -65,6 +68,9 @@ func testUpdateRefuses(t *testing.T, s tokens.Store) {
 		"bad group":   func(r *tokens.Record) { r.Groups = append(r.Groups, "system:masters") },
 		"description": func(r *tokens.Record) { r.Description = "\x00" },
 		"problem":     func(r *tokens.Record) { r.Problem = errors.New("new") },
+		"limits":      func(r *tokens.Record) { r.Limits.MaxNodes = -1 },
+		"no limits":   func(r *tokens.Record) { r.Limits.Problem = errors.New("new") },
+		"nodes":       func(r *tokens.Record) { r.Nodes = append(r.Nodes, "a b") },
 	} {
 		if got, err := s.Update(t.Context(), r.Token.ID(), func(c *tokens.Record) error { change(c); return nil }); err == nil {
 			t.Errorf("Update of %s gives %+v, want an error", name, got)

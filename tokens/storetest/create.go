@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -68,6 +69,21 @@ func testCreateRefuses(t *testing.T, s tokens.Store) {
 		{"description of 1025 bytes", func(r *tokens.Record) { r.Description = strings.Repeat("x", tokens.MaxDescription+1) }},
 		{"description of two lines", func(r *tokens.Record) { r.Description = "a\nb" }},
 		{"problem", func(r *tokens.Record) { r.Problem = errors.New("known before") }},
+		{"problem of limits", func(r *tokens.Record) { r.Limits.Problem = errors.New("known before") }},
+		{"1001 nodes", func(r *tokens.Record) { r.Limits.MaxNodes = tokens.MaxNodes + 1 }},
+		{"less than no nodes", func(r *tokens.Record) { r.Limits.MaxNodes = -1 }},
+		{"node name", func(r *tokens.Record) { r.Limits.NodeNames = []string{"Worker"} }},
+		{"node name with a comma", func(r *tokens.Record) { r.Limits.NodeNames = []string{"a,b"} }},
+		{"empty node name", func(r *tokens.Record) { r.Limits.NodeNames = []string{""} }},
+		{"certificate duration", func(r *tokens.Record) { r.Limits.CertificateDuration = time.Minute }},
+		{"certificate duration with a fraction", func(r *tokens.Record) { r.Limits.CertificateDuration = time.Hour + 1 }},
+		{"role", func(r *tokens.Record) { r.Limits.Role = "worker" }},
+		{"Node without UID", func(r *tokens.Record) { r.Limits = tokens.Limits{Replaces: tokens.NodeRef{Name: "a"}} }},
+		{"Node beside another name", func(r *tokens.Record) {
+			r.Limits = tokens.Limits{NodeNames: []string{"b"}, Replaces: tokens.NodeRef{Name: "a", UID: "1"}}
+		}},
+		{"node", func(r *tokens.Record) { r.Nodes = []string{"a,b"} }},
+		{"node twice", func(r *tokens.Record) { r.Nodes = []string{"a", "a"} }},
 		{"year 10000", func(r *tokens.Record) { r.Expires = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }},
 	} {
 		r := sample()
@@ -132,6 +148,30 @@ func testKeepsFields(t *testing.T, s tokens.Store) {
 		{name: "never, elsewhere", set: func(r *tokens.Record) { r.Expires = time.Time{}.In(time.FixedZone("", 7200)) }},
 		{name: "expired", set: func(r *tokens.Record) { r.Expires = time.Unix(0, 0).UTC() }},
 		{name: "year 9999", set: func(r *tokens.Record) { r.Expires = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }},
+		{name: "no limits", set: func(r *tokens.Record) { r.Limits, r.Nodes = tokens.Limits{}, nil }},
+		{name: "limits that are empty", set: func(r *tokens.Record) { r.Limits, r.Nodes = tokens.Limits{NodeNames: []string{}}, []string{} }},
+		{name: "a Node to replace", set: func(r *tokens.Record) {
+			r.Limits = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker.1", UID: "4f5e5b0c-f15f-4a57-9a2e-3a5a7a8e2b6d"}}
+		}},
+		{name: "smallest limits", set: func(r *tokens.Record) {
+			r.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"*"}, CertificateDuration: tokens.MinCertificateDuration}
+		}},
+		{name: "largest limits", set: func(r *tokens.Record) {
+			r.Limits = tokens.Limits{MaxNodes: tokens.MaxNodes, CertificateDuration: tokens.MaxCertificateDuration}
+			for i := range tokens.MaxNodeNames / 254 {
+				r.Limits.NodeNames = append(r.Limits.NodeNames, longName(i))
+			}
+		}},
+		{name: "certificates of an hour, a minute and a second", set: func(r *tokens.Record) {
+			r.Limits.CertificateDuration = time.Hour + time.Minute + time.Second
+		}},
+		{name: "more nodes than allowed", set: func(r *tokens.Record) {
+			r.Limits.MaxNodes = 1
+			r.Nodes = nil
+			for i := range 500 {
+				r.Nodes = append(r.Nodes, longName(i))
+			}
+		}},
 		{
 			name:    "fraction of a second",
 			set:     func(r *tokens.Record) { r.Expires = time.Date(2040, 5, 6, 7, 8, 9, 999_999_999, time.UTC) },
@@ -163,7 +203,7 @@ func testKeepsFields(t *testing.T, s tokens.Store) {
 		blank := create(t, s, tokens.Record{Token: tokens.Generate()})
 		got, err := s.Update(t.Context(), blank.Token.ID(), func(b *tokens.Record) error {
 			b.Expires, b.Signing, b.Authentication = r.Expires, r.Signing, r.Authentication
-			b.Groups, b.Description = r.Groups, r.Description
+			b.Groups, b.Description, b.Limits, b.Nodes = r.Groups, r.Description, r.Limits, r.Nodes
 			return nil
 		})
 		if err != nil {
@@ -197,25 +237,48 @@ func testList(t *testing.T, s tokens.Store) {
 	wantList(t, s, left...)
 }
 
+// longName is a node name of the most characters.
+func longName(i int) string {
+	label := strings.Repeat("a", 63)
+	return fmt.Sprintf("%03d%s.%s.%s.%s", i, label[:60], label, label, label[:61])
+}
+
 // testCopies changes what the store was given and what it gave.
 func testCopies(t *testing.T, s tokens.Store) {
+	spoil := func(r tokens.Record) {
+		r.Groups[0] = "system:bootstrappers:changed"
+		r.Nodes[0], r.Limits.NodeNames[0] = "changed", "changed"
+	}
 	given := sample()
 	want := given
-	want.Groups = slices.Clone(given.Groups)
+	want.Groups, want.Nodes, want.Limits.NodeNames = slices.Clone(given.Groups), slices.Clone(given.Nodes), slices.Clone(given.Limits.NodeNames)
 	made := create(t, s, given)
 	want.Created, want.UID, want.Version = made.Created, made.UID, made.Version
-	given.Groups[0] = "system:bootstrappers:changed"
-	made.Groups[0] = "system:bootstrappers:changed"
+	spoil(given)
+	spoil(made)
 	wantList(t, s, want)
 
 	listed, err := s.List(t.Context())
 	if err != nil || len(listed) != 1 {
 		t.Fatalf("List = %+v, %v, want one record", listed, err)
 	}
-	listed[0].Groups[0] = "system:bootstrappers:changed"
-	got := get(t, s, want.Token.ID())
-	got.Groups[0] = "system:bootstrappers:changed"
+	spoil(listed[0])
+	spoil(get(t, s, want.Token.ID()))
 	wantSame(t, "Get after its record was changed", get(t, s, want.Token.ID()), want)
 	listed[0].Description = "changed"
+	wantList(t, s, want)
+
+	// What change keeps is not what the store keeps.
+	var kept *tokens.Record
+	updated, err := s.Update(t.Context(), want.Token.ID(), func(r *tokens.Record) error {
+		r.Description, kept = "again", r
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("Update: %v", err)
+	}
+	want.Description, want.Version = "again", updated.Version
+	spoil(*kept)
+	wantSame(t, "Get after the record in Update was changed", get(t, s, want.Token.ID()), want)
 	wantList(t, s, want)
 }

@@ -1,5 +1,6 @@
-// Package storetest is the conformance suite of [tokens.Store]: what the documentation of the
-// interface says, run against a store. Whoever writes a Store calls [Run] in a test of it.
+// Package storetest is the conformance suite of [tokens.Store] and of [tokens.Claims]: what the
+// documentation of the interfaces says, run against a store. Whoever writes one calls [Run] or
+// [RunClaims] in a test of it.
 package storetest
 
 import (
@@ -56,6 +57,11 @@ func sample() tokens.Record {
 		Authentication: true,
 		Groups:         []string{"system:bootstrappers:b", tokens.DefaultGroup},
 		Description:    "for the rack in the cellar",
+		Limits: tokens.Limits{
+			MaxNodes: 3, NodeNames: []string{"worker-*", "db.example"},
+			CertificateDuration: 8 * time.Hour, Role: tokens.RoleControlPlane,
+		},
+		Nodes: []string{"worker-2", "worker-1"},
 	}
 }
 
@@ -96,7 +102,7 @@ func wantSame(t *testing.T, what string, got, want tokens.Record) {
 func same(a, b tokens.Record) bool {
 	return a.Token.Equal(b.Token) && a.Expires == b.Expires && a.Signing == b.Signing &&
 		a.Authentication == b.Authentication && slices.Equal(a.Groups, b.Groups) &&
-		a.Description == b.Description && a.Problem == b.Problem && //nolint:errorlint // nil in both
+		a.Description == b.Description && a.Limits.Equal(b.Limits) && slices.Equal(a.Nodes, b.Nodes) && a.Problem == b.Problem && //nolint:errorlint // nil in both
 		a.Created == b.Created && a.UID == b.UID && a.Version == b.Version
 }
 

@@ -100,14 +100,18 @@ func testWatch(t *testing.T, s tokens.Store) {
 }
 
 func testWatchEnds(t *testing.T, s tokens.Store) {
+	watchEnds(t, s.Watch, func() { create(t, s, sample()) })
+}
+
+func watchEnds(t *testing.T, watch func(context.Context) <-chan struct{}, change func()) {
 	ctx, cancel := context.WithCancel(t.Context())
-	ended, lives := s.Watch(ctx), s.Watch(t.Context())
+	ended, lives := watch(ctx), watch(t.Context())
 	<-ended
 	<-lives
 	cancel()
 	// What was on the way when the context ended may still arrive, once.
 	for range 3 {
-		create(t, s, sample())
+		change()
 		select {
 		case <-lives:
 		case <-time.After(lag):

@@ -1,0 +1,269 @@
+package secretstore_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+)
+
+// openClaims opens claims in a namespace of its own.
+func openClaims(t testing.TB, log *slog.Logger) (*secretstore.Claims, typedcoordinationv1.LeaseInterface) {
+	t.Helper()
+	client := cluster.Shared(t).Client()
+	namespace, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "claims-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := secretstore.OpenClaims(t.Context(), client, namespace.Name, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, client.CoordinationV1().Leases(namespace.Name)
+}
+
+func TestClaims(t *testing.T) {
+	storetest.RunClaims(t, func(t *testing.T) tokens.Claims {
+		s, _ := openClaims(t, nil)
+		return s
+	})
+}
+
+// waitClaims looks again at every hint.
+func waitClaims(t *testing.T, s *secretstore.Claims, what string, done func([]tokens.Claim) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), lag)
+	defer cancel()
+	hints := s.Watch(ctx)
+	var all []tokens.Claim
+	for {
+		select {
+		case <-hints:
+		case <-ctx.Done():
+			t.Fatalf("after %v List gives %+v, want %s", lag, all, what)
+		}
+		var err error
+		if all, err = s.List(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if done(all) {
+			return
+		}
+	}
+}
+
+func claim(node string) tokens.Claim {
+	return tokens.Claim{
+		Node: node, TokenID: "abc123", TokenUID: "u",
+		Limits: tokens.Limits{MaxNodes: 2, NodeNames: []string{"a", "w*"}, CertificateDuration: 8 * time.Hour},
+		Keys:   []string{"sha256:1", "sha256:2"}, Requests: []string{"r1", "r2"},
+	}
+}
+
+// TestLease is what kubectl and others see of a claim.
+func TestLease(t *testing.T) {
+	s, leases := openClaims(t, nil)
+	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := leases.Get(t.Context(), "worker-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != "abc123" || lease.Spec.AcquireTime == nil {
+		t.Errorf("the Lease is held by %v since %v, want the token since now", lease.Spec.HolderIdentity, lease.Spec.AcquireTime)
+	}
+	wantMap(t, "labels", lease.Labels, map[string]string{"kubejoin.io/claim": "true", "kubejoin.io/token-id": "abc123"})
+	wantMap(t, "annotations", lease.Annotations, map[string]string{
+		"kubejoin.io/token-uid": "u", "kubejoin.io/keys": "sha256:1,sha256:2", "kubejoin.io/requests": "r1,r2",
+		"kubejoin.io/max-nodes": "2", "kubejoin.io/node-names": "a,w*", "kubejoin.io/certificate-duration": "8h0m0s",
+	})
+
+	// What others have put there stays.
+	lease.Labels["l"], lease.Annotations["example.com/a"] = "1", "2"
+	lease.Annotations["kubejoin.io/certificate-duration"] = "480m"
+	if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error {
+		if c.Limits.CertificateDuration != 8*time.Hour {
+			t.Errorf("480m is read as %s", c.Limits.CertificateDuration)
+		}
+		c.NodeUID, c.Keys, c.Requests, c.Limits.MaxNodes, c.TokenID = "n", nil, nil, 0, "def456"
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if lease, err = leases.Get(t.Context(), "worker-1", metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	wantMap(t, "labels", lease.Labels, map[string]string{"kubejoin.io/claim": "true", "kubejoin.io/token-id": "def456", "l": "1"})
+	wantMap(t, "annotations", lease.Annotations, map[string]string{
+		"kubejoin.io/token-uid": "u", "kubejoin.io/node-uid": "n", "example.com/a": "2",
+		"kubejoin.io/node-names": "a,w*", "kubejoin.io/certificate-duration": "480m",
+	})
+	if *lease.Spec.HolderIdentity != "def456" {
+		t.Errorf("the Lease is held by %s, want the other token", *lease.Spec.HolderIdentity)
+	}
+}
+
+// TestOtherLease has a Lease of the namespace that is no claim: the leader election's.
+func TestOtherLease(t *testing.T) {
+	s, leases := openClaims(t, nil)
+	holder := "pod-1"
+	lease, err := leases.Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubejoin"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {
+		t.Fatal(err)
+	}
+	waitClaims(t, s, "worker-1", func(all []tokens.Claim) bool { return len(all) == 1 && all[0].Node == "worker-1" })
+	_, getErr := s.Get(t.Context(), "kubejoin")
+	_, findErr := s.Find(t.Context(), "kubejoin")
+	_, updateErr := s.Update(t.Context(), "kubejoin", func(*tokens.Claim) error { return nil })
+	for what, err := range map[string]error{"Get": getErr, "Find": findErr, "Update": updateErr} {
+		if !errors.Is(err, tokens.ErrNotFound) {
+			t.Errorf("%s = %v, want ErrNotFound", what, err)
+		}
+	}
+	_, err = s.Create(t.Context(), claim("kubejoin"))
+	if !errors.Is(err, tokens.ErrExists) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/kubejoin") {
+		t.Errorf("Create = %v, want ErrExists that names the Lease", err)
+	}
+	after, err := leases.Get(t.Context(), "kubejoin", metav1.GetOptions{})
+	if err != nil || after.ResourceVersion != lease.ResourceVersion {
+		t.Errorf("the other Lease is %+v, %v, want it untouched", after, err)
+	}
+}
+
+// TestSpoiltClaim has a claim that somebody has edited: it keeps its name, and says what is
+// wrong with it.
+func TestSpoiltClaim(t *testing.T) {
+	var log lockedBuffer
+	s, leases := openClaims(t, slog.New(slog.NewTextHandler(&log, nil)))
+	for node, change := range map[string]func(*coordinationv1.Lease){
+		"holder":   func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = nil },
+		"max":      func(l *coordinationv1.Lease) { l.Annotations["kubejoin.io/max-nodes"] = "many" },
+		"unknown":  func(l *coordinationv1.Lease) { l.Annotations["kubejoin.io/zone"] = "eu" },
+		"keys":     func(l *coordinationv1.Lease) { l.Annotations["kubejoin.io/keys"] = "a,,b" },
+		"requests": func(l *coordinationv1.Lease) { l.Annotations["kubejoin.io/requests"] = "a b" },
+	} {
+		if _, err := s.Create(t.Context(), claim(node)); err != nil {
+			t.Fatal(err)
+		}
+		lease, err := leases.Get(t.Context(), node, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(lease)
+		if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		waitClaims(t, s, "none that is spoilt", func(all []tokens.Claim) bool {
+			_, err := s.Find(t.Context(), node)
+			return len(all) == 0 && !errors.Is(err, tokens.ErrNotFound)
+		})
+		_, getErr := s.Get(t.Context(), node)
+		_, findErr := s.Find(t.Context(), node)
+		_, updateErr := s.Update(t.Context(), node, func(*tokens.Claim) error { return nil })
+		for what, err := range map[string]error{"Get": getErr, "Find": findErr, "Update": updateErr} {
+			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/"+node) {
+				t.Errorf("%s of %s = %v, want an error that names the Lease and is no ErrNotFound", what, node, err)
+			}
+		}
+		_, err = s.Create(t.Context(), claim(node))
+		if !errors.Is(err, tokens.ErrExists) {
+			t.Errorf("Create of %s = %v, want ErrExists", node, err)
+		}
+	}
+	if of, err := s.OfToken(t.Context(), "abc123"); err != nil || len(of) > 0 {
+		t.Errorf("OfToken = %+v, %v, want none that is spoilt", of, err)
+	}
+	// Once after the warning, which comes after the change can be listed.
+	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {
+		t.Fatal(err)
+	}
+	waitClaims(t, s, "worker-1", func(all []tokens.Claim) bool { return len(all) == 1 })
+	for _, part := range []string{"/holder ", "/max ", "/unknown ", "/keys ", "/requests ", `max-nodes: \"many\" given, want 1 to 1000`} {
+		if strings.Count(log.String(), part) != 1 {
+			t.Errorf("the log has not one line with %q:\n%s", part, log.String())
+		}
+	}
+
+	// One whose label is gone is no claim any more, and still in the way.
+	lease, err := leases.Get(t.Context(), "worker-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	delete(lease.Labels, "kubejoin.io/claim")
+	if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitClaims(t, s, "none", func(all []tokens.Claim) bool { return len(all) == 0 })
+	if _, err := s.Find(t.Context(), "worker-1"); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("Find of one without the label = %v, want ErrNotFound", err)
+	}
+	if _, err := s.Create(t.Context(), claim("worker-1")); !errors.Is(err, tokens.ErrExists) {
+		t.Errorf("Create of one without the label = %v, want ErrExists", err)
+	}
+}
+
+// TestClaimsNoAnswer: whoever may not list Leases is told so by all that reads the cache.
+func TestClaimsNoAnswer(t *testing.T) {
+	c := cluster.Shared(t)
+	path, err := c.ServiceAccountKubeconfig(t.Context(), "default", "nobody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := c.Config(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	storeCtx, end := context.WithCancel(t.Context())
+	s, err := secretstore.OpenClaims(storeCtx, client, "default", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(ctx context.Context) map[string]error {
+		_, findErr := s.Find(ctx, "worker-1")
+		_, listErr := s.List(ctx)
+		_, ofErr := s.OfToken(ctx, "abc123")
+		return map[string]error{"Find": findErr, "List": listErr, "OfToken": ofErr}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	for what, err := range read(ctx) {
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, tokens.ErrNotFound) || !apierrors.IsForbidden(err) {
+			t.Errorf("%s = %v, want the end of the context and why there is no answer", what, err)
+		}
+	}
+	end()
+	for what, err := range read(t.Context()) {
+		if err == nil || !strings.Contains(err.Error(), "context of the store has ended") {
+			t.Errorf("%s after the end of the store = %v", what, err)
+		}
+	}
+	if _, err := secretstore.OpenClaims(t.Context(), client, "", nil); err == nil {
+		t.Error("OpenClaims without a namespace succeeds")
+	}
+}

@@ -1,0 +1,159 @@
+package secretstore_test
+
+import (
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cluster-bootstrap/token/api"
+)
+
+func wantMap(t *testing.T, what string, got, want map[string]string) {
+	t.Helper()
+	if !maps.Equal(got, want) {
+		t.Errorf("%s are\n%v\nwant\n%v", what, got, want)
+	}
+}
+
+func secretOf(t *testing.T, token tokens.Token) *corev1.Secret {
+	t.Helper()
+	secret, err := cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Get(t.Context(), "bootstrap-token-"+token.ID(), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
+func update(t *testing.T, secret *corev1.Secret) {
+	t.Helper()
+	if _, err := cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAnnotations is the format that design and documentation promise.
+func TestAnnotations(t *testing.T) {
+	s := open(t, nil)
+	r, err := s.Create(t.Context(), tokens.Record{
+		Token: tokens.Generate(), Nodes: []string{"worker-2", "worker-1"},
+		Limits: tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "db.example"}, CertificateDuration: 90 * time.Minute, Role: "control-plane"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := secretOf(t, r.Token)
+	wantMap(t, "annotations", secret.Annotations, map[string]string{
+		"kubejoin.io/max-nodes": "3", "kubejoin.io/node-names": "worker-*,db.example", "kubejoin.io/role": "control-plane",
+		"kubejoin.io/certificate-duration": "1h30m0s", "kubejoin.io/nodes": "worker-2,worker-1",
+	})
+
+	// Others' annotations, and values as others wrote them, stay.
+	secret.Annotations["kubejoin.io/certificate-duration"] = "90m"
+	secret.Annotations["example.com/a"] = "b"
+	secret.Annotations["notkubejoin.io/max-nodes"] = "many"
+	update(t, secret)
+	change := func(change func(*tokens.Record)) {
+		t.Helper()
+		if _, err := s.Update(t.Context(), r.Token.ID(), func(c *tokens.Record) error { change(c); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(func(c *tokens.Record) { c.Nodes = append(c.Nodes, "db.example") })
+	wantMap(t, "annotations", secretOf(t, r.Token).Annotations, map[string]string{
+		"kubejoin.io/max-nodes": "3", "kubejoin.io/node-names": "worker-*,db.example", "kubejoin.io/role": "control-plane",
+		"kubejoin.io/certificate-duration": "90m", "kubejoin.io/nodes": "worker-2,worker-1,db.example",
+		"example.com/a": "b", "notkubejoin.io/max-nodes": "many",
+	})
+	change(func(c *tokens.Record) {
+		c.Limits, c.Nodes = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"}}, nil
+	})
+	wantMap(t, "annotations", secretOf(t, r.Token).Annotations, map[string]string{
+		"kubejoin.io/replaces-node": "worker-1/u-1", "example.com/a": "b", "notkubejoin.io/max-nodes": "many",
+	})
+}
+
+// TestErased has the annotations go away in an update of somebody else's: the record has no
+// limits then, which is why claims have them too.
+func TestErased(t *testing.T) {
+	s := open(t, nil)
+	r, err := s.Create(t.Context(), tokens.Record{
+		Token: tokens.Generate(), Nodes: []string{"worker-1"}, Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := secretOf(t, r.Token)
+	secret.Annotations = nil
+	update(t, secret)
+	got, err := s.Get(t.Context(), r.Token.ID())
+	if err != nil || !got.Limits.IsZero() || len(got.Nodes) > 0 || got.Spent() || got.UID != r.UID {
+		t.Errorf("Get = %+v, %v, want the token without limits", got, err)
+	}
+	wait(t, s, "no limits", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.IsZero() })
+}
+
+// TestMalformedLimits has a token that signs and authenticates, ends when it expires, and says
+// what is wrong with its limits; they can be mended.
+func TestMalformedLimits(t *testing.T) {
+	var log lockedBuffer
+	s := open(t, slog.New(slog.NewTextHandler(&log, nil)))
+	expired, token := tokens.Generate(), tokens.Generate()
+	secret := func(token tokens.Token, expires time.Time) *corev1.Secret {
+		return &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "kube-system", Name: "bootstrap-token-" + token.ID(),
+				Annotations: map[string]string{
+					"kubejoin.io/max-nodes": "0", "kubejoin.io/max-node": "1", "kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "a,b,a", "example.com/a": "b",
+				},
+			},
+			Type: api.SecretTypeBootstrapToken,
+			StringData: map[string]string{
+				"token-id": token.ID(), "token-secret": token.RevealSecret(), "expiration": expires.UTC().Format(time.RFC3339),
+				"usage-bootstrap-signing": "true", "usage-bootstrap-authentication": "true",
+			},
+		}
+	}
+	put(t, secret(expired, time.Now().Add(-time.Hour)))
+	put(t, secret(token, time.Now().Add(time.Hour)))
+	defer clean(t, s)()
+	wait(t, s, "the one that has not expired", func(all []tokens.Record) bool {
+		return len(all) == 1 && all[0].Token.Equal(token) && all[0].Problem == nil && all[0].Limits.Problem != nil
+	})
+	if _, err := whoami(t, token, true); err != nil {
+		t.Errorf("kube-apiserver says of the token: %v", err)
+	}
+	r, err := s.Get(t.Context(), token.ID())
+	if err != nil || !r.Signs(time.Now()) || !r.Authentication || r.Problem != nil {
+		t.Errorf("Get = %+v, %v, want a token that signs and authenticates", r, err)
+	}
+	wants := []string{
+		`kubejoin.io/max-nodes: "0" given, want 1 to 1000`, "kubejoin.io/max-node: not known", `kubejoin.io/nodes: "a" is given twice`,
+	}
+	_, err = s.Update(t.Context(), token.ID(), func(r *tokens.Record) error { r.Description = "x"; return nil })
+	for _, want := range wants {
+		if r.Limits.Problem == nil || !strings.Contains(r.Limits.Problem.Error(), want) {
+			t.Errorf("problem %q, want %q in it", r.Limits.Problem, want)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Update = %v, want %q in it", err, want)
+		}
+	}
+	mended, err := s.Update(t.Context(), token.ID(), func(r *tokens.Record) error { r.Limits.Problem = nil; return nil })
+	if err != nil || mended.Limits.Problem != nil || mended.Limits.Role != "control-plane" || !slices.Equal(mended.Nodes, []string{"a", "b"}) {
+		t.Errorf("Update that mends = %+v, %v", mended, err)
+	}
+	wantMap(t, "annotations", secretOf(t, token).Annotations, map[string]string{
+		"kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "a,b", "example.com/a": "b",
+	})
+	wait(t, s, "no problem", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.Problem == nil })
+	if n := strings.Count(log.String(), "limits of bootstrap token are malformed"); n != 2 { // the expired one's, too
+		t.Errorf("the log has %d lines about malformed limits, want one for each token:\n%s", n, log.String())
+	}
+}

@@ -1,0 +1,357 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// RunClaims is [Run] for claims. Each of its tests calls open once, for one without claims that
+// lives until the test ends.
+func RunClaims(t *testing.T, open func(t *testing.T) tokens.Claims) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, tokens.Claims)
+	}{
+		{"Empty", testNoClaims},
+		{"Create", testCreateClaim},
+		{"CreateExists", testCreateClaimExists},
+		{"CreateRefuses", testCreateClaimRefuses},
+		{"CreateAtOnce", testCreateClaimAtOnce},
+		{"KeepsFields", testKeepsClaimFields},
+		{"List", testListClaims},
+		{"Update", testUpdateClaim},
+		{"UpdateNothing", testUpdateClaimNothing},
+		{"UpdateFails", testUpdateClaimFails},
+		{"UpdateRefuses", testUpdateClaimRefuses},
+		{"UpdateStartsOver", testUpdateClaimStartsOver},
+		{"UpdateAtOnce", testUpdateClaimAtOnce},
+		{"Delete", testDeleteClaim},
+		{"DeleteOther", testDeleteOtherClaim},
+		{"DeleteAtOnce", testDeleteClaimAtOnce},
+		{"Copies", testClaimCopies},
+		{"Malformed", testMalformedClaim},
+		{"Canceled", testClaimsCanceled},
+		{"Watch", testWatchClaims},
+		{"WatchEnds", testWatchClaimsEnds},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
+	}
+}
+
+// A key as it would be, but for the digits.
+func key(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+
+// sampleClaim is a new claim with everything set.
+func sampleClaim() tokens.Claim {
+	r := sample()
+	return tokens.Claim{
+		Node:     "worker-" + r.Token.ID(),
+		TokenID:  r.Token.ID(),
+		TokenUID: "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0a",
+		Limits:   r.Limits,
+		Keys:     []string{key("b"), key("a")},
+		Requests: []string{"8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0b", "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0a"},
+		NodeUID:  "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0c",
+	}
+}
+
+func createClaim(t *testing.T, s tokens.Claims, c tokens.Claim) tokens.Claim {
+	t.Helper()
+	got, err := s.Create(t.Context(), c)
+	if err != nil {
+		t.Fatalf("Create: %v", err)
+	}
+	return got
+}
+
+func getClaim(t *testing.T, s tokens.Claims, node string) tokens.Claim {
+	t.Helper()
+	c, err := s.Get(t.Context(), node)
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	return c
+}
+
+// sameClaim is as same is.
+func sameClaim(a, b tokens.Claim) bool { return a.Equal(b) && a.Created == b.Created }
+
+func wantSameClaim(t *testing.T, what string, got, want tokens.Claim) {
+	t.Helper()
+	if !sameClaim(got, want) {
+		t.Errorf("%s gives\n%+v\nwant\n%+v", what, got, want)
+	}
+}
+
+// wantClaims waits for List, Find and OfToken to show these claims and no others.
+func wantClaims(t *testing.T, s tokens.Claims, want ...tokens.Claim) {
+	t.Helper()
+	slices.SortFunc(want, func(a, b tokens.Claim) int { return strings.Compare(a.Node, b.Node) })
+	var missing string
+	defer func() {
+		if missing != "" {
+			t.Errorf("not shown by %s\nwant\n%+v", missing, want)
+		}
+	}()
+	eventually(t, s, "all claims", func() bool {
+		missing = notShown(t, s, want)
+		return missing == ""
+	})
+}
+
+// notShown says what does not show the claims that are there.
+func notShown(t *testing.T, s tokens.Claims, want []tokens.Claim) string {
+	t.Helper()
+	got, err := s.List(t.Context())
+	if err != nil {
+		t.Fatalf("List: %v", err)
+	}
+	if !slices.EqualFunc(got, want, sameClaim) {
+		return fmt.Sprintf("List, which gives\n%+v", got)
+	}
+	of := map[string][]tokens.Claim{}
+	for _, c := range want {
+		of[c.TokenID] = append(of[c.TokenID], c)
+		got, err := s.Find(t.Context(), c.Node)
+		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+			t.Fatalf("Find: %v", err)
+		}
+		if err != nil || !sameClaim(got, c) {
+			return fmt.Sprintf("Find, which gives\n%+v, %v", got, err)
+		}
+	}
+	for id, want := range of {
+		got, err := s.OfToken(t.Context(), id)
+		if err != nil {
+			t.Fatalf("OfToken: %v", err)
+		}
+		if !slices.EqualFunc(got, want, sameClaim) {
+			return fmt.Sprintf("OfToken, which gives\n%+v", got)
+		}
+	}
+	return ""
+}
+
+// wantNoClaim waits until its name is known to be free.
+func wantNoClaim(t *testing.T, s tokens.Claims, c tokens.Claim) {
+	t.Helper()
+	_, err := s.Get(t.Context(), c.Node)
+	wantError(t, "Get", err, tokens.ErrNotFound)
+	eventually(t, s, "Find of a free name", func() bool {
+		_, err := s.Find(t.Context(), c.Node)
+		return errors.Is(err, tokens.ErrNotFound)
+	})
+	wantNotOfToken(t, s, c)
+}
+
+// wantNotOfToken waits until it is known not to be the token's.
+func wantNotOfToken(t *testing.T, s tokens.Claims, c tokens.Claim) {
+	t.Helper()
+	eventually(t, s, "OfToken without "+c.Node, func() bool {
+		of, err := s.OfToken(t.Context(), c.TokenID)
+		if err != nil {
+			t.Fatalf("OfToken: %v", err)
+		}
+		return !slices.ContainsFunc(of, func(o tokens.Claim) bool { return o.Node == c.Node })
+	})
+}
+
+// eventually looks again at every hint.
+func eventually(t *testing.T, s tokens.Claims, what string, done func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), lag)
+	defer cancel()
+	for hints := s.Watch(ctx); ; {
+		select {
+		case <-hints:
+		case <-ctx.Done():
+			t.Fatalf("%v after the last change there is not: %s", lag, what)
+		}
+		if done() {
+			return
+		}
+	}
+}
+
+func testNoClaims(t *testing.T, s tokens.Claims) {
+	wantClaims(t, s)
+	wantNoClaim(t, s, tokens.Claim{Node: "worker-1", TokenID: "abcdef"})
+}
+
+func testListClaims(t *testing.T, s tokens.Claims) {
+	var all []tokens.Claim
+	ids := []string{tokens.Generate().ID(), tokens.Generate().ID()}
+	for i, node := range []string{"b", "a", "a.b", "a-b", "a0", "a-b.c", longName(1), longName(0), "0", "10", "9"} {
+		c := sampleClaim()
+		c.Node, c.TokenID = node, ids[i%2]
+		all = append(all, createClaim(t, s, c))
+	}
+	wantClaims(t, s, slices.Clone(all)...) // which sorts them by name
+	var left []tokens.Claim
+	for i, c := range all {
+		if i%3 == 0 {
+			left = append(left, c)
+			continue
+		}
+		if err := s.Delete(t.Context(), c); err != nil {
+			t.Fatalf("Delete: %v", err)
+		}
+	}
+	wantClaims(t, s, left...)
+	if of, err := s.OfToken(t.Context(), tokens.Generate().ID()); err != nil || len(of) > 0 {
+		t.Errorf("OfToken of a token without claims = %+v, %v, want none", of, err)
+	}
+}
+
+// testClaimCopies changes what the store was given and what it gave.
+func testClaimCopies(t *testing.T, s tokens.Claims) {
+	spoil := func(c tokens.Claim) {
+		c.Keys[0], c.Requests[0], c.Limits.NodeNames[0] = "changed", "changed", "changed"
+	}
+	given := sampleClaim()
+	want := given.Clone()
+	made := createClaim(t, s, given)
+	want.Created, want.UID, want.Version = made.Created, made.UID, made.Version
+	spoil(given)
+	spoil(made)
+	wantClaims(t, s, want)
+
+	listed, err := s.List(t.Context())
+	if err != nil || len(listed) != 1 {
+		t.Fatalf("List = %+v, %v, want one claim", listed, err)
+	}
+	of, err := s.OfToken(t.Context(), want.TokenID)
+	if err != nil || len(of) != 1 {
+		t.Fatalf("OfToken = %+v, %v, want one claim", of, err)
+	}
+	found, err := s.Find(t.Context(), want.Node)
+	if err != nil {
+		t.Fatalf("Find: %v", err)
+	}
+	for _, c := range []tokens.Claim{listed[0], of[0], found, getClaim(t, s, want.Node)} {
+		spoil(c)
+	}
+	listed[0].Node, of[0].Node = "changed", "changed"
+	wantSameClaim(t, "Get after its claim was changed", getClaim(t, s, want.Node), want)
+	wantClaims(t, s, want)
+
+	var kept *tokens.Claim
+	updated, err := s.Update(t.Context(), want.Node, func(c *tokens.Claim) error {
+		c.NodeUID, kept = "again", c
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("Update: %v", err)
+	}
+	want.NodeUID, want.Version = "again", updated.Version
+	spoil(*kept)
+	spoil(updated)
+	wantSameClaim(t, "Get after the claim in Update was changed", getClaim(t, s, want.Node), want)
+	wantClaims(t, s, want)
+}
+
+func testMalformedClaim(t *testing.T, s tokens.Claims) {
+	ctx := t.Context()
+	for _, node := range []string{"", "Worker", "a/b", "../kube-system/x", "a b", "a\n", "-a", strings.Repeat("a", 254)} {
+		_, getErr := s.Get(ctx, node)
+		_, findErr := s.Find(ctx, node)
+		_, updateErr := s.Update(ctx, node, func(*tokens.Claim) error { return nil })
+		for what, err := range map[string]error{
+			"Get": getErr, "Find": findErr, "Update": updateErr, "Delete": s.Delete(ctx, tokens.Claim{Node: node, UID: "u", Version: "1"}),
+		} {
+			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "node name") {
+				t.Errorf("%s of %q = %v, want what is wrong with the name", what, node, err)
+			}
+		}
+	}
+	whole := tokens.Generate().Reveal()
+	_, err := s.OfToken(ctx, whole)
+	wantError(t, "OfToken of a whole token", err, tokens.ErrMalformed)
+	if err != nil && strings.Contains(err.Error(), whole) {
+		t.Errorf("OfToken of a whole token repeats it in %q", err)
+	}
+}
+
+func testClaimsCanceled(t *testing.T, s tokens.Claims) {
+	c := createClaim(t, s, sampleClaim())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, getErr := s.Get(ctx, c.Node)
+	_, findErr := s.Find(ctx, c.Node)
+	_, listErr := s.List(ctx)
+	_, ofErr := s.OfToken(ctx, c.TokenID)
+	_, createErr := s.Create(ctx, sampleClaim())
+	_, updateErr := s.Update(ctx, c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
+	for what, err := range map[string]error{
+		"Get": getErr, "Find": findErr, "List": listErr, "OfToken": ofErr,
+		"Create": createErr, "Update": updateErr, "Delete": s.Delete(ctx, c),
+	} {
+		wantError(t, what, err, context.Canceled)
+	}
+	wantClaims(t, s, c)
+
+	// The context of one try ends a conversation that would go on for ever.
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	tries := 0
+	_, err := s.Update(ctx, c.Node, func(mine *tokens.Claim) error {
+		if tries++; tries == 3 {
+			cancel()
+		}
+		_, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID += "x"; return nil })
+		mine.NodeUID = "never"
+		return err
+	})
+	wantError(t, "Update that always comes too late", err, context.Canceled)
+}
+
+// testWatchClaims has a hint after each kind of change, for two listeners.
+func testWatchClaims(t *testing.T, s tokens.Claims) {
+	one, two := s.Watch(t.Context()), s.Watch(t.Context())
+	wantHint := func(what string, listed func([]tokens.Claim) bool) {
+		t.Helper()
+		for name, hints := range map[string]<-chan struct{}{"first": one, "second": two} {
+			deadline := time.After(lag)
+			for seen := false; !seen; {
+				select {
+				case <-hints:
+				case <-deadline:
+					t.Fatalf("%s: the %s listener got no hint within %v after which List shows it", what, name, lag)
+				}
+				all, err := s.List(t.Context())
+				if err != nil {
+					t.Fatalf("List: %v", err)
+				}
+				seen = listed(all)
+			}
+		}
+	}
+	wantHint("start", func(all []tokens.Claim) bool { return len(all) == 0 })
+	c := createClaim(t, s, sampleClaim())
+	wantHint("Create", func(all []tokens.Claim) bool { return len(all) == 1 })
+	c, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
+	if err != nil {
+		t.Fatalf("Update: %v", err)
+	}
+	wantHint("Update", func(all []tokens.Claim) bool { return len(all) == 1 && all[0].NodeUID == "changed" })
+	if err := s.Delete(t.Context(), c); err != nil {
+		t.Fatalf("Delete: %v", err)
+	}
+	wantHint("Delete", func(all []tokens.Claim) bool { return len(all) == 0 })
+
+	for range 10 {
+		createClaim(t, s, sampleClaim())
+	}
+	wantHint("burst", func(all []tokens.Claim) bool { return len(all) == 10 })
+}
+
+func testWatchClaimsEnds(t *testing.T, s tokens.Claims) {
+	watchEnds(t, s.Watch, func() { createClaim(t, s, sampleClaim()) })
+}
