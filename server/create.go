@@ -45,9 +45,12 @@ func (h *handler) createToken(r *http.Request) (answer, error) {
 		return h.tryCreate(r.Context(), record)
 	}
 	record, err = h.create(r.Context(), record, chosen)
+	var noRoom *problem
 	switch {
 	case errors.Is(err, tokens.ErrExists):
 		return answer{}, taken(token)
+	case errors.As(err, &noRoom):
+		return answer{}, noRoom
 	case err != nil:
 		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
 		p.cause, p.retryAfter = err, retryAfter

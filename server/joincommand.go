@@ -48,8 +48,12 @@ func (h *handler) signed(wait, client context.Context, t tokens.Token, after tim
 		if wait.Err() == nil {
 			return "", err
 		}
+		why := "what should be signing is " + h.SignedBy
+		if p := h.ranOut(); p != nil {
+			why = p.Detail
+		}
 		p := newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned,
-			"no signature of the new token appeared in cluster-info within %s; what should be signing is %s", after, h.SignedBy)
+			"no signature of the new token appeared in cluster-info within %s; %s", after, why)
 		p.cause = err
 		return "", p
 	}

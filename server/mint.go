@@ -26,6 +26,9 @@ func (h *handler) mint(r *http.Request, record tokens.Record) (answer, error) {
 	defer cancel()
 	start := time.Now()
 	record, err := h.create(ctx, record, false)
+	if noRoom := (*problem)(nil); errors.As(err, &noRoom) {
+		return answer{}, noRoom
+	}
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
 		p.cause, p.retryAfter = err, retryAfter
@@ -56,8 +59,17 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 
 // create stores a record, and tries again what may pass. With an error comes the record as it
 // was tried last: unless the store [refused] it, it may have been stored all the same. A token
-// that the client chose is an error that wraps tokens.ErrExists if there is one of its ID.
-func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool) (tokens.Record, error) {
+// that the client chose is an error that wraps tokens.ErrExists if there is one of its ID. A
+// problem is an error before anything was tried.
+func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool) (_ tokens.Record, err error) {
+	if err := h.reserve(record); err != nil {
+		return record, err
+	}
+	defer func() {
+		if err != nil {
+			h.unreserve(record)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	lost := false // an answer
@@ -111,6 +123,7 @@ func refused(err error) bool {
 func (h *handler) withdraw(ctx context.Context, record tokens.Record, why error) error {
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
+	defer h.unreserve(record)
 	err := h.delete(ctx, record)
 	var p *problem
 	if !errors.As(why, &p) {

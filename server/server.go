@@ -68,7 +68,8 @@ type Server struct {
 }
 
 // ClusterInfo is where the data of the cluster-info ConfigMap is found: clusterinfo.Computed
-// with no Kubernetes, or clusterinfo/configmap's ConfigMap.
+// with no Kubernetes, or clusterinfo/configmap's ConfigMap or Complete. Where there is not room for
+// signatures without end, Room and HasSignature as ConfigMap has them refuse tokens in time.
 type ClusterInfo interface {
 	// JSON is the ConfigMap as clusterinfo.MarshalConfigMap gives it. The error wraps
 	// clusterinfo.ErrNotFound if there is none, and clusterinfo.ErrKubeconfig if it is none that
@@ -86,6 +87,7 @@ type handler struct {
 	log          *slog.Logger
 	failing      atomic.Int32 // checks, when /readyz was asked last
 	rounds       rounds
+	unsigned     unsigned
 	target       atomic.Pointer[target]
 	requests     *prometheus.CounterVec
 	duration     *prometheus.HistogramVec

@@ -34,6 +34,9 @@ func (c *ConfigMap) Complete(store tokens.Store) *Complete {
 // ConfigMap to take the kubeconfig of.
 func (c *Complete) JSON(ctx context.Context) ([]byte, error) { return c.computed.JSON(ctx) }
 
+// Data is [clusterinfo.Computed.Data], with errors as those of JSON.
+func (c *Complete) Data(ctx context.Context) (map[string]string, error) { return c.computed.Data(ctx) }
+
 // WaitSigned is [clusterinfo.Computed.WaitSigned]. Until ctx ends it waits for a kubeconfig to be
 // in the ConfigMap, and for errors of the store to pass.
 func (c *Complete) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {

@@ -75,20 +75,18 @@ func (c *ConfigMap) Fill() Fill {
 	return f
 }
 
-// Room is for how many more signatures cluster-info has room beside those of the tokens given,
-// and how many it holds. It does not wait.
-func (c *ConfigMap) Room(waiting []string) (free, signatures int) {
-	c.mu.Lock()
-	object := c.object
-	c.mu.Unlock()
+// Room is for how many more signatures cluster-info has room, and how many it holds, as Fill has
+// it.
+func (c *ConfigMap) Room() (free, signatures int) {
 	f := c.Fill()
-	free = f.Free()
-	for _, id := range waiting {
-		if object == nil || object.Data[clusterinfo.SignatureKey(id)] == "" {
-			free--
-		}
-	}
-	return max(0, free), f.Signatures
+	return f.Free(), f.Signatures
+}
+
+// HasSignature reports whether cluster-info holds a signature by the token of that ID, as the
+// watch has seen it last.
+func (c *ConfigMap) HasSignature(id string) bool {
+	_, object, _, _ := c.state()
+	return object != nil && object.Data[clusterinfo.SignatureKey(id)] != ""
 }
 
 // setLimit takes note of how many bytes of values are tried.

@@ -23,6 +23,8 @@ const (
 	ProblemNotSigned = "token-not-signed"
 	ProblemExists    = "token-exists"
 	ProblemSpent     = "token-spent"
+	// ProblemFull: no token was made, since cluster-info has no room for its signature.
+	ProblemFull = "cluster-info-full"
 	// ProblemWouldShorten: a renewal needs RenewToken.Shorten.
 	ProblemWouldShorten = "would-shorten"
 	// ProblemNotExpired: a token that was to be deleted if it had expired has not.

@@ -1,0 +1,120 @@
+package configmap_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+)
+
+// A new token is in a complete cluster-info as soon as the store has it, with the kubeconfig that
+// is in the ConfigMap at that time, and nobody signs the ConfigMap.
+func TestCompleteFollowsTheConfigMap(t *testing.T) {
+	f := setUp(t)
+	store, err := secretstore.Open(t.Context(), f.client, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := f.live.Complete(store)
+	mint := func() tokens.Record {
+		t.Helper()
+		r, err := store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := store.Delete(context.Background(), r); err != nil && !errors.Is(err, tokens.ErrNotFound) {
+				t.Error(err)
+			}
+		})
+		return r
+	}
+	signed := func(r tokens.Record, kubeconfig string) {
+		t.Helper()
+		data, err := info.Data(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if data["kubeconfig"] != kubeconfig {
+			t.Errorf("kubeconfig %s, want %s", data["kubeconfig"], kubeconfig)
+		}
+		if err := clusterinfo.Verify([]byte(kubeconfig), data[clusterinfo.SignatureKey(r.Token.ID())], r.Token); err != nil {
+			t.Error(err)
+		}
+	}
+	var last tokens.Record
+	for range 30 { // at once, however far the list is
+		last = mint()
+		if got, err := info.WaitSigned(t.Context(), last.Token); err != nil || string(got) != f.kubeconfig {
+			t.Fatal(err, string(got))
+		}
+		signed(last, f.kubeconfig)
+	}
+	if n := len(f.get(t).Data); n != 1 {
+		t.Errorf("the ConfigMap has %d keys", n)
+	}
+	// Deleted is unsigned, as soon as the list has it.
+	if err := store.Delete(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	key := clusterinfo.SignatureKey(last.Token.ID())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for hint := store.Watch(ctx); ; {
+		data, err := info.Data(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if data[key] == "" {
+			break
+		}
+		select {
+		case <-hint:
+		case <-time.After(time.Second): // it is remembered for so long if the list never had it
+		}
+	}
+	if _, err := info.WaitSigned(t.Context(), last.Token); !errors.Is(err, clusterinfo.ErrUnsigned) {
+		t.Errorf("got %v", err)
+	}
+
+	other, err := clusterinfo.WithServer([]byte(f.kubeconfig), "https://192.0.2.7:6443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := mint()
+	f.edit(t, func(data map[string]string) { data["kubeconfig"] = string(other) })
+	f.eventually(t, "another kubeconfig", func(data map[string]string) bool { return data["kubeconfig"] == string(other) })
+	if _, err := info.WaitSigned(t.Context(), token.Token); err != nil {
+		t.Fatal(err)
+	}
+	signed(token, string(other))
+	// A credential in it is not passed on.
+	f.edit(t, func(data map[string]string) { data["kubeconfig"] = "users: [{name: x}]\n" + data["kubeconfig"] })
+	f.eventually(t, "a credential", func(data map[string]string) bool { return strings.HasPrefix(data["kubeconfig"], "users") })
+	if body, err := info.JSON(t.Context()); !errors.Is(err, clusterinfo.ErrKubeconfig) {
+		t.Errorf("%s, %v", body, err)
+	}
+
+	f.clear(t)
+	for changed := f.live.Watch(ctx); ; <-changed {
+		if _, err := info.JSON(ctx); errors.Is(err, clusterinfo.ErrNotFound) {
+			break
+		}
+	}
+	short, cancelShort := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancelShort()
+	if _, err := info.WaitSigned(short, token.Token); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, clusterinfo.ErrNotFound) {
+		t.Errorf("got %v, want a deadline and what was not there", err)
+	}
+	done := make(chan error, 1)
+	go func() { _, err := info.WaitSigned(ctx, token.Token); done <- err }()
+	f.kubeadmClusterInfo(t)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,124 @@
+package configmap_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+func TestFill(t *testing.T) {
+	const mib = 1 << 20
+	for _, test := range []struct {
+		fill  configmap.Fill
+		free  int
+		high  bool
+		says  string
+		ratio float64
+	}{
+		{configmap.Fill{Limit: mib}, 12336, false, "0 % full", 0},
+		{configmap.Fill{Signatures: 9000, Bytes: 9000 * 85, Limit: mib}, 3336, false, "a ConfigMap takes 3336 more", 0.73},
+		{configmap.Fill{Signatures: 9900, Bytes: mib * 8 / 10, Limit: mib}, 2467, false, "80 % full", 0.8},
+		{configmap.Fill{Signatures: 9900, Bytes: mib*8/10 + 1, Limit: mib}, 2467, true, "80 % full", 0.8},
+		{configmap.Fill{Signatures: 12000, Bytes: mib - 85, Limit: mib}, 1, true, "100 % full: it holds the signatures of 12000 tokens, and a ConfigMap takes 1 more", 1},
+		{configmap.Fill{Signatures: 12001, Bytes: mib - 84, Limit: mib}, 0, true, "is full: it holds the signatures of 12001 tokens, and a ConfigMap takes no more", 1},
+		{configmap.Fill{Signatures: 10000, Bytes: 850_000, Limit: 800_000}, 0, true, "is full", 1.06},
+	} {
+		f := test.fill
+		if f.Free() != test.free || f.High() != test.high || !strings.Contains(f.String(), test.says) || f.Ratio() < test.ratio-0.01 || f.Ratio() > test.ratio+0.01 {
+			t.Errorf("%+v: %d free, high %t, %.2f, %q; want %d, %t, %.2f, %q", f, f.Free(), f.High(), f.Ratio(), f, test.free, test.high, test.ratio, test.says)
+		}
+	}
+}
+
+// What fills up is told of once at 80 %, once when it is full, and again only after it had room.
+func TestGaugeTellsInTime(t *testing.T) {
+	f := setUp(t)
+	registry := prometheus.NewRegistry()
+	var mu sync.Mutex
+	events := map[string]string{}
+	count := 0
+	gauge := configmap.Gauge{
+		ConfigMap: f.live, Advice: "delete tokens", Logger: slog.New(slog.NewTextHandler(f.log, nil)), Registerer: registry,
+		Event: func(reason, message string) {
+			mu.Lock()
+			defer mu.Unlock()
+			events[reason] = message
+			count++
+		},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- gauge.Run(ctx) }()
+	// fill leaves so many signatures there, which are as long as real ones.
+	fill := func(n int) configmap.Fill {
+		t.Helper()
+		f.edit(t, func(data map[string]string) {
+			for key := range data {
+				if key != "kubeconfig" {
+					delete(data, key)
+				}
+			}
+			for i := range n {
+				data[clusterinfo.SignatureKey(fmt.Sprintf("%06d", i))] = strings.Repeat("x", 85)
+			}
+		})
+		f.eventually(t, fmt.Sprintf("%d signatures", n), func(data map[string]string) bool { return len(data) == n+1 })
+		if free, signatures := f.live.Room(); signatures != n || free != f.live.Fill().Free() {
+			t.Errorf("%d signatures and %d free, want %d and %d", signatures, free, n, f.live.Fill().Free())
+		}
+		if f.live.HasSignature(fmt.Sprintf("%06d", n)) || n > 0 && !f.live.HasSignature(fmt.Sprintf("%06d", n-1)) {
+			t.Errorf("with %d signatures: which there are is not known", n)
+		}
+		return f.live.Fill()
+	}
+	seen := func(reason string, total int) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			mu.Lock()
+			message, n := events[reason], count
+			mu.Unlock()
+			if message != "" && n == total {
+				if want := f.live.Fill().String() + "; delete tokens"; message != want {
+					t.Errorf("Event %q, want %q", message, want)
+				}
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("Event %s: %q, %d in all; want %d", reason, message, n, total)
+			}
+		}
+	}
+	empty := fill(0)
+	fill(9000)
+	fill(10500)
+	seen("ClusterInfoFillsUp", 1)
+	f.waitLogged(t, "a ConfigMap takes")
+	fill(10501)
+	fill(empty.Free())
+	seen("ClusterInfoFull", 2)
+	if free, _ := f.live.Room(); free != 0 {
+		t.Errorf("room for %d more", free)
+	}
+	fill(9000)
+	f.waitLogged(t, "room again")
+	if r := counter(t, registry, "kubejoin_clusterinfo_used_ratio"); r < 0.72 || r > 0.75 {
+		t.Errorf("ratio %v", r)
+	}
+	mu.Lock()
+	delete(events, "ClusterInfoFillsUp")
+	mu.Unlock()
+	fill(10500)
+	seen("ClusterInfoFillsUp", 3)
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

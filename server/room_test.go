@@ -1,0 +1,152 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// narrow is a cluster-info that has room for so many signatures, and signs after a while.
+type narrow struct {
+	server.ClusterInfo
+	capacity int
+	delay    time.Duration
+
+	mu     sync.Mutex
+	signed map[string]bool
+}
+
+func (n *narrow) Room() (free, signatures int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return max(0, n.capacity-len(n.signed)), len(n.signed)
+}
+
+func (n *narrow) HasSignature(id string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.signed[id]
+}
+
+func (n *narrow) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
+	select {
+	case <-time.After(n.delay):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	n.mu.Lock()
+	full := len(n.signed) >= n.capacity
+	if !full {
+		n.signed[t.ID()] = true
+	}
+	n.mu.Unlock()
+	if full { // others were faster
+		<-ctx.Done()
+		return nil, errors.Join(ctx.Err(), errors.New("not there"))
+	}
+	return n.ClusterInfo.WaitSigned(ctx, t)
+}
+
+// Where cluster-info has no room no token is made, and nobody waits.
+func TestNoRoom(t *testing.T) {
+	for _, path := range []string{commandPath, "/v1/token"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			s.Advertise = "192.0.2.1:9443"
+			info := &narrow{ClusterInfo: s.ClusterInfo, capacity: 20, delay: time.Second, signed: map[string]bool{}}
+			s.ClusterInfo = info
+			handler := s.Handler()
+			ask := func(path string) (int, string) {
+				r := httptest.NewRequestWithContext(t.Context(), "POST", path, nil)
+				r.Header.Set("Authorization", "Bearer "+adminBearer)
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, r)
+				return w.Code, w.Body.String()
+			}
+			// All at once: those that are refused are so although none is signed yet.
+			began := time.Now()
+			var mu sync.Mutex
+			statuses := map[int]int{}
+			var all sync.WaitGroup
+			for range 50 {
+				all.Go(func() {
+					status, body := ask(path)
+					mu.Lock()
+					defer mu.Unlock()
+					statuses[status/100]++
+					if status == http.StatusInsufficientStorage {
+						if took := time.Since(began); took > 0 {
+							t.Errorf("refused after %s", took)
+						}
+						if !strings.Contains(body, "cluster-info-full") {
+							t.Errorf("refused with %s", body)
+						}
+					} else if status/100 != 2 {
+						t.Errorf("%d %s", status, body)
+					}
+				})
+			}
+			all.Wait()
+			if statuses[2] != 20 || statuses[5] != 30 || len(s.ids(t)) != 20 {
+				t.Errorf("%v and %d tokens, want 20 made and 30 refused", statuses, len(s.ids(t)))
+			}
+			for _, want := range []string{"signatures of 20 tokens", "Delete tokens or let some expire", "--advertise"} {
+				if _, body := ask(path); !strings.Contains(body, want) {
+					t.Errorf("the answer does not say %q: %s", want, body)
+				}
+			}
+			// What is not signed needs no room, and what expires makes room.
+			if status, body := ask("/v1/token?usages=authentication"); status != http.StatusCreated {
+				t.Errorf("a token that does not sign: %d %s", status, body)
+			}
+			info.mu.Lock()
+			info.capacity = 21
+			info.mu.Unlock()
+			if status, body := ask(path); status/100 != 2 {
+				t.Errorf("with room again: %d %s", status, body)
+			}
+		})
+	}
+}
+
+// Who waits in vain because others took the room is told so, and another one can have what was
+// kept for him.
+func TestRoomTakenByOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Advertise = "192.0.2.1:9443"
+		info := &narrow{ClusterInfo: s.ClusterInfo, capacity: 1, delay: time.Second, signed: map[string]bool{}}
+		s.ClusterInfo = info
+		handler := s.Handler()
+		ask := func() (int, string) {
+			r := httptest.NewRequestWithContext(t.Context(), "POST", commandPath, nil)
+			r.Header.Set("Authorization", "Bearer "+adminBearer)
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			return w.Code, w.Body.String()
+		}
+		time.AfterFunc(500*time.Millisecond, func() {
+			info.mu.Lock()
+			defer info.mu.Unlock()
+			info.signed["foreign"] = true
+		})
+		if status, body := ask(); status != http.StatusGatewayTimeout || !strings.Contains(body, "cluster-info is full") || len(s.ids(t)) != 0 {
+			t.Errorf("%d %s, and %d tokens are left", status, body, len(s.ids(t)))
+		}
+		info.mu.Lock()
+		delete(info.signed, "foreign")
+		info.mu.Unlock()
+		if status, body := ask(); status != http.StatusOK {
+			t.Errorf("%d %s", status, body)
+		}
+	})
+}
