@@ -18,7 +18,8 @@ const (
 	discoveryPath    = "/api/v1/namespaces/" + Namespace + "/configmaps/" + Name
 	discoveryRetry   = 5 * time.Second
 	discoveryTimeout = 10 * time.Second
-	// A full ConfigMap is 1 MiB of values, keys and JSON around them.
+	// A full ConfigMap is 1.5 MiB with keys and JSON; kubejoin itself answers with as many signatures
+	// as there are tokens. This is a quarter of a million.
 	maxAnswer = 32 << 20
 )
 

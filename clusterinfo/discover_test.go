@@ -187,7 +187,7 @@ func TestDiscoverGivesUpWithTheReason(t *testing.T) {
 		}, "answer 302 Found"},
 		"not JSON":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "not the JSON"},
 		"unsigned":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"data":{"kubeconfig":"x"}}`) }, "no signature by token abcdef"},
-		"huge":       {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.CopyN(w, zeros{}, 5<<20) }, "answer of more than"},
+		"huge":       {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.CopyN(w, zeros{}, 33<<20) }, "answer of more than"},
 		"slow":       {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline"},
 		"hanging up": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
 	} {

@@ -88,7 +88,7 @@ func onCluster(ctx context.Context, s *service) error {
 		}
 	}
 	info := configmap.Open(watch, working)
-	s.api.Tokens, s.api.Claims, s.api.ClusterInfo = store, claims, info
+	s.api.Tokens, s.api.Claims, s.api.ClusterInfo = store, claims, s.discovered(info, store)
 	s.api.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
 		uid, err := nodes.Node(ctx, name)
 		return tokens.NodeRef{Name: name, UID: uid}, err
@@ -97,7 +97,7 @@ func onCluster(ctx context.Context, s *service) error {
 		s.hosts = append(s.hosts, host)
 	}
 
-	var controllers []func(context.Context) error
+	controllers := []func(context.Context) error{s.watchSize(info)}
 	if enabled[bootstrapSigner] {
 		first, err := firstKubeconfig(config, o)
 		if err != nil {
@@ -266,13 +266,13 @@ func (s *service) checkClusterInfo(info *configmap.ConfigMap) {
 		}
 		switch {
 		case err == nil && s.ca != nil && s.options.tlsCert == "" && !trusted(s.ca.Get(), cas):
-			return server.Notice("the CA that signs kubejoin's serving certificate is none of those in cluster-info: discovery at kubejoin fails")
+			err = server.Notice("the CA that signs kubejoin's serving certificate is none of those in cluster-info: discovery at kubejoin fails")
 		case errors.Is(err, clusterinfo.ErrNotFound):
 			return errors.New("there is no ConfigMap kube-public/cluster-info")
 		case errors.Is(err, context.DeadlineExceeded):
 			return errors.New("kube-public/cluster-info has not been read yet, see the log")
 		}
-		return err
+		return s.sized(info, err)
 	})
 }
 
