@@ -227,15 +227,15 @@ func TestExplain(t *testing.T) {
 		"nobody approves": {
 			facts: explain.Facts{Requests: []explain.Request{request("bob", permitted(true))}},
 			state: explain.NotApproved, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: no kubejoin has a Lease here; its csr-approver, or kube-controller-manager's certificatesigningrequest-approving-controller, should; " +
+			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should do it, and no kubejoin has a Lease here; " +
 				"approve it with: kubectl certificate approve csr-1",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"approver is away": {
 			facts: explain.Facts{Requests: []explain.Request{request("bob", permitted(true))}, Leader: leader(5 * time.Minute)},
 			state: explain.NotApproved, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: no kubejoin is at work (its Lease was last renewed 5 min ago), whose csr-approver should, " +
-				"unless kube-controller-manager's certificatesigningrequest-approving-controller does; approve it with: kubectl certificate approve csr-1",
+			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should do it, " +
+				"and no kubejoin is at work (its Lease was renewed 5 min ago); approve it with: kubectl certificate approve csr-1",
 			next: []string{"kubectl -n kubejoin-system get lease kubejoin", "kubectl certificate approve csr-1"},
 		},
 
@@ -256,7 +256,7 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Requests: []explain.Request{request("bob", approved)}, Leader: leader(time.Second),
 				Events: []explain.Event{caEvent("CAExpired", "The CA expired", time.Hour), caEvent("CAReplaced", "x", time.Minute)}},
 			state: explain.NotSigned, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer on cp-1_abc should, its log says why it did not, unless --controllers leaves it to kube-controller-manager",
+			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer on cp-1_abc should do it, see its log, unless --controllers leaves it to kube-controller-manager",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"approved, and the token is gone": {
@@ -339,7 +339,7 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Tokens: []tokens.Record{plain}, Leader: leader(time.Second)},
 			state: explain.NoClusterInfo,
 			sentence: "no machine has asked for a certificate under this name, and none can discover the cluster: there is no ConfigMap kube-public/cluster-info; " +
-				"kubejoin's bootstrap-signer on cp-1_abc should, its log says why it did not, unless --controllers leaves it to kube-controller-manager",
+				"kubejoin's bootstrap-signer on cp-1_abc should do it, see its log, unless --controllers leaves it to kube-controller-manager",
 		},
 		"token for it": {
 			facts: explain.Facts{Tokens: []tokens.Record{plain, bound, token(t, "dddddd", forNames(name), expired)}, ClusterInfo: signed},
@@ -351,7 +351,7 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Tokens: []tokens.Record{plain, bound}, ClusterInfo: unsigned, Leader: leader(5 * time.Minute)},
 			state: explain.TokenUnsigned,
 			sentence: "no machine has asked for a certificate under this name, and with its token it cannot discover the cluster, since cluster-info has no signature by it; " +
-				"tokens limited to it: bbbbbb (unsigned); no kubejoin is at work (its Lease was last renewed 5 min ago), whose bootstrap-signer should, unless kube-controller-manager's bootstrap-signer-controller does",
+				"tokens limited to it: bbbbbb (unsigned); kubejoin's bootstrap-signer or kube-controller-manager's bootstrap-signer-controller should do it, and no kubejoin is at work (its Lease was renewed 5 min ago)",
 			next: []string{"kubectl -n kubejoin-system get lease kubejoin", "kubectl -n kube-public get configmap cluster-info -o yaml"},
 		},
 		"expired token for it": {
@@ -405,14 +405,14 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, permitted(true))}, Leader: leader(time.Second),
 				Unread: []explain.Unread{gone(explain.FactTokens), gone(explain.FactClaim), gone(explain.FactEvents), gone(explain.FactClusterInfo)}},
 			state: explain.NotApproved, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver on cp-1_abc should, its log says why it did not, unless --controllers leaves it to kube-controller-manager; " +
+			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver on cp-1_abc should do it, see its log, unless --controllers leaves it to kube-controller-manager; " +
 				"approve it with: kubectl certificate approve csr-1 (could not be read: tokens, the claim of the name, Events)",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"leader unread": {
 			facts: explain.Facts{Requests: []explain.Request{request("bob", approved)}, Unread: []explain.Unread{gone(explain.FactLeader)}},
 			state: explain.NotSigned, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer, or kube-controller-manager's certificatesigningrequest-signing-controller, should " +
+			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer or kube-controller-manager's certificatesigningrequest-signing-controller should do it " +
 				"(could not be read: kubejoin's Lease)",
 			next: []string{"kubectl describe csr csr-1"},
 		},

@@ -25,7 +25,7 @@ func (v *view) quiet() {
 	}
 	if v.reads(FactClusterInfo) && len(v.ClusterInfo) == 0 {
 		v.say(NoClusterInfo, time.Time{}, "%s, and none can discover the cluster: there is no ConfigMap kube-public/cluster-info; %s", nobody,
-			v.whose("bootstrap-signer", "bootstrap-signer-controller (which needs 'kubeadm init phase bootstrap-token' to make it)"))
+			v.whose("bootstrap-signer", "bootstrap-signer-controller after 'kubeadm init phase bootstrap-token'"))
 		return
 	}
 	if !v.reads(FactTokens) {

@@ -187,19 +187,20 @@ func (v *view) caTrouble() *Event {
 
 // whose says which controller should have done something, and whether it can be at work.
 func (v *view) whose(kubejoins, kcms string) string {
+	either := fmt.Sprintf("kubejoin's %s or kube-controller-manager's %s should do it", kubejoins, kcms)
 	if !v.reads(FactLeader) {
-		return fmt.Sprintf("kubejoin's %s, or kube-controller-manager's %s, should", kubejoins, kcms)
+		return either
 	}
 	l := v.Leader
 	v.e.Evidence.Leader = l
 	switch {
 	case l == nil:
-		return fmt.Sprintf("no kubejoin has a Lease here; its %s, or kube-controller-manager's %s, should", kubejoins, kcms)
+		return either + ", and no kubejoin has a Lease here"
 	case l.Holder == "" || v.now.Sub(l.Renewed) > l.Duration:
 		v.next("", fmt.Sprintf("kubectl -n %s get lease %s", l.Namespace, l.Lease))
-		return fmt.Sprintf("no kubejoin is at work (its Lease was last renewed %s), whose %s should, unless kube-controller-manager's %s does", ago(l.Renewed, v.now), kubejoins, kcms)
+		return fmt.Sprintf("%s, and no kubejoin is at work (its Lease was renewed %s)", either, ago(l.Renewed, v.now))
 	}
-	return fmt.Sprintf("kubejoin's %s on %s should, its log says why it did not, unless --controllers leaves it to kube-controller-manager", kubejoins, l.Holder)
+	return fmt.Sprintf("kubejoin's %s on %s should do it, see its log, unless --controllers leaves it to kube-controller-manager", kubejoins, l.Holder)
 }
 
 // issued tells of a certificate, where there is no Node.

@@ -1,0 +1,308 @@
+package kube_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+func TestMain(m *testing.M) { cluster.Main(m) }
+
+const (
+	kubelet = certificates.KubeAPIServerClientKubeletSignerName
+	serving = certificates.KubeletServingSignerName
+)
+
+// world is the shared cluster as an administrator explains it. No kubejoin runs there: what
+// happens to requests is done by hand. Each test has node names of its own.
+type world struct {
+	*testing.T
+	cluster *cluster.Cluster
+	admin   kubernetes.Interface
+	tokens  *secretstore.Store
+	claims  *secretstore.Claims
+	info    *configmap.ConfigMap
+	reader  kube.Reader
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a control plane")
+	}
+	c := cluster.Shared(t)
+	w := &world{T: t, cluster: c, admin: c.Client()}
+	w.ignoreExists(w.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kubejoin-system"}}, metav1.CreateOptions{}))
+	w.reader = w.readerOf(w.admin)
+	w.tokens, w.claims, w.info = w.reader.Tokens.(*secretstore.Store), w.reader.Claims.(*secretstore.Claims), w.reader.ClusterInfo.(*configmap.ConfigMap)
+	return w
+}
+
+// readerOf is a Reader with that client alone.
+func (w *world) readerOf(client kubernetes.Interface) kube.Reader {
+	w.Helper()
+	store, err := secretstore.Open(w.Context(), client, nil)
+	if err != nil {
+		w.Fatal(err)
+	}
+	claims, err := secretstore.OpenClaims(w.Context(), client, "kubejoin-system", nil)
+	if err != nil {
+		w.Fatal(err)
+	}
+	// A slow machine: what can be read is not to count as unreadable.
+	return kube.Reader{Client: client, Tokens: store, Claims: claims, ClusterInfo: configmap.Open(w.Context(), client), Timeout: time.Minute}
+}
+
+func (w *world) ignoreExists(_ any, err error) {
+	w.Helper()
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		w.Fatal(err)
+	}
+}
+
+// token stores a token.
+func (w *world) token(change ...func(*tokens.Record)) tokens.Record {
+	w.Helper()
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	for _, c := range change {
+		c(&r)
+	}
+	stored, err := w.tokens.Create(w.Context(), r)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return stored
+}
+
+// holder is a machine that has a token.
+func (w *world) holder(r tokens.Record) kubernetes.Interface {
+	return w.as("system:bootstrap:"+r.Token.ID(), "system:bootstrappers", tokens.DefaultGroup)
+}
+
+func (w *world) as(name string, groups ...string) kubernetes.Interface {
+	w.Helper()
+	config := w.cluster.AdminConfig()
+	config.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: append(groups, "system:authenticated")}
+	return w.client(config)
+}
+
+func (w *world) client(config *rest.Config) kubernetes.Interface {
+	w.Helper()
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return client
+}
+
+// ask makes a request for the node as the machine that the client is.
+func (w *world) ask(client kubernetes.Interface, signerName, node string) *certificates.CertificateSigningRequest {
+	w.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		w.Fatal(err)
+	}
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
+	if signerName == serving {
+		usages[1], template.DNSNames = certificates.UsageServerAuth, []string{node}
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		w.Fatal(err)
+	}
+	o, err := client.CertificatesV1().CertificateSigningRequests().Create(w.Context(), &certificates.CertificateSigningRequest{
+		// With a label the API server notes from the start who writes what.
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-", Labels: map[string]string{"explain": "test"}},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: signerName, Usages: usages,
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return o
+}
+
+// decide approves or denies a request as an approver does.
+func (w *world) decide(o *certificates.CertificateSigningRequest, kind certificates.RequestConditionType, reason, message string) *certificates.CertificateSigningRequest {
+	w.Helper()
+	o.Status.Conditions = append(o.Status.Conditions, certificates.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: message})
+	o, err := w.admin.CertificatesV1().CertificateSigningRequests().UpdateApproval(w.Context(), o.Name, o, metav1.UpdateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return o
+}
+
+// finish writes the status as a signer does: a certificate of the CA, or that the request failed.
+func (w *world) finish(o *certificates.CertificateSigningRequest, manager string, ca *signer.CA, failed *certificates.CertificateSigningRequestCondition) {
+	w.Helper()
+	if failed != nil {
+		o.Status.Conditions = append(o.Status.Conditions, *failed)
+	} else {
+		parsed, err := signer.ParseCSR(o.Spec.Request)
+		if err != nil {
+			w.Fatal(err)
+		}
+		profile := signer.Profile{Usages: o.Spec.Usages, Default: time.Hour}
+		if o.Status.Certificate, err = profile.Issue(ca, signer.Template{CSR: parsed, Usages: o.Spec.Usages}, time.Now()); err != nil {
+			w.Fatal(err)
+		}
+	}
+	if _, err := w.admin.CertificatesV1().CertificateSigningRequests().UpdateStatus(w.Context(), o, metav1.UpdateOptions{FieldManager: manager}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) approve(o *certificates.CertificateSigningRequest) *certificates.CertificateSigningRequest {
+	w.Helper()
+	return w.decide(o, certificates.CertificateApproved, "AutoApproved", "approved")
+}
+
+func (w *world) clusterCA() *signer.CA {
+	w.Helper()
+	ca, err := signer.LoadCA(w.cluster.CAFile(), w.cluster.CAKeyFile())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return ca
+}
+
+// node makes a Node.
+func (w *world) node(name string, ready corev1.ConditionStatus, message string) *corev1.Node {
+	w.Helper()
+	n, err := w.admin.CoreV1().Nodes().Create(w.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready, Message: message, LastTransitionTime: metav1.Now()}}
+	if n, err = w.admin.CoreV1().Nodes().UpdateStatus(w.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	return n
+}
+
+// event reports something about a request as kubejoin does.
+func (w *world) event(o *certificates.CertificateSigningRequest, reason, message string) {
+	w.Helper()
+	_, err := w.admin.CoreV1().Events("default").Create(w.Context(), &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{GenerateName: o.Name + ".", Namespace: "default"},
+		InvolvedObject: corev1.ObjectReference{Kind: "CertificateSigningRequest", Name: o.Name, UID: o.UID, APIVersion: "certificates.k8s.io/v1"},
+		Reason:         reason, Message: message, Type: corev1.EventTypeWarning, Source: corev1.EventSource{Component: "kubejoin"},
+		FirstTimestamp: metav1.Now(), LastTimestamp: metav1.Now(),
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// explain asks for a node, and wants that state and these words in the sentence.
+func (w *world) explain(node string, state explain.State, words ...string) explain.Explanation {
+	w.Helper()
+	e, err := w.reader.Explain(w.Context(), node)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Log(e.Text())
+	if e.State != state {
+		w.Errorf("node %s is %s, want %s: %s", node, e.State, state, e.Sentence)
+	}
+	for _, s := range words {
+		if !strings.Contains(e.Sentence, s) {
+			w.Errorf("the sentence has no %q: %s", s, e.Sentence)
+		}
+	}
+	if len(e.Unread) > 0 {
+		w.Errorf("unread: %v", e.Unread)
+	}
+	w.noSecret(e)
+	return e
+}
+
+// noSecret wants no secret of any token there is in what is shown.
+func (w *world) noSecret(e explain.Explanation) {
+	w.Helper()
+	text, err := json.Marshal(e)
+	if err != nil {
+		w.Fatal(err)
+	}
+	all, err := w.tokens.List(w.Context())
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, r := range all {
+		if strings.Contains(string(text)+e.Text(), r.Token.RevealSecret()) {
+			w.Errorf("the secret of %s is shown", r.Token)
+		}
+	}
+}
+
+// allow lets a service account do something, and is what that account is.
+func (w *world) allow(name string, rules ...rbac.PolicyRule) kubernetes.Interface {
+	w.Helper()
+	path, err := w.cluster.ServiceAccountKubeconfig(w.Context(), "kubejoin-system", name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	meta := metav1.ObjectMeta{Name: "explain-" + name}
+	w.ignoreExists(w.admin.RbacV1().ClusterRoles().Create(w.Context(), &rbac.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))
+	w.bind(meta.Name, rbac.Subject{Kind: "ServiceAccount", Namespace: "kubejoin-system", Name: name})
+	config, err := w.cluster.Config(path)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return w.client(config)
+}
+
+func (w *world) bind(role string, to rbac.Subject) {
+	w.Helper()
+	w.ignoreExists(w.admin.RbacV1().ClusterRoleBindings().Create(w.Context(), &rbac.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "explain-"},
+		RoleRef:    rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbac.Subject{to},
+	}, metav1.CreateOptions{}))
+}
+
+// await polls until there is no error.
+func (w *world) await(what string, try func(context.Context) error) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+	defer cancel()
+	for {
+		err := try(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			w.Fatal(fmt.Errorf("%s: %w", what, err))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
