@@ -17,7 +17,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -35,8 +34,6 @@ type service struct {
 	registry *prometheus.Registry
 
 	api server.Server
-	// claims are the node names that are taken, kept where the tokens are.
-	claims tokens.Claims
 	// ca is nil if no CA key was given.
 	ca *reload.Value[*signer.CA]
 	// caChanged are called one after the other when the CA is another one. What fails is

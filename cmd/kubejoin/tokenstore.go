@@ -70,7 +70,6 @@ func (s *service) openFileStore() (*boltstore.Store, error) {
 		return nil, err
 	}
 	s.closers = append(s.closers, store.Close)
-	s.claims = store.Claims()
 	s.check("tokens", func(ctx context.Context) error {
 		// Any token will do, and none: this is whether the file can be read.
 		if _, err := store.Get(ctx, "000000"); err != nil && !errors.Is(err, tokens.ErrNotFound) {
