@@ -45,8 +45,11 @@ func (s *Store) write(hints *tokens.Hints, do func(*bbolt.Tx) error) error {
 	changed := map[*tokens.Hints]bool{}
 	err := s.update(func(tx *bbolt.Tx) error {
 		for _, w := range batch {
-			if w.err = w.do(tx); w.err == nil {
+			switch w.err = w.do(tx); {
+			case w.err == nil:
 				changed[w.hints] = true
+			case errors.Is(w.err, ErrDamaged): // guard sees only what ends the transaction
+				w.err = fmt.Errorf("%s: %w", s.path, w.err)
 			}
 		}
 		if len(changed) == 0 {

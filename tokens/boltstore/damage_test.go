@@ -48,6 +48,8 @@ func TestDamagedRow(t *testing.T) {
 		"example":       {"abcdef", strings.Replace(good, secret, "0123456789abcdef", 1), "published example"},
 		"bad key":       {"ABC", good, "malformed token ID"},
 		"no uid":        {"abc123", strings.Replace(good, `"u"`, `""`, 1), "missing"},
+		"limits":        {"abc123", strings.Replace(good, "{", `{"limits":{"role":"`+secret+`"},`, 1), "limits that nobody"},
+		"nodes":         {"abc123", strings.Replace(good, "{", `{"nodes":["a,`+secret+`"],`, 1), "nodes that cannot have joined"},
 		"version 0":     {"abc123", strings.Replace(good, `"version":1`, `"version":0`, 1), "missing"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
@@ -16,6 +17,7 @@ func FuzzDecodeRow(f *testing.F) {
 	f.Add([]byte("abc123"), []byte(good+good))
 	f.Add([]byte("abc12"), []byte(`{"secret":"`+secret+`x","expires":"`+secret+`"}`))
 	f.Add([]byte("abc123"), []byte(`{"secret":"`+secret+`","SECRET":"`+secret+`","groups":[["`+secret+`"]],"version":-1}`))
+	f.Add([]byte("abc123"), []byte(strings.Replace(good, "{", `{"limits":{"maxNodes":2,"role":"`+secret+`","nodeNames":["`+secret+`"],"replaces":{"name":"`+secret+`","uid":""}},"nodes":["a","A"],`, 1)))
 	f.Add([]byte{0xff, 0}, []byte(`[[[[`))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		fuzzing.Prompt(t, func() {
@@ -29,6 +31,28 @@ func FuzzDecodeRow(f *testing.F) {
 				t.Errorf("%v is not ErrDamaged", err)
 			case strings.Contains(err.Error(), secret) && !strings.Contains(string(key), secret):
 				t.Errorf("the secret is in %v", err)
+			}
+		})
+	})
+}
+
+// FuzzDecodeClaim has such rows of claims.
+func FuzzDecodeClaim(f *testing.F) {
+	f.Add([]byte("worker-1"), []byte(`{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"certificateDuration":28800,"nodeNames":["w*"]},`+
+		`"keys":["k"],"requests":["r"],"nodeUID":"n","created":"2026-01-02T03:04:05Z","uid":"u","version":1}`))
+	f.Add([]byte("Worker"), []byte(`{"tokenID":"abc","keys":["",","],"limits":{"certificateDuration":9223372036854775807,"replaces":{}},"version":-1}`))
+	f.Add([]byte{0xff, 0}, []byte(`{{`))
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		fuzzing.Prompt(t, func() {
+			c, err := boltstore.DecodeClaim(key, value)
+			switch {
+			case err == nil:
+				if c.Node != string(key) || tokens.CheckNodeName(c.Node) != nil || tokens.CheckID(c.TokenID) != nil || c.Limits.Check() != nil ||
+					len(c.Keys) > tokens.MaxKeys || c.UID == "" || c.Version == "" || c.Created.IsZero() {
+					t.Errorf("row %q is read as %+v", key, c)
+				}
+			case !errors.Is(err, boltstore.ErrDamaged):
+				t.Errorf("%v is not ErrDamaged", err)
 			}
 		})
 	})

@@ -30,47 +30,6 @@ type row struct {
 	Version        uint64    `json:"version"`
 }
 
-// limitsRow is a part of the row of a token and of that of a claim.
-type limitsRow struct {
-	MaxNodes            int      `json:"maxNodes,omitempty"`
-	NodeNames           []string `json:"nodeNames,omitempty"`
-	CertificateDuration int64    `json:"certificateDuration,omitempty"` // seconds
-	Replaces            *nodeRow `json:"replaces,omitempty"`
-	Role                string   `json:"role,omitempty"`
-}
-
-type nodeRow struct {
-	Name string `json:"name"`
-	UID  string `json:"uid"`
-}
-
-func encodeLimits(l tokens.Limits) limitsRow {
-	row := limitsRow{
-		MaxNodes:            l.MaxNodes,
-		NodeNames:           l.NodeNames,
-		CertificateDuration: int64(l.CertificateDuration / time.Second),
-		Role:                l.Role,
-	}
-	if l.Replaces != (tokens.NodeRef{}) {
-		row.Replaces = &nodeRow{Name: l.Replaces.Name, UID: l.Replaces.UID}
-	}
-	return row
-}
-
-// decodeLimits takes nothing for limits that Create would have refused.
-func decodeLimits(row limitsRow) (tokens.Limits, error) {
-	l := tokens.Limits{MaxNodes: row.MaxNodes, NodeNames: row.NodeNames, Role: row.Role}
-	if row.Replaces != nil {
-		l.Replaces = tokens.NodeRef{Name: row.Replaces.Name, UID: row.Replaces.UID}
-	}
-	most := int64(tokens.MaxCertificateDuration / time.Second)
-	l.CertificateDuration = time.Duration(row.CertificateDuration) * time.Second
-	if row.CertificateDuration > most || row.CertificateDuration < 0 || l.Check() != nil {
-		return tokens.Limits{}, errors.New("limits that nobody may have set")
-	}
-	return l, nil
-}
-
 // clone shares nothing with r that can be changed.
 func clone(r tokens.Record) tokens.Record {
 	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)

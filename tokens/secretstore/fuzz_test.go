@@ -59,7 +59,51 @@ func FuzzDecode(f *testing.F) {
 			// What can be written is read back as it was.
 			again, err := decode(encode(r))
 			if err != nil || again.Problem != nil || again.Token != r.Token || !again.Expires.Equal(r.Expires.Truncate(time.Second)) ||
-				again.Signing != r.Signing || again.Authentication != r.Authentication || again.Description != r.Description || !slices.Equal(again.Groups, r.Groups) {
+				!again.Limits.Equal(r.Limits) || !slices.Equal(again.Nodes, r.Nodes) || again.Signing != r.Signing || again.Authentication != r.Authentication || again.Description != r.Description || !slices.Equal(again.Groups, r.Groups) {
+				t.Errorf("%+v was written and read as %+v, %v", r, again, err)
+			}
+		})
+	})
+}
+
+// FuzzDecodeLimits has annotations as anybody may write them.
+func FuzzDecodeLimits(f *testing.F) {
+	f.Add("3", "worker-*,db.example", "8h", "", "control-plane", "worker-1", "")
+	f.Add("1", "*", "480m0.0s", "worker-1/4f5e", "", "worker-1,worker-2", "")
+	f.Add("0", "a,,b", "-1h", "/", "worker", ",", "zone")
+	f.Add("+1", "A", "8", "a/b/c", " ", "a, b", "max-nodes ")
+	f.Add("9223372036854775808", strings.Repeat("a,", 40_000), "2540400h10m10s", strings.Repeat("a", 300)+"/u", "\xff", "a,a", "")
+	f.Fuzz(func(t *testing.T, most, names, duration, replaces, role, nodes, unknown string) {
+		object := encode(tokens.Record{Token: tokens.Generate(), Signing: true})
+		for name, value := range map[string]string{
+			"max-nodes": most, "node-names": names, "certificate-duration": duration, "replaces-node": replaces, "role": role, "nodes": nodes, unknown: "x",
+		} {
+			if name != "" && value != "" {
+				annotate(object, name, value)
+			}
+		}
+		fuzzing.Prompt(t, func() {
+			r, err := decode(object)
+			if err != nil || r.Problem != nil || !r.Signs(time.Now()) {
+				t.Fatalf("decode gives %+v, %v, want a token that signs", r, err)
+			}
+			if (r.Check() == nil) != (r.Limits.Problem == nil) {
+				t.Errorf("the problem is %v, and Check says %v", r.Limits.Problem, r.Check())
+			}
+			if r.Limits.Problem != nil {
+				// It can be mended, whatever it is.
+				mended := clone(r)
+				mended.Limits.Problem = nil
+				if mended.Check() != nil { // values that do not go together
+					mended.Limits = tokens.Limits{}
+				}
+				apply(object, r, mended)
+				r = mended
+			} else {
+				object = encode(r)
+			}
+			again, err := decode(object)
+			if err != nil || again.Limits.Problem != nil || !again.Limits.Equal(r.Limits) || !slices.Equal(again.Nodes, r.Nodes) {
 				t.Errorf("%+v was written and read as %+v, %v", r, again, err)
 			}
 		})

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A store whose context has ended has left nothing behind.
+// A store, and claims, whose context has ended have left nothing behind.
 func TestStopsWholly(t *testing.T) {
 	client := cluster.Shared(t).Client()
 	start := func() {
@@ -23,6 +23,15 @@ func TestStopsWholly(t *testing.T) {
 		}
 		s.Watch(ctx)
 		if _, err := s.List(ctx); err != nil {
+			t.Error(err)
+		}
+		claims, err := secretstore.OpenClaims(ctx, client, "default", nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		claims.Watch(ctx)
+		if _, err := claims.List(ctx); err != nil {
 			t.Error(err)
 		}
 	}

@@ -128,8 +128,8 @@ func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 			unknown = append(unknown, key)
 		}
 	}
-	for _, key := range slices.Sorted(slices.Values(unknown)) {
-		problems = append(problems, fmt.Errorf("%.100s: not known, want %s%s", key, annotationPrefix, strings.Join(known, ", ")))
+	if slices.Sort(unknown); len(unknown) > 0 {
+		problems = append(problems, fmt.Errorf("%.300s: not known, want %s%s", strings.Join(unknown, ", "), annotationPrefix, strings.Join(known, ", ")))
 	}
 	if len(problems) == 0 {
 		if err := l.Check(); err != nil { // of two that do not go together

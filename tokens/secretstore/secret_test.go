@@ -111,7 +111,7 @@ func TestDecode(t *testing.T) {
 				t.Errorf("token %v with secret %t, want %t", r.Token, r.Token.HasSecret(), !test.noSecret)
 			}
 			if r.Expires != want.Expires || r.Signing != want.Signing || r.Authentication != want.Authentication || !slices.Equal(r.Groups, want.Groups) ||
-				r.Description != want.Description || r.Created != want.Created || r.UID != want.UID || r.Version != want.Version {
+				r.Description != want.Description || !r.Limits.IsZero() || r.Nodes != nil || r.Created != want.Created || r.UID != want.UID || r.Version != want.Version {
 				t.Errorf("decode gives\n%+v\nwant\n%+v", r, want)
 			}
 			switch {

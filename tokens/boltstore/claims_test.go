@@ -1,0 +1,138 @@
+package boltstore_test
+
+import (
+	"errors"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"go.etcd.io/bbolt"
+)
+
+// TestDamagedClaim: a claim that cannot be read keeps its name, and every error names it.
+func TestDamagedClaim(t *testing.T) {
+	const good = `{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"replaces":{"name":"worker-1","uid":"n"}},"keys":["k"],"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
+	for name, test := range map[string]struct{ value, want string }{
+		"good":          {good, ""},
+		"empty":         {"", "ends too soon"},
+		"more":          {good + good, "something follows"},
+		"unknown field": {strings.Replace(good, "tokenUID", "tokenUid2", 1), "fields of a row only"},
+		"wrong type":    {strings.Replace(good, `["k"]`, `"k"`, 1), `field "keys" is of the wrong type`},
+		"limits":        {strings.Replace(good, `"maxNodes":1`, `"maxNodes":-1`, 1), "limits"},
+		"duration":      {strings.Replace(good, `"maxNodes":1`, `"certificateDuration":9223372036854775807`, 1), "limits"},
+		"replaces":      {strings.Replace(good, `"name":"worker-1","uid":"n"`, `"name":"","uid":""`, 1), "limits"},
+		"token":         {strings.Replace(good, "abc123", "", 1), "a claim that nobody"},
+		"keys":          {strings.Replace(good, `["k"]`, `["1","2","3","4"]`, 1), "a claim that nobody"},
+		"no uid":        {strings.Replace(good, `"uid":"u"`, `"uid":""`, 1), "missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tokens.db")
+			s := open(t, path)
+			if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			edit(t, path, func(tx *bbolt.Tx) error {
+				return tx.Bucket([]byte("claims")).Put([]byte("worker-1"), []byte(test.value))
+			})
+			claims := open(t, path).Claims()
+			c, getErr := claims.Get(t.Context(), "worker-1")
+			_, listErr := claims.List(t.Context())
+			_, ofErr := claims.OfToken(t.Context(), "abc123")
+			_, createErr := claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"})
+			if test.want == "" {
+				if err := errors.Join(getErr, listErr, ofErr); err != nil || c.Limits.Replaces.UID != "n" {
+					t.Errorf("Get = %+v, %v, want the claim", c, err)
+				}
+				return
+			}
+			for what, err := range map[string]error{"Get": getErr, "List": listErr, "OfToken": ofErr, "Create": createErr} {
+				if !errors.Is(err, boltstore.ErrDamaged) || errors.Is(err, tokens.ErrNotFound) {
+					t.Errorf("%s = %v, want ErrDamaged", what, err)
+					continue
+				}
+				for _, part := range []string{path, strconv.Quote("worker-1"), test.want} {
+					if !strings.Contains(err.Error(), part) {
+						t.Errorf("%s = %q, want %q in it", what, err, part)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestHintsApart: who watches tokens is not woken by claims, nor the other way round.
+func TestHintsApart(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
+	ofTokens, ofClaims := s.Watch(t.Context()), s.Claims().Watch(t.Context())
+	<-ofTokens
+	<-ofClaims
+	hinted := func(hints <-chan struct{}) bool {
+		select {
+		case <-hints:
+			return true
+		default:
+			return false
+		}
+	}
+	// The hint is sent before the write returns.
+	if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"}); err != nil {
+		t.Fatal(err)
+	}
+	if !hinted(ofClaims) || hinted(ofTokens) {
+		t.Error("a new claim hints at tokens, or not at claims")
+	}
+	if _, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}); err != nil {
+		t.Fatal(err)
+	}
+	if hinted(ofClaims) || !hinted(ofTokens) {
+		t.Error("a new token hints at claims, or not at tokens")
+	}
+}
+
+// TestClaimsAndTokensAtOnce has both in the same commits.
+func TestClaimsAndTokensAtOnce(t *testing.T) {
+	const n = 200
+	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Limits: tokens.Limits{MaxNodes: 1}})
+			if err != nil {
+				t.Errorf("Create: %v", err)
+				return
+			}
+			node := "worker-" + strconv.Itoa(i/2) // two for each name
+			_, err = s.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits})
+			if err != nil && !errors.Is(err, tokens.ErrExists) {
+				t.Errorf("Create of a claim: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	all, err := s.Claims().List(t.Context())
+	if err != nil || len(all) != n/2 {
+		t.Errorf("List gives %d claims, %v, want %d", len(all), err, n/2)
+	}
+	records, err := s.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := 0
+	for _, r := range records {
+		claims, err := s.Claims().OfToken(t.Context(), r.Token.ID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		of += len(claims)
+	}
+	if len(records) != n || of != n/2 {
+		t.Errorf("%d tokens have %d claims, want %d and %d", len(records), of, n, n/2)
+	}
+}

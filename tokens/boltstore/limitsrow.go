@@ -1,0 +1,53 @@
+package boltstore
+
+import (
+	"errors"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// limitsRow is a part of the row of a token and of that of a claim.
+type limitsRow struct {
+	MaxNodes            int      `json:"maxNodes,omitempty"`
+	NodeNames           []string `json:"nodeNames,omitempty"`
+	CertificateDuration int64    `json:"certificateDuration,omitempty"` // seconds
+	Replaces            *nodeRow `json:"replaces,omitempty"`
+	Role                string   `json:"role,omitempty"`
+}
+
+type nodeRow struct {
+	Name string `json:"name"`
+	UID  string `json:"uid"`
+}
+
+func encodeLimits(l tokens.Limits) limitsRow {
+	row := limitsRow{
+		MaxNodes:            l.MaxNodes,
+		NodeNames:           l.NodeNames,
+		CertificateDuration: int64(l.CertificateDuration / time.Second),
+		Role:                l.Role,
+	}
+	if l.Replaces != (tokens.NodeRef{}) {
+		row.Replaces = &nodeRow{Name: l.Replaces.Name, UID: l.Replaces.UID}
+	}
+	return row
+}
+
+// decodeLimits takes nothing for limits that Create would have refused.
+func decodeLimits(row limitsRow) (tokens.Limits, error) {
+	l := tokens.Limits{
+		MaxNodes:            row.MaxNodes,
+		NodeNames:           row.NodeNames,
+		CertificateDuration: time.Duration(row.CertificateDuration) * time.Second,
+		Role:                row.Role,
+	}
+	overflown := int64(l.CertificateDuration/time.Second) != row.CertificateDuration
+	if row.Replaces != nil {
+		l.Replaces = tokens.NodeRef{Name: row.Replaces.Name, UID: row.Replaces.UID}
+	}
+	if overflown || row.Replaces != nil && l.Replaces == (tokens.NodeRef{}) || l.Check() != nil {
+		return tokens.Limits{}, errors.New("limits that nobody may have set")
+	}
+	return l, nil
+}

@@ -1,0 +1,171 @@
+package secretstore
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+func TestDecodeLimits(t *testing.T) {
+	const names = "want parts of [a-z0-9-] with dots between"
+	many := strings.TrimSuffix(strings.Repeat("worker-0.example,", 4000), ",")
+	for _, test := range []struct {
+		annotations string // name=value, one on a line
+		want        tokens.Limits
+		nodes       []string
+		problems    []string
+	}{
+		{annotations: ""},
+		{annotations: "max-nodes=1", want: tokens.Limits{MaxNodes: 1}},
+		{annotations: "max-nodes=1000", want: tokens.Limits{MaxNodes: 1000}},
+		{annotations: "max-nodes=", problems: []string{`kubejoin.io/max-nodes: "" given, want 1 to 1000`}},
+		{annotations: "max-nodes=0", problems: []string{`"0" given, want 1 to 1000`}},
+		{annotations: "max-nodes=1001", problems: []string{`"1001" given`}},
+		{annotations: "max-nodes=-1", problems: []string{`"-1" given`}},
+		{annotations: "max-nodes=+1", problems: []string{`"+1" given`}},
+		{annotations: "max-nodes=01", problems: []string{`"01" given`}},
+		{annotations: "max-nodes= 1", problems: []string{`" 1" given`}},
+		{annotations: "max-nodes=1.0", problems: []string{`"1.0" given`}},
+		{annotations: "max-nodes=one", problems: []string{`"one" given`}},
+		{annotations: "max-nodes=18446744073709551617", problems: []string{`"18446744073709551617" given`}},
+		{annotations: "max-nodes=" + strings.Repeat("9", 5000), problems: []string{`kubejoin.io/max-nodes: "999`}},
+
+		{annotations: "node-names=worker-7", want: tokens.Limits{NodeNames: []string{"worker-7"}}},
+		{annotations: "node-names=b,*.a,*", want: tokens.Limits{NodeNames: []string{"b", "*.a", "*"}}},
+		{annotations: "node-names=", problems: []string{`kubejoin.io/node-names: node name "", ` + names}},
+		{annotations: "node-names=a,", problems: []string{`node name "", ` + names}},
+		{annotations: "node-names=a, b", problems: []string{`node name " b", ` + names}},
+		{annotations: "node-names=A", problems: []string{`node name "A", ` + names}},
+		{annotations: "node-names=a;*", problems: []string{`node name pattern "a;*", want at most 253`}},
+		{annotations: "node-names=a,b,a", problems: []string{`kubejoin.io/node-names: "a" is given twice`}},
+		{annotations: "node-names=" + strings.Repeat("a", 254), problems: []string{"node name of 254 characters, want at most 253"}},
+		{annotations: "node-names=" + many, problems: []string{`"worker-0.example" is given twice`}},
+
+		{annotations: "certificate-duration=8h0m0s", want: tokens.Limits{CertificateDuration: 8 * time.Hour}},
+		{annotations: "certificate-duration=8h", want: tokens.Limits{CertificateDuration: 8 * time.Hour}},
+		{annotations: "certificate-duration=1.5h", want: tokens.Limits{CertificateDuration: 90 * time.Minute}},
+		{annotations: "certificate-duration=600000ms", want: tokens.Limits{CertificateDuration: 10 * time.Minute}},
+		{annotations: "certificate-duration=876000h", want: tokens.Limits{CertificateDuration: tokens.MaxCertificateDuration}},
+		{annotations: "certificate-duration=", problems: []string{`kubejoin.io/certificate-duration: "" given, want whole seconds from 10m0s to 876000h0m0s, such as 8h0m0s`}},
+		{annotations: "certificate-duration=0s", problems: []string{`"0s" given`}},
+		{annotations: "certificate-duration=9m59s", problems: []string{`"9m59s" given`}},
+		{annotations: "certificate-duration=-8h", problems: []string{`"-8h" given`}},
+		{annotations: "certificate-duration=8", problems: []string{`"8" given`}},
+		{annotations: "certificate-duration=1d", problems: []string{`"1d" given`}},
+		{annotations: "certificate-duration=1h1ns", problems: []string{`"1h1ns" given`}},
+		{annotations: "certificate-duration=876001h", problems: []string{`"876001h" given`}},
+
+		{annotations: "replaces-node=worker-1/u-1", want: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"}}},
+		{annotations: "replaces-node=worker-1/u-1\nmax-nodes=1\nnode-names=worker-*", want: tokens.Limits{
+			MaxNodes: 1, NodeNames: []string{"worker-*"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"},
+		}},
+		{annotations: "replaces-node=", problems: []string{`kubejoin.io/replaces-node: "" given, want NAME/UID of a Node`}},
+		{annotations: "replaces-node=/", problems: []string{`"/" given`}},
+		{annotations: "replaces-node=worker-1", problems: []string{`"worker-1" given`}},
+		{annotations: "replaces-node=worker-1/", problems: []string{`"worker-1/" given`}},
+		{annotations: "replaces-node=/u-1", problems: []string{`"/u-1" given`}},
+		{annotations: "replaces-node=worker-1/u/1", problems: []string{`"worker-1/u/1" given`}},
+		{annotations: "replaces-node=*/u-1", problems: []string{`"*/u-1" given`}},
+		{annotations: "replaces-node=worker-1/u-1\nmax-nodes=2", want: tokens.Limits{
+			MaxNodes: 2, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"},
+		}, problems: []string{"kubejoin.io/max-nodes: 2 given, and replaces-node is for one node"}},
+		{annotations: "replaces-node=worker-1/u-1\nnode-names=worker-2", want: tokens.Limits{
+			NodeNames: []string{"worker-2"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"},
+		}, problems: []string{`kubejoin.io/node-names: ["worker-2"] do not allow worker-1`}},
+
+		{annotations: "role=control-plane", want: tokens.Limits{Role: "control-plane"}},
+		{annotations: "role=", problems: []string{`kubejoin.io/role: "" given, want control-plane or no such annotation`}},
+		{annotations: "role=worker", problems: []string{`"worker" given`}},
+		{annotations: "role=Control-Plane", problems: []string{`"Control-Plane" given`}},
+
+		{annotations: "nodes=worker-2,worker-1", nodes: []string{"worker-2", "worker-1"}},
+		{annotations: "nodes=", problems: []string{`kubejoin.io/nodes: node name "", ` + names}},
+		{annotations: "nodes=a,b,", nodes: []string{"a", "b"}, problems: []string{`kubejoin.io/nodes: node name "", ` + names}},
+		{annotations: "nodes=a,a", nodes: []string{"a"}, problems: []string{`kubejoin.io/nodes: "a" is given twice`}},
+		{annotations: "nodes=worker-*", problems: []string{`node name "worker-*", ` + names}},
+
+		{annotations: "max-node=1", problems: []string{"kubejoin.io/max-node: not known, want kubejoin.io/nodes, max-nodes, node-names"}},
+		{annotations: "Max-Nodes=1", problems: []string{"kubejoin.io/Max-Nodes: not known"}},
+		{annotations: "token-uid=1", problems: []string{"kubejoin.io/token-uid: not known"}}, // on a claim only
+		{annotations: "=1", problems: []string{"kubejoin.io/: not known"}},
+		{
+			annotations: "max-nodes=x\nrole=x\nnodes=X\nb=1\na=1\ncertificate-duration=8h", want: tokens.Limits{CertificateDuration: 8 * time.Hour},
+			problems: []string{`max-nodes: "x" given`, `role: "x" given`, `nodes: node name "X"`, "kubejoin.io/a, kubejoin.io/b: not known"},
+		},
+	} {
+		t.Run(test.annotations[:min(len(test.annotations), 40)], func(t *testing.T) {
+			secret := encode(tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true})
+			secret.Annotations = map[string]string{"kubejoin.ioo/max-nodes": "x", "x.kubejoin.io/max-nodes": "x", "max-nodes": "x"}
+			for line := range strings.SplitSeq(test.annotations, "\n") {
+				if name, value, given := strings.Cut(line, "="); given {
+					secret.Annotations["kubejoin.io/"+name] = value
+				}
+			}
+			r, err := decode(secret)
+			if err != nil || r.Problem != nil || !r.Signs(time.Now()) || !r.Authentication {
+				t.Fatalf("decode gives %+v, %v, want a token that signs and authenticates", r, err)
+			}
+			if got := r.Limits; (got.Problem == nil) != (len(test.problems) == 0) {
+				t.Errorf("problem %v, want %q", got.Problem, test.problems)
+			}
+			if err := r.Check(); (err == nil) != (len(test.problems) == 0) {
+				t.Errorf("Check = %v, want %q", err, test.problems)
+			}
+			for _, want := range test.problems {
+				switch p := r.Limits.Problem; {
+				case p == nil:
+				case !strings.Contains(p.Error(), want):
+					t.Errorf("problem %q, want %q in it", p, want)
+				case len(p.Error()) > 2000:
+					t.Errorf("a problem of %d bytes", len(p.Error()))
+				}
+			}
+			got := r.Limits
+			got.Problem = nil
+			if !got.Equal(test.want) || !slices.Equal(r.Nodes, test.nodes) {
+				t.Errorf("decode gives %+v and nodes %q, want %+v and %q", got, r.Nodes, test.want, test.nodes)
+			}
+		})
+	}
+}
+
+func TestTooManyNames(t *testing.T) {
+	secret := encode(tokens.Record{Token: tokens.Generate()})
+	var names []string
+	for i := range 10_000 {
+		names = append(names, "worker-"+strconv.Itoa(i))
+	}
+	annotate(secret, "node-names", strings.Join(names, ","))
+	r, err := decode(secret)
+	if err != nil || r.Limits.Problem == nil || !strings.Contains(r.Limits.Problem.Error(), "bytes given, 65536 allowed") {
+		t.Errorf("decode gives the problem %v, %v, want how many bytes are allowed", r.Limits.Problem, err)
+	}
+}
+
+// TestMend has limits that were malformed written anew, and all of them.
+func TestMend(t *testing.T) {
+	secret := encode(tokens.Record{Token: tokens.Generate(), Limits: tokens.Limits{Role: tokens.RoleControlPlane}})
+	annotate(secret, "max-nodes", "many")
+	annotate(secret, "certificate-duration", "480m")
+	annotate(secret, "zone", "eu")
+	annotate(secret, "nodes", "a,a")
+	secret.Annotations["example.com/zone"] = "eu"
+	before, err := decode(secret)
+	if err != nil || before.Limits.Problem == nil {
+		t.Fatalf("decode = %+v, %v, want a problem", before, err)
+	}
+	after := clone(before)
+	after.Limits.Problem = nil
+	apply(secret, before, after)
+	if r, err := decode(secret); err != nil || r.Limits.Problem != nil {
+		t.Fatalf("decode = %+v, %v", r, err)
+	}
+	if len(secret.Annotations) != 4 || secret.Annotations["kubejoin.io/certificate-duration"] != "8h0m0s" || secret.Annotations["kubejoin.io/nodes"] != "a" ||
+		secret.Annotations["kubejoin.io/role"] != "control-plane" || secret.Annotations["example.com/zone"] != "eu" {
+		t.Errorf("annotations are %v, want all limits that are good, and what is another's", secret.Annotations)
+	}
+}
