@@ -45,11 +45,11 @@ func claimShown(c tokens.Claim) api.Claim {
 // releaseClaim makes a name free again, and its place on the token.
 //
 // The count on the token goes down first and the claim goes last. The claim is the lock on the
-// name: while anything is undone nobody else takes it. Should the rest not happen, the claim is
-// still there to be released again, and the count is mended from it when the token is used the
-// next time. The other way round the same token could take the name anew between the two steps,
-// and the count would go down for a claim that is there. A machine that is admitted on the claim
-// meanwhile changes it, and the release starts over.
+// name: while anything is undone no other token takes it. Should the rest not happen, the claim is
+// there to be released again, and until then the count is mended from it when the token is used.
+// The other way round a request that had read the token before could take the name anew between
+// the two steps, and the count would go down for a claim that is there. A machine that is admitted
+// with another key meanwhile changes the claim, and the release starts over.
 func (h *handler) releaseClaim(r *http.Request) (answer, error) {
 	var asked api.ReleaseClaim
 	if err := readRequest(r, &asked); err != nil {
@@ -119,7 +119,7 @@ func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []s
 	case err != nil:
 		return nil, err
 	}
-	if record.Limits.Most() > 0 && !record.Expires.IsZero() {
+	if record.Limits.Most() > 0 && !record.Spent() && !record.Expires.IsZero() {
 		warnings = append(warnings, "token "+claim.TokenID+" has a place again and "+lifetime(record)+"; to keep it longer: kubejoin token renew "+claim.TokenID)
 	}
 	return warnings, nil

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/spf13/cobra"
+)
+
+func tokenDeleteCommand() *cobra.Command {
+	var o struct {
+		remoteOptions
+		allExpired, dryRun bool
+	}
+	cmd := &cobra.Command{
+		Use:   "delete ID|TOKEN… | --all-expired",
+		Short: "Delete bootstrap tokens",
+		Long: `Delete bootstrap tokens, by ID or as whole tokens, and report each. The exit code
+is 1 if one of them could not be deleted. Nodes that have joined are not affected.
+
+--all-expired deletes those that have expired, and none that is renewed meanwhile.
+A kubejoin or a kube-controller-manager at work does the same by itself.` + remoteHelp,
+		Example: `  kubejoin token delete abcdef
+  kubejoin token delete --all-expired --dry-run`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var ids []string
+			var err error
+			switch {
+			case !o.allExpired:
+				ids, err = tokenIDs(args)
+			case len(args) > 0:
+				err = &usageError{err: errors.New("--all-expired: says which tokens by itself: give no IDs")}
+			}
+			if err != nil {
+				return usageOf(cmd, err)
+			}
+			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				if o.allExpired {
+					if ids, err = expiredTokens(ctx, r); err != nil {
+						return err
+					}
+				}
+				return deleteTokens(ctx, cmd, r, ids, api.DeleteToken{OnlyExpired: o.allExpired, DryRun: o.dryRun})
+			})
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().BoolVar(&o.allExpired, "all-expired", false, "delete all tokens that have expired")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "say what would be deleted")
+	o.register(cmd)
+	return cmd
+}
+
+func expiredTokens(ctx context.Context, r *remote) ([]string, error) {
+	list, err := listTokens(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	now := time.Now()
+	for _, t := range list.Items {
+		if !t.Expires.IsZero() && !now.Before(t.Expires) {
+			ids = append(ids, t.ID)
+		}
+	}
+	return ids, nil
+}
+
+func deleteTokens(ctx context.Context, cmd *cobra.Command, r *remote, ids []string, asked api.DeleteToken) error {
+	var errs []error
+	for _, id := range ids {
+		_, err := r.DeleteToken(ctx, id, asked)
+		var p *api.Problem
+		if asked.OnlyExpired && errors.As(err, &p) && (p.Status == http.StatusNotFound || p.Named(api.ProblemNotExpired)) {
+			continue // somebody was quicker
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		done := "deleted"
+		if asked.DryRun {
+			done = "would be deleted (dry run)"
+		}
+		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "bootstrap token %q %s\n", id, done); err != nil {
+			return err
+		}
+	}
+	return each(cmd, len(ids), errs)
+}
