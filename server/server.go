@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -46,6 +47,9 @@ type Server struct {
 	// Node reads a Node as it is now, for tokens that replace it. The error wraps
 	// tokens.ErrNotFound if there is none of that name. Nil is where there are no Nodes.
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
+	// Explain says why a machine of that name has or has not joined, usually by the Reader of
+	// package server/explain/kube. Nil is where there is no cluster, and no /v1/explain.
+	Explain func(ctx context.Context, node string) (explain.Explanation, error)
 	// Warnings are what whoever makes a token with limits should know, in words: that nothing
 	// is at work which would hold anybody to them. Nil is nothing.
 	Warnings func(ctx context.Context) []string
@@ -142,6 +146,7 @@ func (s Server) Handler() http.Handler {
 		{http.MethodPost, "/v1/token/{id:[^-]+}/renew", "renew-token", lifecycle, Access{Verb: "update", Resource: "tokens"}, h.renewToken},
 		{http.MethodGet, "/v1/claim", "list-claims", lifecycle, Access{Verb: "list", Resource: "claims"}, h.listClaims},
 		{http.MethodDelete, "/v1/claim/{node}", "release-claim", lifecycle, Access{Verb: "delete", Resource: "claims"}, h.releaseClaim},
+		{http.MethodGet, "/v1/explain/{node}", "explain", lifecycle, Access{Verb: "get", Resource: "explanations"}, h.explanation},
 	} {
 		r.Method(on.method, on.path, h.route(on.name, on.class, h.allowed(on.access, on.act)))
 	}

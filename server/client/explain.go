@@ -1,0 +1,16 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+
+	"github.com/kubejoin/kubejoin/server/explain"
+)
+
+// Explain says why a machine of that name has or has not joined.
+func (c *Client) Explain(ctx context.Context, node string) (explain.Explanation, error) {
+	var e explain.Explanation
+	err := c.do(ctx, http.MethodGet, "/v1/explain/"+url.PathEscape(node), nil, &e)
+	return e, err
+}
