@@ -139,6 +139,11 @@ func onCluster(ctx context.Context, s *service) error {
 	s.runControllers(leader, controllers)
 	s.checkClusterInfo(info)
 	s.api.SignedBy = signedBy(o, enabled)
+	if !enabled[csrSigner] {
+		s.api.Warnings = func(context.Context) []string {
+			return []string{"the limits of this token hold only where kubejoin signs certificates, and csr-signer is switched off here"}
+		}
+	}
 	s.banner = clusterBanner(o, config.Host)
 	return nil
 }

@@ -24,11 +24,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Where claims are, and the Lease that replicas lead by.
-const (
-	systemNamespace = "kubejoin-system"
-	leaderLease     = "kubejoin"
-)
+// leaderLease is the Lease that replicas lead by, in the namespace of claims.
+const leaderLease = "kubejoin"
 
 // reachTimeout is how long an API server may take for its first answer.
 const reachTimeout = 10 * time.Second
@@ -76,7 +73,7 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		Version:    buildVersion(),
 	}
 	if !forbidden {
-		if s.Claims, err = secretstore.OpenClaims(ctx, clientset, systemNamespace, nil); err != nil {
+		if s.Claims, err = secretstore.OpenClaims(ctx, clientset, claimNamespace, nil); err != nil {
 			stop()
 			return nil, nil, err
 		}
@@ -110,7 +107,7 @@ func (c *onKubeconfig) mayList(ctx context.Context) error {
 
 // mayListClaims is the same for claims.
 func (c *onKubeconfig) mayListClaims(ctx context.Context) error {
-	_, err := c.client.CoordinationV1().Leases(systemNamespace).List(ctx, metav1.ListOptions{Limit: 1})
+	_, err := c.client.CoordinationV1().Leases(claimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
 	return err
 }
 
@@ -126,7 +123,7 @@ type signerState struct {
 func findSigner(ctx context.Context, client kubernetes.Interface) (s signerState, forbidden bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
-	lease, err := client.CoordinationV1().Leases(systemNamespace).Get(ctx, leaderLease, metav1.GetOptions{})
+	lease, err := client.CoordinationV1().Leases(claimNamespace).Get(ctx, leaderLease, metav1.GetOptions{})
 	s.now = time.Now()
 	switch {
 	case apierrors.IsForbidden(err):
@@ -161,11 +158,11 @@ func (s signerState) why() string {
 	case !s.known:
 		return "whether one is cannot be read"
 	case s.lease == nil:
-		return fmt.Sprintf("there is no Lease %s/%s", systemNamespace, leaderLease)
+		return fmt.Sprintf("there is no Lease %s/%s", claimNamespace, leaderLease)
 	case s.holder() == "":
-		return fmt.Sprintf("nobody holds the Lease %s/%s", systemNamespace, leaderLease)
+		return fmt.Sprintf("nobody holds the Lease %s/%s", claimNamespace, leaderLease)
 	}
-	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), systemNamespace, leaderLease)
+	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), claimNamespace, leaderLease)
 }
 
 // warnings are for who makes a token with limits.

@@ -72,7 +72,10 @@ func standalone(ctx context.Context, s *service) error {
 	}
 	s.caChanged = append(s.caChanged, info.follow)
 	s.hosts = []string{host}
-	s.api.Tokens, s.api.ClusterInfo, s.api.Advertise = store, info, o.advertise
+	s.api.Tokens, s.api.Claims, s.api.ClusterInfo, s.api.Advertise = store, store.Claims(), info, o.advertise
+	s.api.Warnings = func(context.Context) []string {
+		return []string{"the limits of this token hold only where kubejoin signs certificates, and this kubejoin is standalone and signs none of nodes"}
+	}
 	caFile := dir.path("ca.crt")
 	if err := s.keepBundle(caFile); err != nil {
 		return err
