@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -126,13 +127,14 @@ func (c *Cluster) StopAPIServer() {
 }
 
 // StartAPIServer starts kube-apiserver again, on the same port and data, and waits until it is
-// ready.
-func (c *Cluster) StartAPIServer(ctx context.Context) error {
+// ready. The flags given come last, now and whenever it is started again.
+func (c *Cluster) StartAPIServer(ctx context.Context, flags ...string) error {
 	select {
 	case <-c.apiserver.Done():
 	default:
 		return errors.New("kube-apiserver runs already")
 	}
+	c.options.APIServerFlags = append(slices.Clone(c.options.APIServerFlags), flags...)
 	if err := c.launchAPIServer(); err != nil {
 		return err
 	}

@@ -61,22 +61,57 @@ func (c *Cluster) Join(ctx context.Context, name string, args []string) (*Node, 
 // StartNode is the first half of [Cluster.Join]: it starts the machine and waits for nothing.
 // Names may come again.
 func (c *Cluster) StartNode(name string, args []string) (*Node, error) {
-	parent := filepath.Join(c.Dir, "nodes")
-	if err := os.MkdirAll(parent, 0o700); err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp(parent, name+"-")
+	dir, err := c.nodeDir(name)
 	if err != nil {
 		return nil, err
 	}
 	if err := writeKubeletPatch(dir); err != nil {
 		return nil, err
 	}
-	cmd, err := machineCommand(c.Bin, dir, append([]string{"join"}, append(slices.Clone(args), "--node-name", name)...))
+	return c.startNode(name, dir, "1", append([]string{"join"}, append(slices.Clone(args), "--node-name", name)...))
+}
+
+// StartKubelet starts a machine with a kubelet and no kubeadm, by a bootstrap kubeconfig, as
+// binary installations do. It waits for nothing, and needs root.
+func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string) (*Node, error) {
+	dir, err := c.nodeDir(name)
 	if err != nil {
 		return nil, err
 	}
-	cmd.Env = append(os.Environ(), "KUBEJOIN_KUBELET=1")
+	bootstrap, err := os.ReadFile(bootstrapKubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	settings, err := kubeletSettings()
+	if err != nil {
+		return nil, err
+	}
+	config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nrotateCertificates: true\n" + settings
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(dir, "bootstrap.conf"), bootstrap, 0o600),
+		os.WriteFile(filepath.Join(dir, "kubelet.yaml"), []byte(config), 0o600),
+	); err != nil {
+		return nil, err
+	}
+	return c.startNode(name, dir, "alone", []string{
+		"--hostname-override=" + name, "--container-runtime-endpoint=unix://" + filepath.Join(dir, "cri.sock"),
+	})
+}
+
+func (c *Cluster) nodeDir(name string) (string, error) {
+	parent := filepath.Join(c.Dir, "nodes")
+	if err := os.MkdirAll(parent, 0o700); err != nil {
+		return "", err
+	}
+	return os.MkdirTemp(parent, name+"-")
+}
+
+func (c *Cluster) startNode(name, dir, kubelet string, args []string) (*Node, error) {
+	cmd, err := machineCommand(c.Bin, dir, args)
+	if err != nil {
+		return nil, err
+	}
+	cmd.Env = append(os.Environ(), "KUBEJOIN_KUBELET="+kubelet)
 	machine, err := StartProcess("node "+name, filepath.Join(dir, "machine.log"), cmd)
 	if err != nil {
 		return nil, err
@@ -104,15 +139,26 @@ func machineCommand(bin, dir string, args []string) (*exec.Cmd, error) {
 // changed. kubeadm applies it to what it reads from the cluster, as it does for anybody who
 // gives --patches.
 func writeKubeletPatch(dir string) error {
-	port, err := FreePort()
+	patch, err := kubeletSettings()
 	if err != nil {
 		return err
+	}
+	if err := os.Mkdir(filepath.Join(dir, "patches"), 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "patches", "kubeletconfiguration+merge.yaml"), []byte(patch), 0o600)
+}
+
+func kubeletSettings() (string, error) {
+	port, err := FreePort()
+	if err != nil {
+		return "", err
 	}
 	healthz, err := FreePort()
 	if err != nil {
-		return err
+		return "", err
 	}
-	patch := fmt.Sprintf(`address: 127.0.0.1
+	return fmt.Sprintf(`address: 127.0.0.1
 port: %d
 healthzBindAddress: 127.0.0.1
 healthzPort: %d
@@ -123,11 +169,7 @@ failSwapOn: false
 failCgroupV1: false
 makeIPTablesUtilChains: false
 localStorageCapacityIsolation: false
-`, port, healthz)
-	if err := os.Mkdir(filepath.Join(dir, "patches"), 0o700); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "patches", "kubeletconfiguration+merge.yaml"), []byte(patch), 0o600)
+`, port, healthz), nil
 }
 
 // WaitJoined waits until kubeadm has ended, and says why it has failed.

@@ -1,6 +1,7 @@
 # A machine of its own: PID 1 of new mount and PID namespaces, so that what kubeadm and the
 # kubelet write is gone with it, and nothing that runs in it stays. It gets the folder of the
-# programs, a folder for sockets and logs, and kubeadm's arguments.
+# programs, a folder for sockets and logs, and kubeadm's arguments, or the kubelet's if it is to be
+# alone.
 set -eu
 bin=$1 dir=$2
 shift 2
@@ -23,12 +24,18 @@ unset KUBECONFIG
 # Without systemctl in its PATH kubeadm leaves the machine's services alone.
 kubeadm() { PATH=$bin "$bin/kubeadm" "$@"; }
 
-if [ "${KUBEJOIN_KUBELET-}" != 1 ]; then
+if [ -z "${KUBEJOIN_KUBELET-}" ]; then
 	kubeadm "$@"
 	exit
 fi
 
 "$bin/fakecri" "unix://$dir/cri.sock" >"$dir/fakecri.log" 2>&1 &
+
+if [ "$KUBEJOIN_KUBELET" = alone ]; then
+	cp "$dir/kubelet.yaml" /var/lib/kubelet/config.yaml
+	cp "$dir/bootstrap.conf" /etc/kubernetes/bootstrap-kubelet.conf
+	echo "KUBELET_KUBEADM_ARGS=\"$*\"" >/var/lib/kubelet/kubeadm-flags.env
+fi
 
 # What systemd does with kubeadm's unit: the kubelet runs once its flags are there, and again
 # whenever it ends.
@@ -43,6 +50,11 @@ fi
 		sleep 1
 	done
 ) >"$dir/kubelet.log" 2>&1 &
+
+if [ "$KUBEJOIN_KUBELET" = alone ]; then
+	wait
+	exit
+fi
 
 code=0
 kubeadm "$@" --cri-socket "unix://$dir/cri.sock" --patches "$dir/patches" \
