@@ -89,6 +89,7 @@ func onCluster(ctx context.Context, s *service) error {
 	}
 	info := configmap.Open(watch, working)
 	s.api.Tokens, s.api.Claims, s.api.ClusterInfo = store, claims, s.discovered(info, store)
+	s.explainOn(client, store, claims, info)
 	s.api.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
 		uid, err := nodes.Node(ctx, name)
 		return tokens.NodeRef{Name: name, UID: uid}, err

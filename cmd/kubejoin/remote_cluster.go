@@ -10,6 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -61,9 +62,16 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		stop()
 		return nil, nil, err
 	}
+	claims, err := secretstore.OpenClaims(ctx, clientset, claimNamespace, nil)
+	if err != nil {
+		stop()
+		return nil, nil, err
+	}
+	info := configmap.Open(ctx, clientset)
 	s := server.Server{
-		Tokens: store, ClusterInfo: configmap.Open(ctx, clientset),
+		Tokens: store, ClusterInfo: info,
 		Node:         liveNode(clientset),
+		Explain:      kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info}.Explain,
 		SignedBy:     signer.signedBy(),
 		Warnings:     func(context.Context) []string { return signer.warnings() },
 		Authenticate: func(*http.Request) (server.User, error) { return server.User{Name: "kubeconfig"}, nil },
@@ -73,10 +81,7 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		Version:    buildVersion(),
 	}
 	if !forbidden {
-		if s.Claims, err = secretstore.OpenClaims(ctx, clientset, claimNamespace, nil); err != nil {
-			stop()
-			return nil, nil, err
-		}
+		s.Claims = claims
 	}
 	web := &http.Client{Transport: client.Handler(s.Handler())}
 	return &remote{Client: &client.Client{URL: config.Host, HTTP: web}, cluster: &onKubeconfig{clientset, store}}, stop, nil

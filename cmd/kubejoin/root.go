@@ -47,7 +47,7 @@ Start on a cluster, in place of kube-controller-manager's bootstrap and CSR loop
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{command: cmd.CommandPath(), err: err}
 	})
-	root.AddCommand(serveCommand(), tokenCommand(), claimCommand(), webhookConfigCommand(), kubeconfigCommand(), versionCommand())
+	root.AddCommand(serveCommand(), tokenCommand(), claimCommand(), explainCommand(), webhookConfigCommand(), kubeconfigCommand(), versionCommand())
 	return root.ExecuteContext(ctx)
 }
 

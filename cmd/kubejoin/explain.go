@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+)
+
+// exitNotJoined is the exit code of an explanation of a node that has not joined.
+const exitNotJoined exitCode = 3
+
+// An exitCode ends the program when all has been said.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
+
+func explainCommand() *cobra.Command {
+	var o struct {
+		remoteOptions
+		output
+	}
+	cmd := &cobra.Command{
+		Use:   "explain NODE",
+		Short: "Say why a machine has or has not joined",
+		Long: `Say in one sentence why a machine has or has not joined under that node name, and
+the next command. It is concluded from certificate requests, the Node, the claim of
+its name, tokens, the signatures in cluster-info and Events; -o json has these, too.
+Nothing is changed. What may not be read is named, and nothing is guessed from it.
+
+The exit code is 0 if the node has joined, 3 if it has not, and 1 if it cannot be
+told.` + remoteHelp,
+		Example: `  kubejoin explain worker-7
+
+  # wait for a machine
+  until kubejoin explain worker-7; do sleep 5; done
+
+  # the state alone, one word that does not change
+  kubejoin explain worker-7 -o jsonpath={.state}`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := o.check()
+			if err == nil {
+				err = checkNode(args)
+			}
+			if err != nil {
+				return usageOf(cmd, err)
+			}
+			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				return o.explain(ctx, cmd.OutOrStdout(), r, args[0])
+			})
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().SortFlags = false
+	o.known = []string{"text", "json", "yaml"}
+	cmd.Flags().StringVarP(&o.format, "output", "o", "text", strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
+	// Fails for a flag that there is not.
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(o.known, jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
+	o.remoteOptions.register(cmd)
+	return cmd
+}
+
+func checkNode(args []string) error {
+	if len(args) != 1 {
+		return &usageError{err: fmt.Errorf("NODE: %d given, want one node name", len(args))}
+	}
+	if err := tokens.CheckNodeName(args[0]); err != nil {
+		return &usageError{err: fmt.Errorf("NODE: %w", err)}
+	}
+	return nil
+}
+
+// explain prints an explanation.
+func (o *output) explain(ctx context.Context, w io.Writer, r *remote, node string) error {
+	e, err := r.Explain(ctx, node)
+	if err != nil {
+		return err
+	}
+	done, err := o.object(w, e)
+	if !done {
+		_, err = io.WriteString(w, e.Text())
+	}
+	if err == nil && !e.HasJoined() {
+		err = exitNotJoined
+	}
+	return err
+}
+
+// explainOn reads what there is to know of the nodes of a cluster. Signatures count where joins
+// come to.
+func (s *service) explainOn(client kubernetes.Interface, store tokens.Store, claims tokens.Claims, info *configmap.ConfigMap) {
+	reader := kube.Reader{
+		Client: client, Tokens: store, Claims: claims, ClusterInfo: info,
+		LeaseNamespace: s.options.leaseNamespace, LeaseName: s.options.leaseName,
+	}
+	if complete, ok := s.api.ClusterInfo.(kube.ClusterInfo); ok {
+		reader.ClusterInfo = complete
+	}
+	s.api.Explain = reader.Explain
+}
