@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/pflag"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// kubejoin explain on a cluster: over its kubeconfig, over a kubejoin server, and with few rights.
+func TestExplainOnCluster(t *testing.T) {
+	c := cluster.ForTest(t, cluster.Options{})
+	refuse(t, c, "worker-7", "csr-explained", "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7")
+	node, err := c.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
+	if _, err := c.Client().CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bearer := filepath.Join(t.TempDir(), "bearer")
+	if err := os.WriteFile(bearer, []byte("bearer-of-ada-0123456789\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server := serveCluster(t, c, "bearer-of-ada-0123456789,ada,1,"+adminGroup+"\n")
+	poor := poorKubeconfig(t, c)
+	testscript.Run(t, testscript.Params{
+		Files: []string{"testdata/explain.txtar"}, RequireExplicitExec: true, RequireUniqueNames: true,
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("KUBECONFIG", c.Kubeconfig())
+			e.Setenv("SERVER", server)
+			e.Setenv("CA", c.CAFile())
+			e.Setenv("BEARER", bearer)
+			e.Setenv("POOR", poor)
+			return nil
+		},
+	})
+}
+
+// refuse makes a request with a bootstrap token and denies it as kubejoin does.
+func refuse(t *testing.T, c *cluster.Cluster, node, name, message string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
+	}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := c.AdminConfig()
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}}
+	machine, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := machine.CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
+			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Status.Conditions = []certificates.CertificateSigningRequestCondition{{
+		Type: certificates.CertificateDenied, Status: corev1.ConditionTrue, Reason: "TokenSpent", Message: message,
+	}}
+	if _, err := c.Client().CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), o.Name, o, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serveCluster runs a kubejoin on the cluster until the test ends, and gives its URL. It approves,
+// signs and cleans no requests.
+func serveCluster(t *testing.T, c *cluster.Cluster, operators string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "operators.csv")
+	if err := os.WriteFile(file, []byte(operators), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var o serveOptions
+	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	o.register(f)
+	o.given = f.Changed
+	err := f.Parse([]string{
+		"--listen", "127.0.0.1:0", "--kubeconfig", c.Kubeconfig(), "--token-auth-file", file, "--controllers", "bootstrap-signer",
+		"--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var log lines
+	done := make(chan error, 1)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		done <- serveWith(ctx, o, slog.New(slog.NewTextHandler(&log, nil)), io.Discard)
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-ended
+	})
+	return "https://" + log.await(t, "msg=serving address=", done)
+}
+
+// poorKubeconfig is of somebody who may list certificate requests and nothing else.
+func poorKubeconfig(t *testing.T, c *cluster.Cluster) string {
+	t.Helper()
+	path, err := c.ServiceAccountKubeconfig(t.Context(), "kubejoin-system", "poor")
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta := metav1.ObjectMeta{Name: "poor"}
+	_, err = c.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbac.ClusterRole{ObjectMeta: meta, Rules: []rbac.PolicyRule{
+		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"list"}},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), &rbac.ClusterRoleBinding{
+		ObjectMeta: meta, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "poor"},
+		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: "kubejoin-system", Name: "poor"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
