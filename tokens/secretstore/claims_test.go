@@ -183,7 +183,7 @@ func TestSpoiltClaim(t *testing.T) {
 		_, findErr := s.Find(t.Context(), node)
 		_, updateErr := s.Update(t.Context(), node, func(*tokens.Claim) error { return nil })
 		for what, err := range map[string]error{"Get": getErr, "Find": findErr, "Update": updateErr} {
-			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/"+node) {
+			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), lease.Namespace+"/"+node+" is a Lease") {
 				t.Errorf("%s of %s = %v, want an error that names the Lease and is no ErrNotFound", what, node, err)
 			}
 		}

@@ -35,7 +35,7 @@ var errNoClaim = errors.New("no claim")
 func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	name := lease.Namespace + "/" + lease.Name
 	if lease.Labels[claimLabel] != "true" {
-		return tokens.Claim{}, fmt.Errorf("Lease %s is %w: it has no label %s=true", name, errNoClaim, claimLabel)
+		return tokens.Claim{}, fmt.Errorf("%s is a Lease that is %w: it has no label %s=true", name, errNoClaim, claimLabel)
 	}
 	annotation := func(name string) string { return lease.Annotations[annotationPrefix+name] }
 	list := func(name string) []string {
@@ -59,7 +59,7 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 		c.TokenID = *lease.Spec.HolderIdentity
 	}
 	if err := checkClaim(c); err != nil {
-		return tokens.Claim{}, fmt.Errorf("Lease %s is no good as a claim, and keeps its name taken: %w", name, err)
+		return tokens.Claim{}, fmt.Errorf("%s is a Lease that is no good as a claim, and keeps the name taken until it is mended or deleted with kubectl: %w", name, err)
 	}
 	return c, nil
 }

@@ -112,6 +112,7 @@ var limitAnnotations = []struct {
 func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 	var l tokens.Limits
 	var problems []error
+	known = slices.Clone(known)
 	for _, a := range limitAnnotations {
 		known = append(known, a.name)
 		value, given := annotations[annotationPrefix+a.name]
@@ -161,6 +162,7 @@ func readNames(value string, check func(string) error) ([]string, error) {
 // and what nobody knows under the prefix, beside known, is taken away.
 func applyLimits(object metav1.Object, before, after tokens.Limits, known ...string) {
 	mended := before.Problem != nil
+	known = slices.Clone(known)
 	for _, a := range limitAnnotations {
 		known = append(known, a.name)
 		if value := a.write(after); mended || value != a.write(before) {
