@@ -1,0 +1,188 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// claimed is a site with a token for three nodes, two of which have joined.
+func claimed(t *testing.T) (*site, tokens.Record) {
+	t.Helper()
+	s := newSite(t)
+	s.Claims = s.store.Claims()
+	r := s.stored(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = 3, []string{"worker-1", "worker-2"} })
+	for _, node := range r.Nodes {
+		c := tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
+		if _, err := s.Claims.Create(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s, r
+}
+
+func (s *site) claims(t *testing.T) []string {
+	t.Helper()
+	list, err := s.store.Claims().List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{}
+	for _, c := range list {
+		names = append(names, c.Node)
+	}
+	return names
+}
+
+func TestListClaims(t *testing.T) {
+	s, r := claimed(t)
+	if _, err := s.Claims.Update(t.Context(), "worker-2", func(c *tokens.Claim) error { c.NodeUID = "u2"; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	s.start(t)
+	list, _, got := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
+	if got.status != 200 || list.Kind != api.KindClaimList || len(list.Items) != 2 {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	for i, want := range []api.Claim{{Node: "worker-1"}, {Node: "worker-2", NodeUID: "u2"}} {
+		if c := list.Items[i]; c.Node != want.Node || c.NodeUID != want.NodeUID || c.Token != r.Token.ID() || c.Keys != 1 || c.Created.IsZero() {
+			t.Errorf("claim %+v, want %+v", c, want)
+		}
+	}
+	if strings.Contains(got.body, r.Token.RevealSecret()) {
+		t.Error("the secret of the token is in the list")
+	}
+}
+
+func TestReleaseClaim(t *testing.T) {
+	s, r := claimed(t)
+	s.start(t)
+	const path = "/v1/claim/worker-1"
+	if c, _, got := askFor[api.Claim](t, s, "DELETE", path+"?dryRun=true", ""); got.status != 200 || !c.DryRun || len(s.claims(t)) != 2 || len(s.record(t, r.Token.ID()).Nodes) != 2 {
+		t.Errorf("dry run: %d %s", got.status, got.body)
+	}
+	c, _, got := askFor[api.Claim](t, s, "DELETE", path, "")
+	if got.status != 200 || c.Node != "worker-1" || c.Token != r.Token.ID() || !strings.Contains(strings.Join(c.Warnings, ""), "has a place again and ends at") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-2"}) || !slices.Equal(s.claims(t), []string{"worker-2"}) {
+		t.Errorf("left are claims %v and nodes %v", s.claims(t), now.Nodes)
+	}
+	for path, status := range map[string]int{path: 404, "/v1/claim/Worker%2F1": 400, "/v1/claim/" + strings.Repeat("a", 300): 400} {
+		if got := s.do(t, "DELETE", path, adminBearer, "", ""); got.status != status {
+			t.Errorf("%.40s: %d %s", path, got.status, got.body)
+		}
+	}
+}
+
+// The claim of a token that is gone, or was made anew, is released, and nothing else is touched.
+func TestReleaseClaimOfAnotherToken(t *testing.T) {
+	s, r := claimed(t)
+	if err := s.store.Delete(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	s.start(t)
+	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if _, err := s.store.Create(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.do(t, "DELETE", "/v1/claim/worker-2", adminBearer, "", ""); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if now := s.record(t, r.Token.ID()); len(now.Nodes) != 2 || len(s.claims(t)) != 0 {
+		t.Errorf("left are claims %v and nodes %v", s.claims(t), now.Nodes)
+	}
+}
+
+// A token whose limits cannot be read lets nobody join: its count is left alone.
+func TestReleaseClaimOfBadToken(t *testing.T) {
+	s, r := claimed(t)
+	s.Tokens = listed{s.store, func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") }}
+	s.start(t)
+	c, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", "")
+	if got.status != 200 || !strings.Contains(strings.Join(c.Warnings, ""), "still counts the name: max-nodes: many") || len(s.claims(t)) != 1 || len(s.record(t, r.Token.ID()).Nodes) != 2 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+}
+
+// deleting is a store of claims that does something in place of, or before, a deletion.
+type deleting struct {
+	tokens.Claims
+	calls  int
+	before func(call int, c tokens.Claim) error
+}
+
+func (d *deleting) Delete(ctx context.Context, c tokens.Claim) error {
+	d.calls++
+	if err := d.before(d.calls, c); err != nil {
+		return err
+	}
+	return d.Claims.Delete(ctx, c)
+}
+
+// While anything is undone the name is locked: the claim goes last, and a release that broke off
+// can be done again.
+func TestReleaseClaimBreaksOff(t *testing.T) {
+	s, r := claimed(t)
+	s.Claims = &deleting{Claims: s.Claims, before: func(call int, _ tokens.Claim) error {
+		if call == 1 {
+			return errors.New("connection reset")
+		}
+		return nil
+	}}
+	s.start(t)
+	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 503 || len(s.claims(t)) != 2 {
+		t.Fatalf("%d with claims %v: %s", got.status, s.claims(t), got.body)
+	}
+	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-2"}) || !slices.Equal(s.claims(t), []string{"worker-2"}) {
+		t.Errorf("left are claims %v and nodes %v", s.claims(t), now.Nodes)
+	}
+}
+
+// A machine that is admitted while its claim is released has changed it: the release looks at it
+// anew, and the count is what the claims say in the end.
+func TestReleaseClaimThatChanges(t *testing.T) {
+	s, r := claimed(t)
+	store := s.store.Claims()
+	s.Claims = &deleting{Claims: s.Claims, before: func(call int, c tokens.Claim) error {
+		if call > 1 {
+			return nil
+		}
+		// What the signer does with another key of the same machine: the claim, then the count.
+		if _, err := store.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.Keys = append(c.Keys, "sha256:"+strings.Repeat("1", 64)); return nil }); err != nil {
+			t.Error(err)
+		}
+		if _, err := s.store.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Nodes = append(r.Nodes, c.Node); return nil }); err != nil {
+			t.Error(err)
+		}
+		return nil
+	}}
+	s.start(t)
+	c, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", "")
+	if got.status != 200 || c.Keys != 2 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-2"}) || !slices.Equal(s.claims(t), []string{"worker-2"}) {
+		t.Errorf("left are claims %v and nodes %v", s.claims(t), now.Nodes)
+	}
+}
+
+func TestNoClaims(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	for _, route := range [][2]string{{"GET", "/v1/claim"}, {"DELETE", "/v1/claim/worker-1"}} {
+		if got := s.do(t, route[0], route[1], adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "not claimed here") {
+			t.Errorf("%s %s: %d %s", route[0], route[1], got.status, got.body)
+		}
+	}
+}

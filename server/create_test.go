@@ -1,0 +1,309 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+const tokenPath = "/v1/token"
+
+// askFor sends JSON and reads the answer into T, or the problem.
+func askFor[T any](t *testing.T, s *site, method, path, body string) (T, api.Problem, reply) {
+	t.Helper()
+	var object T
+	var p api.Problem
+	got := s.do(t, method, path, adminBearer, "application/json", body)
+	var into any = &object
+	if got.status >= 400 {
+		into = &p
+	}
+	if err := json.Unmarshal([]byte(got.body), into); err != nil {
+		t.Fatalf("%s %s: %d %s: %v", method, path, got.status, got.body, err)
+	}
+	return object, p, got
+}
+
+func (s *site) record(t *testing.T, id string) tokens.Record {
+	t.Helper()
+	r, err := s.store.Get(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestCreateTokenLeadsToDiscovery(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	own := tokens.Generate()
+	made, _, got := askFor[api.Token](t, s, "POST", tokenPath, `{"token":"`+own.Reveal()+`","ttl":"2h","description":"rack 7"}`)
+	if got.status != 201 || got.header.Get("Location") != tokenPath+"/"+own.ID() || got.header.Get("Cache-Control") != "no-store" || got.header.Get("Content-Type") != "application/json" {
+		t.Fatalf("%d %v %s", got.status, got.header, got.body)
+	}
+	if made.Kind != api.KindToken || made.APIVersion != api.Version || made.ID != own.ID() || made.Token.Reveal() != own.Reveal() || made.Status != api.StatusActive ||
+		made.Description != "rack 7" || !slices.Equal(made.Usages, []string{"signing", "authentication"}) || !slices.Equal(made.Groups, []string{tokens.DefaultGroup}) {
+		t.Errorf("answer %s", got.body)
+	}
+	endpoint, token, pins := parseLine(t, made.JoinCommand.Reveal()+"\n")
+	if token != own {
+		t.Error("the join command has another token")
+	}
+	if _, err := clusterinfo.Discover(t.Context(), endpoint, token, pins); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(s.logs.String(), own.RevealSecret()) || !strings.Contains(s.logs.String(), "token="+own.ID()) {
+		t.Errorf("want the ID and not the secret in the log:\n%s", s.logs)
+	}
+	if text := fmt.Sprintf("%v %+v %#v %q", made, made, made, made.Token); strings.Contains(text, own.RevealSecret()) {
+		t.Errorf("the answer prints its secret: %s", text)
+	}
+}
+
+func TestCreateTokenRequests(t *testing.T) {
+	s := newSite(t)
+	s.Node = func(_ context.Context, name string) (tokens.NodeRef, error) {
+		switch name {
+		case "worker-3":
+			return tokens.NodeRef{Name: name, UID: "uid-3"}, nil
+		case "away":
+			return tokens.NodeRef{}, errors.New("etcd is on fire")
+		}
+		return tokens.NodeRef{}, fmt.Errorf("node: %w", tokens.ErrNotFound)
+	}
+	s.Warnings = func(context.Context) []string { return []string{"nobody is at work"} }
+	s.start(t)
+	both := func(r tokens.Record) bool {
+		return r.Signing && r.Authentication && slices.Equal(r.Groups, []string{tokens.DefaultGroup})
+	}
+	limited := func(want tokens.Limits) func(tokens.Record) bool {
+		return func(r tokens.Record) bool { return both(r) && r.Limits.Equal(want) }
+	}
+	for _, test := range []struct {
+		name, query, body string
+		status            int
+		field, detail     string
+		want              func(tokens.Record) bool
+		warning           string
+	}{
+		{name: "nothing asked", want: func(r tokens.Record) bool {
+			left := time.Until(r.Expires)
+			return both(r) && r.Limits.IsZero() && left < tokens.DefaultTTL && left > tokens.DefaultTTL-time.Minute
+		}},
+		{name: "for ever", body: `{"ttl":"0"}`, want: func(r tokens.Record) bool { return both(r) && r.Expires.IsZero() }, warning: "never expires"},
+		{name: "a time", body: `{"expires":"2031-01-02T03:04:05+01:00"}`, want: func(r tokens.Record) bool { return r.Expires.Equal(time.Date(2031, 1, 2, 2, 4, 5, 0, time.UTC)) }},
+		{name: "a time and a ttl", body: `{"expires":"2031-01-02T03:04:05Z","ttl":"1h"}`, status: 400, field: "expires", detail: "give this or ttl"},
+		{name: "no time", body: `{"expires":"tomorrow"}`, status: 400, field: "expires", detail: `"tomorrow" is not a time such as 20`},
+		{name: "a time that has passed", body: `{"expires":"2001-01-02T03:04:05Z"}`, status: 400, field: "expires", detail: "in the future"},
+		{name: "a time that never comes", body: `{"expires":"2999-01-02T03:04:05Z"}`, status: 400, field: "expires", detail: "in the future, within 87600h"},
+		{name: "negative", body: `{"ttl":"-1h"}`, status: 400, field: "ttl", detail: "want 1s to 87600h0m0s, or 0 for ever"},
+		{name: "for signing", body: `{"usages":["signing"]}`, want: func(r tokens.Record) bool { return r.Signing && !r.Authentication && len(r.Groups) == 0 }},
+		{name: "for authentication", query: "?usages=authentication", want: func(r tokens.Record) bool { return !r.Signing && r.Authentication && len(r.Groups) == 1 }},
+		{name: "no usage", body: `{"usages":[]}`, status: 400, field: "usages", detail: "none given"},
+		{name: "unknown usage", query: "?usages=signing,sealing", status: 400, field: "usages", detail: `"sealing" given, want signing, authentication or both`},
+		{name: "own groups", query: "?groups=system:bootstrappers:a,system:bootstrappers:b", want: func(r tokens.Record) bool {
+			return slices.Equal(r.Groups, []string{"system:bootstrappers:a", "system:bootstrappers:b"})
+		}},
+		{name: "no groups", body: `{"groups":[]}`, want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }},
+		{name: "admins", body: `{"groups":["system:masters"]}`, status: 400, field: "groups", detail: `"system:masters" does not match`},
+		{name: "groups of nobody", body: `{"usages":["signing"],"groups":["system:bootstrappers:a"]}`, status: 400, field: "groups", detail: "need usage authentication"},
+		{
+			name: "limits", body: `{"maxNodes":3,"nodeNames":["worker-*","gw"],"certificateDuration":"720h","role":"control-plane"}`,
+			want:    limited(tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "gw"}, CertificateDuration: 720 * time.Hour, Role: "control-plane"}),
+			warning: "nobody is at work",
+		},
+		{name: "limits in the query", query: "?maxNodes=1&nodeNames=a,b&nodeNames=c", want: limited(tokens.Limits{MaxNodes: 1, NodeNames: []string{"a", "b", "c"}}), warning: "nobody is at work"},
+		{name: "short certificates", query: "?certificateDuration=1h", want: limited(tokens.Limits{CertificateDuration: time.Hour}), warning: "off for longer is locked out"},
+		{name: "too many nodes", body: `{"maxNodes":1001}`, status: 400, field: "maxNodes", detail: "1001 given, want 1 to 1000"},
+		{name: "no number", query: "?maxNodes=many", status: 400, field: "maxNodes", detail: `"many" is not a number`},
+		{name: "no name", body: `{"nodeNames":["Worker"]}`, status: 400, field: "nodeNames", detail: `node name "Worker"`},
+		{name: "two at once", body: `{"maxNodes":-1,"role":"king"}`, status: 400, field: "maxNodes", detail: `role: "king" given`},
+		{name: "no duration", body: `{"certificateDuration":"long"}`, status: 400, field: "certificateDuration", detail: `"long" given`},
+		{name: "too short certificates", body: `{"certificateDuration":"1m"}`, status: 400, field: "certificateDuration", detail: "1m0s given, want whole seconds from 10m0s"},
+		{name: "in place of a Node", body: `{"replaceNode":"worker-3"}`, want: limited(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}}), warning: "nobody is at work"},
+		{name: "in place of none", body: `{"replaceNode":"worker-4"}`, status: 400, field: "replaceNode", detail: "there is no Node worker-4"},
+		{name: "in place of no name", body: `{"replaceNode":"Worker/3"}`, status: 400, field: "replaceNode", detail: `node name "Worker/3"`},
+		{name: "in place of a Node of three", body: `{"replaceNode":"worker-3","maxNodes":3}`, status: 400, field: "maxNodes", detail: "replaces-node is for one node"},
+		{name: "Nodes cannot be read", body: `{"replaceNode":"away"}`, status: 503, detail: "Node away cannot be read now"},
+		{name: "no wait", body: `{"wait":"0"}`, want: both},
+		{name: "endless wait", query: "?wait=6m", status: 400, field: "wait", detail: `"6m" given; want a duration up to 5m0s`},
+		{name: "negative wait", query: "?wait=-1s", status: 400, field: "wait", detail: "want a duration"},
+		{name: "a token in the URL", query: "?token=qwertz.0123456789abcdef", status: 400, detail: `"token": unknown query parameter; known are ttl,`},
+		{name: "a malformed token", body: `{"token":"qwertz.hunter2"}`, status: 400, field: "token", detail: "malformed token of 14 characters"},
+		{name: "a published token", body: `{"token":"abcdef.0123456789abcdef"}`, status: 400, field: "token", detail: "published example"},
+		{name: "unknown field", body: `{"maxnodes":1}`, status: 400, detail: "unknown or repeated; known are ttl, expires,"},
+		{name: "field of another kind", body: `{"maxNodes":"1"}`, status: 400, detail: "of another kind"},
+		{name: "in both", query: "?maxNodes=1", body: `{"maxNodes":1}`, status: 400, field: "maxNodes", detail: "more than once"},
+		{name: "neither true nor false", query: "?dryRun=maybe", status: 400, field: "dryRun", detail: `"maybe" given, want true or false`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := s.ids(t)
+			made, p, got := askFor[api.Token](t, s, "POST", tokenPath+test.query, test.body)
+			if test.status == 0 {
+				test.status = 201
+			}
+			if got.status != test.status {
+				t.Fatalf("%d %s, want %d", got.status, got.body, test.status)
+			}
+			if test.status != 201 {
+				if p.Field != test.field && test.field != "" || !strings.Contains(p.Detail, test.detail) || strings.Contains(got.body, "hunter2") || strings.Contains(got.body, "on fire") || p.TokenID != "" {
+					t.Errorf("problem %+v, want %q: %s", p, test.field, test.detail)
+				}
+				if now := s.ids(t); len(now) != len(before) {
+					t.Errorf("%d tokens stored by a refused request", len(now)-len(before))
+				}
+				return
+			}
+			if r := s.record(t, made.ID); !test.want(r) || made.Token.Reveal() != r.Token.Reveal() {
+				t.Errorf("record %+v", r)
+			}
+			if warnings := strings.Join(made.Warnings, "\n"); !strings.Contains(warnings, test.warning) || test.warning == "" && warnings != "" {
+				t.Errorf("warnings %q, want %q", warnings, test.warning)
+			}
+		})
+	}
+}
+
+// Where there are no Nodes none can be replaced.
+func TestReplaceNodeWithoutNodes(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"replaceNode":"worker-3"}`); got.status != 400 || p.Field != "replaceNode" || !strings.Contains(p.Detail, "no Nodes here") {
+		t.Errorf("%d %+v", got.status, p)
+	}
+}
+
+// All limits go for join commands, too.
+func TestJoinCommandOfLimitedToken(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	_, token, _ := parseLine(t, s.do(t, "POST", commandPath+"?maxNodes=1&nodeNames=worker-7&certificateDuration=48h", adminBearer, "", "").body)
+	if r := s.record(t, token.ID()); !r.Limits.Equal(tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-7"}, CertificateDuration: 48 * time.Hour}) {
+		t.Errorf("limits %+v", r.Limits)
+	}
+	if _, p, got := askFor[struct{}](t, s, "POST", commandPath, `{"usages":["signing"]}`); got.status != 400 || p.Field != "usages" {
+		t.Errorf("a join command for signing alone: %d %+v", got.status, p)
+	}
+	for _, query := range []string{"?wait=1s", "?dryRun=true", "?token=x"} {
+		if got := s.do(t, "POST", commandPath+query, adminBearer, "", ""); got.status != 400 || !strings.Contains(got.body, "unknown query parameter") {
+			t.Errorf("%s: %d %s", query, got.status, got.body)
+		}
+	}
+}
+
+// A token of the caller's is made once: the second time is an error, also with the same secret.
+func TestCreateTokenThatExists(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	own := tokens.Generate()
+	other, err := tokens.New(own.ID(), tokens.Generate().RevealSecret())
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := func(t tokens.Token) string { return `{"token":"` + t.Reveal() + `"}` }
+	if _, _, got := askFor[api.Token](t, s, "POST", tokenPath, body(own)); got.status != 201 {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	before := s.record(t, own.ID())
+	for name, again := range map[string]tokens.Token{"the same": own, "another secret": other} {
+		for _, query := range []string{"", "?dryRun=true"} {
+			_, p, got := askFor[api.Token](t, s, "POST", tokenPath+query, body(again))
+			if got.status != 409 || !p.Named(api.ProblemExists) || p.TokenID != "" || strings.Contains(got.body, again.RevealSecret()) {
+				t.Errorf("%s%s: %d %s", name, query, got.status, got.body)
+			}
+		}
+	}
+	if after := s.record(t, own.ID()); after.Version != before.Version || after.Token != own {
+		t.Error("the token was changed")
+	}
+}
+
+func TestCreateTokenDryRun(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	made, _, got := askFor[api.Token](t, s, "POST", tokenPath+"?dryRun", `{"ttl":"1h","maxNodes":2}`)
+	if got.status != 200 || !made.DryRun || made.MaxNodes != 2 || made.Token == "" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if _, token, _ := parseLine(t, made.JoinCommand.Reveal()+"\n"); token.Reveal() != made.Token.Reveal() {
+		t.Error("the join command has another token")
+	}
+	if ids := s.ids(t); len(ids) != 0 {
+		t.Errorf("tokens %v are stored", ids)
+	}
+}
+
+// Unlike one of a join command a token stays if nobody signs it: its caller knows it.
+func TestUnsignedTokenStays(t *testing.T) {
+	s := newSite(t)
+	s.ClusterInfo = unsigned{s.ClusterInfo}
+	s.SignedBy = "the one who sleeps"
+	s.start(t)
+	own := tokens.Generate()
+	_, p, got := askFor[api.Token](t, s, "POST", tokenPath+"?wait=50ms", `{"token":"`+own.Reveal()+`"}`)
+	if got.status != 504 || !p.Named(api.ProblemNotSigned) || p.TokenID != own.ID() || !strings.Contains(p.Detail, "within 50ms") || !strings.Contains(p.Detail, "the one who sleeps") || strings.Contains(got.body, own.RevealSecret()) {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if s.record(t, own.ID()).Token != own {
+		t.Error("another token is stored")
+	}
+	// Who does not wait is not told off, and neither is who needs no signature.
+	for body, status := range map[string]string{`{"wait":"0"}`: api.StatusUnsigned, `{"usages":["authentication"]}`: api.StatusActive} {
+		if made, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 201 || made.Status != status {
+			t.Errorf("%s: %d %s", body, got.status, got.body)
+		}
+	}
+}
+
+// TestCreateInTrouble: either the token is answered, or the answer names it if it may be there.
+func TestCreateInTrouble(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		before, after func(int) error
+		status, left  int
+		named         bool
+	}{
+		{name: "a short absence", before: first(5), status: 201, left: 1},
+		{name: "answers lost", after: first(3), status: 201, left: 1},
+		{name: "away for long", before: always, status: 503, named: true},
+		{name: "answers lost for long", after: always, status: 503, left: 1, named: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				s.Advertise = "192.0.2.1:9443"
+				s.Tokens = &troubled{Store: s.store, before: test.before, after: test.after}
+				own := tokens.Generate()
+				r := httptest.NewRequestWithContext(t.Context(), "POST", tokenPath, strings.NewReader(`{"token":"`+own.Reveal()+`"}`))
+				r.Header.Set("Authorization", "Bearer "+adminBearer)
+				r.Header.Set("Content-Type", "application/json")
+				w := httptest.NewRecorder()
+				s.Handler().ServeHTTP(w, r)
+				var p api.Problem
+				if w.Code >= 400 {
+					if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if w.Code != test.status || len(s.ids(t)) != test.left || (p.TokenID == own.ID()) != test.named {
+					t.Errorf("%d with %d tokens left: %s", w.Code, len(s.ids(t)), w.Body)
+				}
+				if test.status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") == "" {
+					t.Error("the answer does not say to try again")
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,386 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// stored puts a record into the store.
+func (s *site) stored(t *testing.T, change func(*tokens.Record)) tokens.Record {
+	t.Helper()
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	if change != nil {
+		change(&r)
+	}
+	r, err := s.store.Create(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// listed is a store whose list and records are altered on the way.
+type listed struct {
+	tokens.Store
+	alter func(*tokens.Record)
+}
+
+func (s listed) List(ctx context.Context) ([]tokens.Record, error) {
+	records, err := s.Store.List(ctx)
+	for i := range records {
+		s.alter(&records[i])
+	}
+	return records, err
+}
+
+func (s listed) Get(ctx context.Context, id string) (tokens.Record, error) {
+	r, err := s.Store.Get(ctx, id)
+	s.alter(&r)
+	return r, err
+}
+
+func TestTokensAsTheyAreShown(t *testing.T) {
+	s := newSite(t)
+	s.Claims = s.store.Claims()
+	plain := s.stored(t, func(r *tokens.Record) { r.Description = "rack 7" })
+	expired := s.stored(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
+	spent := s.stored(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = 2, []string{"b", "a"} })
+	limited := s.stored(t, func(r *tokens.Record) {
+		r.Expires = time.Time{}
+		r.Limits = tokens.Limits{Replaces: tokens.NodeRef{Name: "c", UID: "u"}, CertificateDuration: time.Hour, Role: "control-plane"}
+	})
+	unsigned := s.stored(t, nil)
+	silent := s.stored(t, func(r *tokens.Record) { r.Signing = false })
+	bad := s.stored(t, nil)
+	badLimits := s.stored(t, nil)
+	for _, c := range []tokens.Claim{
+		{Node: "c", TokenID: limited.Token.ID(), TokenUID: limited.UID},
+		{Node: "d", TokenID: plain.Token.ID(), TokenUID: "of an earlier one"},
+	} {
+		if _, err := s.Claims.Create(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Tokens = listed{s.store, func(r *tokens.Record) {
+		switch r.Token {
+		case bad.Token:
+			r.Problem = errors.New("token-secret is missing")
+		case badLimits.Token:
+			r.Limits.Problem = errors.New("max-nodes: many")
+		}
+	}}
+	s.ClusterInfo = withoutSignature{s.ClusterInfo, unsigned.Token.ID()}
+	s.start(t)
+
+	list, _, got := askFor[api.TokenList](t, s, "GET", tokenPath, "")
+	if got.status != 200 || list.Kind != api.KindTokenList || len(list.Items) != 8 || len(list.Warnings) != 0 {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	for _, r := range []tokens.Record{plain, expired, spent, limited, unsigned, silent, bad, badLimits} {
+		if strings.Contains(got.body, r.Token.RevealSecret()) {
+			t.Error("a secret is in the list")
+		}
+	}
+	for _, test := range []struct {
+		name    string
+		record  tokens.Record
+		status  string
+		problem string
+		nodes   []string
+		check   func(api.Token) bool
+	}{
+		{name: "plain", record: plain, status: api.StatusActive, check: func(t api.Token) bool {
+			return t.Description == "rack 7" && t.Expires.Equal(plain.Expires) && t.Created.Equal(plain.Created) && slices.Equal(t.Groups, plain.Groups)
+		}},
+		{name: "expired", record: expired, status: api.StatusExpired},
+		{name: "spent", record: spent, status: api.StatusSpent, nodes: []string{"b", "a"}, check: func(t api.Token) bool { return t.MaxNodes == 2 }},
+		{name: "limited", record: limited, status: api.StatusActive, nodes: []string{"c"}, check: func(t api.Token) bool {
+			return t.Expires.IsZero() && *t.ReplacesNode == api.Node{Name: "c", UID: "u"} && t.CertificateDuration == "1h0m0s" && t.Role == "control-plane"
+		}},
+		{name: "unsigned", record: unsigned, status: api.StatusUnsigned},
+		{name: "not for signing", record: silent, status: api.StatusActive, check: func(t api.Token) bool { return slices.Equal(t.Usages, []string{"authentication"}) }},
+		{name: "bad", record: bad, status: api.StatusInvalid, problem: "token-secret is missing"},
+		{name: "bad limits", record: badLimits, status: api.StatusInvalid, problem: "max-nodes: many"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			id := test.record.Token.ID()
+			one, _, got := askFor[api.Token](t, s, "GET", tokenPath+"/"+id, "")
+			if got.status != 200 || strings.Contains(got.body, test.record.Token.RevealSecret()) {
+				t.Fatalf("%d %s", got.status, got.body)
+			}
+			at := slices.IndexFunc(list.Items, func(t api.Token) bool { return t.ID == id })
+			for where, shown := range map[string]api.Token{"get": one, "list": list.Items[at]} {
+				if shown.Status != test.status || shown.Problem != test.problem || !slices.Equal(shown.Nodes, test.nodes) || shown.Token != "" || shown.JoinCommand != "" ||
+					test.check != nil && !test.check(shown) {
+					t.Errorf("%s: %+v", where, shown)
+				}
+			}
+		})
+	}
+}
+
+// withoutSignature is a cluster-info that lacks one signature.
+type withoutSignature struct {
+	server.ClusterInfo
+	id string
+}
+
+func (c withoutSignature) JSON(ctx context.Context) ([]byte, error) {
+	body, err := c.ClusterInfo.JSON(ctx)
+	return []byte(strings.ReplaceAll(string(body), "jws-kubeconfig-"+c.id, "jws-kubeconfig-xxxxxx")), err
+}
+
+// unreadable is what cannot be read.
+type unreadable struct {
+	server.ClusterInfo
+	tokens.Claims
+}
+
+func (unreadable) JSON(context.Context) ([]byte, error) { return nil, errors.New("on fire") }
+
+func (unreadable) List(context.Context) ([]tokens.Claim, error) { return nil, errors.New("flooded") }
+
+// What tokens can do without is said to be missing, and no more than that to strangers.
+func TestTokensAreShownWithWhatIsKnown(t *testing.T) {
+	for causes, want := range map[bool]string{false: "cluster-info cannot be read\nclaims cannot be read", true: "on fire\nflooded"} {
+		s := newSite(t)
+		s.stored(t, nil)
+		s.ClusterInfo, s.Claims, s.ShowCauses = unreadable{}, unreadable{}, causes
+		s.start(t)
+		list, _, got := askFor[api.TokenList](t, s, "GET", tokenPath, "")
+		if len(list.Items) != 1 || list.Items[0].Status != api.StatusActive || len(list.Warnings) != 2 {
+			t.Fatalf("%d %s", got.status, got.body)
+		}
+		for i, part := range strings.Split(want, "\n") {
+			if !strings.HasSuffix(list.Warnings[i], part) {
+				t.Errorf("warning %q, want %q", list.Warnings[i], part)
+			}
+		}
+	}
+}
+
+func TestTokenThatIsNotThere(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	for _, route := range [][2]string{{"GET", ""}, {"DELETE", ""}, {"POST", "/renew"}} {
+		for id, status := range map[string]int{"nonono": 404, "no": 400, "ABCDEF": 400, "qwertz.0123456789abcdef": 400} {
+			_, p, got := askFor[api.Token](t, s, route[0], tokenPath+"/"+id+route[1], "")
+			if got.status != status || status == 404 && !strings.Contains(p.Detail, "there is no token nonono") || strings.Contains(got.body+s.logs.String(), "0123456789abcdef") {
+				t.Errorf("%s %s%s: %d %s", route[0], id, route[1], got.status, got.body)
+			}
+		}
+	}
+}
+
+func TestDeleteToken(t *testing.T) {
+	s := newSite(t)
+	store := &stubborn{Store: s.store}
+	s.Tokens = store
+	s.start(t)
+	r := s.stored(t, nil)
+	path := tokenPath + "/" + r.Token.ID()
+	if shown, _, got := askFor[api.Token](t, s, "DELETE", path+"?dryRun=true", ""); got.status != 200 || !shown.DryRun || len(s.ids(t)) != 1 {
+		t.Errorf("dry run: %d %s", got.status, got.body)
+	}
+	if _, p, got := askFor[api.Token](t, s, "DELETE", path, `{"onlyExpired":true}`); got.status != 409 || !p.Named(api.ProblemNotExpired) || len(s.ids(t)) != 1 {
+		t.Errorf("only if expired: %d %s", got.status, got.body)
+	}
+	store.failures = 1
+	if _, _, got := askFor[api.Token](t, s, "DELETE", path, ""); got.status != 503 || got.header.Get("Retry-After") == "" {
+		t.Errorf("the store is away: %d %s", got.status, got.body)
+	}
+	if shown, _, got := askFor[api.Token](t, s, "DELETE", path, ""); got.status != 200 || shown.ID != r.Token.ID() || len(s.ids(t)) != 0 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	old := s.stored(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
+	if _, _, got := askFor[api.Token](t, s, "DELETE", tokenPath+"/"+old.Token.ID()+"?onlyExpired", ""); got.status != 200 || len(s.ids(t)) != 0 {
+		t.Errorf("expired: %d %s", got.status, got.body)
+	}
+}
+
+// racing lets something happen before the first deletion.
+type racing struct {
+	tokens.Store
+	once sync.Once
+	then func()
+}
+
+func (s *racing) Delete(ctx context.Context, r tokens.Record) error {
+	s.once.Do(s.then)
+	return s.Store.Delete(ctx, r)
+}
+
+// A token that changes while it is deleted goes all the same; one that was made anew, or renewed
+// when only expired ones are to go, stays.
+func TestDeleteTokenThatChanges(t *testing.T) {
+	for _, test := range []struct {
+		name, query string
+		expires     time.Duration
+		then        func(t *testing.T, s *site, r tokens.Record)
+		status      int
+		left        int
+	}{
+		{name: "a node joins", expires: time.Hour, status: 200, then: func(t *testing.T, s *site, r tokens.Record) {
+			if _, err := s.store.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Nodes = []string{"a"}; return nil }); err != nil {
+				t.Error(err)
+			}
+		}},
+		{name: "renewed", query: "?onlyExpired=true", expires: -time.Minute, status: 409, left: 1, then: func(t *testing.T, s *site, r tokens.Record) {
+			if _, err := s.store.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Expires = time.Now().Add(time.Hour); return nil }); err != nil {
+				t.Error(err)
+			}
+		}},
+		{name: "another one", expires: time.Hour, status: 409, left: 1, then: func(t *testing.T, s *site, r tokens.Record) {
+			if err := s.store.Delete(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+			if _, err := s.store.Create(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+		}},
+		{name: "deleted", expires: time.Hour, status: 200, then: func(t *testing.T, s *site, r tokens.Record) {
+			if err := s.store.Delete(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSite(t)
+			r := s.stored(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Expires = 3, time.Now().Add(test.expires) })
+			s.Tokens = &racing{Store: s.store, then: func() { test.then(t, s, r) }}
+			s.start(t)
+			got := s.do(t, "DELETE", tokenPath+"/"+r.Token.ID()+test.query, adminBearer, "", "")
+			if got.status != test.status || len(s.ids(t)) != test.left {
+				t.Errorf("%d with %d tokens left: %s", got.status, len(s.ids(t)), got.body)
+			}
+		})
+	}
+}
+
+func TestRenewToken(t *testing.T) {
+	hours := func(n int) *time.Time {
+		at := time.Now().Add(time.Duration(n) * time.Hour)
+		return &at
+	}
+	for _, test := range []struct {
+		name, body string
+		record     func(*tokens.Record)
+		status     int
+		expires    *time.Time // nil: never
+		problem    string
+		detail     string
+	}{
+		{name: "by default", expires: hours(24)},
+		{name: "longer", body: `{"ttl":"48h"}`, expires: hours(48)},
+		{name: "to a time", body: `{"expires":"` + hours(5).UTC().Format(time.RFC3339) + `"}`, expires: hours(5)},
+		{name: "for ever", body: `{"ttl":"0"}`},
+		{name: "for ever again", body: `{"ttl":"0"}`, record: func(r *tokens.Record) { r.Expires = time.Time{} }},
+		{name: "expired", body: `{"ttl":"1h"}`, record: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) }, expires: hours(1)},
+		{name: "shorter", body: `{"ttl":"1m"}`, status: 409, problem: api.ProblemWouldShorten, detail: "would sooner, at", expires: hours(2)},
+		{name: "shorter on purpose", body: `{"ttl":"1h","shorten":true}`, expires: hours(1)},
+		{name: "shorter than for ever", body: `{"ttl":"87000h"}`, record: func(r *tokens.Record) { r.Expires = time.Time{} }, status: 409, problem: api.ProblemWouldShorten, detail: "never expires, and would at"},
+		{name: "dry run", body: `{"ttl":"48h","dryRun":true}`, expires: hours(2)},
+		{name: "negative", body: `{"ttl":"-1s"}`, status: 400, problem: "invalid-field", detail: "ttl: -1s given", expires: hours(2)},
+		{
+			name: "spent", status: 409, problem: api.ProblemSpent, expires: hours(2),
+			record: func(r *tokens.Record) {
+				r.Limits, r.Nodes = tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-*"}, CertificateDuration: 48 * time.Hour}, []string{"worker-3"}
+			},
+			detail: "taken by worker-3, and another end would change nothing; make another with: kubejoin token create --max-nodes 1 --node-name 'worker-*' --certificate-duration 48h0m0s",
+		},
+		{
+			name: "spent on a Node", status: 409, problem: api.ProblemSpent, expires: hours(2),
+			record: func(r *tokens.Record) {
+				r.Limits, r.Nodes = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "u"}}, []string{"worker-3"}
+			},
+			detail: "kubejoin token create --replace-node worker-3",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSite(t)
+			s.start(t)
+			r := s.stored(t, func(r *tokens.Record) {
+				r.Expires = time.Now().Add(2 * time.Hour)
+				if test.record != nil {
+					test.record(r)
+				}
+			})
+			shown, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", test.body)
+			if test.status == 0 {
+				test.status = 200
+			}
+			if got.status != test.status || test.problem != "" && !p.Named(test.problem) || !strings.Contains(p.Detail, test.detail) || test.status == 200 && shown.ID != r.Token.ID() {
+				t.Fatalf("%d %s", got.status, got.body)
+			}
+			now := s.record(t, r.Token.ID()).Expires
+			if test.expires == nil {
+				if !now.IsZero() {
+					t.Errorf("expires at %s, want never", now)
+				}
+			} else if off := now.Sub(*test.expires); off < -time.Minute || off > time.Minute {
+				t.Errorf("expires at %s, want %s", now, *test.expires)
+			}
+		})
+	}
+}
+
+// A token that others have stored badly is not renewed into something that looks good.
+func TestRenewBadToken(t *testing.T) {
+	s := newSite(t)
+	r := s.stored(t, nil)
+	s.Tokens = updated{s.store, func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") }}
+	s.start(t)
+	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 409 || !strings.Contains(p.Detail, "is no good, and would still not be: max-nodes: many") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+}
+
+// updated is a store whose records are altered before a change.
+type updated struct {
+	tokens.Store
+	alter func(*tokens.Record)
+}
+
+func (s updated) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	return s.Store.Update(ctx, id, func(r *tokens.Record) error { s.alter(r); return change(r) })
+}
+
+// Each route asks for a right of its own.
+func TestRights(t *testing.T) {
+	s := newSite(t)
+	s.Claims = s.store.Claims()
+	var asked []string
+	s.Authorize = func(_ *http.Request, _ server.User, a server.Access) error {
+		asked = append(asked, a.String())
+		return server.ErrForbidden
+	}
+	s.start(t)
+	for _, test := range []struct{ method, path, right string }{
+		{"POST", commandPath, "create tokens.kubejoin.io"},
+		{"POST", tokenPath, "create tokens.kubejoin.io"},
+		{"GET", tokenPath, "list tokens.kubejoin.io"},
+		{"GET", tokenPath + "/qwertz", "get tokens.kubejoin.io"},
+		{"DELETE", tokenPath + "/qwertz", "delete tokens.kubejoin.io"},
+		{"POST", tokenPath + "/qwertz/renew", "update tokens.kubejoin.io"},
+		{"GET", "/v1/claim", "list claims.kubejoin.io"},
+		{"DELETE", "/v1/claim/worker-3", "delete claims.kubejoin.io"},
+	} {
+		asked = nil
+		if got := s.do(t, test.method, test.path, "", "", ""); got.status != 401 || len(asked) != 0 {
+			t.Errorf("%s %s for anybody: %d", test.method, test.path, got.status)
+		}
+		if got := s.do(t, test.method, test.path, viewerBearer, "", ""); got.status != 403 || !slices.Equal(asked, []string{test.right}) {
+			t.Errorf("%s %s: %d after %q, want %q", test.method, test.path, got.status, asked, test.right)
+		}
+	}
+}
