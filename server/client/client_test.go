@@ -1,0 +1,253 @@
+package client_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+const bearer = "admin-bearer-0123456789"
+
+// newServer is a real server with the file store, and a CA that signs for it.
+func newServer(t *testing.T) (server.Server, *boltstore.Store, *signer.CA) {
+	t.Helper()
+	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	operators, err := server.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return server.Server{
+		Tokens: store, Claims: store.Claims(), ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Advertise: "join.example.com:9443", Authenticate: operators.Authenticate, Authorize: server.AllowGroup("kubejoin:admins"),
+	}, store, ca
+}
+
+// overTLS serves s and gives a client of it.
+func overTLS(t *testing.T, s server.Server, ca *signer.CA) *client.Client {
+	t.Helper()
+	certificate := &servingcert.Issued{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
+	if _, err := certificate.Step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate})
+	go func() { _ = web.ServeTLS(listener, "", "") }()
+	t.Cleanup(func() { _ = web.Close() })
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.Certificate())
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &client.Client{URL: "https://" + listener.Addr().String() + "/", Bearer: bearer, HTTP: &http.Client{Transport: transport}}
+}
+
+// The life of a token and of a claim, over TLS and in process: both ways say the same.
+func TestLife(t *testing.T) {
+	for _, way := range []string{"TLS", "in process"} {
+		t.Run(way, func(t *testing.T) {
+			s, store, ca := newServer(t)
+			var c *client.Client
+			if way == "TLS" {
+				c = overTLS(t, s, ca)
+			} else {
+				c = &client.Client{Bearer: bearer, HTTP: &http.Client{Transport: client.Handler(s.Handler())}}
+			}
+			ctx := t.Context()
+			own := tokens.Generate()
+			made, err := c.CreateToken(ctx, api.CreateToken{
+				Token:     api.Secret(own.Reveal()),
+				TokenSpec: api.TokenSpec{TTL: "1h", Groups: []string{}, MaxNodes: 2, NodeNames: []string{"worker-*"}, CertificateDuration: "48h"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if made.Token.Reveal() != own.Reveal() || made.MaxNodes != 2 || len(made.Groups) != 0 || !strings.Contains(made.JoinCommand.Reveal(), "kubeadm join join.example.com:9443 --token "+own.Reveal()) {
+				t.Errorf("made %+v", made)
+			}
+			list, err := c.ListTokens(ctx)
+			if err != nil || len(list.Items) != 1 || list.Items[0].ID != own.ID() || list.Items[0].Token != "" {
+				t.Errorf("list %+v, %v", list, err)
+			}
+			got, err := c.GetToken(ctx, own.ID())
+			if err != nil || got.ID != own.ID() || got.Status != api.StatusActive {
+				t.Errorf("get %+v, %v", got, err)
+			}
+			renewed, err := c.RenewToken(ctx, own.ID(), api.RenewToken{TTL: "5h"})
+			if err != nil || time.Until(renewed.Expires) < 4*time.Hour {
+				t.Errorf("renewed %+v, %v", renewed, err)
+			}
+			record, err := store.Update(ctx, own.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1"}; return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := store.Claims().Create(ctx, tokens.Claim{Node: "worker-1", TokenID: own.ID(), TokenUID: record.UID, Limits: record.Limits}); err != nil {
+				t.Fatal(err)
+			}
+			claims, err := c.ListClaims(ctx)
+			if err != nil || len(claims.Items) != 1 || claims.Items[0].Node != "worker-1" || claims.Items[0].Token != own.ID() {
+				t.Errorf("claims %+v, %v", claims, err)
+			}
+			if released, err := c.ReleaseClaim(ctx, "worker-1", api.ReleaseClaim{}); err != nil || released.Node != "worker-1" {
+				t.Errorf("released %+v, %v", released, err)
+			}
+			if now, err := store.Get(ctx, own.ID()); err != nil || len(now.Nodes) != 0 {
+				t.Errorf("nodes %v, %v", now.Nodes, err)
+			}
+			command, err := c.PrintJoinCommand(ctx, api.TokenSpec{MaxNodes: 1})
+			if err != nil || !strings.HasPrefix(command.Reveal(), "kubeadm join join.example.com:9443 --token ") || strings.HasSuffix(command.Reveal(), "\n") {
+				t.Errorf("command %q, %v", command.Reveal(), err)
+			}
+			if gone, err := c.DeleteToken(ctx, own.ID(), api.DeleteToken{}); err != nil || gone.ID != own.ID() {
+				t.Errorf("deleted %+v, %v", gone, err)
+			}
+			var p *api.Problem
+			if _, err := c.GetToken(ctx, own.ID()); !errors.As(err, &p) || p.Status != 404 || !p.Named("no-token") || p.RequestID == "" {
+				t.Errorf("after its deletion: %v", err)
+			}
+			if _, err := c.RenewToken(ctx, "no/../way?x#y", api.RenewToken{}); !errors.As(err, &p) || p.Status != 400 && p.Status != 404 {
+				t.Errorf("an ID that is none: %v", err)
+			}
+		})
+	}
+}
+
+// What a server refuses is a problem; what is no kubejoin server, or does not answer, is not.
+func TestErrors(t *testing.T) {
+	s, _, ca := newServer(t)
+	c := overTLS(t, s, ca)
+	var p *api.Problem
+	if _, err := c.CreateToken(t.Context(), api.CreateToken{TokenSpec: api.TokenSpec{MaxNodes: -1}}); !errors.As(err, &p) || p.Status != 400 || p.Field != "maxNodes" || err.Error() != p.Detail {
+		t.Errorf("%v", err)
+	}
+	stranger := *c
+	stranger.Bearer = "hunter2-hunter2-hunter2"
+	if _, err := stranger.ListTokens(t.Context()); !errors.As(err, &p) || p.Status != 401 || strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("%v", err)
+	}
+	if text := fmt.Sprintf("%v %+v %#v", stranger, stranger, stranger); strings.Contains(text, "hunter2") {
+		t.Errorf("the bearer token is printed: %s", text)
+	}
+	untrusting := *c
+	untrusting.HTTP = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: x509.NewCertPool()}}}
+	if _, err := untrusting.ListTokens(t.Context()); err == nil || errors.As(err, &p) && p.Status == 0 || !strings.Contains(err.Error(), "certificate") || !strings.HasPrefix(err.Error(), c.URL) {
+		t.Errorf("%v", err)
+	}
+
+	for name, answer := range map[string]http.HandlerFunc{
+		"a web server":  func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "<html>bad gateway</html>", 502) },
+		"a redirect":    func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNotModified) },
+		"empty problem": func(w http.ResponseWriter, _ *http.Request) { problem(w, `{}`) },
+		"broken":        func(w http.ResponseWriter, _ *http.Request) { problem(w, `{`) },
+		"no JSON":       func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") },
+		"cut off": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "100")
+			w.WriteHeader(200)
+		},
+	} {
+		other := httptest.NewServer(answer)
+		_, err := (&client.Client{URL: other.URL}).ListTokens(t.Context())
+		if err == nil || errors.As(err, new(*api.Problem)) || !strings.HasPrefix(err.Error(), other.URL+": ") {
+			t.Errorf("%s: %v", name, err)
+		}
+		other.Close()
+		if _, err := (&client.Client{URL: other.URL}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "connection refused") {
+			t.Errorf("closed: %v", err)
+		}
+	}
+}
+
+func problem(w http.ResponseWriter, body string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(500)
+	_, _ = io.WriteString(w, body)
+}
+
+// In process a handler sees what it would of a server, and its answer is passed on whole.
+func TestHandler(t *testing.T) {
+	transport := client.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("X-Body", string(body))
+		if r.Method == http.MethodPost {
+			w.WriteHeader(http.StatusCreated)
+			w.WriteHeader(http.StatusTeapot) // too late
+		}
+		_, _ = io.WriteString(w, r.URL.Path)
+	}))
+	web := &http.Client{Transport: transport}
+	for method, status := range map[string]int{http.MethodGet: 200, http.MethodPost: 201} {
+		var body io.Reader
+		if method == http.MethodPost {
+			body = strings.NewReader("hello")
+		}
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://nowhere/path", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := web.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(response.Body)
+		if err != nil || response.StatusCode != status || string(content) != "/path" || (response.Header.Get("X-Body") == "hello") != (body != nil) || response.ContentLength != 5 {
+			t.Errorf("%s: %d %v %q, %v", method, response.StatusCode, response.Header, content, err)
+		}
+		if err := response.Body.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A secret is in JSON and nowhere else.
+func TestSecret(t *testing.T) {
+	held := struct{ S api.Secret }{"hunter2"}
+	if content, err := json.Marshal(held); err != nil || string(content) != `{"S":"hunter2"}` {
+		t.Errorf("%s, %v", content, err)
+	}
+	var log strings.Builder
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "secret", held.S)
+	for _, text := range []string{fmt.Sprint(held), fmt.Sprintf("%+v %#v %s %q", held, held, held.S, held.S), log.String()} {
+		if strings.Contains(text, "hunter2") || !strings.Contains(text, "redacted") {
+			t.Errorf("%s", text)
+		}
+	}
+	if api.Secret("").String() != "" {
+		t.Error("no secret looks like one")
+	}
+}
