@@ -2,78 +2,100 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net"
-	"net/url"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 )
 
-// offlineHelp is what the command that has offlineOptions says of them.
-const offlineHelp = `With --offline no API server is asked, for there may be none yet. Printed, or written
+// offlineHelp is what the help of a command with offlineOptions says of them.
+const offlineHelp = `
+
+With --offline no API server is asked, for there may be none yet. Printed, or written
 to --out-dir, are the Secret of the token with its limits, to be applied when there is
 an API server (token-secret.yaml), a cluster-info that the token has signed, with the
 Role that lets anybody read it (cluster-info.yaml), and the join command. A cluster
-that has a cluster-info, as 'kubeadm init' makes it, needs the Secret alone: whatever
-keeps its cluster-info signed signs with the token, too. The token's life begins when
+that has a cluster-info, as 'kubeadm init' makes it, needs the Secret alone: what
+keeps its cluster-info signed signs with this token, too. The token's life begins when
 it is made, not when it is applied.`
 
 // offlineOptions are flags of a command that makes tokens.
 type offlineOptions struct {
-	offline           bool
-	caFile, apiServer string
-	outDir            string
+	offline   bool
+	apiServer string
+	outDir    string
+
+	caFile string // the command's own --ca-file
+	more   string // comes after the join command
 }
 
 func (o *offlineOptions) register(f *pflag.FlagSet) {
-	f.BoolVar(&o.offline, "offline", false, "ask no API server, and print what is to be applied later")
-	f.StringVar(&o.caFile, "ca-file", "", "with --offline: CA of the cluster, such as /etc/kubernetes/pki/ca.crt")
+	f.BoolVar(&o.offline, "offline", false, "ask no API server, and print what is to be applied later; --ca-file is the CA of the cluster then")
 	f.StringVar(&o.apiServer, "api-server", "", "with --offline: https://HOST:PORT of the API server that is to be")
 	f.StringVar(&o.outDir, "out-dir", "", "with --offline: write token-secret.yaml and cluster-info.yaml to this folder")
 }
 
-// check refuses what does not go together; given is whether a flag is on the command line.
-func (o *offlineOptions) check(given func(flag string) bool) error {
+// check refuses what does not go together.
+func (o *offlineOptions) check(given func(flag string) bool, format string) error {
 	var errs []error
-	for flag, value := range map[string]string{"ca-file": o.caFile, "api-server": o.apiServer} {
-		if o.offline && value == "" {
-			errs = append(errs, fmt.Errorf("--%s: needed with --offline", flag))
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if !o.offline {
+		for _, flag := range []string{"api-server", "out-dir"} {
+			if given(flag) {
+				fail("--%s: is about --offline, which is not given", flag)
+			}
+		}
+		return errors.Join(errs...)
+	}
+	if o.caFile == "" {
+		fail("--ca-file: needed with --offline, such as /etc/kubernetes/pki/ca.crt")
+	}
+	if o.apiServer == "" {
+		fail("--api-server: needed with --offline, as https://HOST:PORT")
+	}
+	for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate", "replace-node", "dry-run", "wait"} {
+		if given(flag) {
+			fail("--%s: is about a cluster that is there, and --offline about one that is not: give one of them", flag)
 		}
 	}
-	for _, flag := range []string{"ca-file", "api-server", "out-dir"} {
-		if !o.offline && given(flag) {
-			errs = append(errs, fmt.Errorf("--%s: is about --offline, which is not given", flag))
-		}
+	if !slices.Contains([]string{"text", "json", "yaml"}, format) {
+		fail("--output: %q given, want text, json or yaml with --offline", format)
+	}
+	if given("print-join-command") && o.outDir == "" {
+		fail("--out-dir: needed with --offline and --print-join-command: a token that is in no Secret is good for nothing")
 	}
 	return errors.Join(errs...)
 }
 
-// prepared is a token that no API server knows yet, and what is to be applied of it.
+// prepared is a token that no API server knows yet, and what is to be applied of it: the
+// Secret, cluster-info and what makes it public, in this order.
 type prepared struct {
-	Token       string     `json:"token"`
-	Expires     *time.Time `json:"expires,omitempty"`
-	JoinCommand string     `json:"joinCommand"`
-	// Manifests are the Secret, cluster-info and what makes it public, in this order.
+	api.Token
 	Manifests []runtime.Object `json:"manifests"`
 }
 
-// offline makes what a record is to be in a cluster, with no API server. The output is text,
-// json or yaml; without a folder to write to text is yaml, with the join command as a comment.
-func offline(o offlineOptions, record tokens.Record, output string, stdout, stderr io.Writer) error {
-	p, err := prepare(o, record)
+// run makes what was asked for with no API server. The output is text, json or yaml; without a
+// folder to write to text is yaml, with the join command as a comment.
+func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format string) error {
+	p, err := o.prepare(cmd.Context(), asked)
 	if err != nil {
 		return err
 	}
@@ -82,70 +104,65 @@ func offline(o offlineOptions, record tokens.Record, output string, stdout, stde
 			return fmt.Errorf("--out-dir: %w", err)
 		}
 	}
-	var text []byte
+	warn(cmd, p.Warnings...)
+	p.Warnings = nil
+	text := []byte(p.JoinCommand.Reveal() + "\n")
 	switch {
-	case output == "json":
-		if text, err = json.MarshalIndent(p, "", "  "); err == nil {
-			text = append(text, '\n')
-		}
-	case output == "yaml", o.outDir == "":
-		text, err = documents(p.Manifests)
-		text = append([]byte("# "+p.JoinCommand+"\n---\n"), text...)
-	default:
-		text = []byte(p.JoinCommand + "\n")
+	case format == "json":
+		text, err = json.MarshalIndent(p, "", "    ")
+		text = append(text, '\n')
+	case format == "yaml" || o.outDir == "":
+		var all []byte
+		all, err = documents(p.Manifests)
+		text = append([]byte("# "+p.JoinCommand.Reveal()+"\n---\n"), all...)
 	}
 	if err != nil {
 		return err
 	}
-	if _, err := stdout.Write(text); err != nil {
+	if _, err := cmd.OutOrStdout().Write(text); err != nil {
 		return err
 	}
 	life := "never expires"
-	if p.Expires != nil {
+	if !p.Expires.IsZero() {
 		life = fmt.Sprintf("expires at %s, whenever it is applied", p.Expires.Format(time.RFC3339))
 	}
-	_, err = fmt.Fprintf(stderr, "token %s %s\n", record.Token.ID(), life)
-	return err
+	cmd.PrintErrln("kubejoin: token", p.ID, life)
+	return nil
 }
 
-func prepare(o offlineOptions, record tokens.Record) (prepared, error) {
+// prepare lets a server in this process make the token, which means the same here as it does
+// on a cluster.
+func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (prepared, error) {
 	var p prepared
-	if record.Limits.Replaces != (tokens.NodeRef{}) {
-		return p, errors.New("--replace-node: which Node it is is known to the API server alone; want it without --offline")
-	}
-	if !record.Signing {
-		return p, errors.New("--usages: want signing among them, since the join command needs the token's signature")
-	}
-	secret, err := secretstore.Manifest(record)
-	if err != nil {
-		return p, err
-	}
 	kubeconfig, err := kubeconfigOf(o.caFile, o.apiServer)
 	if err != nil {
 		return p, err
 	}
-	_, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	store := &single{}
+	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
+	s := server.Server{
+		Tokens: store, ClusterInfo: info,
+		Authenticate: func(*http.Request) (server.User, error) { return server.User{Name: "offline"}, nil },
+		Authorize:    func(*http.Request, server.User, server.Access) error { return nil },
+		ShowCauses:   true,
+	}
+	c := client.Client{URL: "https://offline", HTTP: &http.Client{Transport: client.Handler(s.Handler())}}
+	if p.Token, err = c.CreateToken(ctx, asked); err != nil {
+		return p, explain(err)
+	}
+	if p.JoinCommand == "" {
+		return p, errors.New("--usages: want signing among them, since the join command needs the token's signature")
+	}
+	p.JoinCommand += api.Secret(o.more)
+	secret, err := secretstore.Manifest(*store.record)
 	if err != nil {
 		return p, err
 	}
-	signature, err := clusterinfo.Sign(kubeconfig, record.Token)
+	data, err := info.Data(ctx)
 	if err != nil {
 		return p, err
 	}
-	endpoint, err := endpointOf(o.apiServer)
-	if err != nil {
-		return p, fmt.Errorf("--api-server: %w", err)
-	}
-	if p.JoinCommand, err = (clusterinfo.JoinCommand{Endpoint: endpoint, Token: record.Token, Pins: clusterinfo.Pins(cas)}).Reveal(); err != nil {
-		return p, err
-	}
-	p.Token = record.Token.Reveal()
-	if !record.Expires.IsZero() {
-		p.Expires = &record.Expires
-	}
-	p.Manifests = append([]runtime.Object{secret}, configmap.Manifests(map[string]string{
-		clusterinfo.KubeconfigKey: string(kubeconfig), clusterinfo.SignatureKey(record.Token.ID()): signature,
-	})...)
+	p.Manifests = append([]runtime.Object{secret}, configmap.Manifests(data)...)
 	return p, nil
 }
 
@@ -203,16 +220,45 @@ func kubeconfigOf(caFile, apiServer string) ([]byte, error) {
 	return kubeconfig, nil
 }
 
-// endpointOf is the HOST:PORT of an https URL.
-func endpointOf(apiServer string) (string, error) {
-	u, err := url.Parse(apiServer)
-	if err != nil {
-		return "", errors.New("want https://HOST:PORT")
+// single is a store of the one token that is made offline.
+type single struct{ record *tokens.Record }
+
+func (s *single) Get(_ context.Context, id string) (tokens.Record, error) {
+	if s.record == nil || s.record.Token.ID() != id {
+		return tokens.Record{}, tokens.ErrNotFound
 	}
-	port := u.Port()
-	if port == "" {
-		port = "443"
+	return *s.record, nil
+}
+
+func (s *single) List(context.Context) ([]tokens.Record, error) {
+	if s.record == nil {
+		return nil, nil
 	}
-	endpoint := net.JoinHostPort(u.Hostname(), port)
-	return endpoint, clusterinfo.CheckEndpoint(endpoint)
+	return []tokens.Record{*s.record}, nil
+}
+
+func (s *single) Create(_ context.Context, r tokens.Record) (tokens.Record, error) {
+	if s.record != nil {
+		return tokens.Record{}, tokens.ErrExists
+	}
+	if err := r.Check(); err != nil {
+		return tokens.Record{}, err
+	}
+	r.Created, r.UID, r.Version = time.Now().UTC().Truncate(time.Second), "offline", "1"
+	s.record = &r
+	return r, nil
+}
+
+func (s *single) Update(context.Context, string, func(*tokens.Record) error) (tokens.Record, error) {
+	return tokens.Record{}, errors.ErrUnsupported // nobody changes it
+}
+
+func (s *single) Delete(context.Context, tokens.Record) error {
+	s.record = nil
+	return nil
+}
+
+func (s *single) Watch(ctx context.Context) <-chan struct{} {
+	var nobody tokens.Hints
+	return nobody.Watch(ctx)
 }

@@ -34,6 +34,7 @@ type tokenCreateOptions struct {
 	dryRun           bool
 	printJoinCommand bool
 	certificateKey   string
+	withoutCluster   offlineOptions
 }
 
 func tokenCreateCommand() *cobra.Command {
@@ -50,7 +51,7 @@ flags say what it is good for. Such limits hold when a certificate is issued,
 so that kubejoin has to be what issues them.
 
 If nobody signs cluster-info within --wait the token stays and is printed, and the
-exit code is 1.` + remoteHelp,
+exit code is 1.` + remoteHelp + offlineHelp,
 		Example: `  # a join command for any number of workers, good for a day
   kubejoin token create --print-join-command
 
@@ -61,12 +62,18 @@ exit code is 1.` + remoteHelp,
   kubejoin token create --replace-node worker-7 --print-join-command
 
   # from a kubejoin server with no cluster
-  kubejoin token create --curlrc kubejoin-data/curlrc`,
+  kubejoin token create --curlrc kubejoin-data/curlrc
+
+  # for a cluster that is still to be made
+  kubejoin token create --offline --ca-file ca.crt --api-server https://api.example.com:6443 --out-dir token`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			asked, err := o.request(cmd.InOrStdin(), args)
 			if err != nil {
 				return usageOf(cmd, err)
+			}
+			if o.withoutCluster.offline {
+				return usageOf(cmd, o.withoutCluster.run(cmd, asked, o.format))
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.create(ctx, cmd, r, asked) })
 		},
@@ -90,6 +97,7 @@ exit code is 1.` + remoteHelp,
 	f.BoolVar(&o.dryRun, "dry-run", false, "check everything, and store nothing")
 	o.output.register(cmd, "text", "wide", "csv")
 	o.remoteOptions.register(cmd)
+	o.withoutCluster.register(f)
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
@@ -135,6 +143,13 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	}
 	if o.printJoinCommand && o.given("output") {
 		return usage("--output: does not go with --print-join-command, which prints one line")
+	}
+	o.withoutCluster.caFile = o.caFile
+	if o.certificateKey != "" {
+		o.withoutCluster.more = " --control-plane --certificate-key " + o.certificateKey
+	}
+	if err := o.withoutCluster.check(o.given, o.format); err != nil {
+		return asked, &usageError{err: err}
 	}
 	t, err := chosenToken(stdin, args)
 	if err != nil {

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/spf13/cobra"
+)
+
+// tokenGenerateOptions are the flags of token generate.
+type tokenGenerateOptions struct {
+	format    string
+	user, uid string
+	groups    []string
+}
+
+func tokenGenerateCommand() *cobra.Command {
+	var o tokenGenerateOptions
+	cmd := &cobra.Command{
+		Use:   "generate",
+		Short: "Print a new bootstrap token and store it nowhere",
+		Long: `Print a new random bootstrap token of the form abcdef.0123456789abcdef. Nothing
+is stored and no cluster is asked: the token works once something has made it
+known, such as a manifest or kubeadm's InitConfiguration.
+
+With -o csv it is a static token: a line token,user,uid,"group1,group2" for
+kube-apiserver's --token-auth-file. Such a token never expires, and kube-apiserver
+reads the file when it starts and not again: a line that is added or taken away
+counts after the next restart. 'kubejoin kubeconfig bootstrap --user' makes the
+kubeconfig of a kubelet that begins with it.`,
+		Example: `  kubejoin token generate
+
+  (umask 077; kubejoin token generate -o csv --user kubelet-bootstrap >> token.csv)`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(cmd.Flags().Changed); err != nil {
+				return &usageError{command: cmd.CommandPath(), err: err}
+			}
+			if o.format == "text" {
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), tokens.Generate().Reveal())
+				return err
+			}
+			columns := []string{rand.Text(), o.user, o.uid}
+			if len(o.groups) > 0 { // an empty column would be a group without a name
+				columns = append(columns, strings.Join(o.groups, ","))
+			}
+			line := csv.NewWriter(cmd.OutOrStdout())
+			if err := line.Write(columns); err != nil {
+				return err
+			}
+			line.Flush()
+			return line.Error()
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVarP(&o.format, "output", "o", "text", "text, or csv for a static token")
+	f.StringVar(&o.user, "user", "kubelet-bootstrap", "with -o csv: user that the token is")
+	f.StringVar(&o.uid, "uid", "", "with -o csv: UID of that user")
+	f.StringSliceVar(&o.groups, "groups", []string{"system:bootstrappers"}, "with -o csv: groups of that user")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "csv"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (o *tokenGenerateOptions) check(given func(flag string) bool) error {
+	var errs []error
+	if !slices.Contains([]string{"text", "csv"}, o.format) {
+		errs = append(errs, fmt.Errorf("--output: %q given, want text or csv", o.format))
+	}
+	for _, flag := range []string{"user", "uid", "groups"} {
+		if o.format != "csv" && given(flag) {
+			errs = append(errs, fmt.Errorf("--%s: is about static tokens: give -o csv, too", flag))
+		}
+	}
+	if o.user == "" {
+		errs = append(errs, errors.New("--user: none given, want a name such as kubelet-bootstrap"))
+	}
+	for flag, values := range map[string][]string{"user": {o.user}, "uid": {o.uid}, "groups": o.groups} {
+		for _, value := range values {
+			if strings.ContainsFunc(value, unicode.IsControl) || flag == "groups" && strings.TrimSpace(value) != value {
+				errs = append(errs, fmt.Errorf("--%s: %q given, want it without control characters, and groups without space around them", flag, value))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
