@@ -12,5 +12,8 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs the real program as a person does: testdata/script has a file a subject.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true})
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"serve": scriptServe},
+	})
 }
