@@ -103,6 +103,12 @@ func TestExplain(t *testing.T) {
 			sentence: "refused 30 s ago: the reason given is NodeNameNotAllowed; make another with: " + another,
 			next:     []string{another, "kubectl describe csr csr-1"},
 		},
+		"refused after another was signed": {
+			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, denied("TooManyKeys", "three have asked")), request(bootstrap, made(time.Hour, "csr-0"), issued("kubejoin", good))}},
+			state: explain.TooManyKeys, since: before(30 * time.Second),
+			sentence: "refused 30 s ago: three have asked; release the name with: kubejoin claim release worker-7; an earlier request for the name was signed 3 min ago",
+			next:     []string{"kubejoin claim release worker-7", "kubectl describe csr csr-1"},
+		},
 		"refused by hand": {
 			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, denied("KubectlDeny", "This CSR was denied by\nkubectl certificate deny.\x1b[31m"))}},
 			state: explain.Denied, since: before(30 * time.Second),

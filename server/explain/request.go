@@ -45,6 +45,9 @@ func (v *view) refused(r Request, c Condition, s State) {
 	}
 	v.next(words, command)
 	v.next("", "kubectl describe csr "+r.Name)
+	if at := slices.IndexFunc(v.client, func(other Request) bool { return other.Certificate != nil }); at >= 0 && v.Object == nil {
+		v.e.Sentence += fmt.Sprintf("; an earlier request for the name was signed %s", ago(v.client[at].Certificate.At, v.now))
+	}
 }
 
 // tokenOf notes the token of a request whose fate is told by others.

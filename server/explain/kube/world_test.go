@@ -306,3 +306,14 @@ func (w *world) await(what string, try func(context.Context) error) {
 		}
 	}
 }
+
+// older waits until what is made next is the newer one: times of objects have whole seconds.
+func (w *world) older(o metav1.Object) {
+	w.Helper()
+	w.await("a second", func(context.Context) error {
+		if time.Since(o.GetCreationTimestamp().Time) < 2*time.Second {
+			return fmt.Errorf("%s is too young", o.GetName())
+		}
+		return nil
+	})
+}

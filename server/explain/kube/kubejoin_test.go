@@ -1,0 +1,85 @@
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// What kubejoin itself does to requests is explained by its own reasons.
+func TestRefusedByKubejoin(t *testing.T) {
+	w := newWorld(t)
+	// Requests of other tests are not kubejoin's business here.
+	if err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := csr.OpenNodes(t.Context(), w.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- csr.Controller{Client: w.admin, Approve: true, Sign: true, Authority: &signer.Authority{
+			Rules: approval.Kubelet(), Facts: &csr.Facts{Client: w.admin},
+			Nodes:   &signer.NodeAdmission{Tokens: w.tokens, Claims: w.claims, Node: nodes.Node, Reserved: []string{"real-cp-*"}},
+			Signers: signer.KubernetesSigners(signer.Fixed(w.clusterCA()), 24*time.Hour),
+		}}.Run(ctx)
+	}()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	await := func(node string, state explain.State, words ...string) {
+		t.Helper()
+		w.await("state of "+node, func(ctx context.Context) error {
+			e, err := w.reader.Explain(ctx, node)
+			if err == nil && e.State != state {
+				err = fmt.Errorf("%s, want %s: %s", e.State, state, e.Sentence)
+			}
+			return err
+		})
+		w.explain(node, state, words...)
+	}
+
+	one := w.token(func(r *tokens.Record) { r.Limits.MaxNodes = 1 })
+	first := w.ask(w.holder(one), kubelet, "real-1")
+	await("real-1", explain.CertificateIssued, "and there is no Node")
+	w.ask(w.holder(one), kubelet, "real-2")
+	await("real-2", explain.TokenSpent, "token "+one.Token.ID()+" was for 1 node and real-1", "kubejoin token create --node-name real-2")
+	w.older(first)
+	w.ask(w.holder(w.token()), kubelet, "real-1")
+	await("real-1", explain.NodeNameClaimed, "kubejoin claim release real-1", "an earlier request for the name was signed ")
+
+	named := w.token(func(r *tokens.Record) { r.Limits.NodeNames = []string{"real-3"} })
+	w.ask(w.holder(named), kubelet, "real-4")
+	await("real-4", explain.NodeNameNotAllowed, "kubejoin token create --node-name real-4")
+	w.ask(w.holder(w.token()), kubelet, "real-cp-1")
+	await("real-cp-1", explain.NodeNameReserved, "--role control-plane")
+
+	n := w.node("real-5", corev1.ConditionTrue, "")
+	w.older(n)
+	w.ask(w.holder(w.token()), kubelet, n.Name)
+	await(n.Name, explain.NodeExists, "kubejoin token create --replace-node real-5", "is Ready since ")
+
+	// The Event that kubejoin writes of a refusal is evidence, once it is there.
+	w.await("the Event", func(ctx context.Context) error {
+		e, err := w.reader.Explain(ctx, "real-2")
+		if err == nil && (e.Evidence.Event == nil || e.Evidence.Event.Reason != "TokenSpent" || !strings.Contains(e.Sentence, e.Evidence.Event.Message)) {
+			err = fmt.Errorf("evidence is %+v", e.Evidence.Event)
+		}
+		return err
+	})
+}

@@ -1,0 +1,24 @@
+package explain_test
+
+import (
+	"testing"
+
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer"
+)
+
+// Every reason with which kubejoin refuses a node is a state of its own.
+func TestReasonsAreStates(t *testing.T) {
+	for _, reason := range []string{
+		signer.ReasonTokenSpent, signer.ReasonTokenExpired, signer.ReasonTokenRevoked, signer.ReasonTokenReplaced, signer.ReasonTokenLimitsMalformed,
+		signer.ReasonNodeNameNotAllowed, signer.ReasonNodeNameReserved, signer.ReasonNodeNameClaimed, signer.ReasonNodeExists, signer.ReasonNodeReplaced,
+		signer.ReasonTooManyKeys, signer.ReasonNotForBootstrap,
+	} {
+		for _, end := range []func(*explain.Request){denied(reason, "because"), failed(reason, "because")} {
+			e := explain.Explain(explain.Facts{Node: name, Requests: []explain.Request{request(bootstrap, end)}}, now)
+			if e.State != explain.State(reason) || len(e.Next) == 0 {
+				t.Errorf("%s is state %s, next %q", reason, e.State, e.Next)
+			}
+		}
+	}
+}
