@@ -34,6 +34,7 @@ func (c contender) flag() string { return [...]string{"kubejoin", "kcm", "stock"
 type running struct {
 	*cluster.Process
 	address string // of kubejoin's API
+	bearer  string // of an operator there
 }
 
 // start starts a contender and measures how long it takes until it does something useful: to
@@ -47,7 +48,7 @@ func (b *bench) start(ctx context.Context, who contender) (running, error) {
 	if err := b.load[0].createToken(ctx, token, time.Time{}); err != nil {
 		return running{}, err
 	}
-	p, err := b.launch(ctx, who)
+	p, err := b.launch(ctx, who, false)
 	if err != nil {
 		return running{}, err
 	}
@@ -96,7 +97,8 @@ func (b *bench) memory(row string, who contender, p running) error {
 	return nil
 }
 
-func (b *bench) launch(ctx context.Context, who contender) (running, error) {
+// launch starts a contender; kubejoin is to be discovered by itself, or through the API server.
+func (b *bench) launch(ctx context.Context, who contender, advertise bool) (running, error) {
 	switch who {
 	case theirs:
 		p, err := b.cluster.StartKCM(ctx, "--kube-api-qps=5000", "--kube-api-burst=5000")
@@ -126,11 +128,17 @@ func (b *bench) launch(ctx context.Context, who contender) (running, error) {
 			return running{}, err
 		}
 	}
-	p, err := b.cluster.StartProcess("kubejoin", exec.Command(b.kubejoin, "serve",
-		"--kubeconfig="+b.identity,
-		"--cluster-signing-cert-file="+b.cluster.CAFile(), "--cluster-signing-key-file="+b.cluster.CAKeyFile(),
-		"--token-auth-file="+operators, "--listen="+address, "--leader-elect=false"))
-	return running{Process: p, address: address}, err
+	flags := []string{
+		"serve",
+		"--kubeconfig=" + b.identity,
+		"--cluster-signing-cert-file=" + b.cluster.CAFile(), "--cluster-signing-key-file=" + b.cluster.CAKeyFile(),
+		"--token-auth-file=" + operators, "--listen=" + address, "--leader-elect=false",
+	}
+	if advertise {
+		flags = append(flags, "--advertise="+address)
+	}
+	p, err := b.cluster.StartProcess("kubejoin", exec.Command(b.kubejoin, flags...))
+	return running{p, address, bearer}, err
 }
 
 func (b *bench) curlrc() string { return filepath.Join(b.cluster.Dir, "bench-curlrc") }

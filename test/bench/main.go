@@ -36,6 +36,7 @@ type sizes struct {
 	tokens  []int
 	calls   int // of print-join-command, one after the other
 	clients int // that ask for join commands at the same time
+	small   bool
 	stock   int // CSRs of the one round with kube-controller-manager's own limits
 }
 
@@ -45,7 +46,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	rounds := flags.Int("rounds", 3, "how often each is measured; the table has the medians")
 	csrs := flags.Int("csrs", 2000, "certificate requests of a burst")
 	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
-	only := flags.String("only", "", "subjects to measure: csr, tokens, join, start, go; empty is all")
+	only := flags.String("only", "", "subjects to measure: csr, tokens, join, start, size, go; empty is all")
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
 	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
@@ -58,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	s := sizes{rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, stock: 300}
 	if *quick {
-		s = sizes{rounds: 1, csrs: 200, calls: 5, clients: 32, stock: 50}
+		s = sizes{rounds: 1, csrs: 200, calls: 5, clients: 32, stock: 50, small: true}
 		*list = "1,200"
 	}
 	for text := range strings.SplitSeq(*list, ",") {
@@ -143,6 +144,14 @@ func (b *bench) run(ctx context.Context) error {
 	}
 	if err := b.connect(ctx); err != nil {
 		return err
+	}
+	if b.wants("size") && b.profiles == "" {
+		if err := b.manyTokens(ctx); err != nil {
+			return err
+		}
+	}
+	if b.only == "size" {
+		return nil
 	}
 	for round := range b.rounds {
 		order := []contender{ours, theirs}

@@ -119,7 +119,9 @@ func (r *report) add(row string, who contender, value float64) {
 func (r *report) print(w *bytes.Buffer, rounds int, took time.Duration) {
 	fmt.Fprintf(w, "%s, %d processors, %s/%s, %s, %s; medians of %d rounds in %s.\n\n",
 		time.Now().UTC().Format("2006-01-02"), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, processor(), runtime.Version(), rounds, took.Round(time.Second))
-	fmt.Fprintf(w, "| | %s | %s | ratio | %s |\n|---|---:|---:|---:|---:|\n", ours, theirs, stock)
+	if len(r.found) > 0 {
+		fmt.Fprintf(w, "| | %s | %s | ratio | %s |\n|---|---:|---:|---:|---:|\n", ours, theirs, stock)
+	}
 	for _, row := range r.rows {
 		values := r.found[row]
 		if values == nil {
@@ -131,8 +133,11 @@ func (r *report) print(w *bytes.Buffer, rounds int, took time.Duration) {
 		}
 		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", row, r.cell(row, ours), r.cell(row, theirs), ratio, r.cell(row, stock))
 	}
-	for _, note := range r.notes {
-		fmt.Fprintf(w, "\n%s", note)
+	for i, note := range r.notes {
+		if i > 0 || len(r.found) > 0 {
+			w.WriteString("\n")
+		}
+		w.WriteString(note)
 	}
 }
 
