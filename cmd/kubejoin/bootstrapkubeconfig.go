@@ -3,19 +3,22 @@ package main
 import (
 	"context"
 	"encoding/csv"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -26,17 +29,25 @@ const discoverTimeout = 30 * time.Second
 // maxTokenFile is the most bytes of a file with one token.
 const maxTokenFile = 4 << 10
 
+// maxClusterInfo is the most bytes of cluster-info in JSON.
+const maxClusterInfo = 4 << 20
+
 // bootstrapOptions are the flags of kubeconfig bootstrap.
 type bootstrapOptions struct {
+	remoteOptions
+
 	tokenFile           string
 	user, tokenAuthFile string
+	ttl                 time.Duration
+	maxNodes            int
+	nodeNames           []string
+	description         string
 
-	caFile, apiServer string
-	kubeconfig        string
-	discovery         string
-	pins              []string
+	apiServer string
+	discovery string
+	pins      []string
 
-	output string
+	outputFile string
 }
 
 func kubeconfigCommand() *cobra.Command {
@@ -59,12 +70,13 @@ func bootstrapKubeconfigCommand() *cobra.Command {
 first client certificate: for machines that are installed without kubeadm.
 
 Who the kubelet is until then is one of
+  a new bootstrap token  which is made as 'kubejoin token create' does
   a bootstrap token      --token-file, or - for standard input
   a static user          --user, with its line in --token-auth-file
 
 Where it goes, and what it trusts there, is one of
-  files                  --ca-file and --api-server
-  the cluster's own      --kubeconfig of somebody who can read cluster-info
+  cluster-info           of the cluster or kubejoin server that tokens are made in
+  files                  --api-server, with its CA in --ca-file
   discovery              --discovery HOST:PORT and --discovery-token-ca-cert-hash,
                          as kubeadm join does it, with a bootstrap token
 
@@ -75,8 +87,12 @@ bootstrap token ends by itself and can be deleted.
 
 What either may do is a matter of RBAC: ClusterRole system:node-bootstrapper, and
 system:certificates.k8s.io:certificatesigningrequests:nodeclient to have the request
-approved without a person.`,
-		Example: `  kubejoin kubeconfig bootstrap --token-file token --ca-file ca.crt \
+approved without a person.` + remoteHelp,
+		Example: `  # with a token for this one machine
+  kubejoin kubeconfig bootstrap --max-nodes 1 --node-name worker-7 -o bootstrap-kubelet.conf
+
+  # with one that is there, and no cluster asked
+  kubejoin kubeconfig bootstrap --token-file token --ca-file ca.crt \
     --api-server https://api.example.com:6443 -o /etc/kubernetes/bootstrap-kubelet.conf
 
   kubejoin kubeconfig bootstrap --user kubelet-bootstrap --token-auth-file token.csv \
@@ -86,7 +102,7 @@ approved without a person.`,
 			if err := o.check(); err != nil {
 				return &usageError{command: cmd.CommandPath(), err: err}
 			}
-			return bootstrapKubeconfig(cmd.Context(), o, cmd.InOrStdin(), cmd.OutOrStdout())
+			return usageOf(cmd, explain(o.run(cmd)))
 		},
 	}
 	f := cmd.Flags()
@@ -94,97 +110,215 @@ approved without a person.`,
 	f.StringVar(&o.tokenFile, "token-file", "", "file with a bootstrap token; - is standard input")
 	f.StringVar(&o.user, "user", "", "name of a static user, such as kubelet-bootstrap")
 	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", "kube-apiserver's file of static users, of lines token,user,uid,\"group1,group2\"")
-	f.StringVar(&o.caFile, "ca-file", "", "CA of the API server's certificate, such as /etc/kubernetes/pki/ca.crt")
-	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "read both from the cluster-info of this cluster")
+	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "how long a new token lives; 0 is for ever")
+	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("how many nodes may join with a new token, 1 to %d (default any number)", tokens.MaxNodes))
+	f.StringSliceVar(&o.nodeNames, "node-name", nil, "name that a node may join under with a new token, or a pattern (repeatable; default any)")
+	f.StringVar(&o.description, "description", "", "what a new token is for, in words")
+	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server, whose CA is in --ca-file then")
 	f.StringVar(&o.discovery, "discovery", "", "HOST:PORT to ask for cluster-info as a joining machine does")
 	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "CA that may be trusted then, as sha256:HEX (repeatable)")
-	f.StringVarP(&o.output, "output-file", "o", "", "write to this file, which only its owner can read (default: standard output)")
+	f.StringVarP(&o.outputFile, "output-file", "o", "", "write to this file, which only its owner can read (default: standard output)")
+	o.remoteOptions.register(cmd)
 	return cmd
 }
 
 func (o *bootstrapOptions) check() error {
 	var errs []error
-	if (o.tokenFile == "") == (o.user == "") {
-		errs = append(errs, errors.New("--token-file: want this or --user with --token-auth-file, and not both"))
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	old := "" // what says who the kubelet is
+	switch {
+	case o.tokenFile != "" && (o.user != "" || o.tokenAuthFile != ""):
+		fail("--token-file: want this or --user with --token-auth-file, and not both")
+	case (o.user == "") != (o.tokenAuthFile == ""):
+		fail("--user: goes together with --token-auth-file, and one of them is missing")
+	case o.tokenFile != "":
+		old = "token-file"
+	case o.user != "":
+		old = "user"
 	}
-	if (o.user == "") != (o.tokenAuthFile == "") {
-		errs = append(errs, errors.New("--user: goes together with --token-auth-file, and one of them is missing"))
-	}
-	ways := 0
-	for _, given := range []bool{o.caFile != "" || o.apiServer != "", o.kubeconfig != "", o.discovery != "" || len(o.pins) > 0} {
-		if given {
-			ways++
+	for _, flag := range []string{"ttl", "max-nodes", "node-name", "description"} {
+		if old != "" && o.given(flag) {
+			fail("--%s: is about a new token, and --%s gives another credential", flag, old)
 		}
 	}
-	switch {
-	case ways != 1:
-		errs = append(errs, errors.New("--ca-file: want this and --api-server, or --kubeconfig, or --discovery, and only one of the three"))
-	case (o.caFile == "") != (o.apiServer == ""):
-		errs = append(errs, errors.New("--ca-file: goes together with --api-server, and one of them is missing"))
-	case (o.discovery == "") != (len(o.pins) == 0):
-		errs = append(errs, errors.New("--discovery: goes together with --discovery-token-ca-cert-hash, and one of them is missing"))
-	case o.discovery != "" && o.user != "":
-		errs = append(errs, errors.New("--discovery: needs a bootstrap token, whose signature shows that the answer is right; for a static user give --ca-file and --api-server"))
+	if (o.discovery == "") != (len(o.pins) == 0) {
+		fail("--discovery: goes together with --discovery-token-ca-cert-hash, and one of them is missing")
+	}
+	if o.discovery != "" && o.tokenFile == "" {
+		fail("--discovery: needs --token-file: the signature of the token shows that the answer is right")
+	}
+	if o.apiServer != "" {
+		if o.caFile == "" {
+			fail("--api-server: goes together with --ca-file, which is missing")
+		}
+		if old == "" {
+			fail("--api-server: a new token goes where the cluster-info goes in which it is made; want --token-file or --user with this")
+		}
+	}
+	if o.apiServer != "" || o.discovery != "" {
+		if o.apiServer != "" && o.discovery != "" {
+			fail("--discovery: want this or --api-server, and not both")
+		}
+		for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate"} {
+			if o.given(flag) {
+				fail("--%s: is not asked with --api-server or --discovery: give one of them", flag)
+			}
+		}
+		if o.discovery != "" && o.caFile != "" {
+			fail("--ca-file: discovery trusts what --discovery-token-ca-cert-hash says: give one of them")
+		}
+	}
+	if err := checkTTL(o.ttl); err != nil {
+		errs = append(errs, err)
+	}
+	if o.given("max-nodes") && o.maxNodes < 1 {
+		fail("--max-nodes: %d given, want 1 to %d; leave it out for any number", o.maxNodes, tokens.MaxNodes)
 	}
 	return errors.Join(errs...)
 }
 
-func bootstrapKubeconfig(ctx context.Context, o bootstrapOptions, stdin io.Reader, stdout io.Writer) error {
-	bearer, name, token, err := o.credential(stdin)
+func (o *bootstrapOptions) run(cmd *cobra.Command) error {
+	ctx, cancel := context.WithTimeout(cmd.Context(), discoverTimeout)
+	defer cancel()
+	who, err := o.credential(cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
-	kubeconfig, err := o.clusterInfo(ctx, token)
+	var kubeconfig []byte
+	var r *remote
+	switch {
+	case o.apiServer != "":
+		kubeconfig, err = kubeconfigOf(o.caFile, o.apiServer)
+	case o.discovery != "":
+		var found clusterinfo.Discovered
+		found, err = clusterinfo.Discover(ctx, o.discovery, who.token, o.pins)
+		kubeconfig = found.Kubeconfig
+	default:
+		var stop func()
+		if r, stop, err = o.connect(ctx); err != nil {
+			return err
+		}
+		defer stop()
+		kubeconfig, err = r.clusterInfo(ctx)
+	}
 	if err != nil {
 		return err
 	}
 	server, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
 	if err != nil {
-		return err
+		return fmt.Errorf("cluster-info: %w", err)
+	}
+	made := who.bearer == ""
+	if made {
+		if who, err = o.mint(ctx, cmd, r); err != nil {
+			return err
+		}
 	}
 	var bundle []byte
 	for _, ca := range cas {
 		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
 	}
-	content, err := clientcmd.Write(oneCluster("kubernetes", &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: bundle}, name, &clientcmdapi.AuthInfo{Token: bearer}))
+	content, err := clientcmd.Write(oneCluster("kubernetes", &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: bundle}, who.name, &clientcmdapi.AuthInfo{Token: who.bearer}))
 	if err != nil {
 		return err
 	}
-	return emit(o.output, content, stdout)
+	if err := emit(o.outputFile, content, cmd.OutOrStdout()); err != nil {
+		if made {
+			err = fmt.Errorf("%w; token %s was made for it, and can be deleted", err, who.token.ID())
+		}
+		return err
+	}
+	return nil
 }
 
-// credential is the bearer token and what the kubeconfig calls its user, and the bootstrap
-// token, if it is one.
-func (o bootstrapOptions) credential(stdin io.Reader) (bearer, name string, token tokens.Token, err error) {
-	if o.user != "" {
+// A bootstrapper is who a kubelet is before it has a certificate.
+type bootstrapper struct {
+	bearer string
+	name   string       // in the kubeconfig
+	token  tokens.Token // zero for a static user
+}
+
+// ofToken has kubeadm's name for it.
+func ofToken(t tokens.Token) bootstrapper {
+	return bootstrapper{t.Reveal(), "tls-bootstrap-token-user", t}
+}
+
+// credential is the one that the flags name, or none.
+func (o *bootstrapOptions) credential(stdin io.Reader) (bootstrapper, error) {
+	switch {
+	case o.user != "":
 		content, err := os.ReadFile(o.tokenAuthFile)
 		if err != nil {
-			return "", "", token, fmt.Errorf("--token-auth-file: %w", err)
+			return bootstrapper{}, fmt.Errorf("--token-auth-file: %w", err)
 		}
 		bearer, err := staticBearer(content, o.user)
 		if err != nil {
-			return "", "", token, fmt.Errorf("--token-auth-file: %s: %w", o.tokenAuthFile, err)
+			return bootstrapper{}, fmt.Errorf("--token-auth-file: %s: %w", o.tokenAuthFile, err)
 		}
-		return bearer, o.user, token, nil
+		return bootstrapper{bearer: bearer, name: o.user}, nil
+	case o.tokenFile == "":
+		return bootstrapper{}, nil
 	}
 	source := stdin
 	if o.tokenFile != "-" {
 		f, err := os.Open(o.tokenFile)
 		if err != nil {
-			return "", "", token, fmt.Errorf("--token-file: %w", err)
+			return bootstrapper{}, fmt.Errorf("--token-file: %w", err)
 		}
 		defer func() { _ = f.Close() }() // only read
 		source = f
 	}
 	content, err := io.ReadAll(io.LimitReader(source, maxTokenFile))
-	if err == nil {
-		token, err = tokens.Parse(strings.TrimSpace(string(content)))
-	}
 	if err != nil {
-		return "", "", token, fmt.Errorf("--token-file: %w", err)
+		return bootstrapper{}, fmt.Errorf("--token-file: %w", err)
 	}
-	return token.Reveal(), "tls-bootstrap-token-user", token, nil // kubeadm's name
+	token, err := tokens.Parse(strings.TrimSpace(string(content)))
+	if err != nil {
+		return bootstrapper{}, fmt.Errorf("--token-file: %w", err)
+	}
+	return ofToken(token), nil
+}
+
+// mint makes a token for what a kubelet does with it: discovery is over.
+func (o *bootstrapOptions) mint(ctx context.Context, cmd *cobra.Command, r *remote) (bootstrapper, error) {
+	token := tokens.Generate()
+	answer, err := r.CreateToken(ctx, api.CreateToken{Token: api.Secret(token.Reveal()), TokenSpec: api.TokenSpec{
+		TTL: o.ttl.String(), Usages: []string{api.UsageAuthentication}, Description: o.description,
+		MaxNodes: o.maxNodes, NodeNames: o.nodeNames,
+	}})
+	if err != nil {
+		return bootstrapper{}, err
+	}
+	warn(cmd, answer.Warnings...)
+	return ofToken(token), nil
+}
+
+// clusterInfo is the discovery kubeconfig of where tokens are.
+func (r *remote) clusterInfo(ctx context.Context) ([]byte, error) {
+	if r.cluster != nil {
+		info, err := r.cluster.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("cluster-info: %w", err)
+		}
+		return []byte(info.Data[clusterinfo.KubeconfigKey]), nil
+	}
+	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(r.URL, "/")+"/api/v1/namespaces/"+clusterinfo.Namespace+"/configmaps/"+clusterinfo.Name, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := r.HTTP.Do(ask)
+	if err != nil {
+		return nil, fmt.Errorf("cluster-info: %w", err)
+	}
+	defer func() { _ = answer.Body.Close() }() // all of it that matters was read
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("cluster-info: %s answers %s", r.URL, answer.Status)
+	}
+	var info corev1.ConfigMap
+	if err := json.NewDecoder(io.LimitReader(answer.Body, maxClusterInfo)).Decode(&info); err != nil {
+		return nil, fmt.Errorf("cluster-info: %w", err)
+	}
+	return []byte(info.Data[clusterinfo.KubeconfigKey]), nil
 }
 
 // staticBearer finds the token of a user as kube-apiserver reads the file. Its errors hold
@@ -219,30 +353,4 @@ func staticBearer(content []byte, user string) (string, error) {
 			bearer = row[0]
 		}
 	}
-}
-
-// clusterInfo is a discovery kubeconfig, from where the flags say.
-func (o bootstrapOptions) clusterInfo(ctx context.Context, token tokens.Token) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, discoverTimeout)
-	defer cancel()
-	switch {
-	case o.discovery != "":
-		found, err := clusterinfo.Discover(ctx, o.discovery, token, o.pins)
-		return found.Kubeconfig, err
-	case o.kubeconfig != "":
-		config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-		if err != nil {
-			return nil, fmt.Errorf("--kubeconfig: %w", err)
-		}
-		client, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			return nil, fmt.Errorf("--kubeconfig: %w", err)
-		}
-		info, err := client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
-		if err != nil {
-			return nil, fmt.Errorf("cluster-info: %w", err)
-		}
-		return []byte(info.Data[clusterinfo.KubeconfigKey]), nil
-	}
-	return kubeconfigOf(o.caFile, o.apiServer)
 }
