@@ -108,7 +108,7 @@ func TestHandover(t *testing.T) {
 					s.issued(t, fmt.Sprintf("%s-%d", test.name, i))
 				}
 			}
-			signed := s.mintSigning(t)
+			signed := s.mint(t, tokens.Limits{})
 			if test.publishes {
 				wait(t, "signature of cluster-info", func() error { return s.signedBy(t, signed) })
 			} else if s.signedBy(t, signed) == nil {
@@ -216,14 +216,15 @@ func (s *site) ask(t *testing.T, name, signerName string) {
 	}
 }
 
-// mintSigning stores a token that signs.
-func (s *site) mintSigning(t *testing.T) tokens.Token {
+// mint stores a token that signs and authenticates.
+func (s *site) mint(t *testing.T, limits tokens.Limits) tokens.Token {
 	t.Helper()
 	store, err := secretstore.Open(t.Context(), s.Client(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Limits = limits
 	if _, err := store.Create(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
