@@ -1,0 +1,99 @@
+package test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// tool runs kubejoin and returns what it prints.
+func tool(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), binary, args...)
+	output, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Fatalf("kubejoin %s: %v\n%s", args[0], err, exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	return string(output)
+}
+
+// Kubelets without kubeadm join by bootstrap kubeconfigs that kubejoin wrote: one as a static user
+// of kube-apiserver's token file, one with a token that was made for it alone.
+func TestJoinByBootstrapKubeconfig(t *testing.T) {
+	t.Parallel()
+	cluster.NeedRoot(t)
+	s := newSite(t, cluster.Options{})
+	line := tool(t, "token", "generate", "-o", "csv", "--user=kubelet-bootstrap", "--uid=10001")
+	static, _, _ := strings.Cut(line, ",")
+	s.known.add("the static user", static)
+	csv := filepath.Join(s.dir, "token.csv")
+	if err := os.WriteFile(csv, []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.restartAPIServer(t, "--token-auth-file="+csv)
+	for name, role := range map[string]string{
+		"kubelet-bootstrap":        "system:node-bootstrapper",
+		"kubelet-bootstrap-client": "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+	} {
+		s.kubectl(t, "create", "clusterrolebinding", name, "--clusterrole="+role, "--user=kubelet-bootstrap")
+	}
+	conf := func(name string, args ...string) string {
+		file := filepath.Join(s.dir, name+".conf")
+		tool(t, append([]string{"kubeconfig", "bootstrap", "--kubeconfig=" + s.Kubeconfig(), "-o", file}, args...)...)
+		info, err := os.Stat(file)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Fatalf("%s: %v %v", file, info, err)
+		}
+		return file
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	for _, test := range []struct {
+		name, conf, requester string
+	}{
+		{"static", conf("static", "--user=kubelet-bootstrap", "--token-auth-file="+csv), "kubelet-bootstrap"},
+		{"token", conf("token", "--max-nodes=1", "--node-name=token"), "system:bootstrap:"},
+	} {
+		node, err := s.StartKubelet(test.name, test.conf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := node.WaitRegistered(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Client().CoreV1().Nodes().Get(ctx, test.name, metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+		chain, err := node.ClientCertificate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkKubeletCertificate(t, s, chain[0], test.name, 365*24*time.Hour)
+		requests := s.kubectl(t, "get", "csr", "-o", `jsonpath={range .items[*]}{.spec.username} {.status.conditions[*].type}{"\n"}{end}`)
+		if !strings.Contains("\n"+requests, "\n"+test.requester) {
+			t.Errorf("no request of %s:\n%s", test.requester, requests)
+		}
+		node.Stop()
+	}
+	// The static user can do nothing else under a name that is taken.
+	node, err := s.StartKubelet("token", filepath.Join(s.dir, "static.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.WaitKubelet(ctx, "NodeExists"); err != nil {
+		t.Error(err)
+	}
+	s.checkSecrets(t)
+}
