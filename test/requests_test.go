@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -30,19 +31,29 @@ import (
 // is there, signs nothing and never expires.
 func machine(t *testing.T, c *cluster.Cluster) kubernetes.Interface {
 	t.Helper()
-	token := tokens.Generate()
-	_, err := c.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abc123"}, Type: corev1.SecretTypeBootstrapToken,
+	if err := storeToken(t.Context(), c.Client(), "abc123", nil); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	return asToken(t, c, "abc123")
+}
+
+// storeToken stores a token that signs nothing and never expires.
+func storeToken(ctx context.Context, client kubernetes.Interface, id string, annotations map[string]string) error {
+	_, err := client.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + id, Annotations: annotations}, Type: corev1.SecretTypeBootstrapToken,
 		StringData: map[string]string{
-			"token-id": "abc123", "token-secret": token.RevealSecret(), "usage-bootstrap-authentication": "true",
+			"token-id": id, "token-secret": tokens.Generate().RevealSecret(), "usage-bootstrap-authentication": "true",
 			"auth-extra-groups": tokens.DefaultGroup,
 		},
 	}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		t.Fatal(err)
-	}
+	return err
+}
+
+// asToken is a client with the identity that kube-apiserver gives to a bootstrap token.
+func asToken(t *testing.T, c *cluster.Cluster, id string) kubernetes.Interface {
+	t.Helper()
 	config := c.AdminConfig()
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:abc123", Groups: []string{
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:" + id, Groups: []string{
 		"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated",
 	}}
 	client, err := kubernetes.NewForConfig(config)
@@ -116,6 +127,7 @@ type ledger struct {
 
 // An entry is what became of one request.
 type entry struct {
+	user, node  string // who asks, and for which
 	certificate []byte
 	issued      time.Time // when that was seen
 	conditions  map[certificates.RequestConditionType]int
@@ -166,6 +178,12 @@ func (l *ledger) see(o *certificates.CertificateSigningRequest) {
 	if e == nil {
 		e = &entry{}
 		l.entries[o.Name] = e
+	}
+	e.user = o.Spec.Username
+	if block, _ := pem.Decode(o.Spec.Request); block != nil {
+		if r, err := x509.ParseCertificateRequest(block.Bytes); err == nil {
+			e.node = strings.TrimPrefix(r.Subject.CommonName, "system:node:")
+		}
 	}
 	conditions := map[certificates.RequestConditionType]int{}
 	for _, c := range o.Status.Conditions {

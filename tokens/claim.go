@@ -2,7 +2,10 @@ package tokens
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -54,7 +57,7 @@ type Claims interface {
 	// their names. It may lag behind writes, and costs little.
 	OfToken(ctx context.Context, id string) ([]Claim, error)
 
-	// Create stores a claim for a name that has none, and returns it with Created, UID and
+	// Create stores a claim that passes [Claim.Check] for a name that has none, and returns it with Created, UID and
 	// Version set. It is one atomic write: of several at once for a name, one succeeds.
 	Create(ctx context.Context, c Claim) (Claim, error)
 
@@ -70,6 +73,20 @@ type Claims interface {
 
 	// Watch hints at changes as [Store.Watch] does.
 	Watch(ctx context.Context) <-chan struct{}
+}
+
+// Check says what is wrong with a claim that is to be stored, or nil.
+func (c Claim) Check() error {
+	errs := []error{CheckNodeName(c.Node), CheckID(c.TokenID), c.Limits.Check()}
+	if n := len(c.Keys); n > MaxKeys {
+		errs = append(errs, fmt.Errorf("keys: %d given, %d allowed", n, MaxKeys))
+	}
+	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
+		if slices.ContainsFunc(words, func(w string) bool { return w == "" || strings.ContainsAny(w, ", \n") }) {
+			errs = append(errs, fmt.Errorf("%s: want words without space or comma", what))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // HasKey reports whether a key has been admitted.

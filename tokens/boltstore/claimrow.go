@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
@@ -125,22 +123,8 @@ func decodeClaim(k, v []byte) (tokens.Claim, error) {
 		UID:      w.UID,
 		Version:  strconv.FormatUint(w.Version, 10),
 	}
-	if checkClaim(c) != nil {
+	if c.Check() != nil {
 		return damaged(errors.New("a claim that nobody may have made"))
 	}
 	return c, nil
-}
-
-// checkClaim says what is wrong with a claim that is to be stored, or nil.
-func checkClaim(c tokens.Claim) error {
-	errs := []error{tokens.CheckNodeName(c.Node), tokens.CheckID(c.TokenID), c.Limits.Check()}
-	if n := len(c.Keys); n > tokens.MaxKeys {
-		errs = append(errs, fmt.Errorf("keys: %d given, %d allowed", n, tokens.MaxKeys))
-	}
-	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
-		if slices.ContainsFunc(words, func(w string) bool { return w == "" || strings.ContainsAny(w, ", \n") }) {
-			errs = append(errs, fmt.Errorf("%s: want words without space or comma", what))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -81,7 +81,7 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	if err := ctx.Err(); err != nil {
 		return tokens.Claim{}, err
 	}
-	if err := checkClaim(c); err != nil {
+	if err := c.Check(); err != nil {
 		return tokens.Claim{}, fmt.Errorf("create claim %.253s: %w", c.Node, err)
 	}
 	c.Created, c.UID, c.Version = time.Now(), rand.Text(), "1"
@@ -116,7 +116,7 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		if after.Node != before.Node || after.UID != before.UID || !after.Created.Equal(before.Created) {
 			return tokens.Claim{}, fmt.Errorf("update claim %s: its Node, Created or UID cannot be changed", node)
 		}
-		if err := checkClaim(after); err != nil {
+		if err := after.Check(); err != nil {
 			return tokens.Claim{}, fmt.Errorf("update claim %s: %w", node, err)
 		}
 		if after.Version = before.Version; after.Equal(before) {

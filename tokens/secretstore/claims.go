@@ -145,7 +145,7 @@ func cloned(all []tokens.Claim, err error) ([]tokens.Claim, error) {
 
 // Create implements [tokens.Claims].
 func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	if err := checkClaim(c); err != nil {
+	if err := c.Check(); err != nil {
 		return tokens.Claim{}, fmt.Errorf("create claim %.253s: %w", c.Node, err)
 	}
 	lease, err := s.leases.Create(ctx, encodeLease(s.namespace, c), metav1.CreateOptions{})
@@ -172,7 +172,7 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		if after.Node != before.Node || after.UID != before.UID || !after.Created.Equal(before.Created) {
 			return tokens.Claim{}, fmt.Errorf("update claim %s: its Node, Created or UID cannot be changed", node)
 		}
-		if err := checkClaim(after); err != nil {
+		if err := after.Check(); err != nil {
 			return tokens.Claim{}, fmt.Errorf("update claim %s: %w", node, err)
 		}
 		if after.Version = before.Version; after.Equal(before) {

@@ -58,7 +58,7 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	if lease.Spec.HolderIdentity != nil {
 		c.TokenID = *lease.Spec.HolderIdentity
 	}
-	if err := checkClaim(c); err != nil {
+	if err := c.Check(); err != nil {
 		return tokens.Claim{}, fmt.Errorf("%s is a Lease that is no good as a claim, and keeps the name taken until it is mended or deleted with kubectl: %w", name, err)
 	}
 	return c, nil
@@ -92,18 +92,4 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 	set(!slices.Equal(after.Requests, before.Requests), requestsAnnotation, strings.Join(after.Requests, ","))
 	set(after.NodeUID != before.NodeUID, nodeUIDAnnotation, after.NodeUID)
 	applyLimits(lease, before.Limits, after.Limits)
-}
-
-// checkClaim says what is wrong with a claim, or nil.
-func checkClaim(c tokens.Claim) error {
-	errs := []error{tokens.CheckNodeName(c.Node), tokens.CheckID(c.TokenID), c.Limits.Check()}
-	if n := len(c.Keys); n > tokens.MaxKeys {
-		errs = append(errs, fmt.Errorf("keys: %d given, %d allowed", n, tokens.MaxKeys))
-	}
-	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
-		if slices.ContainsFunc(words, func(w string) bool { return w == "" || strings.ContainsAny(w, ", \n") }) {
-			errs = append(errs, fmt.Errorf("%s: want words without space or comma", what))
-		}
-	}
-	return errors.Join(errs...)
 }
