@@ -54,7 +54,7 @@ func TestCreateTokenLeadsToDiscovery(t *testing.T) {
 		t.Fatalf("%d %v %s", got.status, got.header, got.body)
 	}
 	if made.Kind != api.KindToken || made.APIVersion != api.Version || made.ID != own.ID() || made.Token.Reveal() != own.Reveal() || made.Status != api.StatusActive ||
-		made.Description != "rack 7" || !slices.Equal(made.Usages, []string{"signing", "authentication"}) || !slices.Equal(made.Groups, []string{tokens.DefaultGroup}) {
+		made.Description != "rack 7" || !slices.Equal(made.Usages, []string{"authentication", "signing"}) || !slices.Equal(made.Groups, []string{tokens.DefaultGroup}) {
 		t.Errorf("answer %s", got.body)
 	}
 	endpoint, token, pins := parseLine(t, made.JoinCommand.Reveal()+"\n")

@@ -86,11 +86,11 @@ func (v view) token(r tokens.Record) api.Token {
 		MaxNodes: r.Limits.MaxNodes, NodeNames: r.Limits.NodeNames, Role: r.Limits.Role,
 		Nodes: v.nodes(r),
 	}
+	if r.Authentication { // in kubeadm's order
+		t.Usages = append(t.Usages, api.UsageAuthentication)
+	}
 	if r.Signing {
 		t.Usages = append(t.Usages, api.UsageSigning)
-	}
-	if r.Authentication {
-		t.Usages = append(t.Usages, api.UsageAuthentication)
 	}
 	if d := r.Limits.CertificateDuration; d > 0 {
 		t.CertificateDuration = d.String()

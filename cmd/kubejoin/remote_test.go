@@ -1,0 +1,319 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// onKube runs the program with a kubeconfig, in this process.
+type onKube struct {
+	t          *testing.T
+	kubeconfig string
+}
+
+// result is what a command has printed, and how it ended.
+type result struct {
+	t              *testing.T
+	command        string
+	stdout, stderr string
+	err            error
+}
+
+func (k onKube) run(args ...string) result {
+	k.t.Helper()
+	var stdout, stderr bytes.Buffer
+	err := run(k.t.Context(), append(slices.Clone(args), "--kubeconfig", k.kubeconfig), &stdout, &stderr)
+	return result{k.t, strings.Join(args, " "), stdout.String(), stderr.String(), err}
+}
+
+// ok fails the test if the command has failed.
+func (r result) ok() result {
+	r.t.Helper()
+	if r.err != nil {
+		r.t.Fatalf("%s: %v\n%s", r.command, r.err, r.stderr)
+	}
+	return r
+}
+
+// failed fails the test unless the command has failed in such words.
+func (r result) failed(want string) result {
+	r.t.Helper()
+	if r.err == nil || !strings.Contains(r.err.Error(), want) {
+		r.t.Errorf("%s: %v, want %q", r.command, r.err, want)
+	}
+	return r
+}
+
+// has fails the test unless stdout has each of the texts.
+func (r result) has(texts ...string) result {
+	r.t.Helper()
+	for _, text := range texts {
+		if !strings.Contains(r.stdout, text) {
+			r.t.Errorf("%s: want %q in\n%s", r.command, text, r.stdout)
+		}
+	}
+	return r
+}
+
+// warned fails the test unless stderr has the text.
+func (r result) warned(text string) result {
+	r.t.Helper()
+	if !strings.Contains(r.stderr, text) {
+		r.t.Errorf("%s: want %q in\n%s", r.command, text, r.stderr)
+	}
+	return r
+}
+
+func (r result) token() tokens.Token {
+	r.t.Helper()
+	token, err := tokens.Parse(strings.TrimSpace(r.stdout))
+	if err != nil {
+		r.t.Fatalf("%s: %v", r.command, err)
+	}
+	return token
+}
+
+// TestTokensOfCluster is the life of tokens and claims over a kubeconfig, on a real API server.
+func TestTokensOfCluster(t *testing.T) {
+	c := cluster.ForTest(t, cluster.Options{})
+	ctx := t.Context()
+	client := c.Client()
+	secrets := client.CoreV1().Secrets("kube-system")
+	kube := onKube{t, c.Kubeconfig()}
+	store, err := secretstore.Open(ctx, client, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims, err := secretstore.OpenClaims(ctx, client, claimNamespace, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// Nobody signs: the token stays, is printed, and the error says who should be signing.
+	r := kube.run("token", "create", "--wait", "100ms").failed("no signature of the new token appeared in cluster-info within 100ms")
+	r.failed("(there is no Lease kubejoin-system/kubejoin)")
+	unsigned := r.token()
+	kube.run("token", "get", unsigned.ID(), "-o", "wide").ok().has("unsigned")
+	kube.run("token", "create", "--wait", "0").ok().token()
+
+	signing, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		done <- configmap.Signer{ConfigMap: configmap.Open(signing, client), Tokens: store}.Run(signing)
+	}()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+
+	// As kubeadm makes them, seen by kubeadm.
+	own := tokens.Generate()
+	kube.run("token", "create", own.Reveal(), "--ttl", "2h", "--description", "rack 7").ok().has(own.Reveal())
+	kube.run("token", "create", own.Reveal()).failed("there is a token " + own.ID() + " already")
+	line := kube.run("token", "create", "--print-join-command").ok().stdout
+	args, err := cluster.JoinArgs(line)
+	if err != nil || len(args) == 0 {
+		t.Errorf("join command: %v", err)
+	}
+	theirs := kubeadm(t, c, "token", "create", "--print-join-command")
+	mask := func(line string) string {
+		words := strings.Fields(line)
+		words[4] = "TOKEN"
+		return strings.Join(words, " ")
+	}
+	if mask(line) != mask(theirs) {
+		t.Errorf("join command %s, kubeadm's %s", mask(line), mask(theirs))
+	}
+	sameTable(t, kubeadm(t, c, "token", "list"), kube.run("token", "list", "--show-secrets").ok().stdout)
+	if text := kube.run("token", "list", "-o", "json").ok().stdout; strings.Contains(text, own.RevealSecret()) {
+		t.Error("the list has secrets in it")
+	}
+	kube.run("token", "list", "--show-secrets", "-o", "csv").ok().has(own.Reveal() + ",system:bootstrap:" + own.ID() + `,,"system:bootstrappers,` + tokens.DefaultGroup + `"`)
+
+	// Limits are on the Secret; with no kubejoin at work there is a warning.
+	const isNone = "no kubejoin is at work on this cluster (there is no Lease kubejoin-system/kubejoin)"
+	limited := kube.run("token", "create", "--max-nodes", "2", "--node-name", "worker-*", "--certificate-duration", "48h").ok().warned(isNone).token()
+	secret, err := secrets.Get(ctx, "bootstrap-token-"+limited.ID(), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{"max-nodes": "2", "node-names": "worker-*", "certificate-duration": "48h0m0s"} {
+		if got := secret.Annotations["kubejoin.io/"+key]; got != want {
+			t.Errorf("annotation %s is %q, want %q", key, got, want)
+		}
+	}
+	kube.run("token", "create", "--replace-node", "worker-9").failed("there is no Node worker-9")
+	node, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kube.run("token", "create", "--replace-node", "worker-9", "-o", "json").ok().has(`"uid": "` + string(node.UID) + `"`)
+
+	// A Lease that is held: no warning. One that was left behind: a warning again.
+	if r := kube.run("token", "create", "--max-nodes", "1", "--dry-run").ok().warned(isNone); r.stdout == "" {
+		t.Error("no token is printed")
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: claimNamespace}}
+	if _, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	leases := client.CoordinationV1().Leases(claimNamespace)
+	now, holder, lasts := metav1.NowMicro(), "replica-1", int32(3600)
+	lease, err := leases.Create(ctx, &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: leaderLease},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &lasts, RenewTime: &now},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := kube.run("token", "create", "--max-nodes", "1").ok(); r.stderr != "" {
+		t.Errorf("while replica-1 leads: %s", r.stderr)
+	}
+	past := metav1.NewMicroTime(now.Add(-2 * time.Hour))
+	lease.Spec.RenewTime = &past
+	if _, err := leases.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kube.run("token", "create", "--max-nodes", "1").ok().warned("nobody holds the Lease kubejoin-system/kubejoin")
+
+	// A claim: seen, released, and its place free again.
+	record, err := store.Update(ctx, limited.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1", "worker-2"}; return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range record.Nodes {
+		if _, err := claims.Create(ctx, tokens.Claim{Node: name, TokenID: limited.ID(), TokenUID: record.UID, Limits: record.Limits}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kube.run("claim", "list").ok().has("worker-1", "worker-2", limited.ID())
+	kube.run("token", "get", limited.ID(), "-o", "wide").ok().has("spent", "2/2", "worker-1,worker-2")
+	kube.run("token", "renew", limited.ID()).failed("is spent, taken by worker-1, worker-2")
+	kube.run("claim", "release", "worker-1").ok().has("claim of token " + limited.ID() + ` on node name "worker-1" released`)
+	kube.run("claim", "release", "worker-1").failed("there is no claim on node name worker-1")
+	if record, err := store.Get(ctx, limited.ID()); err != nil || !slices.Equal(record.Nodes, []string{"worker-2"}) {
+		t.Errorf("nodes %v, %v", record.Nodes, err)
+	}
+	if _, err := claims.Get(ctx, "worker-1"); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("claim: %v", err)
+	}
+
+	// Renewed and deleted.
+	kube.run("token", "renew", own.ID(), "--ttl", "1h").failed("would sooner")
+	kube.run("token", "renew", own.ID(), "--ttl", "48h").ok()
+	if record, err := store.Get(ctx, own.ID()); err != nil || time.Until(record.Expires) < 47*time.Hour {
+		t.Errorf("expires %s, %v", record.Expires, err)
+	}
+	r = kube.run("token", "delete", own.Reveal(), "nonono", unsigned.ID()).failed("1 of 3 failed")
+	r.has(`bootstrap token "`+own.ID()+`" deleted`, `bootstrap token "`+unsigned.ID()+`" deleted`).warned("there is no token nonono")
+	old := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now().Add(-2*time.Hour))
+	if _, err := store.Create(ctx, old); err != nil {
+		t.Fatal(err)
+	}
+	if r := kube.run("token", "delete", "--all-expired").ok(); r.stdout != "bootstrap token \""+old.Token.ID()+"\" deleted\n" {
+		t.Errorf("expired ones: %s", r.stdout)
+	}
+}
+
+// TestTokensWithFewRights: what the API server refuses is said at once, and in its words.
+func TestTokensWithFewRights(t *testing.T) {
+	c := cluster.ForTest(t, cluster.Options{})
+	ctx := t.Context()
+	kubeconfig, err := c.ServiceAccountKubeconfig(ctx, "default", "visitor")
+	if err != nil {
+		t.Fatal(err)
+	}
+	visitor := onKube{t, kubeconfig}
+	for _, args := range [][]string{
+		{"token", "list"}, {"token", "list", "--show-secrets"}, {"token", "get", "qwertz"}, {"token", "create"}, {"token", "create", "--dry-run"},
+		{"token", "delete", "qwertz"}, {"token", "delete", "--all-expired"}, {"token", "renew", "qwertz"},
+	} {
+		if r := visitor.run(args...).failed(`User "system:serviceaccount:default:visitor" cannot`); r.stdout != "" {
+			t.Errorf("%s prints %s", r.command, r.stdout)
+		}
+	}
+	visitor.run("claim", "list").failed(`cannot list resource "leases"`)
+	visitor.run("claim", "release", "worker-1").failed("node names are not claimed here")
+
+	// Who may read tokens and no claims is shown what he may see.
+	if _, err := c.Client().RbacV1().Roles("kube-system").Create(ctx, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "visitor"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Client().RbacV1().RoleBindings("kube-system").Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "visitor"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "visitor"}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: "visitor"},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	token := onKube{t, c.Kubeconfig()}.run("token", "create", "--wait", "0").ok().token()
+	for { // the API server's authorizer follows a moment later
+		r := visitor.run("token", "list", "-o", "name")
+		if r.err == nil {
+			r.has(token.ID())
+			break
+		}
+		r.failed("cannot list")
+		if t.Failed() {
+			break
+		}
+	}
+
+	// An API server that is gone.
+	c.StopAPIServer()
+	for _, args := range [][]string{{"token", "list"}, {"token", "create"}, {"claim", "list"}} {
+		if r := visitor.run(args...).failed("connect: connection refused"); r.stdout != "" {
+			t.Errorf("%s prints %s", r.command, r.stdout)
+		}
+	}
+}
+
+func kubeadm(t *testing.T, c *cluster.Cluster, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(c.Bin, "kubeadm"), append(args, "--kubeconfig", c.Kubeconfig())...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("kubeadm %s: %v\n%s", strings.Join(args, " "), err, &stderr)
+	}
+	return string(out)
+}
+
+// sameTable compares two lists of tokens but for the remaining time, which goes on meanwhile.
+func sameTable(t *testing.T, theirs, ours string) {
+	t.Helper()
+	rows := func(table string) []string {
+		var rows []string
+		for line := range strings.Lines(table) {
+			words := strings.Fields(line)
+			rows = append(rows, strings.Join(slices.Delete(words, 1, 2), " "))
+		}
+		slices.Sort(rows)
+		return rows
+	}
+	if a, b := rows(theirs), rows(ours); !slices.Equal(a, b) || len(a) < 5 {
+		t.Errorf("kubeadm's list:\n%s\nand ours:\n%s", theirs, ours)
+	}
+}
