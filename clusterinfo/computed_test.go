@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -322,6 +323,49 @@ func TestComputedFollows(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Tokens that change all the time, and somebody who asks all the time, take half of a processor.
+func TestComputedRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const cost, span = 10 * time.Millisecond, time.Second
+		store := &dear{listed: &listed{}, cost: cost}
+		c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
+		for began := time.Now(); time.Since(began) < span; {
+			store.Send()
+			if _, err := c.JSON(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if most := int(span/cost)/2 + 1; store.lists > most || store.lists < most/2 {
+			t.Errorf("%d times listed, want %d", store.lists, most)
+		}
+		// Who asks now and then does not wait.
+		time.Sleep(span)
+		store.Send()
+		began := time.Now()
+		if _, err := c.JSON(t.Context()); err != nil || time.Since(began) != cost {
+			t.Errorf("%s, %v; want %s", time.Since(began), err, cost)
+		}
+		// Nor longer than he can.
+		store.Send()
+		ctx, cancel := context.WithTimeout(t.Context(), cost/2)
+		defer cancel()
+		if _, err := c.JSON(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// dear is a store whose list takes its time.
+type dear struct {
+	*listed
+	cost time.Duration
+}
+
+func (d *dear) List(ctx context.Context) ([]tokens.Record, error) {
+	time.Sleep(d.cost)
+	return d.listed.List(ctx)
 }
 
 // Everybody at once, while tokens come and go: an answer is never older than its question.
