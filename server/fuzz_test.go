@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 )
 
 func FuzzParseTokenFile(f *testing.F) {
@@ -58,6 +59,7 @@ func FuzzJoinCommand(f *testing.F) {
 	f.Add(strings.Repeat("a&", 8<<10), "application/json;", []byte(strings.Repeat(`{"ttl":`, 9<<10)))
 	f.Add(strings.Repeat("description=a&", 1<<10), "application/json", []byte("{"+strings.Repeat(`"ttl":"1h",`, 5<<10)+`"ttl":""}`))
 	f.Add("description="+strings.Repeat("%F0", 2000), "application/x-www-form-urlencoded", bytes.Repeat([]byte("["), server.MaxBody))
+	f.Add("maxNodes=1&nodeNames=a,b&nodeNames=*&certificateDuration=1h&role=control-plane&usages=signing", "application/json", []byte(`{"groups": [], "replaceNode": "a"}`))
 	handler := fuzzSite(f)
 	f.Fuzz(func(t *testing.T, query, contentType string, body []byte) {
 		fuzzing.Prompt(t, func() {
@@ -70,9 +72,56 @@ func FuzzJoinCommand(f *testing.F) {
 	})
 }
 
+// FuzzTokens sends any query and body to the routes of tokens and claims: the answer is an object
+// of the kind that the route has or a 4xx, and a secret is in no answer but a new token's.
+func FuzzTokens(f *testing.F) {
+	const secret = "qqqqqqqqqqqqqqqq"
+	routes := []struct{ method, path, kind string }{
+		{"POST", tokenPath, api.KindToken},
+		{"GET", tokenPath, api.KindTokenList},
+		{"GET", tokenPath + "/qwertz", api.KindToken},
+		{"DELETE", tokenPath + "/qwertz", api.KindToken},
+		{"POST", tokenPath + "/qwertz/renew", api.KindToken},
+		{"GET", "/v1/claim", api.KindClaimList},
+		{"DELETE", "/v1/claim/worker-1", api.KindClaim},
+	}
+	for i := range routes {
+		f.Add(byte(i), "", []byte(`{}`))
+		f.Add(byte(i), "dryRun", []byte(`{"ttl": "48h", "shorten": true, "onlyExpired": false}`))
+		f.Add(byte(i), "dryRun=true&wait=0&maxNodes=3", []byte(`{"token": "qwertz.`+secret+`", "expires": "2030-01-02T03:04:05Z"}`))
+		f.Add(byte(i), "maxNodes=1e9&usages=&groups=,&%", []byte(`[null, {"nodeNames": ["`+strings.Repeat("*", 300)+`"]}]`))
+	}
+	s := newSite(f)
+	s.Advertise, s.Claims, s.Logger = "127.0.0.1:9443", s.store.Claims(), slog.New(slog.DiscardHandler)
+	handler := s.Handler()
+	f.Fuzz(func(t *testing.T, at byte, query string, body []byte) {
+		fuzzing.Prompt(t, func() {
+			route := routes[int(at)%len(routes)]
+			r := httptest.NewRequest(route.method, route.path, bytes.NewReader(body))
+			r.URL.RawQuery = query
+			r.Header.Set("Authorization", "Bearer "+adminBearer)
+			r.Header.Set("Content-Type", "application/json")
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			var object struct{ Kind string }
+			switch {
+			case w.Code >= 200 && w.Code < 300:
+				if err := json.Unmarshal(w.Body.Bytes(), &object); err != nil || object.Kind != route.kind {
+					t.Errorf("%d %s: %v", w.Code, w.Body, err)
+				}
+			case w.Code < 400 || w.Code > 499:
+				t.Errorf("status %d: %s", w.Code, w.Body)
+			}
+			if route.path != tokenPath && strings.Contains(w.Body.String(), secret) {
+				t.Errorf("the secret of a token is told: %s", w.Body)
+			}
+		})
+	})
+}
+
 // FuzzRequest sends anything that is a request of HTTP/1.1 at all.
 func FuzzRequest(f *testing.F) {
-	for _, path := range []string{commandPath, infoPath, "/healthz", "/readyz?verbose", "/version", "/metrics", "/", "*", "/api/v1/../v1", "//", "/%2e%2e/%00", "http://[::1]/healthz?%"} {
+	for _, path := range []string{commandPath, tokenPath, tokenPath + "/qwertz", tokenPath + "/qwertz/renew?dryRun", infoPath, "/healthz", "/readyz?verbose", "/version", "/metrics", "/", "*", "/api/v1/../v1", "//", "/%2e%2e/%00", "http://[::1]/healthz?%"} {
 		for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "CONNECT", "X"} {
 			f.Add(fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 2\r\n\r\n{}", method, path, adminBearer))
 		}
@@ -106,7 +155,7 @@ func checkAnswer(t *testing.T, handler http.Handler, r *http.Request) {
 		t.Errorf("%d bytes for HEAD", len(body))
 	case w.Code == http.StatusOK && strings.HasPrefix(r.URL.Path, commandPath):
 		parseLine(t, w.Body.String())
-	case w.Code == http.StatusOK:
+	case w.Code == http.StatusOK, w.Code == http.StatusCreated && r.URL.Path == tokenPath:
 	case w.Code < 400 || w.Code > 499:
 		t.Errorf("status %d: %s", w.Code, body)
 	case kind == "application/problem+json" || kind == "application/json":
