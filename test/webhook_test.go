@@ -59,11 +59,27 @@ func TestJoinThroughWebhook(t *testing.T) {
 			flags = slices.DeleteFunc(flags, func(flag string) bool { return strings.HasPrefix(flag, "--authentication-token-webhook-version=") })
 		}
 		s.restartAPIServer(t, append(flags, "--enable-bootstrap-token-auth=false")...)
-		args, token := s.join(t, "?ttl=1h")
+		args, token := s.join(t, "?ttl=1h&maxNodes=1")
 		if _, err := s.Join(ctx, "worker-"+test.version, args); err != nil {
 			t.Fatal(err)
 		}
 		s.checkRequester(t, token)
+		second, err := s.StartNode("second-"+test.version, args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := second.WaitKubelet(ctx, "TokenSpent"); err != nil {
+			t.Error(err)
+		}
+		second.Stop()
+	}
+	// Claims are where the tokens are.
+	status, claims, err := s.get(ctx, "/v1/claim", s.bearer(t))
+	if err != nil || status != http.StatusOK || !strings.Contains(claims, `"worker-v1"`) || !strings.Contains(claims, `"worker-v1beta1"`) || strings.Contains(claims, "second") {
+		t.Errorf("claims: %d %s %v", status, claims, err)
+	}
+	if leases := s.kubectl(t, "-n", "kubejoin-system", "get", "leases", "-o", "name"); leases != "" {
+		t.Errorf("there are Leases: %s", leases)
 	}
 	if secrets := s.kubectl(t, "get", "secrets", "-A", "-o", "name"); secrets != "" {
 		t.Errorf("there are Secrets: %s", secrets)
