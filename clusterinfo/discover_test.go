@@ -187,7 +187,6 @@ func TestDiscoverGivesUpWithTheReason(t *testing.T) {
 		}, "answer 302 Found"},
 		"not JSON":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "not the JSON"},
 		"unsigned":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"data":{"kubeconfig":"x"}}`) }, "no signature by token abcdef"},
-		"huge":       {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.CopyN(w, zeros{}, 33<<20) }, "answer of more than"},
 		"slow":       {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline"},
 		"hanging up": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
 	} {
@@ -225,6 +224,21 @@ func TestDiscoverGivesUpWithTheReason(t *testing.T) {
 				t.Errorf("got %v, want an error with %q", err, test.want)
 			}
 		})
+	}
+}
+
+// An answer without end is not kept.
+func TestDiscoverHugeAnswer(t *testing.T) {
+	e := newEndpoint(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	e.answer = func(w http.ResponseWriter, _ *http.Request, _ int32) {
+		defer cancel()
+		_, _ = io.Copy(w, zeros{}) // until the client has hung up
+	}
+	d := e.discovery(clusterinfo.Pin(e.ca.cert))
+	d.Timeout, d.Retry = time.Minute, time.Hour
+	if _, err := d.Run(ctx); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "answer of more than") {
+		t.Errorf("got %v", err)
 	}
 }
 
