@@ -51,13 +51,12 @@ func (h *handler) createToken(r *http.Request) (answer, error) {
 		return answer{}, taken(token)
 	case errors.As(err, &noRoom):
 		return answer{}, noRoom
+	case refused(err):
+		return answer{}, h.unavailable(err)
 	case err != nil:
-		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
-		p.cause, p.retryAfter = err, retryAfter
-		if !refused(err) {
-			p.TokenID = record.Token.ID()
-			p.Detail += fmt.Sprintf(". Should token %s have been stored nevertheless, it %s", p.TokenID, lifetime(record))
-		}
+		p := newProblem(http.StatusServiceUnavailable, "token-not-stored",
+			"the token could not be stored; try again. Should token %s have been stored nevertheless, it %s", record.Token.ID(), lifetime(record))
+		p.cause, p.retryAfter, p.TokenID = err, retryAfter, record.Token.ID()
 		return answer{}, p
 	}
 	command, err := h.awaitSigned(r.Context(), record, wait)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -16,6 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 const tokenPath = "/v1/token"
@@ -188,8 +189,13 @@ func TestReplaceNodeWithoutNodes(t *testing.T) {
 // All limits go for join commands, too.
 func TestJoinCommandOfLimitedToken(t *testing.T) {
 	s := newSite(t)
+	s.Warnings = func(context.Context) []string { return []string{`nobody "works"`} }
 	s.start(t)
-	_, token, _ := parseLine(t, s.do(t, "POST", commandPath+"?maxNodes=1&nodeNames=worker-7&certificateDuration=48h", adminBearer, "", "").body)
+	got := s.do(t, "POST", commandPath+"?maxNodes=1&nodeNames=worker-7&certificateDuration=48h", adminBearer, "", "")
+	if warning := got.header.Get("Warning"); warning != `299 - "nobody \"works\""` {
+		t.Errorf("Warning: %s", warning)
+	}
+	_, token, _ := parseLine(t, got.body)
 	if r := s.record(t, token.ID()); !r.Limits.Equal(tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-7"}, CertificateDuration: 48 * time.Hour}) {
 		t.Errorf("limits %+v", r.Limits)
 	}
@@ -269,6 +275,7 @@ func TestUnsignedTokenStays(t *testing.T) {
 
 // TestCreateInTrouble: either the token is answered, or the answer names it if it may be there.
 func TestCreateInTrouble(t *testing.T) {
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
 	for _, test := range []struct {
 		name          string
 		before, after func(int) error
@@ -278,6 +285,7 @@ func TestCreateInTrouble(t *testing.T) {
 		{name: "a short absence", before: first(5), status: 201, left: 1},
 		{name: "answers lost", after: first(3), status: 201, left: 1},
 		{name: "away for long", before: always, status: 503, named: true},
+		{name: "a plain no", before: func(int) error { return forbidden }, status: 503},
 		{name: "answers lost for long", after: always, status: 503, left: 1, named: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -300,8 +308,8 @@ func TestCreateInTrouble(t *testing.T) {
 				if w.Code != test.status || len(s.ids(t)) != test.left || (p.TokenID == own.ID()) != test.named {
 					t.Errorf("%d with %d tokens left: %s", w.Code, len(s.ids(t)), w.Body)
 				}
-				if test.status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") == "" {
-					t.Error("the answer does not say to try again")
+				if again := w.Header().Get("Retry-After") != ""; again != test.named {
+					t.Errorf("the answer says to try again: %v", again)
 				}
 			})
 		})

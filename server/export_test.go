@@ -11,6 +11,7 @@ import (
 const (
 	MaxDiscovery    = maxDiscovery
 	MaxJoinCommands = maxJoinCommands
+	MaxLifecycle    = maxLifecycle
 	MaxTokenReviews = maxTokenReviews
 )
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -34,7 +35,20 @@ func (h *handler) printJoinCommand(r *http.Request) (answer, error) {
 		return answer{}, err
 	}
 	h.joinCommands.WithLabelValues("ok").Inc()
+	if advice := h.advice(r.Context(), record); len(advice) > 0 {
+		a.header["Warning"] = warningHeader(advice)
+	}
 	return a, nil
+}
+
+// warningHeader is how kube-apiserver warns, too: RFC 7234, section 5.5.
+func warningHeader(warnings []string) string {
+	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+	list := make([]string, len(warnings))
+	for i, w := range warnings {
+		list[i] = `299 - "` + escape.Replace(w) + `"`
+	}
+	return strings.Join(list, ", ")
 }
 
 // signed waits for a token's signature until wait ends, which is after so long, and makes the

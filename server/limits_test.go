@@ -60,16 +60,17 @@ func TestFloodOfOneClass(t *testing.T) {
 	}{
 		{"discovery", "GET", infoPath, server.MaxDiscovery, "POST", commandPath, "application/json"},
 		{"join-command", "POST", commandPath, server.MaxJoinCommands, "GET", infoPath, "application/problem+json"},
+		{"lifecycle", "GET", tokenPath, server.MaxLifecycle, "POST", commandPath, "application/problem+json"},
 	} {
 		t.Run(test.flood, func(t *testing.T) {
 			s := newSite(t)
 			s.Advertise = "127.0.0.1:9443"
 			on := make(chan struct{})
 			h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{})}
-			if test.flood == "discovery" {
-				h.holdJSON = on
-			} else {
+			if test.flood == "join-command" {
 				h.holdSigned = on
+			} else {
+				h.holdJSON = on
 			}
 			s.ClusterInfo = h
 			s.Logger = nil
