@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,4 +143,53 @@ func (s *site) approved(t *testing.T, name string) {
 		}
 		return err
 	})
+}
+
+// Limits hold where kube-controller-manager signs, as long as nobody but kubejoin approves.
+func TestPolicyHoldsLimits(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, cluster.Options{}, "--controllers=*,-csr-signer")
+	policy, err := filepath.Abs("../deploy/approval-policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.kubectl(t, "apply", "-f", policy)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	token := s.mint(t, tokens.Limits{MaxNodes: 1})
+	joining := s.as(t, "system:bootstrap:"+token.ID(), "system:bootstrappers", tokens.DefaultGroup)
+	if err := request(ctx, joining, "probe", certificates.KubeletServingSignerName, "worker-1"); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the policy", func() error { return s.refusedApproval(ctx, "probe", metav1.DryRunAll) })
+	if _, err := s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller"); err != nil {
+		t.Fatal(err)
+	}
+	if err := request(ctx, joining, "first", certificates.KubeAPIServerClientKubeletSignerName, "worker-1"); err != nil {
+		t.Fatal(err)
+	}
+	s.issued(t, "first")
+	const others = 10
+	for i := range others {
+		name := fmt.Sprintf("other-%d", i)
+		if err := request(ctx, joining, name, certificates.KubeAPIServerClientKubeletSignerName, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range others {
+		name := fmt.Sprintf("other-%d", i)
+		wait(t, "refusal of "+name, func() error {
+			r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if len(r.Status.Certificate) > 0 {
+				t.Fatalf("%s has a certificate", name)
+			}
+			if c := r.Status.Conditions; len(c) != 1 || c[0].Type != certificates.CertificateDenied || c[0].Reason != "TokenSpent" {
+				return fmt.Errorf("conditions %v", c)
+			}
+			return nil
+		})
+	}
 }
