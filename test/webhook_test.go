@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	certificates "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -85,8 +86,9 @@ func TestJoinThroughWebhook(t *testing.T) {
 		t.Errorf("there are Secrets: %s", secrets)
 	}
 
-	t.Run("revocation", func(t *testing.T) { testRevocation(t, s) })
-	t.Run("identity", func(t *testing.T) { testIdentity(t, s) })
+	checkRevocation(t, s)
+	checkAway(t, s)
+	checkIdentity(t, s)
 	metrics := s.checkSecrets(t)
 	for _, result := range []string{"authenticated", "refused"} {
 		if metric(t, metrics, `kubejoin_token_reviews_total{result="`+result+`"}`) == 0 {
@@ -161,8 +163,9 @@ func (s *site) whoami(t *testing.T, bearer string) (authenticationv1.UserInfo, e
 }
 
 // A token that is deleted is accepted no longer than webhook-config says, which is cache-ttl, here
-// 1 s, and 10 s more; and then never again.
-func testRevocation(t *testing.T, s *site) {
+// 1 s, and 10 s more; and then never again. It is good for no certificate at once.
+func checkRevocation(t *testing.T, s *site) {
+	t.Helper()
 	_, token := s.join(t, "?ttl=1h")
 	if _, err := s.whoami(t, token.Reveal()); err != nil {
 		t.Fatal(err)
@@ -172,6 +175,22 @@ func testRevocation(t *testing.T, s *site) {
 		t.Fatalf("deleting token %s: %d %s %v", token.ID(), status, body, err)
 	}
 	deleted := time.Now()
+	// Whom kube-apiserver still takes for its holder gets no certificate.
+	if err := request(t.Context(), asToken(t, s.Cluster, token.ID()), "late", certificates.KubeAPIServerClientKubeletSignerName, "late"); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the refusal of what was asked for late", func() error {
+		r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), "late", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range r.Status.Conditions {
+			if c.Reason == "TokenRevoked" && len(r.Status.Certificate) == 0 {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %v", r.Status.Conditions)
+	})
 	var accepted time.Time // a moment at which it was, at the latest
 	wait(t, "the end of token "+token.ID(), func() error {
 		asked := time.Now()
@@ -199,8 +218,22 @@ func testRevocation(t *testing.T, s *site) {
 	}
 }
 
+// While kubejoin is away its tokens are refused and nobody else is; when it is back they are good.
+func checkAway(t *testing.T, s *site) {
+	t.Helper()
+	_, token := s.join(t, "?ttl=1h")
+	s.Stop(20 * time.Second)
+	if _, err := s.whoami(t, token.Reveal()); !apierrors.IsUnauthorized(err) {
+		t.Errorf("with nobody to ask: %v", err)
+	}
+	s.kubectl(t, "get", "nodes")
+	s.start(t)
+	wait(t, "kubejoin's answer", func() error { _, err := s.whoami(t, token.Reveal()); return err })
+}
+
 // For kube-apiserver the webhook's answer and its own authenticator's are the same.
-func testIdentity(t *testing.T, s *site) {
+func checkIdentity(t *testing.T, s *site) {
+	t.Helper()
 	_, token := s.join(t, "?ttl=1h")
 	record := tokens.NewRecord(token, time.Hour, time.Now())
 	type answers struct {

@@ -31,6 +31,13 @@ func TestOnClusterStopsWholly(t *testing.T) {
 	startAndStop(t, 50, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile())
 }
 
+// The same with the tokens in a file, and two ways to know kube-apiserver.
+func TestFileStoreOnClusterStopsWholly(t *testing.T) {
+	c := cluster.ForTest(t, cluster.Options{})
+	startAndStop(t, 20, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile(),
+		"--token-store", "file", "--data-dir", filepath.Join(t.TempDir(), "data"), "--webhook-client-ca-file", c.CAFile(), "--webhook-client-name", "kube-apiserver")
+}
+
 // startAndStop runs the program n times and looks for goroutines after each.
 func startAndStop(t *testing.T, n int, flags ...string) {
 	t.Helper()
