@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"time"
 
@@ -22,7 +21,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/cluster-bootstrap/token/api"
-	"k8s.io/klog/v2"
 )
 
 // leaderLease is the Lease that replicas lead by, in the namespace of claims.
@@ -44,7 +42,6 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 	if err != nil {
 		return nil, nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // what it would say is in the errors
 	config.UserAgent = "kubejoin/" + buildVersion().Version
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	config.WarningHandler = rest.NoWarnings{}
