@@ -128,6 +128,10 @@ func (f *followed) JSON(ctx context.Context) ([]byte, error) {
 	return f.current.Load().JSON(ctx)
 }
 
+func (f *followed) Data(ctx context.Context) (map[string]string, error) {
+	return f.current.Load().Data(ctx)
+}
+
 func (f *followed) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
 	return f.current.Load().WaitSigned(ctx, t)
 }
