@@ -230,6 +230,8 @@ func (s *single) Get(_ context.Context, id string) (tokens.Record, error) {
 	return *s.record, nil
 }
 
+func (s *single) Find(ctx context.Context, id string) (tokens.Record, error) { return s.Get(ctx, id) }
+
 func (s *single) List(context.Context) ([]tokens.Record, error) {
 	if s.record == nil {
 		return nil, nil
