@@ -93,6 +93,7 @@ type NodeAdmission struct {
 
 	mu        sync.Mutex
 	unlimited map[string]remembered // by token ID
+	counters  map[string]*counter   // by token ID
 }
 
 type remembered struct {
@@ -191,7 +192,7 @@ func (n *NodeAdmission) start() {
 	}
 	n.counts = metrics.Counter(n.Registerer, "kubejoin_claim_changes_total",
 		"What happened to claims of node names: made, another_key, taken_over, undone, repaired (names or limits put back on a token), released.", "change")
-	n.unlimited = map[string]remembered{}
+	n.unlimited, n.counters = map[string]remembered{}, map[string]*counter{}
 }
 
 func (n *NodeAdmission) now() time.Time {

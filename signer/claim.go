@@ -27,15 +27,19 @@ func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, 
 	if n.Tokens == nil || n.Claims == nil {
 		return refuseFor(ReasonTokenRevoked, "there are no bootstrap tokens here")
 	}
-	record, err := n.live(ctx, id, a.at)
-	if err != nil {
-		return err
-	}
 	before, err := n.Claims.OfToken(ctx, id)
 	if err != nil {
 		return fmt.Errorf("claims of token %s: %w", id, err)
 	}
-	mend(&record, before, node, n.now())
+	// The count reads a token once more, live. One that has room and is in order as of a while
+	// ago need not be read for the claim, too.
+	record, err := n.Tokens.Find(ctx, id)
+	if mend(&record, before, node, n.now()); err != nil || record.Limits.Most() == 0 || n.admits(record, r, node) != nil {
+		if record, err = n.live(ctx, id, a.at); err != nil {
+			return err
+		}
+		mend(&record, before, node, n.now())
+	}
 	if record.Limits.IsZero() {
 		if err := n.check(record, r, node); err != nil {
 			return err
@@ -61,12 +65,8 @@ func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, 
 func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, r approval.Request, node string) (keys int, err error) {
 	// What can be refused without a write comes before the first one: a kubelet that is refused
 	// asks about a hundred times an hour.
-	if err := n.check(record, r, node); err != nil {
+	if err := n.admits(record, r, node); err != nil {
 		return 0, err
-	}
-	counted := slices.Contains(record.Nodes, node)
-	if !counted && record.Spent() {
-		return 0, refuseSpent(record, node)
 	}
 	if err := checkCSR(r.CSR); err != nil {
 		return 0, err
@@ -78,11 +78,30 @@ func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, r a
 	if err != nil {
 		return 0, err
 	}
-	claim, err := n.claim(ctx, record, r, node, counted, replaces)
+	claim, fresh, err := n.claim(ctx, record, r, node, slices.Contains(record.Nodes, node), replaces)
 	if err != nil {
 		return 0, err
 	}
-	return len(claim.Keys), n.take(ctx, record, r, node)
+	err = n.take(ctx, &place{seen: record, request: r, node: node, fresh: fresh && !replaces})
+	if refused := (*Refused)(nil); fresh && errors.As(err, &refused) {
+		if err := n.Claims.Delete(ctx, claim); err == nil {
+			n.count("undone")
+		} else if !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
+			return 0, fmt.Errorf("refused (%s), and the claim of %s cannot be undone yet: %w", refused.Reason, node, err)
+		}
+	}
+	return len(claim.Keys), err
+}
+
+// admits is what a token with limits says about a request by itself.
+func (n *NodeAdmission) admits(record tokens.Record, r approval.Request, node string) error {
+	if err := n.check(record, r, node); err != nil {
+		return err
+	}
+	if record.Spent() && !slices.Contains(record.Nodes, node) {
+		return refuseSpent(record, node)
+	}
+	return nil
 }
 
 // live reads the token as it is now, or as it was just now if it had no limits then: when a rack
@@ -198,11 +217,16 @@ func mend(record *tokens.Record, claims []tokens.Claim, node string, now time.Ti
 }
 
 // claim makes the claim of a name, or adds the request's key to the one that the token has.
-// counted is whether the token's count has the name already, replaces whether it is for the Node
-// that has the name now.
-func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (tokens.Claim, error) {
+// counted is whether the token's count is known to have the name already, replaces whether it is
+// for the Node that has the name now, and made whether the claim is a new one.
+func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (claim tokens.Claim, made bool, err error) {
 	id, key := record.Token.ID(), keyOf(r)
 	fresh := tokens.Claim{Node: node, TokenID: id, TokenUID: record.UID, Limits: record.Limits, Keys: []string{key}, Requests: requests(r)}
+	if _, err := n.Claims.Find(ctx, node); errors.Is(err, tokens.ErrNotFound) && !counted {
+		if claim, err := n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
+			return n.made(claim, err)
+		}
+	}
 	for range attempts {
 		change := ""
 		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
@@ -240,33 +264,40 @@ func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r appro
 				n.count(change)
 				n.log.Warn("claim of a node name: "+strings.ReplaceAll(change, "_", " "), "node", node, "token", id, "keys", len(claim.Keys))
 			}
-			return claim, nil
+			return claim, false, nil
 		case errors.Is(err, errRegistered):
 			if err := n.release(ctx, node); err != nil {
-				return claim, err
+				return claim, false, err
 			}
 			continue
 		case !errors.Is(err, tokens.ErrNotFound):
-			return claim, refusedOr(err, "claim of node %s", node)
+			return claim, false, refusedOr(err, "claim of node %s", node)
 		case counted && !replaces:
-			return claim, refuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create --node-name %s", node, id, node)
+			return claim, false, refuseJoined(id, node)
 		}
-		claim, err = n.Claims.Create(ctx, fresh)
-		if err == nil {
-			n.count("made")
-			n.log.Info("node name claimed", "node", node, "token", id)
-			return claim, nil
-		}
-		if !errors.Is(err, tokens.ErrExists) {
-			return claim, fmt.Errorf("claim of node %s: %w", node, err)
+		if claim, err = n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
+			return n.made(claim, err)
 		}
 		// Another request was quicker, or a try of ours whose answer was lost. Something that is
 		// there and no claim stays for good.
 		if _, err := n.Claims.Get(ctx, node); errors.Is(err, tokens.ErrNotFound) {
-			return claim, refuseFor(ReasonNodeNameNotAllowed, "the name %s is taken by something that is no claim: %v", node, errors.Unwrap(err))
+			return claim, false, refuseFor(ReasonNodeNameNotAllowed, "the name %s is taken by something that is no claim: %v", node, errors.Unwrap(err))
 		}
 	}
-	return tokens.Claim{}, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+	return tokens.Claim{}, false, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+}
+
+func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, bool, error) {
+	if err != nil {
+		return claim, false, fmt.Errorf("claim of node %s: %w", claim.Node, err)
+	}
+	n.count("made")
+	n.log.Info("node name claimed", "node", claim.Node, "token", claim.TokenID)
+	return claim, true, nil
+}
+
+func refuseJoined(id, node string) error {
+	return refuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create --node-name %s", node, id, node)
 }
 
 // errRegistered says that the Node of a claim has registered.
@@ -304,60 +335,6 @@ func (n *NodeAdmission) release(ctx context.Context, node string) error {
 		return nil
 	}
 	return err
-}
-
-// errNothing ends a change of a record that has nothing to change.
-var errNothing = errors.New("nothing to change")
-
-// take counts the name on a token that is limited to a number of nodes, by compare-and-swap: of
-// all who ask at once, the token's limit is how many get past here. The last one also brings the
-// token's expiration forward.
-func (n *NodeAdmission) take(ctx context.Context, seen tokens.Record, r approval.Request, node string) error {
-	if seen.Limits.Most() == 0 {
-		return nil
-	}
-	id := seen.Token.ID()
-	claims, err := n.Claims.OfToken(ctx, id)
-	if err != nil {
-		return fmt.Errorf("claims of token %s: %w", id, err)
-	}
-	mended := false
-	_, err = n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
-		if record.UID != seen.UID {
-			return refuseFor(ReasonTokenReplaced, "token %s was replaced while this request was looked at", id)
-		}
-		mended = mend(record, claims, node, n.now())
-		if record.Limits.Most() == 0 { // erased meanwhile
-			record.Limits, mended = seen.Limits, true
-		}
-		if err := n.check(*record, r, node); err != nil {
-			return err
-		}
-		if slices.Contains(record.Nodes, node) {
-			if mended {
-				return nil
-			}
-			return errNothing
-		}
-		if record.Spent() {
-			return refuseSpent(*record, node)
-		}
-		record.Nodes = append(record.Nodes, node)
-		if end := n.now().Add(n.retention()); record.Spent() && (record.Expires.IsZero() || record.Expires.After(end)) {
-			record.Expires = end.UTC().Truncate(time.Second)
-		}
-		return nil
-	})
-	switch {
-	case errors.Is(err, errNothing):
-		return nil
-	case errors.Is(err, tokens.ErrNotFound):
-		return refuseFor(ReasonTokenRevoked, "token %s was deleted while this request was looked at", id)
-	case err == nil && mended:
-		n.count("repaired")
-		n.log.Warn("a token had lost limits or names that its claims know; they are put back", "token", id)
-	}
-	return refusedOr(err, "count of token %s", id)
 }
 
 func (n *NodeAdmission) retention() time.Duration {

@@ -22,6 +22,7 @@ type cluster struct {
 	failing float64 // share of calls that fail
 	version int
 	records map[string]tokens.Record
+	older   map[string][]tokens.Record // the last versions of each, the newest last
 	claims  map[string]tokens.Claim
 	history []map[string]tokens.Claim // of claims, the newest last
 	nodes   map[string]string
@@ -29,7 +30,7 @@ type cluster struct {
 }
 
 func newCluster() *cluster {
-	return &cluster{records: map[string]tokens.Record{}, claims: map[string]tokens.Claim{}, nodes: map[string]string{}, writes: map[string]int{}}
+	return &cluster{records: map[string]tokens.Record{}, older: map[string][]tokens.Record{}, claims: map[string]tokens.Claim{}, nodes: map[string]string{}, writes: map[string]int{}}
 }
 
 var errInjected = errors.New("injected failure")
@@ -81,7 +82,16 @@ func (c *cluster) put(r tokens.Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r.UID, r.Version = "uid-"+c.next(), c.next()
-	c.records[r.Token.ID()] = r
+	c.keep(r)
+}
+
+func (c *cluster) keep(r tokens.Record) {
+	id := r.Token.ID()
+	c.records[id] = copied(r)
+	c.older[id] = append(c.older[id], copied(r))
+	if len(c.older[id]) > 3 {
+		c.older[id] = c.older[id][1:]
+	}
 }
 
 // node makes a Node.
@@ -131,6 +141,17 @@ func (s store) Get(_ context.Context, id string) (r tokens.Record, err error) {
 	return r, err
 }
 
+// Find lags by a write now and then.
+func (s store) Find(_ context.Context, id string) (tokens.Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	versions := s.older[id]
+	if len(versions) == 0 {
+		return tokens.Record{}, tokens.ErrNotFound
+	}
+	return copied(versions[rand.IntN(len(versions))]), nil
+}
+
 func (s store) List(context.Context) ([]tokens.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +178,7 @@ func (s store) Update(ctx context.Context, id string, change func(*tokens.Record
 				return tokens.ErrConflict
 			}
 			after.Version = s.next()
-			s.records[id] = copied(after)
+			s.cluster.keep(after)
 			return nil
 		})
 		if !errors.Is(err, tokens.ErrConflict) {

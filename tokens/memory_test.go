@@ -47,6 +47,8 @@ func (m *memory) Get(_ context.Context, id string) (tokens.Record, error) {
 	return r, nil
 }
 
+func (m *memory) Find(ctx context.Context, id string) (tokens.Record, error) { return m.Get(ctx, id) }
+
 func (m *memory) List(context.Context) ([]tokens.Record, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -30,6 +30,9 @@ type Store interface {
 	// Get reads one record as it is now, never from a cache.
 	Get(ctx context.Context, id string) (Record, error)
 
+	// Find is Get that may lag behind writes, and costs next to nothing.
+	Find(ctx context.Context, id string) (Record, error)
+
 	// List gives all records in the order of their IDs. It may lag behind writes.
 	List(ctx context.Context) ([]Record, error)
 

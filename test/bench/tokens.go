@@ -9,12 +9,55 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// singles is how many tokens come one after the other where a burst is of one: a p99 of one
+// sample says nothing.
+const singles = 100
+
+// tokenSingles creates and deletes tokens one at a time, with a pause between. Writes and CPU are
+// those of one token.
+func (b *bench) tokenSingles(ctx context.Context, who contender, p running) error {
+	row := tokenRows(1)
+	made, ids := generate(singles)
+	var created, deleted outcome
+	var signed, gone []float64
+	for i := range made {
+		for _, step := range []struct {
+			what    string
+			effects map[string]time.Time
+			do      func(context.Context, client, int) error
+			sum     *outcome
+			all     *[]float64
+		}{
+			{"signed", b.info.signed, func(ctx context.Context, c client, _ int) error { return c.createToken(ctx, made[i], time.Time{}) }, &created, &signed},
+			{"unsigned", b.info.gone, func(ctx context.Context, c client, _ int) error { return c.deleteToken(ctx, made[i]) }, &deleted, &gone},
+		} {
+			o, err := b.burst(ctx, p, step.what, ids[i:i+1], step.effects, 50*time.Millisecond, step.do)
+			if err != nil {
+				return err
+			}
+			*step.all = append(*step.all, o.p50)
+			step.sum.writes += o.writes
+			step.sum.cpu += o.cpu
+		}
+	}
+	b.say("%d tokens one by one: signed p50 %.1f ms, p99 %.1f ms, unsigned p99 %.1f ms, %d and %d writes", singles,
+		percentile(signed, 50), percentile(signed, 99), percentile(gone, 99), created.writes, deleted.writes)
+	b.report.add(row.p50, who, percentile(signed, 50))
+	b.report.add(row.p99, who, percentile(signed, 99))
+	b.report.add(row.writes, who, float64(created.writes)/singles)
+	b.report.add(row.cpu, who, created.cpu.Seconds()/singles)
+	b.report.add(row.deleteP99, who, percentile(gone, 99))
+	b.report.add(row.deleteWrites, who, float64(deleted.writes)/singles)
+	b.report.add(row.deleteCPU, who, deleted.cpu.Seconds()/singles)
+	return b.memory(row.rss, who, p)
+}
+
 // tokenBurst creates n tokens as fast as the API server takes them, and deletes them.
 func (b *bench) tokenBurst(ctx context.Context, who contender, p running, n int) error {
 	row := tokenRows(n)
 	made, ids := generate(n)
 
-	created, err := b.burst(ctx, p, "signed", ids, b.info.signed, func(ctx context.Context, c client, i int) error {
+	created, err := b.burst(ctx, p, "signed", ids, b.info.signed, lastWrite, func(ctx context.Context, c client, i int) error {
 		return c.createToken(ctx, made[i], time.Time{})
 	})
 	if err != nil {
@@ -29,7 +72,7 @@ func (b *bench) tokenBurst(ctx context.Context, who contender, p running, n int)
 		return err
 	}
 
-	deleted, err := b.burst(ctx, p, "unsigned", ids, b.info.gone, func(ctx context.Context, c client, i int) error {
+	deleted, err := b.burst(ctx, p, "unsigned", ids, b.info.gone, lastWrite, func(ctx context.Context, c client, i int) error {
 		return c.deleteToken(ctx, made[i])
 	})
 	if err != nil {
@@ -63,8 +106,12 @@ type outcome struct {
 	cpu      time.Duration
 }
 
-// burst does something with each token, and waits until cluster-info shows it of all.
-func (b *bench) burst(ctx context.Context, p running, what string, ids []string, effects map[string]time.Time, do func(context.Context, client, int) error) (outcome, error) {
+// lastWrite is how soon after a burst a last write that says nothing new would come.
+const lastWrite = 500 * time.Millisecond
+
+// burst does something with each token, and waits until cluster-info shows it of all, and for
+// what comes after.
+func (b *bench) burst(ctx context.Context, p running, what string, ids []string, effects map[string]time.Time, after time.Duration, do func(context.Context, client, int) error) (outcome, error) {
 	used, err := p.used()
 	if err != nil {
 		return outcome{}, err
@@ -85,8 +132,7 @@ func (b *bench) burst(ctx context.Context, p running, what string, ids []string,
 	if err != nil {
 		return outcome{}, err
 	}
-	// A last write that says nothing new would come soon.
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(after)
 	if o.cpu, _, err = used(); err != nil {
 		return outcome{}, err
 	}

@@ -59,6 +59,9 @@ func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {
 	return r, err
 }
 
+// Find implements [tokens.Store]. It never lags.
+func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) { return s.Get(ctx, id) }
+
 // List implements [tokens.Store]. It never lags. One row that cannot be read fails it, by name:
 // this file is nobody else's to write, so that it is damaged.
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {

@@ -94,6 +94,22 @@ func (s *Store) get(ctx context.Context, id string) (*corev1.Secret, tokens.Reco
 	return secret, r, nil
 }
 
+// Find implements [tokens.Store]. Like List it waits for the first answer of the API server until
+// ctx ends.
+func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
+	if err := tokens.CheckID(id); err != nil {
+		return tokens.Record{}, err
+	}
+	found, err := s.cache.get(ctx, util.BootstrapTokenSecretName(id))
+	switch {
+	case err != nil:
+		return tokens.Record{}, fmt.Errorf("find token %s: %w", id, err)
+	case found == nil || found.err != nil:
+		return tokens.Record{}, fmt.Errorf("find token %s: %w", id, tokens.ErrNotFound)
+	}
+	return clone(found.value), nil
+}
+
 // List implements [tokens.Store]. It waits for the first answer of the API server until ctx
 // ends.
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {

@@ -16,6 +16,8 @@ func testEmpty(t *testing.T, s tokens.Store) {
 	wantList(t, s)
 	_, err := s.Get(t.Context(), "abcdef")
 	wantError(t, "Get", err, tokens.ErrNotFound)
+	_, err = s.Find(t.Context(), "abcdef")
+	wantError(t, "Find", err, tokens.ErrNotFound)
 }
 
 func testCreate(t *testing.T, s tokens.Store) {

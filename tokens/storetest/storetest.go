@@ -125,7 +125,29 @@ func wantList(t *testing.T, s tokens.Store, want ...tokens.Record) {
 			t.Fatalf("List: %v", err)
 		}
 		if slices.EqualFunc(got, want, same) {
+			break
+		}
+	}
+	for _, r := range want {
+		wantFound(t, s, r)
+	}
+}
+
+// wantFound is wantList for Find, which may lag by itself.
+func wantFound(t *testing.T, s tokens.Store, want tokens.Record) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), lag)
+	defer cancel()
+	hints := s.Watch(ctx)
+	for {
+		got, err := s.Find(t.Context(), want.Token.ID())
+		if err == nil && same(got, want) {
 			return
+		}
+		select {
+		case <-hints:
+		case <-ctx.Done():
+			t.Fatalf("%v after the last change Find gives\n%+v, %v\nwant\n%+v", lag, got, err, want)
 		}
 	}
 }
