@@ -148,7 +148,11 @@ func (s Server) Handler() http.Handler {
 		{http.MethodDelete, "/v1/claim/{node}", "release-claim", lifecycle, Access{Verb: "delete", Resource: "claims"}, h.releaseClaim},
 		{http.MethodGet, "/v1/explain/{node}", "explain", lifecycle, Access{Verb: "get", Resource: "explanations"}, h.explanation},
 	} {
-		r.Method(on.method, on.path, h.route(on.name, on.class, h.allowed(on.access, on.act)))
+		handle := h.route(on.name, on.class, h.allowed(on.access, on.act))
+		r.Method(on.method, on.path, handle)
+		if on.method == http.MethodGet {
+			r.Method(http.MethodHead, on.path, handle)
+		}
 	}
 	for _, method := range []string{http.MethodGet, http.MethodHead} {
 		r.Method(method, discoveryPath, h.route("discovery", discovery, h.discovery))

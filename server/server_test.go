@@ -282,6 +282,8 @@ func TestPaths(t *testing.T) {
 		{"GET", "/readyz", 503, "[+]good ok\n[-]bad failed: it is dark\nreadyz check failed\n"},
 		{"GET", "/version", 200, `{"version":"v0.0.0","goVersion":"","platform":""}` + "\n"},
 		{"GET", commandPath, 405, "does not answer the method"},
+		{"HEAD", tokenPath, 401, ""},
+		{"PUT", "/v1/claim", 405, "does not answer the method"},
 		{"GET", "/", 404, "nothing at this path"},
 		{"GET", "/metrics", 404, "nothing at this path"},
 		{"GET", "/api/v1/namespaces/kube-system/configmaps/cluster-info", 404, `"kind":"Status"`},

@@ -168,7 +168,9 @@ func TestErrors(t *testing.T) {
 	}
 
 	for name, answer := range map[string]http.HandlerFunc{
-		"a web server":  func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "<html>bad gateway</html>", http.StatusBadGateway) },
+		"a web server": func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "<html>bad gateway</html>", http.StatusBadGateway)
+		},
 		"a redirect":    func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNotModified) },
 		"empty problem": func(w http.ResponseWriter, _ *http.Request) { problem(w, `{}`) },
 		"broken":        func(w http.ResponseWriter, _ *http.Request) { problem(w, `{`) },

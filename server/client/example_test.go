@@ -1,0 +1,59 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+// A token for one machine of a certain name.
+func Example() {
+	c := exampleClient()
+	made, err := c.CreateToken(context.Background(), api.CreateToken{TokenSpec: api.TokenSpec{
+		TTL: "1h", MaxNodes: 1, NodeNames: []string{"worker-7"},
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// made.JoinCommand.Reveal() is the line to run on worker-7. Printed it is blotted out.
+	fmt.Println(made.Status, made.NodeNames, made.JoinCommand)
+	// Output: active [worker-7] <redacted>
+}
+
+// exampleClient asks a server in this process; one elsewhere is asked with its URL.
+func exampleClient() *client.Client {
+	dir, err := os.MkdirTemp("", "kubejoin-example-")
+	if err != nil {
+		log.Fatal(err)
+	}
+	store, err := boltstore.Open(filepath.Join(dir, "kubejoin.db"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = os.RemoveAll(dir) // the open file lives on until the process ends
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		log.Fatal(err)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := server.Server{
+		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Authenticate: func(*http.Request) (server.User, error) { return server.User{Name: "installer"}, nil },
+		Authorize:    func(*http.Request, server.User, server.Access) error { return nil },
+	}.Handler()
+	return &client.Client{HTTP: &http.Client{Transport: client.Handler(handler)}}
+}
