@@ -107,7 +107,11 @@ func TestInTurnsWithKubeControllerManager(t *testing.T) {
 		if !strings.Contains(events, "SignedByOther") || !strings.Contains(events, "kube-controller-manager") {
 			return fmt.Errorf("no Event SignedByOther that names kube-controller-manager:\n%s", events)
 		}
-		return nil
+		status, checks, err := s.get(ctx, "/readyz?verbose", "")
+		if err == nil && (status != 200 || !strings.Contains(checks, "only-signer ok: kube-controller-manager")) {
+			err = fmt.Errorf("readiness %d does not name kube-controller-manager:\n%s", status, checks)
+		}
+		return err
 	})
 	kcm.Stop(0)
 	s.settles(t)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -57,5 +59,29 @@ func (s *service) admission(store tokens.Store, claims tokens.Claims, nodes *csr
 		Tokens: store, Claims: claims, Node: nodes.Node,
 		AllowExisting: o.existingNodes == allowExisting, Reserved: o.reservedNodeNames, Retention: o.spentRetention,
 		Logger: s.log, Registerer: s.registry,
+	}
+}
+
+// otherSigner is how long it is said that another signer was at work.
+const otherSigner = time.Hour
+
+// watchOtherSigner has readiness warn of certificates that another signer wrote: no limit of a
+// token holds for them.
+func (s *service) watchOtherSigner() func(signerName, writer string) {
+	var mu sync.Mutex
+	var last time.Time
+	var what string
+	s.check("only-signer", func(context.Context) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if last.IsZero() || time.Since(last) > otherSigner {
+			return nil
+		}
+		return server.Notice(what + " at " + last.UTC().Format(time.RFC3339) + ": limits of tokens do not hold for what it signs; switch one of the two off (docs/security-model.md)")
+	})
+	return func(signerName, writer string) {
+		mu.Lock()
+		defer mu.Unlock()
+		last, what = time.Now(), fmt.Sprintf("%s wrote a certificate of signer %s", writer, signerName)
 	}
 }

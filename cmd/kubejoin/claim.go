@@ -42,10 +42,8 @@ func claimListCommand() *cobra.Command {
 				return usageOf(cmd, err)
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				if r.cluster != nil {
-					if err := r.cluster.mayListClaims(ctx); err != nil {
-						return err
-					}
+				if err := r.mayListClaims(ctx); err != nil {
+					return err
 				}
 				list, err := r.ListClaims(ctx)
 				if err != nil {
@@ -116,6 +114,9 @@ Each is reported. The exit code is 1 if one could not be released.` + remoteHelp
 				return usageOf(cmd, &usageError{err: errors.Join(errs...)})
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				if err := r.mayListClaims(ctx); err != nil {
+					return err
+				}
 				return releaseClaims(ctx, cmd, r, args, o.dryRun)
 			})
 		},

@@ -123,6 +123,9 @@ func onCluster(ctx context.Context, s *service) error {
 				return err
 			}
 			loop := csr.Controller{Client: working, Informer: requests, Authority: authority, Approve: enabled[csrApprover], Sign: enabled[csrSigner], Logger: s.log, Registerer: s.registry}
+			if enabled[csrSigner] {
+				loop.SignedByOther = s.watchOtherSigner()
+			}
 			controllers = append(controllers, loop.Run)
 		}
 		if enabled[csrCleaner] {

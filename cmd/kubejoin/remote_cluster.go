@@ -107,9 +107,12 @@ func (c *onKubeconfig) mayList(ctx context.Context) error {
 	return err
 }
 
-// mayListClaims is the same for claims.
-func (c *onKubeconfig) mayListClaims(ctx context.Context) error {
-	_, err := c.client.CoordinationV1().Leases(claimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
+// mayListClaims is the same for claims, of which a server says so by itself.
+func (r *remote) mayListClaims(ctx context.Context) error {
+	if r.cluster == nil {
+		return nil
+	}
+	_, err := r.cluster.client.CoordinationV1().Leases(claimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
 	return err
 }
 

@@ -56,6 +56,9 @@ type Controller struct {
 	// Sign issues certificates for approved requests of the authority's signers, whoever
 	// approved them.
 	Sign bool
+	// SignedByOther is told of each certificate that another signer wrote for one of the
+	// authority's signers, whose checks did not apply then; nil is nobody.
+	SignedByOther func(signerName, writer string)
 	// Workers is how many requests are handled at once; zero is [DefaultWorkers].
 	Workers int
 	// Logger is told what happens to requests; nil is nobody.

@@ -309,6 +309,9 @@ func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 		writer = "an unknown client"
 	}
 	h.counts.byOther.WithLabelValues(csr.Spec.SignerName).Inc()
+	if h.SignedByOther != nil {
+		h.SignedByOther(csr.Spec.SignerName, writer)
+	}
 	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSignedByOther,
 		"The certificate was written by %s, not by kubejoin, whose checks at signing did not apply: let one of them sign for %s", writer, csr.Spec.SignerName)
 	h.log.Warn("certificate was issued by another signer", "csr", csr.Name, "signer", csr.Spec.SignerName, "writer", writer)
