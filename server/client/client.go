@@ -34,43 +34,50 @@ type Client struct {
 // named [api.ProblemNotSigned] has the ID of a token that was made.
 func (c *Client) CreateToken(ctx context.Context, asked api.CreateToken) (api.Token, error) {
 	var t api.Token
-	return t, c.do(ctx, http.MethodPost, "/v1/token", asked, &t)
+	err := c.do(ctx, http.MethodPost, "/v1/token", asked, &t)
+	return t, err
 }
 
 // ListTokens gives all tokens without their secrets.
 func (c *Client) ListTokens(ctx context.Context) (api.TokenList, error) {
 	var list api.TokenList
-	return list, c.do(ctx, http.MethodGet, "/v1/token", nil, &list)
+	err := c.do(ctx, http.MethodGet, "/v1/token", nil, &list)
+	return list, err
 }
 
 // GetToken gives one token without its secret.
 func (c *Client) GetToken(ctx context.Context, id string) (api.Token, error) {
 	var t api.Token
-	return t, c.do(ctx, http.MethodGet, "/v1/token/"+url.PathEscape(id), nil, &t)
+	err := c.do(ctx, http.MethodGet, "/v1/token/"+url.PathEscape(id), nil, &t)
+	return t, err
 }
 
 // DeleteToken deletes a token, and gives what it was.
 func (c *Client) DeleteToken(ctx context.Context, id string, asked api.DeleteToken) (api.Token, error) {
 	var t api.Token
-	return t, c.do(ctx, http.MethodDelete, "/v1/token/"+url.PathEscape(id), asked, &t)
+	err := c.do(ctx, http.MethodDelete, "/v1/token/"+url.PathEscape(id), asked, &t)
+	return t, err
 }
 
 // RenewToken sets another end of a token.
 func (c *Client) RenewToken(ctx context.Context, id string, asked api.RenewToken) (api.Token, error) {
 	var t api.Token
-	return t, c.do(ctx, http.MethodPost, "/v1/token/"+url.PathEscape(id)+"/renew", asked, &t)
+	err := c.do(ctx, http.MethodPost, "/v1/token/"+url.PathEscape(id)+"/renew", asked, &t)
+	return t, err
 }
 
 // ListClaims gives the node names that were taken with limited tokens.
 func (c *Client) ListClaims(ctx context.Context) (api.ClaimList, error) {
 	var list api.ClaimList
-	return list, c.do(ctx, http.MethodGet, "/v1/claim", nil, &list)
+	err := c.do(ctx, http.MethodGet, "/v1/claim", nil, &list)
+	return list, err
 }
 
 // ReleaseClaim makes a node name free again, and its place on the token.
 func (c *Client) ReleaseClaim(ctx context.Context, node string, asked api.ReleaseClaim) (api.Claim, error) {
 	var claim api.Claim
-	return claim, c.do(ctx, http.MethodDelete, "/v1/claim/"+url.PathEscape(node), asked, &claim)
+	err := c.do(ctx, http.MethodDelete, "/v1/claim/"+url.PathEscape(node), asked, &claim)
+	return claim, err
 }
 
 // PrintJoinCommand makes a token and gives the command to join with, which holds it. A token
