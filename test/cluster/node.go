@@ -26,8 +26,8 @@ type Node struct {
 	// KubeadmLog and KubeletLog are the files that hold what the two have printed.
 	KubeadmLog, KubeletLog string
 
-	dir     string
-	machine *Process
+	bin, dir string
+	machine  *Process
 }
 
 // JoinArgs takes the arguments out of a line as 'kubeadm token create --print-join-command'
@@ -117,7 +117,7 @@ func (c *Cluster) startNode(name, dir, kubelet string, args []string) (*Node, er
 		return nil, err
 	}
 	n := &Node{
-		Name: name, dir: dir, machine: machine,
+		Name: name, bin: c.Bin, dir: dir, machine: machine,
 		KubeadmLog: filepath.Join(dir, "kubeadm.log"),
 		KubeletLog: filepath.Join(dir, "kubelet.log"),
 	}

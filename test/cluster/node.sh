@@ -38,12 +38,12 @@ if [ "$KUBEJOIN_KUBELET" = alone ]; then
 fi
 
 # What systemd does with kubeadm's unit: the kubelet runs once its flags are there, and again
-# whenever it ends.
+# whenever it ends, unless it is switched off.
 (
 	flags=/var/lib/kubelet/kubeadm-flags.env
-	until grep -q '"$' $flags 2>/dev/null; do sleep 0.05; done
-	. $flags
 	while :; do
+		until grep -q '"$' $flags 2>/dev/null && [ ! -e "$dir/kubelet.off" ]; do sleep 0.05; done
+		. $flags
 		"$bin/kubelet" $KUBELET_KUBEADM_ARGS --config=/var/lib/kubelet/config.yaml \
 			--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
 			--kubeconfig=/etc/kubernetes/kubelet.conf || :

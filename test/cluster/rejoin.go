@@ -1,0 +1,99 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// KillKubelet kills the kubelet with SIGKILL, once there is one. It starts anew a second later.
+func (n *Node) KillKubelet(ctx context.Context) error {
+	return n.machine.WaitFor(ctx, func(context.Context) error {
+		pid, err := n.kubelet()
+		if err == nil {
+			err = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		return err
+	})
+}
+
+// kubelet is the process ID of the kubelet, as it is outside of the machine.
+func (n *Node) kubelet() (int, error) {
+	machine, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.machine.PID()))
+	if err != nil {
+		return 0, err
+	}
+	names, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil {
+		return 0, err
+	}
+	for _, name := range names {
+		// Most processes are others' and may end at any time.
+		dir := filepath.Dir(name)
+		comm, err := os.ReadFile(name)
+		if err != nil || strings.TrimSpace(string(comm)) != "kubelet" {
+			continue
+		}
+		if ns, err := os.Readlink(filepath.Join(dir, "ns/pid")); err == nil && ns == machine {
+			return strconv.Atoi(filepath.Base(dir))
+		}
+	}
+	return 0, errors.New("no kubelet runs")
+}
+
+// Reset stops the kubelet, as systemd does for kubeadm, and runs 'kubeadm reset'. It returns what
+// kubeadm prints. The kubelet starts anew when [Node.Rejoin] has given it flags.
+func (n *Node) Reset(ctx context.Context) (output string, err error) {
+	off := filepath.Join(n.dir, "kubelet.off")
+	if err := os.WriteFile(off, nil, 0o600); err != nil {
+		return "", err
+	}
+	if pid, err := n.kubelet(); err == nil {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return "", err
+		}
+	}
+	output, err = n.kubeadm(ctx, "reset", "--force", "--cri-socket", "unix://"+filepath.Join(n.dir, "cri.sock"))
+	return output, errors.Join(err, os.Remove(off))
+}
+
+// Rejoin runs 'kubeadm join' with the arguments given on a machine that has joined and was reset,
+// and returns what kubeadm prints when it has ended. When ctx ends first kubeadm is killed.
+func (n *Node) Rejoin(ctx context.Context, args []string) (output string, err error) {
+	return n.kubeadm(ctx, append(append([]string{"join"}, args...), "--node-name", n.Name,
+		"--cri-socket", "unix://"+filepath.Join(n.dir, "cri.sock"), "--patches", filepath.Join(n.dir, "patches"), "--ignore-preflight-errors=all")...)
+}
+
+// kubeadm runs kubeadm on the machine.
+func (n *Node) kubeadm(ctx context.Context, args ...string) (output string, err error) {
+	log, err := os.CreateTemp(n.dir, "kubeadm-"+args[0]+"-*.log")
+	if err != nil {
+		return "", err
+	}
+	defer log.Close()
+	inside := []string{"--target", strconv.Itoa(n.machine.PID()), "--mount", "--pid", filepath.Join(n.bin, "kubeadm")}
+	cmd := exec.Command("nsenter", slices.Concat(inside, args)...)
+	// As in node.sh: without systemctl.
+	cmd.Env = []string{"PATH=" + n.bin, "HOME=" + n.dir}
+	p, err := StartProcess("kubeadm of "+n.Name, log.Name(), cmd)
+	if err != nil {
+		return "", err
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		p.Stop(0)
+		return p.Log(), fmt.Errorf("kubeadm of %s: %w", n.Name, context.Cause(ctx))
+	}
+	if err := p.Err(); err != nil {
+		return p.Log(), fmt.Errorf("kubeadm of %s: %w\n%s", n.Name, err, tail(p.LogFile, 15))
+	}
+	return p.Log(), nil
+}
