@@ -1,8 +1,8 @@
-// Mint-token puts a new bootstrap token into the file store and prints the command that joins a
-// machine with it. What signs cluster-info has to use the same store, as embed-server does when
-// it is started next.
+// Mint-token puts a bootstrap token for one machine into the file store and prints the command
+// that joins it. What signs cluster-info has to use the same store, as embed-server does when it
+// is started next.
 //
-//	go run ./examples/mint-token -store tokens.db -ca kubejoin-data/ca.crt -endpoint 127.0.0.1:9444
+//	go run ./examples/mint-token -node worker-7 -store tokens.db -ca kubejoin-data/ca.crt -endpoint 127.0.0.1:9444
 package main
 
 import (
@@ -11,9 +11,11 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -21,45 +23,49 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("mint-token: ")
-	store := flag.String("store", "tokens.db", "`file` that keeps the tokens")
+	file := flag.String("store", "tokens.db", "`file` that keeps the tokens")
 	ca := flag.String("ca", "kubejoin-data/ca.crt", "`file` of the cluster's CA certificates")
+	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
 	endpoint := flag.String("endpoint", "127.0.0.1:9444", "`HOST:PORT` that the machine asks for cluster-info")
-	ttl := flag.Duration("ttl", tokens.DefaultTTL, "how long the token lives")
+	node := flag.String("node", "*", "`name` of the machine, or a pattern")
+	ttl := flag.String("ttl", "24h", "how `long` the token lives")
 	flag.Parse()
 
-	line, err := mint(context.Background(), *store, *ca, *endpoint, *ttl)
+	store, err := boltstore.Open(*file)
+	if err != nil {
+		log.Fatal(err)
+	}
+	info, err := clusterInfo(store, *ca, *apiServer)
+	if err != nil {
+		log.Fatal(err)
+	}
+	line, err := mint(context.Background(), store, info, *endpoint, *node, *ttl)
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(line)
 }
 
-func mint(ctx context.Context, storeFile, caFile, endpoint string, ttl time.Duration) (line string, err error) {
-	if ttl < time.Second {
-		return "", fmt.Errorf("-ttl: %s given, want 1s or more", ttl)
-	}
+// mint makes a token for one node of that name. One that no command can be made of is not left
+// behind.
+func mint(ctx context.Context, store tokens.Store, info server.ClusterInfo, endpoint, node, ttl string) (string, error) {
+	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: info, Advertise: endpoint})
+	line, err := kubejoin.PrintJoinCommand(ctx, api.TokenSpec{
+		TTL: ttl, MaxNodes: 1, NodeNames: []string{node}, Description: "minted by the example mint-token",
+	})
+	return line.Reveal(), err
+}
+
+// clusterInfo is what joining machines are to trust.
+func clusterInfo(store tokens.Store, caFile, apiServer string) (server.ClusterInfo, error) {
 	bundle, err := os.ReadFile(caFile)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	cas, err := clusterinfo.ParseCAs(bundle)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", caFile, err)
+		return nil, fmt.Errorf("%s: %w", caFile, err)
 	}
-	command := clusterinfo.JoinCommand{Endpoint: endpoint, Token: tokens.Generate(), Pins: clusterinfo.Pins(cas)}
-	// First: a command that cannot be made leaves no token behind.
-	line, err = command.Reveal()
-	if err != nil {
-		return "", err
-	}
-
-	store, err := boltstore.Open(storeFile)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = store.Close() }() // what was created is on the disk already
-	record := tokens.NewRecord(command.Token, ttl, time.Now())
-	record.Description = "minted by the example mint-token"
-	_, err = store.Create(ctx, record)
-	return line, err
+	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, cas)
+	return &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}, err
 }

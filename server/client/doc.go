@@ -1,3 +1,3 @@
 // Package client asks the HTTPS API of kubejoin, with the types of package server/api. [Client] is
-// its one type; [Handler] lets it ask a server.Server in the same process, with no network.
+// its one type: of a server elsewhere, or, by [InProcess], of a token store that is at hand.
 package client

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -50,10 +49,7 @@ func exampleClient() *client.Client {
 	if err != nil {
 		log.Fatal(err)
 	}
-	handler := server.Server{
+	return client.InProcess(server.Server{
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Authenticate: func(*http.Request) (server.User, error) { return server.User{Name: "installer"}, nil },
-		Authorize:    func(*http.Request, server.User, server.Access) error { return nil },
-	}.Handler()
-	return &client.Client{HTTP: &http.Client{Transport: client.Handler(handler)}}
+	})
 }

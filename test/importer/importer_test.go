@@ -45,6 +45,7 @@ func TestImporter(t *testing.T) {
 			t.Run("mint, serve, discover", b.testMintServeDiscover)
 			t.Run("sign a CSR", b.testSignCSR)
 			t.Run("bootstrap signer", func(t *testing.T) { b.testBootstrapSigner(t, control) })
+			t.Run("mint on a cluster, embed controllers", func(t *testing.T) { b.testEmbedControllers(t, control) })
 		})
 	}
 }
@@ -75,7 +76,10 @@ func (b build) testVersions(t *testing.T, want string) {
 	if !strings.HasPrefix(module.Version, want) {
 		t.Errorf("%s requires %s %s, want %s*", b.modfile, clientGo, module.Version, want)
 	}
-	for program, linksClient := range map[string]bool{"mint-token": false, "sign-csr": false, "embed-server": false, "bootstrap-signer": true} {
+	for program, linksClient := range map[string]bool{
+		"mint-token": false, "remote-token": false, "sign-csr": false, "embed-server": false,
+		"bootstrap-signer": true, "mint-on-cluster": true, "embed-controllers": true,
+	} {
 		versions := linked(t, b.program(program))
 		if got, found := versions[clientGo]; found != linksClient || found && got != module.Version {
 			t.Errorf("%s links %s %q, want it linked: %v, %s", program, clientGo, got, linksClient, module.Version)
@@ -113,8 +117,8 @@ func (b build) testLightImports(t *testing.T) {
 		}
 		return client, all
 	}
-	client, all := list(kubejoin+"tokens", kubejoin+"clusterinfo", kubejoin+"signer")
-	t.Logf("tokens, clusterinfo and signer take %d packages", all)
+	client, all := list(kubejoin+"tokens", kubejoin+"clusterinfo", kubejoin+"signer", kubejoin+"server/client")
+	t.Logf("tokens, clusterinfo, signer and server/client take %d packages", all)
 	if client != 0 {
 		t.Errorf("%d packages of %s are among them, want none", client, clientGo)
 	}

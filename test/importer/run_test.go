@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -137,7 +139,7 @@ func (b build) testMintServeDiscover(t *testing.T) {
 	listen := freeAddress(t)
 	const apiServer = "https://api.example.com:6443"
 	store := filepath.Join(s.dir, "tokens.db")
-	mint := []string{"-store", store, "-ca", s.caCert, "-endpoint", listen, "-ttl", "1h"}
+	mint := []string{"-store", store, "-ca", s.caCert, "-api-server", apiServer, "-endpoint", listen, "-node", "worker-3", "-ttl", "1h"}
 
 	line, stderr, err := run(t, nil, b.program("mint-token"), mint...)
 	if err != nil {
@@ -150,7 +152,7 @@ func (b build) testMintServeDiscover(t *testing.T) {
 		t.Errorf("discovered %s and %d CAs, want %s and the CA", found.Server, len(found.CAs), apiServer)
 	}
 
-	client := s.client(t)
+	web := s.client(t)
 	for _, test := range []struct {
 		method, path, bearer string
 		status               int
@@ -168,7 +170,7 @@ func (b build) testMintServeDiscover(t *testing.T) {
 		if test.bearer != "" {
 			r.Header.Set("Authorization", "Bearer "+test.bearer)
 		}
-		answer, err := client.Do(r)
+		answer, err := web.Do(r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,6 +185,7 @@ func (b build) testMintServeDiscover(t *testing.T) {
 		}
 	}
 
+	t.Run("remote token", func(t *testing.T) { b.testRemoteToken(t, s, listen, minted.Token) })
 	t.Run("curl", func(t *testing.T) { testCurl(t, s, listen, found) })
 	if out, stderr, err := run(t, nil, b.program("mint-token"), mint...); err == nil || out != "" || !strings.Contains(stderr, "file is in use by ") {
 		t.Errorf("mint-token beside a server that has the file: %v, %q", err, stderr)
@@ -191,6 +194,36 @@ func (b build) testMintServeDiscover(t *testing.T) {
 	for _, secret := range []string{minted.Token.RevealSecret(), s.bearer} {
 		if strings.Contains(log, secret) {
 			t.Error("a secret is in the server's log")
+		}
+	}
+}
+
+// testRemoteToken makes a token over HTTPS beside the one that was minted in the file.
+func (b build) testRemoteToken(t *testing.T, s site, listen string, minted tokens.Token) {
+	args := []string{"-url", "https://" + listen, "-ca", s.caCert, "-node", "worker-7"}
+	line, stderr, err := run(t, []byte(s.bearer+"\n"), b.program("remote-token"), args...)
+	if err != nil {
+		t.Fatalf("remote-token: %v\n%s", err, stderr)
+	}
+	made := parseLine(t, line)
+	discover(t, made)
+	c := client.Client{URL: "https://" + listen, Bearer: api.Secret(s.bearer), HTTP: s.client(t)}
+	for token, node := range map[tokens.Token]string{minted: "worker-3", made.Token: "worker-7"} {
+		got, err := c.GetToken(t.Context(), token.ID())
+		if err != nil || got.MaxNodes != 1 || !slices.Equal(got.NodeNames, []string{node}) || got.Status != api.StatusActive {
+			t.Errorf("token for %s: %+v, %v", node, got, err)
+		}
+	}
+
+	wrong := rand.Text()
+	for _, test := range []struct{ bearer, node, want string }{
+		{wrong, "worker-7", "not accepted"},
+		{s.bearer, "Worker 7", "nodeNames"},
+	} {
+		args[len(args)-1] = test.node
+		out, stderr, err := run(t, []byte(test.bearer+"\n"), b.program("remote-token"), args...)
+		if err == nil || out != "" || !strings.Contains(stderr, test.want) || strings.Contains(stderr, test.bearer) {
+			t.Errorf("remote-token of %s: %v %q %s", test.node, err, out, strings.ReplaceAll(stderr, test.bearer, "<bearer>"))
 		}
 	}
 }

@@ -1,0 +1,105 @@
+// Embed-controllers approves and signs the certificates of joining nodes and holds bootstrap
+// tokens to their limits, in a process of an installer's own. kube-controller-manager's signer
+// must not do the same beside it: docs/security-model.md says how it is switched off. No leader is
+// elected: two at once are safe, and do everything twice.
+//
+//	go run ./examples/embed-controllers -kubeconfig ~/.kube/config -ca pki/ca.crt -ca-key pki/ca.key
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"log/slog"
+	"os/signal"
+	"syscall"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// namespace has the claims of node names; 'kubejoin claim list' looks for them there.
+const namespace = "kubejoin-system"
+
+func main() {
+	log.SetPrefix("embed-controllers: ")
+	kubeconfig := flag.String("kubeconfig", "", "`file` that names the cluster; empty is the one that this pod runs in")
+	caFile := flag.String("ca", "/etc/kubernetes/pki/ca.crt", "`file` of the cluster CA's certificate")
+	keyFile := flag.String("ca-key", "/etc/kubernetes/pki/ca.key", "`file` of its key")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	ca, err := signer.LoadCA(*caFile, *keyFile)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := connect(ctx, *kubeconfig)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := run(ctx, client, ca, slog.Default()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// run controls until ctx ends.
+func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *slog.Logger) error {
+	store, err := secretstore.Open(ctx, client, log)
+	if err != nil {
+		return err
+	}
+	claims, err := secretstore.OpenClaims(ctx, client, namespace, log)
+	if err != nil {
+		return err
+	}
+	nodes, err := csr.OpenNodes(ctx, client)
+	if err != nil {
+		return err
+	}
+	authority := &signer.Authority{
+		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client},
+		Nodes:   &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Logger: log},
+		Signers: signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration),
+	}
+	if err := authority.Check(); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return csr.Controller{Client: client, Authority: authority, Approve: true, Sign: true, Logger: log}.Run(ctx)
+	})
+	group.Go(func() error { return tokens.Cleaner{Store: store, Logger: log}.Run(ctx) })
+	group.Go(func() error {
+		return tokens.ClaimCleaner{Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, NodesChanged: nodes.Watch(ctx), Logger: log}.Run(ctx)
+	})
+	return group.Wait()
+}
+
+// connect makes the namespace of claims unless it is there.
+func connect(ctx context.Context, kubeconfig string) (kubernetes.Interface, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("-kubeconfig: %w", err)
+	}
+	config.QPS = -1 // no limit: a machine that joins does not wait for others
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("-kubeconfig: %w", err)
+	}
+	_, err = client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, err
+	}
+	return client, nil
+}

@@ -1,0 +1,55 @@
+// Mint-on-cluster makes a bootstrap token for one machine in a cluster and prints the command
+// that joins it, once cluster-info is signed: by kubejoin, by kube-controller-manager or by the
+// example bootstrap-signer. The limits hold where kubejoin signs certificates, or the example
+// embed-controllers.
+//
+//	go run ./examples/mint-on-cluster -kubeconfig ~/.kube/config -node worker-7
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("mint-on-cluster: ")
+	kubeconfig := flag.String("kubeconfig", "", "`file` that names the cluster; empty is the one that this pod runs in")
+	node := flag.String("node", "*", "`name` of the machine, or a pattern")
+	flag.Parse()
+
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	if err != nil {
+		log.Fatal(err)
+	}
+	cluster, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	line, err := mint(context.Background(), cluster, *node)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(line)
+}
+
+// mint makes a token for one node of that name, good for two hours.
+func mint(ctx context.Context, cluster kubernetes.Interface, node string) (string, error) {
+	store, err := secretstore.Open(ctx, cluster, nil)
+	if err != nil {
+		return "", err
+	}
+	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: configmap.Open(ctx, cluster)})
+	line, err := kubejoin.PrintJoinCommand(ctx, api.TokenSpec{TTL: "2h", MaxNodes: 1, NodeNames: []string{node}})
+	return line.Reveal(), err
+}

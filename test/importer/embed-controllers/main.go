@@ -1,0 +1,1 @@
+../../../examples/embed-controllers/main.go

@@ -1,0 +1,137 @@
+package importer_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// testEmbedControllers mints a token for one node on the cluster, as an installer does, and asks
+// for certificates with it, as machines do: the first has one, the second is told why not.
+func (b build) testEmbedControllers(t *testing.T, c *cluster.Cluster) {
+	stopSigner := start(t, b.program("bootstrap-signer"), "-kubeconfig", c.Kubeconfig())
+	stop := start(t, b.program("embed-controllers"), "-kubeconfig", c.Kubeconfig(), "-ca", c.CAFile(), "-ca-key", c.CAKeyFile())
+	// Each build has names of its own: the cluster is the same.
+	pattern := strings.ReplaceAll(b.modfile, ".", "-") + "-*"
+	line, stderr, err := run(t, nil, b.program("mint-on-cluster"), "-kubeconfig", c.Kubeconfig(), "-node", pattern)
+	if err != nil {
+		t.Fatalf("mint-on-cluster: %v\n%s", err, stderr)
+	}
+	command := parseLine(t, line)
+	if found := discover(t, command); found.Server != c.Server() {
+		t.Errorf("discovered %s, want %s", found.Server, c.Server())
+	}
+
+	machine := holder(t, c, command.Token)
+	first, second := strings.Replace(pattern, "*", "1", 1), strings.Replace(pattern, "*", "2", 1)
+	issued := await(t, machine, ask(t, machine, first))
+	if len(issued.Certificate) == 0 {
+		t.Fatalf("%s has no certificate: %+v", first, issued.Conditions)
+	}
+	block, _ := pem.Decode(issued.Certificate)
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := certificate.Verify(x509.VerifyOptions{Roots: c.CAPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || certificate.Subject.CommonName != "system:node:"+first {
+		t.Errorf("a certificate of %s: %v", certificate.Subject, err)
+	}
+	claim, err := c.Client().CoordinationV1().Leases("kubejoin-system").Get(t.Context(), first, metav1.GetOptions{})
+	if err != nil || claim.Spec.HolderIdentity == nil || *claim.Spec.HolderIdentity != command.Token.ID() {
+		t.Errorf("the claim of %s is %v, want it held by %s: %v", first, claim.Spec, command.Token.ID(), err)
+	}
+
+	refused := await(t, machine, ask(t, machine, second))
+	want := fmt.Sprintf("token %s was for 1 node and %s took it", command.Token.ID(), first)
+	if last := refused.Conditions[len(refused.Conditions)-1]; last.Type != certificates.CertificateDenied || last.Reason != "TokenSpent" || !strings.Contains(last.Message, want) {
+		t.Errorf("%s: %s %s %q, want Denied TokenSpent %q", second, last.Type, last.Reason, last.Message, want)
+	}
+
+	log := stop() + stopSigner()
+	if strings.Contains(log, command.Token.RevealSecret()) {
+		t.Error("a token's secret is in a log")
+	}
+}
+
+// holder is a client that knows a token and nothing else.
+func holder(t *testing.T, c *cluster.Cluster, token tokens.Token) kubernetes.Interface {
+	t.Helper()
+	config := c.AdminConfig()
+	config.CertData, config.KeyData, config.CertFile, config.KeyFile = nil, nil, "", ""
+	config.BearerToken = token.Reveal()
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// ask makes a kubelet's request for its first certificate, once kube-apiserver knows the token.
+func ask(t *testing.T, machine kubernetes.Interface, node string) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "importer-"},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: certificates.KubeAPIServerClientKubeletSignerName,
+			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for {
+		made, err := machine.CertificatesV1().CertificateSigningRequests().Create(ctx, request, metav1.CreateOptions{})
+		if err == nil {
+			return made.Name
+		}
+		if !apierrors.IsUnauthorized(err) {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// await gives a request when it is issued or refused.
+func await(t *testing.T, machine kubernetes.Interface, name string) certificates.CertificateSigningRequestStatus {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for {
+		request, err := machine.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatalf("neither issued nor refused: %v", err)
+		}
+		status := request.Status
+		if len(status.Certificate) > 0 {
+			return status
+		}
+		for _, condition := range status.Conditions {
+			if condition.Type != certificates.CertificateApproved {
+				return status
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

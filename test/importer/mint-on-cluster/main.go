@@ -1,0 +1,1 @@
+../../../examples/mint-on-cluster/main.go

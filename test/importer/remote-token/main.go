@@ -1,0 +1,1 @@
+../../../examples/remote-token/main.go
