@@ -162,7 +162,21 @@ func TestReplaceNode(t *testing.T) {
 	s.tells(t, []string{"claim", "list"}, "worker-1", token.ID(), "yes")
 	s.tells(t, []string{"token", "list", "-o", "wide"}, token.ID(), "spent", "1/1", "worker-1")
 
-	// Once that Node is gone the token is good for nothing.
+	// Of others who show the token no more get in than a kubelet may begin anew, and nobody once
+	// that Node is gone.
+	taken := 0
+	for i := range tokens.MaxKeys {
+		name := "late-" + itoa(i)
+		if err := request(ctx, asToken(t, s.Cluster, token.ID()), name, certificates.KubeAPIServerClientKubeletSignerName, "worker-1"); err != nil {
+			t.Fatal(err)
+		}
+		if s.decided(t, name).Type == certificates.CertificateApproved {
+			taken++
+		}
+	}
+	if taken >= tokens.MaxKeys {
+		t.Errorf("%d more keys were admitted for the Node, want fewer than %d in all", taken, tokens.MaxKeys)
+	}
 	machine.Stop()
 	s.kubectl(t, "delete", "node", "worker-1")
 	s.refuses(t, token, "worker-1", "TokenSpent", "has joined with token "+token.ID()+" before")
@@ -262,12 +276,13 @@ func TestJoinAfterReset(t *testing.T) {
 		t.Error("the Node is the one that was deleted")
 	}
 	// Or it is replaced, and keeps its labels and its UID.
+	s.kubectl(t, "label", "node", "worker-1", "rack=7")
 	reset()
 	s.unheard(t, "worker-1")
 	replacing, _ := s.joinBy(t, "--replace-node=worker-1")
 	joins(replacing)
-	if third := s.node(t, "worker-1"); third.UID != second.UID {
-		t.Error("the Node is another one")
+	if third := s.node(t, "worker-1"); third.UID != second.UID || third.Labels["rack"] != "7" {
+		t.Errorf("the Node is another one, of labels %v", third.Labels)
 	}
 	s.explains(t, "worker-1", 0, "worker-1: joined ")
 }
@@ -353,20 +368,25 @@ func (s *site) refuses(t *testing.T, token tokens.Token, node, reason, says stri
 	if err := request(t.Context(), asToken(t, s.Cluster, token.ID()), name, certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "refusal of "+node, func() error {
+	if c := s.decided(t, name); c.Type != certificates.CertificateDenied || c.Reason != reason || !strings.Contains(c.Message, says) {
+		t.Errorf("%s asks on token %s: %s %s %q, want it Denied for %s, %q", node, token.ID(), c.Type, c.Reason, c.Message, reason, says)
+	}
+}
+
+// decided waits for the approval or denial of a request.
+func (s *site) decided(t *testing.T, name string) (condition certificates.CertificateSigningRequestCondition) {
+	t.Helper()
+	wait(t, "decision about "+name, func() error {
 		r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			return err
+		if err == nil && len(r.Status.Conditions) == 0 {
+			err = errNotYet
 		}
-		if len(r.Status.Certificate) > 0 {
-			t.Fatalf("%s has a certificate on token %s", node, token.ID())
+		if err == nil {
+			condition = r.Status.Conditions[0]
 		}
-		c := r.Status.Conditions
-		if len(c) != 1 || c[0].Type != certificates.CertificateDenied || c[0].Reason != reason || !strings.Contains(c[0].Message, says) {
-			return fmt.Errorf("conditions %v, want %s and %q", c, reason, says)
-		}
-		return nil
+		return err
 	})
+	return condition
 }
 
 // unheard marks a Node as the node lifecycle controller does when its kubelet is silent.
