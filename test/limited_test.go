@@ -1,13 +1,11 @@
 package test
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -255,16 +253,16 @@ func TestJoinAfterReset(t *testing.T) {
 	reset()
 	s.unheard(t, "worker-1")
 	waiting, give := context.WithCancel(ctx)
-	ended := make(chan struct{})
+	ended := make(chan error)
 	go func() {
-		defer close(ended)
-		_, _ = node.Rejoin(waiting, ordinary) // waits for the kubelet
+		_, err := node.Rejoin(waiting, ordinary) // waits for the kubelet
+		give()
+		ended <- err
 	}()
-	err = node.WaitKubelet(ctx, "NodeExists")
+	refused := node.WaitKubelet(waiting, "NodeExists")
 	give()
-	<-ended
-	if err != nil {
-		t.Fatal(err)
+	if err := <-ended; refused != nil {
+		t.Fatal(refused, err)
 	}
 	s.explains(t, "worker-1", 3, "kubectl delete node worker-1")
 	// Once the Node is deleted any token does that is not spent.
@@ -285,80 +283,6 @@ func TestJoinAfterReset(t *testing.T) {
 		t.Errorf("the Node is another one, of labels %v", third.Labels)
 	}
 	s.explains(t, "worker-1", 0, "worker-1: joined ")
-}
-
-// command runs kubejoin on the cluster as its administrator does.
-func (s *site) command(t *testing.T, args ...string) (stdout, stderr string, code int) {
-	t.Helper()
-	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), binary, append(args, "--kubeconfig="+s.Kubeconfig())...)
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
-}
-
-// cli is command that must succeed, without a warning; it returns the output.
-func (s *site) cli(t *testing.T, args ...string) string {
-	t.Helper()
-	stdout, stderr, code := s.command(t, args...)
-	if code != 0 || stderr != "" {
-		t.Fatalf("kubejoin %q: exit code %d\n%s", args, code, stderr)
-	}
-	return stdout
-}
-
-// joinBy makes a token with these flags, and returns the arguments after kubeadm join.
-func (s *site) joinBy(t *testing.T, flags ...string) ([]string, tokens.Token) {
-	t.Helper()
-	s.leads(t) // or there is a warning
-	args, err := cluster.JoinArgs(s.cli(t, append([]string{"token", "create", "--print-join-command"}, flags...)...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return args, s.created(t, args[slices.Index(args, "--token")+1])
-}
-
-// created is a token that was printed.
-func (s *site) created(t *testing.T, printed string) tokens.Token {
-	t.Helper()
-	token, err := tokens.Parse(strings.TrimSpace(printed))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.known.add("token "+token.ID(), token.RevealSecret())
-	return token
-}
-
-// explains checks what kubejoin explain says, in one line that holds all of the texts.
-func (s *site) explains(t *testing.T, node string, want int, texts ...string) {
-	t.Helper()
-	stdout, stderr, code := s.command(t, "explain", node)
-	sentence, _, _ := strings.Cut(stdout, "\n")
-	for _, text := range texts {
-		if !strings.Contains(sentence, text) {
-			t.Errorf("explain %s says\n%s\nwithout %q", node, stdout, text)
-		}
-	}
-	if code != want || stderr != "" {
-		t.Errorf("explain %s: exit code %d, want %d\n%s%s", node, code, want, stdout, stderr)
-	}
-}
-
-// tells waits for a line of a command's output with all of the texts.
-func (s *site) tells(t *testing.T, args []string, texts ...string) {
-	t.Helper()
-	wait(t, strings.Join(args, " "), func() error {
-		stdout := s.cli(t, args...)
-		for line := range strings.Lines(stdout) {
-			if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
-				return nil
-			}
-		}
-		return fmt.Errorf("no line with %q in\n%s", texts, stdout)
-	})
 }
 
 // refuses asks for a node's certificate with a token, and waits for the refusal.
