@@ -23,8 +23,8 @@ import (
 	"k8s.io/cluster-bootstrap/token/util"
 )
 
-// A Store is a [tokens.Store] over Secrets. List answers from a cache that follows the API
-// server, and what Watch hints at is in it; everything else asks the server.
+// A Store is a [tokens.Store] over Secrets. Find and List answer from a cache that follows the
+// API server, and what Watch hints at is in it; everything else asks the server.
 type Store struct {
 	secrets typedcorev1.SecretInterface
 	cache   *cache[*corev1.Secret, tokens.Record]
