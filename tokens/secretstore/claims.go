@@ -33,9 +33,10 @@ type Claims struct {
 var _ tokens.Claims = (*Claims)(nil)
 
 // OpenClaims begins to follow the claims in a namespace, until ctx ends; Claims fails from then
-// on. kubejoin's own namespace is kubejoin-system. It has to exist: until it does no claim can be
-// made, and nobody joins with a limited token. It does not wait for the API server: Find, List and OfToken do. The identity of client
-// needs get, list, watch, create, update and delete on Leases there.
+// on. kubejoin's own is kubejoin-system; where the namespace does not exist no claim can be made,
+// and nobody joins with a limited token. OpenClaims does not wait for the API server: Find, List
+// and OfToken do. The identity of client needs get, list, watch, create, update and delete on
+// Leases there.
 //
 // The log is told of claims that cannot be read, once for each change of them, and of trouble
 // in following the API server; nil is nobody.
