@@ -78,19 +78,11 @@ func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, r a
 	if err != nil {
 		return 0, err
 	}
-	claim, fresh, err := n.claim(ctx, record, r, node, slices.Contains(record.Nodes, node), replaces)
+	claim, err := n.claim(ctx, record, r, node, slices.Contains(record.Nodes, node), replaces)
 	if err != nil {
 		return 0, err
 	}
-	err = n.take(ctx, &place{seen: record, request: r, node: node, fresh: fresh && !replaces})
-	if refused := (*Refused)(nil); fresh && errors.As(err, &refused) {
-		if err := n.Claims.Delete(ctx, claim); err == nil {
-			n.count("undone")
-		} else if !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
-			return 0, fmt.Errorf("refused (%s), and the claim of %s cannot be undone yet: %w", refused.Reason, node, err)
-		}
-	}
-	return len(claim.Keys), err
+	return len(claim.Keys), n.take(ctx, &place{seen: record, request: r, node: node})
 }
 
 // admits is what a token with limits says about a request by itself.
@@ -218,8 +210,8 @@ func mend(record *tokens.Record, claims []tokens.Claim, node string, now time.Ti
 
 // claim makes the claim of a name, or adds the request's key to the one that the token has.
 // counted is whether the token's count is known to have the name already, replaces whether it is
-// for the Node that has the name now, and made whether the claim is a new one.
-func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (claim tokens.Claim, made bool, err error) {
+// for the Node that has the name now.
+func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (tokens.Claim, error) {
 	id, key := record.Token.ID(), keyOf(r)
 	fresh := tokens.Claim{Node: node, TokenID: id, TokenUID: record.UID, Limits: record.Limits, Keys: []string{key}, Requests: requests(r)}
 	if _, err := n.Claims.Find(ctx, node); errors.Is(err, tokens.ErrNotFound) && !counted {
@@ -264,16 +256,16 @@ func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r appro
 				n.count(change)
 				n.log.Warn("claim of a node name: "+strings.ReplaceAll(change, "_", " "), "node", node, "token", id, "keys", len(claim.Keys))
 			}
-			return claim, false, nil
+			return claim, nil
 		case errors.Is(err, errRegistered):
 			if err := n.release(ctx, node); err != nil {
-				return claim, false, err
+				return claim, err
 			}
 			continue
 		case !errors.Is(err, tokens.ErrNotFound):
-			return claim, false, refusedOr(err, "claim of node %s", node)
+			return claim, refusedOr(err, "claim of node %s", node)
 		case counted && !replaces:
-			return claim, false, refuseJoined(id, node)
+			return claim, refuseJoined(id, node)
 		}
 		if claim, err = n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
 			return n.made(claim, err)
@@ -281,19 +273,19 @@ func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r appro
 		// Another request was quicker, or a try of ours whose answer was lost. Something that is
 		// there and no claim stays for good.
 		if _, err := n.Claims.Get(ctx, node); errors.Is(err, tokens.ErrNotFound) {
-			return claim, false, refuseFor(ReasonNodeNameNotAllowed, "the name %s is taken by something that is no claim: %v", node, errors.Unwrap(err))
+			return claim, refuseFor(ReasonNodeNameNotAllowed, "the name %s is taken by something that is no claim: %v", node, errors.Unwrap(err))
 		}
 	}
-	return tokens.Claim{}, false, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+	return tokens.Claim{}, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
 }
 
-func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, bool, error) {
+func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, error) {
 	if err != nil {
-		return claim, false, fmt.Errorf("claim of node %s: %w", claim.Node, err)
+		return claim, fmt.Errorf("claim of node %s: %w", claim.Node, err)
 	}
 	n.count("made")
 	n.log.Info("node name claimed", "node", claim.Node, "token", claim.TokenID)
-	return claim, true, nil
+	return claim, nil
 }
 
 func refuseJoined(id, node string) error {

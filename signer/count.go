@@ -22,7 +22,6 @@ type place struct {
 	seen    tokens.Record
 	request approval.Request
 	node    string
-	fresh   bool // its claim was made just now
 	err     error
 	done    bool // guarded by counter.writing
 }
@@ -101,11 +100,11 @@ func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) erro
 		if mended = mend(record, claims, "", n.now()); record.Limits.Most() == 0 { // erased meanwhile
 			record.Limits, mended = all[0].seen.Limits, true
 		}
-		before, spent := slices.Clone(record.Nodes), record.Spent()
+		before, spent := len(record.Nodes), record.Spent()
 		for _, p := range all {
-			p.err = n.place(record, before, p)
+			p.err = n.place(record, p)
 		}
-		if !mended && len(record.Nodes) == len(before) {
+		if !mended && len(record.Nodes) == before {
 			return errNothing
 		}
 		if end := n.now().Add(n.retention()); record.Spent() && !spent && (record.Expires.IsZero() || record.Expires.After(end)) {
@@ -127,19 +126,16 @@ func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) erro
 	return nil
 }
 
-// place puts a name on the record, if it may be there. before are the names that were there when
-// it was read.
-func (n *NodeAdmission) place(record *tokens.Record, before []string, p *place) error {
+// place puts a name on the record, if it may be there. One that is there has its place: another
+// replica may be at work on the same request.
+func (n *NodeAdmission) place(record *tokens.Record, p *place) error {
 	if record.UID != p.seen.UID {
 		return fmt.Errorf("token %s was replaced while this request was looked at", record.Token.ID())
 	}
 	if err := n.admits(*record, p.request, p.node); err != nil {
 		return err
 	}
-	switch {
-	case p.fresh && slices.Contains(before, p.node): // counted with a claim that is gone
-		return refuseJoined(record.Token.ID(), p.node)
-	case !slices.Contains(record.Nodes, p.node):
+	if !slices.Contains(record.Nodes, p.node) {
 		record.Nodes = append(record.Nodes, p.node)
 	}
 	return nil
