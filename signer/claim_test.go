@@ -113,14 +113,16 @@ func TestClaimsAtOnce(t *testing.T) {
 				var done issued
 				done.names = map[string]map[string]bool{}
 				var running sync.WaitGroup
-				queue := make(chan int)
+				type work struct{ request, replica int }
+				queue := make(chan work)
 				for range 16 {
 					running.Go(func() {
-						for i := range queue {
+						for w := range queue {
+							i := w.request
 							token := all[i%len(all)]
 							r := asks(t, by(token), fmt.Sprintf("worker-%d", i%test.names), key)
 							r.UID = fmt.Sprint("csr-", i)
-							authority := replicas[i/2%2]
+							authority := replicas[w.replica]
 							for tries := 0; ; tries++ {
 								if tries > 1000 {
 									t.Errorf("request %d is not decided", i)
@@ -138,11 +140,9 @@ func TestClaimsAtOnce(t *testing.T) {
 						}
 					})
 				}
-				for i := range many {
-					queue <- i // each request is with one replica,
-				}
-				for i := range many {
-					queue <- i // or with the other one as well
+				for i := range many { // each is looked at by both, and decided by whoever is first
+					queue <- work{i, 0}
+					queue <- work{i, 1}
 				}
 				close(queue)
 				running.Wait()
