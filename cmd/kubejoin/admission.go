@@ -16,9 +16,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// claimNamespace has the Leases of claims.
-const claimNamespace = "kubejoin-system"
-
 // Values of --existing-nodes.
 const (
 	denyExisting  = "deny"
@@ -45,7 +42,7 @@ func openClaims(ctx context.Context, s *service, client kubernetes.Interface, st
 	if file, ok := store.(*boltstore.Store); ok {
 		return file.Claims(), nil
 	}
-	claims, err := secretstore.OpenClaims(ctx, client, claimNamespace, s.log)
+	claims, err := secretstore.OpenClaims(ctx, client, secretstore.ClaimNamespace, s.log)
 	if err != nil {
 		return nil, fmt.Errorf("claims: %w", err)
 	}

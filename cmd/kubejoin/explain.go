@@ -34,8 +34,8 @@ the next command. It is concluded from certificate requests, the Node, the claim
 its name, tokens, the signatures in cluster-info and Events; -o json has these, too.
 Nothing is changed. What may not be read is named, and nothing is guessed from it.
 
-The exit code is 0 if the node has joined, 3 if it has not, and 1 if it cannot be
-told.` + remoteHelp,
+The exit code is 0 if the node has joined, 3 if it has not or if what would tell may
+not be read, and 1 if nobody could be asked.` + remoteHelp,
 		Example: `  kubejoin explain worker-7
 
   # wait for a machine

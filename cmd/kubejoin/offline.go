@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,13 +139,7 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 	}
 	store := &single{}
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
-	s := server.Server{
-		Tokens: store, ClusterInfo: info,
-		Authenticate: func(*http.Request) (server.User, error) { return server.User{Name: "offline"}, nil },
-		Authorize:    func(*http.Request, server.User, server.Access) error { return nil },
-		ShowCauses:   true,
-	}
-	c := client.Client{URL: "https://offline", HTTP: &http.Client{Transport: client.Handler(s.Handler())}}
+	c := client.InProcess(server.Server{Tokens: store, ClusterInfo: info})
 	if p.Token, err = c.CreateToken(ctx, asked); err != nil {
 		return p, explain(err)
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
@@ -59,7 +58,7 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		stop()
 		return nil, nil, err
 	}
-	claims, err := secretstore.OpenClaims(ctx, clientset, claimNamespace, nil)
+	claims, err := secretstore.OpenClaims(ctx, clientset, secretstore.ClaimNamespace, nil)
 	if err != nil {
 		stop()
 		return nil, nil, err
@@ -67,21 +66,19 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 	info := configmap.Open(ctx, clientset)
 	s := server.Server{
 		Tokens: store, ClusterInfo: info,
-		Node:         liveNode(clientset),
-		Explain:      kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info}.Explain,
-		SignedBy:     signer.signedBy(),
-		Warnings:     func(context.Context) []string { return signer.warnings() },
-		Authenticate: func(*http.Request) (server.User, error) { return server.User{Name: "kubeconfig"}, nil },
-		// The API server decides.
-		Authorize:  func(*http.Request, server.User, server.Access) error { return nil },
-		ShowCauses: true,
-		Version:    buildVersion(),
+		Node:     liveNode(clientset),
+		Explain:  kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info}.Explain,
+		SignedBy: signer.signedBy(),
+		Warnings: func(context.Context) []string { return signer.warnings() },
+		Version:  buildVersion(),
 	}
 	if !forbidden {
 		s.Claims = claims
 	}
-	web := &http.Client{Transport: client.Handler(s.Handler())}
-	return &remote{Client: &client.Client{URL: config.Host, HTTP: web}, cluster: &onKubeconfig{clientset, store}}, stop, nil
+	// Who may do what, the API server decides.
+	asks := client.InProcess(s)
+	asks.URL = config.Host // for messages
+	return &remote{Client: asks, cluster: &onKubeconfig{clientset, store}}, stop, nil
 }
 
 // liveNode reads Nodes as they are now.
@@ -112,7 +109,7 @@ func (r *remote) mayListClaims(ctx context.Context) error {
 	if r.cluster == nil {
 		return nil
 	}
-	_, err := r.cluster.client.CoordinationV1().Leases(claimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
+	_, err := r.cluster.client.CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
 	return err
 }
 
@@ -128,7 +125,7 @@ type signerState struct {
 func findSigner(ctx context.Context, client kubernetes.Interface) (s signerState, forbidden bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
-	lease, err := client.CoordinationV1().Leases(claimNamespace).Get(ctx, leaderLease, metav1.GetOptions{})
+	lease, err := client.CoordinationV1().Leases(secretstore.ClaimNamespace).Get(ctx, leaderLease, metav1.GetOptions{})
 	s.now = time.Now()
 	switch {
 	case apierrors.IsForbidden(err):
@@ -163,11 +160,11 @@ func (s signerState) why() string {
 	case !s.known:
 		return "whether one is cannot be read"
 	case s.lease == nil:
-		return fmt.Sprintf("there is no Lease %s/%s", claimNamespace, leaderLease)
+		return fmt.Sprintf("there is no Lease %s/%s", secretstore.ClaimNamespace, leaderLease)
 	case s.holder() == "":
-		return fmt.Sprintf("nobody holds the Lease %s/%s", claimNamespace, leaderLease)
+		return fmt.Sprintf("nobody holds the Lease %s/%s", secretstore.ClaimNamespace, leaderLease)
 	}
-	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), claimNamespace, leaderLease)
+	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), secretstore.ClaimNamespace, leaderLease)
 }
 
 // warnings are for who makes a token with limits.

@@ -100,7 +100,7 @@ func TestTokensOfCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	claims, err := secretstore.OpenClaims(ctx, client, claimNamespace, nil)
+	claims, err := secretstore.OpenClaims(ctx, client, secretstore.ClaimNamespace, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,11 +171,11 @@ func TestTokensOfCluster(t *testing.T) {
 	if r := kube.run("token", "create", "--max-nodes", "1", "--dry-run").ok().warned(isNone); r.stdout == "" {
 		t.Error("no token is printed")
 	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: claimNamespace}}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: secretstore.ClaimNamespace}}
 	if _, err := client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	leases := client.CoordinationV1().Leases(claimNamespace)
+	leases := client.CoordinationV1().Leases(secretstore.ClaimNamespace)
 	now, holder, lasts := metav1.NowMicro(), "replica-1", int32(3600)
 	lease, err := leases.Create(ctx, &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: leaderLease},

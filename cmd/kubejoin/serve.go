@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -143,7 +144,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.reservedNodeNames, "reserved-node-names", nil, "names, with * for any characters, that only tokens of role control-plane may take (repeatable)")
 	f.DurationVar(&o.spentRetention, "spent-token-retention", signer.DefaultRetention, "how long a token stays after the last node that it allows has joined")
 	f.BoolVar(&o.leaderElect, "leader-elect", true, "on a cluster: run controllers only while holding a Lease, so that replicas can stand by")
-	f.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", "kubejoin-system", "namespace of that Lease")
+	f.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", secretstore.ClaimNamespace, "namespace of that Lease")
 	f.StringVar(&o.leaseName, "leader-elect-resource-name", "kubejoin", "name of that Lease")
 
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")

@@ -28,9 +28,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// namespace has the claims of node names; 'kubejoin claim list' looks for them there.
-const namespace = "kubejoin-system"
-
 func main() {
 	log.SetPrefix("embed-controllers: ")
 	kubeconfig := flag.String("kubeconfig", "", "`file` that names the cluster; empty is the one that this pod runs in")
@@ -59,7 +56,7 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	if err != nil {
 		return err
 	}
-	claims, err := secretstore.OpenClaims(ctx, client, namespace, log)
+	claims, err := secretstore.OpenClaims(ctx, client, secretstore.ClaimNamespace, log)
 	if err != nil {
 		return err
 	}
@@ -97,7 +94,7 @@ func connect(ctx context.Context, kubeconfig string) (kubernetes.Interface, erro
 	if err != nil {
 		return nil, fmt.Errorf("-kubeconfig: %w", err)
 	}
-	_, err = client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err = client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: secretstore.ClaimNamespace}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, err
 	}

@@ -135,10 +135,10 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 		condition.Type = certificates.CertificateDenied
 	case approval.Wait:
 		count()
+		h.tellOnce(csr, d)
 		if err != nil {
 			return nil, nil, soon, fmt.Errorf("deciding: %w", err)
 		}
-		h.tellOnce(csr, d)
 		log.Info("certificate request waits", "message", d.Message)
 		return nil, nil, soon, nil
 	default:

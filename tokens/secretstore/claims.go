@@ -17,6 +17,10 @@ import (
 	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 )
 
+// ClaimNamespace is where kubejoin keeps the Leases of claims, beside the one that its replicas
+// elect a leader with.
+const ClaimNamespace = "kubejoin-system"
+
 // Claims is a [tokens.Claims] over the Leases of one namespace that are labelled
 // kubejoin.io/claim=true. Find, List and OfToken answer from a cache that follows the API
 // server, and what Watch hints at is in it; everything else asks the server.

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +27,7 @@ const DefaultTimeout = 5 * time.Second
 
 // Where kubejoin's Lease is unless a Reader says otherwise.
 const (
-	DefaultLeaseNamespace = "kubejoin-system"
+	DefaultLeaseNamespace = secretstore.ClaimNamespace
 	DefaultLeaseName      = "kubejoin"
 )
 
