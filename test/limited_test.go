@@ -330,9 +330,10 @@ func (s *site) unheard(t *testing.T, name string) {
 	}
 }
 
-// isReady waits until a Node is.
+// isReady waits until a Node is there and Ready.
 func (s *site) isReady(t *testing.T, name string) {
 	t.Helper()
+	s.kubectl(t, "wait", "--for=create", "node/"+name, "--timeout=2m")
 	s.kubectl(t, "wait", "--for=condition=Ready", "node/"+name, "--timeout=2m")
 }
 

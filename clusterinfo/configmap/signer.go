@@ -79,7 +79,7 @@ func (s Signer) Run(ctx context.Context) error {
 	return loop.Loop{
 		Name:       "bootstrap-signer",
 		Step:       run.step,
-		Hint:       either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx)),
+		Hint:       loop.Either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx)),
 		Gap:        gap,
 		MoreGap:    func() time.Duration { return time.Duration(run.signed) * gapOfEach },
 		Logger:     s.Logger,
@@ -232,24 +232,4 @@ func (s *signing) report(m clusterinfo.Merged) {
 			s.Logger.Info("cluster-info has room for all signatures again", "signatures", m.Signed)
 		}
 	}
-}
-
-// either hints when a or b does.
-func either(ctx context.Context, a, b <-chan struct{}) <-chan struct{} {
-	hint := make(chan struct{}, 1)
-	go func() {
-		for {
-			select {
-			case <-a:
-			case <-b:
-			case <-ctx.Done():
-				return
-			}
-			select {
-			case hint <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return hint
 }
