@@ -72,6 +72,10 @@ type NodeAdmission struct {
 	// Node gives the UID of a Node, as it is now and not from a cache; the error wraps
 	// [tokens.ErrNotFound] if there is none. Nil is for where there are no Nodes.
 	Node func(ctx context.Context, name string) (uid string, err error)
+	// Ready says whether a Node is Ready now, which ends what a token that replaces it is good
+	// for: its UID stays. The error is as with Node. Nil lets such a token admit as many keys as
+	// one for a new node.
+	Ready func(ctx context.Context, name string) (bool, error)
 	// AllowExisting hands out the names of Nodes that exist, as kube-controller-manager does.
 	AllowExisting bool
 	// Reserved are names and patterns, as in [tokens.Limits], that only tokens of role

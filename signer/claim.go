@@ -239,6 +239,9 @@ func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r appro
 				return refuseFor(ReasonTooManyKeys, "a machine called %s has asked on token %s with %d other keys, and has not registered; if it is only one: kubejoin claim release %s",
 					node, id, len(c.Keys), node)
 			default:
+				if err := n.begunAnew(ctx, node, replaces); err != nil {
+					return err
+				}
 				change = "another_key"
 				c.Keys = append(c.Keys, key)
 			}
@@ -286,6 +289,22 @@ func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, error
 	n.count("made")
 	n.log.Info("node name claimed", "node", claim.Node, "token", claim.TokenID)
 	return claim, nil
+}
+
+// begunAnew refuses another key for a Node that was replaced and is Ready again: the machine that
+// took its place is there. Any other Node is none before it has registered.
+func (n *NodeAdmission) begunAnew(ctx context.Context, node string, replaces bool) error {
+	if !replaces || n.Ready == nil {
+		return nil
+	}
+	ready, err := n.Ready(ctx, node)
+	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+		return fmt.Errorf("node %s: %w", node, err)
+	}
+	if ready {
+		return refuseFor(ReasonNodeExists, "a machine has taken the place of Node %s, which is Ready; for one more make a token with: kubejoin token create --replace-node %s", node, node)
+	}
+	return nil
 }
 
 func refuseJoined(id, node string) error {

@@ -238,7 +238,7 @@ func TestClaimsOfTwoLeaders(t *testing.T) {
 		}
 		authority := &signer.Authority{
 			Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour),
-			Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node},
+			Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready},
 		}
 		for _, run := range []func(context.Context) error{
 			csr.Controller{Client: client, Authority: authority, Approve: true, Sign: true, Logger: log}.Run,

@@ -115,7 +115,7 @@ func newWorkshop(t *testing.T) *workshop {
 	}
 	authority := &signer.Authority{
 		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour),
-		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Logger: log},
+		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log},
 	}
 	requests := csr.NewInformer(client)
 

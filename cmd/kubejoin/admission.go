@@ -53,7 +53,7 @@ func openClaims(ctx context.Context, s *service, client kubernetes.Interface, st
 func (s *service) admission(store tokens.Store, claims tokens.Claims, nodes *csr.Nodes) *signer.NodeAdmission {
 	o := s.options
 	return &signer.NodeAdmission{
-		Tokens: store, Claims: claims, Node: nodes.Node,
+		Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready,
 		AllowExisting: o.existingNodes == allowExisting, Reserved: o.reservedNodeNames, Retention: o.spentRetention,
 		Logger: s.log, Registerer: s.registry,
 	}

@@ -66,7 +66,7 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	}
 	authority := &signer.Authority{
 		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client},
-		Nodes:   &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Logger: log},
+		Nodes:   &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log},
 		Signers: signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration),
 	}
 	if err := authority.Check(); err != nil {

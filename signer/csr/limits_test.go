@@ -39,7 +39,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 		t.Fatal(err)
 	}
 	authority := w.authority(signer.Fixed(w.ca))
-	authority.Nodes = &signer.NodeAdmission{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Reserved: []string{"cp-*"}}
+	authority.Nodes = &signer.NodeAdmission{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Ready: w.nodes.Ready, Reserved: []string{"cp-*"}}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 	w.run(tokens.ClaimCleaner{Claims: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, NodesChanged: w.nodes.Watch(t.Context())}.Run)
 	return w
@@ -177,6 +177,12 @@ func TestLimits(t *testing.T) {
 	_, replacing := w.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: string(old.UID)}})
 	w.refused(replacing, name("new"), nil, "NodeNameNotAllowed")
 	w.joins(replacing, old.Name, nil)
+	w.joins(replacing, old.Name, nil) // it may begin anew, until it is there
+	old.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(t.Context(), old, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.refused(replacing, old.Name, nil, "NodeExists")
 	_, outdated := w.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: "another"}})
 	w.refused(outdated, old.Name, nil, "NodeReplaced")
 

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Nodes is what an API server knows of Nodes: their names and UIDs. Nothing else of a Node is
-// believed, because its kubelet writes it.
+// Nodes is what an API server knows of Nodes: their names and UIDs. Nothing else of a Node gives
+// leave to anything, because its kubelet writes it.
 type Nodes struct {
 	client   kubernetes.Interface
 	informer cache.SharedIndexInformer
@@ -62,14 +62,33 @@ func nameAndUID(object any) (any, error) {
 // Node gives the UID of a Node as it is now. The error wraps [tokens.ErrNotFound] if there is
 // none.
 func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
-	node, err := n.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
-	}
+	node, err := n.get(ctx, name)
 	if err != nil {
 		return "", err
 	}
 	return string(node.UID), nil
+}
+
+func (n *Nodes) get(ctx context.Context, name string) (*corev1.Node, error) {
+	node, err := n.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
+	}
+	return node, err
+}
+
+// Ready reports whether a Node is Ready now, by the word of its kubelet. The error is as with Node.
+func (n *Nodes) Ready(ctx context.Context, name string) (bool, error) {
+	node, err := n.get(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue, nil
+		}
+	}
+	return false, nil
 }
 
 // Nodes gives the UIDs of all Nodes by name. It may lag, and waits for the first answer of the

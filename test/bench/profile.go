@@ -87,7 +87,7 @@ func runControllers(ctx context.Context, args []string) (err error) {
 	}
 	authority := &signer.Authority{
 		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 0),
-		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Logger: log, Registerer: registry},
+		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log, Registerer: registry},
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
