@@ -44,7 +44,7 @@ check: ## vet, format and static analysis
 # make bench QUICK=1 sees whether it works; ROUNDS, CSRS and TOKENS are sizes, ONLY is one of the
 # subjects csr, tokens, join, size, go; INTO=docs/benchmarks.md puts the figures there, too.
 BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-csrs $(CSRS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(ONLY),-only $(ONLY)) $(if $(PROFILE),-profile $(PROFILE)) $(if $(INTO),-into $(INTO))
-bench: build ## measure kubejoin and kube-controller-manager side by side (about 15 minutes; the first time builds Kubernetes)
+bench: build ## measure kubejoin and kube-controller-manager side by side (about 30 minutes; the first time builds Kubernetes)
 	@$(GO) build -o bin/bench ./test/bench
 	@bin/bench $(BENCH)
 
