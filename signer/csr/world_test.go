@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/prometheus/client_golang/prometheus"
+	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -165,14 +166,28 @@ func (w *world) bootstrap() kubernetes.Interface {
 	return w.as("machine", "system:bootstrappers", bootstrapGroup)
 }
 
-// allowAsking lets a group make CSRs.
+// allowAsking lets a group make CSRs, and returns when the API server knows of it.
 func (w *world) allowAsking(group string) error {
 	_, err := w.admin.RbacV1().ClusterRoleBindings().Create(w.Context(), &rbac.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-test-"},
 		RoleRef:    rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "system:node-bootstrapper"},
 		Subjects:   []rbac.Subject{{APIGroup: rbac.GroupName, Kind: "Group", Name: group}},
 	}, metav1.CreateOptions{})
-	return err
+	if err != nil {
+		return err
+	}
+	w.poll("leave to ask for "+group, func() bool {
+		review, err := w.admin.AuthorizationV1().SubjectAccessReviews().Create(w.Context(), &authorization.SubjectAccessReview{
+			Spec: authorization.SubjectAccessReviewSpec{User: "somebody", Groups: []string{group}, ResourceAttributes: &authorization.ResourceAttributes{
+				Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create",
+			}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		return review.Status.Allowed
+	})
+	return nil
 }
 
 // ask makes a CSR object. Key nil is a new one; template without a subject is that of the node.

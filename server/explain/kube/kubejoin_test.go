@@ -49,6 +49,12 @@ func TestRefusedByKubejoin(t *testing.T) {
 			if err == nil && e.State != state {
 				err = fmt.Errorf("%s, want %s: %s", e.State, state, e.Sentence)
 			}
+			// Of a request that is not decided yet the state is the same and the sentence another.
+			for _, word := range words {
+				if err == nil && !strings.Contains(e.Sentence, word) {
+					err = fmt.Errorf("no %q yet: %s", word, e.Sentence)
+				}
+			}
 			return err
 		})
 		w.explain(node, state, words...)
