@@ -13,10 +13,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/pflag"
+	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -149,5 +151,20 @@ func poorKubeconfig(t *testing.T, c *cluster.Cluster) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return path
+	for deadline := time.Now().Add(30 * time.Second); ; { // the authorizer follows a moment later
+		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorization.SubjectAccessReview{
+			Spec: authorization.SubjectAccessReviewSpec{
+				User:               "system:serviceaccount:kubejoin-system:poor",
+				ResourceAttributes: &authorization.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "list"},
+			},
+		}, metav1.CreateOptions{})
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case review.Status.Allowed:
+			return path
+		case time.Now().After(deadline):
+			t.Fatal("who may list certificate requests still may not")
+		}
+	}
 }
