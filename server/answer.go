@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // MaxBody is the most bytes of a request's body.
@@ -148,6 +149,11 @@ func (h *handler) logRequest(r *http.Request, route, id string, status int, took
 	if err != nil {
 		attrs = append(attrs, slog.String("error", err.Error()))
 	}
+	for i, a := range attrs { // into any field a token may have been pasted
+		if a.Value.Kind() == slog.KindString {
+			attrs[i].Value = slog.StringValue(tokens.Redact(a.Value.String()))
+		}
+	}
 	h.log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
@@ -179,7 +185,7 @@ func (h *handler) failed(err error, id string, kubernetes bool) answer {
 		p.Detail = p.Error()
 	}
 	named := *p
-	named.RequestID = id
+	named.RequestID, named.Detail, named.Field = id, tokens.Redact(named.Detail), tokens.Redact(named.Field)
 	a := answer{status: p.Status, contentType: "application/problem+json", header: map[string]string{}}
 	if p.retryAfter > 0 {
 		a.header["Retry-After"] = strconv.Itoa(int(p.retryAfter.Seconds()))

@@ -27,9 +27,7 @@ func (h *handler) explanation(r *http.Request) (answer, error) {
 	if h.Explain == nil {
 		return answer{}, newProblem(http.StatusNotFound, "no-cluster", "there are no nodes to explain here: kubejoin is not on a cluster")
 	}
-	if _, err := tokens.Parse(node); err != nil { // a token has the form of a name, too
-		logAttrs(r.Context(), slog.String("node", node))
-	}
+	logAttrs(r.Context(), slog.String("node", node))
 	e, err := h.Explain(r.Context(), node)
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the cluster does not say now what there is to know of node %s; try again", node)

@@ -98,3 +98,35 @@ func TestExplainProblems(t *testing.T) {
 		t.Errorf("the log has no cause or no name, or a token that was pasted:\n%s", log)
 	}
 }
+
+// A token that is pasted where something else belongs is in no log and no answer.
+func TestPastedTokens(t *testing.T) {
+	s := newSite(t)
+	s.Claims = s.store.Claims()
+	s.start(t)
+	pasted := tokens.Generate()
+	for _, request := range []struct{ method, path, body string }{
+		{http.MethodGet, "/v1/token/" + pasted.Reveal(), ""},
+		{http.MethodDelete, "/v1/claim/" + pasted.Reveal(), ""},
+		{http.MethodGet, "/v1/explain/" + pasted.Reveal(), ""},
+		{http.MethodPost, "/v1/token?ttl=" + pasted.Reveal(), ""},
+		{http.MethodPost, "/v1/token?role=" + pasted.Reveal(), ""},
+		{http.MethodPost, "/v1/token?wait=" + pasted.Reveal(), ""},
+		{http.MethodPost, "/v1/token?token=" + pasted.Reveal(), ""},
+		{http.MethodPost, "/v1/token?" + pasted.Reveal(), ""},
+		{http.MethodPost, "/v1/token?replaceNode=" + pasted.Reveal(), ""},
+		{http.MethodPost, "/v1/token", `{"groups": ["` + pasted.Reveal() + `"]}`},
+		{http.MethodPost, "/v1/token", `{"certificateDuration": "` + pasted.Reveal() + `"}`},
+		{http.MethodPost, commandPath + "?expires=" + pasted.Reveal(), ""},
+	} {
+		r := s.do(t, request.method, request.path, adminBearer, "application/json", request.body)
+		if r.status < 400 || strings.Contains(r.body, pasted.RevealSecret()) {
+			t.Errorf("%s %.20s: %d %s", request.method, request.path, r.status, strings.ReplaceAll(r.body, pasted.RevealSecret(), "SECRET"))
+		}
+	}
+	s.http.CloseIdleConnections()
+	s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) })
+	if strings.Contains(s.logs.String(), pasted.RevealSecret()) || !strings.Contains(s.logs.String(), "release-claim") {
+		t.Error("the log has the token, or nothing")
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strings"
 	"unique"
 )
@@ -176,6 +177,13 @@ func (t Token) Equal(u Token) bool {
 	}
 	return subtle.ConstantTimeCompare([]byte(t.Reveal()), []byte(u.Reveal())) == 1
 }
+
+// inText finds what has the form of a token in other text.
+var inText = regexp.MustCompile(`\b([a-z0-9]{6})\.[a-z0-9]{16}\b`)
+
+// Redact blots out the secret of all in a text that has the form of a token: for what people have
+// typed or pasted, and a log or an error repeats.
+func Redact(text string) string { return inText.ReplaceAllString(text, "$1.<redacted>") }
 
 // String is the ID with the secret blotted out.
 func (t Token) String() string {

@@ -288,3 +288,17 @@ func ExampleParse() {
 	// abc123.s3cr3ts3cr3ts3cr
 	// token abcdef is a published example that anybody knows: make one with 'kubejoin token generate'
 }
+
+func TestRedact(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                        "",
+		"abcdeg.0123456789abcdeh": "abcdeg.<redacted>",
+		`ttl: "abcdeg.0123456789abcdeh" is not a duration`:                `ttl: "abcdeg.<redacted>" is not a duration`,
+		"--token abcdeg.0123456789abcdeh --token k4f2pz.hgfedcba98765432": "--token abcdeg.<redacted> --token k4f2pz.<redacted>",
+		"worker.example.com": "worker.example.com", "token abcdeg": "token abcdeg",
+	} {
+		if got := tokens.Redact(text); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}

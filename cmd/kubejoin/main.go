@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/kubejoin/kubejoin/tokens"
 	"k8s.io/klog/v2"
 )
 
@@ -32,7 +33,7 @@ func main() {
 		if errors.As(err, &code) {
 			os.Exit(int(code))
 		}
-		fmt.Fprintln(os.Stderr, "kubejoin:", err)
+		fmt.Fprintln(os.Stderr, "kubejoin:", tokens.Redact(err.Error()))
 		var usage *usageError
 		if errors.As(err, &usage) {
 			fmt.Fprintf(os.Stderr, "hint: %s --help\n", usage.command)
