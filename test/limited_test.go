@@ -357,3 +357,21 @@ func (s *site) itself(t *testing.T, node *cluster.Node) kubernetes.Interface {
 	}
 	return client
 }
+
+// An operator may hand out the names of Nodes that exist, and keep others for the control plane.
+func TestNodeNameFlags(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, cluster.Options{}, "--existing-nodes=allow", "--reserved-node-names=cp-*")
+	if _, err := s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	asking := machine(t, s.Cluster)
+	for node, want := range map[string]string{"worker-1": "AutoApproved", "cp-1": "NodeNameReserved"} {
+		if err := request(t.Context(), asking, "of-"+node, certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.decided(t, "of-"+node); got.Reason != want {
+			t.Errorf("%s: %s: %s, want %s", node, got.Reason, got.Message, want)
+		}
+	}
+}
