@@ -11,7 +11,7 @@ import (
 // cluster, however far down: only adapters talk to the API server.
 func TestNoClientGo(t *testing.T) {
 	const module = "github.com/kubejoin/kubejoin/"
-	for _, pkg := range []string{"tokens", "clusterinfo", "signer", "signer/approval"} {
+	for _, pkg := range []string{"tokens", "clusterinfo", "clusterinfo/joinformat", "signer", "signer/approval", "signer/issuance"} {
 		t.Run(pkg, func(t *testing.T) {
 			deps := goList(t, module+pkg)
 			if !deps[module+pkg] {
@@ -27,6 +27,32 @@ func TestNoClientGo(t *testing.T) {
 	// The test itself sees what it looks for.
 	if !goList(t, module+"tokens/secretstore")["k8s.io/client-go/kubernetes"] {
 		t.Error("tokens/secretstore is not seen to import k8s.io/client-go")
+	}
+}
+
+// TestNoTemplates keeps templates out of what is linked: they call methods by name, so that the linker
+// keeps every method of every type. The program would be half as large again.
+func TestNoTemplates(t *testing.T) {
+	const module = "github.com/kubejoin/kubejoin/"
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, module+"cmd/kubejoin").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	seen := false
+	for line := range strings.Lines(string(out)) {
+		pkg, imports, _ := strings.Cut(line, ": ")
+		if !strings.HasPrefix(pkg, module) { // of others the linker knows what is used
+			continue
+		}
+		seen = seen || pkg == module+"cmd/kubejoin"
+		for imported := range strings.FieldsSeq(imports) {
+			if imported == "text/template" || imported == "html/template" {
+				t.Errorf("%s imports %s", pkg, imported)
+			}
+		}
+	}
+	if !seen {
+		t.Error("go list has no cmd/kubejoin: this check could not fail")
 	}
 }
 

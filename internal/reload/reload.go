@@ -28,6 +28,9 @@ type Files[T any] struct {
 	Name string
 	// Paths are the files, in any order.
 	Paths []string
+	// Named gives the files that the content of one of Paths names, which count as well; nil is
+	// none. What it makes of content that is of no use does not matter.
+	Named func(content []byte) []string
 	// Load makes a value of the files. It reads them itself.
 	Load func() (T, error)
 	// Changed does what depends on the value, each time that Get returns another one; nil is
@@ -133,13 +136,26 @@ func (v *Value[T]) step() {
 // look gives the state of the files.
 func (v *Value[T]) look() (state, error) {
 	h := sha256.New()
-	for _, path := range v.files.Paths {
+	add := func(path string) ([]byte, error) {
 		content, err := os.ReadFile(path)
+		sum := sha256.Sum256(content)
+		h.Write(sum[:])
+		return content, err
+	}
+	for _, path := range v.files.Paths {
+		content, err := add(path)
 		if err != nil {
 			return state{err: err.Error()}, err
 		}
-		sum := sha256.Sum256(content)
-		h.Write(sum[:])
+		if v.files.Named == nil {
+			continue
+		}
+		for _, path := range v.files.Named(content) {
+			if _, err := add(path); err != nil {
+				// The file that names it is part of the state: mended, it is looked at anew.
+				return state{sum: [sha256.Size]byte(h.Sum(nil)), err: err.Error()}, err
+			}
+		}
 	}
 	return state{sum: [sha256.Size]byte(h.Sum(nil))}, nil
 }

@@ -235,6 +235,70 @@ func TestReloadChangedFails(t *testing.T) {
 	})
 }
 
+// Files that a file names count from when it names them until it does not.
+func TestReloadNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		path := func(name string) string { return filepath.Join(dir, name) }
+		write := func(name, content string) {
+			if err := os.WriteFile(path(name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		named := func(content []byte) []string {
+			var paths []string
+			for name := range strings.FieldsSeq(string(content)) {
+				paths = append(paths, path(name))
+			}
+			return paths
+		}
+		write("list", "a")
+		write("a", "1")
+		v, err := reload.Files[string]{
+			Name: "list", Paths: []string{path("list")}, Named: named,
+			Load: func() (string, error) {
+				list, err := os.ReadFile(path("list"))
+				all := ""
+				for _, p := range named(list) {
+					content, readErr := os.ReadFile(p)
+					all, err = all+string(content), errors.Join(err, readErr)
+				}
+				return all, err
+			},
+		}.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- v.Run(ctx) }()
+		defer func() { cancel(); <-done }()
+		want := func(value string, usable bool) {
+			t.Helper()
+			time.Sleep(2*reload.Interval + time.Millisecond)
+			synctest.Wait()
+			if v.Get() != value || (v.Err() == nil) != usable {
+				t.Errorf("%q, %v; want %q, usable %t", v.Get(), v.Err(), value, usable)
+			}
+		}
+		want("1", true)
+		write("a", "2")
+		want("2", true)
+		write("list", "a b")
+		want("2", false) // there is no b
+		write("b", "3")
+		want("23", true)
+		write("b", "4")
+		want("24", true)
+		write("list", "b")
+		want("4", true)
+		if err := os.Remove(path("a")); err != nil {
+			t.Fatal(err)
+		}
+		want("4", true)
+	})
+}
+
 func TestOpenFails(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	if _, err := (reload.Files[int]{Paths: []string{missing}, Load: func() (int, error) { return 1, nil }}).Open(); err == nil {

@@ -1,0 +1,176 @@
+// Package crafted makes certificate requests (PKCS #10, RFC 2986) byte by byte, for tests: such as
+// no honest program makes, which crypto/x509 would not write. It is for tests alone.
+package crafted
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/pem"
+	"math/big"
+	"unicode/utf16"
+)
+
+// Tags of strings that encoding/asn1 has no names for.
+const (
+	TagUniversalString = 28
+	TagBMPString       = asn1.TagBMPString
+	TagT61String       = asn1.TagT61String
+)
+
+// Types of attributes of a subject.
+var (
+	CommonName   = asn1.ObjectIdentifier{2, 5, 4, 3}
+	SerialNumber = asn1.ObjectIdentifier{2, 5, 4, 5}
+	Organization = asn1.ObjectIdentifier{2, 5, 4, 10}
+	Email        = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}
+	UserID       = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
+	// KubernetesUID is the attribute that kube-apiserver reads a user's UID from.
+	KubernetesUID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
+)
+
+// An Attribute of a subject, with its value as it is encoded.
+type Attribute struct {
+	Type  asn1.ObjectIdentifier
+	Value asn1.RawValue
+}
+
+// Text is an attribute whose value is of a type of strings, by its tag. A BMPString is encoded as
+// UTF-16, every other has the bytes of the value.
+func Text(oid asn1.ObjectIdentifier, tag int, value string) Attribute {
+	content := []byte(value)
+	if tag == TagBMPString {
+		content = nil
+		for _, u := range utf16.Encode([]rune(value)) {
+			content = append(content, byte(u>>8), byte(u))
+		}
+	}
+	return Attribute{oid, asn1.RawValue{Tag: tag, Bytes: content}}
+}
+
+// UTF8 is Text of a UTF8String.
+func UTF8(oid asn1.ObjectIdentifier, value string) Attribute {
+	return Text(oid, asn1.TagUTF8String, value)
+}
+
+// Subject is a distinguished name of one relative name for each attribute.
+func Subject(attributes ...Attribute) []byte {
+	var parts [][]Attribute
+	for _, a := range attributes {
+		parts = append(parts, []Attribute{a})
+	}
+	return MultiValued(parts...)
+}
+
+// MultiValued is a distinguished name of relative names with the attributes given.
+func MultiValued(parts ...[]Attribute) []byte {
+	var content []byte
+	for _, part := range parts {
+		var set []byte
+		for _, a := range part {
+			set = append(set, encode(a)...)
+		}
+		content = append(content, encode(asn1.RawValue{Tag: asn1.TagSet, IsCompound: true, Bytes: set})...)
+	}
+	return encode(asn1.RawValue{Tag: asn1.TagSequence, IsCompound: true, Bytes: content})
+}
+
+// A Name is a subject alternative name, by the tag of its kind (RFC 5280, section 4.2.1.6).
+func Name(kind int, value []byte) asn1.RawValue {
+	return asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: kind, Bytes: value}
+}
+
+// Names of the kinds that crypto/x509 reads.
+func EmailName(v string) asn1.RawValue { return Name(1, []byte(v)) }
+func DNSName(v string) asn1.RawValue   { return Name(2, []byte(v)) }
+func URIName(v string) asn1.RawValue   { return Name(6, []byte(v)) }
+func IPName(v []byte) asn1.RawValue    { return Name(7, v) }
+
+// OtherName is what Active Directory has as the principal's name, which nobody here reads.
+func OtherName(principal string) asn1.RawValue {
+	value := encode(struct {
+		Type  asn1.ObjectIdentifier
+		Value string `asn1:"explicit,tag:0,utf8"`
+	}{asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 311, 20, 2, 3}, principal})
+	var sequence asn1.RawValue
+	if _, err := asn1.Unmarshal(value, &sequence); err != nil {
+		panic(err)
+	}
+	return asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 0, IsCompound: true, Bytes: sequence.Bytes}
+}
+
+// SAN is the extension with these subject alternative names.
+func SAN(names ...asn1.RawValue) pkix.Extension {
+	return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: encode(names)}
+}
+
+// BasicConstraints is the extension that asks to be a CA.
+func BasicConstraints() pkix.Extension {
+	return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}
+}
+
+// Request is a request that is signed by its key, in DER. The subject is one of [Subject]'s, nil is the empty
+// one.
+func Request(key crypto.Signer, subject []byte, extensions ...pkix.Extension) ([]byte, error) {
+	if subject == nil {
+		subject = Subject()
+	}
+	return x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{RawSubject: subject, ExtraExtensions: extensions}, key)
+}
+
+// PEM is a request as it is sent.
+func PEM(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+}
+
+// RSA is a request with an RSA key of so many bits, in DER. Nobody has the other half of the key,
+// and its signature is noise.
+func RSA(bits int, subject []byte) []byte {
+	modulus := new(big.Int).SetBit(new(big.Int).Lsh(big.NewInt(1), uint(bits-1)), 0, 1)
+	null := asn1.RawValue{Tag: asn1.TagNull}
+	type publicKey struct {
+		Algorithm pkix.AlgorithmIdentifier
+		Key       asn1.BitString
+	}
+	key := encode(struct {
+		N *big.Int
+		E int
+	}{modulus, 65537})
+	return encode(struct {
+		Info struct {
+			Version    int
+			Subject    asn1.RawValue
+			Key        publicKey
+			Attributes []asn1.RawValue `asn1:"tag:0"`
+		}
+		Algorithm pkix.AlgorithmIdentifier
+		Signature asn1.BitString
+	}{
+		Info: struct {
+			Version    int
+			Subject    asn1.RawValue
+			Key        publicKey
+			Attributes []asn1.RawValue `asn1:"tag:0"`
+		}{
+			Subject: asn1.RawValue{FullBytes: subject},
+			Key: publicKey{
+				Algorithm: pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, Parameters: null},
+				Key:       asn1.BitString{Bytes: key, BitLength: 8 * len(key)},
+			},
+		},
+		Algorithm: pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 11}, Parameters: null},
+		Signature: asn1.BitString{Bytes: bytes.Repeat([]byte{1}, bits/8), BitLength: bits},
+	})
+}
+
+// encode is for what can always be encoded.
+func encode(v any) []byte {
+	der, err := asn1.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return der
+}
