@@ -14,7 +14,8 @@ import (
 const MaxKeys = 3
 
 // A Claim is a node name that was taken with a token that has [Limits]. While it is there no
-// other token takes the name.
+// other token takes the name. One without TokenID was released: it holds no name, counts for
+// nothing, and is there for its Past alone.
 type Claim struct {
 	// Node is the name.
 	Node string
@@ -30,9 +31,13 @@ type Claim struct {
 	// they have any.
 	Requests []string
 	// NodeUID is that of the Node that has registered; empty as long as none is known to have.
+	// Where there are no Nodes it is [ByCertificate] instead.
 	NodeUID string
+	// Past is what claims that were released before have left.
+	Past Past
 
-	// Created, UID and Version are the store's, as with a [Record].
+	// Created, UID and Version are the store's, as with a [Record]. A claim in the place of one
+	// that was released is created then, and has its UID.
 	Created time.Time
 	UID     string
 	Version string
@@ -50,11 +55,12 @@ type Claims interface {
 	// Find is Get that may lag behind writes, and costs next to nothing.
 	Find(ctx context.Context, node string) (Claim, error)
 
-	// List gives all claims in the order of their names. It may lag behind writes.
+	// List gives all claims in the order of their names, those that were released as well. It may
+	// lag behind writes.
 	List(ctx context.Context) ([]Claim, error)
 
 	// OfToken gives the claims with that TokenID, whatever their TokenUID, in the order of
-	// their names. It may lag behind writes, and costs little.
+	// their names, and none that was released. It may lag behind writes, and costs little.
 	OfToken(ctx context.Context, id string) ([]Claim, error)
 
 	// Create stores a claim that passes [Claim.Check] for a name that has none, and returns it with Created, UID and
@@ -77,7 +83,12 @@ type Claims interface {
 
 // Check says what is wrong with a claim that is to be stored, or nil.
 func (c Claim) Check() error {
-	errs := []error{CheckNodeName(c.Node), CheckID(c.TokenID), c.Limits.Check()}
+	errs := []error{CheckNodeName(c.Node), c.Limits.Check(), c.Past.check()}
+	if !c.Released() {
+		errs = append(errs, CheckID(c.TokenID))
+	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.NodeUID != "" {
+		errs = append(errs, errors.New("a claim that was released has more than its past"))
+	}
 	if n := len(c.Keys); n > MaxKeys {
 		errs = append(errs, fmt.Errorf("keys: %d given, %d allowed", n, MaxKeys))
 	}
@@ -87,6 +98,11 @@ func (c Claim) Check() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Same reports whether both are one claim of one token, changed or not.
+func (c Claim) Same(d Claim) bool {
+	return c.UID == d.UID && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID
 }
 
 // HasKey reports whether a key has been admitted.
@@ -101,6 +117,6 @@ func (c Claim) Clone() Claim {
 // Equal reports whether both say the same.
 func (c Claim) Equal(d Claim) bool {
 	return c.Node == d.Node && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID && c.Limits.Equal(d.Limits) &&
-		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.NodeUID == d.NodeUID &&
+		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.NodeUID == d.NodeUID && c.Past.equal(d.Past) &&
 		c.Created.Equal(d.Created) && c.UID == d.UID && c.Version == d.Version
 }

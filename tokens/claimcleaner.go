@@ -20,13 +20,13 @@ const claimGap = 200 * time.Millisecond
 // A ClaimCleaner follows claims to their end. It notes on each which Node has registered, and
 // releases those whose Node was deleted after that, and those whose Node never registered and
 // whose token is gone. The name is free then. The token's own count stays as it is: what has
-// joined and left has used the token.
+// joined and left has used the token. What a claim leaves goes when its time has come.
 type ClaimCleaner struct {
 	Claims Claims
 	Tokens Store
 	// Node gives the UID of a Node, as it is now and not from a cache; the error wraps
-	// [ErrNotFound] if there is none. Nil is for where there are no Nodes: no claim ever
-	// registers then.
+	// [ErrNotFound] if there is none. Nil is for where there are no Nodes: nobody but people
+	// releases claims then.
 	Node func(ctx context.Context, name string) (uid string, err error)
 	// Nodes gives the UIDs of all Nodes by name. It may lag: nothing is released on its word
 	// alone. Nil asks Node about each claim.
@@ -60,10 +60,14 @@ func (c ClaimCleaner) Run(ctx context.Context) error {
 		count:        metrics.Gauge(c.Registerer, "kubejoin_claims", "Claims of node names, by whether their Node has registered.", "registered"),
 		released:     metrics.Counter(c.Registerer, "kubejoin_claims_released_total", "Claims released, by why: node_deleted or token_gone.", "reason"),
 	}
+	var hint <-chan struct{} // without Nodes nothing has to be done at once
+	if c.Node != nil {
+		hint = loop.Either(ctx, c.Claims.Watch(ctx), c.Tokens.Watch(ctx), c.NodesChanged)
+	}
 	return loop.Loop{
 		Name:       "claim-cleaner",
 		Step:       cleaning.step,
-		Hint:       loop.Either(ctx, c.Claims.Watch(ctx), c.Tokens.Watch(ctx), c.NodesChanged),
+		Hint:       hint,
 		Gap:        claimGap,
 		Sweep:      c.Sweep,
 		Logger:     c.Logger,
@@ -82,6 +86,8 @@ func (c *claimCleaning) step(ctx context.Context) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, fmt.Errorf("list claims: %w", err)
 	}
+	next, errs := c.forget(ctx, claims)
+	claims = slices.DeleteFunc(claims, Claim.Released)
 	registered := 0
 	for _, claim := range claims {
 		if claim.NodeUID != "" {
@@ -90,8 +96,8 @@ func (c *claimCleaning) step(ctx context.Context) (time.Time, error) {
 	}
 	c.count.WithLabelValues("true").Set(float64(registered))
 	c.count.WithLabelValues("false").Set(float64(len(claims) - registered))
-	if len(claims) == 0 {
-		return time.Time{}, nil
+	if len(claims) == 0 || c.Node == nil {
+		return c.timer(next), errors.Join(errs...)
 	}
 	records, err := c.Tokens.List(ctx)
 	if err != nil {
@@ -103,8 +109,6 @@ func (c *claimCleaning) step(ctx context.Context) (time.Time, error) {
 			return time.Time{}, fmt.Errorf("list nodes: %w", err)
 		}
 	}
-	var errs []error
-	var next time.Time
 	for _, claim := range claims {
 		seen, known := nodes[claim.Node], c.Nodes != nil
 		at, found := slices.BinarySearchFunc(records, claim.TokenID, func(r Record, id string) int { return strings.Compare(r.Token.ID(), id) })
@@ -122,20 +126,40 @@ func (c *claimCleaning) step(ctx context.Context) (time.Time, error) {
 			errs = append(errs, err)
 		}
 	}
-	if !next.IsZero() {
-		next = time.Now().Add(next.Sub(c.Now())) // the timer knows nothing of Now
+	return c.timer(next), errors.Join(errs...)
+}
+
+// timer is when it is that time by Now, of which the timer knows nothing.
+func (c *claimCleaning) timer(next time.Time) time.Time {
+	if next.IsZero() {
+		return next
 	}
-	return next, errors.Join(errs...)
+	return time.Now().Add(next.Sub(c.Now()))
+}
+
+// forget deletes what claims have left whose time has come, and says when more will be due.
+func (c *claimCleaning) forget(ctx context.Context, claims []Claim) (next time.Time, errs []error) {
+	for _, claim := range claims {
+		switch end := claim.Past.Until; {
+		case !claim.Released():
+		case claim.Past.Held(c.Now()):
+			if next.IsZero() || end.Before(next) {
+				next = end
+			}
+		default:
+			if err := c.Claims.Delete(ctx, claim); err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
+				errs = append(errs, fmt.Errorf("what is left of the claim of node %s: %w", claim.Node, err))
+			}
+		}
+	}
+	return next, errs
 }
 
 // clean looks at one claim and what it is about as they are now.
 func (c *claimCleaning) clean(ctx context.Context, claim Claim) error {
-	uid := ""
-	if c.Node != nil {
-		var err error
-		if uid, err = c.Node(ctx, claim.Node); err != nil && !errors.Is(err, ErrNotFound) {
-			return fmt.Errorf("claim of node %s: %w", claim.Node, err)
-		}
+	uid, err := c.Node(ctx, claim.Node)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
 	}
 	switch {
 	case uid != "" && uid != claim.NodeUID:
@@ -158,8 +182,8 @@ func (c *claimCleaning) clean(ctx context.Context, claim Claim) error {
 
 func (c *claimCleaning) registered(ctx context.Context, claim Claim, uid string) error {
 	_, err := c.Claims.Update(ctx, claim.Node, func(now *Claim) error {
-		if now.UID != claim.UID {
-			return ErrConflict
+		if !now.Same(claim) {
+			return ErrConflict // its change is on the way
 		}
 		now.NodeUID = uid
 		return nil
@@ -171,7 +195,7 @@ func (c *claimCleaning) registered(ctx context.Context, claim Claim, uid string)
 }
 
 func (c *claimCleaning) release(ctx context.Context, claim Claim, reason string) error {
-	err := c.Claims.Delete(ctx, claim)
+	err := Release(ctx, c.Claims, claim, claim.Leaves(c.Now(), 0))
 	switch {
 	case err == nil:
 		c.released.WithLabelValues(reason).Inc()

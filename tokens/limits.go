@@ -86,12 +86,18 @@ func (l Limits) Check() error {
 	if l.MaxNodes < 0 || l.MaxNodes > MaxNodes {
 		errs = append(errs, fmt.Errorf("max-nodes: %d given, want 1 to %d", l.MaxNodes, MaxNodes))
 	}
+	seen, bad := make(map[string]bool, len(l.NodeNames)), len(errs)
 	for i, name := range l.NodeNames {
+		if len(errs)-bad == 10 { // nobody reads thousands of them
+			errs = append(errs, fmt.Errorf("node-names: %d more are not looked at", len(l.NodeNames)-i))
+			break
+		}
 		if err := CheckNodePattern(name); err != nil {
 			errs = append(errs, fmt.Errorf("node-names: %w", err))
-		} else if slices.Contains(l.NodeNames[:i], name) {
+		} else if seen[name] {
 			errs = append(errs, fmt.Errorf("node-names: %q is given twice", name))
 		}
+		seen[name] = true
 	}
 	if n := len(strings.Join(l.NodeNames, ",")); n > MaxNodeNames {
 		errs = append(errs, fmt.Errorf("node-names: %d bytes given, %d allowed", n, MaxNodeNames))

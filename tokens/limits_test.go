@@ -2,6 +2,7 @@ package tokens_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,6 +82,19 @@ func TestLimitsCheck(t *testing.T) {
 		}
 		if test.name != "none" && test.limits.IsZero() {
 			t.Errorf("%s: is zero", test.name)
+		}
+	}
+}
+
+// Thousands of bad names are not all told.
+func TestManyBadNodeNames(t *testing.T) {
+	for name, names := range map[string][]string{
+		"repeated": slices.Repeat([]string{"worker-1"}, 5000),
+		"no names": slices.Repeat([]string{"Worker"}, 5000),
+	} {
+		err := tokens.Limits{NodeNames: names}.Check()
+		if err == nil || strings.Count(err.Error(), "\n") != 10 || !strings.Contains(err.Error(), "more are not looked at") {
+			t.Errorf("%s: %.300v", name, err)
 		}
 	}
 }

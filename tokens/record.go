@@ -98,7 +98,12 @@ func (r Record) Check() error {
 	if !r.Authentication && len(r.Groups) > 0 {
 		errs = append(errs, fmt.Errorf("groups: %s need usage authentication", strings.Join(r.Groups, ",")))
 	}
+	bad := len(errs)
 	for i, g := range r.Groups {
+		if len(errs)-bad == 10 { // nobody reads thousands of them
+			errs = append(errs, fmt.Errorf("groups: %d more are not looked at", len(r.Groups)-i))
+			break
+		}
 		switch {
 		case !groupPattern.MatchString(g):
 			errs = append(errs, fmt.Errorf("groups: %q does not match %s", g, groupPattern))

@@ -296,6 +296,8 @@ func TestRedact(t *testing.T) {
 		`ttl: "abcdeg.0123456789abcdeh" is not a duration`:                `ttl: "abcdeg.<redacted>" is not a duration`,
 		"--token abcdeg.0123456789abcdeh --token k4f2pz.hgfedcba98765432": "--token abcdeg.<redacted> --token k4f2pz.<redacted>",
 		"worker.example.com": "worker.example.com", "token abcdeg": "token abcdeg",
+		"a.b worker1.example.com abcdeg.0123456789abcdeh.": "a.b worker1.example.com abcdeg.<redacted>.",
+		"abcdeg.0123456789abcde":                           "abcdeg.0123456789abcde", "abcdeg.0123456789abcdeh1": "abcdeg.0123456789abcdeh1",
 	} {
 		if got := tokens.Redact(text); got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)

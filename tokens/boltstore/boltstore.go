@@ -1,6 +1,7 @@
-// Package boltstore keeps bootstrap tokens and claims in one file: the embedded default, for an
-// installer or a signer that has no Kubernetes API to keep them in. It leaves the meaning of a
-// record to package tokens; several replicas need tokens/secretstore instead.
+// Package boltstore keeps bootstrap tokens, claims and the issuance record in one file: the embedded
+// default, for an installer or a signer that has no Kubernetes API to keep them in. It leaves the
+// meaning of a token to package tokens, and of an entry to signer/issuance; several replicas need
+// tokens/secretstore instead.
 package boltstore
 
 import (
@@ -12,12 +13,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
 )
 
 // A Store is a [tokens.Store] in one file, which it holds until Close. A change is on the disk
-// when the method that makes it returns; changes made at the same time share one fsync.
+// when the method that makes it returns; changes made at the same time share one fsync. Until Close
+// there may be a second file beside it, with "-journal" after its name, which has what [Issued] has
+// not brought into the first yet: after a crash they belong together.
 //
 // The secrets of the tokens are in the file in clear text.
 type Store struct {
@@ -25,11 +29,11 @@ type Store struct {
 	path   string
 	hints  tokens.Hints
 	claims Claims
+	issued Issued
 
-	commit  sync.Mutex // held while a transaction writes
-	broken  error      // guarded by commit
-	mu      sync.Mutex // guards waiting
-	waiting []*write
+	commit sync.Mutex // held while a transaction writes
+	broken error      // guarded by commit
+	writes batch.Queue[struct{}, *write]
 
 	listed listing[tokens.Record]
 }
@@ -38,12 +42,13 @@ var _ tokens.Store = (*Store)(nil)
 
 // Close lets go of the file. Every later call fails.
 func (s *Store) Close() error {
+	err := s.issued.close()
 	s.commit.Lock()
 	defer s.commit.Unlock()
 	if s.broken != nil {
 		return s.broken // the file stays locked until the process ends
 	}
-	return guard(s.path, s.db.Close)
+	return errors.Join(err, guard(s.path, s.db.Close))
 }
 
 // Get implements [tokens.Store].

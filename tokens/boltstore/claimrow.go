@@ -20,14 +20,22 @@ type claimRow struct {
 	Keys     []string  `json:"keys,omitempty"`
 	Requests []string  `json:"requests,omitempty"`
 	NodeUID  string    `json:"nodeUID,omitempty"`
+	Past     pastRow   `json:"past,omitzero"`
 	Created  time.Time `json:"created"`
 	UID      string    `json:"uid"`
 	Version  uint64    `json:"version"`
 }
 
+// pastRow is what claims on the name have left.
+type pastRow struct {
+	Until               time.Time `json:"until"`
+	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds
+}
+
 // keptClaim is c as it will be read back.
 func keptClaim(c tokens.Claim) tokens.Claim {
 	c.Created = c.Created.UTC().Truncate(time.Second)
+	c.Past.Until = c.Past.Until.UTC()
 	c.Keys = append([]string(nil), c.Keys...)
 	c.Requests = append([]string(nil), c.Requests...)
 	c.Limits.NodeNames = append([]string(nil), c.Limits.NodeNames...)
@@ -37,18 +45,26 @@ func keptClaim(c tokens.Claim) tokens.Claim {
 func getClaim(tx *bbolt.Tx, node string) (tokens.Claim, error) {
 	v := tx.Bucket(claimsBucket).Get([]byte(node))
 	if v == nil {
-		return tokens.Claim{}, fmt.Errorf("claim %s: %w", node, tokens.ErrNotFound)
+		return tokens.Claim{}, noClaim(node)
 	}
 	return decodeClaim([]byte(node), v)
 }
 
-// claimsOf gives the claims of a token in the order of their names.
-func claimsOf(tx *bbolt.Tx, id string) ([]tokens.Claim, error) {
+func noClaim(node string) error { return fmt.Errorf("claim %s: %w", node, tokens.ErrNotFound) }
+
+// claimsOf gives the claims of a token in the order of their names, and shares with known what
+// they point at. A token for many nodes has all of its claims looked at for each of them.
+func claimsOf(tx *bbolt.Tx, id string, known *listing[tokens.Claim]) ([]tokens.Claim, error) {
 	var all []tokens.Claim
 	prefix := []byte(id + "/")
 	holders := tx.Bucket(holdersBucket).Cursor()
 	for k, _ := holders.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = holders.Next() {
-		c, err := getClaim(tx, string(k[len(prefix):]))
+		node := k[len(prefix):]
+		v := tx.Bucket(claimsBucket).Get(node)
+		if v == nil {
+			return nil, noClaim(string(node))
+		}
+		c, err := known.one(node, v, decodeClaim)
 		if err != nil {
 			return nil, err
 		}
@@ -70,6 +86,7 @@ func putClaim(tx *bbolt.Tx, before, c tokens.Claim) error {
 		Keys:     c.Keys,
 		Requests: c.Requests,
 		NodeUID:  c.NodeUID,
+		Past:     pastRow{c.Past.Until, int64(c.Past.CertificateDuration / time.Second)},
 		Created:  c.Created,
 		UID:      c.UID,
 		Version:  version,
@@ -78,13 +95,15 @@ func putClaim(tx *bbolt.Tx, before, c tokens.Claim) error {
 		return fmt.Errorf("claim %s: encode: %w", c.Node, err)
 	}
 	holders := tx.Bucket(holdersBucket)
-	if before.TokenID != "" {
+	if !before.Released() {
 		if err := holders.Delete(holderKey(before)); err != nil {
 			return err
 		}
 	}
-	if err := holders.Put(holderKey(c), nil); err != nil {
-		return err
+	if !c.Released() {
+		if err := holders.Put(holderKey(c), nil); err != nil {
+			return err
+		}
 	}
 	return tx.Bucket(claimsBucket).Put([]byte(c.Node), v)
 }
@@ -119,11 +138,12 @@ func decodeClaim(k, v []byte) (tokens.Claim, error) {
 		Keys:     w.Keys,
 		Requests: w.Requests,
 		NodeUID:  w.NodeUID,
+		Past:     tokens.Past{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
 		Created:  w.Created,
 		UID:      w.UID,
 		Version:  strconv.FormatUint(w.Version, 10),
 	}
-	if c.Check() != nil {
+	if c.Check() != nil || int64(c.Past.CertificateDuration/time.Second) != w.Past.CertificateDuration {
 		return damaged(errors.New("a claim that nobody may have made"))
 	}
 	return c, nil

@@ -70,9 +70,12 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 	}
 	var all []tokens.Claim
 	err := s.store.read(func(tx *bbolt.Tx) (err error) {
-		all, err = claimsOf(tx, id)
+		all, err = claimsOf(tx, id, &s.listed)
 		return err
 	})
+	for i, c := range all {
+		all[i] = c.Clone()
+	}
 	return all, err
 }
 
@@ -126,7 +129,10 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		if err != nil {
 			return tokens.Claim{}, fmt.Errorf("update claim %s: version: %w", node, err)
 		}
-		after.Created, after.Version = before.Created, strconv.FormatUint(version+1, 10)
+		if after.Created = before.Created; before.Released() && !after.Released() {
+			after.Created = time.Now()
+		}
+		after.Version = strconv.FormatUint(version+1, 10)
 		after = keptClaim(after)
 		err = s.store.write(&s.hints, func(tx *bbolt.Tx) error {
 			if _, err := unchangedClaim(tx, before); err != nil {

@@ -27,6 +27,9 @@ func TestDamagedClaim(t *testing.T) {
 		"replaces":      {strings.Replace(good, `"name":"worker-1","uid":"n"`, `"name":"","uid":""`, 1), "limits"},
 		"token":         {strings.Replace(good, "abc123", "", 1), "a claim that nobody"},
 		"keys":          {strings.Replace(good, `["k"]`, `["1","2","3","4"]`, 1), "a claim that nobody"},
+		"past":          {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05.5Z"},"uid":"u"`, 1), "a claim that nobody"},
+		"long past":     {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":9223372036854775807},"uid":"u"`, 1), "a claim that nobody"},
+		"released":      {strings.Replace(good, `"tokenID":"abc123",`, "", 1), "a claim that nobody"},
 		"no uid":        {strings.Replace(good, `"uid":"u"`, `"uid":""`, 1), "missing"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,7 +18,6 @@ type write struct {
 	do    func(*bbolt.Tx) error
 	hints *tokens.Hints // of what do changes
 	err   error
-	done  bool // guarded by Store.commit
 }
 
 // errNothing spares the fsync of a transaction in which every write was refused.
@@ -28,23 +28,19 @@ var errNothing = errors.New("nothing to write")
 // own Batch makes a lone change wait 10 ms for company.)
 func (s *Store) write(hints *tokens.Hints, do func(*bbolt.Tx) error) error {
 	w := &write{do: do, hints: hints}
-	s.mu.Lock()
-	s.waiting = append(s.waiting, w)
-	s.mu.Unlock()
+	if err := s.writes.Do(context.Background(), struct{}{}, w, s.writeAll); err != nil {
+		return err
+	}
+	return w.err
+}
 
+// writeAll is one transaction for all of them.
+func (s *Store) writeAll(_ context.Context, all []*write) {
 	s.commit.Lock()
 	defer s.commit.Unlock()
-	if w.done { // somebody before us took it along
-		return w.err
-	}
-	s.mu.Lock()
-	batch := s.waiting
-	s.waiting = nil
-	s.mu.Unlock()
-
 	changed := map[*tokens.Hints]bool{}
 	err := s.update(func(tx *bbolt.Tx) error {
-		for _, w := range batch {
+		for _, w := range all {
 			switch w.err = w.do(tx); {
 			case w.err == nil:
 				changed[w.hints] = true
@@ -60,16 +56,14 @@ func (s *Store) write(hints *tokens.Hints, do func(*bbolt.Tx) error) error {
 	if errors.Is(err, errNothing) {
 		err = nil
 	}
-	for _, w := range batch {
+	for _, w := range all {
 		if err != nil {
 			w.err = err
 		}
-		w.done = true
 	}
 	for hints := range changed {
 		hints.Send()
 	}
-	return w.err
 }
 
 // update is a transaction that writes, for the holder of commit. After a panic in the middle of

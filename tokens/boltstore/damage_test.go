@@ -92,18 +92,18 @@ func TestOtherSchema(t *testing.T) {
 		want   string
 	}{
 		"newer": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("3"))
-		}, `schema version "3", want "2"`},
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("6"))
+		}, `schema version "6", want "5"`},
 		"none": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
-		}, `schema version "", want "2"`},
+		}, `schema version "", want "5"`},
 		"another program's": {func(tx *bbolt.Tx) error {
 			if err := tx.DeleteBucket([]byte("meta")); err != nil {
 				return err
 			}
 			_, err := tx.CreateBucket([]byte("members"))
 			return err
-		}, `not a file of kubejoin: no bucket "meta" beside "claims", "holders", "members", "tokens"`},
+		}, `not a file of kubejoin: no bucket "meta" beside "claims", "ends", "holders", "issued", "members", "tokens", "unissued"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")

@@ -1,9 +1,52 @@
 package boltstore
 
-import "github.com/kubejoin/kubejoin/tokens"
+import (
+	"encoding/json"
+	"iter"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+)
 
 // DecodeRow reads a row as List does.
 func DecodeRow(key, value []byte) (tokens.Record, error) { return decodeRow(key, value) }
 
 // DecodeClaim reads a row as Claims.List does.
 func DecodeClaim(key, value []byte) (tokens.Claim, error) { return decodeClaim(key, value) }
+
+// SetNow gives the record another clock.
+func (s *Issued) SetNow(now func() time.Time) { s.now = now }
+
+// AppendAll is Append of many in one transaction.
+func (s *Issued) AppendAll(entries iter.Seq[issuance.Entry]) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	var lines []*line
+	for e := range entries {
+		v, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		l := lineOf(e, v)
+		s.number++
+		l.number = s.number
+		lines = append(lines, l)
+	}
+	return s.importAll(lines...)
+}
+
+// DecodeEntry reads a row as List does.
+func DecodeEntry(key, value []byte) (issuance.Entry, error) { return decodeEntry(key, value) }
+
+// JournalHalf is how much goes into the journal before it goes on with the other half.
+const JournalHalf = journalHalf
+
+// ReadJournal gives the entries of a journal with numbers above known, as Open reads them.
+func ReadJournal(path string, known uint64) (entries [][]byte, complete bool, err error) {
+	lines, complete, err := readJournal(path, known)
+	for _, l := range lines {
+		entries = append(entries, l.v)
+	}
+	return entries, complete, err
+}

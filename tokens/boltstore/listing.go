@@ -26,13 +26,9 @@ func (l *listing[T]) list(bucket *bbolt.Bucket, decode func(k, v []byte) (T, err
 	var all []T
 	rows := make(map[string]decodedRow[T], len(l.rows))
 	err := bucket.ForEach(func(k, v []byte) error {
-		d, known := l.rows[string(k)]
-		if !known || !bytes.Equal(d.row, v) {
-			value, err := decode(k, v)
-			if err != nil {
-				return err
-			}
-			d = decodedRow[T]{bytes.Clone(v), value}
+		d, _, err := l.decoded(k, v, decode)
+		if err != nil {
+			return err
 		}
 		rows[string(k)] = d
 		all = append(all, d.value)
@@ -43,4 +39,30 @@ func (l *listing[T]) list(bucket *bbolt.Bucket, decode func(k, v []byte) (T, err
 	}
 	l.rows = rows
 	return all, nil
+}
+
+// maxKnown is how many rows are remembered that were asked for one by one: those that are deleted
+// meanwhile are forgotten by the next list.
+const maxKnown = 1 << 14
+
+// one gives the value of one row. It keeps what the value points at.
+func (l *listing[T]) one(k, v []byte, decode func(k, v []byte) (T, error)) (T, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d, known, err := l.decoded(k, v, decode)
+	if err == nil && !known {
+		if l.rows == nil || len(l.rows) >= maxKnown {
+			l.rows = map[string]decodedRow[T]{}
+		}
+		l.rows[string(k)] = d
+	}
+	return d.value, err
+}
+
+func (l *listing[T]) decoded(k, v []byte, decode func(k, v []byte) (T, error)) (d decodedRow[T], known bool, err error) {
+	if d, known = l.rows[string(k)]; known && bytes.Equal(d.row, v) {
+		return d, true, nil
+	}
+	value, err := decode(k, v)
+	return decodedRow[T]{bytes.Clone(v), value}, false, err
 }

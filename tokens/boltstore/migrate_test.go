@@ -1,10 +1,13 @@
 package boltstore_test
 
 import (
+	"errors"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
 )
@@ -67,5 +70,101 @@ func TestSchema1(t *testing.T) {
 	}
 	if of, err := s.Claims().OfToken(t.Context(), "abc123"); err != nil || len(of) != 1 || of[0].Node != "worker-1" {
 		t.Errorf("OfToken = %+v, %v, want the claim", of, err)
+	}
+}
+
+// TestSchema2 has a file as the version before the issuance record wrote it: what is in it stays, and
+// it can keep a record.
+func TestSchema2(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: r.Token.ID()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, path, func(tx *bbolt.Tx) error {
+		return errors.Join(tx.DeleteBucket([]byte("issued")), tx.DeleteBucket([]byte("ends")), tx.DeleteBucket([]byte("unissued")),
+			tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("2")))
+	})
+	for i := range 2 { // as it is migrated, and when it has been
+		s := open(t, path)
+		if kept, err := s.Get(t.Context(), r.Token.ID()); err != nil || kept.Token != r.Token || kept.UID != r.UID {
+			t.Errorf("Get = %+v, %v, want %+v", kept, err, r)
+		}
+		if claims, err := s.Claims().List(t.Context()); err != nil || len(claims) != 1 || claims[0].Node != "worker-1" {
+			t.Errorf("List of claims = %+v, %v, want worker-1's", claims, err)
+		}
+		if page, err := s.Issued().List(t.Context(), issuance.Query{}); err != nil || len(page.Entries) != i {
+			t.Errorf("List of issued = %+v, %v, want %d", page, err, i)
+		}
+		if err := s.Issued().Append(t.Context(), issued(time.Now(), "1f", time.Hour)); err != nil {
+			t.Error(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit(t, path, func(tx *bbolt.Tx) error {
+		if v := tx.Bucket([]byte("meta")).Get([]byte("schema")); string(v) != "5" {
+			t.Errorf("schema %s, want 5", v)
+		}
+		return nil
+	})
+}
+
+// TestSchema4 has a claim as the version before wrote it: it has no past, and can be released.
+func TestSchema4(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	if err := open(t, path).Close(); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, path, func(tx *bbolt.Tx) error {
+		return errors.Join(tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("4")),
+			tx.Bucket([]byte("holders")).Put([]byte("abc123/worker-1"), nil),
+			tx.Bucket([]byte("claims")).Put([]byte("worker-1"), []byte(`{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"certificateDuration":600},"keys":["k"],"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`)))
+	})
+	claims := open(t, path).Claims()
+	c, err := claims.Get(t.Context(), "worker-1")
+	if err != nil || c.Past != (tokens.Past{}) || c.Released() {
+		t.Fatalf("Get = %+v, %v, want a claim without a past", c, err)
+	}
+	if err := tokens.Release(t.Context(), claims, c, c.Leaves(time.Now(), 0)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = claims.Get(t.Context(), "worker-1"); err != nil || !c.Released() || c.Past.CertificateDuration != 10*time.Minute {
+		t.Errorf("Get = %+v, %v, want one that was released", c, err)
+	}
+	if of, err := claims.OfToken(t.Context(), "abc123"); err != nil || len(of) > 0 {
+		t.Errorf("OfToken = %+v, %v, want none", of, err)
+	}
+}
+
+// TestSchema3 has a file as the version before the journal wrote it: its record stays, and goes on.
+func TestSchema3(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	add(t, s.Issued(), issued(time.Now(), "1f", time.Hour), issued(time.Now(), "2f", time.Hour))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, path, func(tx *bbolt.Tx) error {
+		if n := tx.Bucket([]byte("issued")).Sequence(); n != 2 { // as NextSequence left it
+			t.Errorf("the last entry has number %d, want 2", n)
+		}
+		return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("3"))
+	})
+	s = open(t, path)
+	add(t, s.Issued(), issued(time.Now(), "3f", time.Hour))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, open(t, path).Issued(), issuance.Query{}); !slices.Equal(got, []string{"3f", "2f", "1f"}) {
+		t.Errorf("the record has %v", got)
 	}
 }

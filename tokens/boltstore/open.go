@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,19 +17,24 @@ import (
 // The file is a bbolt database. Bucket "meta" says which schema it has; bucket "tokens" has one
 // row for each token, under its ID; bucket "claims" one for each claim, under its node name;
 // bucket "holders" has the keys ID/NODE of all claims and no values, to find those of a token.
+// Bucket "issued" has the issuance record in the order of time; bucket "ends" the keys of what was
+// issued in the order of when it ends; bucket "unissued" those of the rest, and how many they are.
 var (
-	metaBucket    = []byte("meta")
-	tokensBucket  = []byte("tokens")
-	claimsBucket  = []byte("claims")
-	holdersBucket = []byte("holders")
-	schemaKey     = []byte("schema")
+	metaBucket     = []byte("meta")
+	tokensBucket   = []byte("tokens")
+	claimsBucket   = []byte("claims")
+	holdersBucket  = []byte("holders")
+	issuedBucket   = []byte("issued")
+	endsBucket     = []byte("ends")
+	unissuedBucket = []byte("unissued")
+	schemaKey      = []byte("schema")
 )
 
-// Schema 1 had tokens without limits, and no claims: what it wrote is good in schema 2.
-const (
-	schemaVersion = "2"
-	schemaBefore  = "1"
-)
+// Schema 1 had tokens without limits, and no claims; schema 2 had no issuance record, schema 3
+// no journal beside the file, and schema 4 claims without a past. What they wrote is good in schema 5.
+const schemaVersion = "5"
+
+var schemasBefore = []string{"1", "2", "3", "4"}
 
 // A program that is stopping lets go of the file within this time.
 const openTimeout = time.Second
@@ -45,8 +51,8 @@ var (
 
 // Open opens the store in the file at path, or makes it there with mode 0600. The error says
 // who holds the file where the operating system tells, and wraps [ErrInUse] then. A file that
-// others may read is refused with [ErrExposed]: it holds secrets. One that a version without
-// claims has written is of no use to that version any more.
+// others may read is refused with [ErrExposed]: it holds secrets. One that an earlier version of
+// kubejoin has written is of no use to that version any more.
 func Open(path string) (*Store, error) {
 	var opened *os.File
 	var db *bbolt.DB
@@ -73,8 +79,11 @@ func Open(path string) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{db: db, path: path}
-	s.claims.store = s
-	if err := s.prepare(); err != nil {
+	s.claims.store, s.issued.store, s.issued.now = s, s, time.Now
+	if err = s.prepare(); err == nil {
+		err = s.issued.replay()
+	}
+	if err != nil {
 		_ = s.Close() // err says what is wrong
 		return nil, err
 	}
@@ -128,7 +137,7 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// prepare makes the buckets of a new file, brings one of the schema before to this one, and
+// prepare makes the buckets of a new file, brings one of an earlier schema to this one, and
 // refuses any other.
 func (s *Store) prepare() error {
 	return s.update(func(tx *bbolt.Tx) error {
@@ -150,16 +159,16 @@ func (s *Store) prepare() error {
 				return err
 			}
 		}
-		switch v := meta.Get(schemaKey); string(v) {
-		case schemaVersion:
-		case schemaBefore:
+		switch v := string(meta.Get(schemaKey)); {
+		case v == schemaVersion:
+		case slices.Contains(schemasBefore, v):
 			if err := meta.Put(schemaKey, []byte(schemaVersion)); err != nil {
 				return err
 			}
 		default:
 			return fmt.Errorf("schema version %q, want %q: written by another version of kubejoin", v, schemaVersion)
 		}
-		for _, name := range [][]byte{tokensBucket, claimsBucket, holdersBucket} {
+		for _, name := range [][]byte{tokensBucket, claimsBucket, holdersBucket, issuedBucket, endsBucket, unissuedBucket} {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 				return err
 			}

@@ -38,18 +38,31 @@ func other(role, path string) error {
 	if role == "hold" {
 		time.Sleep(time.Hour)
 	}
+	work := func() (string, error) {
+		r, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate()})
+		return r.Token.ID(), err
+	}
+	switch role {
+	case "issue":
+		work = func() (string, error) {
+			e := large(issued(time.Now(), newSerial(), time.Hour))
+			return e.Serial, s.Issued().Append(context.Background(), e)
+		}
+	case "full":
+		return fullDisk(s, path)
+	}
 	var mu sync.Mutex
 	failed := make(chan error)
 	for range 4 {
 		go func() {
 			for {
-				r, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate()})
+				name, err := work()
 				if err != nil {
 					failed <- err
 					return
 				}
 				mu.Lock()
-				fmt.Println(r.Token.ID())
+				fmt.Println(name)
 				mu.Unlock()
 			}
 		}()

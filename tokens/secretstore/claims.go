@@ -22,10 +22,10 @@ import (
 const ClaimNamespace = "kubejoin-system"
 
 // Claims is a [tokens.Claims] over the Leases of one namespace that are labelled
-// kubejoin.io/claim=true. Find, List and OfToken answer from a cache that follows the API
+// kubejoin.io/claim=true, or =released. Find, List and OfToken answer from a cache that follows the API
 // server, and what Watch hints at is in it; everything else asks the server.
 //
-// A Lease without the label is no claim, and keeps its name from being claimed all the same. So
+// A Lease without such a label is no claim, and keeps its name from being claimed all the same. So
 // does a claim that cannot be read: List and OfToken leave it out, and Get, Find and Update fail
 // with an error that is no [tokens.ErrNotFound].
 type Claims struct {
@@ -60,7 +60,7 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 				log.Warn("claim cannot be read", "problem", err)
 			}
 		},
-		group: func(c tokens.Claim) string { return c.TokenID },
+		group: func(c tokens.Claim) string { return c.TokenID }, // "" of those that were released
 		log:   log,
 	}
 	if err := c.follow(ctx, outage.Follow(labelled{leases}, "", c.outage), &coordinationv1.Lease{}); err != nil {
@@ -69,18 +69,20 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 	return &Claims{leases: leases, namespace: namespace, cache: c}, nil
 }
 
+const claimSelector = claimLabel + " in (" + held + "," + released + ")"
+
 // labelled leaves all other Leases on the server.
 type labelled struct {
 	leases typedcoordinationv1.LeaseInterface
 }
 
 func (l labelled) List(ctx context.Context, options metav1.ListOptions) (*coordinationv1.LeaseList, error) {
-	options.LabelSelector = claimLabel + "=true"
+	options.LabelSelector = claimSelector
 	return l.leases.List(ctx, options)
 }
 
 func (l labelled) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	options.LabelSelector = claimLabel + "=true"
+	options.LabelSelector = claimSelector
 	return l.leases.Watch(ctx, options)
 }
 

@@ -120,6 +120,73 @@ func TestLease(t *testing.T) {
 	}
 }
 
+// TestReleasedLease is what others see of a claim that was released, and of the next one.
+func TestReleasedLease(t *testing.T) {
+	s, leases := openClaims(t, nil)
+	c, err := s.Create(t.Context(), claim("worker-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := func(change func(*coordinationv1.Lease)) {
+		t.Helper()
+		lease, err := leases.Get(t.Context(), "worker-1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(lease)
+		if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	long := metav1.NewMicroTime(time.Now().Add(-time.Hour))
+	edited(func(l *coordinationv1.Lease) { l.Spec.AcquireTime = &long })
+	if c, err = s.Get(t.Context(), "worker-1"); err != nil || time.Since(c.Created) < 59*time.Minute {
+		t.Fatalf("%+v %v, want a claim of an hour ago", c, err)
+	}
+	until := time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC)
+	if err := tokens.Release(t.Context(), s, c, tokens.Past{Until: until, CertificateDuration: 8 * time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := leases.Get(t.Context(), "worker-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lease.Spec.HolderIdentity != nil {
+		t.Errorf("the Lease is held by %q, want nobody", *lease.Spec.HolderIdentity)
+	}
+	// Without claim=true it is none to a kubejoin that knows nothing of it, and its annotations are
+	// none that such a one would stumble over.
+	past := map[string]string{"released.kubejoin.io/until": "2031-02-03T04:05:06Z", "released.kubejoin.io/certificate-duration": "8h0m0s"}
+	wantMap(t, "labels", lease.Labels, map[string]string{"kubejoin.io/claim": "released"})
+	wantMap(t, "annotations", lease.Annotations, past)
+
+	again, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.TokenID, c.TokenUID = "def456", "v"; return nil })
+	if err != nil || time.Since(again.Created) > 5*time.Minute {
+		t.Errorf("%+v %v, want a claim of now", again, err)
+	}
+	if lease, err = leases.Get(t.Context(), "worker-1", metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	past["kubejoin.io/token-uid"] = "v"
+	wantMap(t, "labels", lease.Labels, map[string]string{"kubejoin.io/claim": "true", "kubejoin.io/token-id": "def456"})
+	wantMap(t, "annotations", lease.Annotations, past)
+
+	// What cannot be read keeps the name, as with a claim.
+	for name, change := range map[string]func(*coordinationv1.Lease){
+		"label":    func(l *coordinationv1.Lease) { l.Labels["kubejoin.io/claim"] = "released" },
+		"until":    func(l *coordinationv1.Lease) { l.Annotations["released.kubejoin.io/until"] = "tomorrow" },
+		"end":      func(l *coordinationv1.Lease) { delete(l.Annotations, "released.kubejoin.io/until") },
+		"duration": func(l *coordinationv1.Lease) { l.Annotations["released.kubejoin.io/certificate-duration"] = "long" },
+		"second":   func(l *coordinationv1.Lease) { l.Annotations["released.kubejoin.io/certificate-duration"] = "1s" },
+	} {
+		edited(change)
+		if c, err := s.Get(t.Context(), "worker-1"); err == nil || errors.Is(err, tokens.ErrNotFound) {
+			t.Errorf("%s: %+v %v, want an error that is no ErrNotFound", name, c, err)
+		}
+		edited(func(l *coordinationv1.Lease) { l.Labels, l.Annotations = lease.Labels, lease.Annotations })
+	}
+}
+
 // TestOtherLease has a Lease of the namespace that is no claim: the leader election's.
 func TestOtherLease(t *testing.T) {
 	s, leases := openClaims(t, nil)

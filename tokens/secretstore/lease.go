@@ -13,15 +13,25 @@ import (
 )
 
 // A claim is a Lease that is named after the node and held by the token's ID, with labels to
-// find it by. The rest of it is in annotations, beside the limits.
+// find it by; one that was released is held by nobody. The rest of it is in annotations, beside the limits.
 const (
 	claimLabel   = annotationPrefix + "claim"
+	held         = "true"
+	released     = "released"
 	tokenIDLabel = annotationPrefix + "token-id"
 
 	tokenUIDAnnotation = "token-uid"
 	keysAnnotation     = "keys"
 	requestsAnnotation = "requests"
 	nodeUIDAnnotation  = "node-uid"
+)
+
+// What claims of the name have left is under a prefix of its own, and a claim that was released is
+// labelled otherwise: a kubejoin that knows nothing of them takes a claim as it is, and a released
+// one for a Lease that is none, which keeps the name from being claimed.
+const (
+	pastUntilAnnotation    = "released." + annotationPrefix + "until"
+	pastDurationAnnotation = "released." + annotationPrefix + "certificate-duration"
 )
 
 // claimAnnotations are those on a claim that are no limits.
@@ -34,7 +44,8 @@ var errNoClaim = errors.New("no claim")
 // decodeLease is strict: limits of a claim that cannot be read are not none.
 func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	name := lease.Namespace + "/" + lease.Name
-	if lease.Labels[claimLabel] != "true" {
+	label := lease.Labels[claimLabel]
+	if label != held && label != released {
 		return tokens.Claim{}, fmt.Errorf("%s is a Lease that is %w: it has no label %s=true", name, errNoClaim, claimLabel)
 	}
 	annotation := func(name string) string { return lease.Annotations[annotationPrefix+name] }
@@ -55,10 +66,17 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 		UID:      string(lease.UID),
 		Version:  lease.ResourceVersion,
 	}
+	if at := lease.Spec.AcquireTime; at != nil {
+		c.Created = at.UTC().Truncate(time.Second)
+	}
 	if lease.Spec.HolderIdentity != nil {
 		c.TokenID = *lease.Spec.HolderIdentity
 	}
-	if err := c.Check(); err != nil {
+	var err error
+	if c.Past, err = readPast(lease.Annotations); err == nil && (label == released) != c.Released() {
+		err = fmt.Errorf("label %s: %q given, and it is held by %q", claimLabel, label, c.TokenID)
+	}
+	if err := errors.Join(c.Check(), err); err != nil {
 		return tokens.Claim{}, fmt.Errorf("%s is a Lease that is no good as a claim, and keeps the name taken until it is mended or deleted with kubectl: %w", name, err)
 	}
 	return c, nil
@@ -66,11 +84,8 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 
 // encodeLease is a new Lease.
 func encodeLease(namespace string, c tokens.Claim) *coordinationv1.Lease {
-	// Kubernetes has its own time of creation. This one is for those who read Leases.
-	now := metav1.NewMicroTime(time.Now())
 	lease := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: c.Node, Labels: map[string]string{claimLabel: "true"}},
-		Spec:       coordinationv1.LeaseSpec{AcquireTime: &now},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: c.Node, Labels: map[string]string{claimLabel: released}},
 	}
 	applyClaim(lease, tokens.Claim{}, c)
 	return lease
@@ -78,9 +93,20 @@ func encodeLease(namespace string, c tokens.Claim) *coordinationv1.Lease {
 
 // applyClaim writes what differs between before and after, and touches nothing else.
 func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
-	if after.TokenID != before.TokenID {
+	switch {
+	case after.TokenID == before.TokenID:
+	case after.Released():
+		lease.Spec.HolderIdentity = nil
+		lease.Labels[claimLabel] = released
+		delete(lease.Labels, tokenIDLabel)
+	default:
+		if before.Released() {
+			// Kubernetes has a time of creation for the first claim alone.
+			now := metav1.NewMicroTime(time.Now())
+			lease.Spec.AcquireTime = &now
+		}
 		lease.Spec.HolderIdentity = &after.TokenID
-		lease.Labels[tokenIDLabel] = after.TokenID
+		lease.Labels[claimLabel], lease.Labels[tokenIDLabel] = held, after.TokenID
 	}
 	set := func(changed bool, name, value string) {
 		if changed {
@@ -92,4 +118,31 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 	set(!slices.Equal(after.Requests, before.Requests), requestsAnnotation, strings.Join(after.Requests, ","))
 	set(after.NodeUID != before.NodeUID, nodeUIDAnnotation, after.NodeUID)
 	applyLimits(lease, before.Limits, after.Limits)
+	if after.Past != before.Past {
+		until, duration := "", ""
+		if !after.Past.Until.IsZero() {
+			until = after.Past.Until.UTC().Format(time.RFC3339)
+		}
+		if after.Past.CertificateDuration != 0 {
+			duration = after.Past.CertificateDuration.String()
+		}
+		annotateKey(lease, pastUntilAnnotation, until)
+		annotateKey(lease, pastDurationAnnotation, duration)
+	}
+}
+
+// readPast is strict as well.
+func readPast(annotations map[string]string) (p tokens.Past, err error) {
+	if value, given := annotations[pastUntilAnnotation]; given {
+		if p.Until, err = time.Parse(time.RFC3339, value); err != nil {
+			return p, fmt.Errorf("%s: %.100q given, want a time as of RFC 3339", pastUntilAnnotation, value)
+		}
+		p.Until = p.Until.UTC()
+	}
+	if value, given := annotations[pastDurationAnnotation]; given {
+		if p.CertificateDuration, err = time.ParseDuration(value); err != nil {
+			return p, fmt.Errorf("%s: %.100q given, want a duration such as 8h0m0s", pastDurationAnnotation, value)
+		}
+	}
+	return p, nil
 }

@@ -179,14 +179,18 @@ func applyLimits(object metav1.Object, before, after tokens.Limits, known ...str
 
 // annotate sets an annotation under the prefix, or takes it away where the value is empty.
 func annotate(object metav1.Object, name, value string) {
+	annotateKey(object, annotationPrefix+name, value)
+}
+
+func annotateKey(object metav1.Object, key, value string) {
 	all := object.GetAnnotations()
 	if value == "" {
-		delete(all, annotationPrefix+name)
+		delete(all, key)
 		return
 	}
 	if all == nil {
 		all = map[string]string{}
 		object.SetAnnotations(all)
 	}
-	all[annotationPrefix+name] = value
+	all[key] = value
 }

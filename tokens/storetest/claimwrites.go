@@ -44,15 +44,23 @@ func testCreateClaimExists(t *testing.T, s tokens.Claims) {
 
 // malformed is what no claim may be.
 var malformed = map[string]func(*tokens.Claim){
-	"no token":         func(c *tokens.Claim) { c.TokenID = "" },
-	"token":            func(c *tokens.Claim) { c.TokenID = "a/b" },
-	"limits":           func(c *tokens.Claim) { c.Limits.MaxNodes = -1 },
-	"limits' problem":  func(c *tokens.Claim) { c.Limits.Problem = errors.New("known before") },
-	"too many keys":    func(c *tokens.Claim) { c.Keys = []string{key("1"), key("2"), key("3"), key("4")} },
-	"key with a comma": func(c *tokens.Claim) { c.Keys = []string{key("1") + "," + key("2")} },
-	"empty key":        func(c *tokens.Claim) { c.Keys = []string{""} },
-	"empty request":    func(c *tokens.Claim) { c.Requests = []string{"", ""} },
-	"request":          func(c *tokens.Claim) { c.Requests = []string{"a,b"} },
+	"no token":                 func(c *tokens.Claim) { c.TokenID = "" },
+	"token":                    func(c *tokens.Claim) { c.TokenID = "a/b" },
+	"limits":                   func(c *tokens.Claim) { c.Limits.MaxNodes = -1 },
+	"limits' problem":          func(c *tokens.Claim) { c.Limits.Problem = errors.New("known before") },
+	"too many keys":            func(c *tokens.Claim) { c.Keys = []string{key("1"), key("2"), key("3"), key("4")} },
+	"key with a comma":         func(c *tokens.Claim) { c.Keys = []string{key("1") + "," + key("2")} },
+	"empty key":                func(c *tokens.Claim) { c.Keys = []string{""} },
+	"empty request":            func(c *tokens.Claim) { c.Requests = []string{"", ""} },
+	"request":                  func(c *tokens.Claim) { c.Requests = []string{"a,b"} },
+	"a past in between":        func(c *tokens.Claim) { c.Past.Until = c.Past.Until.Add(time.Millisecond) },
+	"a past without end":       func(c *tokens.Claim) { c.Past.Until = time.Time{} },
+	"a past's duration":        func(c *tokens.Claim) { c.Past.CertificateDuration = time.Second },
+	"released, with a past":    func(c *tokens.Claim) { *c = released(*c); c.Keys = []string{key("1")} },
+	"released, with a token":   func(c *tokens.Claim) { *c = released(*c); c.TokenUID = "u" },
+	"released, with limits":    func(c *tokens.Claim) { *c = released(*c); c.Limits.MaxNodes = 1 },
+	"released, with a Node":    func(c *tokens.Claim) { *c = released(*c); c.NodeUID = "u" },
+	"released, with a request": func(c *tokens.Claim) { *c = released(*c); c.Requests = []string{"u"} },
 }
 
 func testCreateClaimRefuses(t *testing.T, s tokens.Claims) {
@@ -116,7 +124,11 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		"a Node to replace": func(c *tokens.Claim) {
 			c.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"*"}, Replaces: tokens.NodeRef{Name: longName(1), UID: c.NodeUID}}
 		},
-		"an odd duration": func(c *tokens.Claim) { c.Limits.CertificateDuration = 25*time.Hour + 61*time.Second },
+		"released":              func(c *tokens.Claim) { *c = released(*c) },
+		"released, as signed":   func(c *tokens.Claim) { *c = released(*c); c.Past.CertificateDuration = 0 },
+		"a past with no length": func(c *tokens.Claim) { c.Past.CertificateDuration = 0 },
+		"a past elsewhere":      func(c *tokens.Claim) { c.Past.Until = c.Past.Until.In(time.FixedZone("", 3600)) },
+		"an odd duration":       func(c *tokens.Claim) { c.Limits.CertificateDuration = 25*time.Hour + 61*time.Second },
 	} {
 		c := sampleClaim()
 		set(&c)
@@ -131,7 +143,7 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		blank := createClaim(t, s, tokens.Claim{Node: other.Node, TokenID: other.TokenID})
 		got, err := s.Update(t.Context(), blank.Node, func(b *tokens.Claim) error {
 			b.TokenID, b.TokenUID, b.Limits, b.NodeUID = c.TokenID, c.TokenUID, c.Limits, c.NodeUID
-			b.Keys, b.Requests = c.Keys, c.Requests
+			b.Keys, b.Requests, b.Past = c.Keys, c.Requests, c.Past
 			return nil
 		})
 		if err != nil {
@@ -290,6 +302,57 @@ func testUpdateClaimAtOnce(t *testing.T, s tokens.Claims) {
 	if got, want := getClaim(t, s, c.Node).NodeUID, strconv.Itoa(workers*each); got != want {
 		t.Errorf("after %s increments at once the count is %s", want, got)
 	}
+}
+
+// released is what is left of c.
+func released(c tokens.Claim) tokens.Claim {
+	return tokens.Claim{Node: c.Node, Past: c.Past, Created: c.Created, UID: c.UID, Version: c.Version}
+}
+
+// testReleaseClaim follows a name from one claim to the next.
+func testReleaseClaim(t *testing.T, s tokens.Claims) {
+	c := createClaim(t, s, sampleClaim())
+	changed, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
+	if err != nil {
+		t.Fatalf("Update: %v", err)
+	}
+	wantError(t, "Release of the version before", tokens.Release(t.Context(), s, c, c.Past), tokens.ErrConflict)
+	wantClaims(t, s, changed)
+	if err := tokens.Release(t.Context(), s, changed, c.Past); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+	left := getClaim(t, s, c.Node)
+	want := released(c)
+	want.Version = left.Version
+	wantSameClaim(t, "Get of a claim that was released", left, want)
+	wantClaims(t, s, left)
+	wantNotOfToken(t, s, c)
+	wantError(t, "Release again", tokens.Release(t.Context(), s, changed, c.Past), tokens.ErrConflict)
+
+	// It is taken by another token, and released again without a trace.
+	again := c.Clone()
+	again.TokenID = tokens.Generate().ID()
+	_, err = s.Create(t.Context(), again)
+	wantError(t, "Create where a claim was released", err, tokens.ErrExists)
+	again, err = s.Update(t.Context(), c.Node, func(now *tokens.Claim) error {
+		uid, version, created := now.UID, now.Version, now.Created
+		*now = again.Clone()
+		now.UID, now.Version, now.Created = uid, version, created
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("Update: %v", err)
+	}
+	if again.Created.Before(c.Created) || again.UID != c.UID {
+		t.Errorf("a claim in the place of one of %s that was released is of %s, and has UID %s", c.Created, again.Created, again.UID)
+	}
+	wantClaims(t, s, again)
+	wantNotOfToken(t, s, c)
+	if err := tokens.Release(t.Context(), s, again, tokens.Past{}); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+	wantNoClaim(t, s, again)
+	wantClaims(t, s)
 }
 
 func testDeleteClaim(t *testing.T, s tokens.Claims) {

@@ -1,0 +1,317 @@
+package boltstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"go.etcd.io/bbolt"
+)
+
+func newSerial() string { return fmt.Sprintf("%x%016x", 1+rand.Uint64N(1<<60), rand.Uint64()) }
+
+// largeEntry bytes make a journal turn soon.
+const largeEntry = 8 << 10
+
+func large(e issuance.Entry) issuance.Entry {
+	e.Message = strings.Repeat("x", largeEntry)
+	return e
+}
+
+func journalOf(path string) string { return path + "-journal" }
+
+// crash gives what a crash would leave of a store in which nothing is being written.
+func crash(t *testing.T, path string) string {
+	t.Helper()
+	left := filepath.Join(t.TempDir(), "tokens.db")
+	for _, name := range []func(string) string{func(p string) string { return p }, journalOf} {
+		content, err := os.ReadFile(name(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name(left), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return left
+}
+
+func inDatabase(t *testing.T, path string) int {
+	t.Helper()
+	n := 0
+	edit(t, path, func(tx *bbolt.Tx) error {
+		n = tx.Bucket([]byte("issued")).Stats().KeyN
+		return nil
+	})
+	return n
+}
+
+func TestJournalAfterCrash(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	now := time.Now()
+	add(t, s.Issued(), issued(now, "1f", time.Hour), refused(now.Add(1), 7), issued(now.Add(2), "2f", time.Hour))
+	left := crash(t, path)
+	if n := inDatabase(t, left); n != 0 {
+		t.Fatalf("%d entries are in the database, want all in the journal alone: else this tests nothing", n)
+	}
+	again := open(t, left)
+	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "7", "1f"}) || again.Issued().Cut() {
+		t.Errorf("after a crash the record has %v, cut: %t", got, again.Issued().Cut())
+	}
+	if _, err := os.Stat(journalOf(left)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the journal that was imported is still there: %v", err)
+	}
+	add(t, again.Issued(), issued(now.Add(3), "3f", time.Hour))
+	if err := again.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := inDatabase(t, left); n != 4 {
+		t.Errorf("after Close %d entries are in the database, want 4", n)
+	}
+	if _, err := os.Stat(journalOf(left)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Close leaves the journal behind: %v", err)
+	}
+	// A crash between the import and the end of the journal: nothing is there twice.
+	journal, err := os.ReadFile(journalOf(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(journalOf(left), journal, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	twice := open(t, left)
+	if got := list(t, twice.Issued(), issuance.Query{}); !slices.Equal(got, []string{"3f", "2f", "7", "1f"}) || twice.Issued().Cut() {
+		t.Errorf("with the journal again the record has %v, cut: %t", got, twice.Issued().Cut())
+	}
+	if got := list(t, twice.Issued(), issuance.Query{EndsAfter: now}); len(got) != 3 {
+		t.Errorf("in the order of their ends there are %v", got)
+	}
+}
+
+// What is asked is answered with all that was kept, wherever it is, over several turns of the journal.
+func TestJournalTurns(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	size, entries := 0, 0
+	for start := time.Now(); size < 5*boltstore.JournalHalf; entries++ {
+		e := issued(start.Add(time.Duration(entries)), newSerial(), time.Hour)
+		e.Message = strings.Repeat("x", 1+rand.IntN(20_000))
+		size += len(e.Message)
+		add(t, s.Issued(), e)
+		if entries%50 == 0 {
+			if got, err := s.Issued().Get(t.Context(), e.Serial); err != nil || got.Message != e.Message {
+				t.Fatalf("entry %d: %v", entries, err)
+			}
+		}
+	}
+	// One that the journal has no room for at all.
+	large := issued(time.Now(), "1f", time.Hour)
+	large.Message = strings.Repeat("x", boltstore.JournalHalf)
+	small := issued(time.Now(), "2f", time.Hour)
+	add(t, s.Issued(), large, small)
+	left := crash(t, path)
+	again := open(t, left)
+	if got := list(t, again.Issued(), issuance.Query{Limit: issuance.MaxLimit}); len(got) != entries+2 || again.Issued().Cut() {
+		t.Errorf("after a crash there are %d entries, want %d; cut: %t", len(got), entries+2, again.Issued().Cut())
+	}
+	if info, err := os.Stat(journalOf(path)); err != nil || info.Size() != 2*boltstore.JournalHalf {
+		t.Errorf("the journal has %d bytes, %v", info.Size(), err)
+	}
+}
+
+// What was written in part is left out, what came before it is not.
+func TestJournalCut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	now := time.Now()
+	add(t, s.Issued(), issued(now, "1f", time.Hour), issued(now.Add(1), "2f", time.Hour))
+	before, err := os.ReadFile(journalOf(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	add(t, s.Issued(), issued(now.Add(2), "3f", time.Hour))
+	after, err := os.ReadFile(journalOf(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := len(bytes.TrimRight(before, "\x00"))
+	end := len(bytes.TrimRight(after, "\x00"))
+	if begin < 1000 || end < begin+500 {
+		t.Fatalf("the last group goes from %d to %d", begin, end)
+	}
+	damaged := func(change func(content []byte) []byte) string {
+		file := filepath.Join(t.TempDir(), "journal")
+		if err := os.WriteFile(file, change(bytes.Clone(after)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	whole := after
+	after = after[:end+4096]
+	for at := begin; at < end; at++ {
+		if at > begin+100 && at < end-50 && at%97 != 0 {
+			continue
+		}
+		for what, change := range map[string]func([]byte) []byte{
+			"cut off":            func(c []byte) []byte { return c[:at] },
+			"not written":        func(c []byte) []byte { clear(c[at:]); return c },
+			"another byte":       func(c []byte) []byte { c[at] ^= 0x20; return c },
+			"what was there":     func(c []byte) []byte { copy(c[at:], strings.Repeat("MIIB", 1000)); return c },
+			"written at its end": func(c []byte) []byte { clear(c[begin:max(at+1, begin+8)]); return c },
+		} {
+			entries, complete, err := boltstore.ReadJournal(damaged(change), 0)
+			if err != nil || len(entries) != 2 {
+				t.Errorf("from %d on %s: %d entries, %v, want 2", at-begin, what, len(entries), err)
+			}
+			if what == "another byte" && at >= begin+8 && complete {
+				t.Errorf("from %d on %s: nobody is told", at-begin, what)
+			}
+		}
+	}
+	// With earlier entries missing those that are there are kept.
+	after = whole
+	entries, complete, err := boltstore.ReadJournal(damaged(func(c []byte) []byte {
+		copy(c[boltstore.JournalHalf:], c[begin:end])
+		clear(c[:begin+16])
+		return c
+	}), 1)
+	if err != nil || len(entries) != 1 || complete {
+		t.Errorf("with a gap: %d entries, complete: %t, %v", len(entries), complete, err)
+	}
+	left := crash(t, path)
+	if err := os.Truncate(journalOf(left), int64(end-1)); err != nil {
+		t.Fatal(err)
+	}
+	again := open(t, left)
+	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "1f"}) || !again.Issued().Cut() {
+		t.Errorf("the record has %v, cut: %t", got, again.Issued().Cut())
+	}
+	add(t, again.Issued(), issued(now.Add(3), "4f", time.Hour))
+	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"4f", "2f", "1f"}) {
+		t.Errorf("then the record has %v", got)
+	}
+}
+
+// TestJournalKilled ends a process in the middle of it, again and again: what it was told is kept is
+// there, once.
+func TestJournalKilled(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	told := map[string]bool{}
+	for round := range 8 {
+		c := child(t, "issue", path)
+		for n := 0; n < 20+round*30 && c.out.Scan(); n++ {
+			told[c.out.Text()] = true
+		}
+		c.kill(t)
+		for c.out.Scan() {
+			if len(c.out.Text()) > 30 { // the line that the kill cut
+				told[c.out.Text()] = true
+			}
+		}
+		_ = c.cmd.Wait() // it was killed
+		if round%3 == 2 {
+			continue // the next process finds two crashes' entries
+		}
+		s := open(t, path)
+		found, err := serials(s.Issued())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for serial := range told {
+			if found[serial] != 1 {
+				t.Errorf("kill %d: certificate %s was acknowledged, and is there %d times", round, serial, found[serial])
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(told)*largeEntry < 4*boltstore.JournalHalf {
+		t.Errorf("%d entries were acknowledged, want more: the journal has to turn", len(told))
+	}
+}
+
+// FuzzReadJournal: whatever is in the file, it is read or left out.
+func FuzzReadJournal(f *testing.F) {
+	path := filepath.Join(f.TempDir(), "tokens.db")
+	s := open(f, path)
+	add(f, s.Issued(), refused(time.Now(), 1), refused(time.Now(), 2))
+	content, err := os.ReadFile(journalOf(path))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(bytes.TrimRight(content, "\x00"))
+	f.Add([]byte(strings.Repeat("\x00", 7) + "\x01\xff\xff\xff\xff0000"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		file := filepath.Join(t.TempDir(), "journal")
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := boltstore.ReadJournal(file, 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Where the journal cannot be made, nothing is issued, and as soon as it can be, it is.
+func TestJournalCannotBeMade(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	if err := os.Mkdir(journalOf(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Issued().Append(t.Context(), issued(time.Now(), "1f", time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("Append = %v, want an error that names the file", err)
+	}
+	if err := os.Remove(journalOf(path)); err != nil {
+		t.Fatal(err)
+	}
+	add(t, s.Issued(), issued(time.Now(), "2f", time.Hour))
+	if got := list(t, s.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f"}) {
+		t.Errorf("the record has %v", got)
+	}
+	if info, err := os.Stat(journalOf(path)); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the journal has %v, %v", info.Mode(), err)
+	}
+}
+
+// appendUntil keeps entries until one fails.
+func appendUntil(s *boltstore.Issued, kept map[string]bool, most int) error {
+	for range most {
+		e := large(issued(time.Now(), newSerial(), time.Hour))
+		if err := s.Append(context.Background(), e); err != nil {
+			return err
+		}
+		kept[e.Serial] = true
+	}
+	return nil
+}
+
+// serials counts the entries of each certificate.
+func serials(s *boltstore.Issued) (map[string]int, error) {
+	found := map[string]int{}
+	for q := (issuance.Query{Limit: issuance.MaxLimit}); ; {
+		page, err := s.List(context.Background(), q)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range page.Entries {
+			found[e.Serial]++
+		}
+		if q.After = page.Next; q.After == "" {
+			return found, nil
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package boltstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"go.etcd.io/bbolt"
+)
+
+// Places in the record are 8 bytes of a time, in nanoseconds, and 8 of a number that tells entries
+// of the same time apart, so that their order is that of time. In bucket "issued" the time is that
+// of the entry.
+const placeLen = 16
+
+// firstTime and lastTime are what a place can say. What ends later, as certificates that never do,
+// is last.
+var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
+
+func place(at time.Time, number uint64) []byte {
+	if at.Before(firstTime) {
+		at = firstTime
+	} else if at.After(lastTime) {
+		at = lastTime
+	}
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(at.UnixNano())), number)
+}
+
+// numbered is a place with another number.
+func numbered(place []byte, number uint64) []byte {
+	return binary.BigEndian.AppendUint64(slices.Clip(place[:8]), number)
+}
+
+func timeOf(place []byte) time.Time {
+	if len(place) != placeLen {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(binary.BigEndian.Uint64(place)))
+}
+
+// record is the buckets of the record in a transaction.
+type record struct{ entries, ends, unissued *bbolt.Bucket }
+
+func recordIn(tx *bbolt.Tx) record {
+	r := record{tx.Bucket(issuedBucket), tx.Bucket(endsBucket), tx.Bucket(unissuedBucket)}
+	r.entries.FillPercent, r.unissued.FillPercent = 1, 1 // they grow at one end
+	return r
+}
+
+// lineOf is an entry of which v is the row.
+func lineOf(e issuance.Entry, v []byte) *line {
+	l := &line{place: place(e.Time, 0), v: v}
+	if e.Outcome == issuance.Issued {
+		l.ends = place(e.NotAfter, 0)
+	}
+	return l
+}
+
+// put adds an entry. The sequence of the bucket is the number of the last one.
+func (r record) put(l *line) error {
+	key := numbered(l.place, l.number)
+	if err := errors.Join(r.entries.SetSequence(l.number), r.entries.Put(key, l.v)); err != nil {
+		return err
+	}
+	if l.ends != nil {
+		return r.ends.Put(numbered(l.ends, l.number), key)
+	}
+	// The sequence of the bucket is how many are in it.
+	return errors.Join(r.unissued.Put(key, nil), r.unissued.SetSequence(r.unissued.Sequence()+1))
+}
+
+// sweep takes away some of what is due.
+func (r record) sweep(now time.Time, left int) error {
+	ended := r.ends.Cursor()
+	for at, key := ended.First(); at != nil && left > 0 && timeOf(at).Add(KeepEnded).Before(now); at, key = ended.First() {
+		at, key = bytes.Clone(at), bytes.Clone(key)
+		if err := errors.Join(r.entries.Delete(key), r.ends.Delete(at)); err != nil {
+			return err
+		}
+		left--
+	}
+	oldest := r.unissued.Cursor()
+	for key, _ := oldest.First(); key != nil && left > 0; key, _ = oldest.First() {
+		if r.unissued.Sequence() <= MaxUnissued && !timeOf(key).Add(KeepUnissued).Before(now) {
+			break
+		}
+		key = bytes.Clone(key)
+		if err := errors.Join(r.entries.Delete(key), r.unissued.Delete(key), r.unissued.SetSequence(r.unissued.Sequence()-1)); err != nil {
+			return err
+		}
+		left--
+	}
+	return nil
+}
+
+// newestFirst visits entries from the newest on, or from the one before after.
+func (r record) newestFirst(after []byte, visit func(place, key, v []byte) (bool, error)) error {
+	entries := r.entries.Cursor()
+	k, v := entries.Last()
+	if len(after) > 0 {
+		if k, _ = entries.Seek(after); k == nil {
+			k, v = entries.Last()
+		} else {
+			k, v = entries.Prev()
+		}
+	}
+	for ; k != nil; k, v = entries.Prev() {
+		if more, err := visit(k, k, v); err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// soonestFirst visits the entries of certificates in the order of their ends, from one on.
+func (r record) soonestFirst(from time.Time) func([]byte, func(place, key, v []byte) (bool, error)) error {
+	return func(after []byte, visit func(place, key, v []byte) (bool, error)) error {
+		ends := r.ends.Cursor()
+		start := after
+		if len(after) == 0 && !from.IsZero() {
+			start = place(from, 0)
+		}
+		at, key := ends.First()
+		if len(start) > 0 {
+			at, key = ends.Seek(start)
+		}
+		for ; at != nil; at, key = ends.Next() {
+			if bytes.Equal(at, after) {
+				continue
+			}
+			v := r.entries.Get(key)
+			if v == nil {
+				return fmt.Errorf("%w: bucket %q has no key %x, which bucket %q names", ErrDamaged, issuedBucket, key, endsBucket)
+			}
+			if more, err := visit(at, key, v); err != nil || !more {
+				return err
+			}
+		}
+		return nil
+	}
+}
