@@ -93,6 +93,12 @@ func (c *Computed) JSON(ctx context.Context) ([]byte, error) {
 	return now.json, now.jsonErr
 }
 
+// Config is what is signed at this time, as Kubeconfig or Follow has it. The bytes are shared and
+// must not be changed.
+func (c *Computed) Config(ctx context.Context) (kubeconfig []byte, err error) {
+	return c.kubeconfig(ctx)
+}
+
 // WaitSigned returns what is signed if the token signs it now; Data and JSON have the signature
 // then. There is nobody to wait for: an error that it does not wraps [ErrUnsigned] or
 // [ErrSignature]. The bytes are shared and must not be changed.

@@ -1,10 +1,12 @@
 package clusterinfo
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
@@ -66,6 +68,51 @@ func (c JoinCommand) line(token string) (string, error) {
 		b.WriteString(" --discovery-token-ca-cert-hash " + pin)
 	}
 	return b.String(), nil
+}
+
+// ParseJoinCommand reads a line as [JoinCommand.Reveal] gives it and kubeadm prints it, for a
+// worker. Its errors hold nothing of the line, which may be a secret in part.
+func ParseJoinCommand(line string) (JoinCommand, error) {
+	malformed := errors.New("join command: want kubeadm join HOST:PORT --token TOKEN --discovery-token-ca-cert-hash PIN")
+	words := strings.Fields(line)
+	if len(words) < 7 || len(words)%2 == 0 || words[0] != "kubeadm" || words[1] != "join" {
+		return JoinCommand{}, malformed
+	}
+	c := JoinCommand{Endpoint: strings.Trim(words[2], "'")}
+	for i := 3; i < len(words); i += 2 {
+		var err error
+		switch value := words[i+1]; words[i] {
+		case "--token":
+			if !c.Token.IsZero() {
+				return JoinCommand{}, malformed
+			}
+			c.Token, err = tokens.Parse(value)
+		case "--discovery-token-ca-cert-hash":
+			c.Pins = append(c.Pins, value)
+		default:
+			return JoinCommand{}, malformed
+		}
+		if err != nil {
+			return JoinCommand{}, fmt.Errorf("join command: %w", err)
+		}
+	}
+	if _, err := c.Reveal(); err != nil {
+		return JoinCommand{}, malformed
+	}
+	return c, nil
+}
+
+// Endpoint is the HOST:PORT of an API server's https://HOST[:PORT].
+func Endpoint(server string) (string, error) {
+	if err := checkServer(server); err != nil {
+		return "", err
+	}
+	u, err := url.Parse(server)
+	if err != nil {
+		return "", err
+	}
+	endpoint := net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))
+	return endpoint, CheckEndpoint(endpoint)
 }
 
 // A DNS name as RFC 1123 has it; upper case is the same name.

@@ -2,6 +2,7 @@ package clusterinfo_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -93,4 +94,52 @@ func ExampleJoinCommand() {
 	shown := command.String() // safe to log
 	fmt.Println(strings.ReplaceAll(shown, token.ID(), "ID"))
 	// Output: kubeadm join 10.0.0.1:6443 --token ID.<redacted> --discovery-token-ca-cert-hash sha256:0f4c1ba8f6b3e6f3a1d6a4f1c0e4b2d9a7c5e8f0b1d2c3a4958677869504a3b2
+}
+
+func TestParseJoinCommand(t *testing.T) {
+	token := mustToken(t, "abcdef.9876543210fedcba")
+	for _, endpoint := range []string{"10.0.0.1:6443", "api.example.com:443", "[fd00::1]:6443"} {
+		c := clusterinfo.JoinCommand{Endpoint: endpoint, Token: token, Pins: []string{pin1, pin2}}
+		line, err := c.Reveal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, printed := range []string{line, line + "\n", line + " \n"} { // kubeadm ends with a space
+			got, err := clusterinfo.ParseJoinCommand(printed)
+			if err != nil || got.Endpoint != endpoint || got.Token != token || !slices.Equal(got.Pins, c.Pins) {
+				t.Errorf("%s: %v, %v", endpoint, got, err)
+			}
+		}
+	}
+	good := "kubeadm join a:1 --token abcdef.9876543210fedcba --discovery-token-ca-cert-hash " + pin1
+	for name, line := range map[string]string{
+		"empty":          "",
+		"another":        strings.Replace(good, "join", "init", 1),
+		"no endpoint":    strings.Replace(good, " a:1", "", 1),
+		"no token":       "kubeadm join a:1 --discovery-token-ca-cert-hash " + pin1 + " --discovery-token-ca-cert-hash " + pin2,
+		"malformed":      strings.Replace(good, "fedcba", "FEDCBA", 1),
+		"two tokens":     good + " --token abcdef.9876543210fedcba",
+		"no pin":         "kubeadm join a:1 --token abcdef.9876543210fedcba",
+		"not a pin":      strings.Replace(good, "1f", "zz", 1),
+		"control plane":  good + " --control-plane --certificate-key " + strings.Repeat("5e", 32),
+		"another flag":   good + " --node-name a",
+		"without a word": good + " --node-name",
+	} {
+		if c, err := clusterinfo.ParseJoinCommand(line); err == nil {
+			t.Errorf("%s: %v", name, c)
+		} else if strings.Contains(err.Error(), "9876543210") {
+			t.Errorf("%s: the error has the secret: %v", name, err)
+		}
+	}
+}
+
+func TestEndpoint(t *testing.T) {
+	for server, want := range map[string]string{
+		"https://a:6443": "a:6443", "https://a": "a:443", "https://[fd00::1]": "[fd00::1]:443", "https://10.0.0.1:1/path": "10.0.0.1:1",
+		"http://a:1": "", "https://a:0": "", "https://a_b:1": "", "": "",
+	} {
+		if got, err := clusterinfo.Endpoint(server); (err == nil) != (want != "") || err == nil && got != want {
+			t.Errorf("%q: %q, %v, want %q", server, got, err, want)
+		}
+	}
 }

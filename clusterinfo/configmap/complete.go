@@ -27,7 +27,7 @@ type Complete struct {
 
 // Complete signs the kubeconfig that is in the ConfigMap at each time by the tokens of a store.
 func (c *ConfigMap) Complete(store tokens.Store) *Complete {
-	return &Complete{clusterinfo.Computed{Tokens: store, Lag: listLag, Follow: c.kubeconfig}, c}
+	return &Complete{clusterinfo.Computed{Tokens: store, Lag: listLag, Follow: c.Config}, c}
 }
 
 // JSON is [clusterinfo.Computed.JSON]. The error wraps [clusterinfo.ErrNotFound] if there is no
@@ -36,6 +36,11 @@ func (c *Complete) JSON(ctx context.Context) ([]byte, error) { return c.computed
 
 // Data is [clusterinfo.Computed.Data], with errors as those of JSON.
 func (c *Complete) Data(ctx context.Context) (map[string]string, error) { return c.computed.Data(ctx) }
+
+// Config is the kubeconfig that is in the ConfigMap, as [ConfigMap.Config] has it.
+func (c *Complete) Config(ctx context.Context) (kubeconfig []byte, err error) {
+	return c.from.Config(ctx)
+}
 
 // WaitSigned is [clusterinfo.Computed.WaitSigned]. Until ctx ends it waits for a kubeconfig to be
 // in the ConfigMap, and for errors of the store to pass.
@@ -53,18 +58,4 @@ func (c *Complete) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 			return nil, fmt.Errorf("waiting for a signature by token %s: %w; seen: %w", t, context.Cause(ctx), err)
 		}
 	}
-}
-
-// kubeconfig is what is in the ConfigMap. The bytes are shared and must not be changed.
-func (c *ConfigMap) kubeconfig(ctx context.Context) ([]byte, error) {
-	object, err := c.read(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if object == nil {
-		return nil, errNone
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.config, nil
 }

@@ -74,6 +74,20 @@ func (c *ConfigMap) JSON(ctx context.Context) ([]byte, error) {
 	return encode()
 }
 
+// Config is the kubeconfig in cluster-info as the watch has seen it last, whatever it says: empty if
+// there is none in it. The bytes are shared and must not be changed. Errors are those of Data.
+func (c *ConfigMap) Config(ctx context.Context) ([]byte, error) {
+	if _, err := c.read(ctx); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.object == nil {
+		return nil, errNone
+	}
+	return c.config, nil
+}
+
 // WaitSigned returns the kubeconfig of the live cluster-info as soon as that carries a signature
 // by the token that verifies, whoever made it. If ctx ends before, the error wraps the context's
 // and says what was there instead.

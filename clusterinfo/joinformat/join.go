@@ -1,0 +1,155 @@
+package joinformat
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+	"sigs.k8s.io/yaml"
+)
+
+// A Join is what a machine needs to become a node. Its methods fail if it is not complete.
+type Join struct {
+	// Endpoint is the HOST:PORT that the machine asks for cluster-info: a kubejoin server, or
+	// the API server.
+	Endpoint string
+	// Token is good for discovery and for authentication.
+	Token tokens.Token
+	// Server is the https://HOST:PORT of the API server, and CAs are what it is known by, both
+	// as in the kubeconfig of cluster-info.
+	Server string
+	CAs    []*x509.Certificate
+	// CertificateKey joins a machine of the control plane; zero joins a worker.
+	CertificateKey CertificateKey
+}
+
+// Line is kubeadm's line, with an end of line.
+func (j Join) Line() ([]byte, error) {
+	line, err := clusterinfo.JoinCommand{Endpoint: j.Endpoint, Token: j.Token, Pins: clusterinfo.Pins(j.CAs)}.Reveal()
+	if err != nil {
+		return nil, err
+	}
+	if !j.CertificateKey.IsZero() {
+		line += " --control-plane --certificate-key " + j.CertificateKey.Reveal()
+	}
+	return []byte(line + "\n"), nil
+}
+
+// What kubeadm reads, apiVersion kubeadm.k8s.io/v1beta4.
+type joinConfiguration struct {
+	APIVersion   string        `json:"apiVersion"`
+	Kind         string        `json:"kind"`
+	ControlPlane *controlPlane `json:"controlPlane,omitempty"`
+	Discovery    discovery     `json:"discovery"`
+}
+
+type controlPlane struct {
+	CertificateKey string `json:"certificateKey"`
+}
+
+type discovery struct {
+	BootstrapToken bootstrapToken `json:"bootstrapToken"`
+}
+
+type bootstrapToken struct {
+	APIServerEndpoint string   `json:"apiServerEndpoint"`
+	CACertHashes      []string `json:"caCertHashes"`
+	Token             string   `json:"token"` // kubeadm's tlsBootstrapToken, too
+}
+
+// Configuration is a JoinConfiguration for 'kubeadm join --config'. It says nothing of the machine
+// itself: fields such as nodeRegistration can be added.
+func (j Join) Configuration() ([]byte, error) {
+	if _, err := j.Line(); err != nil { // the same fields, checked
+		return nil, fmt.Errorf("join configuration: %w", err)
+	}
+	c := joinConfiguration{
+		APIVersion: "kubeadm.k8s.io/v1beta4", Kind: "JoinConfiguration",
+		Discovery: discovery{bootstrapToken{j.Endpoint, clusterinfo.Pins(j.CAs), j.Token.Reveal()}},
+	}
+	if !j.CertificateKey.IsZero() {
+		c.ControlPlane = &controlPlane{j.CertificateKey.Reveal()}
+	}
+	return yaml.Marshal(c)
+}
+
+type kubeconfig struct {
+	APIVersion     string         `json:"apiVersion"`
+	Kind           string         `json:"kind"`
+	Clusters       []namedCluster `json:"clusters"`
+	Contexts       []namedContext `json:"contexts"`
+	CurrentContext string         `json:"current-context"`
+	Users          []namedUser    `json:"users"`
+}
+
+type namedCluster struct {
+	Name    string  `json:"name"`
+	Cluster cluster `json:"cluster"`
+}
+
+type cluster struct {
+	CAData []byte `json:"certificate-authority-data"`
+	Server string `json:"server"`
+}
+
+type namedContext struct {
+	Name    string        `json:"name"`
+	Context configContext `json:"context"`
+}
+
+type configContext struct {
+	Cluster string `json:"cluster"`
+	User    string `json:"user"`
+}
+
+type namedUser struct {
+	Name string `json:"name"`
+	User user   `json:"user"`
+}
+
+type user struct {
+	Token string `json:"token"`
+}
+
+// Names as kubeadm gives them.
+const (
+	clusterName = "kubernetes"
+	userName    = "tls-bootstrap-token-user"
+	contextName = userName + "@" + clusterName
+)
+
+// Kubeconfig is a kubeconfig of the API server with the token as the credential: a file for
+// 'kubeadm join --discovery-file', which then needs no anonymous access and no Endpoint, and for a
+// kubelet's --bootstrap-kubeconfig. kubeadm takes a certificate key from its own flag alone, so that
+// with a CertificateKey it is an error.
+func (j Join) Kubeconfig() ([]byte, error) {
+	if !j.Token.HasSecret() {
+		return nil, fmt.Errorf("token %s: its secret is not known", j.Token)
+	}
+	if !j.CertificateKey.IsZero() {
+		return nil, errors.New("certificate key: a kubeconfig has no place for it")
+	}
+	// What discovery could not carry, this does not either.
+	if _, err := clusterinfo.Kubeconfig(j.Server, j.CAs); err != nil {
+		return nil, err
+	}
+	return yaml.Marshal(kubeconfig{
+		APIVersion: "v1", Kind: "Config",
+		Clusters:       []namedCluster{{clusterName, cluster{[]byte(j.Bundle()), j.Server}}},
+		Contexts:       []namedContext{{contextName, configContext{clusterName, userName}}},
+		CurrentContext: contextName,
+		Users:          []namedUser{{userName, user{j.Token.Reveal()}}},
+	})
+}
+
+// Bundle is the CAs in PEM.
+func (j Join) Bundle() string {
+	var bundle []byte
+	for _, ca := range j.CAs {
+		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
+	}
+	return string(bundle)
+}

@@ -1,0 +1,329 @@
+package joinformat_test
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/tokens"
+	"sigs.k8s.io/yaml"
+)
+
+var update = flag.Bool("update", false, "write what is made now to testdata")
+
+const secret = "9876543210fedcba"
+
+// example is what the golden files are of.
+func example(t *testing.T) joinformat.Join {
+	t.Helper()
+	pem, err := os.ReadFile("testdata/ca.crt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cas, err := clusterinfo.ParseCAs(pem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return joinformat.Join{Endpoint: "join.example.com:9443", Token: mustToken(t, "abcdef."+secret), Server: "https://api.example.com:6443", CAs: cas}
+}
+
+func mustToken(t *testing.T, s string) tokens.Token {
+	t.Helper()
+	token, err := tokens.Parse(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+func mustKey(t *testing.T) joinformat.CertificateKey {
+	t.Helper()
+	key, err := joinformat.ParseCertificateKey(strings.Repeat("5e", 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+var forms = map[string]func(joinformat.Join) ([]byte, error){
+	"line.txt":           joinformat.Join.Line,
+	"configuration.yaml": joinformat.Join.Configuration,
+	"kubeconfig.yaml":    joinformat.Join.Kubeconfig,
+	"script.sh":          joinformat.Join.Script,
+	"cloud-config.yaml":  joinformat.Join.CloudConfig,
+	"ignition.json":      joinformat.Join.Ignition,
+}
+
+func TestForms(t *testing.T) {
+	for name, form := range forms {
+		got, err := form(example(t))
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		file := filepath.Join("testdata", name)
+		if *update {
+			if err := os.WriteFile(file, got, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s differs from %s, which go test -update writes:\n%s", name, file, got)
+		}
+	}
+}
+
+// Both documents have the script as it is, and nothing else that is secret.
+func TestDocumentsHoldTheScript(t *testing.T) {
+	j := example(t)
+	j.CertificateKey = mustKey(t)
+	script, err := j.Script()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cloud, err := j.CloudConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Files []struct{ Path, Content, Permissions string } `json:"write_files"`
+	}
+	if err := yaml.Unmarshal(cloud, &config); err != nil {
+		t.Fatal(err)
+	}
+	if len(config.Files) != 1 || config.Files[0].Content != string(script) || config.Files[0].Permissions != "0700" || config.Files[0].Path != joinformat.CloudConfigScript {
+		t.Errorf("cloud-config writes %+v", config.Files)
+	}
+	if !bytes.HasPrefix(cloud, []byte("#cloud-config\n")) {
+		t.Errorf("cloud-config begins with %.20q", cloud)
+	}
+	if len(cloud) > 16<<10 { // what EC2 takes as user data
+		t.Errorf("cloud-config has %d bytes", len(cloud))
+	}
+	ignition, err := j.Ignition()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var machine struct {
+		Storage struct {
+			Files []struct {
+				Path     string
+				Mode     int
+				Contents struct{ Source string }
+			}
+		}
+	}
+	if err := json.Unmarshal(ignition, &machine); err != nil {
+		t.Fatal(err)
+	}
+	if len(machine.Storage.Files) != 1 {
+		t.Fatalf("ignition writes %+v", machine.Storage.Files)
+	}
+	file := machine.Storage.Files[0]
+	content, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(file.Contents.Source, "data:;base64,"))
+	if err != nil || !bytes.Equal(content, script) || file.Mode != 0o700 || file.Path != joinformat.IgnitionScript {
+		t.Errorf("ignition writes %s, mode %o, %v", file.Path, file.Mode, err)
+	}
+}
+
+// systemd takes the unit, and starts it again when it has failed.
+func TestIgnitionUnit(t *testing.T) {
+	document, err := example(t).Ignition()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var machine struct {
+		Systemd struct{ Units []struct{ Contents string } }
+	}
+	if err := json.Unmarshal(document, &machine); err != nil || len(machine.Systemd.Units) != 1 {
+		t.Fatalf("%d units, %v", len(machine.Systemd.Units), err)
+	}
+	unit := machine.Systemd.Units[0].Contents
+	after, _, _ := strings.Cut(strings.SplitAfter(unit, "\nAfter=")[1], "\n")
+	if !slices.Contains(strings.Fields(after), "time-sync.target") {
+		t.Errorf("it starts after %s, and not after time-sync.target", after)
+	}
+	for _, want := range []string{"Type=oneshot", "Restart=on-failure", "RestartSec=60", "RestartPreventExitStatus=2"} {
+		if !strings.Contains(unit, "\n"+want+"\n") {
+			t.Errorf("it has no %s:\n%s", want, unit)
+		}
+	}
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Log("systemd-analyze, which would read it, is not here")
+		return
+	}
+	verify := func(unit string) (string, error) {
+		file := filepath.Join(t.TempDir(), joinformat.IgnitionUnit)
+		if err := os.WriteFile(file, []byte(unit), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		output, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", file).CombinedOutput()
+		return string(output), err
+	}
+	if output, err := verify(unit); err != nil || strings.Contains(output, joinformat.IgnitionUnit) {
+		t.Errorf("systemd-analyze: %v\n%s", err, output)
+	}
+	for right, wrong := range map[string]string{"on-failure": "always", "RestartSec": "RestartSecs"} {
+		if output, err := verify(strings.Replace(unit, right, wrong, 1)); err == nil && !strings.Contains(output, joinformat.IgnitionUnit) {
+			t.Errorf("systemd-analyze takes %s: this check could not fail", wrong)
+		}
+	}
+}
+
+// A token that looks like a number stays text, and what an API server's URL may hold stays one
+// value, in each reader of YAML.
+func TestValuesStayValues(t *testing.T) {
+	for _, token := range []string{"123456.7890123456789012", "1e3456.7890123456789012", "000000.0000000000000e10", "nanabc.trueyesnonullabc"} {
+		for _, server := range []string{
+			"https://api.example.com:6443", "https://[fd00::1]:6443", `https://api.example.com/"$(reboot)'`,
+			"https://api.example.com/%0Atoken:%20x", "https://api.example.com/a: {b}", "https://api.example.com/\u2028users:",
+		} {
+			j := example(t)
+			j.Token, j.Server = mustToken(t, token), server
+			content, err := j.Kubeconfig()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var k struct {
+				Clusters []struct{ Cluster struct{ Server string } }
+				Users    []struct{ User struct{ Token any } }
+			}
+			if err := yaml.UnmarshalStrict(content, &struct {
+				APIVersion, Kind string
+				Current          string `json:"current-context"`
+				Contexts         []any
+				Clusters         []any
+				Users            []any
+			}{}); err != nil {
+				t.Errorf("%s: %v", content, err)
+			}
+			if err := yaml.Unmarshal(content, &k); err != nil || len(k.Clusters) != 1 || len(k.Users) != 1 ||
+				k.Clusters[0].Cluster.Server != server || k.Users[0].User.Token != token {
+				t.Errorf("%s and %s, %v:\n%s", token, server, err, content)
+			}
+			content, err = j.Configuration()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var c struct {
+				Discovery struct{ BootstrapToken struct{ Token any } }
+			}
+			if err := yaml.Unmarshal(content, &c); err != nil || c.Discovery.BootstrapToken.Token != token {
+				t.Errorf("%s, %v:\n%s", token, err, content)
+			}
+			// Nothing of cluster-info is in the script, but for what the CAs are known by.
+			script, err := j.Script()
+			if err != nil || strings.Contains(string(script), server) {
+				t.Errorf("%v; the script holds %s", err, server)
+			}
+		}
+	}
+}
+
+// What is not complete, or could be more than a value, is refused by each form that has it.
+func TestRefused(t *testing.T) {
+	withKey := example(t)
+	withKey.CertificateKey = mustKey(t)
+	if content, err := withKey.Kubeconfig(); err == nil {
+		t.Errorf("a kubeconfig with a certificate key: %s", content)
+	}
+	onlyID, err := tokens.OnlyID("abcdef")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*joinformat.Join){
+		"zero":              func(j *joinformat.Join) { *j = joinformat.Join{} },
+		"no token":          func(j *joinformat.Join) { j.Token = tokens.Token{} },
+		"no secret":         func(j *joinformat.Join) { j.Token = onlyID },
+		"no CA":             func(j *joinformat.Join) { j.CAs = nil },
+		"quote in endpoint": func(j *joinformat.Join) { j.Endpoint = "a';reboot;':1" },
+		"line in endpoint":  func(j *joinformat.Join) { j.Endpoint = "a:1\nreboot" },
+		"shell in endpoint": func(j *joinformat.Join) { j.Endpoint = "$(reboot):1" },
+		"EOF in endpoint":   func(j *joinformat.Join) { j.Endpoint = "a\nEOF\nreboot:1" },
+	} {
+		j := example(t)
+		change(&j)
+		for form, make := range forms {
+			if form == "kubeconfig.yaml" && strings.Contains(name, "endpoint") {
+				continue // which it does not have
+			}
+			if content, err := make(j); err == nil || content != nil {
+				t.Errorf("%s: %s: %s, %v, want an error", form, name, content, err)
+			} else if strings.Contains(err.Error(), secret) {
+				t.Errorf("%s: %s: the error has the secret: %v", form, name, err)
+			}
+		}
+	}
+	for _, server := range []string{"", "http://a:1", "https://user:pass@a:1", "https://a:1?q", "https://a:1\nusers:"} {
+		j := example(t)
+		j.Server = server
+		if content, err := j.Kubeconfig(); err == nil {
+			t.Errorf("server %q: %s", server, content)
+		}
+	}
+}
+
+func TestCertificateKey(t *testing.T) {
+	key := mustKey(t)
+	j := example(t)
+	j.CertificateKey = key
+	for _, shown := range []string{fmt.Sprintf("%v %+v %#v %s %q", key, key, key, key, key), fmt.Sprintf("%v %+v %#v", j, j, j), fmt.Sprint(key.LogValue())} {
+		if strings.Contains(shown, "5e5e") || strings.Contains(shown, secret) {
+			t.Errorf("shown as %s", shown)
+		}
+	}
+	if text, err := json.Marshal(key); err != nil || strings.Contains(string(text), "5e5e") {
+		t.Errorf("%s, %v", text, err)
+	}
+	for _, wrong := range []string{"", "5e", strings.Repeat("5g", 32), strings.Repeat("5e", 33)} {
+		if key, err := joinformat.ParseCertificateKey(wrong); err == nil || !key.IsZero() || wrong != "" && strings.Contains(err.Error(), wrong) {
+			t.Errorf("%q: %v, %v", wrong, key, err)
+		}
+	}
+	for form, make := range map[string]func() ([]byte, error){"line": j.Line, "configuration": j.Configuration, "script": j.Script} {
+		if content, err := make(); err != nil || !strings.Contains(string(content), key.Reveal()) {
+			t.Errorf("%s: %s, %v", form, content, err)
+		}
+	}
+	if (joinformat.CertificateKey{}).Reveal() != "" {
+		t.Error("the zero key reveals something")
+	}
+}
+
+func TestBundle(t *testing.T) {
+	a, b := newCA(t, "a"), newCA(t, "b")
+	cas, err := clusterinfo.ParseCAs([]byte(joinformat.Join{CAs: []*x509.Certificate{a.cert, b.cert}}.Bundle()))
+	if err != nil || len(cas) != 2 || !cas[0].Equal(a.cert) || !cas[1].Equal(b.cert) {
+		t.Errorf("%d CAs, %v", len(cas), err)
+	}
+}
+
+// bundle64 is a CA as a kubeconfig has it.
+func bundle64(t *testing.T, ca testCA) string {
+	t.Helper()
+	return base64.StdEncoding.EncodeToString([]byte(joinformat.Join{CAs: []*x509.Certificate{ca.cert}}.Bundle()))
+}
+
+// kubeconfigIn is the same text for kubeconfigs that mean the same.
+func kubeconfigIn(t *testing.T, content string) string {
+	t.Helper()
+	asJSON, err := yaml.YAMLToJSONStrict([]byte(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(asJSON)
+}

@@ -1,0 +1,535 @@
+package joinformat_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+)
+
+// A server of cluster-info, which looks at what it is asked.
+type server struct {
+	*httptest.Server
+	asked atomic.Int32
+}
+
+const apiServer = "https://api.example.com:6443"
+
+// serve answers under a certificate; nth counts the requests from 1.
+func serve(t *testing.T, certificate tls.Certificate, answer func(w http.ResponseWriter, nth int32)) *server {
+	t.Helper()
+	return serveAfter(t, func(int32) tls.Certificate { return certificate }, answer)
+}
+
+// serveAfter answers under what certificate gives after so many requests.
+func serveAfter(t *testing.T, certificate func(asked int32) tls.Certificate, answer func(w http.ResponseWriter, nth int32)) *server {
+	t.Helper()
+	s := &server{}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		asked := fmt.Sprint(r.Method, r.URL, r.Header, string(body))
+		if r.Header.Get("Authorization") != "" || strings.Contains(asked, "9876543210") || r.Method != http.MethodGet {
+			t.Errorf("asked %s", asked)
+		}
+		answer(w, s.asked.Add(1))
+	}))
+	s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		return &tls.Config{Certificates: []tls.Certificate{certificate(s.asked.Load())}}, nil
+	}}
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s
+}
+
+func with(body []byte) func(http.ResponseWriter, int32) {
+	return func(w http.ResponseWriter, _ int32) { _, _ = w.Write(body) }
+}
+
+// configMap is cluster-info as kubejoin answers it.
+func configMap(t *testing.T, kubeconfig []byte) []byte {
+	t.Helper()
+	body, err := clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": string(kubeconfig), "jws-kubeconfig-abcdef": "e30..AA"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
+func kubeconfigOf(t *testing.T, cas ...testCA) []byte {
+	t.Helper()
+	var certs []*x509.Certificate
+	for _, ca := range cas {
+		certs = append(certs, ca.cert)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, certs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
+// A machine is a folder in which a script runs with a kubeadm that notes what it is given, or
+// without one.
+type machine struct {
+	dir, script string
+	shell       []string
+	env         []string
+}
+
+func newMachine(t *testing.T, j joinformat.Join) *machine {
+	t.Helper()
+	for _, needed := range []string{"curl", "openssl"} {
+		if _, err := exec.LookPath(needed); err != nil {
+			t.Fatalf("%s is missing: install it, the script uses it", needed)
+		}
+	}
+	m := &machine{dir: t.TempDir(), shell: []string{"sh"}}
+	m.script = filepath.Join(m.dir, "join.sh")
+	content, err := j.Script()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, "join.sh", string(content))
+	for _, dir := range []string{"bin", "tmp"} {
+		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m
+}
+
+func (m *machine) write(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(m.dir, name), []byte(content), 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubeadm installs one that notes its arguments, environment and configuration, and the mode of
+// that, and ends with a code.
+func (m *machine) kubeadm(t *testing.T, code int) {
+	t.Helper()
+	m.write(t, "bin/kubeadm", fmt.Sprintf(`#!/bin/sh
+cd %s
+printf '%%s\n' "$@" >args
+env >environment
+umask >umask
+while [ "$1" != --config ]; do shift; done
+cp "$2" config
+stat -c %%a "$2" >mode
+exit %d
+`, m.dir, code))
+	m.write(t, "bin/id", "#!/bin/sh\necho 0\n") // who tests need not be root
+}
+
+// run runs the script, and looks for secrets in all that it leaves behind and prints.
+func (m *machine) run(t *testing.T, args ...string) (output string, code int) {
+	t.Helper()
+	cmd := m.start(t, args...)
+	return m.end(t, cmd)
+}
+
+// start begins what run does. It has a minute.
+func (m *machine) start(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, m.shell[0], slices.Concat(m.shell[1:], []string{m.script}, args)...)
+	cmd.WaitDelay = time.Second // what it has left behind may hold its output
+	cmd.Stdout = &bytes.Buffer{}
+	cmd.Stderr = cmd.Stdout
+	cmd.Env = append([]string{
+		"PATH=" + filepath.Join(m.dir, "bin") + ":/usr/bin:/bin", "HOME=" + m.dir, "TMPDIR=" + filepath.Join(m.dir, "tmp"),
+		"KUBEJOIN_KUBECONFIG=" + m.file("kubelet.conf"), "KUBEJOIN_BOOTSTRAP_KUBECONFIG=" + m.file("bootstrap.conf"), "KUBEJOIN_CA_FILE=" + m.file("ca.crt"),
+	}, m.env...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+func (m *machine) end(t *testing.T, cmd *exec.Cmd) (output string, code int) {
+	t.Helper()
+	err := cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	out := cmd.Stdout.(*bytes.Buffer).Bytes()
+	if bytes.Contains(out, []byte(secret)) {
+		t.Errorf("the output holds the secret:\n%s", out)
+	}
+	if left, err := filepath.Glob(m.file("tmp/*")); err != nil || len(left) > 0 {
+		t.Errorf("%s is left, %v", left, err)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+func (m *machine) file(name string) string { return filepath.Join(m.dir, name) }
+
+func (m *machine) read(t *testing.T, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(m.file(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// untouched fails if anything is there that the script could have written.
+func (m *machine) untouched(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{"args", "bootstrap.conf", "ca.crt"} {
+		if _, err := os.Lstat(m.file(name)); err == nil {
+			t.Errorf("%s was written", name)
+		}
+	}
+}
+
+func joinOf(t *testing.T, s *server, cas ...testCA) joinformat.Join {
+	j := joinformat.Join{Token: mustToken(t, "abcdef."+secret), Server: apiServer, Endpoint: s.Listener.Addr().String()}
+	for _, ca := range cas {
+		j.CAs = append(j.CAs, ca.cert)
+	}
+	return j
+}
+
+func TestScriptRunsKubeadm(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "cluster")
+	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	j := joinOf(t, s, ca)
+	m := newMachine(t, j)
+	m.kubeadm(t, 0)
+	m.write(t, "more.yaml", "nodeRegistration:\n  name: worker-7\n")
+	output, code := m.run(t, "--add-config", m.file("more.yaml"), "--", "--node-name", "a b", "-v=5")
+	if code != 0 {
+		t.Fatalf("%d:\n%s", code, output)
+	}
+	args := strings.Split(m.read(t, "args"), "\n")
+	if len(args) < 7 || args[0] != "join" || args[1] != "--config" || !slices.Equal(args[3:6], []string{"--node-name", "a b", "-v=5"}) {
+		t.Errorf("kubeadm %q", args)
+	}
+	if _, err := os.Stat(args[2]); err == nil {
+		t.Errorf("%s, which has the token, is still there", args[2])
+	}
+	config, err := j.Configuration()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := m.read(t, "config"); got != string(config)+m.read(t, "more.yaml") {
+		t.Errorf("kubeadm read\n%s\nwant\n%s", got, config)
+	}
+	if mode := m.read(t, "mode"); mode != "600\n" {
+		t.Errorf("what kubeadm read had mode %s", mode)
+	}
+	if now := m.read(t, "umask"); now == "0077\n" {
+		t.Errorf("kubeadm has umask %s, and would write what others have to read", now)
+	}
+	for _, where := range []string{"args", "environment"} {
+		if strings.Contains(m.read(t, where), secret) {
+			t.Errorf("kubeadm's %s hold the secret", where)
+		}
+	}
+	if n := s.asked.Load(); n != 2 {
+		t.Errorf("asked %d times, want 2", n)
+	}
+}
+
+func TestScriptSaysWhatKubeadmDid(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "cluster")
+	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	m := newMachine(t, joinOf(t, s, ca))
+	m.kubeadm(t, 7)
+	if output, code := m.run(t); code != 5 || !strings.Contains(output, "exit code 7") || !strings.Contains(output, "kubeadm reset") {
+		t.Errorf("%d:\n%s", code, output)
+	}
+}
+
+// The kubelet's files have what was verified, and are the same after a second run. The spellings
+// are those of kube-apiserver for curl and for others, and what people write into cluster-info.
+func TestScriptWritesFiles(t *testing.T) {
+	t.Parallel()
+	ca, other := newCA(t, "cluster"), newCA(t, "other")
+	kubeconfig := kubeconfigOf(t, other, ca)
+	var asObject any
+	if err := json.Unmarshal([]byte(strings.NewReplacer(
+		"BUNDLE", bundle64(t, ca), "SERVER", apiServer).Replace(`{"apiVersion":"v1","clusters":[{"cluster":{"certificate-authority-data":"BUNDLE","server":"SERVER"},"name":""}],"kind":"Config"}`)), &asObject); err != nil {
+		t.Fatal(err)
+	}
+	flow, err := json.Marshal(asObject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pretty bytes.Buffer
+	if err := json.Indent(&pretty, configMap(t, kubeconfig), "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	quoted := strings.ReplaceAll(string(kubeconfig), apiServer, `"`+apiServer+`"`)
+	annotated := bytes.Replace(configMap(t, kubeconfig), []byte(`"metadata":{`), []byte(`"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"data\":{\"kubeconfig\":\"clusters:\\n- cluster:\\n    certificate-authority-data: AAAA\\n    server: https://old.example.com:1\\n\"}}"},`), 1)
+	if !bytes.Contains(annotated, []byte("old.example.com")) {
+		t.Fatal("there is no annotation")
+	}
+	for name, body := range map[string][]byte{
+		"compact": configMap(t, kubeconfig), "pretty": pretty.Bytes(), "annotated": annotated,
+		"quoted": configMap(t, []byte(quoted)), "JSON in JSON": configMap(t, flow),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, ca.serving(t, "127.0.0.1"), with(body))
+			j := joinOf(t, s, ca)
+			m := newMachine(t, j)
+			m.write(t, "bin/kubelet", "#!/bin/sh\n")
+			output, code := m.run(t)
+			if code != 0 {
+				t.Fatalf("%d:\n%s", code, output)
+			}
+			cas, err := clusterinfo.ParseCAs([]byte(m.read(t, "ca.crt")))
+			if err != nil || len(cas) != 1 || !cas[0].Equal(ca.cert) {
+				t.Errorf("%d CAs, %v, want the one with the pin", len(cas), err)
+			}
+			if got, want := kubeconfigIn(t, m.read(t, "bootstrap.conf")), kubeconfigIn(t, mustBytes(t, j.Kubeconfig)); got != want {
+				t.Errorf("bootstrap.conf is\n%s\nwant\n%s", got, want)
+			}
+			for file, want := range map[string]os.FileMode{"bootstrap.conf": 0o600, "ca.crt": 0o644} {
+				if info, err := os.Stat(m.file(file)); err != nil || info.Mode().Perm() != want {
+					t.Errorf("%s: %v, %v, want mode %o", file, info, err, want)
+				}
+			}
+			before := m.read(t, "bootstrap.conf")
+			if output, code := m.run(t); code != 0 || m.read(t, "bootstrap.conf") != before {
+				t.Errorf("the second time: %d:\n%s", code, output)
+			}
+			m.write(t, "ca.crt", "another")
+			if output, code := m.run(t); code != 1 || !strings.Contains(output, "differs") || m.read(t, "ca.crt") != "another" {
+				t.Errorf("with another CA there: %d:\n%s", code, output)
+			}
+			m.write(t, "kubelet.conf", "")
+			asked := s.asked.Load()
+			if output, code := m.run(t); code != 0 || !strings.Contains(output, "joined already") || s.asked.Load() != asked {
+				t.Errorf("after it has joined: %d:\n%s", code, output)
+			}
+		})
+	}
+}
+
+// What is not the cluster is told nothing, and leaves nothing.
+func TestScriptRefuses(t *testing.T) {
+	t.Parallel()
+	ca, other := newCA(t, "cluster"), newCA(t, "other")
+	good := configMap(t, kubeconfigOf(t, ca))
+	for name, test := range map[string]struct {
+		certificate tls.Certificate
+		body        []byte
+		code        int
+		want        string
+	}{
+		"another CA":                       {other.serving(t, "127.0.0.1"), configMap(t, kubeconfigOf(t, other)), 3, clusterinfo.Pin(other.cert)},
+		"the right CA's bundle, by others": {other.serving(t, "127.0.0.1"), good, 3, "certificate"},
+		"the same, and out of date":        {other.servingIn(t, "127.0.0.1", -2*time.Hour), good, 3, "certificate"},
+		"another machine's certificate":    {ca.serving(t, "127.0.0.2"), good, 3, "127.0.0.1"},
+		"no CA":                            {ca.serving(t, "127.0.0.1"), []byte(`{"data":{"kubeconfig":"kind: Config"}}`), 4, "no CA"},
+		"a web page":                       {ca.serving(t, "127.0.0.1"), []byte("<html>log in</html>"), 4, "no CA"},
+		"no kubeconfig":                    {ca.serving(t, "127.0.0.1"), []byte(`{"data":{}}`), 4, "no CA"},
+		"too much of a CA":                 {ca.serving(t, "127.0.0.1"), []byte(`{"data":{"kubeconfig":"certificate-authority-data: ` + strings.Repeat("A", 200_000) + `"}}`), 4, "no CA"},
+		"shell in the server":              {ca.serving(t, "127.0.0.1"), bytes.ReplaceAll(good, []byte(apiServer), []byte("https://$(touch${IFS}reboot)`reboot`;x")), 3, "plain URL"},
+		"plain HTTP in the server":         {ca.serving(t, "127.0.0.1"), bytes.ReplaceAll(good, []byte(apiServer), []byte("http://api")), 3, "no server"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, test.certificate, with(test.body))
+			for _, flag := range []string{"--no-kubeadm", "--kubeadm"} {
+				if strings.Contains(name, "in the server") && flag == "--kubeadm" {
+					continue // which looks at that itself
+				}
+				m := newMachine(t, joinOf(t, s, ca))
+				m.kubeadm(t, 0)
+				output, code := m.run(t, "--timeout", "0", flag)
+				if code != test.code || !strings.Contains(output, test.want) {
+					t.Errorf("%s: %d, want %d:\n%s", flag, code, test.code, output)
+				}
+				if flag == "--kubeadm" || !strings.Contains(name, "in the server") {
+					m.untouched(t)
+				}
+			}
+		})
+	}
+}
+
+func TestScriptOptions(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "cluster")
+	s := serve(t, ca.serving(t, "127.0.0.1"), with(nil))
+	for _, test := range []struct {
+		args, programs string
+		code           int
+		want           string
+	}{
+		{"--help", "", 0, "Usage: "},
+		{"", "", 1, "neither kubeadm nor a kubelet"},
+		{"--kubeadm", "kubelet", 1, "kubeadm is missing"},
+		{"--frob", "kubeadm", 2, "--frob: unknown option"},
+		{"frob", "kubeadm", 2, "frob: unknown option"},
+		{"--ca-file", "kubeadm", 2, "a value is missing"},
+		{"--timeout 5m", "kubeadm", 2, "number of seconds"},
+		{"--timeout 010", "kubeadm", 2, "number of seconds"},
+		{"--no-kubeadm -- --v=5", "kubeadm", 2, "it is not used"},
+		{"--timeout 0 --add-config /nonexistent/more.yaml", "kubeadm id", 1, "/nonexistent/more.yaml cannot be read"},
+		{"--timeout 0 --add-config /", "kubeadm id", 1, "/ cannot be read"},
+	} {
+		m := newMachine(t, joinOf(t, s, ca))
+		for program := range strings.FieldsSeq(test.programs) {
+			m.write(t, "bin/"+program, "#!/bin/sh\necho 0\nexit 1\n")
+		}
+		if output, code := m.run(t, strings.Fields(test.args)...); code != test.code || !strings.Contains(output, test.want) {
+			t.Errorf("%q: %d, want %d and %q:\n%s", test.args, code, test.code, test.want, output)
+		}
+		m.untouched(t)
+	}
+	m := newMachine(t, joinOf(t, s, ca))
+	m.kubeadm(t, 0)
+	m.write(t, "bin/id", "#!/bin/sh\necho 1000\n")
+	if output, code := m.run(t); code != 1 || !strings.Contains(output, "run this as root") {
+		t.Errorf("without root: %d:\n%s", code, output)
+	}
+	j := joinOf(t, s, ca)
+	j.CertificateKey = mustKey(t)
+	m = newMachine(t, j)
+	if output, code := m.run(t, "--no-kubeadm"); code != 1 || !strings.Contains(output, "control plane") {
+		t.Errorf("a control plane without kubeadm: %d:\n%s", code, output)
+	}
+	if n := s.asked.Load(); n != 0 {
+		t.Errorf("asked %d times", n)
+	}
+}
+
+// Each shell at hand reads it, and tells nobody when it is to trace.
+func TestScriptInShells(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "cluster")
+	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	for _, shell := range [][]string{
+		{"sh"}, {"sh", "-x"}, {"sh", "-v"}, {"sh", "-xv"}, {"sh", "-eu"}, {"dash"}, {"dash", "-xv"}, {"bash", "--posix"}, {"bash", "-xv"}, {"busybox", "sh"}, {"mksh"}, {"ksh"},
+	} {
+		if _, err := exec.LookPath(shell[0]); err != nil && shell[0] != "sh" {
+			t.Logf("%s is not here", shell[0])
+			continue
+		}
+		m := newMachine(t, joinOf(t, s, ca))
+		m.shell = shell
+		if output, code := m.run(t, "--no-kubeadm"); code != 0 {
+			t.Errorf("%s: %d:\n%s", shell, code, output)
+		}
+		m.kubeadm(t, 0)
+		if output, code := m.run(t); code != 0 || m.read(t, "args") == "" {
+			t.Errorf("%s: %d:\n%s", shell, code, output)
+		}
+		check := exec.CommandContext(t.Context(), shell[0], slices.Concat(shell[1:], []string{"-n", m.script})...)
+		if output, err := check.CombinedOutput(); err != nil {
+			t.Errorf("%s -n: %v\n%s", shell, err, output)
+		}
+	}
+	// From standard input, as with ssh MACHINE sh -s, of which kubeadm must read nothing.
+	m := newMachine(t, joinOf(t, s, ca))
+	m.kubeadm(t, 0)
+	m.shell = []string{"sh", "-c", `sh -s -- --timeout 9 <"$0"`}
+	if output, code := m.run(t); code != 0 || m.read(t, "args") == "" {
+		t.Errorf("from standard input: %d:\n%s", code, output)
+	}
+	if _, err := exec.LookPath("shellcheck"); err == nil {
+		m := newMachine(t, joinOf(t, s, ca))
+		if output, err := exec.CommandContext(t.Context(), "shellcheck", "--shell=sh", m.script).CombinedOutput(); err != nil {
+			t.Errorf("shellcheck: %v\n%s", err, output)
+		}
+	}
+}
+
+// A script that was cut off, by whatever carried it, runs nothing.
+func TestScriptCutOff(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "cluster")
+	s := serve(t, ca.serving(t, "127.0.0.1"), with(nil))
+	m := newMachine(t, joinOf(t, s, ca))
+	whole := m.read(t, "join.sh")
+	for _, program := range []string{"curl", "openssl", "kubeadm", "kubelet", "id", "mkdir", "mktemp", "rm", "cat", "date", "cut"} {
+		m.write(t, "bin/"+program, "#!/bin/sh\necho "+program+" >>"+m.file("ran")+"\n")
+	}
+	step := 41
+	for end := 0; end < len(whole)-2; end += step { // what is last is an end of line
+		if end > len(whole)-100 {
+			step = 1
+		}
+		m.write(t, "join.sh", whole[:end])
+		m.run(t, "--no-kubeadm")
+		if _, err := os.Stat(m.file("ran")); err == nil {
+			t.Fatalf("cut off after %d of %d bytes it has run %s", end, len(whole), m.read(t, "ran"))
+		}
+	}
+	m.write(t, "join.sh", whole)
+	m.run(t, "--no-kubeadm", "--timeout", "0")
+	if _, err := os.Stat(m.file("ran")); err != nil {
+		t.Error("the whole script has run nothing: this test could not fail")
+	}
+}
+
+// No program is started with the token in its arguments or environment.
+func TestScriptKeepsTheToken(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "cluster")
+	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	m := newMachine(t, joinOf(t, s, ca))
+	for _, program := range []string{"curl", "openssl", "base64", "awk", "sed", "mktemp", "cat", "mv", "chmod", "mkdir", "rm", "tr", "head", "dirname", "cut"} {
+		path, err := exec.LookPath(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.write(t, "bin/"+program, fmt.Sprintf("#!/bin/sh\n{ echo %s \"$@\"; /usr/bin/env; } >>%s\nexec %s \"$@\"\n", program, m.file("seen"), path))
+	}
+	if output, code := m.run(t, "--no-kubeadm"); code != 0 {
+		t.Fatalf("%d:\n%s", code, output)
+	}
+	seen := m.read(t, "seen")
+	if strings.Contains(seen, secret) {
+		t.Error("a program was given the token")
+	}
+	for _, want := range []string{"curl -q", "openssl x509", "cat "} {
+		if !strings.Contains(seen, want) {
+			t.Errorf("%q was not seen", want)
+		}
+	}
+	if !strings.Contains(m.read(t, "bootstrap.conf"), secret) {
+		t.Error("bootstrap.conf has no token")
+	}
+}
+
+func mustBytes(t *testing.T, form func() ([]byte, error)) string {
+	t.Helper()
+	content, err := form()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
