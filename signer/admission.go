@@ -3,6 +3,7 @@ package signer
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -37,6 +39,8 @@ const (
 	ReasonNodeNameReserved = "NodeNameReserved"
 	// ReasonNodeNameClaimed: another token has taken the name.
 	ReasonNodeNameClaimed = "NodeNameClaimed"
+	// ReasonNodeNameReleased: a node renews whose name was released, where there are no Nodes.
+	ReasonNodeNameReleased = "NodeNameReleased"
 	// ReasonNodeExists: a Node has the name.
 	ReasonNodeExists = "NodeExists"
 	// ReasonNodeReplaced: the Node that the token is to replace is another one by now.
@@ -97,7 +101,8 @@ type NodeAdmission struct {
 
 	mu        sync.Mutex
 	unlimited map[string]remembered // by token ID
-	counters  map[string]*counter   // by token ID
+
+	places batch.Queue[string, *place] // by token ID
 }
 
 type remembered struct {
@@ -114,6 +119,9 @@ type Admission struct {
 	// Keys is how many keys have been admitted on the claim. More than one is a machine that
 	// began anew, or two machines.
 	Keys int
+
+	// decision is why it was approved here; the zero Decision if it was not.
+	decision approval.Decision
 
 	csr  []byte
 	user string
@@ -149,9 +157,11 @@ func (n *NodeAdmission) Admit(ctx context.Context, r approval.Request) (*Admissi
 	switch {
 	case !ok && bootstrap:
 		return nil, refuseFor(ReasonNotForBootstrap, "%s asks for a certificate of signer %s with subject %q; a bootstrap token is for the client certificate of a node", r.User, r.SignerName, r.CSR.Subject)
-	case !ok:
+	case !ok && !own(r):
 		return a, nil
-	case r.User == r.CSR.Subject.CommonName && slices.Contains(r.Groups, nodesGroup):
+	case !ok:
+		return admitted(a, n.serves(ctx, strings.TrimPrefix(r.User, nodeUserPrefix)))
+	case own(r):
 		return admitted(a, n.renew(ctx, node, a))
 	}
 	if err := tokens.CheckNodeName(node); err != nil {
@@ -173,13 +183,26 @@ func admitted(a *Admission, err error) (*Admission, error) {
 	return a, nil
 }
 
+// lifetime is what is asked for, and no more than is allowed; zero leaves it to the signer.
+func (a *Admission) lifetime(r approval.Request) time.Duration {
+	if a.Duration > 0 && (r.Expiration == 0 || a.Duration < r.Expiration) {
+		return a.Duration
+	}
+	return r.Expiration
+}
+
 // good reports whether the admission is for this request, and from just now.
 func (a *Admission) good(r approval.Request, now time.Time) bool {
 	age := time.Duration(0)
 	if a != nil {
 		age = now.Sub(a.at)
 	}
-	return a != nil && r.CSR != nil && a.user == r.User && string(a.csr) == string(r.CSR.Raw) && age >= 0 && age < memory
+	return a.of(r) && age >= 0 && age < memory
+}
+
+// of reports whether the admission is for this request.
+func (a *Admission) of(r approval.Request) bool {
+	return a != nil && r.CSR != nil && a.user == r.User && string(a.csr) == string(r.CSR.Raw)
 }
 
 // nodeOf is the node that a client certificate would be for: whatever signer it is asked of, the
@@ -187,7 +210,19 @@ func (a *Admission) good(r approval.Request, now time.Time) bool {
 func nodeOf(r approval.Request) (name string, ok bool) {
 	name, ok = strings.CutPrefix(r.CSR.Subject.CommonName, nodeUserPrefix)
 	return name, ok && slices.Contains(r.CSR.Subject.Organization, nodesGroup) &&
-		r.SignerName != certificates.KubeletServingSignerName && slices.Contains(r.Usages, certificates.UsageClientAuth)
+		r.SignerName != certificates.KubeletServingSignerName && authenticates(r.Usages)
+}
+
+// own reports whether a node asks for a certificate of its own.
+func own(r approval.Request) bool {
+	return strings.HasPrefix(r.User, nodeUserPrefix) && r.User == r.CSR.Subject.CommonName && slices.Contains(r.Groups, nodesGroup)
+}
+
+// authenticates reports whether an API server takes a certificate of these usages from a client:
+// one without extended usages is good for all of them (RFC 5280, section 4.2.1.12).
+func authenticates(usages []certificates.KeyUsage) bool {
+	_, extended, _ := x509Usages(usages) // what there is none of is refused elsewhere
+	return len(extended) == 0 || slices.Contains(extended, x509.ExtKeyUsageClientAuth) || slices.Contains(extended, x509.ExtKeyUsageAny)
 }
 
 func (n *NodeAdmission) start() {
@@ -196,7 +231,7 @@ func (n *NodeAdmission) start() {
 	}
 	n.counts = metrics.Counter(n.Registerer, "kubejoin_claim_changes_total",
 		"What happened to claims of node names: made, another_key, taken_over, undone, repaired (names or limits put back on a token), released.", "change")
-	n.unlimited, n.counters = map[string]remembered{}, map[string]*counter{}
+	n.unlimited = map[string]remembered{}
 }
 
 func (n *NodeAdmission) now() time.Time {
@@ -223,11 +258,17 @@ func (n *NodeAdmission) renew(ctx context.Context, node string, a *Admission) er
 		return nil
 	}
 	c, err := n.Claims.Find(ctx, node)
-	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return nil
+	case err != nil:
 		return fmt.Errorf("claim of node %s: %w", node, err)
+	case c.Released():
+		a.Duration, err = n.renewReleased(ctx, c)
+		return err
 	}
 	a.Duration = c.Limits.CertificateDuration
-	return nil
+	return n.joined(ctx, c)
 }
 
 func (n *NodeAdmission) reserved(node string) bool {
@@ -270,11 +311,15 @@ func (n *NodeAdmission) free(ctx context.Context, node string) error {
 		return nil
 	case err != nil:
 		return fmt.Errorf("claim of node %s: %w", node, err)
+	case c.Released():
+		return n.forget(ctx, c)
 	}
 	if c.NodeUID != "" && n.Node != nil {
 		// Not yet released, perhaps.
-		if gone, err := n.gone(ctx, node); err != nil || gone {
+		if gone, err := n.gone(ctx, node); err != nil {
 			return err
+		} else if gone {
+			return n.forget(ctx, c)
 		}
 	}
 	return refuseClaimed(c)

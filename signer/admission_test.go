@@ -205,7 +205,7 @@ func TestAdmitRenewal(t *testing.T) {
 	if _, err = n.Admit(t.Context(), r); err == nil || errors.As(err, new(*signer.Refused)) {
 		t.Errorf("renewal without a Node: %v, want to wait", err)
 	}
-	authority := signer.Authority{Rules: []approval.Rule{approves{}}, Nodes: n}
+	authority := signer.Authority{Nodes: n, Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {Rules: []approval.Rule{approves{}}}})}
 	if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.Wait || d.Reason != "NodeNotFound" {
 		t.Errorf("%+v %v", d, err)
 	}

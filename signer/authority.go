@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -20,42 +23,82 @@ type Signer struct {
 	// requester. The signers that Kubernetes names have their own rules, and Check is in
 	// addition. Every other signer needs it.
 	Check func(approval.Request) error
+	// Rules approve requests, in this order. None leaves every request to others.
+	Rules []approval.Rule
 }
 
 // KubernetesSigners are the signers that kube-controller-manager has, with its rules, each with
 // certificates from ca that last for duration unless less is asked for (zero: 365 days):
 // kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving and
-// kubernetes.io/kube-apiserver-client.
+// kubernetes.io/kube-apiserver-client. As there, requests of the first alone are approved.
 func KubernetesSigners(ca func() (*CA, error), duration time.Duration) map[string]Signer {
 	client := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageClientAuth}
 	serving := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth}
 	return map[string]Signer{
-		certificates.KubeAPIServerClientKubeletSignerName: {CA: ca, Profile: Profile{Usages: client, Default: duration}},
+		certificates.KubeAPIServerClientKubeletSignerName: {CA: ca, Profile: Profile{Usages: client, Default: duration}, Rules: approval.Kubelet()},
 		certificates.KubeletServingSignerName:             {CA: ca, Profile: Profile{Usages: serving, Default: duration}},
 		certificates.KubeAPIServerClientSignerName:        {CA: ca, Profile: Profile{Usages: client, Default: duration}},
 	}
 }
 
 // An Authority is the one door to a certificate. Its zero value approves and signs nothing. It
-// must not be changed while it is used.
+// must not be copied or changed once it is used.
 type Authority struct {
-	// Rules approve requests, in this order. None leaves every request to others.
-	Rules []approval.Rule
+	// Signers gives the kinds of certificates that can be had, by signer name. It is called for
+	// each request, so that it can follow a configuration; what it returned must not be changed.
+	// See [FixedSigners]. Nil is none.
+	Signers func() map[string]Signer
 	// Facts is what the rules may ask.
 	Facts approval.Facts
 	// Nodes says who may have which node's name. Nil refuses every bootstrap token.
 	Nodes *NodeAdmission
-	// Signers are the kinds of certificates that can be had, by signer name.
-	Signers map[string]Signer
+	// Record has every certificate that is issued, refused or could not be issued. What it cannot
+	// keep is not issued. Nil keeps no record.
+	Record issuance.Log
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+
+	told told
+}
+
+// Longest is the longest lifetime of the certificates that its signers issue.
+func (a *Authority) Longest() time.Duration {
+	longest := time.Duration(0)
+	if a.Signers != nil {
+		for _, s := range a.Signers() {
+			longest = max(longest, s.Profile.Longest())
+		}
+	}
+	return longest
+}
+
+// FixedSigners is the source of signers that do not change, for [Authority.Signers].
+func FixedSigners(signers map[string]Signer) func() map[string]Signer {
+	return func() map[string]Signer { return signers }
+}
+
+// Signer gives the signer of that name, if there is one.
+func (a *Authority) Signer(name string) (Signer, bool) {
+	if a.Signers == nil {
+		return Signer{}, false
+	}
+	s, ok := a.Signers()[name]
+	return s, ok
 }
 
 // Check says what is wrong with the authority's signers, or nil.
 func (a *Authority) Check() error {
+	if a.Signers == nil {
+		return nil
+	}
+	return CheckSigners(a.Signers())
+}
+
+// CheckSigners says what is wrong with signers, or nil.
+func CheckSigners(signers map[string]Signer) error {
 	var errs []error
-	for name, s := range a.Signers {
-		if err := s.check(name); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(signers)) {
+		if err := signers[name].check(name); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -75,31 +118,89 @@ func (s Signer) check(name string) error {
 	return nil
 }
 
-// ruleNodes stands in Decision.Rule where it is not a rule that decided.
-const ruleNodes = "node-admission"
+// refuses says with a [*Refused] why a request is not one for this signer, or nil.
+func (s Signer) refuses(r approval.Request) error {
+	// First what no signer takes: it says the worst of a request.
+	if err := checkCSR(r.CSR); err != nil {
+		return err
+	}
+	for _, check := range []func(approval.Request) error{kubernetesChecks[r.SignerName], s.Check} {
+		if check == nil {
+			continue
+		}
+		if err := check(r); err != nil {
+			return refuse("not a request for signer %s: %v", r.SignerName, err)
+		}
+	}
+	if len(s.Profile.Usages) == 0 {
+		return nil // it approves for others to sign
+	}
+	if err := s.Profile.refuses(r.CSR, r.Usages); err != nil {
+		return fmt.Errorf("signer %s: %w", r.SignerName, err)
+	}
+	return nil
+}
 
-// Decide says whether a request is to be approved: the rules approve of it, and so does Nodes.
-// The admission is for [Authority.Sign], and nil unless the verdict is to approve. The error is
-// for the log: the verdict beside it is to wait.
+// What stands in Decision.Rule where it is not a rule that decided.
+const (
+	ruleSigner = "signer"
+	ruleNodes  = "node-admission"
+)
+
+// Decide says whether a request is to be approved: the rules of its signer approve of it, and so
+// does Nodes. The admission is for [Authority.Sign], and nil unless the verdict is to approve. The
+// error is for the log: the verdict beside it is to wait.
 func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.Decision, *Admission, error) {
-	d, err := approval.Decide(ctx, a.Rules, r, a.Facts)
-	if err != nil || d.Verdict != approval.Approve {
+	s, known := a.Signer(r.SignerName)
+	d, err := approval.Decide(ctx, s.Rules, r, a.Facts)
+	if err != nil {
 		return d, nil, err
 	}
-	admission, err := a.Nodes.Admit(ctx, r)
-	var (
-		refused *Refused
-		waits   *waiting
-	)
-	switch {
-	case err == nil:
-		return d, admission, nil
-	case errors.As(err, &refused):
-		return approval.Decision{Verdict: approval.Deny, Reason: refused.Reason, Message: refused.Message, Rule: ruleNodes}, nil, nil
-	case errors.As(err, &waits):
-		return approval.Decision{Verdict: approval.Wait, Reason: waits.reason, Message: waits.message, Rule: ruleNodes}, nil, nil
+	if known && d.Rule == "" {
+		// Why no rule knows it, perhaps.
+		if err := s.refuses(r); err != nil {
+			d.Evidence = []string{err.Error()}
+		}
 	}
-	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: fmt.Sprintf("cannot be decided yet: %v", err), Rule: ruleNodes}, nil, err
+	var admission *Admission
+	if d.Verdict == approval.Approve {
+		if d, admission, err = a.admit(ctx, s, r, d); err != nil {
+			return d, nil, err
+		}
+	}
+	if d.Verdict == approval.Deny {
+		e := a.entry(r, nil)
+		e.Rule, e.Evidence = d.Rule, d.Evidence
+		if err := a.recordRefusal(ctx, e, d.Reason, d.Message); err != nil {
+			return unavailable(err, d.Rule), nil, err
+		}
+	}
+	return d, admission, nil
+}
+
+// admit asks Nodes about a request that the rules approve of, if its signer would sign it: no name
+// is claimed for one that it would not.
+func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d approval.Decision) (approval.Decision, *Admission, error) {
+	if err := s.refuses(r); err != nil {
+		denied := step(ruleSigner, err, "", "")
+		denied.Evidence = d.Evidence
+		return denied, nil, nil
+	}
+	admission, err := a.Nodes.Admit(ctx, r)
+	if err == nil {
+		admission.decision = d
+		return d, admission, nil
+	}
+	denied := step(ruleNodes, err, "", "")
+	denied.Evidence = d.Evidence
+	if denied.Reason == approval.ReasonFactsUnavailable {
+		return denied, nil, err
+	}
+	return denied, nil, nil
+}
+
+func unavailable(err error, rule string) approval.Decision {
+	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: fmt.Sprintf("cannot be decided yet: %v", err), Rule: rule}
 }
 
 // Sign issues the certificate of a request that was approved, and returns it as PEM with the
@@ -108,46 +209,58 @@ func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.De
 // [ErrUnknownSigner], and all other errors may pass by themselves. With the admission that a
 // Decide has just given, Nodes is not asked again.
 func (a *Authority) Sign(ctx context.Context, r approval.Request, admission *Admission) ([]byte, error) {
-	s, ok := a.Signers[r.SignerName]
+	done, err := a.sign(ctx, r, &admission)
+	if errors.Is(err, ErrUnknownSigner) || errors.Is(err, context.Canceled) {
+		return nil, err
+	}
+	if recordErr := a.record(ctx, r, admission, done, err); recordErr != nil {
+		return nil, recordErr
+	}
+	return done.chain, err
+}
+
+// sign is Sign without the record. It leaves the admission that it went by.
+func (a *Authority) sign(ctx context.Context, r approval.Request, admission **Admission) (issued, error) {
+	s, ok := a.Signer(r.SignerName)
 	if !ok {
-		return nil, fmt.Errorf("%w: %q", ErrUnknownSigner, r.SignerName)
+		return issued{}, fmt.Errorf("%w: %q", ErrUnknownSigner, r.SignerName)
 	}
 	if err := s.check(r.SignerName); err != nil {
-		return nil, err
+		return issued{}, err
 	}
-	for _, check := range []func(approval.Request) error{kubernetesChecks[r.SignerName], s.Check} {
-		if check == nil {
-			continue
-		}
-		if err := check(r); err != nil {
-			return nil, refuse("not a request for signer %s: %v", r.SignerName, err)
-		}
+	// Before Nodes, which claims a name for a request that can be signed.
+	if err := s.refuses(r); err != nil {
+		return issued{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return issued{}, err
 	}
 	ca, err := s.CA()
 	if err != nil {
-		return nil, fmt.Errorf("signer %s: %w", r.SignerName, err)
+		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	now := time.Now
-	if a.Now != nil {
-		now = a.Now
-	}
-	if !admission.good(r, now()) {
-		if admission, err = a.Nodes.Admit(ctx, r); err != nil {
-			return nil, err
+	if !(*admission).good(r, a.now()) {
+		admitted, err := a.Nodes.Admit(ctx, r)
+		if err != nil {
+			return issued{}, err
 		}
+		if before := *admission; before.of(r) { // why it was approved has not changed
+			admitted.decision = before.decision
+		}
+		*admission = admitted
 	}
-	duration := r.Expiration
-	if d := admission.Duration; d > 0 && (duration == 0 || d < duration) {
-		duration = d
-	}
-	chain, err := s.Profile.Issue(ca, Template{CSR: r.CSR, Usages: r.Usages, Duration: duration}, now())
+	done, err := s.Profile.issue(ca, Template{CSR: r.CSR, Usages: r.Usages, Duration: (*admission).lifetime(r)}, a.now())
 	if err != nil {
-		return nil, fmt.Errorf("signer %s: %w", r.SignerName, err)
+		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	return chain, nil
+	return done, nil
+}
+
+func (a *Authority) now() time.Time {
+	if a.Now != nil {
+		return a.Now()
+	}
+	return time.Now()
 }
 
 // Issue decides and, if the verdict is to approve, signs. Without approval there is no

@@ -224,14 +224,20 @@ func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r appro
 		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
 			change = ""
 			switch {
+			case c.Released() && counted && !replaces:
+				return refuseJoined(id, node)
+			case c.Released():
+				change = "made"
+				*c = taken(*c, fresh, c.Past)
+				return nil
 			case c.TokenID != id && replaces:
 				change = "taken_over"
-				uid, version, created := c.UID, c.Version, c.Created
-				*c = fresh.Clone()
-				c.UID, c.Version, c.Created = uid, version, created
+				*c = taken(*c, fresh, c.Leaves(n.now(), 0))
 				return nil
 			case c.TokenID != id && c.NodeUID == "":
 				return refuseClaimed(*c)
+			case c.TokenID == id && c.NodeUID != "" && n.Node == nil:
+				return refuseFor(ReasonNodeExists, "%s has joined on token %s, and asks with its certificate; to put another machine in its place: kubejoin claim release %s", node, id, node)
 			case c.NodeUID != "" && !replaces:
 				return errRegistered
 			case c.HasKey(key):
@@ -254,6 +260,8 @@ func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r appro
 			return nil
 		})
 		switch {
+		case err == nil && change == "made":
+			return n.made(claim, nil)
 		case err == nil:
 			if change != "" {
 				n.count(change)
@@ -280,6 +288,13 @@ func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r appro
 		}
 	}
 	return tokens.Claim{}, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+}
+
+// taken is a claim in the place of another one.
+func taken(over, fresh tokens.Claim, past tokens.Past) tokens.Claim {
+	fresh = fresh.Clone()
+	fresh.UID, fresh.Version, fresh.Created, fresh.Past = over.UID, over.Version, over.Created, past
+	return fresh
 }
 
 func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, error) {
@@ -309,88 +324,6 @@ func (n *NodeAdmission) begunAnew(ctx context.Context, node string, replaces boo
 
 func refuseJoined(id, node string) error {
 	return refuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create --node-name %s", node, id, node)
-}
-
-// errRegistered says that the Node of a claim has registered.
-var errRegistered = errors.New("the node has registered")
-
-// release takes away the claim of a Node that had registered and is gone, and refuses if it is
-// not gone. The claim cleaner does the same, a little later.
-func (n *NodeAdmission) release(ctx context.Context, node string) error {
-	c, err := n.Claims.Get(ctx, node)
-	if errors.Is(err, tokens.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("claim of node %s: %w", node, err)
-	}
-	if c.NodeUID == "" {
-		return nil // another one, to be looked at anew
-	}
-	if n.Node != nil {
-		if gone, err := n.gone(ctx, node); err != nil {
-			return err
-		} else if !gone {
-			if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil {
-				return err
-			}
-			return refuseClaimed(c) // existing Nodes are handed out, claimed names are not
-		}
-	}
-	err = n.Claims.Delete(ctx, c)
-	if err == nil {
-		n.count("released")
-		n.log.Info("claim of a Node that was deleted is released", "node", node, "token", c.TokenID)
-	}
-	if errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict) {
-		return nil
-	}
-	return err
-}
-
-func (n *NodeAdmission) retention() time.Duration {
-	if n.Retention > 0 {
-		return n.Retention
-	}
-	return DefaultRetention
-}
-
-// undo takes away a claim of the token that nothing was issued on: the count does not have its
-// name, and a certificate comes after the count. A claim of a token that counts nothing stays
-// until the token is gone.
-func (n *NodeAdmission) undo(ctx context.Context, id, node string) error {
-	for range attempts {
-		c, err := n.Claims.Get(ctx, node)
-		if errors.Is(err, tokens.ErrNotFound) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if c.TokenID != id || c.NodeUID != "" || c.Limits.Most() == 0 {
-			return nil
-		}
-		record, err := n.Tokens.Get(ctx, id)
-		switch {
-		case errors.Is(err, tokens.ErrNotFound):
-		case err != nil:
-			return err
-		case slices.Contains(record.Nodes, node):
-			return nil
-		}
-		err = n.Claims.Delete(ctx, c)
-		if err == nil {
-			n.count("undone")
-			n.log.Info("claim undone", "node", node, "token", id)
-		}
-		if !errors.Is(err, tokens.ErrConflict) {
-			if errors.Is(err, tokens.ErrNotFound) {
-				return nil
-			}
-			return err
-		}
-	}
-	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
 }
 
 func requests(r approval.Request) []string {

@@ -80,7 +80,8 @@ func (i *issued) check(t *testing.T, c *cluster) {
 }
 
 // Many at once, with two replicas that both believe to lead, and with and without failures: as
-// many names are issued as the tokens allow, not one more or less.
+// many names are issued as the tokens allow, not one more or less. What was released before is
+// nobody's place, and is not forgotten.
 func TestClaimsAtOnce(t *testing.T) {
 	ca := newCA(t)
 	key := newKey(elliptic.P256()) // making keys would take longer than all else
@@ -99,15 +100,26 @@ func TestClaimsAtOnce(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %.0f%% fail", test.name, failing*100), func(t *testing.T) {
 				t.Parallel()
 				c := newCluster()
+				// A machine of each name has joined before, and was released.
+				past := tokens.Past{Until: time.Now().Add(100 * time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
+				for i := range test.names {
+					name := fmt.Sprintf("worker-%d", i)
+					c.claims[name] = tokens.Claim{Node: name, Past: past, UID: "released-" + name, Version: c.next(), Created: time.Now().Add(-time.Hour)}
+				}
 				var all []tokens.Token
 				for range test.tokens {
 					all = append(all, c.mint(tokens.Limits{MaxNodes: test.most}))
 				}
 				c.failing = failing
+				willing := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
+				for name, s := range willing {
+					s.Rules = []approval.Rule{approves{}}
+					willing[name] = s
+				}
 				var replicas []*signer.Authority
 				for range 2 {
 					replicas = append(replicas, &signer.Authority{
-						Rules: []approval.Rule{approves{}}, Nodes: c.admission(), Signers: signer.KubernetesSigners(signer.Fixed(ca), time.Hour),
+						Nodes: c.admission(), Signers: signer.FixedSigners(willing),
 					})
 				}
 				var done issued
@@ -150,6 +162,11 @@ func TestClaimsAtOnce(t *testing.T) {
 					t.Errorf("%d names were issued, want %d", len(done.names), test.issued)
 				}
 				done.check(t, c)
+				for i := range test.names {
+					if claim := c.claims[fmt.Sprintf("worker-%d", i)]; claim.Past != past {
+						t.Errorf("worker-%d was released before, and its claim is %+v", i, claim)
+					}
+				}
 				t.Logf("writes: %v", c.writes)
 			})
 		}
@@ -222,4 +239,51 @@ func (d diesToo) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 		return tokens.Claim{}, err
 	}
 	return d.Claims.Create(ctx, c)
+}
+
+// What Withdraw takes away is what one request has left, and nothing that counts or is another's.
+func TestWithdraw(t *testing.T) {
+	const node = "worker-1"
+	for name, test := range map[string]struct {
+		limits   tokens.Limits
+		counted  bool
+		requests []string
+		another  bool // token
+		stays    bool
+	}{
+		"left over":            {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}},
+		"counted":              {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, counted: true, stays: true},
+		"of two requests":      {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}, stays: true},
+		"of another request":   {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-2"}, stays: true},
+		"of another token":     {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, another: true, stays: true},
+		"of names, not counts": {limits: tokens.Limits{NodeNames: []string{node}}, requests: []string{"uid-1"}, stays: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			token := c.mint(test.limits)
+			record := c.records[token.ID()]
+			if test.counted {
+				record.Nodes = []string{node}
+				c.keep(record)
+			}
+			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests}
+			if test.another {
+				claim.TokenID = c.mint(test.limits).ID()
+			}
+			if _, err := (claims{cluster: c}).Create(t.Context(), claim); err != nil {
+				t.Fatal(err)
+			}
+			r := asks(t, by(token), node, newKey(elliptic.P256()))
+			r.UID = "uid-1"
+			if err := c.admission().Withdraw(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			if _, stays := c.claims[node]; stays != test.stays {
+				t.Errorf("claim stays: %t", stays)
+			}
+		})
+	}
+	if err := (*signer.NodeAdmission)(nil).Withdraw(t.Context(), approval.Request{}); err != nil {
+		t.Error(err)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -23,15 +22,6 @@ type place struct {
 	request approval.Request
 	node    string
 	err     error
-	done    bool // guarded by counter.writing
-}
-
-// A counter gives out the places of one token.
-type counter struct {
-	users   int // guarded by NodeAdmission.mu
-	mu      sync.Mutex
-	waiting []*place   // guarded by mu
-	writing sync.Mutex // held while the token is written
 }
 
 // take counts the name on a token that is limited to a number of nodes, by compare-and-swap: of
@@ -42,42 +32,16 @@ func (n *NodeAdmission) take(ctx context.Context, p *place) error {
 		return nil
 	}
 	id := p.seen.Token.ID()
-	n.mu.Lock()
-	c := n.counters[id]
-	if c == nil {
-		c = &counter{}
-		n.counters[id] = c
-	}
-	c.users++
-	n.mu.Unlock()
-	defer func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if c.users--; c.users == 0 {
-			delete(n.counters, id)
+	if err := n.places.Do(ctx, id, p, func(ctx context.Context, all []*place) {
+		ctx, cancel := context.WithTimeout(ctx, countTimeout)
+		defer cancel()
+		if err := n.write(ctx, id, all); err != nil {
+			for _, p := range all {
+				p.err = err
+			}
 		}
-	}()
-	c.mu.Lock()
-	c.waiting = append(c.waiting, p)
-	c.mu.Unlock()
-
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	if p.done { // somebody before us took it along
-		return p.err
-	}
-	c.mu.Lock()
-	all := c.waiting
-	c.waiting = nil
-	c.mu.Unlock()
-	// The others' requests do not end with this one's.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), countTimeout)
-	defer cancel()
-	err := n.write(ctx, id, all)
-	for _, p := range all {
-		if p.done = true; err != nil {
-			p.err = err
-		}
+	}); err != nil {
+		return fmt.Errorf("count of token %s: %w", id, err)
 	}
 	return p.err
 }
@@ -124,6 +88,13 @@ func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) erro
 		n.log.Warn("a token had lost limits or names that its claims know; they are put back", "token", id)
 	}
 	return nil
+}
+
+func (n *NodeAdmission) retention() time.Duration {
+	if n.Retention > 0 {
+		return n.Retention
+	}
+	return DefaultRetention
 }
 
 // place puts a name on the record, if it may be there. One that is there has its place: another

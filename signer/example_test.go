@@ -43,7 +43,7 @@ func exampleAuthority() *signer.Authority {
 	if err != nil {
 		log.Fatal(err)
 	}
-	return &signer.Authority{Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)}
+	return &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))}
 }
 
 // What was approved elsewhere is signed, unless the signer's rules forbid it.
@@ -94,7 +94,9 @@ func (known rack) Decide(_ context.Context, r approval.Request, _ approval.Facts
 // A rule of one's own decides before anything is signed.
 func ExampleAuthority_Issue() {
 	authority := exampleAuthority()
-	authority.Rules = []approval.Rule{rack{"system:node:worker-1": true}}
+	kubelet := authority.Signers()[certificates.KubeAPIServerClientKubeletSignerName]
+	kubelet.Rules = []approval.Rule{rack{"system:node:worker-1": true}}
+	authority.Signers = signer.FixedSigners(map[string]signer.Signer{certificates.KubeAPIServerClientKubeletSignerName: kubelet})
 	for _, name := range []string{"system:node:worker-1", "system:node:worker-2"} {
 		chain, decision, err := authority.Issue(context.Background(), approval.Request{
 			SignerName: certificates.KubeAPIServerClientKubeletSignerName,

@@ -36,59 +36,59 @@ var allowedExtensions = []asn1.ObjectIdentifier{
 	{2, 5, 29, 37}, // extended key usage
 }
 
-// check says what is wrong with a finished certificate, or nil: it is the last look before the
-// certificate leaves. It trusts nothing of what made it but crypto/x509, which has verified the
+// check parses a finished certificate and says what is wrong with it: it is the last look before
+// the certificate leaves. It trusts nothing of what made it but crypto/x509, which has verified the
 // signature with the CA's public key and would not have returned it otherwise.
-func (want expected) check(certificate []byte) error {
+func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 	block, rest := pem.Decode(certificate)
 	if block == nil || block.Type != certificateBlock || len(rest) > 0 {
-		return errors.New("it is something else than one certificate in PEM")
+		return nil, errors.New("it is something else than one certificate in PEM")
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	usage, extended, err := x509Usages(want.usages)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	subject, err := asn1.Marshal(want.csr.Subject.ToRDNSequence())
 	if err != nil {
-		return fmt.Errorf("subject: %w", err)
+		return nil, fmt.Errorf("subject: %w", err)
 	}
 	public, ok := cert.PublicKey.(publicKey)
 	switch {
 	case !ok || !public.Equal(want.csr.PublicKey):
-		return errors.New("public key is not the one of the request")
+		return nil, errors.New("public key is not the one of the request")
 	case !bytes.Equal(cert.RawSubject, subject):
-		return fmt.Errorf("subject is %q, want %q", cert.Subject, want.csr.Subject)
+		return nil, fmt.Errorf("subject is %q, want %q", cert.Subject, want.csr.Subject)
 	case !slices.Equal(cert.DNSNames, want.csr.DNSNames):
-		return fmt.Errorf("DNS names are %q, want %q", cert.DNSNames, want.csr.DNSNames)
+		return nil, fmt.Errorf("DNS names are %q, want %q", cert.DNSNames, want.csr.DNSNames)
 	case !slices.EqualFunc(cert.IPAddresses, want.csr.IPAddresses, net.IP.Equal):
-		return fmt.Errorf("IP addresses are %q, want %q", cert.IPAddresses, want.csr.IPAddresses)
+		return nil, fmt.Errorf("IP addresses are %q, want %q", cert.IPAddresses, want.csr.IPAddresses)
 	case !slices.Equal(cert.EmailAddresses, want.csr.EmailAddresses):
-		return fmt.Errorf("email addresses are %q, want %q", cert.EmailAddresses, want.csr.EmailAddresses)
+		return nil, fmt.Errorf("email addresses are %q, want %q", cert.EmailAddresses, want.csr.EmailAddresses)
 	case !slices.EqualFunc(cert.URIs, want.csr.URIs, func(a, b *url.URL) bool { return a.String() == b.String() }):
-		return fmt.Errorf("URIs are %q, want %q", cert.URIs, want.csr.URIs)
+		return nil, fmt.Errorf("URIs are %q, want %q", cert.URIs, want.csr.URIs)
 	case cert.KeyUsage != usage:
-		return fmt.Errorf("key usage is %b, want %b", cert.KeyUsage, usage)
+		return nil, fmt.Errorf("key usage is %b, want %b", cert.KeyUsage, usage)
 	case !slices.Equal(cert.ExtKeyUsage, extended) || len(cert.UnknownExtKeyUsage) > 0:
-		return fmt.Errorf("extended key usage is %v %v, want %v", cert.ExtKeyUsage, cert.UnknownExtKeyUsage, extended)
+		return nil, fmt.Errorf("extended key usage is %v %v, want %v", cert.ExtKeyUsage, cert.UnknownExtKeyUsage, extended)
 	case !cert.BasicConstraintsValid || cert.IsCA:
-		return errors.New("basic constraints do not say that it is no CA")
+		return nil, errors.New("basic constraints do not say that it is no CA")
 	case !cert.NotBefore.Equal(want.notBefore) || !cert.NotAfter.Equal(want.notAfter):
-		return fmt.Errorf("valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, want.notBefore, want.notAfter)
+		return nil, fmt.Errorf("valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, want.notBefore, want.notAfter)
 	case cert.NotAfter.After(want.ca.NotAfter):
-		return fmt.Errorf("valid to %s, the CA only to %s", cert.NotAfter, want.ca.NotAfter)
+		return nil, fmt.Errorf("valid to %s, the CA only to %s", cert.NotAfter, want.ca.NotAfter)
 	case cert.SerialNumber.Cmp(want.serial) != 0:
-		return errors.New("serial number is not the one given")
+		return nil, errors.New("serial number is not the one given")
 	case !bytes.Equal(cert.RawIssuer, want.ca.RawSubject):
-		return fmt.Errorf("issuer is %q, want %q", cert.Issuer, want.ca.Subject)
+		return nil, fmt.Errorf("issuer is %q, want %q", cert.Issuer, want.ca.Subject)
 	}
 	for _, ext := range cert.Extensions {
 		if !slices.ContainsFunc(allowedExtensions, ext.Id.Equal) {
-			return fmt.Errorf("extension %s, which nobody asked for", ext.Id)
+			return nil, fmt.Errorf("extension %s, which nobody asked for", ext.Id)
 		}
 	}
-	return nil
+	return cert, nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"slices"
 	"time"
 
 	"github.com/cloudflare/cfssl/config"
@@ -38,36 +37,48 @@ type Template struct {
 //
 // Issue does not ask who wants the certificate: [Authority] does.
 func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
-	if ca == nil || ca.cert == nil {
-		return nil, errors.New("no CA given")
-	}
-	if err := p.Check(); err != nil {
-		return nil, err
-	}
 	if err := checkCSR(t.CSR); err != nil {
 		return nil, err
 	}
-	if len(t.Usages) == 0 {
-		return nil, refuse("no usages are asked for")
+	done, err := p.issue(ca, t, now)
+	return done.chain, err
+}
+
+// An issued certificate.
+type issued struct {
+	chain []byte            // in PEM
+	own   int               // how much of the chain is the certificate itself
+	cert  *x509.Certificate // the same, parsed
+}
+
+// issue makes a certificate from a request that [checkCSR] has passed.
+func (p Profile) issue(ca *CA, t Template, now time.Time) (issued, error) {
+	if ca == nil || ca.cert == nil {
+		return issued{}, errors.New("no CA given")
 	}
-	for _, u := range t.Usages {
-		if !slices.Contains(p.Usages, u) {
-			return nil, refuse("usage %q is asked for, %q are allowed", u, p.Usages)
-		}
+	if err := p.Check(); err != nil {
+		return issued{}, err
+	}
+	if err := p.refuses(t.CSR, t.Usages); err != nil {
+		return issued{}, err
+	}
+	if t.Duration < 0 {
+		return issued{}, refuse("a lifetime of %s is asked for, want a positive one", t.Duration)
 	}
 	notBefore, notAfter, err := p.Validity(ca.cert.NotAfter, t.Duration, now)
 	if err != nil {
-		return nil, err
+		return issued{}, err
 	}
 	want := expected{csr: t.CSR, usages: t.Usages, serial: newSerial(), notBefore: notBefore, notAfter: notAfter, ca: ca.cert}
 	certificate, err := sign(ca, want)
 	if err != nil {
-		return nil, err
+		return issued{}, err
 	}
-	if err := want.check(certificate); err != nil {
-		return nil, fmt.Errorf("the finished certificate is not as it was meant and is thrown away: %w", err)
+	cert, err := want.check(certificate)
+	if err != nil {
+		return issued{}, fmt.Errorf("the finished certificate is not as it was meant and is thrown away: %w", err)
 	}
-	return append(certificate, ca.chain...), nil
+	return issued{append(certificate, ca.chain...), len(certificate), cert}, nil
 }
 
 // The level is a variable that cfssl reads without synchronisation: it may be set at the start

@@ -1,8 +1,10 @@
 package signer
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	certificates "k8s.io/api/certificates/v1"
@@ -42,6 +44,8 @@ type Profile struct {
 	Default time.Duration
 	// Max is the longest lifetime that can be asked for; more is cut to it. Zero is Default.
 	Max time.Duration
+	// Keys are the public keys that may have one. Zero is all that are any good.
+	Keys KeyPolicy
 }
 
 // Check says what is wrong with the profile, or nil.
@@ -50,6 +54,9 @@ func (p Profile) Check() error {
 		return errors.New("profile without usages: want at least one")
 	}
 	if _, _, err := x509Usages(p.Usages); err != nil {
+		return fmt.Errorf("profile: %w", err)
+	}
+	if err := p.Keys.Check(); err != nil {
 		return fmt.Errorf("profile: %w", err)
 	}
 	minimum, standard, maximum := p.durations()
@@ -68,7 +75,34 @@ func (p Profile) Check() error {
 	if p.Min > maximum {
 		return fmt.Errorf("shortest duration of certificates is %s, and the longest %s", p.Min, maximum)
 	}
+	if p.Min > standard { // a Default below DefaultMin is meant, and used as it is
+		return fmt.Errorf("default duration of certificates is %s, and the shortest %s", standard, p.Min)
+	}
 	return nil
+}
+
+// refuses says with a [*Refused] why a request that [checkCSR] has passed cannot have a certificate
+// of this profile, or nil. Whether it is signed by its own key is seen later: that takes most of the
+// time.
+func (p Profile) refuses(csr *x509.CertificateRequest, usages []certificates.KeyUsage) error {
+	if err := p.Keys.check(csr.PublicKey); err != nil {
+		return err
+	}
+	if len(usages) == 0 {
+		return refuse("no usages are asked for")
+	}
+	for _, u := range usages {
+		if !slices.Contains(p.Usages, u) {
+			return refuse("usage %q is asked for, %q are allowed", u, p.Usages)
+		}
+	}
+	return nil
+}
+
+// Longest is the longest lifetime of its certificates.
+func (p Profile) Longest() time.Duration {
+	_, _, maximum := p.durations()
+	return maximum
 }
 
 func (p Profile) durations() (minimum, standard, maximum time.Duration) {

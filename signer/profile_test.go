@@ -82,6 +82,8 @@ func TestProfileCheck(t *testing.T) {
 		{name: "least under three minutes", profile: signer.Profile{Usages: clientUsages, Min: time.Minute}, want: "shortest"},
 		{name: "negative", profile: signer.Profile{Usages: clientUsages, Max: -h}, want: "longest"},
 		{name: "default over max", profile: signer.Profile{Usages: clientUsages, Default: 3 * h, Max: 2 * h}, want: "default duration of certificates is 3h0m0s, and the longest 2h0m0s"},
+		{name: "least over default", profile: signer.Profile{Usages: clientUsages, Min: h, Default: 5 * time.Minute, Max: 2 * h}, want: "default duration of certificates is 5m0s, and the shortest 1h0m0s"},
+		{name: "default under the usual least", profile: signer.Profile{Usages: clientUsages, Default: 5 * time.Minute, Max: 2 * h}},
 		{name: "least over max", profile: signer.Profile{Usages: clientUsages, Min: 3 * h, Default: 2 * h}, want: "shortest duration of certificates is 3h0m0s, and the longest 2h0m0s"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -2,14 +2,9 @@ package signer
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/elliptic"
-	"crypto/rsa"
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/pem"
-	"slices"
 )
 
 // MaxRequest is the most bytes of a certificate request in PEM. One with a key of 8192 bits and
@@ -34,6 +29,8 @@ func ParseCSR(data []byte) (*x509.CertificateRequest, error) {
 		return nil, refuse("the PEM block is of type %q, want %s", block.Type, requestBlock)
 	case len(block.Headers) > 0:
 		return nil, refuse("the PEM block has headers, want none")
+	case bytes.Contains(rest, []byte("-----BEGIN")):
+		return nil, refuse("there are %d PEM blocks, want one", bytes.Count(data, []byte("-----BEGIN")))
 	case !bytes.HasPrefix(data, []byte("-----BEGIN "+requestBlock+"-----")), bytes.Count(data, []byte("-----BEGIN")) != 1:
 		// pem.Decode skips what comes before the first block that it can read.
 		return nil, refuse("there is data before the PEM block, want the block alone")
@@ -57,7 +54,8 @@ var (
 )
 
 // checkCSR says, with a [*Refused], what no signer gives a certificate for: weak or exotic keys,
-// a CA, and subjects that would say more than a name and groups.
+// a CA, subjects that would say more than a name and groups, and what crypto/x509 does not read or
+// reads in another way than others do.
 func checkCSR(csr *x509.CertificateRequest) error {
 	if csr == nil {
 		return refuse("no certificate request given")
@@ -80,6 +78,9 @@ func checkCSR(csr *x509.CertificateRequest) error {
 			return refuse("the certificate request asks for a CA certificate")
 		}
 	}
+	if err := checkSubject(csr, ReasonValidation); err != nil {
+		return err
+	}
 	for _, attribute := range csr.Subject.Names {
 		if attribute.Type.Equal(oidKubernetesUID) || attribute.Type.Equal(oidUID) {
 			return refuse("the subject has a UID attribute (%s): an API server may take it for the user's UID", attribute.Type)
@@ -89,25 +90,8 @@ func checkCSR(csr *x509.CertificateRequest) error {
 			return refuse("the subject attribute %s is empty", attribute.Type)
 		}
 	}
-	return nil
-}
-
-func checkKey(key any) error {
-	switch k := key.(type) {
-	case *rsa.PublicKey:
-		if bits := k.N.BitLen(); bits < 2048 || bits > 8192 {
-			return refuse("the RSA key has %d bits, want 2048 to 8192", bits)
-		}
-		if k.E < 3 || k.E%2 == 0 {
-			return refuse("the RSA key has public exponent %d, want an odd one from 3 up", k.E)
-		}
-	case *ecdsa.PublicKey:
-		if !slices.Contains([]elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}, k.Curve) {
-			return refuse("the ECDSA key is on curve %s, want P-256, P-384 or P-521", k.Curve.Params().Name)
-		}
-	case ed25519.PublicKey:
-	default:
-		return refuse("the key is of type %T, want RSA, ECDSA or Ed25519", key)
+	if err := checkAttributes(csr); err != nil {
+		return err
 	}
-	return nil
+	return checkNames(csr)
 }

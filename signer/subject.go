@@ -3,6 +3,9 @@ package signer
 import (
 	"crypto/x509"
 	"encoding/asn1"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/cloudflare/cfssl/csr"
 	cfssl "github.com/cloudflare/cfssl/signer"
@@ -31,6 +34,43 @@ func kept(oid asn1.ObjectIdentifier) bool {
 		return true
 	}
 	return false
+}
+
+// checkAttributes says, with a [*Refused], what is wrong with a subject whoever asks for it: what is
+// no text, what crypto/x509 keeps one of where there are several, and what is for the eye alone.
+func checkAttributes(csr *x509.CertificateRequest) error {
+	var commonNames, serialNumbers int
+	for _, attribute := range csr.Subject.Names {
+		value, text := attribute.Value.(string)
+		switch {
+		case !text:
+			return refuse("the subject attribute %s is no text", attribute.Type)
+		case !utf8.ValidString(value):
+			return refuse("the subject attribute %s is in no encoding that is known here", attribute.Type)
+		case strings.ContainsFunc(value, unicode.IsControl):
+			return refuse("the subject attribute %s has a control character: %+.100q", attribute.Type, value)
+		}
+		if !kept(attribute.Type) {
+			continue
+		}
+		switch attribute.Type[3] {
+		case attrCommonName:
+			commonNames++
+		case attrSerialNumber:
+			serialNumbers++
+		case attrOrganization:
+		default:
+			continue
+		}
+		if commonNames > 1 || serialNumbers > 1 {
+			// crypto/x509 takes the last, others the first.
+			return refuse("the subject has attribute %s more than once", attribute.Type)
+		}
+		if err := checkReserved(value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // subjectOverride is the subject that cfssl is to use in place of the request's, or nil if the

@@ -38,6 +38,13 @@ var (
 	}
 )
 
+// KnownUsage reports whether a certificate can have the usage.
+func KnownUsage(u certificates.KeyUsage) bool {
+	_, isBit := keyUsages[u]
+	_, isExtended := extKeyUsages[u]
+	return isBit || isExtended
+}
+
 // x509Usages translates usages; the extended ones come sorted, each once, as
 // kube-controller-manager has them.
 func x509Usages(usages []certificates.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsage, error) {

@@ -253,6 +253,9 @@ func (s claims) Update(ctx context.Context, node string, change func(*tokens.Cla
 			if s.cluster.claims[node].Version != before.Version {
 				return tokens.ErrConflict
 			}
+			if before.Released() && !after.Released() {
+				after.Created = time.Now()
+			}
 			after.Version = s.next()
 			s.cluster.claims[node] = after.Clone()
 			return nil

@@ -3,6 +3,7 @@ package approval
 import (
 	"context"
 	"fmt"
+	"time"
 )
 
 // A Verdict is what is to be done about a request.
@@ -48,6 +49,12 @@ const (
 	ReasonFactsUnavailable = "FactsUnavailable"
 )
 
+// MaxWait is how long after its creation a request is waited for at most. A kubelet has given up
+// its request by then: it waits 15 minutes, or an hour where its client certificate does not
+// rotate, and asks anew. What a fact could not be had for, because somebody did not answer, waits
+// on.
+const MaxWait = time.Hour
+
 // A Decision is a verdict and why. The zero Decision leaves the request alone without a reason.
 type Decision struct {
 	Verdict Verdict
@@ -57,6 +64,8 @@ type Decision struct {
 	Message string
 	// Rule is the name of the rule that decided; empty if none knew the request.
 	Rule string
+	// Evidence is what the rule has seen, a short sentence for each fact.
+	Evidence []string
 }
 
 // A Rule decides the requests that it knows and leaves the others alone with the zero Decision.
@@ -68,13 +77,6 @@ type Rule interface {
 	Decide(ctx context.Context, r Request, f Facts) (Decision, error)
 }
 
-// Facts is what rules may ask about the world. Its methods fail rather than guess.
-type Facts interface {
-	// Allowed reports whether the requester may create certificatesigningrequests/SUBRESOURCE
-	// in certificates.k8s.io: a SubjectAccessReview.
-	Allowed(ctx context.Context, r Request, subresource string) (bool, error)
-}
-
 // Decide asks the rules in order. The first verdict other than None is the answer; if there is
 // none, the first None that has a reason. An error of a rule ends it with Wait and is returned
 // for the log: a later rule must not grant what an earlier one could not judge. No rules leave
@@ -82,22 +84,42 @@ type Facts interface {
 func Decide(ctx context.Context, rules []Rule, r Request, f Facts) (Decision, error) {
 	left := Decision{Reason: ReasonNotRecognized, Message: "no rule of automatic approval applies to this request"}
 	for _, rule := range rules {
-		d, err := rule.Decide(ctx, r, f)
-		d.Rule = rule.Name()
-		if err != nil {
-			return Decision{
-				Verdict: Wait,
-				Reason:  ReasonFactsUnavailable,
-				Message: fmt.Sprintf("rule %s cannot decide yet: %v", rule.Name(), err),
-				Rule:    rule.Name(),
-			}, fmt.Errorf("rule %s: %w", rule.Name(), err)
-		}
-		if d.Verdict != None {
-			return d, nil
+		d, err := ask(ctx, rule, r, f)
+		if err != nil || d.Verdict != None {
+			return d, err
 		}
 		if d.Reason != "" && left.Rule == "" {
 			left = d
 		}
 	}
 	return left, nil
+}
+
+// Explain asks all rules, each for itself, and gives what they say in their order. [Decide] would
+// not have asked those that come after the first verdict.
+func Explain(ctx context.Context, rules []Rule, r Request, f Facts) []Decision {
+	decisions := make([]Decision, 0, len(rules))
+	for _, rule := range rules {
+		d, _ := ask(ctx, rule, r, f) // which says the error, too
+		if d.Verdict == None && d.Reason == "" {
+			d.Reason, d.Message = ReasonNotRecognized, "the rule does not apply to this request"
+		}
+		decisions = append(decisions, d)
+	}
+	return decisions
+}
+
+func ask(ctx context.Context, rule Rule, r Request, f Facts) (Decision, error) {
+	d, err := rule.Decide(ctx, r, f)
+	d.Rule = rule.Name()
+	if err != nil {
+		return Decision{
+			Verdict:  Wait,
+			Reason:   ReasonFactsUnavailable,
+			Message:  fmt.Sprintf("rule %s cannot decide yet: %v", rule.Name(), err),
+			Rule:     rule.Name(),
+			Evidence: d.Evidence,
+		}, fmt.Errorf("rule %s: %w", rule.Name(), err)
+	}
+	return d, nil
 }

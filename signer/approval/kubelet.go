@@ -52,17 +52,22 @@ func ifAllowed(ctx context.Context, r Request, f Facts, subresource, message str
 	if f == nil {
 		return Decision{}, errors.New("no facts to ask for permissions")
 	}
-	allowed, err := f.Allowed(ctx, r, subresource)
+	permission := Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource}
+	allowed, err := f.Allowed(ctx, r, permission)
 	if err != nil {
-		return Decision{}, fmt.Errorf("may %q create certificatesigningrequests/%s: %w", r.User, subresource, err)
+		return Decision{}, fmt.Errorf("may %q %s: %w", r.User, permission, err)
 	}
 	if !allowed {
 		return Decision{
-			Reason:  ReasonNotPermitted,
-			Message: fmt.Sprintf("%q may not create certificatesigningrequests/%s in certificates.k8s.io, so that automatic approval does not apply; 'kubectl certificate approve' does", r.User, subresource),
+			Reason:   ReasonNotPermitted,
+			Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so that automatic approval does not apply; 'kubectl certificate approve' does", r.User, permission),
+			Evidence: []string{fmt.Sprintf("%q may not %s", r.User, permission)},
 		}, nil
 	}
-	return Decision{Verdict: Approve, Reason: ReasonAutoApproved, Message: message}, nil
+	return Decision{
+		Verdict: Approve, Reason: ReasonAutoApproved, Message: message,
+		Evidence: []string{fmt.Sprintf("%q may %s", r.User, permission)},
+	}, nil
 }
 
 // CheckKubeletClient says why a request is not one for a kubelet's client certificate, or nil:

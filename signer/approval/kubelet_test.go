@@ -17,14 +17,16 @@ import (
 
 // facts answers the review of a subresource with what it holds, and notes what was asked.
 type facts struct {
+	approval.Facts // nothing else is asked
+
 	allowed map[string]bool
 	err     map[string]error
 	asked   []string
 }
 
-func (f *facts) Allowed(_ context.Context, _ approval.Request, subresource string) (bool, error) {
-	f.asked = append(f.asked, subresource)
-	return f.allowed[subresource], f.err[subresource]
+func (f *facts) Allowed(_ context.Context, _ approval.Request, p approval.Permission) (bool, error) {
+	f.asked = append(f.asked, p.Subresource)
+	return f.allowed[p.Subresource], f.err[p.Subresource]
 }
 
 func kubeletRequest(user string, change func(*approval.Request)) approval.Request {

@@ -2,6 +2,7 @@ package approval
 
 import (
 	"crypto/x509"
+	"net/netip"
 	"time"
 
 	certificates "k8s.io/api/certificates/v1"
@@ -28,6 +29,11 @@ type Request struct {
 	Expiration time.Duration
 	// Created is when the request was made.
 	Created time.Time
+	// From is the address that the requester's connection came from. It is not valid where that
+	// is not known, as of CertificateSigningRequest objects.
+	From netip.Addr
+	// Approver is who has approved the request already; empty if nobody has.
+	Approver string
 	// CSR is the PKCS #10 request, as signer.ParseCSR gives it.
 	CSR *x509.CertificateRequest
 }

@@ -10,10 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/signer/csr"
-	zx509 "github.com/zmap/zcrypto/x509"
-	"github.com/zmap/zlint/v3"
-	"github.com/zmap/zlint/v3/lint"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -40,9 +36,6 @@ func (w *world) certificate(object *certificates.CertificateSigningRequest) *x50
 	if object.Labels["kept"] != "yes" {
 		w.Errorf("%s: its labels were lost", object.Name)
 	}
-	if writer(object) == csr.FieldManager { // another's are not ours to judge
-		lintCertificate(w, cert)
-	}
 	return cert
 }
 
@@ -54,23 +47,6 @@ func writer(object *certificates.CertificateSigningRequest) string {
 		}
 	}
 	return ""
-}
-
-func lintCertificate(t testing.TB, cert *x509.Certificate) {
-	t.Helper()
-	registry, err := lint.GlobalRegistry().Filter(lint.FilterOptions{IncludeSources: lint.SourceList{lint.RFC3279, lint.RFC5280, lint.RFC5480, lint.RFC5891, lint.RFC8813}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := zx509.ParseCertificate(cert.Raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, result := range zlint.LintCertificateEx(parsed, registry).Results {
-		if result.Status >= lint.Notice {
-			t.Errorf("%s: zlint %s is %s %s", cert.Subject, name, result.Status, result.Details)
-		}
-	}
 }
 
 // parsedCSR is a request that no object holds.

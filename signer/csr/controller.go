@@ -25,7 +25,7 @@ import (
 
 // DefaultWorkers is how many requests are handled at once unless Controller.Workers says
 // otherwise. They wait for the API server most of the time.
-const DefaultWorkers = 10
+const DefaultWorkers = 64
 
 // How long a request waits before it is looked at again.
 const (
@@ -56,6 +56,13 @@ type Controller struct {
 	// Sign issues certificates for approved requests of the authority's signers, whoever
 	// approved them.
 	Sign bool
+	// Shadow decides and says in the log and in kubejoin_csr_shadow_total what would be done,
+	// and writes nothing. The authority's Nodes are to be [signer.NodeAdmission.DryRun], and it
+	// is to have no Record.
+	Shadow bool
+	// Again hints that requests which wait may be decided now, because what the authority goes
+	// by has changed. Nil never does.
+	Again <-chan struct{}
 	// SignedByOther is told of each certificate that another signer wrote for one of the
 	// authority's signers, whose checks did not apply then; nil is nobody.
 	SignedByOther func(signerName, writer string)
@@ -82,12 +89,14 @@ type handler struct {
 	counts   instruments
 	recorder record.EventRecorder
 	store    cache.Store
-	queue    workqueue.TypedRateLimitingInterface[string]
-	looks    workqueue.TypedRateLimiter[string]
+	queue    workqueue.TypedRateLimitingInterface[item]
+	turns    *turns
+	looks    workqueue.TypedRateLimiter[item]
 
 	mu      sync.Mutex
 	steps   map[types.UID]step
 	written map[types.UID][][]byte // certificates whose fate is not known yet
+	told    map[types.UID]string   // the reason to wait that was said last
 }
 
 // Run handles requests until ctx ends, and returns nil then. It returns an error only if it
@@ -120,8 +129,9 @@ func (c Controller) Run(ctx context.Context) error {
 		counts:     newInstruments(c.Registerer),
 		recorder:   events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager}),
 		store:      informer.GetStore(),
-		queue:      workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
-		looks:      workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstLook, lastLook),
+		queue:      workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry)),
+		turns:      newTurns(),
+		looks:      workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstLook, lastLook),
 		steps:      map[types.UID]step{},
 		written:    map[types.UID][][]byte{},
 	}
@@ -148,8 +158,34 @@ func (c Controller) Run(ctx context.Context) error {
 	for range workers {
 		running.Go(func() { h.work(ctx) })
 	}
-	<-ctx.Done()
-	return nil
+	running.Go(h.feed)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.Again:
+			h.lookAgain()
+		}
+	}
+}
+
+// lookAgain queues all requests that there is something to do about, as if they were new.
+func (h *handler) lookAgain() {
+	for _, obj := range h.store.List() {
+		if csr, ok := obj.(*certificates.CertificateSigningRequest); ok && h.wanted(csr) {
+			h.mu.Lock()
+			delete(h.told, csr.UID)
+			h.mu.Unlock()
+			i := itemOf(csr)
+			h.queue.Forget(i)
+			h.looks.Forget(i)
+			h.queue.Add(i)
+		}
+	}
+}
+
+func itemOf(csr *certificates.CertificateSigningRequest) item {
+	return item{csr.Spec.Username, csr.Name}
 }
 
 func (h *handler) handlers() cache.ResourceEventHandler {
@@ -182,11 +218,11 @@ func (h *handler) handlers() cache.ResourceEventHandler {
 // observe queues a request that there is something to do about, and notices one that has just
 // been issued.
 func (h *handler) observe(csr *certificates.CertificateSigningRequest, justIssued bool) {
-	if justIssued {
+	if justIssued && !h.Shadow {
 		h.noticeIssued(csr)
 	}
 	if h.wanted(csr) {
-		h.queue.Add(csr.Name)
+		h.queue.Add(itemOf(csr))
 	}
 }
 
@@ -204,44 +240,57 @@ func (h *handler) wanted(csr *certificates.CertificateSigningRequest) bool {
 
 // signs reports whether certificates for this request are issued here.
 func (h *handler) signs(csr *certificates.CertificateSigningRequest) bool {
-	_, ok := h.Authority.Signers[csr.Spec.SignerName]
+	_, ok := h.Authority.Signer(csr.Spec.SignerName)
 	return h.Sign && ok
+}
+
+// feed lets what is due wait for its turn.
+func (h *handler) feed() {
+	defer h.turns.close()
+	for {
+		i, shutdown := h.queue.Get()
+		if shutdown {
+			return
+		}
+		h.turns.push(i)
+	}
 }
 
 func (h *handler) work(ctx context.Context) {
 	for {
-		name, shutdown := h.queue.Get()
-		if shutdown || ctx.Err() != nil {
+		i, ok := h.turns.next()
+		if !ok || ctx.Err() != nil {
 			return
 		}
-		h.workOn(ctx, name)
-		h.queue.Done(name)
+		h.workOn(ctx, i)
+		h.turns.done(i)
+		h.queue.Done(i)
 	}
 }
 
-func (h *handler) workOn(whole context.Context, name string) {
+func (h *handler) workOn(whole context.Context, i item) {
 	ctx, cancel := context.WithTimeout(whole, handleTimeout)
 	defer cancel()
-	next, err := h.sync(ctx, name)
+	next, err := h.sync(ctx, i.name)
 	if stopped(ctx) {
 		return
 	}
 	if err != nil {
-		h.log.Error("certificate request failed, will be tried again", "csr", name, "failures", h.queue.NumRequeues(name)+1, "error", err)
+		h.log.Error("certificate request failed, will be tried again", "csr", i.name, "failures", h.queue.NumRequeues(i)+1, "error", err)
 	}
 	if err != nil || next == soon {
-		h.queue.AddRateLimited(name)
+		h.queue.AddRateLimited(i)
 		if outage.Is(err) {
 			h.awaitServer(whole)
 		}
 		return
 	}
-	h.queue.Forget(name)
+	h.queue.Forget(i)
 	if next == later {
-		h.queue.AddAfter(name, h.looks.When(name))
+		h.queue.AddAfter(i, h.looks.When(i))
 		return
 	}
-	h.looks.Forget(name)
+	h.looks.Forget(i)
 }
 
 // awaitServer keeps a worker until the API server answers at all. Otherwise each request that
@@ -275,7 +324,8 @@ func (h *handler) forget(csr *certificates.CertificateSigningRequest) {
 	h.mu.Lock()
 	delete(h.steps, csr.UID)
 	delete(h.written, csr.UID)
+	delete(h.told, csr.UID)
 	h.mu.Unlock()
-	h.queue.Forget(csr.Name)
-	h.looks.Forget(csr.Name)
+	h.queue.Forget(itemOf(csr))
+	h.looks.Forget(itemOf(csr))
 }

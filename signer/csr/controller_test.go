@@ -98,7 +98,7 @@ func TestApprovalSwitchedOffByRBAC(t *testing.T) {
 	})
 	t.Cleanup(restore)
 	w.poll("the permission taken", func() bool { // the authorizer has a cache of its own
-		allowed, err := (&csr.Facts{Client: w.restrict}).Allowed(t.Context(), approvalRequest(), "nodeclient")
+		allowed, err := (&csr.Facts{Client: w.restrict}).Allowed(t.Context(), approvalRequest(), mayCreate("nodeclient"))
 		return err == nil && !allowed
 	})
 	w.control()

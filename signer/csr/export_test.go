@@ -5,12 +5,12 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Request is an object as it is decided upon, after it has gone through the cache.
-func Request(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
+// Cached is what an object asks for after it has gone through the cache.
+func Cached(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
 	if _, err := strip(csr); err != nil {
 		return approval.Request{}, err
 	}
-	return request(csr)
+	return Request(csr)
 }
 
 // Wanted reports whether a controller that does everything would take the object up.
@@ -18,3 +18,9 @@ func Wanted(csr *certificates.CertificateSigningRequest) bool {
 	h := &handler{Controller: Controller{Approve: true}}
 	return h.wanted(csr)
 }
+
+// Asking is how many questions have no answer yet.
+func (n *Nodes) Asking() int { return int(n.asking.Load()) }
+
+// FewQuestions are asked one by one.
+const FewQuestions = fewQuestions

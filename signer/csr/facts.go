@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	authorization "k8s.io/api/authorization/v1"
+	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -24,6 +26,16 @@ const permissionAge = time.Second
 type Facts struct {
 	// Client talks to the API server.
 	Client kubernetes.Interface
+	// Nodes are those of the cluster. Nil fails what is asked about them.
+	Nodes *Nodes
+	// APIServers gives hosts, which are names or addresses, that no node may serve as beside
+	// those in the Service default/kubernetes. Nil is none.
+	APIServers func(context.Context) ([]string, error)
+	// ServiceCIDRs are addresses of Services beside those that the cluster tells, which it does
+	// from Kubernetes 1.33 on.
+	ServiceCIDRs []netip.Prefix
+
+	reserve reserve
 
 	mu      sync.Mutex
 	allowed map[string]time.Time // when it was asked
@@ -31,14 +43,14 @@ type Facts struct {
 }
 
 // Allowed asks what kube-controller-manager asks: a SubjectAccessReview for the requester.
-func (f *Facts) Allowed(ctx context.Context, r approval.Request, subresource string) (bool, error) {
+func (f *Facts) Allowed(ctx context.Context, r approval.Request, p approval.Permission) (bool, error) {
 	// Quoted, so that no two requesters look the same; fmt sorts maps by key.
-	requester := fmt.Sprintf("%q %q %q %q %q", r.User, r.UserUID, r.Groups, r.Extra, subresource)
+	requester := fmt.Sprintf("%q %q %q %q %q", r.User, r.UserUID, r.Groups, r.Extra, p)
 	asked := time.Now()
 	if f.allowedAt(requester, asked) {
 		return true, nil
 	}
-	allowed, err := f.ask(ctx, r, subresource)
+	allowed, err := f.ask(ctx, r, p)
 	if allowed {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -62,15 +74,15 @@ func (f *Facts) allowedAt(requester string, now time.Time) bool {
 	return found && !old(asked)
 }
 
-func (f *Facts) ask(ctx context.Context, r approval.Request, subresource string) (bool, error) {
+func (f *Facts) ask(ctx context.Context, r approval.Request, p approval.Permission) (bool, error) {
 	review := &authorization.SubjectAccessReview{Spec: authorization.SubjectAccessReviewSpec{
 		User:   r.User,
 		UID:    r.UserUID,
 		Groups: r.Groups,
 		Extra:  make(map[string]authorization.ExtraValue, len(r.Extra)),
 		ResourceAttributes: &authorization.ResourceAttributes{
-			Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Version: "*",
-			Verb: "create", Subresource: subresource,
+			Group: certificates.GroupName, Version: "*",
+			Verb: p.Verb, Resource: p.Resource, Subresource: p.Subresource, Name: p.Name,
 		},
 	}}
 	for k, v := range r.Extra {

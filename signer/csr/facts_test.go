@@ -35,7 +35,7 @@ func TestFactsAskOncePerSecond(t *testing.T) {
 	facts := &csr.Facts{Client: unlimited(t, config)}
 	allowed := func(r approval.Request, subresource string) bool {
 		t.Helper()
-		ok, err := facts.Allowed(t.Context(), r, subresource)
+		ok, err := facts.Allowed(t.Context(), r, mayCreate(subresource))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,4 +74,9 @@ func TestFactsAskOncePerSecond(t *testing.T) {
 			t.Errorf("what is not allowed was asked for %d times", asked.Load()-before)
 		}
 	}
+}
+
+// mayCreate is the permission that automatic approval takes.
+func mayCreate(subresource string) approval.Permission {
+	return approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource}
 }

@@ -19,10 +19,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// willing lets everybody do everything.
-type willing struct{}
+// willing lets everybody do everything, and knows nothing else.
+type willing struct{ approval.Facts }
 
-func (willing) Allowed(context.Context, approval.Request, string) (bool, error) { return true, nil }
+func (willing) Allowed(context.Context, approval.Request, approval.Permission) (bool, error) {
+	return true, nil
+}
 
 // FuzzObject has CertificateSigningRequests as no API server would let them in: they are refused
 // or decided, and only a kubelet's client certificate is ever approved.
@@ -70,7 +72,7 @@ func FuzzObject(f *testing.F) {
 			if wanted := csr.Wanted(o); wanted && len(certificate) > 0 {
 				t.Error("an issued request would be taken up")
 			}
-			r, err := csr.Request(o)
+			r, err := csr.Cached(o)
 			if err != nil {
 				if refused := (*signer.Refused)(nil); !errors.As(err, &refused) || refused.Reason == "" || refused.Message == "" {
 					t.Errorf("%v is not a refusal with a reason", err)

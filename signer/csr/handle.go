@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // again says when to look at a request the next time if nothing happens to it.
@@ -45,8 +47,11 @@ func (h *handler) sync(ctx context.Context, name string) (again, error) {
 		return never, err
 	}
 	cached, ok := obj.(*certificates.CertificateSigningRequest)
-	if !ok || !h.wanted(cached) {
+	if !ok {
 		return never, nil
+	}
+	if !h.wanted(cached) {
+		return never, h.withdraw(ctx, cached)
 	}
 	defer func() {
 		// Deleted meanwhile, what has been noted of it would never be forgotten.
@@ -71,8 +76,11 @@ func (h *handler) sync(ctx context.Context, name string) (again, error) {
 			if err != nil {
 				return never, err
 			}
-			if csr.UID != cached.UID || !h.wanted(csr) {
+			if csr.UID != cached.UID {
 				return never, nil
+			}
+			if !h.wanted(csr) {
+				return never, h.withdraw(ctx, csr)
 			}
 		}
 		next, err := h.handle(ctx, csr)
@@ -87,11 +95,30 @@ func (h *handler) sync(ctx context.Context, name string) (again, error) {
 	return soon, nil
 }
 
+// withdraw undoes what a try at a request has left that another replica, or a person, has denied.
+func (h *handler) withdraw(ctx context.Context, csr *certificates.CertificateSigningRequest) error {
+	if h.Shadow || !h.Approve || !has(csr, certificates.CertificateDenied) || h.step(csr.UID) == finished {
+		return nil
+	}
+	r, refusal := Request(csr)
+	if refusal != nil {
+		return nil
+	}
+	if err := h.Authority.Nodes.Withdraw(ctx, r); err != nil {
+		return err
+	}
+	h.mark(csr.UID, finished)
+	return nil
+}
+
 // handle approves and signs one request, as far as there is something to do and it may. A
 // Conflict is to be tried again with the object read anew.
 func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigningRequest) (again, error) {
+	r, refusal := Request(csr)
 	csr.ManagedFields = nil // nil keeps what the API server has
-	r, refusal := request(csr)
+	if h.Shadow {
+		return h.shadow(ctx, csr, r, refusal)
+	}
 	var admission *signer.Admission
 	if !has(csr, certificates.CertificateApproved) {
 		if refusal != nil {
@@ -110,9 +137,9 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 		return never, nil
 	}
 	if refusal != nil {
-		return never, h.fail(ctx, csr, refusal)
+		return never, h.refuse(ctx, csr, r, refusal)
 	}
-	return never, h.sign(ctx, csr, r, admission)
+	return h.sign(ctx, csr, r, admission)
 }
 
 // decide asks the rules and writes what they say. The object is nil unless it is approved now.
@@ -135,16 +162,14 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 		condition.Type = certificates.CertificateDenied
 	case approval.Wait:
 		count()
-		h.tellOnce(csr, d)
-		if err != nil {
-			return nil, nil, soon, fmt.Errorf("deciding: %w", err)
+		next := h.wait(csr, d, log)
+		if err != nil && next != never {
+			return nil, nil, next, fmt.Errorf("deciding: %w", err)
 		}
-		log.Info("certificate request waits", "message", d.Message)
-		return nil, nil, soon, nil
+		return nil, nil, next, nil
 	default:
 		count()
-		if h.looks.NumRequeues(csr.Name) == 0 {
-			h.tellOnce(csr, d)
+		if h.tellOnce(csr, d) {
 			log.Info("certificate request is left alone", "message", d.Message)
 		}
 		return nil, nil, later, nil
@@ -174,30 +199,85 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 	return updated, admission, never, nil
 }
 
-// tellOnce says with an Event why a request is not decided.
-func (h *handler) tellOnce(csr *certificates.CertificateSigningRequest, d approval.Decision) {
-	if h.queue.NumRequeues(csr.Name) == 0 {
-		h.recorder.Event(csr, corev1.EventTypeNormal, d.Reason, d.Message)
+// maxUndecided is approval.MaxWait where somebody who has to be asked does not answer: a cleaner
+// deletes what has waited for longer.
+const maxUndecided = 24 * time.Hour
+
+// wait says until when a request is looked at again, and that it no longer is.
+func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.Decision, log *slog.Logger) again {
+	most := approval.MaxWait
+	if d.Reason == approval.ReasonFactsUnavailable {
+		most = maxUndecided
 	}
+	deadline := csr.CreationTimestamp.Add(most)
+	if !time.Now().Before(deadline) {
+		d.Message += fmt.Sprintf("; it has waited for %s, and is not looked at again by itself", most)
+		h.recorder.Event(csr, corev1.EventTypeWarning, d.Reason, d.Message)
+		log.Warn("certificate request has waited in vain and is left alone", "message", d.Message)
+		return never
+	}
+	d.Message += "; it is looked at again until " + deadline.UTC().Format(time.RFC3339)
+	if h.tellOnce(csr, d) {
+		log.Info("certificate request waits", "message", d.Message)
+	}
+	return soon
 }
 
-// sign issues the certificate of an approved request and writes it.
-func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, admission *signer.Admission) error {
+// tellOnce says with an Event why a request is not decided or signed, unless that is what was said
+// last. It reports whether it did.
+func (h *handler) tellOnce(csr *certificates.CertificateSigningRequest, d approval.Decision) bool {
+	news := h.news(csr, d.Reason)
+	if news {
+		h.recorder.Event(csr, corev1.EventTypeNormal, d.Reason, d.Message)
+	}
+	return news
+}
+
+// news notes why a request waits, and reports whether it did for something else until now.
+func (h *handler) news(csr *certificates.CertificateSigningRequest, reason string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.told == nil {
+		h.told = map[types.UID]string{}
+	}
+	before := h.told[csr.UID]
+	h.told[csr.UID] = reason
+	return before != reason
+}
+
+// refuse records that an approved request cannot be read, before it fails for it.
+func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, why error) error {
+	var refused *signer.Refused
+	if !errors.As(why, &refused) {
+		return h.failed(ctx, csr, eventSigningFailed, why)
+	}
+	if err := h.Authority.Refuse(ctx, r, refused); !errors.As(err, &refused) {
+		return h.failed(ctx, csr, eventSigningFailed, err)
+	}
+	return h.fail(ctx, csr, refused)
+}
+
+// sign issues the certificate of an approved request and writes it, whoever approved it: that may be
+// before what it waits for is there.
+func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, admission *signer.Admission) (again, error) {
 	chain, err := h.Authority.Sign(ctx, r, admission)
+	if d := signer.Waits(err); d != nil {
+		return h.wait(csr, *d, h.log.With("csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "reason", d.Reason)), nil
+	}
 	var refused *signer.Refused
 	if errors.As(err, &refused) {
-		return h.fail(ctx, csr, refused)
+		return never, h.fail(ctx, csr, refused)
 	}
 	if err != nil {
-		return h.failed(ctx, csr, eventSigningFailed, err)
+		return never, h.failed(ctx, csr, eventSigningFailed, err)
 	}
 	csr.Status.Certificate = chain
 	h.wrote(csr)
 	if err := h.writeStatus(ctx, csr, "writing the certificate"); err != nil {
-		return err
+		return never, err
 	}
 	h.countIssued(csr)
-	return nil
+	return never, nil
 }
 
 // countIssued notes a certificate that kubejoin wrote, once: when the API server has answered,
@@ -271,6 +351,7 @@ func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
 	}
 	h.steps[csr.UID] = finished
 	delete(h.written, csr.UID)
+	delete(h.told, csr.UID)
 	return true
 }
 

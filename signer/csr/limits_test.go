@@ -1,13 +1,19 @@
 package csr_test
 
 import (
+	"context"
 	"crypto"
+	"errors"
+	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
@@ -155,9 +161,16 @@ func TestLimits(t *testing.T) {
 	// A deleted Node's name is free, for another token.
 	w.deleteNode(first)
 	w.poll("release of the claim", func() bool {
-		_, err := w.claims.Get(t.Context(), first)
-		return err != nil
+		c, err := w.claims.Find(t.Context(), first)
+		return err == nil && c.Released()
 	})
+	// Its machine still has its certificate, registers with it, and renews for as long as before.
+	w.node(first)
+	back := w.as("system:node:"+first, "system:nodes")
+	if d := time.Until(w.certificate(w.joins(back, first, nil)).NotAfter); d < 110*time.Minute || d > 2*time.Hour {
+		t.Errorf("a renewal after the claim was released lives for %s, want 2h", d)
+	}
+	w.deleteNode(first)
 	w.refused(client, first, nil, "TokenSpent")
 	w.joins(another, first, nil)
 	w.refused(anyNode, first, nil, "NodeNameClaimed")
@@ -248,6 +261,42 @@ func TestLimitsHoldForWhatOthersApprove(t *testing.T) {
 	}
 }
 
+// uncountable is tokens whose count cannot be written.
+type uncountable struct{ *secretstore.Store }
+
+func (uncountable) Update(context.Context, string, func(*tokens.Record) error) (tokens.Record, error) {
+	return tokens.Record{}, errors.New("this write fails")
+}
+
+// A claim goes whose request somebody else denied while it was being made: nobody comes back to it.
+func TestClaimOfDeniedRequest(t *testing.T) {
+	w := newWorld(t)
+	store, err := secretstore.Open(t.Context(), w.admin, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims, err := secretstore.OpenClaims(t.Context(), w.admin, "kubejoin-system", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority := w.authority(signer.Fixed(w.ca))
+	authority.Nodes = &signer.NodeAdmission{Tokens: uncountable{store}, Claims: claims}
+	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true}.Run)
+	l := &limitedWorld{world: w, store: store, claims: claims}
+	_, client := l.mint(tokens.Limits{MaxNodes: 2})
+	name := "denied-" + tokens.Generate().ID()
+	asked := w.ask(client, kubelet, name, nil, nil)
+	w.poll("claim", func() bool {
+		_, err := claims.Get(t.Context(), name)
+		return err == nil
+	})
+	w.decide(asked.Name, certificates.CertificateDenied)
+	w.poll("end of the claim", func() bool {
+		_, err := claims.Get(t.Context(), name)
+		return errors.Is(err, tokens.ErrNotFound)
+	})
+}
+
 // A node that was deleted does not come back by renewing.
 func TestRenewalWaitsForItsNode(t *testing.T) {
 	w := newLimitedWorld(t)
@@ -263,4 +312,62 @@ func TestRenewalWaitsForItsNode(t *testing.T) {
 	}
 	w.node(name)
 	w.await(asked.Name, "certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) > 0 })
+}
+
+// Approved by others, a renewal of a node that has no Node waits for it in the same way: that is no
+// failure, and has the deadline that is stated.
+func TestApprovedRenewalWaitsForItsNode(t *testing.T) {
+	w := newWorld(t)
+	nodes, err := csr.OpenNodes(t.Context(), w.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log, record lines
+	authority := w.authority(signer.Fixed(w.ca))
+	authority.Nodes = &signer.NodeAdmission{Node: nodes.Node}
+	authority.Record = issuance.NewWriter(&record)
+	w.run(csr.Controller{Client: w.restrict, Authority: authority, Sign: true, Registerer: w.metrics, Logger: slog.New(slog.NewTextHandler(&log, nil))}.Run)
+	name := "gone-" + tokens.Generate().ID()
+	asked := w.ask(w.as("system:node:"+name, "system:nodes"), kubelet, name, nil, nil)
+	w.approve(asked.Name)
+	var waits []corev1.Event
+	w.poll("an Event", func() bool {
+		events, err := w.admin.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + asked.Name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		waits = events.Items
+		return len(waits) > 0
+	})
+	until := asked.CreationTimestamp.Add(approval.MaxWait).UTC().Format(time.RFC3339)
+	if e := waits[0]; e.Type != corev1.EventTypeNormal || e.Reason != signer.ReasonNodeNotFound || !strings.HasSuffix(e.Message, "it is looked at again until "+until) {
+		t.Errorf("event is %s %s %q", e.Type, e.Reason, e.Message)
+	}
+	l := limitedWorld{world: w}
+	l.node(name)
+	w.awaitIssued(asked.Name)
+	if n := w.count("kubejoin_csr_sign_failures_total"); n > 0 || strings.Contains(log.String(), "level=ERROR") || !strings.Contains(log.String(), "level=INFO msg=\"certificate request waits\"") {
+		t.Errorf("%v failures are counted; log:\n%s", n, log.String())
+	}
+	if text := record.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `"outcome":"issued"`) {
+		t.Errorf("recorded:\n%s", text)
+	}
+}
+
+// lines are text that many write.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }

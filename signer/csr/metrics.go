@@ -12,6 +12,7 @@ type instruments struct {
 	signed    *prometheus.CounterVec
 	failures  *prometheus.CounterVec
 	byOther   *prometheus.CounterVec
+	shadow    *prometheus.CounterVec
 	seconds   *prometheus.HistogramVec
 }
 
@@ -25,6 +26,8 @@ func newInstruments(reg prometheus.Registerer) instruments {
 			"Failures to sign a CSR or to write its certificate. Those of reason SignerValidationFailure are final, the others are tried again.", "signer", "reason"),
 		byOther: metrics.Counter(reg, "kubejoin_csr_signed_by_other_total",
 			"CSRs of a signer that kubejoin serves whose certificate another signer wrote while kubejoin was running.", "signer"),
+		shadow: metrics.Counter(reg, "kubejoin_csr_shadow_total",
+			"What would have been done about CSRs if kubejoin did not only look on: the verdicts of its rules, sign and fail.", "signer", "would", "reason"),
 		seconds: metrics.Histogram(reg, "kubejoin_csr_issue_seconds",
 			"Time from the creation of a CSR, of which whole seconds are known, to its certificate.",
 			[]float64{1, 1.5, 2, 3, 5, 10, 30, 60, 300, 900, 3600}, "signer"),

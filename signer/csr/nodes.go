@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
+	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -14,29 +16,33 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Nodes is what an API server knows of Nodes: their names and UIDs. Nothing else of a Node gives
-// leave to anything, because its kubelet writes it.
+// Nodes is what an API server knows of Nodes: their names, UIDs and addresses. Nothing of a Node
+// but that it is there gives leave to anything, because its kubelet writes it.
 type Nodes struct {
 	client   kubernetes.Interface
 	informer cache.SharedIndexInformer
 	hints    tokens.Hints
+
+	known     atomic.Int64 // how many Nodes there are by the informer's word
+	asking    atomic.Int64 // questions that have no answer yet
+	questions batch.Queue[struct{}, *question]
 }
 
 // OpenNodes follows the Nodes of a cluster until ctx ends. It returns at once. The client needs
 // get, list and watch on nodes.
 func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error) {
 	n := &Nodes{client: client}
-	n.informer = cache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Nodes(), "", nil), &corev1.Node{}, 0, nil)
+	n.informer = cache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Nodes(), "", nil), &corev1.Node{}, 0, cache.Indexers{byHost: hostsOf})
 	_, handlerErr := n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { n.hints.Send() },
-		DeleteFunc: func(any) { n.hints.Send() },
+		AddFunc:    func(any) { n.known.Add(1); n.hints.Send() },
+		DeleteFunc: func(any) { n.known.Add(-1); n.hints.Send() },
 		UpdateFunc: func(before, now any) {
 			if uid(before) != uid(now) { // deleted and made again while nobody looked
 				n.hints.Send()
 			}
 		},
 	})
-	if err := errors.Join(handlerErr, n.informer.SetTransform(nameAndUID)); err != nil {
+	if err := errors.Join(handlerErr, n.informer.SetTransform(nameUIDAndAddresses)); err != nil {
 		return nil, fmt.Errorf("follow nodes: %w", err)
 	}
 	go n.informer.RunWithContext(ctx)
@@ -50,29 +56,22 @@ func uid(object any) string {
 	return ""
 }
 
-// nameAndUID keeps what is needed of a Node: its kubelet writes it every few minutes.
-func nameAndUID(object any) (any, error) {
+// nameUIDAndAddresses keeps what is needed of a Node: its kubelet writes it every few minutes.
+func nameUIDAndAddresses(object any) (any, error) {
 	node, ok := object.(*corev1.Node)
 	if !ok {
 		return object, nil
 	}
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion}}, nil
-}
-
-// Node gives the UID of a Node as it is now. The error wraps [tokens.ErrNotFound] if there is
-// none.
-func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
-	node, err := n.get(ctx, name)
-	if err != nil {
-		return "", err
-	}
-	return string(node.UID), nil
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
+		Status:     corev1.NodeStatus{Addresses: node.Status.Addresses},
+	}, nil
 }
 
 func (n *Nodes) get(ctx context.Context, name string) (*corev1.Node, error) {
 	node, err := n.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
+		return nil, notFound(name)
 	}
 	return node, err
 }

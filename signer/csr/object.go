@@ -2,6 +2,7 @@ package csr
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"time"
 
@@ -21,7 +22,7 @@ const FieldManager = "kubejoin"
 
 // NewInformer is a view of all CSR objects that [Controller] and [Cleaner] can share. The caller
 // runs it. It keeps of an object what these two need: of one that is issued neither the request
-// nor the requester, and of managedFields only who wrote the certificate.
+// nor the requester, and of managedFields only who approved it or wrote the certificate.
 func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
 	informer := cache.NewSharedIndexInformer(outage.Follow(client.CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nil)
@@ -39,12 +40,15 @@ func strip(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
-	writer := certificateWriter(csr)
+	writer, approver := certificateWriter(csr), approvalWriter(csr)
 	csr.ManagedFields = nil
 	if writer != "" {
 		csr.ManagedFields = []metav1.ManagedFieldsEntry{{
 			Manager: writer, Subresource: "status", FieldsV1: &metav1.FieldsV1{Raw: certificateField},
 		}}
+	}
+	if approver != "" && !issued(csr) {
+		csr.ManagedFields = append(csr.ManagedFields, metav1.ManagedFieldsEntry{Manager: approver, Subresource: "approval"})
 	}
 	if issued(csr) {
 		csr.Spec.Request = nil
@@ -59,6 +63,29 @@ func certificateWriter(csr *certificates.CertificateSigningRequest) string {
 	for _, entry := range csr.ManagedFields {
 		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.Raw, certificateField) {
 			return entry.Manager
+		}
+	}
+	return ""
+}
+
+// approvalWriter is the field manager that last wrote the approval; empty if that is not known or
+// there is none.
+func approvalWriter(csr *certificates.CertificateSigningRequest) string {
+	writer := ""
+	for _, entry := range csr.ManagedFields {
+		if entry.Subresource == "approval" {
+			writer = entry.Manager
+		}
+	}
+	return writer
+}
+
+// approver is who approved the request, as far as it can be told: an API server notes the program
+// and not the user. Without that note it is the reason that was given.
+func approver(csr *certificates.CertificateSigningRequest) string {
+	for _, c := range csr.Status.Conditions {
+		if c.Type == certificates.CertificateApproved {
+			return cmp.Or(approvalWriter(csr), c.Reason, "unknown")
 		}
 	}
 	return ""
@@ -82,12 +109,9 @@ func over(csr *certificates.CertificateSigningRequest) bool {
 	return issued(csr) || has(csr, certificates.CertificateDenied) || has(csr, certificates.CertificateFailed)
 }
 
-// request translates the object. The error is a *signer.Refused.
-func request(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
-	parsed, err := signer.ParseCSR(csr.Spec.Request)
-	if err != nil {
-		return approval.Request{}, err
-	}
+// Request is what an object asks for. With an error, a [*signer.Refused], it has what can be read
+// of it, and no CSR.
+func Request(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
 	r := approval.Request{
 		Name:       csr.Name,
 		UID:        string(csr.UID),
@@ -98,19 +122,21 @@ func request(csr *certificates.CertificateSigningRequest) (approval.Request, err
 		Extra:      make(map[string][]string, len(csr.Spec.Extra)),
 		Usages:     csr.Spec.Usages,
 		Created:    csr.CreationTimestamp.Time,
-		CSR:        parsed,
+		Approver:   approver(csr),
 	}
 	for k, v := range csr.Spec.Extra {
 		r.Extra[k] = v
 	}
 	if s := csr.Spec.ExpirationSeconds; s != nil {
 		if *s <= 0 { // the API server wants at least 600
-			return approval.Request{}, &signer.Refused{
+			return r, &signer.Refused{
 				Reason:  signer.ReasonValidation,
 				Message: fmt.Sprintf("spec.expirationSeconds is %d, want a positive number", *s),
 			}
 		}
 		r.Expiration = time.Duration(*s) * time.Second
 	}
-	return r, nil
+	var err error
+	r.CSR, err = signer.ParseCSR(csr.Spec.Request)
+	return r, err
 }

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/certlint"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,6 +49,7 @@ type world struct {
 	roots    *x509.CertPool
 	identity string               // kubeconfig of the controller
 	restrict kubernetes.Interface // the controller's client
+	issued   *certlint.Log
 }
 
 // newWorld makes a world without a controller. All CSRs are deleted before and after.
@@ -62,7 +63,12 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t, cluster: c, admin: unlimited(t, c.AdminConfig()), metrics: prometheus.NewRegistry(), ca: ca, roots: c.CAPool()}
+	w := &world{T: t, cluster: c, admin: unlimited(t, c.AdminConfig()), metrics: prometheus.NewRegistry(), ca: ca, roots: c.CAPool(), issued: &certlint.Log{}}
+	t.Cleanup(func() {
+		if n, findings := w.issued.Findings(); len(findings) > 0 {
+			t.Errorf("of %d certificates issued: %s", n, certlint.Summary(findings))
+		}
+	})
 	w.restrict = w.controllerIdentity()
 	w.deleteAll()
 	t.Cleanup(w.deleteAll)
@@ -104,6 +110,10 @@ func (w *world) controllerIdentity() kubernetes.Interface {
 		{APIGroups: []string{group}, Resources: []string{"signers"}, ResourceNames: names, Verbs: []string{"approve", "sign"}},
 		{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+		{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{"kubernetes"}, Verbs: []string{"get"}},
+		{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, ResourceNames: []string{"kubernetes"}, Verbs: []string{"get"}},
+		{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"list"}},
 	}}
 	if _, err := w.admin.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		w.Fatal(err)
@@ -127,8 +137,9 @@ func (w *world) controllerIdentity() kubernetes.Interface {
 // authority is one as kubejoin has it; change alters it before it is used.
 func (w *world) authority(ca func() (*signer.CA, error)) *signer.Authority {
 	return &signer.Authority{
-		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: w.restrict},
-		Signers: signer.KubernetesSigners(ca, 24*time.Hour),
+		Facts:   &csr.Facts{Client: w.restrict},
+		Signers: signer.FixedSigners(signer.KubernetesSigners(ca, 24*time.Hour)),
+		Record:  w.issued,
 	}
 }
 
@@ -331,4 +342,42 @@ func (w *world) count(name string, labels ...string) float64 {
 		}
 	}
 	return sum
+}
+
+// askLabelled is ask for a node's client certificate with a key that is there.
+func (w *world) askLabelled(client kubernetes.Interface, node string, labels map[string]string, key crypto.Signer) *certificates.CertificateSigningRequest {
+	w.Helper()
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
+	}, key)
+	if err != nil {
+		w.Fatal(err)
+	}
+	object, err := client.CertificatesV1().CertificateSigningRequests().Create(w.Context(), &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-", Labels: labels},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: kubelet,
+			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return object
+}
+
+// pending counts the requests with a label that have no certificate.
+func (w *world) pending(selector string) int {
+	w.Helper()
+	list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(w.Context(), metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		w.Fatal(err)
+	}
+	n := 0
+	for _, o := range list.Items {
+		if len(o.Status.Certificate) == 0 {
+			n++
+		}
+	}
+	return n
 }

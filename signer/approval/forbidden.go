@@ -1,0 +1,88 @@
+package approval
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// forbiddenPrefixes are addresses that are not one machine's, or another's in disguise, the
+// narrower before the wider.
+var forbiddenPrefixes = []struct {
+	kind   string
+	prefix netip.Prefix
+}{
+	{"unspecified", netip.MustParsePrefix("0.0.0.0/8")}, // RFC 1122, section 3.2.1.3: this network
+	{"loopback", netip.MustParsePrefix("127.0.0.0/8")},
+	{"link-local", netip.MustParsePrefix("169.254.0.0/16")},
+	{"multicast", netip.MustParsePrefix("224.0.0.0/4")},
+	{"broadcast", netip.MustParsePrefix("255.255.255.255/32")},
+	{"unspecified", netip.MustParsePrefix("::/128")},
+	{"loopback", netip.MustParsePrefix("::1/128")},
+	{"IPv4-mapped IPv6", netip.MustParsePrefix("::ffff:0:0/96")},       // RFC 4291, section 2.5.5.2
+	{"IPv4-compatible IPv6", netip.MustParsePrefix("::/96")},           // RFC 4291, section 2.5.5.1
+	{"IPv4-translated IPv6", netip.MustParsePrefix("::ffff:0:0:0/96")}, // RFC 2765
+	{"NAT64", netip.MustParsePrefix("64:ff9b::/96")},                   // RFC 6052
+	{"NAT64", netip.MustParsePrefix("64:ff9b:1::/48")},                 // RFC 8215
+	{"Teredo", netip.MustParsePrefix("2001::/32")},                     // RFC 4380
+	{"6to4", netip.MustParsePrefix("2002::/16")},                       // RFC 3056
+	{"link-local", netip.MustParsePrefix("fe80::/10")},
+	{"multicast", netip.MustParsePrefix("ff00::/8")},
+}
+
+// forbiddenAddress says what kind of address it is that no kubelet may have, or nothing.
+func forbiddenAddress(a netip.Addr) string {
+	for _, f := range forbiddenPrefixes {
+		if f.prefix.Contains(a) {
+			return f.kind
+		}
+	}
+	// RFC 5214, section 6.1: ISATAP has an IPv4 address below any prefix.
+	if b := a.As16(); a.Is6() && b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe {
+		return "ISATAP"
+	}
+	return ""
+}
+
+// forbiddenName says what a name in lower case is that no kubelet may have, or nothing.
+func forbiddenName(name string) string {
+	labels := strings.Split(name, ".")
+	last := labels[len(labels)-1]
+	switch {
+	case last == "localhost", last == "localdomain", name == "localhost6":
+		return "the machine itself"
+	case labels[0] == "kubernetes":
+		return "the API server in the cluster"
+	case strings.HasSuffix("."+name, ".cluster.local"):
+		return "the cluster's Services"
+	}
+	for _, label := range labels[1:] { // NAME.NAMESPACE.svc of any cluster domain
+		if label == "svc" {
+			return "the cluster's Services"
+		}
+	}
+	return ""
+}
+
+// hostCharacters are of both cases: strings.ToLower makes ASCII of letters that are none.
+const hostCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
+
+// checkDNSName says why text, in any case, is not a host's name (RFC 1123, section 2.1), or nil.
+func checkDNSName(text string) error {
+	if len(text) > 253 {
+		return fmt.Errorf("name of %d characters, want at most 253", len(text))
+	}
+	labels := strings.Split(text, ".")
+	for _, label := range labels {
+		if label == "" || len(label) > 63 || strings.Trim(label, hostCharacters) != "" ||
+			label[0] == '-' || label[len(label)-1] == '-' {
+			return fmt.Errorf("%q is not the DNS name of a host: want parts of 1 to 63 of a to z, 0 to 9 and - with dots between, each beginning and ending with a letter or digit", text)
+		}
+	}
+	// RFC 1123 again: the last part is a word, so that no name can be taken for an address. Some
+	// clients take 0x7f.1 for one.
+	if last := strings.ToLower(labels[len(labels)-1]); strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
+		return fmt.Errorf("%q could be taken for an address", text)
+	}
+	return nil
+}

@@ -1,0 +1,47 @@
+package approval
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// MaySign approves every request of somebody who may sign for its signer himself: RBAC verb sign
+// on the resource signers in certificates.k8s.io, for the signer's name or, as DOMAIN/*, for all
+// of its domain.
+type MaySign struct{}
+
+// Name is "may-sign".
+func (MaySign) Name() string { return "may-sign" }
+
+// Decide never denies: without the permission people may still approve by hand.
+func (MaySign) Decide(ctx context.Context, r Request, f Facts) (Decision, error) {
+	domain, _, ok := strings.Cut(r.SignerName, "/")
+	if r.CSR == nil || !ok {
+		return Decision{}, nil
+	}
+	if f == nil {
+		return Decision{}, errors.New("no facts to ask for permissions")
+	}
+	// The order of kube-apiserver's CertificateSigning admission.
+	for _, name := range []string{r.SignerName, domain + "/*"} {
+		permission := Permission{Verb: "sign", Resource: "signers", Name: name}
+		allowed, err := f.Allowed(ctx, r, permission)
+		if err != nil {
+			return Decision{}, fmt.Errorf("may %q %s: %w", r.User, permission, err)
+		}
+		if allowed {
+			return Decision{
+				Verdict: Approve, Reason: ReasonAutoApproved,
+				Message:  fmt.Sprintf("Auto approving the request of %q, who may %s, after SubjectAccessReview.", r.User, permission),
+				Evidence: []string{fmt.Sprintf("%q may %s", r.User, permission)},
+			}, nil
+		}
+	}
+	return Decision{
+		Reason:   ReasonNotPermitted,
+		Message:  fmt.Sprintf("%q may not sign signers %s in certificates.k8s.io, so that automatic approval does not apply; 'kubectl certificate approve' does", r.User, r.SignerName),
+		Evidence: []string{fmt.Sprintf("%q may not sign signers %s", r.User, r.SignerName)},
+	}, nil
+}

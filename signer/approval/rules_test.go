@@ -1,0 +1,104 @@
+package approval_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+)
+
+func TestRules(t *testing.T) {
+	names := []string{"may-sign", "kubelet-serving", "nodeclient", "selfnodeclient"}
+	rules, err := approval.Rules(names, scope)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, rule := range rules {
+		got = append(got, rule.Name())
+		if k, ok := rule.(approval.KubeletServing); ok && !slices.Equal(k.CIDRs, scope.CIDRs) {
+			t.Errorf("the scope of %s is %+v, want the one given", rule.Name(), k)
+		}
+	}
+	if !slices.Equal(got, names) {
+		t.Errorf("rules are %q, want %q", got, names)
+	}
+	slices.Sort(names)
+	if known := slices.Sorted(slices.Values(approval.RuleNames())); !slices.Equal(known, names) {
+		t.Errorf("known are %q, want %q", known, names)
+	}
+	if rules, err := approval.Rules(nil, approval.ServingScope{}); err != nil || len(rules) != 0 {
+		t.Errorf("no names: %v, %v", rules, err)
+	}
+	for _, test := range []struct {
+		names []string
+		scope approval.ServingScope
+		want  string
+	}{
+		{names: []string{"nodeclients"}, want: "want one of selfnodeclient, nodeclient, kubelet-serving, may-sign"},
+		{names: []string{""}, want: "want one of"},
+		{names: []string{"nodeclient", "nodeclient"}, want: "twice"},
+		{names: []string{"nodeclient"}, scope: approval.ServingScope{DNSSuffixes: []string{"."}}, want: "every name"},
+		{names: []string{"nodeclient"}, scope: approval.ServingScope{ControlPlane: []string{"A*"}}, want: "pattern"},
+	} {
+		if rules, err := approval.Rules(test.names, test.scope); err == nil || !strings.Contains(err.Error(), test.want) || rules != nil {
+			t.Errorf("%q: %v, %v, want an error about %q", test.names, rules, err, test.want)
+		}
+	}
+}
+
+// signers answers who may sign for which.
+type signers struct {
+	approval.Facts
+
+	may   []string
+	err   error
+	asked []approval.Permission
+}
+
+func (s *signers) Allowed(_ context.Context, _ approval.Request, p approval.Permission) (bool, error) {
+	s.asked = append(s.asked, p)
+	return slices.Contains(s.may, p.Name), s.err
+}
+
+func TestMaySign(t *testing.T) {
+	const name = "example.com/etcd-peer"
+	request := kubeletRequest("jane", func(r *approval.Request) { r.SignerName = name })
+	down := errors.New("connection refused")
+	for _, test := range []struct {
+		name    string
+		request approval.Request
+		facts   signers
+		verdict approval.Verdict
+		reason  string
+		asked   int
+	}{
+		{"the signer", request, signers{may: []string{name}}, approval.Approve, approval.ReasonAutoApproved, 1},
+		{"its domain", request, signers{may: []string{"example.com/*"}}, approval.Approve, approval.ReasonAutoApproved, 2},
+		{"another signer", request, signers{may: []string{"example.com/etcd", "*", "example.com"}}, approval.None, approval.ReasonNotPermitted, 2},
+		{"cannot be asked", request, signers{may: []string{name}, err: down}, approval.Wait, approval.ReasonFactsUnavailable, 1},
+		{"no domain", kubeletRequest("jane", func(r *approval.Request) { r.SignerName = "x" }), signers{may: []string{"x", "x/*"}}, approval.None, approval.ReasonNotRecognized, 0},
+		{"no request", kubeletRequest("jane", func(r *approval.Request) { r.SignerName, r.CSR = name, nil }), signers{may: []string{name}}, approval.None, approval.ReasonNotRecognized, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d, err := approval.Decide(t.Context(), []approval.Rule{approval.MaySign{}}, test.request, &test.facts)
+			if (err != nil) != (test.verdict == approval.Wait) {
+				t.Error(err)
+			}
+			if d.Verdict != test.verdict || d.Reason != test.reason || d.Message == "" {
+				t.Errorf("%+v, want %v, %s", d, test.verdict, test.reason)
+			}
+			if len(test.facts.asked) != test.asked {
+				t.Errorf("asked %v", test.facts.asked)
+			}
+			for _, p := range test.facts.asked {
+				if p.Verb != "sign" || p.Resource != "signers" || p.Subresource != "" {
+					t.Errorf("asked %v", p)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,302 @@
+package config_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/config"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+const peer = "example.com/etcd-peer"
+
+// build reads signers, with the head of a file before them.
+func build(t testing.TB, signers string, d config.Defaults) map[string]signer.Signer {
+	t.Helper()
+	c, err := config.Parse(filepath.Join(t.TempDir(), "signers.yaml"), []byte("apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"+signers))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.CA == nil {
+		d.CA = signer.Fixed(newCA(t))
+	}
+	made, err := c.Build(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func request(t testing.TB, name string, template x509.CertificateRequest, usages ...certificates.KeyUsage) approval.Request {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	csr, err := x509.ParseCertificateRequest(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return approval.Request{SignerName: name, User: "etcd", CSR: csr, Usages: usages}
+}
+
+func uri(text string) *url.URL {
+	u, err := url.Parse(text)
+	if err != nil {
+		panic(err)
+	}
+	return u
+}
+
+// What may be asked of a signer of one's own.
+func TestCheck(t *testing.T) {
+	authority := signer.Authority{Signers: signer.FixedSigners(build(t, `
+- name: example.com/etcd-peer
+  usages: [digital signature, server auth, client auth]
+  subject: {commonNames: ["etcd-*", "system:etcd:*"], organizations: [etcd, "team:*", "*:admins", "system:etcd", "system:m*"]}
+  names:
+    dns: ["*.etcd.example.com", "etcd-*.example.com", plain]
+    wildcards: ["*.apps.example.com"]
+    ips: [10.0.0.0/8, "2001:db8::/64", 192.0.2.1]
+    emails: ["*@example.com", "ops@*.example.com"]
+    uris: ["spiffe://example.com/ns/*/sa/etcd-*", "https://*.example.com"]
+- name: example.com/bare
+  usages: [server auth]
+  names: {dns: [bare]}
+`, config.Defaults{}))}
+	both := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}
+	name := func(cn string, organizations ...string) x509.CertificateRequest {
+		return x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: organizations}}
+	}
+	dns := func(names ...string) x509.CertificateRequest { return x509.CertificateRequest{DNSNames: names} }
+	ip := func(text string) x509.CertificateRequest {
+		return x509.CertificateRequest{IPAddresses: []net.IP{net.ParseIP(text)}}
+	}
+	email := func(text string) x509.CertificateRequest {
+		return x509.CertificateRequest{EmailAddresses: []string{text}}
+	}
+	at := func(text string) x509.CertificateRequest { return x509.CertificateRequest{URIs: []*url.URL{uri(text)}} }
+	for _, test := range []struct {
+		what     string
+		template x509.CertificateRequest
+		want     string // part of the refusal; empty: issued
+	}{
+		{"common name", name("etcd-0"), ""},
+		{"and organization", name("etcd-0", "etcd"), ""},
+		{"two organizations", name("etcd-0", "etcd", "team:a"), ""},
+		{"other common name", name("etcd"), `common name "etcd" is asked for, allowed are ["etcd-*" "system:etcd:*"]`},
+		{"other case", name("ETCD-0"), "common name"},
+		{"before", name("xetcd-0"), "common name"},
+		{"other organization", name("etcd-0", "etcd", "ops"), `subject organization "ops"`},
+		{"masters", name("etcd-0", "system:masters"), `system:masters, which nobody is given`},
+		{"reserved, by its prefix", name("system:etcd:0", "system:etcd"), ""},
+		{"reserved, by a pattern", name("etcd-0", "system:admins"), `subject organization "system:admins"`},
+		{"reserved, of a node", name("system:node:a", "system:nodes"), `common name "system:node:a"`},
+		{"unit", x509.CertificateRequest{Subject: pkix.Name{CommonName: "etcd-0", OrganizationalUnit: []string{"x"}}}, "attribute 2.5.4.11"},
+		{"email attribute", x509.CertificateRequest{Subject: pkix.Name{CommonName: "etcd-0", ExtraNames: []pkix.AttributeTypeAndValue{
+			{Type: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}, Value: "a@example.com"}}}}, "attribute 1.2.840.113549.1.9.1"},
+		{"only an organization", x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"etcd"}}}, "no name is asked for"},
+
+		{"DNS", dns("a.etcd.example.com", "etcd-1.example.com", "plain"), ""},
+		{"DNS in any case", dns("A.ETCD.example.com"), ""},
+		{"DNS, two labels for one", dns("a.b.etcd.example.com"), `DNS name "a.b.etcd.example.com" is asked for`},
+		{"DNS, no label", dns("etcd.example.com"), "DNS name"},
+		{"DNS, nothing for a *", dns("etcd-.example.com"), "DNS name"},
+		{"DNS, another domain", dns("a.etcd.example.com.evil.org"), "DNS name"},
+		{"DNS, dot at the end", dns("plain."), "DNS name"},
+		{"DNS, one of many", dns("plain", "other"), `DNS name "other"`},
+		{"wildcard by a pattern", dns("*.etcd.example.com"), `DNS name "*.etcd.example.com" is asked for`},
+		{"wildcard in a label", dns("etcd-*.example.com"), "DNS name"},
+		{"wildcard as listed", dns("*.apps.example.com"), ""},
+		{"wildcard as listed is no pattern", dns("a.apps.example.com"), "DNS name"},
+		{"underscore", dns("_a.etcd.example.com"), "DNS name"},
+
+		{"address", ip("10.1.2.3"), ""},
+		{"single address", ip("192.0.2.1"), ""},
+		{"IPv6", ip("2001:db8::5"), ""},
+		{"other address", ip("192.0.2.2"), "address 192.0.2.2 is asked for, allowed are"},
+		{"other IPv6", ip("2001:db8:0:1::5"), "address"},
+
+		{"email", email("ada@example.com"), ""},
+		{"email in any case of domain", email("ada@EXAMPLE.com"), ""},
+		{"email below", email("ops@de.example.com"), ""},
+		{"email, other domain", email("ada@example.org"), "email address"},
+		{"email, other person", email("ada@de.example.com"), "email address"},
+		{"email, two of @", email("a@example.com@evil.org"), "email"},
+		{"email, quoted", email(`"a@evil.org"@example.com`), "email"},
+
+		{"URI", at("spiffe://example.com/ns/db/sa/etcd-1"), ""},
+		{"URI of a host", at("https://a.example.com"), ""},
+		{"URI, host with dots for a *", at("https://a.b.example.com"), "URI"},
+		{"URI, path", at("https://a.example.com/x"), "URI"},
+		{"URI, port", at("https://a.example.com:443"), "URI"},
+		{"URI, user", at("https://u@a.example.com"), "URI"},
+		{"URI, query", at("https://a.example.com?x"), "URI"},
+		{"URI, more parts", at("spiffe://example.com/ns/db/x/sa/etcd-1"), "URI"},
+		{"URI, dots", at("spiffe://example.com/ns/../sa/etcd-1"), "URI"},
+		{"URI, hidden slash", at("spiffe://example.com/ns/a%2fb/sa/etcd-1"), "URI"},
+		{"URI, other trust domain", at("spiffe://example.org/ns/db/sa/etcd-1"), "URI"},
+		{"URI, scheme", at("http://a.example.com"), "URI"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			_, err := authority.Sign(t.Context(), request(t, peer, test.template, both...), nil)
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("%v, want %q", err, test.want)
+			}
+		})
+	}
+	t.Run("usage", func(t *testing.T) {
+		r := request(t, peer, name("etcd-0"), certificates.UsageDigitalSignature)
+		if _, err := authority.Sign(t.Context(), r, nil); err == nil || !strings.Contains(err.Error(), "good for everything") {
+			t.Errorf("only digital signature: %v", err)
+		}
+		r.Usages = []certificates.KeyUsage{certificates.UsageCodeSigning}
+		if _, err := authority.Sign(t.Context(), r, nil); err == nil || !strings.Contains(err.Error(), `usage "code signing" is asked for`) {
+			t.Errorf("code signing: %v", err)
+		}
+	})
+	t.Run("what is not given is not allowed", func(t *testing.T) {
+		for _, template := range []x509.CertificateRequest{name("bare"), ip("10.0.0.1"), dns("bare", "other")} {
+			if _, err := authority.Sign(t.Context(), request(t, "example.com/bare", template, certificates.UsageServerAuth), nil); err == nil {
+				t.Errorf("%+v is issued", template)
+			}
+		}
+		if _, err := authority.Sign(t.Context(), request(t, "example.com/bare", dns("bare"), certificates.UsageServerAuth), nil); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("what is not in the file", func(t *testing.T) {
+		if _, ok := authority.Signer(certificates.KubeAPIServerClientSignerName); ok {
+			t.Error("a signer that the file does not name")
+		}
+	})
+}
+
+// A file can only take away from the rules of Kubernetes' own signers.
+func TestCheckKubernetes(t *testing.T) {
+	authority := signer.Authority{Signers: signer.FixedSigners(build(t, `
+- name: kubernetes.io/kubelet-serving
+  names: {dns: ["*.nodes.example.com"]}
+- name: kubernetes.io/kube-apiserver-client
+  subject: {commonNames: ["*"], organizations: ["dev:*"]}
+`, config.Defaults{}))}
+	serving := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}
+	client := []certificates.KeyUsage{certificates.UsageClientAuth}
+	node := pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}
+	for _, test := range []struct {
+		what string
+		r    approval.Request
+		want string
+	}{
+		{"name", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: node, DNSNames: []string{"a.nodes.example.com"}}, serving...), ""},
+		{"other name", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: node, DNSNames: []string{"a.example.com"}}, serving...), `DNS name "a.example.com"`},
+		{"address", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: node, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}}, serving...), "address 10.0.0.1"},
+		{"no node", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}, DNSNames: []string{"a.nodes.example.com"}}, serving...), "system:nodes"},
+		{"group", request(t, certificates.KubeAPIServerClientSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"dev:a"}}}, client...), ""},
+		{"other group", request(t, certificates.KubeAPIServerClientSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"ops"}}}, client...), `"ops"`},
+		{"reserved", request(t, certificates.KubeAPIServerClientSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:kube-scheduler"}}, client...), `"system:kube-scheduler"`},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			_, err := authority.Sign(t.Context(), test.r, nil)
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("%v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// What a request asks for is held inside the bounds of its signer.
+func TestDurations(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, test := range []struct {
+		file      string
+		requested time.Duration
+		want      time.Duration
+	}{
+		{"", 0, 90 * day}, // the cluster's
+		{"", 365 * day, 90 * day},
+		{"duration: {min: 1h, default: 24h, max: 720h}", 0, day},
+		{"duration: {min: 1h, default: 24h, max: 720h}", 10 * time.Minute, time.Hour},
+		{"duration: {min: 1h, default: 24h, max: 720h}", 48 * time.Hour, 48 * time.Hour},
+		{"duration: {min: 1h, default: 24h, max: 720h}", 365 * day, 720 * time.Hour},
+		{"duration: {default: 24h}", 48 * time.Hour, day},
+		{"duration: {max: 48h}", 0, 48 * time.Hour},
+		{"duration: {max: 48h}", time.Second, 10 * time.Minute},
+		{"duration: {max: 2400h}", 0, 2400 * time.Hour}, // longer than the cluster's
+		{"duration: {min: 1h}", 0, 90 * day},
+		{"duration: {min: 1h}", time.Minute, time.Hour},
+		{"duration: {max: 5m}", time.Hour, 5 * time.Minute},
+	} {
+		t.Run(test.file+" "+test.requested.String(), func(t *testing.T) {
+			authority := signer.Authority{Signers: signer.FixedSigners(build(t, "- name: example.com/etcd-peer\n  usages: [server auth]\n  subject: {commonNames: [etcd]}\n  "+test.file+"\n",
+				config.Defaults{Duration: 90 * day}))}
+			r := request(t, peer, x509.CertificateRequest{Subject: pkix.Name{CommonName: "etcd"}}, certificates.UsageServerAuth)
+			r.Expiration = test.requested
+			now := time.Now()
+			authority.Now = func() time.Time { return now }
+			chain, err := authority.Sign(t.Context(), r, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			certs := decode(t, chain)
+			got := certs.NotAfter.Sub(now.Truncate(time.Second))
+			if test.want >= 8*time.Hour {
+				got += 5 * time.Minute
+			}
+			if got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// What can be wrong only when CAs and defaults are known.
+func TestBuildErrors(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "signers.yaml")
+	if err := os.WriteFile(filepath.Join(dir, "text"), []byte("no certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse(file, []byte(`apiVersion: kubejoin.io/v1alpha1
+kind: SignerConfiguration
+signers:
+- name: kubernetes.io/kubelet-serving
+- name: kubernetes.io/kube-apiserver-client
+  ca:
+    certFile: text
+    keyFile: text
+- name: example.com/x
+  ca: {certFile: none, keyFile: none}
+  usages: [server auth]
+  subject: {commonNames: [x]}
+  duration: {min: 48h}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Build(config.Defaults{Duration: 24 * time.Hour})
+	want := strings.ReplaceAll(`FILE:4: signers[0].ca: missing, and the cluster has none either: give it here or with --cluster-signing-cert-file and --cluster-signing-key-file
+FILE:6: signers[1].ca: CA certificate DIR/text: no certificate found: want a PEM block of type CERTIFICATE
+FILE:10: signers[2].ca: CA certificate: open DIR/none: no such file or directory
+FILE:13: signers[2].duration: shortest duration of certificates is 48h0m0s, and the longest 24h0m0s`, "DIR", dir)
+	if want = strings.ReplaceAll(want, "FILE", file); err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+}

@@ -1,0 +1,46 @@
+package config_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/signer/config"
+)
+
+// FuzzParse has files of any kind. What is read can be used, and what is not names the file.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(whole))
+	f.Add([]byte(config.Default))
+	f.Add([]byte("a: &a [*a]\n"))
+	f.Add([]byte(strings.Repeat("[", 10_000)))
+	f.Add([]byte(strings.Repeat("{a: ", 5_000)))
+	f.Add([]byte(strings.Repeat("- ", 30_000)))
+	f.Add([]byte(strings.Repeat("#\n", 30_000) + "a"))
+	f.Add([]byte("a: \"" + strings.Repeat(`\u0000`, 10_000) + "\"\n---\n%YAML 1.1\n"))
+	f.Add([]byte(strings.Repeat("? ", 30_000)))
+	f.Add([]byte("\xff\xfea\x00:\x00"))
+	f.Add([]byte("a: !!binary x\nb: !!set {x, y}\n? [c]\n: |2-\n   d\n"))
+	f.Add([]byte(whole + "- name: example.com/x\n  usages: [server auth]\n  names: {dns: [" + strings.Repeat("a*-*.example.com,", 100) + "]}\n"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		fuzzing.Prompt(t, func() {
+			c, err := config.Parse("file", content)
+			if err != nil {
+				var all config.Errors
+				if !errors.As(err, &all) || len(all) == 0 || !strings.HasPrefix(err.Error(), "file") {
+					t.Errorf("%T: %v", err, err)
+				}
+				return
+			}
+			if len(c.Signers) == 0 || len(content) > config.MaxSize {
+				t.Errorf("%d signers out of %d bytes", len(c.Signers), len(content))
+			}
+			for _, s := range c.Signers {
+				if err := s.Keys.Check(); err != nil || s.Name == "" || strings.HasPrefix(s.Name, "kubernetes.io/") && s.Name == "kubernetes.io/legacy-unknown" {
+					t.Errorf("%+v: %v", s, err)
+				}
+			}
+		})
+	})
+}

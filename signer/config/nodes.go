@@ -1,0 +1,146 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// nodes reads YAML nodes strictly and collects what is wrong with them.
+type nodes struct {
+	file string
+	errs Errors
+}
+
+func (r *nodes) fail(line int, field, format string, args ...any) {
+	r.errs = append(r.errs, &Error{File: r.file, Line: line, Field: field, Message: fmt.Sprintf(format, args...)})
+}
+
+// A field of a mapping.
+type field struct {
+	name     string
+	required bool
+	read     func(n *yaml.Node, path string)
+}
+
+// mapping reads a node that has these fields and no others, and reports whether it is a mapping at
+// all.
+func (r *nodes) mapping(n *yaml.Node, path string, fields ...field) bool {
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.name
+	}
+	want := strings.Join(names, ", ")
+	if n.Kind != yaml.MappingNode || n.ShortTag() != "!!map" {
+		r.fail(n.Line, path, "%s given, want the fields %s", shown(n), want)
+		return false
+	}
+	given := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		at := slices.Index(names, key.Value)
+		if key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str" || at < 0 {
+			r.fail(key.Line, path, "%s is no field, want %s", shown(key), want)
+			continue
+		}
+		if first, twice := given[key.Value]; twice {
+			r.fail(key.Line, join(path, key.Value), "given twice, first in line %d", first)
+			continue
+		}
+		given[key.Value] = key.Line
+		if value.Kind != yaml.ScalarNode {
+			value.Line = key.Line // not that of the first thing in it
+		}
+		fields[at].read(value, join(path, key.Value))
+	}
+	for _, f := range fields {
+		if _, found := given[f.name]; f.required && !found {
+			r.fail(n.Line, join(path, f.name), "missing")
+		}
+	}
+	return true
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// list reads each item of a list of what; most is the most that there may be.
+func (r *nodes) list(n *yaml.Node, path, what string, most int, read func(n *yaml.Node, path string)) {
+	switch {
+	case n.Kind != yaml.SequenceNode || n.ShortTag() != "!!seq":
+		r.fail(n.Line, path, "%s given, want a list of %s", shown(n), what)
+		return
+	case len(n.Content) > most:
+		r.fail(n.Line, path, "%d items given, want %d at most", len(n.Content), most)
+		return
+	}
+	for i, item := range n.Content {
+		read(item, fmt.Sprintf("%s[%d]", path, i))
+	}
+}
+
+// text reads a string that is not empty.
+func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" || n.Value == "" {
+		r.fail(n.Line, path, "%s given, want %s", shown(n), want)
+		return "", false
+	}
+	return n.Value, true
+}
+
+// number reads a whole number.
+func (r *nodes) number(n *yaml.Node, path, want string) (int, bool) {
+	var i int
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" || n.Decode(&i) != nil {
+		r.fail(n.Line, path, "%s given, want %s", shown(n), want)
+		return 0, false
+	}
+	return i, true
+}
+
+// plain refuses anchors and aliases, by which few bytes can stand for very many, and reports
+// whether there are none.
+func (r *nodes) plain(n *yaml.Node) bool {
+	if n.Kind == yaml.AliasNode || n.Anchor != "" {
+		r.fail(n.Line, "", "anchors (&) and aliases (*) are not read: write out what they stand for, and put a value that begins with * in quotes")
+		return false
+	}
+	for _, child := range n.Content {
+		if !r.plain(child) {
+			return false // one is enough
+		}
+	}
+	return true
+}
+
+// shown is what stands at a node, as far as it is fit to be shown: a key that somebody has put
+// into the file is not.
+func shown(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	if n.ShortTag() == "!!null" {
+		return "nothing"
+	}
+	return quoted(n.Value)
+}
+
+func quoted(s string) string {
+	const most = 60
+	if strings.Contains(s, "\n") || strings.Contains(s, "PRIVATE KEY") {
+		return fmt.Sprintf("a text of %d bytes", len(s))
+	}
+	if len(s) > most {
+		return fmt.Sprintf("%q…", strings.ToValidUTF8(s[:most], ""))
+	}
+	return fmt.Sprintf("%q", s)
+}

@@ -1,0 +1,182 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strings"
+	"unicode"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+const (
+	// reservedPrefix begins names that Kubernetes gives a meaning: a pattern stands for them only
+	// if it has the prefix itself.
+	reservedPrefix = "system:"
+	// mastersGroup has every permission in a cluster.
+	mastersGroup = "system:masters"
+)
+
+// checkText says why a text is no pattern of a common name, or nil.
+func checkText(pattern string) error {
+	if strings.ContainsFunc(pattern, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		return fmt.Errorf("%s given, want characters that can be seen", quoted(pattern))
+	}
+	return nil
+}
+
+func checkOrganization(pattern string) error {
+	if pattern == mastersGroup {
+		return fmt.Errorf("%q is given to nobody: no permission could be taken away from it", pattern)
+	}
+	return checkText(pattern)
+}
+
+// matchText matches a common name or an organization. A * is any characters, none included.
+func matchText(pattern, value string) bool {
+	if strings.HasPrefix(value, reservedPrefix) && !strings.HasPrefix(pattern, reservedPrefix) {
+		return false
+	}
+	return tokens.MatchNodeName(pattern, value)
+}
+
+// matchPart matches what stands between two dots or slashes. A * is one character at least.
+func matchPart(pattern, value string) bool {
+	if !strings.Contains(pattern, "*") {
+		return pattern == value
+	}
+	return len(value) > len(pattern)-strings.Count(pattern, "*") && tokens.MatchNodeName(pattern, value)
+}
+
+// checkDNSName says why a name is no DNS name in small letters, or nil; also are characters that
+// it may have beside. It does not end with a dot, and is no IP address.
+func checkDNSName(name, also string) error {
+	const characters = "abcdefghijklmnopqrstuvwxyz0123456789-"
+	last := ""
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 || strings.Trim(label, characters+also) != "" || label[0] == '-' || label[len(label)-1] == '-' {
+			return fmt.Errorf("%s given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form", quoted(name))
+		}
+		last = label
+	}
+	if len(name) > 253 || strings.Trim(last, "0123456789") == "" {
+		return fmt.Errorf("%s given, want a DNS name of 253 characters at most whose last part is no number", quoted(name))
+	}
+	return nil
+}
+
+func checkDNSPattern(pattern string) error {
+	if strings.Contains(pattern, "**") {
+		return fmt.Errorf("%s given: a * stands for characters of one label, and two of them for no more", quoted(pattern))
+	}
+	return checkDNSName(pattern, "*")
+}
+
+// matchDNS matches a DNS name in any case. A name with a * in it is matched by no pattern.
+func matchDNS(pattern, name string) bool {
+	name = strings.ToLower(name)
+	if checkDNSName(name, "") != nil {
+		return false
+	}
+	want, have := strings.Split(pattern, "."), strings.Split(name, ".")
+	if len(want) != len(have) {
+		return false
+	}
+	for i := range want {
+		if !matchPart(want[i], have[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// checkWildcard says why a name is none such as *.example.com, or nil.
+func checkWildcard(name string) error {
+	domain, found := strings.CutPrefix(name, "*.")
+	if !found || !strings.Contains(domain, ".") {
+		return fmt.Errorf("%s given, want a name such as *.example.com", quoted(name))
+	}
+	return checkDNSName(domain, "")
+}
+
+// parsePrefix reads an address, or a range of them.
+func parsePrefix(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(text)
+	if addr, addrErr := netip.ParseAddr(text); addrErr == nil && addr.Zone() == "" {
+		prefix, err = netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	switch {
+	case err != nil:
+		return netip.Prefix{}, fmt.Errorf("%s given, want an address or a range such as 10.0.0.0/8", quoted(text))
+	case prefix.Addr().Is4In6():
+		return netip.Prefix{}, fmt.Errorf("%s given, want IPv4 addresses written as such", quoted(text))
+	case prefix != prefix.Masked():
+		return netip.Prefix{}, fmt.Errorf("%s given, want %s, or %s alone", quoted(text), prefix.Masked(), prefix.Addr())
+	}
+	return prefix, nil
+}
+
+// matchIP matches an address. One of IPv4 that is written as IPv6 is in no range.
+func matchIP(prefix netip.Prefix, ip net.IP) bool {
+	addr, ok := netip.AddrFromSlice(ip)
+	return ok && prefix.Contains(addr)
+}
+
+func checkEmailPattern(pattern string) error {
+	local, domain, found := strings.Cut(pattern, "@")
+	if !found || local == "" || strings.Contains(domain, "@") || strings.ContainsFunc(local, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' }) {
+		return fmt.Errorf("%s given, want an address such as *@example.com", quoted(pattern))
+	}
+	return checkDNSPattern(domain)
+}
+
+// matchEmail matches an address, the domain in any case. What is quoted is matched by none.
+func matchEmail(pattern, address string) bool {
+	wantLocal, wantDomain, _ := strings.Cut(pattern, "@")
+	local, domain, found := strings.Cut(address, "@")
+	return found && !strings.Contains(local, `"`) && matchPart(wantLocal, local) && matchDNS(wantDomain, domain)
+}
+
+func checkURIPattern(pattern string) error {
+	scheme, rest, found := strings.Cut(pattern, "://")
+	host, path, _ := strings.Cut(rest, "/")
+	if !found || scheme == "" || strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz0123456789+-.") != "" ||
+		strings.ContainsFunc(path, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`?#%"<>\^{|}`+"`", c) }) || !plainPath(path) {
+		return fmt.Errorf("%s given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query and %%", quoted(pattern))
+	}
+	return checkDNSPattern(host)
+}
+
+// plainPath reports whether a path, without the slash that it begins with, stands for itself.
+func plainPath(path string) bool {
+	parts := strings.Split(path, "/")
+	for i, part := range parts {
+		if part == "." || part == ".." || part == "" && i < len(parts)-1 {
+			return false
+		}
+	}
+	return true
+}
+
+// matchURI matches a URI of scheme, host and path alone.
+func matchURI(pattern string, u *url.URL) bool {
+	scheme, rest, _ := strings.Cut(u.String(), "://")
+	wantScheme, wantRest, _ := strings.Cut(pattern, "://")
+	host, path, slash := strings.Cut(rest, "/")
+	wantHost, wantPath, wantSlash := strings.Cut(wantRest, "/")
+	if scheme != wantScheme || slash != wantSlash || strings.ContainsAny(path, "?#%") || !plainPath(path) || !matchDNS(wantHost, host) {
+		return false
+	}
+	have, want := strings.Split(path, "/"), strings.Split(wantPath, "/")
+	if len(have) != len(want) {
+		return false
+	}
+	for i := range want {
+		if !matchPart(want[i], have[i]) {
+			return false
+		}
+	}
+	return true
+}

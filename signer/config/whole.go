@@ -1,0 +1,135 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// kubernetesDomain is where Kubernetes names signers. CertificateSigningRequests of signers in it
+// that are not its own are let in, and mean nothing.
+const kubernetesDomain = "kubernetes.io"
+
+// legacyUnknown has no rules at all: what it signs is good for whatever anybody takes it for.
+const legacyUnknown = "kubernetes.io/legacy-unknown"
+
+// builtIn are the signers that Kubernetes names, as kubejoin has them.
+func builtIn() map[string]signer.Signer { return signer.KubernetesSigners(nil, 0) }
+
+// required are the usages without which a signer that Kubernetes names gets no request that its
+// rules let pass.
+var required = map[string][]certificates.KeyUsage{
+	certificates.KubeAPIServerClientKubeletSignerName: {certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+	certificates.KubeletServingSignerName:             {certificates.UsageDigitalSignature, certificates.UsageServerAuth},
+	certificates.KubeAPIServerClientSignerName:        {certificates.UsageClientAuth},
+}
+
+// ruleSigners are the signers of rules that know the requests of one alone.
+var ruleSigners = map[string]string{
+	approval.SelfNodeClient{}.Name(): certificates.KubeAPIServerClientKubeletSignerName,
+	approval.NodeClient{}.Name():     certificates.KubeAPIServerClientKubeletSignerName,
+	approval.KubeletServing{}.Name(): certificates.KubeletServingSignerName,
+}
+
+// checkName says why a name is none of a signer, or nil: what kube-apiserver lets a request have
+// in spec.signerName, and in the domain of Kubernetes what is known here.
+func checkName(name string) error {
+	domain, path, ok := strings.Cut(name, "/")
+	_, known := builtIn()[name]
+	switch {
+	case known:
+		return nil
+	case name == legacyUnknown:
+		return fmt.Errorf("%s is not signed for: it has no rules, and what it signs is good for anything; give those who use it a signer of a name of yours", name)
+	case domain == kubernetesDomain:
+		return fmt.Errorf("%s given, want one of %s in that domain, or a domain of yours", quoted(name), strings.Join(slices.Sorted(maps.Keys(builtIn())), ", "))
+	case !ok || strings.Contains(path, "/"):
+		return fmt.Errorf("%s given, want a domain and a name such as example.com/etcd-peer", quoted(name))
+	case len(validation.IsDNS1123Subdomain(domain)) > 0 || !strings.Contains(domain, "."):
+		return fmt.Errorf("%s given, want a domain with a dot in it, in small letters, before the slash, such as example.com", quoted(name))
+	case len(path) > validation.DNS1123SubdomainMaxLength || len(validation.IsDNS1123Subdomain(path)) > 0:
+		return fmt.Errorf("%s given, want [a-z0-9.-] after the slash, beginning and ending with a letter or digit, such as etcd-peer", quoted(name))
+	}
+	for label := range strings.SplitSeq(domain, ".") {
+		if len(validation.IsDNS1123Label(label)) > 0 {
+			return fmt.Errorf("%s given, want at most %d characters between dots", quoted(name), validation.DNS1123LabelMaxLength)
+		}
+	}
+	return nil
+}
+
+// whole says what is wrong with a signer, of fields that are in order one by one.
+func (r *nodes) whole(s *Signer) {
+	fail := func(field, format string, args ...any) {
+		r.fail(s.at(field), s.path+"."+field, format, args...)
+		top, _, _ := strings.Cut(field, ".")
+		s.wrong[top] = true
+	}
+	kubernetes, known := builtIn()[s.Name]
+	switch {
+	case s.isWrong("name", "usages"):
+	case known && len(s.Usages) > 0:
+		for _, u := range s.Usages {
+			if !slices.Contains(kubernetes.Profile.Usages, u) {
+				fail("usages", "%q given, want some of %q: no others are known to the rules of %s", u, kubernetes.Profile.Usages, s.Name)
+			}
+		}
+		for _, u := range required[s.Name] {
+			if !slices.Contains(s.Usages, u) {
+				fail("usages", "%q is missing, which every request for %s has to have", u, s.Name)
+			}
+		}
+	case known:
+	case len(s.Usages) == 0:
+		fail("usages", "missing")
+	case !slices.ContainsFunc(s.Usages, extended):
+		fail("usages", "%q given, want one beside that says what for, such as \"server auth\": a certificate without is good for everything", s.Usages)
+	case slices.Contains(s.Usages, certificates.UsageAny):
+		fail("usages", "%q given, want what for: a certificate with it is good for everything", certificates.UsageAny)
+	}
+	if !known && !s.isWrong("name", "subject", "names") && (s.Subject == nil || len(s.Subject.CommonNames) == 0) && (s.Names == nil || s.Names.empty()) {
+		fail("subject", "neither subject.commonNames nor names given, want one of them: no certificate could say whose it is")
+	}
+	if d := s.Duration; d != (Duration{}) && !s.isWrong("duration") {
+		switch longest := max(d.Default, d.Max); {
+		case d.Max > 0 && d.Default > d.Max:
+			fail("duration.default", "default %s and max %s given, want the default not above", d.Default, d.Max)
+		case d.Default > 0 && d.Min > d.Default && d.Min <= longest:
+			fail("duration.default", "default %s and min %s given, want the default not below", d.Default, d.Min)
+		case longest > 0 && d.Min > longest:
+			fail("duration.min", "min %s and at most %s given, want the least not above", d.Min, longest)
+		}
+	}
+	if s.isWrong("name", "approval") {
+		return
+	}
+	// With the scope it is judged by what has one.
+	if _, err := approval.Rules(s.Approval, approval.ServingScope{}); err != nil {
+		fail("approval", "%v", err)
+	}
+	for _, name := range s.Approval {
+		if only := ruleSigners[name]; only != "" && only != s.Name {
+			fail("approval", "rule %s knows requests for %s alone", name, only)
+		}
+	}
+}
+
+func (n *Names) empty() bool {
+	return len(n.DNS)+len(n.Wildcards)+len(n.IPs)+len(n.Emails)+len(n.URIs) == 0
+}
+
+// extended reports whether a usage is an extended one, which says what a certificate is for.
+func extended(u certificates.KeyUsage) bool {
+	switch u {
+	case certificates.UsageSigning, certificates.UsageDigitalSignature, certificates.UsageContentCommitment, certificates.UsageKeyEncipherment,
+		certificates.UsageKeyAgreement, certificates.UsageDataEncipherment, certificates.UsageEncipherOnly, certificates.UsageDecipherOnly:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,34 @@
+package config_test
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+)
+
+func newCA(t testing.TB) *signer.CA {
+	t.Helper()
+	ca, err := signer.GenerateCA("etcd", time.Now(), 10*365*24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+// decode reads the first certificate of a PEM answer.
+func decode(t testing.TB, chain []byte) *x509.Certificate {
+	t.Helper()
+	block, _ := pem.Decode(chain)
+	if block == nil {
+		t.Fatal("no certificate")
+		return nil // which t is not known to have left
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}

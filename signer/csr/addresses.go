@@ -1,0 +1,91 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// byHost is the index of Nodes by what they report.
+const byHost = "host"
+
+// hostsOf are the addresses that a Node reports, and its name.
+func hostsOf(object any) ([]string, error) {
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return nil, nil
+	}
+	hosts := []string{host(node.Name)}
+	for _, a := range node.Status.Addresses {
+		hosts = append(hosts, host(a.Address))
+	}
+	slices.Sort(hosts)
+	return slices.Compact(hosts), nil
+}
+
+// host is the same for all writings of an address or name.
+func host(text string) string {
+	text = strings.TrimSuffix(strings.ToLower(text), ".")
+	if a, err := netip.ParseAddr(text); err == nil {
+		return a.Unmap().WithZone("").String()
+	}
+	return text
+}
+
+var errNoNodes = errors.New("the Nodes of the cluster are not known here")
+
+// Node gives a Node as it is now.
+func (f *Facts) Node(ctx context.Context, _ approval.Request, name string) (approval.Node, error) {
+	if f.Nodes == nil {
+		return approval.Node{}, errNoNodes
+	}
+	node, err := f.Nodes.get(ctx, name)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return approval.Node{}, fmt.Errorf("node %s: %w", name, approval.ErrNoNode)
+	}
+	if err != nil {
+		return approval.Node{}, err
+	}
+	n := approval.Node{Name: node.Name, UID: string(node.UID)}
+	for _, a := range node.Status.Addresses {
+		n.Addresses = append(n.Addresses, a.Address)
+	}
+	return n, nil
+}
+
+// Reporters gives the Nodes that report an address, or have it for a name. They are read from a
+// cache, which may lag; the first answer of the API server is waited for until ctx ends.
+func (f *Facts) Reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
+	if f.Nodes == nil {
+		return nil, errNoNodes
+	}
+	return f.Nodes.reporters(ctx, name, addresses)
+}
+
+func (n *Nodes) reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
+	if !cache.WaitForCacheSync(ctx.Done(), n.informer.HasSynced) {
+		return nil, fmt.Errorf("the nodes have not been read yet: %w", ctx.Err())
+	}
+	all := map[string][]string{}
+	for _, address := range addresses {
+		keys, err := n.informer.GetIndexer().IndexKeys(byHost, host(address))
+		if err != nil {
+			return nil, err
+		}
+		for _, other := range keys {
+			if other != name {
+				all[address] = append(all[address], other)
+			}
+		}
+		slices.Sort(all[address])
+	}
+	return all, nil
+}

@@ -1,0 +1,198 @@
+package csr_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Of a request that is issued, one that is refused and one that cannot be signed, however often it is
+// tried, the record has one line each, and that a failure was mended in the end.
+func TestRecord(t *testing.T) {
+	w := newWorld(t)
+	path := filepath.Join(t.TempDir(), "record")
+	record, err := issuance.OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var broken atomic.Bool
+	broken.Store(true)
+	authority := w.authority(signer.Fixed(w.ca))
+	signers := signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour)
+	s := signers[user]
+	s.CA = func() (*signer.CA, error) {
+		if broken.Load() {
+			return nil, errors.New("CA key /etc/x: no such file")
+		}
+		return w.ca, nil
+	}
+	signers[user] = s
+	authority.Signers, authority.Record = signer.FixedSigners(signers), record
+	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
+
+	refused := w.ask(w.as("system:node:worker-1", "system:nodes"), serving, "worker-1", nil, nil) // has no names
+	w.approve(refused.Name)
+	failed := w.ask(w.admin, user, "worker-2", &x509.CertificateRequest{DNSNames: []string{"a.example.com"}}, nil)
+	w.approve(failed.Name)
+	unreadable := w.askTwice(w.bootstrap(), refused)
+	w.approve(unreadable.Name)
+	done := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
+	cert := w.awaitIssued(done.Name)
+	w.await(refused.Name, "refusal", func(o *certificates.CertificateSigningRequest) bool {
+		return condition(o, certificates.CertificateFailed) != nil || condition(o, certificates.CertificateDenied) != nil
+	})
+	w.await(unreadable.Name, "refusal", func(o *certificates.CertificateSigningRequest) bool {
+		return condition(o, certificates.CertificateFailed) != nil
+	})
+	w.poll("retries", func() bool { return w.count("kubejoin_csr_sign_failures_total", "reason=SigningFailed") >= 4 })
+
+	read := func() map[string][]issuance.Entry {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries := map[string][]issuance.Entry{}
+		for line := range bytes.Lines(content) {
+			var e issuance.Entry
+			if err := json.Unmarshal(line, &e); err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			entries[e.Request] = append(entries[e.Request], e)
+		}
+		return entries
+	}
+	entries := read()
+	if e := entries[unreadable.Name]; len(e) != 1 || e[0].Outcome != issuance.Refused || e[0].RequestUID != string(unreadable.UID) || e[0].Requester != "machine" ||
+		e[0].Approver == "" || !strings.Contains(e[0].Message, "2 PEM blocks") {
+		t.Errorf("of one that cannot be read: %+v", e)
+	}
+	for _, o := range []*certificates.CertificateSigningRequest{refused, failed, done} {
+		if len(entries[o.Name]) != 1 {
+			t.Fatalf("%d lines of %s: %+v", len(entries[o.Name]), o.Name, entries[o.Name])
+		}
+		e := entries[o.Name][0]
+		if e.RequestUID != string(o.UID) || e.Signer != o.Spec.SignerName || e.Requester != o.Spec.Username || !strings.HasPrefix(e.Node, "worker-") ||
+			e.Subject != "CN=system:node:"+e.Node+",O=system:nodes" || len(e.SPKI) != 71 || len(e.Usages) != 2 || time.Since(e.Time) > time.Minute {
+			t.Errorf("%+v", e)
+		}
+	}
+	if e := entries[done.Name][0]; e.Outcome != issuance.Issued || e.Serial != cert.SerialNumber.Text(16) || !e.NotAfter.Equal(cert.NotAfter) || !e.NotBefore.Equal(cert.NotBefore) ||
+		e.Certificate != string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})) || e.Approver != "kubejoin" || e.Rule != "nodeclient" || len(e.Evidence) == 0 {
+		t.Errorf("issued is %+v", e)
+	}
+	if e := entries[refused.Name][0]; e.Outcome != issuance.Refused || e.Reason != "SignerValidationFailure" || e.Message == "" || e.Serial+e.Certificate != "" {
+		t.Errorf("refused is %+v", e)
+	}
+	if e := entries[failed.Name][0]; e.Outcome != issuance.Failed || !strings.Contains(e.Message, "/etc/x: no such file") || e.Serial+e.Certificate != "" || !slices.Equal(e.DNSNames, []string{"a.example.com"}) {
+		t.Errorf("failed is %+v", e)
+	}
+
+	broken.Store(false)
+	w.awaitIssued(failed.Name)
+	if all := read()[failed.Name]; len(all) != 2 || all[1].Outcome != issuance.Issued {
+		t.Errorf("mended, it is %+v", all)
+	}
+}
+
+// What the record cannot keep is not issued, and is when it can again.
+func TestRecordFull(t *testing.T) {
+	w := newWorld(t)
+	var disk limited
+	authority := w.authority(signer.Fixed(w.ca))
+	authority.Record = issuance.NewWriter(&disk)
+	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
+	object := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
+	if e := w.awaitEvent(object, "SigningFailed"); !strings.Contains(e.Message, "issuance record: no space left on device") {
+		t.Errorf("event says %q", e.Message)
+	}
+	w.await(object.Name, "no certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) == 0 })
+	disk.room.Store(true)
+	w.awaitIssued(object.Name)
+}
+
+// limited is a disk that is full at first.
+type limited struct{ room atomic.Bool }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if !l.room.Load() {
+		return 0, errors.New("no space left on device")
+	}
+	return len(p), nil
+}
+
+// The renewal that waits for the longest is seen on a real cluster, from what the cache keeps.
+func TestRenewalsOnCluster(t *testing.T) {
+	w := newWorld(t)
+	informer := csr.NewInformer(w.restrict)
+	w.run(func(ctx context.Context) error { informer.RunWithContext(ctx); return nil })
+	var late atomic.Int32
+	age := func() float64 {
+		families, err := w.metrics.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "kubejoin_csr_oldest_waiting_renewal_seconds" {
+				return f.GetMetric()[0].GetGauge().GetValue()
+			}
+		}
+		return -1
+	}
+	node := w.as("system:node:worker-1", "system:nodes")
+	w.askLabelled(node, "worker-1", nil, newKey(w))
+	w.poll("the cache", func() bool { return len(informer.GetStore().List()) == 1 })
+	look := func() {
+		// Each run begins with a look.
+		w.run(csr.Renewals{
+			Informer: informer, Lifetime: func(context.Context, csr.WaitingRenewal) (time.Duration, bool) { return time.Hour, true },
+			Late: func(l []csr.WaitingRenewal) { late.Store(int32(len(l))) }, Registerer: w.metrics,
+		}.Run)
+	}
+	look()
+	w.poll("a renewal that waits", func() bool { return age() > 0 && late.Load() == 0 })
+	w.control()
+	w.poll("its certificate, in the cache", func() bool {
+		for _, o := range informer.GetStore().List() {
+			if len(o.(*certificates.CertificateSigningRequest).Status.Certificate) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	look()
+	w.poll("no renewal that waits", func() bool { return age() == 0 })
+}
+
+// askTwice makes a CSR object with the PEM block of another one in it twice, which API servers let
+// pass.
+func (w *world) askTwice(client kubernetes.Interface, like *certificates.CertificateSigningRequest) *certificates.CertificateSigningRequest {
+	w.Helper()
+	object, err := client.CertificatesV1().CertificateSigningRequests().Create(w.Context(), &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request: append(bytes.Clone(like.Spec.Request), like.Spec.Request...), SignerName: user,
+			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return object
+}

@@ -1,0 +1,195 @@
+package csr
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+const (
+	client  = certificates.KubeAPIServerClientKubeletSignerName
+	serving = certificates.KubeletServingSignerName
+)
+
+var renewalStart = time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
+
+// asked is a request of a user for a node's certificate so many minutes after the start, as the cache
+// has it.
+func asked(t *testing.T, minute int, signerName, user, node, state string) *certificates.CertificateSigningRequest {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: nodeUser + node, Organization: []string{"system:nodes"}}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node, minute), CreationTimestamp: metav1.NewTime(renewalStart.Add(time.Duration(minute) * time.Minute))},
+		Spec: certificates.CertificateSigningRequestSpec{
+			SignerName: signerName, Username: user, Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+		},
+	}
+	set := func(kind certificates.RequestConditionType) {
+		r.Status.Conditions = append(r.Status.Conditions, certificates.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue})
+	}
+	switch state {
+	case "approved":
+		set(certificates.CertificateApproved)
+	case "issued":
+		set(certificates.CertificateApproved)
+		r.Status.Certificate = []byte("x")
+	case "denied":
+		set(certificates.CertificateDenied)
+	case "failed":
+		set(certificates.CertificateApproved)
+		set(certificates.CertificateFailed)
+	}
+	if _, err := strip(r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestWaitingRenewals(t *testing.T) {
+	own := func(minute int, node, state string) *certificates.CertificateSigningRequest {
+		return asked(t, minute, client, nodeUser+node, node, state)
+	}
+	type requests = []*certificates.CertificateSigningRequest
+	for name, test := range map[string]struct {
+		requests requests
+		want     string // the requests, the oldest first
+	}{
+		"none":                       {nil, ""},
+		"one":                        {requests{own(1, "a", "")}, "a-1"},
+		"approved, and not signed":   {requests{own(1, "a", "approved")}, "a-1"},
+		"issued":                     {requests{own(1, "a", "issued")}, ""},
+		"denied":                     {requests{own(1, "a", "denied")}, ""},
+		"failed":                     {requests{own(1, "a", "failed")}, ""},
+		"asked again":                {requests{own(3, "a", ""), own(1, "a", ""), own(2, "a", "denied")}, "a-1"},
+		"a later one was issued":     {requests{own(1, "a", ""), own(2, "a", "issued")}, ""},
+		"in the same second":         {requests{own(1, "a", ""), own(1, "a", "issued")}, ""},
+		"an earlier one was issued":  {requests{own(2, "a", ""), own(1, "a", "issued"), own(3, "a", "")}, "a-2"},
+		"one of several is answered": {requests{own(1, "a", ""), own(2, "a", "issued"), own(3, "a", ""), own(4, "a", "")}, "a-3"},
+		"two nodes, oldest first":    {requests{own(2, "a", ""), own(1, "b", "")}, "b-1 a-2"},
+		"another node's was issued":  {requests{own(1, "a", ""), own(2, "b", "issued")}, "a-1"},
+		"both kinds":                 {requests{own(1, "a", ""), asked(t, 2, serving, nodeUser+"a", "a", "")}, "a-1 a-2"},
+		"the other kind was issued":  {requests{own(1, "a", ""), asked(t, 2, serving, nodeUser+"a", "a", "issued")}, "a-1"},
+		"a first certificate":        {requests{asked(t, 1, client, "system:bootstrap:qwertz", "a", "")}, ""},
+		"another node's name":        {requests{asked(t, 1, client, nodeUser+"a", "b", "")}, ""},
+		"its own after another's":    {requests{asked(t, 1, client, nodeUser+"a", "b", ""), own(2, "a", "")}, "a-2"},
+		"another signer":             {requests{asked(t, 1, certificates.KubeAPIServerClientSignerName, nodeUser+"a", "a", "")}, ""},
+		"not a request":              {requests{{Spec: certificates.CertificateSigningRequestSpec{SignerName: client, Username: nodeUser + "a", Request: []byte("x")}}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var names []string
+			for _, w := range WaitingRenewals(test.requests) {
+				names = append(names, w.Request)
+				if want := strings.Split(w.Request, "-")[0]; w.Node != want || w.Signer == "" || w.Since.Before(renewalStart) {
+					t.Errorf("%+v", w)
+				}
+			}
+			if got := strings.Join(names, " "); got != test.want {
+				t.Errorf("waiting are %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestRenewalPatience(t *testing.T) {
+	for lifetime, want := range map[time.Duration]time.Duration{
+		3 * time.Minute: 30 * time.Second, 10 * time.Minute: 30 * time.Second, time.Hour: 3 * time.Minute, 10 * time.Hour: 30 * time.Minute, 20 * time.Hour: time.Hour, 365 * 24 * time.Hour: time.Hour,
+	} {
+		if got := RenewalPatience(lifetime); got != want {
+			t.Errorf("certificates of %s: %s, want %s", lifetime, got, want)
+		}
+	}
+}
+
+// What is late is told at each look, by the lifetime of the node's certificates; of Nodes that are gone nothing is.
+func TestLateRenewals(t *testing.T) {
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &certificates.CertificateSigningRequest{}, 0, nil)
+	store := informer.GetStore()
+	put := func(r *certificates.CertificateSigningRequest) {
+		if err := store.Add(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var told []string
+	var nodesErr error
+	r := Renewals{
+		Informer: informer,
+		Lifetime: func(_ context.Context, w WaitingRenewal) (time.Duration, bool) {
+			if w.Node == "short" {
+				return time.Hour, w.Signer == client // late after 3 min
+			}
+			return 10 * time.Hour, w.Signer == client // after 30 min
+		},
+		Nodes: func(context.Context) (map[string]string, error) {
+			return map[string]string{"a": "", "b": "", "short": ""}, nodesErr
+		},
+		Late: func(late []WaitingRenewal) {
+			told = nil
+			for _, w := range late {
+				told = append(told, w.Request)
+			}
+		},
+	}
+	got := map[renewal]time.Time{}
+	look := func(minute int, oldest time.Duration, late string) {
+		t.Helper()
+		age := r.look(t.Context(), got, renewalStart.Add(time.Duration(minute)*time.Minute))
+		if age != oldest || strings.Join(told, " ") != late {
+			t.Errorf("after %d minutes the oldest has waited for %s and late are %v, want %s and %q", minute, age, told, oldest, late)
+		}
+	}
+	look(0, 0, "")
+	put(asked(t, 0, client, nodeUser+"a", "a", ""))
+	put(asked(t, 0, serving, nodeUser+"b", "b", ""))            // of a signer that is not ours
+	put(asked(t, 0, client, nodeUser+"deleted", "deleted", "")) // of a Node that is not there
+	look(30, 30*time.Minute, "")
+	soon := asked(t, 25, client, nodeUser+"short", "short", "")
+	put(soon)
+	look(28, 28*time.Minute, "")
+	look(29, 29*time.Minute, "short-25")
+	if err := store.Delete(soon); err != nil {
+		t.Fatal(err)
+	}
+	put(asked(t, 5, client, nodeUser+"b", "b", ""))
+	look(31, 31*time.Minute, "a-0")
+	look(40, 40*time.Minute, "a-0 b-5")
+	nodesErr = errors.New("not read yet")
+	look(40, 40*time.Minute, "a-0 deleted-0 b-5")
+	nodesErr = nil
+
+	// Answered by a later request, which is deleted before the one that waits.
+	answer := asked(t, 41, client, nodeUser+"a", "a", "issued")
+	put(answer)
+	look(42, 37*time.Minute, "b-5")
+	if err := store.Delete(answer); err != nil {
+		t.Fatal(err)
+	}
+	look(200, 195*time.Minute, "b-5")
+	put(asked(t, 205, client, nodeUser+"a", "a", ""))
+	look(240, 235*time.Minute, "b-5 a-205")
+	// And is forgotten when the one that waits is gone as well.
+	look(41+49*60, time.Duration(41+49*60)*time.Minute, "a-0 b-5")
+	if len(got) > 0 {
+		t.Errorf("remembered for ever: %v", got)
+	}
+}

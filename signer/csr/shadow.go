@@ -1,0 +1,80 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// What would be done about a request, in kubejoin_csr_shadow_total, beside the verdicts of rules.
+const (
+	wouldSign = "sign"
+	wouldFail = "fail"
+)
+
+// shadow is handle without a write: it says what would be done.
+func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, refusal error) (again, error) {
+	if !has(csr, certificates.CertificateApproved) {
+		return h.shadowDecision(ctx, csr, r, refusal)
+	}
+	if !h.signs(csr) {
+		return never, nil
+	}
+	err := refusal
+	if err == nil {
+		_, err = h.Authority.Sign(ctx, r, nil)
+	}
+	var refused *signer.Refused
+	switch d := signer.Waits(err); {
+	case d != nil:
+		return h.shadowWait(csr, *d), nil
+	case err == nil:
+		h.would(csr, wouldSign, "", "")
+	case errors.As(err, &refused):
+		h.would(csr, wouldFail, refused.Reason, refused.Message)
+	default:
+		return soon, err
+	}
+	h.mark(csr.UID, finished)
+	return never, nil
+}
+
+func (h *handler) shadowDecision(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, refusal error) (again, error) {
+	if refusal != nil {
+		return never, nil
+	}
+	d, _, err := h.Authority.Decide(ctx, r)
+	if err != nil {
+		return soon, err
+	}
+	switch {
+	case d.Rule == "":
+		return never, nil
+	case d.Verdict == approval.Wait:
+		return h.shadowWait(csr, d), nil
+	}
+	h.would(csr, d.Verdict.String(), d.Reason, d.Message)
+	// Somebody else may approve it yet: then it is asked whether it would be signed.
+	return never, nil
+}
+
+// shadowWait says once for what a request would wait, and once more that it would have been in vain.
+func (h *handler) shadowWait(csr *certificates.CertificateSigningRequest, d approval.Decision) again {
+	if !time.Now().Before(csr.CreationTimestamp.Add(approval.MaxWait)) {
+		h.would(csr, d.Verdict.String(), d.Reason, d.Message)
+		return never
+	}
+	if h.news(csr, d.Reason) {
+		h.would(csr, d.Verdict.String(), d.Reason, d.Message)
+	}
+	return soon
+}
+
+func (h *handler) would(csr *certificates.CertificateSigningRequest, what, reason, message string) {
+	h.counts.shadow.WithLabelValues(csr.Spec.SignerName, what, reason).Inc()
+	h.log.Info("shadow: nothing is written", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "would", what, "reason", reason, "message", message)
+}

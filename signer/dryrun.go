@@ -1,0 +1,105 @@
+package signer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// DryRun is an admission that says what this one would and writes nothing: no claim is made and no
+// name counted. A request that would have been the second on a token for one node is admitted, too,
+// unless the first one's claim is there.
+func (n *NodeAdmission) DryRun() *NodeAdmission {
+	if n == nil {
+		return nil
+	}
+	dry := &NodeAdmission{
+		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Retention: n.Retention, Now: n.Now,
+	}
+	if n.Tokens != nil {
+		dry.Tokens = dryTokens{n.Tokens}
+	}
+	if n.Claims != nil {
+		dry.Claims = dryClaims{n.Claims, &sync.Map{}}
+	}
+	return dry
+}
+
+// dryTokens reads tokens, and says what would become of one.
+type dryTokens struct{ tokens.Store }
+
+func (s dryTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	r, err := s.Get(ctx, id)
+	if err != nil {
+		return r, err
+	}
+	r.Nodes = slices.Clone(r.Nodes)
+	return r, change(&r)
+}
+
+func (dryTokens) Create(context.Context, tokens.Record) (tokens.Record, error) {
+	return tokens.Record{}, errDry
+}
+func (dryTokens) Delete(context.Context, tokens.Record) error { return errDry }
+
+var errDry = errors.New("a dry run writes nothing")
+
+// dryClaims reads claims, and says what would become of one.
+type dryClaims struct {
+	tokens.Claims
+	gone *sync.Map // when a claim would have been deleted, by UID
+}
+
+// unless is the claim, or that there is none, if it would have been deleted just now.
+func (s dryClaims) unless(c tokens.Claim, err error) (tokens.Claim, error) {
+	if at, deleted := s.gone.Load(c.UID); err == nil && deleted {
+		if time.Since(at.(time.Time)) < memory {
+			return tokens.Claim{}, fmt.Errorf("claim of node %s: %w", c.Node, tokens.ErrNotFound)
+		}
+		s.gone.Delete(c.UID)
+	}
+	return c, err
+}
+
+func (s dryClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	return s.unless(s.Claims.Get(ctx, node))
+}
+
+func (s dryClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
+	return s.unless(s.Claims.Find(ctx, node))
+}
+
+func (s dryClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+	switch _, err := s.Get(ctx, c.Node); {
+	case err == nil:
+		return c, fmt.Errorf("claim of node %s: %w", c.Node, tokens.ErrExists)
+	case !errors.Is(err, tokens.ErrNotFound):
+		return c, err
+	}
+	return c, c.Check()
+}
+
+func (s dryClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	c, err := s.Get(ctx, node)
+	if err != nil {
+		return c, err
+	}
+	changed := c.Clone()
+	if err := change(&changed); err != nil {
+		return changed, err
+	}
+	if changed.Released() && !c.Released() {
+		return changed, s.Delete(ctx, c)
+	}
+	return changed, nil
+}
+
+func (s dryClaims) Delete(_ context.Context, c tokens.Claim) error {
+	s.gone.Store(c.UID, time.Now())
+	return nil
+}

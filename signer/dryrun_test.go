@@ -1,0 +1,67 @@
+package signer_test
+
+import (
+	"errors"
+	"maps"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A dry run says what would be said, and leaves nothing behind.
+func TestDryRun(t *testing.T) {
+	c := newCluster()
+	real := c.admission()
+	one, other := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-*"}})
+	admit := func(n *signer.NodeAdmission, token tokens.Token, node string) string {
+		t.Helper()
+		r := asks(t, "system:bootstrap:"+token.ID(), node, nil)
+		_, err := n.Admit(t.Context(), r)
+		var refused *signer.Refused
+		if errors.As(err, &refused) {
+			return refused.Reason
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		return ""
+	}
+	both := func(token tokens.Token, node, want string) {
+		t.Helper()
+		claims, records := maps.Clone(c.claims), maps.Clone(c.records)
+		for range 2 {
+			if got := admit(real.DryRun(), token, node); got != want {
+				t.Errorf("%s in a dry run: %q, want %q", node, got, want)
+			}
+		}
+		if !maps.EqualFunc(claims, c.claims, tokens.Claim.Equal) {
+			t.Errorf("claims are %v, were %v", c.claims, claims)
+		}
+		for id, r := range records {
+			if c.records[id].Version != r.Version {
+				t.Errorf("token %s was written", id)
+			}
+		}
+		if got := admit(real, token, node); got != want {
+			t.Errorf("%s in earnest: %q, want %q", node, got, want)
+		}
+	}
+	both(one, "worker-1", "")
+	both(one, "worker-2", signer.ReasonTokenSpent)
+	both(other, "worker-1", signer.ReasonNodeNameClaimed)
+	both(other, "db-1", signer.ReasonNodeNameNotAllowed)
+	both(other, "worker-3", "")
+	c.node("worker-4")
+	both(other, "worker-4", signer.ReasonNodeExists)
+
+	// The Node of a claim has registered and was deleted: its name is free again.
+	uid := c.node("worker-1")
+	if _, err := real.Claims.Update(t.Context(), "worker-1", func(claim *tokens.Claim) error { claim.NodeUID = uid; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	c.deleteNode("worker-1")
+	both(other, "worker-1", "")
+	if (*signer.NodeAdmission)(nil).DryRun() != nil {
+		t.Error("no admission has a dry run")
+	}
+}

@@ -1,0 +1,101 @@
+package signer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+)
+
+// An Explanation is what an authority says about a request, and why.
+type Explanation struct {
+	// Decision is what would be decided.
+	Decision approval.Decision
+	// Steps are what each rule of the signer says, in their order and each for itself, then what
+	// the signer says whoever approves the request (rule "signer"), and who may have which node's
+	// name (rule "node-admission").
+	Steps []approval.Decision
+	// NotBefore and NotAfter are what the certificate would have, if it were signed now; zero if
+	// it would not be.
+	NotBefore, NotAfter time.Time
+}
+
+// Reasons of steps that have nothing against a request.
+const (
+	// ReasonInOrder: it is a request that the signer would sign.
+	ReasonInOrder = "InOrder"
+	// ReasonAdmitted: its requester may have the name.
+	ReasonAdmitted = "Admitted"
+	// ReasonUnknownSigner: the signer is not configured.
+	ReasonUnknownSigner = "SignerNotConfigured"
+)
+
+// Explain says what would be done about a request. Nothing is written, claimed or recorded.
+func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation {
+	dry := &Authority{Signers: a.Signers, Facts: a.Facts, Nodes: a.Nodes.DryRun(), Now: a.Now}
+	var e Explanation
+	e.Decision, _, _ = dry.Decide(ctx, r) // which says the error, too
+	s, ok := dry.Signer(r.SignerName)
+	if !ok {
+		e.Steps = []approval.Decision{{
+			Rule: ruleSigner, Reason: ReasonUnknownSigner,
+			Message: fmt.Sprintf("%v: %q; it is left to others", ErrUnknownSigner, r.SignerName),
+		}}
+		return e
+	}
+	e.Steps = approval.Explain(ctx, s.Rules, r, a.Facts)
+	inOrder := s.refuses(r)
+	if inOrder == nil {
+		inOrder = checkSignature(r)
+	}
+	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "it is a request that signer "+r.SignerName+" signs, if it is approved"))
+	if inOrder != nil {
+		return e
+	}
+	admission, err := dry.Nodes.Admit(ctx, r)
+	e.Steps = append(e.Steps, step(ruleNodes, err, ReasonAdmitted, "no limit of a token, no claim and no Node stands against it"))
+	if err != nil {
+		return e
+	}
+	e.NotBefore, e.NotAfter = dry.validity(s, r, admission)
+	return e
+}
+
+// validity is zero where the signer has no CA to sign with.
+func (a *Authority) validity(s Signer, r approval.Request, admission *Admission) (notBefore, notAfter time.Time) {
+	if s.CA == nil {
+		return notBefore, notAfter
+	}
+	ca, err := s.CA()
+	if err != nil || ca == nil || ca.cert == nil {
+		return notBefore, notAfter
+	}
+	notBefore, notAfter, _ = s.Profile.Validity(ca.cert.NotAfter, admission.lifetime(r), a.now()) // zero with an error
+	return notBefore, notAfter
+}
+
+func checkSignature(r approval.Request) error {
+	if err := r.CSR.CheckSignature(); err != nil {
+		return refuse("the certificate request is not signed by its own key: %v", err)
+	}
+	return nil
+}
+
+// step is what the signer or Nodes say, in the form of a rule's word.
+func step(rule string, err error, reason, message string) approval.Decision {
+	var (
+		refused *Refused
+		waits   *waiting
+	)
+	switch {
+	case err == nil:
+		return approval.Decision{Rule: rule, Verdict: approval.Approve, Reason: reason, Message: message}
+	case errors.As(err, &refused):
+		return approval.Decision{Rule: rule, Verdict: approval.Deny, Reason: refused.Reason, Message: refused.Message}
+	case errors.As(err, &waits):
+		return approval.Decision{Rule: rule, Verdict: approval.Wait, Reason: waits.reason, Message: waits.message}
+	}
+	return unavailable(err, rule)
+}

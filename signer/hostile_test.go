@@ -1,0 +1,202 @@
+package signer_test
+
+import (
+	"context"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/crafted"
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/hostile"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// hostileAuthority has the signers of Kubernetes and one that takes anything.
+func hostileAuthority(t testing.TB) *signer.Authority {
+	ca := newCA(t)
+	signers := signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)
+	signers[hostile.CustomSigner] = signer.Signer{
+		CA: signer.Fixed(ca), Profile: signer.Profile{Usages: append(slices.Clone(servingUsages), certificates.UsageClientAuth)},
+		Check: func(approval.Request) error { return nil },
+	}
+	return &signer.Authority{Signers: signer.FixedSigners(signers), Nodes: &signer.NodeAdmission{}}
+}
+
+// mostBytes is what a refusal may take of memory.
+const mostBytes = 10 << 20
+
+// Each is refused with a sentence of its own, at little cost, although somebody has approved it.
+func TestHostileCorpus(t *testing.T) {
+	authority := hostileAuthority(t)
+	for _, h := range hostile.Corpus() {
+		t.Run(h.Name, func(t *testing.T) {
+			r := approval.Request{SignerName: h.Signer, User: "ada", Usages: h.Usages, Expiration: h.Duration}
+			var answer []byte
+			var err error
+			ask := func() {
+				if r.CSR, err = signer.ParseCSR(h.PEM); err == nil {
+					answer, err = authority.Sign(t.Context(), r, nil)
+				}
+			}
+			fuzzing.Prompt(t, ask)
+			var refused *signer.Refused
+			if !errors.As(err, &refused) || refused.Reason == "" || answer != nil {
+				t.Fatalf("error is %v, want a refusal", err)
+			}
+			if !strings.Contains(refused.Message, h.Want) {
+				t.Errorf("refused: %s\nwant %q", refused.Message, h.Want)
+			}
+			if len(refused.Message) > 1024 {
+				t.Errorf("the refusal has %d bytes", len(refused.Message))
+			}
+			if took := allocated(ask); took > mostBytes {
+				t.Errorf("takes %d bytes of memory, at most %d are allowed", took, mostBytes)
+			}
+			if r.CSR == nil {
+				return
+			}
+			// With the rules of automatic approval it gets none either.
+			if answer, _, err = authority.Issue(t.Context(), r); answer != nil {
+				t.Errorf("issued (%v)", err)
+			}
+		})
+	}
+}
+
+// evidence says that each node reports all that it asks for.
+type evidence struct{ approval.Facts }
+
+func (evidence) Node(_ context.Context, r approval.Request, name string) (approval.Node, error) {
+	node := approval.Node{Name: name, Addresses: slices.Clone(r.CSR.DNSNames)}
+	for _, address := range r.CSR.IPAddresses {
+		node.Addresses = append(node.Addresses, address.String())
+	}
+	return node, nil
+}
+
+func (evidence) Reporters(_ context.Context, _ string, addresses []string) (map[string][]string, error) {
+	if !slices.Contains(addresses, "10.0.0.6") {
+		return nil, nil
+	}
+	return map[string][]string{"10.0.0.6": {"worker-2"}}, nil
+}
+
+func (evidence) Reserved(context.Context) (approval.Reserved, error) {
+	return approval.Reserved{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, APIServer: []string{"10.0.0.1", "api.example.com"}}, nil
+}
+
+// A node asks for itself, its Node reports whatever it asks for, and all addresses are in scope:
+// each is denied for a reason of its own, at little cost.
+func TestHostileServing(t *testing.T) {
+	authority := hostileAuthority(t)
+	const serving = certificates.KubeletServingSignerName
+	signers := authority.Signers()
+	s := signers[serving]
+	s.Rules = []approval.Rule{approval.KubeletServing{ServingScope: approval.ServingScope{
+		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, DNSSuffixes: []string{"example.com"},
+	}}}
+	signers[serving], authority.Facts = s, evidence{}
+	address := func(text string) asn1.RawValue { return crafted.IPName(netip.MustParseAddr(text).AsSlice()) }
+	for _, test := range []struct {
+		name   string
+		names  []asn1.RawValue
+		reason string // empty is that it is issued
+		want   string // part of the message
+	}{
+		{name: "good", names: []asn1.RawValue{address("10.0.0.5"), crafted.DNSName("worker-1.example.com")}},
+		{"wildcard", []asn1.RawValue{crafted.DNSName("*.example.com")}, approval.ReasonNameForbidden, "*.example.com"},
+		{"API server", []asn1.RawValue{address("10.0.0.1")}, approval.ReasonNameReserved, "10.0.0.1"},
+		{"API server by name", []asn1.RawValue{crafted.DNSName("API.example.com")}, approval.ReasonNameReserved, "api.example.com"},
+		{"API server as IPv6", []asn1.RawValue{address("::ffff:10.0.0.1")}, approval.ReasonNameForbidden, "IPv4-mapped"},
+		{"Service", []asn1.RawValue{address("10.96.0.1")}, approval.ReasonNameReserved, "10.96.0.1"},
+		{"name of Services", []asn1.RawValue{crafted.DNSName("kubernetes.default.svc")}, approval.ReasonNameForbidden, "kubernetes.default.svc"},
+		{"another node", []asn1.RawValue{address("10.0.0.6")}, approval.ReasonNameOfOther, "worker-2"},
+		{"look-alike", []asn1.RawValue{crafted.DNSName("xn--wrker-1-90a.example.com")}, approval.ReasonNameForbidden, "xn--"},
+		{"NUL", []asn1.RawValue{crafted.DNSName("worker-1\x00.example.com")}, approval.ReasonNameForbidden, "not the DNS name"},
+		{"loopback", []asn1.RawValue{address("127.0.0.1")}, approval.ReasonNameForbidden, "loopback"},
+		{"out of scope", []asn1.RawValue{crafted.DNSName("worker-1.example.org")}, approval.ReasonNameOutOfScope, "worker-1.example.org"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			data := crafted.PEM(must(crafted.Request(newEd25519(), crafted.Subject(
+				crafted.UTF8(crafted.Organization, "system:nodes"), crafted.UTF8(crafted.CommonName, "system:node:worker-1")), crafted.SAN(test.names...))))
+			csr, err := signer.ParseCSR(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := approval.Request{SignerName: serving, User: "system:node:worker-1", Groups: []string{"system:nodes"}, Usages: servingUsages, CSR: csr}
+			var answer []byte
+			var d approval.Decision
+			ask := func() { answer, d, err = authority.Issue(t.Context(), r) }
+			fuzzing.Prompt(t, ask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.reason == "" {
+				if answer == nil {
+					t.Errorf("decision is %+v, want a certificate", d)
+				}
+				return
+			}
+			if d.Verdict != approval.Deny || d.Reason != test.reason || !strings.Contains(d.Message, test.want) || answer != nil {
+				t.Errorf("decision is %+v, want to deny for %s about %q", d, test.reason, test.want)
+			}
+			if took := allocated(ask); took > mostBytes {
+				t.Errorf("takes %d bytes of memory, at most %d are allowed", took, mostBytes)
+			}
+		})
+	}
+}
+
+// What comes close and is good: the corpus is not refused for another reason.
+func TestNotHostile(t *testing.T) {
+	authority := hostileAuthority(t)
+	cn, o := crafted.CommonName, crafted.Organization
+	var names []asn1.RawValue
+	for i := range signer.MaxNames {
+		names = append(names, crafted.DNSName(fmt.Sprintf("worker-%d", i)))
+	}
+	for name, subject := range map[string][]byte{
+		"plain":                 crafted.Subject(crafted.UTF8(cn, "jane")),
+		"one multi-valued name": crafted.MultiValued([]crafted.Attribute{crafted.UTF8(cn, "jane"), crafted.UTF8(o, "dev")}),
+		"other alphabets":       crafted.Subject(crafted.UTF8(cn, "Łukasz Ψ Жук 王"), crafted.UTF8(o, "Müller & Søn")),
+		"BMPString":             crafted.Subject(crafted.Text(cn, crafted.TagBMPString, "jane")),
+		"reserved in its place": crafted.Subject(crafted.UTF8(cn, "system:kube-Scheduler"), crafted.UTF8(o, "system:nodeS-to-be")),
+		"spaces":                crafted.Subject(crafted.UTF8(cn, " jane doe ")),
+		"the empty one":         nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			csr, err := signer.ParseCSR(crafted.PEM(must(crafted.Request(newEd25519(), subject, crafted.SAN(names...)))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, signerName := range []string{certificates.KubeAPIServerClientSignerName, hostile.CustomSigner} {
+				r := approval.Request{SignerName: signerName, User: "ada", Usages: clientUsages, CSR: csr}
+				if _, err := authority.Sign(t.Context(), r, nil); err != nil {
+					t.Errorf("%s: %v", signerName, err)
+				}
+			}
+		})
+	}
+}
+
+// allocated is the least memory that act takes in three tries.
+func allocated(act func()) uint64 {
+	least := ^uint64(0)
+	for range 3 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		act()
+		runtime.ReadMemStats(&after)
+		least = min(least, after.TotalAlloc-before.TotalAlloc)
+	}
+	return least
+}

@@ -1,0 +1,65 @@
+package issuance_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+)
+
+func TestMatch(t *testing.T) {
+	at := time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
+	e := issuance.Entry{
+		Time: at, Outcome: issuance.Issued, Signer: "example.com/a", Requester: "system:bootstrap:qwertz", TokenID: "qwertz", Node: "worker-1", NotAfter: at.Add(time.Hour),
+	}
+	for name, test := range map[string]struct {
+		q    issuance.Query
+		want bool
+	}{
+		"everything":        {issuance.Query{}, true},
+		"token":             {issuance.Query{TokenID: "qwertz"}, true},
+		"another token":     {issuance.Query{TokenID: "qwerty"}, false},
+		"node":              {issuance.Query{Node: "worker-1"}, true},
+		"another node":      {issuance.Query{Node: "worker"}, false},
+		"requester":         {issuance.Query{Requester: "system:bootstrap:qwertz"}, true},
+		"another requester": {issuance.Query{Requester: "jane"}, false},
+		"signer":            {issuance.Query{Signer: "example.com/a"}, true},
+		"another signer":    {issuance.Query{Signer: "example.com/b"}, false},
+		"outcome":           {issuance.Query{Outcome: issuance.Issued}, true},
+		"another outcome":   {issuance.Query{Outcome: issuance.Failed}, false},
+		"since then":        {issuance.Query{Since: at}, true},
+		"since later":       {issuance.Query{Since: at.Add(1)}, false},
+		"ends before":       {issuance.Query{EndsBefore: at.Add(time.Hour + 1)}, true},
+		"ends at":           {issuance.Query{EndsBefore: at.Add(time.Hour)}, false},
+		"ends after":        {issuance.Query{EndsAfter: at.Add(time.Hour - 1)}, true},
+		"has ended":         {issuance.Query{EndsAfter: at.Add(time.Hour)}, false},
+		"all that hold":     {issuance.Query{TokenID: "qwertz", Node: "worker-1", Outcome: issuance.Issued, Since: at}, true},
+		"one does not":      {issuance.Query{TokenID: "qwertz", Node: "worker-2", Outcome: issuance.Issued, Since: at}, false},
+	} {
+		if got := test.q.Match(e); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	renewal := issuance.Entry{Outcome: issuance.Refused, Requester: "system:node:worker-1", Node: "worker-2"}
+	for node, want := range map[string]bool{"worker-1": true, "worker-2": true, "worker-3": false} {
+		if got := (issuance.Query{Node: node}).Match(renewal); got != want {
+			t.Errorf("asked by worker-1 for worker-2, %s: %t", node, got)
+		}
+	}
+	if (issuance.Query{EndsBefore: at}).Match(issuance.Entry{Outcome: issuance.Refused}) {
+		t.Error("what was refused ends")
+	}
+}
+
+func TestParseSerial(t *testing.T) {
+	for s, want := range map[string]string{
+		"1f": "1f", "1F": "1f", "00:1F:A0": "1fa0", "0x1f": "1f", "0X1F": "1f", "0001": "1", strings.Repeat("f", 40): strings.Repeat("f", 40), "00" + strings.Repeat("f", 40): strings.Repeat("f", 40),
+		"": "", "0": "", "1g": "", "1 f": "", "-1": "", strings.Repeat("1", 41): "", "ſ": "",
+	} {
+		got, err := issuance.ParseSerial(s)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("ParseSerial(%q) = %q, %v, want %q", s, got, err, want)
+		}
+	}
+}

@@ -1,0 +1,380 @@
+package issuance_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+)
+
+// TestMain is another program that writes to a record, too, when [writing] starts it.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("ISSUANCE_TEST_FILE"); path != "" {
+		w, err := issuance.OpenFile(path)
+		for i := 0; err == nil; i++ {
+			err = w.Append(context.Background(), issuance.Entry{Signer: fmt.Sprint(os.Getpid()), Serial: fmt.Sprintf("%x", i+1), Message: strings.Repeat("x", 5000)})
+			if i == 20 {
+				fmt.Println("ready")
+			}
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// read gives the entries of a record and the number of lines that are none.
+func read(t *testing.T, path string) (entries []issuance.Entry, torn int) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(bytes.NewReader(content))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e issuance.Entry
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			torn++
+			continue
+		}
+		entries = append(entries, e)
+	}
+	return entries, torn
+}
+
+func serials(entries []issuance.Entry) string {
+	var all []string
+	for _, e := range entries {
+		all = append(all, e.Serial)
+	}
+	return strings.Join(all, " ")
+}
+
+func openFile(t *testing.T, path string) *issuance.Writer {
+	t.Helper()
+	w, err := issuance.OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.Close() })
+	return w
+}
+
+func appended(t *testing.T, w issuance.Log, serial string) {
+	t.Helper()
+	if err := w.Append(t.Context(), issuance.Entry{Serial: serial}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLine(t *testing.T) {
+	var out bytes.Buffer
+	at := time.Date(2026, 11, 20, 1, 2, 3, 4000, time.UTC)
+	e := issuance.Entry{
+		Time: at, Outcome: issuance.Issued, Signer: "kubernetes.io/kubelet-serving", Requester: "system:node:worker-1", Serial: "1f",
+		NotBefore: at, NotAfter: at.Add(time.Hour), DNSNames: []string{"worker-1"}, Certificate: "-----BEGIN CERTIFICATE-----\nx\n",
+	}
+	if err := issuance.NewWriter(&out).Append(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"time":"2026-11-20T01:02:03.000004Z","outcome":"issued","signer":"kubernetes.io/kubelet-serving","requester":"system:node:worker-1","dnsNames":["worker-1"],` +
+		`"serial":"1f","notBefore":"2026-11-20T01:02:03.000004Z","notAfter":"2026-11-20T02:02:03.000004Z","certificate":"-----BEGIN CERTIFICATE-----\nx\n"}` + "\n"
+	if out.String() != want {
+		t.Errorf("the line is\n%swant\n%s", &out, want)
+	}
+	var back issuance.Entry
+	if err := json.Unmarshal(out.Bytes(), &back); err != nil || !reflect.DeepEqual(back, e) {
+		t.Errorf("read back as %+v, %v", back, err)
+	}
+}
+
+// Whatever is in a subject, an entry is one line of printable, valid UTF-8, and reads back.
+func TestHostileText(t *testing.T) {
+	for name, text := range map[string]string{
+		"line breaks": "a\nb\r\nc\u2028d\u2029e\u0085f\v\f", "quotes": `a"b\c`, "terminal": "\x1b[2J\u009b2J\x07\x7f", "NUL": "a\x00b",
+		"direction": "a\u202eb\u2066c", "beyond 16 bits": "\U000e0001x\U0001f600\U0010ffff", "letters": "Müller 李 ﬃ", "markup": "<a&b>", "no-break space": "a\u00a0b",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := issuance.NewWriter(&out).Append(t.Context(), issuance.Entry{Subject: text, DNSNames: []string{text}}); err != nil {
+				t.Fatal(err)
+			}
+			line, rest, _ := strings.Cut(out.String(), "\n")
+			if rest != "" || strings.ContainsFunc(line, func(r rune) bool {
+				return r < ' ' || r >= 0x7f && r <= 0x9f || strings.ContainsRune("\u2028\u2029\u202e\u2066\ufffd\u00a0\U000e0001\U0010ffff", r)
+			}) {
+				t.Errorf("the line is %q", out.String())
+			}
+			var e issuance.Entry
+			if err := json.Unmarshal([]byte(line), &e); err != nil || e.Subject != text || e.DNSNames[0] != text {
+				t.Errorf("%q reads back as %q, %v", text, e.Subject, err)
+			}
+		})
+	}
+	var out bytes.Buffer
+	var e issuance.Entry
+	if err := errors.Join(issuance.NewWriter(&out).Append(t.Context(), issuance.Entry{Subject: "a\xff\xc3(b"}), json.Unmarshal(out.Bytes(), &e)); err != nil || e.Subject != "a\ufffd\ufffd(b" {
+		t.Errorf("invalid UTF-8 reads back as %q, %v", e.Subject, err)
+	}
+}
+
+// moody takes so many bytes of each write, and all when that is negative.
+type moody struct {
+	bytes.Buffer
+	takes int
+	err   error
+	calls int
+}
+
+func (m *moody) Write(p []byte) (int, error) {
+	m.calls++
+	if m.takes >= 0 && m.takes < len(p) {
+		n, _ := m.Buffer.Write(p[:m.takes])
+		return n, m.err
+	}
+	return m.Buffer.Write(p)
+}
+
+// A line that was written in part is an error, and does not spoil the next.
+func TestPartOfALine(t *testing.T) {
+	full := errors.New("no space left on device")
+	for name, test := range map[string]struct {
+		takes  int
+		err    error
+		want   error
+		blanks int
+	}{
+		"nothing":             {0, full, full, 0},
+		"one byte":            {1, full, full, 1},
+		"all but the newline": {len(`{"time":"0001-01-01T00:00:00Z","outcome":"","signer":"","requester":"","serial":"2"}`), full, full, 1},
+		"and no error":        {10, nil, io.ErrShortWrite, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := &moody{takes: -1}
+			w := issuance.NewWriter(out)
+			appended(t, w, "1")
+			out.takes, out.err = test.takes, test.err
+			for range 3 {
+				if err := w.Append(t.Context(), issuance.Entry{Serial: "2"}); !errors.Is(err, test.want) {
+					t.Fatalf("Append = %v, want %v", err, test.want)
+				}
+			}
+			out.takes = -1
+			appended(t, w, "3")
+			appended(t, w, "4")
+			if out.calls != 6 {
+				t.Errorf("%d writes of 6 lines", out.calls)
+			}
+			lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+			var got []string
+			for _, line := range lines {
+				var e issuance.Entry
+				if json.Unmarshal([]byte(line), &e) == nil && e.Serial != "2" { // all but the newline is whole, and said to have failed
+					got = append(got, e.Serial)
+				}
+			}
+			if strings.Join(got, " ") != "1 3 4" {
+				t.Errorf("the lines are\n%s", out)
+			}
+		})
+	}
+}
+
+func TestOpenFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "record")
+	w := openFile(t, path)
+	appended(t, w, "1")
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v, want mode 0600", info.Mode(), err)
+	}
+	if err := errors.Join(w.Close(), w.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := w.Append(t.Context(), issuance.Entry{}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Append after Close = %v", err)
+	}
+	// What was cut off when the program was killed is ended, and what is there stays.
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"time":"2026-`); err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	appended(t, openFile(t, path), "2")
+	if entries, torn := read(t, path); serials(entries) != "1 2" || torn != 1 {
+		t.Errorf("entries %s and %d torn lines, want 1 2 and 1", serials(entries), torn)
+	}
+	for _, bad := range []string{filepath.Dir(path), filepath.Join(path, "x"), filepath.Join(filepath.Dir(path), "no", "x")} {
+		if _, err := issuance.OpenFile(bad); err == nil || strings.Count(err.Error(), bad) != 1 {
+			t.Errorf("OpenFile(%s) = %v, want an error that names it once", bad, err)
+		}
+	}
+}
+
+// A disk that is full is an error that names the file.
+func TestFullDisk(t *testing.T) {
+	const full = "/dev/full"
+	if _, err := os.Stat(full); errors.Is(err, fs.ErrNotExist) {
+		t.Skip("this system has no " + full)
+	}
+	w, err := issuance.OpenFile(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Append(t.Context(), issuance.Entry{}); !errors.Is(err, syscall.ENOSPC) || err.Error() != "/dev/full: no space left on device" {
+		t.Errorf("Append = %v", err)
+	}
+}
+
+func TestRotation(t *testing.T) {
+	t.Run("renamed", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "record")
+			w := openFile(t, path)
+			appended(t, w, "1")
+			if err := os.Rename(path, path+".1"); err != nil {
+				t.Fatal(err)
+			}
+			appended(t, w, "2") // within the second
+			time.Sleep(time.Second)
+			appended(t, w, "3")
+			appended(t, w, "4")
+			if err := os.Rename(path, path+".2"); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, nil, 0o640); err != nil { // as logrotate's create
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			appended(t, w, "5")
+			for file, want := range map[string]string{path + ".1": "1 2", path + ".2": "3 4", path: "5"} {
+				if entries, torn := read(t, file); serials(entries) != want || torn > 0 {
+					t.Errorf("%s has %s, want %s", file, serials(entries), want)
+				}
+			}
+		})
+	})
+	t.Run("emptied", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "record")
+		w := openFile(t, path)
+		for i := range 3 {
+			appended(t, w, fmt.Sprint(i))
+			if err := os.Truncate(path, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		appended(t, w, "3")
+		if entries, torn := read(t, path); serials(entries) != "3" || torn > 0 {
+			t.Errorf("has %s, want 3 at the start of the file", serials(entries))
+		}
+	})
+	// A file that cannot be opened again keeps nothing, until it can.
+	t.Run("in the way", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "record")
+			w := openFile(t, path)
+			if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			for range 2 {
+				if err := w.Append(t.Context(), issuance.Entry{}); !errors.Is(err, syscall.EISDIR) {
+					t.Errorf("Append = %v", err)
+				}
+			}
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			appended(t, w, "1")
+			if entries, _ := read(t, path); serials(entries) != "1" {
+				t.Errorf("has %s", serials(entries))
+			}
+		})
+	})
+}
+
+// Lines of several programs, and of many goroutines in one, do not mix; programs that are killed
+// leave whole lines, but for the last of each.
+func TestManyWriters(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "record")
+	var children []*exec.Cmd
+	for range 3 {
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), "ISSUANCE_TEST_FILE="+path)
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		children = append(children, child)
+		if ready := bufio.NewScanner(out); !ready.Scan() {
+			t.Error("a program has not begun")
+		}
+	}
+	w := openFile(t, path)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for i := range 50 {
+				if err := w.Append(t.Context(), issuance.Entry{Signer: "here", Serial: fmt.Sprintf("%x", i+1)}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for _, child := range children {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}
+	appended(t, openFile(t, path), "last")
+	entries, torn := read(t, path)
+	count := map[string]int{}
+	for _, e := range entries {
+		count[e.Signer]++
+		if e.Signer != "" && e.Signer != "here" && e.Serial != fmt.Sprintf("%x", count[e.Signer]) {
+			t.Fatalf("entry %s of program %s is its %d.", e.Serial, e.Signer, count[e.Signer])
+		}
+	}
+	if torn > len(children) || count["here"] != 400 || len(count) != 5 || entries[len(entries)-1].Serial != "last" {
+		t.Errorf("%d torn lines, entries by writer: %v", torn, count)
+	}
+}
+
+func TestLogs(t *testing.T) {
+	var a, b bytes.Buffer
+	failing := &moody{err: errors.New("no space left on device")}
+	if issuance.Logs() != nil || issuance.Logs(nil, nil) != nil {
+		t.Error("no logs are a log")
+	}
+	appended(t, issuance.Logs(nil, issuance.NewWriter(&a)), "1")
+	appended(t, issuance.Logs(issuance.NewWriter(&a), issuance.NewWriter(&b)), "2")
+	if strings.Count(a.String(), "\n") != 2 || strings.Count(b.String(), "\n") != 1 {
+		t.Errorf("kept are\n%s and\n%s", &a, &b)
+	}
+	if err := issuance.Logs(issuance.NewWriter(&a), issuance.NewWriter(failing)).Append(t.Context(), issuance.Entry{}); !errors.Is(err, failing.err) {
+		t.Errorf("Append = %v, want that one of them is full", err)
+	}
+}

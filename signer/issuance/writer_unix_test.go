@@ -1,0 +1,88 @@
+//go:build unix
+
+package issuance_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+)
+
+func newPipe(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// within fails the test where f hangs.
+func within(t *testing.T, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		t.Fatal("it hangs")
+	}
+}
+
+// A pipe that nobody reads is an error, and no reason to hang.
+func TestPipeWithoutReader(t *testing.T) {
+	path := newPipe(t)
+	within(t, func() {
+		_, err := issuance.OpenFile(path)
+		if !errors.Is(err, syscall.ENXIO) || !strings.Contains(err.Error(), "nobody reads this pipe") || strings.Count(err.Error(), path) != 1 {
+			t.Errorf("OpenFile = %v", err)
+		}
+	})
+}
+
+// A reader of a pipe has each entry. While it does not read, what finds no room fails in time, and the
+// next line begins anew.
+func TestPipe(t *testing.T) {
+	path := newPipe(t)
+	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = reader.Close() }() // was only read
+	w := openFile(t, path)
+	appended(t, w, "1")
+	lines := bufio.NewReader(reader)
+	if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, `"serial":"1"`) {
+		t.Fatalf("%q, %v", line, err)
+	}
+	within(t, func() {
+		large := issuance.Entry{Serial: "2", Message: strings.Repeat("x", 1<<20)} // more than a pipe holds
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := w.Append(ctx, large); !errors.Is(err, os.ErrDeadlineExceeded) || !strings.HasPrefix(err.Error(), path+": ") {
+			t.Errorf("Append = %v", err)
+		}
+		go func() {
+			if err := w.Append(context.Background(), issuance.Entry{Serial: "3"}); err != nil {
+				t.Errorf("Append = %v", err)
+			}
+		}()
+		if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, `"serial":"2"`) {
+			t.Errorf("%.40q, %v, want the beginning of 2", line, err)
+		}
+		if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, `"serial":"3"`) {
+			t.Errorf("%.40q, %v, want 3 in a line of its own", line, err)
+		}
+	})
+}

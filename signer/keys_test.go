@@ -1,0 +1,123 @@
+package signer_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/elliptic"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+func TestKeyPolicy(t *testing.T) {
+	p256, p384, p521 := newKey(elliptic.P256()), newKey(elliptic.P384()), newKey(elliptic.P521())
+	ed, rsa := newEd25519(), rsa2048()
+	ca := newCA(t)
+	for _, test := range []struct {
+		name   string
+		policy signer.KeyPolicy
+		yes    []crypto.Signer
+		no     []crypto.Signer
+		want   string
+	}{
+		{"zero", signer.KeyPolicy{}, []crypto.Signer{p256, p384, p521, ed, rsa}, []crypto.Signer{rsa1024()}, "RSA 2048 to 8192 bits, ECDSA P-256, ECDSA P-384, ECDSA P-521, Ed25519"},
+		{"one curve", signer.KeyPolicy{Curves: []elliptic.Curve{elliptic.P256()}}, []crypto.Signer{p256}, []crypto.Signer{p384, p521, ed, rsa}, "ECDSA P-256"},
+		{"Ed25519", signer.KeyPolicy{Ed25519: true}, []crypto.Signer{ed}, []crypto.Signer{p256, rsa}, "Ed25519"},
+		{"RSA up to a size", signer.KeyPolicy{MaxRSA: 2048}, []crypto.Signer{rsa}, []crypto.Signer{p256, ed, rsa1024()}, "RSA 2048 to 2048 bits"},
+		{"RSA from a size", signer.KeyPolicy{MinRSA: 3072, MaxRSA: 8192}, nil, []crypto.Signer{rsa, p256}, "RSA 3072 to 8192 bits"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := test.policy.Check(); err != nil {
+				t.Fatal(err)
+			}
+			if got := test.policy.String(); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+			profile := signer.Profile{Usages: clientUsages, Keys: test.policy}
+			issue := func(key crypto.Signer) error {
+				csr := newCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key)
+				_, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
+				return err
+			}
+			for _, key := range test.yes {
+				if err := issue(key); err != nil {
+					t.Errorf("%T: %v", key, err)
+				}
+			}
+			for _, key := range test.no {
+				if err := issue(key); !errors.As(err, new(*signer.Refused)) {
+					t.Errorf("%T: %v, want it refused", key, err)
+				}
+			}
+		})
+	}
+}
+
+func TestKeyPolicyCheck(t *testing.T) {
+	for _, test := range []struct {
+		policy signer.KeyPolicy
+		want   string
+	}{
+		{signer.KeyPolicy{MinRSA: 1024, MaxRSA: 4096}, "1024 to 4096 bits given, want a range within 2048 to 8192"},
+		{signer.KeyPolicy{MaxRSA: 16384}, "2048 to 16384"},
+		{signer.KeyPolicy{MinRSA: 4096, MaxRSA: 3072}, "4096 to 3072"},
+		{signer.KeyPolicy{MaxRSA: 1024}, "2048 to 1024"},
+		{signer.KeyPolicy{MinRSA: 4096}, "of at most none"},
+		{signer.KeyPolicy{Ed25519: true, MinRSA: -1, MaxRSA: -1}, "-1"},
+		{signer.KeyPolicy{Curves: []elliptic.Curve{elliptic.P224()}}, "none of P-256"},
+	} {
+		if err := test.policy.Check(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: %v, want %q", test.policy, err, test.want)
+		}
+		if err := (signer.Profile{Usages: clientUsages, Keys: test.policy}).Check(); err == nil {
+			t.Errorf("a profile has %+v", test.policy)
+		}
+	}
+}
+
+// No name is claimed for a request that its signer would not sign, whoever approved it.
+func TestNoClaimForWhatIsNotSigned(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*signer.Signer, *approval.Request)
+		want   string
+	}{
+		{"key", func(s *signer.Signer, _ *approval.Request) { s.Profile.Keys.Ed25519 = true }, "want Ed25519"},
+		{"check", func(s *signer.Signer, _ *approval.Request) {
+			s.Check = func(approval.Request) error { return errors.New("not today") }
+		}, "not today"},
+		{"usage", func(s *signer.Signer, _ *approval.Request) {
+			s.Profile.Usages = []certificates.KeyUsage{certificates.UsageClientAuth}
+		}, "digital signature"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := newCluster()
+			token := c.mint(tokens.Limits{MaxNodes: 1})
+			r := asks(t, by(token), "worker-1", nil)
+			signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), 0)
+			s := signers[r.SignerName]
+			s.Rules = []approval.Rule{approves{}}
+			test.change(&s, &r)
+			signers[r.SignerName] = s
+			authority := signer.Authority{Nodes: c.admission(), Signers: signer.FixedSigners(signers)}
+			d, admission, err := authority.Decide(context.Background(), r)
+			if err != nil || admission != nil || d.Verdict != approval.Deny || d.Reason != signer.ReasonValidation || !strings.Contains(d.Message, test.want) {
+				t.Errorf("%+v %v, want it denied for %q", d, err, test.want)
+			}
+			if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, new(*signer.Refused)) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("signing: %v, want it refused for %q", err, test.want)
+			}
+			if len(c.claims) > 0 {
+				t.Errorf("claims %v, want none", c.claims)
+			}
+		})
+	}
+}

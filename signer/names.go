@@ -1,0 +1,87 @@
+package signer
+
+import (
+	"crypto/x509"
+	"encoding/asn1"
+	"fmt"
+	"strings"
+)
+
+// MaxNames is the most subject alternative names of a certificate request.
+const MaxNames = 100
+
+var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
+
+// Kinds of GeneralName (RFC 5280, section 4.2.1.6) by their tag.
+var nameKinds = [...]string{"otherName", "email", "DNS", "x400Address", "directoryName", "ediPartyName", "URI", "IP", "registeredID"}
+
+const (
+	kindEmail = 1
+	kindDNS   = 2
+	kindURI   = 6
+	kindIP    = 7
+)
+
+// checkNames says, with a [*Refused], what is wrong with the subject alternative names whoever
+// asks for them. It reads the extension itself: crypto/x509 leaves out the kinds that it does not
+// know, and what was asked for and left out nobody would ever hear of.
+func checkNames(csr *x509.CertificateRequest) error {
+	for _, ext := range csr.Extensions {
+		if !ext.Id.Equal(oidSubjectAltName) {
+			continue
+		}
+		var list asn1.RawValue
+		if rest, err := asn1.Unmarshal(ext.Value, &list); err != nil || len(rest) > 0 || list.Tag != asn1.TagSequence || list.Class != asn1.ClassUniversal {
+			return refuse("the subject alternative names are malformed")
+		}
+		for n, rest := 1, list.Bytes; len(rest) > 0; n++ {
+			if n > MaxNames {
+				return refuse("more than %d subject alternative names are asked for", MaxNames)
+			}
+			var name asn1.RawValue
+			var err error
+			if rest, err = asn1.Unmarshal(rest, &name); err != nil || name.Class != asn1.ClassContextSpecific {
+				return refuse("the subject alternative names are malformed")
+			}
+			if err := checkName(name.Tag, name.Bytes); err != nil {
+				return refuse("subject alternative name %d %v", n, err)
+			}
+		}
+	}
+	if len(csr.Subject.ToRDNSequence()) == 0 && len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses)+len(csr.URIs) == 0 {
+		// RFC 5280, section 4.1.2.6.
+		return refuse("the certificate request has neither a subject nor subject alternative names")
+	}
+	return nil
+}
+
+func checkName(kind int, value []byte) error {
+	what := fmt.Sprintf("is of kind %d", kind)
+	if kind >= 0 && kind < len(nameKinds) {
+		what = "is of kind " + nameKinds[kind]
+	}
+	switch kind {
+	case kindEmail, kindDNS, kindURI:
+	case kindIP:
+		// What begins like this is an IPv4 address written with 16 bytes (RFC 4291, section
+		// 2.5.5.2), so that it does not look like itself.
+		if len(value) == 16 && strings.HasPrefix(string(value), "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff") {
+			return fmt.Errorf("is an IPv4 address as IPv6, ::ffff:%d.%d.%d.%d: want it in 4 bytes", value[12], value[13], value[14], value[15])
+		}
+		return nil
+	default:
+		return fmt.Errorf("%s: want DNS, IP, email and URI alone", what)
+	}
+	if len(value) == 0 {
+		return fmt.Errorf("%s and empty", what)
+	}
+	for _, c := range value {
+		if c <= ' ' || c >= 0x7f {
+			return fmt.Errorf("%s, and %.100q has a character that is no visible ASCII", what, value)
+		}
+	}
+	if kind == kindDNS && len(value) > 253 {
+		return fmt.Errorf("%s and %d characters long, want at most 253", what, len(value))
+	}
+	return nil
+}

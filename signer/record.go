@@ -1,0 +1,228 @@
+package signer
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// self is the approver of what the rules have approved.
+const self = "kubejoin"
+
+// recordTimeout is how long a record may take to keep an entry.
+const recordTimeout = 10 * time.Second
+
+// record keeps what became of a request that was to be signed. The error says why it is not kept,
+// and never wraps a [*Refused]: what is not recorded is not told either, and tried again.
+func (a *Authority) record(ctx context.Context, r approval.Request, admission *Admission, done issued, err error) error {
+	if a.Record == nil {
+		return nil
+	}
+	if Waits(err) != nil {
+		return nil // for what may come: it is neither refused nor has it failed
+	}
+	e := a.entry(r, admission)
+	var refused *Refused
+	switch {
+	case err == nil:
+		return a.recordIssued(ctx, e, done)
+	case errors.As(err, &refused):
+		return a.recordRefusal(ctx, e, refused.Reason, refused.Message)
+	}
+	e.Outcome, e.Message = issuance.Failed, err.Error()
+	if recordErr := a.recordOnce(ctx, e); recordErr != nil {
+		return errors.Join(err, recordErr)
+	}
+	return nil
+}
+
+func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done issued) error {
+	e.Outcome = issuance.Issued
+	e.Serial, e.NotBefore, e.NotAfter = done.cert.SerialNumber.Text(16), done.cert.NotBefore, done.cert.NotAfter
+	e.Certificate = string(done.chain[:done.own])
+	if err := a.append(ctx, e); err != nil {
+		return err
+	}
+	a.told.forget(key(e))
+	return nil
+}
+
+// recordRefusal keeps a refusal, once for as long as it is the last thing that is known of the
+// request: it may be told again because the first time could not be written.
+func (a *Authority) recordRefusal(ctx context.Context, e issuance.Entry, reason, message string) error {
+	e.Outcome, e.Reason, e.Message = issuance.Refused, reason, message
+	return a.recordOnce(ctx, e)
+}
+
+// toldFor is for how long a machine that asks in vain over HTTP is not recorded again: whoever looks
+// for what was refused in the last day finds one that has tried for a week.
+const toldFor = time.Hour
+
+// recordOnce keeps what the record does not end with about a request.
+func (a *Authority) recordOnce(ctx context.Context, e issuance.Entry) error {
+	if a.Record == nil {
+		return nil
+	}
+	request, what := key(e), sha256.Sum256([]byte(string(e.Outcome)+" "+e.Message))
+	oldest := time.Time{}
+	if e.RequestUID == "" { // no object that is tried again and again, but a machine that asks
+		oldest = e.Time.Add(-toldFor)
+	}
+	if a.told.knows(request, what, oldest) {
+		return nil
+	}
+	if err := a.append(ctx, e); err != nil {
+		return err
+	}
+	a.told.note(request, noted{what, e.Time})
+	return nil
+}
+
+// append keeps an entry, also if whoever asked has left meanwhile: a certificate that was signed
+// is recorded.
+func (a *Authority) append(ctx context.Context, e issuance.Entry) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
+	defer cancel()
+	if err := a.Record.Append(ctx, bounded(e)); err != nil {
+		return fmt.Errorf("issuance record: %w", err)
+	}
+	return nil
+}
+
+// Refuse records a refusal that was decided before the authority was asked, and returns it.
+func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *Refused) error {
+	if err := a.recordRefusal(ctx, a.entry(r, nil), refused.Reason, refused.Message); err != nil {
+		return err
+	}
+	return refused
+}
+
+// entry is what is known of a request whatever becomes of it.
+func (a *Authority) entry(r approval.Request, admission *Admission) issuance.Entry {
+	e := issuance.Entry{
+		Time: a.now().UTC(), Signer: r.SignerName, Request: r.Name, RequestUID: r.UID, Requester: r.User, Approver: r.Approver,
+	}
+	if id, found := strings.CutPrefix(r.User, bootstrapUserPrefix); found && tokens.CheckID(id) == nil {
+		e.TokenID = id
+	}
+	if r.From.IsValid() {
+		e.From = r.From.String()
+	}
+	if admission.of(r) && admission.decision.Verdict == approval.Approve {
+		e.Approver, e.Rule, e.Evidence = self, admission.decision.Rule, admission.decision.Evidence
+	}
+	for _, u := range r.Usages {
+		e.Usages = append(e.Usages, string(u))
+	}
+	if r.CSR == nil {
+		return e
+	}
+	e.Subject, e.SPKI = r.CSR.Subject.String(), keyOf(r)
+	if node, found := strings.CutPrefix(r.CSR.Subject.CommonName, nodeUserPrefix); found {
+		e.Node = node
+	}
+	e.DNSNames, e.EmailAddresses = r.CSR.DNSNames, r.CSR.EmailAddresses
+	for _, ip := range r.CSR.IPAddresses {
+		e.IPAddresses = append(e.IPAddresses, ip.String())
+	}
+	for _, u := range r.CSR.URIs {
+		e.URIs = append(e.URIs, u.String())
+	}
+	return e
+}
+
+// Bounds of an entry: a refused request may hold ten thousand names. What a certificate that was
+// issued says is in the certificate.
+const (
+	maxText = 1024 // bytes
+	maxList = 100
+)
+
+// bounded is an entry of a size that anybody's requests may have. What has the form of a token is
+// blotted out: people paste them anywhere.
+func bounded(e issuance.Entry) issuance.Entry {
+	for _, text := range []*string{&e.Signer, &e.Request, &e.Requester, &e.Node, &e.Subject, &e.Approver, &e.Message} {
+		*text = short(*text)
+	}
+	for _, list := range []*[]string{&e.DNSNames, &e.IPAddresses, &e.EmailAddresses, &e.URIs, &e.Usages, &e.Evidence} {
+		var kept []string
+		for i, text := range *list {
+			if i == maxList {
+				kept = append(kept, fmt.Sprintf("(%d more)", len(*list)-maxList))
+				break
+			}
+			kept = append(kept, short(text))
+		}
+		*list = kept
+	}
+	return e
+}
+
+func short(text string) string {
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "…"
+	}
+	return tokens.Redact(text)
+}
+
+// key tells requests apart: a machine makes a new key for each.
+func key(e issuance.Entry) [sha256.Size]byte {
+	var all []byte
+	for _, text := range []string{e.Signer, e.RequestUID, e.Requester, e.SPKI} {
+		all = append(binary.AppendUvarint(all, uint64(len(text))), text...)
+	}
+	return sha256.Sum256(all)
+}
+
+// maxTold is how many requests are remembered at least, if there are as many. It takes 130 bytes
+// for each, and twice as many are the most.
+const maxTold = 16384
+
+// told knows what was recorded last of requests that were not signed. What it forgets is recorded
+// twice, to no harm.
+type told struct {
+	mu            sync.Mutex
+	last, earlier map[[sha256.Size]byte]noted
+}
+
+// noted is what was recorded, and when.
+type noted struct {
+	what [sha256.Size]byte
+	at   time.Time
+}
+
+// knows reports whether what is the last that was noted under key, and that after oldest.
+func (t *told) knows(key, what [sha256.Size]byte, oldest time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last, found := t.last[key]
+	if !found {
+		last, found = t.earlier[key]
+	}
+	return found && last.what == what && last.at.After(oldest)
+}
+
+func (t *told) note(key [sha256.Size]byte, what noted) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.last == nil || len(t.last) >= maxTold {
+		t.last, t.earlier = map[[sha256.Size]byte]noted{}, t.last
+	}
+	t.last[key] = what
+}
+
+func (t *told) forget(key [sha256.Size]byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.last, key)
+	delete(t.earlier, key)
+}

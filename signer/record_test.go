@@ -1,0 +1,398 @@
+package signer_test
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// entries is a record in memory that keeps nothing while it is full.
+type entries struct {
+	mu   sync.Mutex
+	all  []issuance.Entry
+	full error
+}
+
+func (l *entries) Append(ctx context.Context, e issuance.Entry) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := errors.Join(ctx.Err(), l.full); err != nil {
+		return err
+	}
+	l.all = append(l.all, e)
+	return nil
+}
+
+// outcomes are those of all entries, in their order.
+func (l *entries) outcomes() string {
+	var all []string
+	for _, e := range l.all {
+		all = append(all, string(e.Outcome))
+	}
+	return strings.Join(all, " ")
+}
+
+// A rule approves or denies everything.
+type rule approval.Decision
+
+func (rule) Name() string { return "test" }
+
+func (r rule) Decide(context.Context, approval.Request, approval.Facts) (approval.Decision, error) {
+	return approval.Decision(r), nil
+}
+
+// recorded is an authority with a record, whose CA can be taken away, and whose one rule is given.
+func recorded(t *testing.T, r rule) (a *signer.Authority, log *entries, caErr *error) {
+	ca, log, caErr := newCA(t), &entries{}, new(error)
+	signers := signer.KubernetesSigners(func() (*signer.CA, error) { return ca, *caErr }, time.Hour)
+	for name, s := range signers {
+		s.Rules = []approval.Rule{r}
+		signers[name] = s
+	}
+	return &signer.Authority{Signers: signer.FixedSigners(signers), Record: log}, log, caErr
+}
+
+func TestRecordIssued(t *testing.T) {
+	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good", Evidence: []string{"it is Monday"}})
+	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+	r.Name, r.UID, r.User, r.From = "csr-1", "uid-1", "system:node:worker-1", netip.MustParseAddr("192.0.2.1")
+	chain, _, err := a.Issue(t.Context(), r)
+	if err != nil || len(log.all) != 1 {
+		t.Fatalf("%v with %d entries, want one", err, len(log.all))
+	}
+	block, _ := pem.Decode(chain)
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := log.all[0]
+	if age := time.Since(got.Time); age < 0 || age > time.Minute {
+		t.Errorf("recorded at %s", got.Time)
+	}
+	if !strings.HasPrefix(got.SPKI, "sha256:") || len(got.SPKI) != 71 {
+		t.Errorf("SPKI is %q", got.SPKI)
+	}
+	want := issuance.Entry{
+		Time: got.Time, Outcome: issuance.Issued, Signer: r.SignerName, Request: "csr-1", RequestUID: "uid-1", Requester: r.User, From: "192.0.2.1",
+		Node: "worker-1", Subject: "CN=system:node:worker-1,O=system:nodes", DNSNames: []string{"worker-1", "worker-1.example.com"},
+		IPAddresses: []string{"192.0.2.1", "2001:db8::1"}, Usages: []string{"digital signature", "server auth"}, SPKI: got.SPKI,
+		Serial: cert.SerialNumber.Text(16), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Certificate: string(pem.EncodeToMemory(block)),
+		Approver: "kubejoin", Rule: "test", Evidence: []string{"it is Monday"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("recorded is\n%+v\nwant\n%+v", got, want)
+	}
+
+	// Signed again it is another certificate; approved by a person, the record has the person.
+	r.Approver = "jane"
+	if _, err := a.Sign(t.Context(), r, nil); err != nil || log.outcomes() != "issued issued" {
+		t.Fatalf("%v, recorded %s", err, log.outcomes())
+	}
+	if e := log.all[1]; e.Approver != "jane" || e.Rule != "" || e.Serial == got.Serial {
+		t.Errorf("recorded %+v, want one that jane approved", e)
+	}
+}
+
+// Between approval and certificate more than a second may pass: who approved stays the same.
+func TestRecordOfLateCertificate(t *testing.T) {
+	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
+	now := time.Now()
+	a.Now = func() time.Time { return now }
+	a.Nodes = &signer.NodeAdmission{Now: a.Now}
+	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+	_, admission, err := a.Decide(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(time.Minute)
+	if _, err := a.Sign(t.Context(), r, admission); err != nil || log.all[0].Approver != "kubejoin" || log.all[0].Rule != "test" {
+		t.Errorf("%v, recorded %+v", err, log.all)
+	}
+	// An admission for another request says nothing of this one.
+	other := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+	if _, err := a.Sign(t.Context(), other, admission); err != nil || log.all[1].Approver != "" {
+		t.Errorf("%v, recorded %+v", err, log.all)
+	}
+	other.Usages = nil
+	if _, err := a.Sign(t.Context(), other, admission); err == nil || log.all[2].Approver != "" {
+		t.Errorf("%v, recorded %+v", err, log.all)
+	}
+}
+
+func TestRecordRefused(t *testing.T) {
+	deny := rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today", Evidence: []string{"it is Sunday"}}
+	for _, test := range []struct {
+		name string
+		rule rule
+		ask  func(r *approval.Request)
+		want issuance.Entry
+	}{
+		{"by a rule", deny, nil, issuance.Entry{Reason: "Bad", Message: "not today", Rule: "test", Evidence: []string{"it is Sunday"}}},
+		{
+			"by admission", rule{Verdict: approval.Approve, Reason: "Good"}, func(r *approval.Request) { r.User = "system:bootstrap:qwertz" },
+			issuance.Entry{Reason: "TokenRevoked", Rule: "node-admission", TokenID: "qwertz"},
+		},
+		{
+			"by its signer", rule{Verdict: approval.Approve, Reason: "Good"}, func(r *approval.Request) { r.Usages = []certificates.KeyUsage{"cert sign"} },
+			issuance.Entry{Reason: "SignerValidationFailure", Rule: "signer"},
+		},
+		{
+			"by its signer, approved by hand", rule{}, func(r *approval.Request) { r.Usages, r.Approver = []certificates.KeyUsage{"cert sign"}, "jane" },
+			issuance.Entry{Reason: "SignerValidationFailure", Approver: "jane"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a, log, _ := recorded(t, test.rule)
+			r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
+			r.UID = "uid-1"
+			if test.ask != nil {
+				test.ask(&r)
+			}
+			for range 3 { // as when the refusal cannot be written at first
+				chain, d, err := a.Issue(t.Context(), r)
+				if r.Approver != "" {
+					chain, err = a.Sign(t.Context(), r, nil)
+				}
+				var refused *signer.Refused
+				if chain != nil || d.Verdict != approval.Deny && !errors.As(err, &refused) {
+					t.Fatalf("%v, %v, want a refusal", d, err)
+				}
+			}
+			if log.outcomes() != "refused" {
+				t.Fatalf("recorded %q, want one refusal", log.outcomes())
+			}
+			got := log.all[0]
+			if got.Reason != test.want.Reason || got.Message == "" || test.want.Message != "" && got.Message != test.want.Message || got.Rule != test.want.Rule ||
+				got.Approver != test.want.Approver || got.TokenID != test.want.TokenID || !slices.Equal(got.Evidence, test.want.Evidence) ||
+				got.Node != "worker-1" || got.Requester != r.User || got.SPKI == "" || got.Serial+got.Certificate != "" {
+				t.Errorf("recorded %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+// What is refused before the authority is asked is recorded as well, once.
+func TestRecordRefuse(t *testing.T) {
+	a, log, _ := recorded(t, rule{})
+	r := approval.Request{SignerName: certificates.KubeletServingSignerName, UID: "uid-1", User: "jane"}
+	for range 2 {
+		err := a.Refuse(t.Context(), r, &signer.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"})
+		var refused *signer.Refused
+		if !errors.As(err, &refused) {
+			t.Fatal(err)
+		}
+	}
+	if len(log.all) != 1 || log.all[0].Message != "no PEM: 8w4usg.<redacted>" || log.all[0].Requester != "jane" || log.all[0].SPKI != "" {
+		t.Errorf("recorded %+v, want one refusal of jane's request", log.all)
+	}
+	// Another requester's with the same key, or none, is another request.
+	r.User = "joe"
+	if err := a.Refuse(t.Context(), r, &signer.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"}); err == nil || len(log.all) != 2 {
+		t.Errorf("%v, recorded %+v, want joe's as well", err, log.all)
+	}
+}
+
+// A machine that asks for days is found in the record of the last hour, and does not fill it: over HTTP
+// there is no object of which the first line would be the whole story.
+func TestRecordOfWhoGoesOnAsking(t *testing.T) {
+	for uid, want := range map[string]int{"": 48, "uid-1": 1} {
+		a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
+		now := time.Now()
+		a.Now = func() time.Time { return now }
+		r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+		r.UID = uid
+		for range 48 * 60 {
+			if _, d, err := a.Issue(t.Context(), r); err != nil || d.Verdict != approval.Deny {
+				t.Fatal(d, err)
+			}
+			now = now.Add(time.Minute)
+		}
+		if len(log.all) != want {
+			t.Errorf("UID %q: %d lines of two days in which a machine asks every minute, want %d", uid, len(log.all), want)
+		}
+	}
+}
+
+// What waits for its Node has neither failed nor been refused, and can be told from what has.
+func TestRecordOfWhatWaits(t *testing.T) {
+	a, log, _ := recorded(t, rule{})
+	there := errors.New("no answer")
+	a.Nodes = &signer.NodeAdmission{Node: func(context.Context, string) (string, error) { return "", there }}
+	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
+	r.User, r.Groups, r.Approver = "system:node:worker-1", []string{"system:nodes"}, "jane"
+	if _, err := a.Sign(t.Context(), r, nil); signer.Waits(err) != nil || log.outcomes() != "failed" {
+		t.Errorf("%v, recorded %q, want a failure", err, log.outcomes())
+	}
+	there = tokens.ErrNotFound
+	_, err := a.Sign(t.Context(), r, nil)
+	if d := signer.Waits(err); d == nil || d.Verdict != approval.Wait || d.Reason != signer.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
+		t.Errorf("%v %+v, recorded %q, want nothing more", err, d, log.outcomes())
+	}
+	if signer.Waits(nil) != nil || signer.Waits(&signer.Refused{}) != nil {
+		t.Error("what does not wait does")
+	}
+}
+
+func TestRecordFailed(t *testing.T) {
+	a, log, caErr := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
+	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+	for _, message := range []string{"no such file", "no such file", "no leave to read it", "no leave to read it", "no such file"} {
+		*caErr = errors.New(message)
+		if _, _, err := a.Issue(t.Context(), r); !errors.Is(err, *caErr) {
+			t.Fatalf("%v, want %v", err, *caErr)
+		}
+	}
+	if log.outcomes() != "failed failed failed" || !strings.Contains(log.all[1].Message, "no leave to read it") || log.all[0].Approver != "kubejoin" {
+		t.Fatalf("recorded %+v, want each message once in a row", log.all)
+	}
+	*caErr = nil
+	if _, _, err := a.Issue(t.Context(), r); err != nil || log.outcomes() != "failed failed failed issued" {
+		t.Fatalf("%v, recorded %s", err, log.outcomes())
+	}
+	*caErr = errors.New("no such file") // after the certificate it is another failure
+	if _, _, err := a.Issue(t.Context(), r); err == nil || log.outcomes() != "failed failed failed issued failed" {
+		t.Errorf("%v, recorded %s", err, log.outcomes())
+	}
+
+	// Who stops, or asks for a signer that there is not, has not failed.
+	n := len(log.all)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := a.Sign(ctx, r, nil)
+	r.SignerName = "example.com/x"
+	_, err2 := a.Sign(t.Context(), r, nil)
+	if !errors.Is(err, context.Canceled) || !errors.Is(err2, signer.ErrUnknownSigner) || len(log.all) != n {
+		t.Errorf("%v, %v, recorded %+v", err, err2, log.all[n:])
+	}
+}
+
+// What cannot be recorded does not leave: no certificate, and no refusal that would be the last
+// word. It is tried again.
+func TestRecordIsFull(t *testing.T) {
+	approve, deny := rule{Verdict: approval.Approve, Reason: "Good"}, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"}
+	broken := errors.New("no such file")
+	for name, test := range map[string]struct {
+		rule     rule
+		approver string
+		usage    certificates.KeyUsage
+		ca       error
+		want     string
+	}{
+		"issued":               {rule: approve, usage: certificates.UsageServerAuth, want: "issued"},
+		"denied":               {rule: deny, usage: certificates.UsageServerAuth, want: "refused"},
+		"refused when signing": {approver: "jane", usage: certificates.UsageCertSign, want: "refused"},
+		"failed":               {rule: approve, usage: certificates.UsageServerAuth, ca: broken, want: "failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, log, caErr := recorded(t, test.rule)
+			*caErr, log.full = test.ca, errors.New("no space left on device")
+			r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+			r.Usages[1], r.Approver = test.usage, test.approver
+			for range 2 {
+				chain, d, err := a.Issue(t.Context(), r)
+				if r.Approver != "" {
+					chain, err = a.Sign(t.Context(), r, nil)
+				}
+				var refused *signer.Refused
+				if chain != nil || d.Verdict == approval.Deny || errors.As(err, &refused) || !errors.Is(err, log.full) || test.ca != nil && !errors.Is(err, test.ca) {
+					t.Fatalf("%d bytes, %v, %v; want nothing but that the record is full", len(chain), d, err)
+				}
+			}
+			log.full = nil
+			if _, _, _ = a.Issue(t.Context(), r); r.Approver != "" {
+				_, _ = a.Sign(t.Context(), r, nil)
+			}
+			if log.outcomes() != test.want {
+				t.Errorf("recorded %q then, want %s", log.outcomes(), test.want)
+			}
+		})
+	}
+}
+
+// A certificate that was signed is recorded although its requester has left.
+func TestRecordOfWhoHasLeft(t *testing.T) {
+	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
+	ctx, leave := context.WithCancel(t.Context())
+	a.Now = func() time.Time { leave(); return time.Now() } // asked for the last time when it is signed
+	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+	a.Nodes = &signer.NodeAdmission{}
+	_, err := a.Sign(ctx, r, nil)
+	if ctx.Err() == nil || err != nil || log.outcomes() != "issued" {
+		t.Errorf("%v, %v, recorded %q", ctx.Err(), err, log.outcomes())
+	}
+}
+
+// Entries have a size that does not depend on what is asked for, and hold no token's secret.
+func TestRecordIsBounded(t *testing.T) {
+	a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: strings.Repeat("ä", 100_000)})
+	template := &x509.CertificateRequest{Subject: nodeSubject("8w4usg.qwertzuiopasdfgh")}
+	for i := range 2000 {
+		template.DNSNames = append(template.DNSNames, fmt.Sprintf("worker-%d", i))
+	}
+	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+	r.CSR, r.User = newCSR(t, template, nil), "8w4usg.qwertzuiopasdfgh"
+	if _, d, err := a.Issue(t.Context(), r); err != nil || d.Verdict != approval.Deny {
+		t.Fatal(d, err)
+	}
+	e := log.all[0]
+	if len(e.DNSNames) != 101 || e.DNSNames[99] != "worker-99" || e.DNSNames[100] != "(1900 more)" || len(e.Message) > 1100 {
+		t.Errorf("recorded %d names, the last of them %s, and a message of %d bytes", len(e.DNSNames), e.DNSNames[len(e.DNSNames)-1], len(e.Message))
+	}
+	if text := fmt.Sprint(e); strings.Contains(text, "qwertzuiopasdfgh") || !strings.Contains(text, "8w4usg.<redacted>") {
+		t.Errorf("recorded %.300s", text)
+	}
+}
+
+// nothing keeps no entries.
+type nothing struct{ n int }
+
+func (n *nothing) Append(context.Context, issuance.Entry) error { n.n++; return nil }
+
+// However many requests fail, what is remembered of them has a bound; and as many as a large
+// cluster has at once are each recorded once.
+func TestRecordMemory(t *testing.T) {
+	log := &nothing{}
+	a := &signer.Authority{Record: log}
+	long := strings.Repeat("x", 100)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	refuse := func(i int) {
+		_ = a.Refuse(t.Context(), approval.Request{User: long, UID: fmt.Sprint(i)}, &signer.Refused{Reason: "Bad", Message: long})
+	}
+	before := heap()
+	for range 3 {
+		for i := range 15_000 {
+			refuse(i)
+		}
+	}
+	if log.n != 15_000 {
+		t.Errorf("%d requests are recorded, want each of 15,000 once", log.n)
+	}
+	for i := range 100_000 {
+		refuse(i)
+	}
+	if grown := int64(heap() - before); grown > 6<<20 {
+		t.Errorf("%d bytes are kept", grown)
+	}
+	runtime.KeepAlive(a)
+}

@@ -1,0 +1,121 @@
+package signer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// errRegistered says that the Node of a claim has registered.
+var errRegistered = errors.New("the node has registered")
+
+// release takes away the claim of a Node that had registered and is gone, and refuses if it is
+// not gone. The claim cleaner does the same, a little later. Where there are no Nodes none is
+// ever known to be gone.
+func (n *NodeAdmission) release(ctx context.Context, node string) error {
+	c, err := n.Claims.Get(ctx, node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("claim of node %s: %w", node, err)
+	}
+	if c.NodeUID == "" {
+		return nil // another one, to be looked at anew
+	}
+	if n.Node == nil {
+		return refuseClaimed(c)
+	}
+	if gone, err := n.gone(ctx, node); err != nil {
+		return err
+	} else if !gone {
+		if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil {
+			return err
+		}
+		return refuseClaimed(c) // existing Nodes are handed out, claimed names are not
+	}
+	err = tokens.Release(ctx, n.Claims, c, c.Leaves(n.now(), 0))
+	if err == nil {
+		n.count("released")
+		n.log.Info("claim of a Node that was deleted is released", "node", node, "token", c.TokenID)
+	}
+	if errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict) {
+		return nil
+	}
+	return err
+}
+
+// Withdraw takes away the claim that a try at a request may have left, when somebody else has denied
+// the request since: nobody would come back to it, and the name would be taken until the token is
+// gone. A claim that other requests have a part in, and one that is counted, stay.
+func (n *NodeAdmission) Withdraw(ctx context.Context, r approval.Request) error {
+	if n == nil || n.Tokens == nil || n.Claims == nil || r.CSR == nil {
+		return nil
+	}
+	n.once.Do(n.start)
+	id, bootstrap := strings.CutPrefix(r.User, bootstrapUserPrefix)
+	node, ok := nodeOf(r)
+	if !ok || !bootstrap || tokens.CheckNodeName(node) != nil {
+		return nil
+	}
+	c, err := n.Claims.Get(ctx, node)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("claim of node %s: %w", node, err)
+	case r.UID == "" || !slices.Equal(c.Requests, requests(r)):
+		return nil
+	}
+	if err := n.undo(ctx, id, node); err != nil {
+		return fmt.Errorf("claim of node %s cannot be undone yet: %w", node, err)
+	}
+	return nil
+}
+
+// undo takes away a claim of the token that nothing was issued on: the count does not have its
+// name, and a certificate comes after the count. What is left are claims that were there before. A claim of a token that counts nothing stays
+// until the token is gone.
+func (n *NodeAdmission) undo(ctx context.Context, id, node string) error {
+	for range attempts {
+		c, err := n.Claims.Get(ctx, node)
+		if errors.Is(err, tokens.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if c.TokenID != id || c.NodeUID != "" || c.Limits.Most() == 0 {
+			return nil
+		}
+		record, err := n.Tokens.Get(ctx, id)
+		switch {
+		case errors.Is(err, tokens.ErrNotFound):
+		case err != nil:
+			return err
+		case slices.Contains(record.Nodes, node):
+			return nil
+		}
+		left := c.Past
+		if !left.Held(n.now()) {
+			left = tokens.Past{}
+		}
+		err = tokens.Release(ctx, n.Claims, c, left)
+		if err == nil {
+			n.count("undone")
+			n.log.Info("claim undone", "node", node, "token", id)
+		}
+		if !errors.Is(err, tokens.ErrConflict) {
+			if errors.Is(err, tokens.ErrNotFound) {
+				return nil
+			}
+			return err
+		}
+	}
+	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+}

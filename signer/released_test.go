@@ -1,0 +1,386 @@
+package signer_test
+
+import (
+	"context"
+	"crypto/elliptic"
+	"crypto/x509"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// renews is a request of a node that has its certificate.
+func renews(t testing.TB, node string) approval.Request {
+	t.Helper()
+	r := asks(t, "system:node:"+node, node, newKey(elliptic.P256()))
+	r.Groups = []string{"system:nodes", "system:authenticated"}
+	return r
+}
+
+// serves is a request of the same for a serving certificate.
+func serves(t testing.TB, node string) approval.Request {
+	t.Helper()
+	r := renews(t, node)
+	r.SignerName = certificates.KubeletServingSignerName
+	r.Usages = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}
+	return r
+}
+
+// cleans runs the claim cleaner for a while.
+func (c *cluster) cleans(t *testing.T, node func(context.Context, string) (string, error)) {
+	t.Helper()
+	c.history = nil
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		done <- tokens.ClaimCleaner{Claims: claims{cluster: c}, Tokens: store{cluster: c}, Node: node}.Run(ctx)
+	}()
+	synctest.Wait()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A machine whose claim went, and whose Node comes back by its certificate, renews for as long as
+// its token said, however the claim went, and as often as it likes.
+func TestRenewalAfterRelease(t *testing.T) {
+	const node = "worker-1"
+	const short = 2 * time.Hour
+	for name, release := range map[string]func(t *testing.T, c *cluster, id string){
+		"Node deleted": func(t *testing.T, c *cluster, _ string) {
+			c.node(node)
+			c.cleans(t, c.Node)
+			c.deleteNode(node)
+			c.cleans(t, c.Node)
+		},
+		"Node deleted, as the next request found": func(t *testing.T, c *cluster, id string) {
+			c.node(node)
+			c.cleans(t, c.Node)
+			c.deleteNode(node)
+			c.older = map[string][]tokens.Record{} // what lagged is up to date
+			_, err := c.admission().Admit(t.Context(), asks(t, "system:bootstrap:"+id, node, nil))
+			wantRefused(t, "the spent token", err, "TokenSpent")
+		},
+		"token gone before the Node came": func(t *testing.T, c *cluster, id string) {
+			delete(c.records, id)
+			c.cleans(t, c.Node)
+		},
+		"by a person": func(t *testing.T, c *cluster, _ string) {
+			claim := c.claims[node]
+			if err := tokens.Release(t.Context(), claims{cluster: c}, claim, claim.Leaves(time.Now(), 0)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster()
+				token := c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: short})
+				n := c.admission()
+				if a, err := n.Admit(t.Context(), asks(t, by(token), node, nil)); err != nil || a.Duration != short {
+					t.Fatal(a, err)
+				}
+				release(t, c, token.ID())
+				if claim := c.claims[node]; !claim.Released() || claim.Past.CertificateDuration != short {
+					t.Fatalf("left is %+v", claim)
+				}
+				c.node(node)
+				lasts := func(when string, want time.Duration) {
+					t.Helper()
+					c.cleans(t, c.Node)
+					if a, err := n.Admit(t.Context(), renews(t, node)); err != nil || a.Duration != want {
+						t.Errorf("%s: %+v %v, want %s", when, a, err, want)
+					}
+				}
+				writes := c.writes["claim"]
+				for range 100 { // as a kubelet does, for a week
+					lasts("in time", short)
+					time.Sleep(short * 8 / 10)
+				}
+				if writes = c.writes["claim"] - writes; writes == 0 || writes > 10 {
+					t.Errorf("%d writes for a hundred renewals, want one now and then", writes)
+				}
+				// It would still renew now, a day after the end of its certificate.
+				time.Sleep(24 * time.Hour)
+				c.cleans(t, c.Node)
+				if _, found := c.claims[node]; !found {
+					t.Error("forgotten while clocks may differ")
+				}
+				time.Sleep(48 * time.Hour)
+				lasts("when no certificate can be valid", 0)
+				if claim, found := c.claims[node]; found {
+					t.Errorf("not forgotten: %+v", claim)
+				}
+			})
+		})
+	}
+}
+
+// A name that was released is free, and whoever takes it says how long renewals last from then on.
+// Nothing is forgotten by a try that comes to nothing.
+func TestReleasedName(t *testing.T) {
+	const node = "worker-1"
+	past := tokens.Past{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: 2 * time.Hour}
+	for _, test := range []struct {
+		name   string
+		asks   func(t *testing.T, c *cluster) approval.Request
+		change func(c *cluster, n *signer.NodeAdmission)
+		reason string        // empty: admitted
+		lasts  time.Duration // of the next renewal
+	}{
+		{name: "limited", lasts: 4 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
+			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: 4 * time.Hour})), node, nil)
+		}},
+		{name: "limited, with no word of certificates", asks: func(t *testing.T, c *cluster) approval.Request {
+			return asks(t, by(c.mint(tokens.Limits{NodeNames: []string{node}})), node, nil)
+		}},
+		{name: "without limits", asks: func(t *testing.T, c *cluster) approval.Request {
+			return asks(t, by(c.mint(tokens.Limits{})), node, nil)
+		}},
+		{name: "no token", asks: func(t *testing.T, _ *cluster) approval.Request {
+			return asks(t, "kubelet-bootstrap", node, nil)
+		}},
+		{name: "spent", reason: "TokenSpent", lasts: 2 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
+			token := c.mint(tokens.Limits{MaxNodes: 1})
+			r := c.records[token.ID()]
+			r.Nodes = []string{"worker-2"}
+			c.keep(r)
+			return asks(t, by(token), node, nil)
+		}},
+		{name: "spent at the last moment", reason: "TokenSpent", lasts: 2 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
+			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), node, nil)
+		}, change: func(c *cluster, n *signer.NodeAdmission) { n.Claims = &meanwhile{Claims: n.Claims, do: c.spend} }},
+		{name: "joined before", reason: "TokenSpent", lasts: 2 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
+			token := c.mint(tokens.Limits{MaxNodes: 2})
+			r := c.records[token.ID()]
+			r.Nodes = []string{node}
+			c.keep(r)
+			c.older[token.ID()] = []tokens.Record{r}
+			return asks(t, by(token), node, nil)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := newCluster()
+			c.claims[node] = tokens.Claim{Node: node, Past: past, UID: "u", Version: c.next(), Created: time.Now().Add(-time.Hour)}
+			n := c.admission()
+			if test.change != nil {
+				test.change(c, n)
+			}
+			r := test.asks(t, c)
+			if _, err := c.admission().DryRun().Admit(t.Context(), r); test.change == nil && (err == nil) != (test.reason == "") {
+				t.Errorf("dry run: %v", err)
+			}
+			if claim := c.claims[node]; claim.Past != past || !claim.Released() {
+				t.Errorf("the dry run leaves %+v", claim)
+			}
+			_, err := n.Admit(t.Context(), r)
+			if test.reason != "" {
+				wantRefused(t, test.name, err, test.reason)
+				if claim := c.claims[node]; claim.Past != past || !claim.Released() {
+					t.Errorf("left is %+v", claim)
+				}
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if claim, found := c.claims[node]; found && !claim.Released() && time.Since(claim.Created) > time.Minute {
+				t.Errorf("claimed at %s, long ago", claim.Created)
+			}
+			c.node(node)
+			c.history = nil // what lagged is up to date
+			if a, err := c.admission().Admit(t.Context(), renews(t, node)); err != nil || a.Duration != test.lasts {
+				t.Errorf("renewal: %+v %v, want %s", a, err, test.lasts)
+			}
+		})
+	}
+}
+
+// meanwhile does something once, when a claim was changed.
+type meanwhile struct {
+	tokens.Claims
+	do func()
+}
+
+func (m *meanwhile) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	c, err := m.Claims.Update(ctx, node, change)
+	if m.do != nil {
+		m.do()
+		m.do = nil
+	}
+	return c, err
+}
+
+// spend has another node take the places of all tokens.
+func (c *cluster) spend() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.records {
+		r.Nodes, r.Version = []string{"worker-2"}, c.next()
+		c.keep(r)
+	}
+}
+
+// A name that is taken over by a token that comes to nothing is bound as it was before.
+func TestReplacedClaimIsBoundAgain(t *testing.T) {
+	const node = "worker-1"
+	c := newCluster()
+	uid := c.node(node)
+	c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: uid, Limits: tokens.Limits{CertificateDuration: 2 * time.Hour}, UID: "u", Version: c.next(), Created: time.Now()}
+	n := c.admission()
+	n.Claims = &meanwhile{Claims: n.Claims, do: c.spend}
+	_, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})), node, nil))
+	wantRefused(t, "taken over", err, "TokenSpent")
+	c.history = nil
+	if a, err := c.admission().Admit(t.Context(), renews(t, node)); err != nil || a.Duration != 2*time.Hour {
+		t.Errorf("renewal: %+v %v, want 2h", a, err)
+	}
+}
+
+// Where there are no Nodes a name that was released is not renewed, whatever its token said, and a
+// node that asks with its certificate has joined: no other key is certified on its token.
+func TestReleasedAndJoinedStandalone(t *testing.T) {
+	const node = "worker-1"
+	for name, comesBack := range map[string]func(testing.TB, string) approval.Request{"renewal": renews, "serving certificate": serves} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			n := c.admission()
+			n.Node = nil
+			key := newKey(elliptic.P256())
+			token := c.mint(tokens.Limits{MaxNodes: 1})
+			for i := range 2 {
+				if _, err := n.Admit(t.Context(), asks(t, by(token), node, newKey(elliptic.P256()))); err != nil {
+					t.Fatalf("key %d: %v", i, err)
+				}
+				c.history = nil
+			}
+			if _, err := n.DryRun().Admit(t.Context(), comesBack(t, node)); err != nil || c.claims[node].NodeUID != "" {
+				t.Errorf("dry run: %v, and the claim is %+v", err, c.claims[node])
+			}
+			writes := c.writes["claim"]
+			for range 3 {
+				if _, err := n.Admit(t.Context(), comesBack(t, node)); err != nil {
+					t.Fatal(err)
+				}
+				c.history = nil
+			}
+			if writes = c.writes["claim"] - writes; writes != 1 {
+				t.Errorf("%d writes, want one", writes)
+			}
+			_, err := n.Admit(t.Context(), asks(t, by(token), node, key))
+			wantRefused(t, "another key", err, "NodeExists", "kubejoin claim release worker-1")
+			_, err = n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), node, key))
+			wantRefused(t, "another token", err, "NodeNameClaimed")
+			_, err = n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{})), node, key))
+			wantRefused(t, "a token without limits", err, "NodeNameClaimed")
+
+			claim := c.claims[node]
+			if err := tokens.Release(t.Context(), claims{cluster: c}, claim, claim.Leaves(time.Now(), 365*24*time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+			c.history = nil
+			_, err = n.Admit(t.Context(), comesBack(t, node))
+			wantRefused(t, "released", err, "NodeNameReleased", "kubejoin token create --node-name worker-1")
+			if err != nil && errors.As(err, new(*signer.Refused)) {
+				if reporters, err := (signer.Standalone{Claims: claims{cluster: c}}).Reporters(t.Context(), "other", []string{node}); err != nil || len(reporters) > 0 {
+					t.Errorf("reporters %v %v, want none", reporters, err)
+				}
+			}
+			if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), node, key)); err != nil {
+				t.Fatal(err)
+			}
+			c.history = nil
+			if _, err := n.Admit(t.Context(), comesBack(t, node)); err != nil {
+				t.Errorf("taken anew: %v", err)
+			}
+		})
+	}
+}
+
+// Where there are no Nodes the claim cleaner takes away nothing but what was released, when its
+// time has come.
+func TestClaimCleanerStandalone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		c.claims["gone"] = tokens.Claim{Node: "gone", TokenID: "gone00", NodeUID: tokens.ByCertificate, UID: "1", Version: c.next()}
+		c.claims["quiet"] = tokens.Claim{Node: "quiet", TokenID: "gone00", UID: "2", Version: c.next()}
+		c.claims["over"] = tokens.Claim{Node: "over", Past: tokens.Past{Until: time.Now().Add(-time.Second)}, UID: "3", Version: c.next()}
+		c.claims["later"] = tokens.Claim{Node: "later", Past: tokens.Past{Until: time.Now().Add(time.Hour)}, UID: "4", Version: c.next()}
+		left := func(want ...string) {
+			t.Helper()
+			c.cleans(t, nil)
+			var got []string
+			for name := range c.claims {
+				got = append(got, name)
+			}
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("left are %q, want %q", got, want)
+			}
+		}
+		left("gone", "later", "quiet")
+		time.Sleep(time.Hour)
+		left("gone", "quiet")
+	})
+}
+
+// A serving certificate for a node that asks with something else is none of the claim's.
+func TestServesIsOwn(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.Node = nil
+	if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*approval.Request){
+		"an admin":         func(r *approval.Request) { r.User, r.Groups = "ada", []string{"kubejoin:admins"} },
+		"not of the nodes": func(r *approval.Request) { r.Groups = nil },
+		"another node":     func(r *approval.Request) { r.User = "system:node:worker-2" },
+		"for another subject": func(r *approval.Request) {
+			r.CSR = newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("worker-2")}, nil)
+		},
+		"a name that none takes": func(r *approval.Request) { *r = serves(t, "Worker_1") },
+	} {
+		r := serves(t, "worker-1")
+		change(&r)
+		if _, err := n.Admit(t.Context(), r); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if uid := c.claims["worker-1"].NodeUID; uid != "" {
+			t.Fatalf("%s: noted as joined: %s", name, uid)
+		}
+	}
+}
+
+// The claim of a Node that was deleted, before the claim cleaner has seen it: the next machine is not
+// bound by it, and a look at what would happen changes nothing.
+func TestClaimOfDeletedNode(t *testing.T) {
+	const node = "worker-1"
+	for name, limits := range map[string]tokens.Limits{"limited": {MaxNodes: 1}, "without limits": {}} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			before := tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone", Limits: tokens.Limits{CertificateDuration: 2 * time.Hour}, UID: "u", Version: c.next(), Created: time.Now()}
+			c.claims[node] = before
+			r := asks(t, by(c.mint(limits)), node, nil)
+			if _, err := c.admission().DryRun().Admit(t.Context(), r); err != nil {
+				t.Errorf("dry run: %v", err)
+			}
+			if claim := c.claims[node]; !claim.Equal(before) {
+				t.Errorf("the dry run leaves %+v", claim)
+			}
+			if _, err := c.admission().Admit(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			c.node(node)
+			c.history = nil
+			if a, err := c.admission().Admit(t.Context(), renews(t, node)); err != nil || a.Duration != 0 {
+				t.Errorf("renewal: %+v %v, want the signer's duration", a, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,58 @@
+package signer
+
+import (
+	"crypto/x509"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// Reasons of a [*Refused] for what an API server stops at admission. They are the names of its
+// plugins.
+const (
+	// ReasonSubjectRestriction: the subject is in a group that nobody is given a certificate for.
+	ReasonSubjectRestriction = "CertificateSubjectRestriction"
+	// ReasonNodeRestriction: a node asks for another one's certificate.
+	ReasonNodeRestriction = "NodeRestriction"
+)
+
+// mastersGroup has every permission in a cluster, and cannot be taken away by RBAC.
+const mastersGroup = "system:masters"
+
+// CheckAdmission says, with a [*Refused], what an API server stops before there is a
+// CertificateSigningRequest object, whatever RBAC says. It is for requests that have not come by
+// way of one:
+//
+//   - nobody is in group system:masters (admission plugin CertificateSubjectRestriction, here for
+//     every signer); [Profile.Issue] refuses it, too, since the plugin can be off;
+//   - a node asks for a certificate of a node only if the node is itself (NodeRestriction).
+func CheckAdmission(r approval.Request) error {
+	if r.CSR == nil {
+		return refuse("no certificate request given")
+	}
+	if err := checkSubject(r.CSR, ReasonSubjectRestriction); err != nil {
+		return err
+	}
+	name := r.CSR.Subject.CommonName
+	nodes := strings.HasPrefix(name, nodeUserPrefix) ||
+		r.SignerName == certificates.KubeAPIServerClientKubeletSignerName || r.SignerName == certificates.KubeletServingSignerName
+	if IsNode(r.User, r.Groups) && nodes && name != r.User {
+		return refuseFor(ReasonNodeRestriction, "%s asks for a certificate of %.300q, and a node is given its own alone", r.User, name)
+	}
+	return nil
+}
+
+// IsNode reports whether that is the user of a node, as an API server tells.
+func IsNode(user string, groups []string) bool {
+	return strings.HasPrefix(user, nodeUserPrefix) && slices.Contains(groups, nodesGroup)
+}
+
+// checkSubject refuses for a reason.
+func checkSubject(csr *x509.CertificateRequest, reason string) error {
+	if slices.Contains(csr.Subject.Organization, mastersGroup) {
+		return refuseFor(reason, "the subject is in group %s, which nobody is given a certificate for", mastersGroup)
+	}
+	return nil
+}

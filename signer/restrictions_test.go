@@ -1,0 +1,68 @@
+package signer_test
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+func TestCheckAdmission(t *testing.T) {
+	const kubelet, serving, other = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, "example.com/etcd-peer"
+	nodes := []string{"system:nodes", "system:authenticated"}
+	for _, test := range []struct {
+		name, signer, user string
+		groups             []string
+		cn                 string
+		organizations      []string
+		want               string // reason; empty is none
+	}{
+		{name: "itself", signer: kubelet, user: "system:node:w", groups: nodes, cn: "system:node:w", organizations: []string{"system:nodes"}},
+		{name: "itself, serving", signer: serving, user: "system:node:w", groups: nodes, cn: "system:node:w"},
+		{name: "another node", signer: kubelet, user: "system:node:w", groups: nodes, cn: "system:node:v", want: signer.ReasonNodeRestriction},
+		{name: "another node, serving", signer: serving, user: "system:node:w", groups: nodes, cn: "system:node:v", want: signer.ReasonNodeRestriction},
+		{name: "another node of another signer", signer: other, user: "system:node:w", groups: nodes, cn: "system:node:v", want: signer.ReasonNodeRestriction},
+		{name: "no node", signer: kubelet, user: "system:node:w", groups: nodes, cn: "jane", want: signer.ReasonNodeRestriction},
+		{name: "letters", signer: kubelet, user: "system:node:w", groups: nodes, cn: "system:node:W", want: signer.ReasonNodeRestriction},
+		{name: "a name of another signer", signer: other, user: "system:node:w", groups: nodes, cn: "etcd-w"},
+		{name: "called like a node", signer: kubelet, user: "system:node:w", groups: []string{"system:authenticated"}, cn: "system:node:v"},
+		{name: "a token", signer: kubelet, user: "system:bootstrap:abcdef", groups: []string{"system:bootstrappers"}, cn: "system:node:v"},
+		{name: "masters", signer: kubelet, user: "ada", cn: "ada", organizations: []string{"system:masters"}, want: signer.ReasonSubjectRestriction},
+		{name: "masters of another signer", signer: other, user: "ada", cn: "ada", organizations: []string{"a", "system:masters"}, want: signer.ReasonSubjectRestriction},
+		{name: "masters for themselves", signer: other, user: "root", groups: []string{"system:masters"}, cn: "root", organizations: []string{"system:masters"}, want: signer.ReasonSubjectRestriction},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			err := signer.CheckAdmission(approval.Request{
+				SignerName: test.signer, User: test.user, Groups: test.groups,
+				CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: test.cn, Organization: test.organizations}},
+			})
+			var refused *signer.Refused
+			if test.want == "" && err != nil || test.want != "" && (!errors.As(err, &refused) || refused.Reason != test.want) {
+				t.Errorf("%v, want reason %q", err, test.want)
+			}
+		})
+	}
+	if err := signer.CheckAdmission(approval.Request{}); err == nil {
+		t.Error("nothing at all passes")
+	}
+}
+
+// A signer of one's own, whose check lets everything pass, gives nobody system:masters either.
+func TestNobodyIsMaster(t *testing.T) {
+	r := approval.Request{
+		SignerName: "example.com/any", User: "root", Groups: []string{"system:masters"}, Usages: []certificates.KeyUsage{certificates.UsageClientAuth},
+		CSR: newCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "ada", Organization: []string{"system:masters"}}}, nil),
+	}
+	authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {
+		CA: signer.Fixed(newCA(t)), Profile: signer.Profile{Usages: r.Usages, Default: time.Hour}, Check: func(approval.Request) error { return nil },
+	}})}
+	var refused *signer.Refused
+	if chain, err := authority.Sign(t.Context(), r, nil); !errors.As(err, &refused) || chain != nil {
+		t.Errorf("%v, want a refusal", err)
+	}
+}

@@ -1,0 +1,115 @@
+package signer_test
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+func TestStandaloneAllows(t *testing.T) {
+	facts := signer.Standalone{Admins: "kubejoin:admins"}
+	first := approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: "nodeclient"}
+	renewal := approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: "selfnodeclient"}
+	sign := approval.Permission{Verb: "sign", Resource: "signers", Name: "example.com/any"}
+	for _, test := range []struct {
+		name   string
+		user   string
+		groups []string
+		cn     string
+		allows []approval.Permission
+	}{
+		{name: "token", user: "system:bootstrap:abcdef", groups: []string{"system:bootstrappers", tokens.DefaultGroup}, cn: "system:node:w", allows: []approval.Permission{first}},
+		{name: "called like a token", user: "system:bootstrap:abcdef", cn: "system:node:w"},
+		{name: "in the group of tokens", user: "ada", groups: []string{"system:bootstrappers"}, cn: "system:node:w"},
+		{name: "node", user: "system:node:w", groups: []string{"system:nodes"}, cn: "system:node:w", allows: []approval.Permission{renewal}},
+		{name: "another node", user: "system:node:v", groups: []string{"system:nodes"}, cn: "system:node:w"},
+		{name: "called like a node", user: "system:node:w", cn: "system:node:w"},
+		{name: "admin", user: "ada", groups: []string{"kubejoin:admins"}, cn: "system:node:w", allows: []approval.Permission{sign}},
+		{name: "masters", user: "root", groups: []string{"system:masters"}, cn: "root"},
+	} {
+		r := approval.Request{User: test.user, Groups: test.groups, CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: test.cn}}}
+		for _, p := range []approval.Permission{
+			first, renewal, sign, {}, {Verb: "approve", Resource: "signers", Name: "example.com/any"}, {Verb: "create", Resource: "certificatesigningrequests"},
+			{Verb: "delete", Resource: "certificatesigningrequests", Subresource: "nodeclient"},
+		} {
+			if got, err := facts.Allowed(t.Context(), r, p); err != nil || got != slices.Contains(test.allows, p) {
+				t.Errorf("%s: %s: %v %v", test.name, p, got, err)
+			}
+		}
+	}
+	if got, err := (signer.Standalone{}).Allowed(t.Context(), approval.Request{Groups: []string{""}}, sign); got || err != nil {
+		t.Errorf("the empty group signs: %v", err)
+	}
+}
+
+func TestStandaloneNode(t *testing.T) {
+	facts := signer.Standalone{DNSSuffixes: []string{"example.com", ".rack.example.org"}}
+	asks := approval.Request{User: "system:node:w", Groups: []string{"system:nodes"}, From: netip.MustParseAddr("::ffff:192.0.2.7")}
+	got, err := facts.Node(t.Context(), asks, "w")
+	if want := []string{"192.0.2.7", "w", "w.example.com", "w.rack.example.org"}; err != nil || got.Name != "w" || !slices.Equal(got.Addresses, want) {
+		t.Errorf("%+v %v, want %q", got, err, want)
+	}
+	if got, err := facts.Node(t.Context(), asks, "v"); !errors.Is(err, approval.ErrNoNode) {
+		t.Errorf("of another node %+v is known: %v", got, err)
+	}
+	asks.Groups = nil
+	if got, err := facts.Node(t.Context(), asks, "w"); !errors.Is(err, approval.ErrNoNode) {
+		t.Errorf("of somebody who is no node %+v is known: %v", got, err)
+	}
+	asks.Groups, asks.From = []string{"system:nodes"}, netip.Addr{}
+	if got, err := facts.Node(t.Context(), asks, "w"); err == nil || errors.Is(err, approval.ErrNoNode) {
+		t.Errorf("without an address: %+v %v, want another error", got, err)
+	}
+}
+
+func TestStandaloneReporters(t *testing.T) {
+	file := must(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))
+	for _, name := range []string{"w", "v", "u.example.com"} {
+		must(file.Claims().Create(t.Context(), tokens.Claim{Node: name, TokenID: "abcdef"}))
+	}
+	facts := signer.Standalone{Claims: file.Claims(), DNSSuffixes: []string{".example.com"}}
+	got, err := facts.Reporters(t.Context(), "w", []string{"w", "w.example.com", "V", "v.EXAMPLE.com.", "v.example.org", "u", "u.example.com", "192.0.2.1", "2001:db8::1", "*.example.com"})
+	want := map[string][]string{"V": {"v"}, "u.example.com": {"u.example.com"}}
+	if err != nil || !maps.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("%q %v, want %q", got, err, want)
+	}
+	if err := file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := facts.Reporters(t.Context(), "w", []string{"v"}); err == nil {
+		t.Errorf("%q without the claims", got)
+	}
+	if got, err := (signer.Standalone{}).Reporters(t.Context(), "w", []string{"v"}); err != nil || len(got) > 0 {
+		t.Errorf("%q %v", got, err)
+	}
+}
+
+// A node does not serve as another one by that one's name under a suffix.
+func TestStandaloneServing(t *testing.T) {
+	file := must(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))
+	defer func() { _ = file.Close() }() // at the end of the test
+	must(file.Claims().Create(t.Context(), tokens.Claim{Node: "v", TokenID: "abcdef"}))
+	facts := signer.Standalone{Claims: file.Claims(), DNSSuffixes: []string{"example.com"}}
+	rule := approval.KubeletServing{ServingScope: approval.ServingScope{DNSSuffixes: []string{"example.com"}}}
+	for host, want := range map[string]approval.Verdict{"w.example.com": approval.Approve, "v.example.com": approval.Deny, "u.example.com": approval.None} {
+		r := approval.Request{
+			SignerName: certificates.KubeletServingSignerName, User: "system:node:w", Groups: []string{"system:nodes"}, From: netip.MustParseAddr("192.0.2.1"),
+			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth},
+			CSR:    newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w"), DNSNames: []string{host}}, nil),
+		}
+		if d, err := rule.Decide(t.Context(), r, facts); err != nil || d.Verdict != want {
+			t.Errorf("%s: %+v %v, want %v", host, d, err, want)
+		}
+	}
+}

@@ -1,0 +1,17 @@
+package signer
+
+import (
+	"errors"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+)
+
+// Waits gives, of an error of [Authority.Sign], the verdict to wait if the request is in order and
+// waits for something that may come, such as its Node. It is nil of every other error, and of none.
+func Waits(err error) *approval.Decision {
+	var w *waiting
+	if !errors.As(err, &w) {
+		return nil
+	}
+	return &approval.Decision{Verdict: approval.Wait, Reason: w.reason, Message: w.message, Rule: ruleNodes}
+}
