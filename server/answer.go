@@ -69,32 +69,50 @@ func badField(field, format string, args ...any) *problem {
 	return p
 }
 
-// requestLog is what an action adds to the line logged of its request.
-type requestLog struct{ attrs []slog.Attr }
+// noted is what becomes known of a request while it is answered.
+type noted struct {
+	class  *class      // whose room it takes
+	seated string      // the user for whom its place is counted
+	user   User        // who sent it, if that was asked
+	attrs  []slog.Attr // for the line logged of it
+}
 
-type requestLogKey struct{}
+type notedKey struct{}
 
 func logAttrs(ctx context.Context, attrs ...slog.Attr) {
-	if l, ok := ctx.Value(requestLogKey{}).(*requestLog); ok {
-		l.attrs = append(l.attrs, attrs...)
+	if n, ok := ctx.Value(notedKey{}).(*noted); ok {
+		n.attrs = append(n.attrs, attrs...)
 	}
 }
 
-// route makes an action the handler of a route, if its class has a slot free: it bounds the body
-// and the time to read the answer, answers, counts and logs. The log names the route and never
-// the URL, into which anything may have been pasted.
-func (h *handler) route(name string, class *class, act action) http.HandlerFunc {
+// userOf is who sent the request of a context, as far as identified has been told.
+func userOf(ctx context.Context) User {
+	if n, ok := ctx.Value(notedKey{}).(*noted); ok {
+		return n.user
+	}
+	return User{}
+}
+
+// route makes an action the handler of a route, if its client may ask now and its class has a slot
+// free: it bounds the query, the body and the time to read the answer, answers, counts and logs. The
+// log names the route and never the URL, into which anything may have been pasted.
+func (h *handler) route(name string, of kind, class *class, act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		act := act
-		if class.enter(h.log) {
-			defer class.leave()
-		} else {
-			act = overloaded
+		act, seen, client := act, &noted{class: class}, h.rates.counted(r, of)
+		refused := cmp.Or(h.rates.refuse(client, of, class), crossOrigin(r), longQuery(r))
+		if refused == nil {
+			refused = h.rates.enter(client, class)
+			if refused == nil {
+				defer func() { class.leave(client, seen.seated) }()
+				refused = h.rates.guess(client, r, of, class, h.isToken)
+			}
+		}
+		if refused != nil {
+			act = func(*http.Request) (answer, error) { return answer{}, refused }
 		}
 		id := rand.Text()[:16]
-		extra := &requestLog{}
-		r = r.WithContext(context.WithValue(r.Context(), requestLogKey{}, extra))
+		r = r.WithContext(context.WithValue(r.Context(), notedKey{}, seen))
 		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 		w.Header().Set("X-Request-Id", id)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -102,9 +120,10 @@ func (h *handler) route(name string, class *class, act action) http.HandlerFunc 
 		w.Header().Set("Cache-Control", "no-store")
 
 		a, err := recovered(act, r)
+		h.rates.judge(r, of, seen.user, err)
 		limitAnswer(w, r)
 		if err != nil {
-			a = h.failed(err, id, strings.HasPrefix(r.URL.Path, "/api"))
+			a = h.failed(err, id, kubernetesPath(r.URL.Path))
 		}
 		status := cmp.Or(a.status, http.StatusOK)
 		switch {
@@ -114,26 +133,34 @@ func (h *handler) route(name string, class *class, act action) http.HandlerFunc 
 			for name, value := range a.header {
 				w.Header().Set(name, value)
 			}
-			w.Header().Set("Content-Type", a.contentType)
-			w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
+			if status != http.StatusNotModified { // which would describe what is not there
+				w.Header().Set("Content-Type", a.contentType)
+				w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
+			}
 			w.WriteHeader(status)
-			if r.Method != http.MethodHead {
+			if r.Method != http.MethodHead && len(a.body) > 0 {
 				// The client has gone if this fails: there is nobody to tell.
 				_, _ = w.Write(a.body)
+				if r.ProtoMajor == 2 { // else a short answer waits for its client when its place is given back
+					_ = http.NewResponseController(w).Flush()
+				}
 			}
 		}
 
 		took := time.Since(start)
 		h.requests.WithLabelValues(name, strconv.Itoa(status)).Inc()
 		h.duration.WithLabelValues(name).Observe(took.Seconds())
-		h.logRequest(r, name, id, status, took, err, extra.attrs)
+		h.logRequest(r, name, id, status, took, err, seen.attrs)
 	}
 }
 
 func (h *handler) logRequest(r *http.Request, route, id string, status int, took time.Duration, err error, extra []slog.Attr) {
 	level := slog.LevelDebug // public paths and probes
+	var p *problem
 	switch {
-	case errors.Is(err, errOverloaded): // a flood: the class has told the log
+	case errors.Is(err, errRefused): // a flood, of which the log has been told
+	case errors.As(err, &p) && p.cause == nil && p.Named(api.ProblemCertificateWaits): // nothing is amiss
+		level = slog.LevelInfo
 	case status >= 500:
 		level = slog.LevelError
 	case status >= 400, r.Method == http.MethodPost:

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -12,6 +13,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 )
 
 // A User is who sent a request, in Kubernetes' terms.
@@ -19,6 +22,9 @@ type User struct {
 	Name   string
 	UID    string
 	Groups []string
+	// Extra is what else an authenticator has said of the user, for an Authorize that can tell
+	// users apart by it.
+	Extra map[string][]string
 }
 
 // ErrNoCredentials is wrapped by an Authenticate that found nothing to judge in a request.
@@ -32,20 +38,29 @@ var ErrBadCredentials = errors.New("credentials not accepted")
 // Authenticate says who sent a request. Its errors never hold a credential.
 type Authenticate func(*http.Request) (User, error)
 
-// Access is one thing that a user may or may not do, in the terms of Kubernetes RBAC. The API
-// group is kubejoin.io.
+// Access is one thing that a user may or may not do, in the terms of Kubernetes RBAC.
 type Access struct {
 	Verb     string // such as "create"
-	Resource string // such as "tokens"
+	Resource string // such as "tokens", or with a subresource "tokens/groups", as RBAC's rules have it
+	Group    string // of the API; empty is kubejoin.io
+	Name     string // of one object; empty is every one
 }
 
-func (a Access) String() string { return a.Verb + " " + a.Resource + ".kubejoin.io" }
+func (a Access) String() string {
+	s := a.Verb + " " + a.Resource + "." + cmp.Or(a.Group, "kubejoin.io")
+	if a.Name != "" {
+		s += " " + a.Name
+	}
+	return s
+}
 
 // ErrForbidden is wrapped by an Authorize that says no. Any other error means that it could not
 // say: the request is refused with 503, and may be tried again.
 var ErrForbidden = errors.New("forbidden")
 
-// Authorize returns nil if the user may.
+// Authorize returns nil if the user may. It is asked once for each Access that a request needs: a
+// token beyond what "create tokens" is good for takes a subresource of tokens for each of its
+// liberties, such as "tokens/groups", and one that knows "tokens" alone is to refuse them.
 type Authorize func(*http.Request, User, Access) error
 
 // AllowGroup is an Authorize that lets the members of one group do everything, and nobody else
@@ -66,29 +81,73 @@ func (h *handler) allowed(access Access, act action) action {
 			return answer{}, newProblem(http.StatusForbidden, "forbidden", "nobody may %s here: no way to authenticate is configured", access)
 		}
 		user, err := h.Authenticate(r)
-		switch {
-		case errors.Is(err, ErrNoCredentials):
-			return answer{}, newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? send the header 'Authorization: Bearer TOKEN'; curl takes it from a file, which keeps it out of the command line: curl -K curlrc")
-		case errors.Is(err, ErrBadCredentials):
-			return answer{}, newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not accepted here")
-		case err != nil:
-			p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "cannot tell now who is asking; try again")
-			p.cause, p.retryAfter = err, retryAfter
-			return answer{}, p
+		if err != nil {
+			return answer{}, unauthenticated(err)
 		}
-		logAttrs(r.Context(), slog.String("user", user.Name))
-		switch err := h.Authorize(r, user, access); {
-		case errors.Is(err, ErrForbidden):
-			p := newProblem(http.StatusForbidden, "forbidden", "user %q may not %s", user.Name, access)
-			p.cause = err
-			return answer{}, p
-		case err != nil:
-			p := newProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot tell now whether user %q may %s; try again", user.Name, access)
-			p.cause, p.retryAfter = err, retryAfter
-			return answer{}, p
+		if err := h.identified(r, user); err != nil {
+			return answer{}, err
+		}
+		if bootstraps(user) {
+			return answer{}, newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, which is for machines that join and may not %s", user.Name, access)
+		}
+		if err := h.may(r, access); err != nil {
+			return answer{}, err
 		}
 		return act(r)
 	}
+}
+
+// note keeps who sent a request.
+func note(r *http.Request, user User) *noted {
+	seen, ok := r.Context().Value(notedKey{}).(*noted)
+	if !ok {
+		seen = &noted{}
+	}
+	seen.user = user
+	seen.attrs = append(seen.attrs, slog.String("user", user.Name))
+	return seen
+}
+
+// identified notes who sent a request, and is an error if he is not to be served now.
+func (h *handler) identified(r *http.Request, user User) error {
+	if p := h.rates.user(note(r, user), user.Name); p != nil {
+		return p
+	}
+	return nil
+}
+
+// bootstraps reports whether a user is a bootstrap token's, by whatever way it has come.
+func bootstraps(u User) bool {
+	return isBootstrap(u.Name) || slices.ContainsFunc(u.Groups, func(g string) bool {
+		return g == bootstrapapi.BootstrapDefaultGroup || strings.HasPrefix(g, bootstrapapi.BootstrapDefaultGroup+":")
+	})
+}
+
+// unauthenticated is the problem of an error of an Authenticate.
+func unauthenticated(err error) *problem {
+	switch {
+	case errors.Is(err, ErrNoCredentials):
+		return newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? send the header 'Authorization: Bearer TOKEN'; curl takes it from a file, which keeps it out of the command line: curl -K curlrc")
+	case errors.Is(err, ErrBadCredentials):
+		p := newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not accepted here")
+		p.cause = err
+		return p
+	}
+	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "cannot tell now who is asking; try again")
+	p.cause, p.retryAfter = err, retryAfter
+	return p
+}
+
+// unauthorized is the problem of an error of an Authorize.
+func unauthorized(err error, user User, access Access) *problem {
+	if errors.Is(err, ErrForbidden) {
+		p := newProblem(http.StatusForbidden, "forbidden", "user %q may not %s", user.Name, access)
+		p.cause = err
+		return p
+	}
+	p := newProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot tell now whether user %q may %s; try again", user.Name, access)
+	p.cause, p.retryAfter = err, retryAfter
+	return p
 }
 
 // A TokenFile knows users by bearer tokens, in the form that kube-apiserver's
@@ -159,17 +218,41 @@ func (f *TokenFile) mac(token string) (sum [sha256.Size]byte) {
 
 // Authenticate is an [Authenticate] by the file's tokens.
 func (f *TokenFile) Authenticate(r *http.Request) (User, error) {
-	header := r.Header.Get("Authorization")
-	if header == "" {
-		return User{}, ErrNoCredentials
+	token, err := Bearer(r)
+	if err != nil {
+		return User{}, err
 	}
-	scheme, token, _ := strings.Cut(header, " ")
-	if !strings.EqualFold(scheme, "Bearer") { // RFC 9110, section 11.1
-		return User{}, fmt.Errorf("%w: want the Bearer scheme", ErrBadCredentials)
-	}
-	user, known := f.users[f.mac(strings.TrimSpace(token))]
+	user, known := f.users[f.mac(token)]
 	if !known {
-		return User{}, ErrBadCredentials
+		return User{}, fmt.Errorf("%w: no token of the token file", ErrBadCredentials)
 	}
 	return user, nil
+}
+
+// MaxBearer is the most characters that a bearer token may have. Those of service accounts have
+// about a thousand.
+const MaxBearer = 8 << 10
+
+// Bearer is the bearer token of a request. The error wraps [ErrNoCredentials] if there is no
+// Authorization header, and [ErrBadCredentials] if what is there is of another scheme, empty, longer
+// than [MaxBearer], or not the only one.
+func Bearer(r *http.Request) (string, error) {
+	headers := r.Header.Values("Authorization")
+	if len(headers) == 0 {
+		return "", ErrNoCredentials
+	}
+	if len(headers) > 1 {
+		return "", fmt.Errorf("%w: %d Authorization headers given, want one", ErrBadCredentials, len(headers))
+	}
+	scheme, token, _ := strings.Cut(headers[0], " ")
+	token = strings.TrimSpace(token)
+	switch {
+	case !strings.EqualFold(scheme, "Bearer"): // RFC 9110, section 11.1
+		return "", fmt.Errorf("%w: want the Bearer scheme", ErrBadCredentials)
+	case token == "":
+		return "", fmt.Errorf("%w: the bearer token is empty", ErrBadCredentials)
+	case len(token) > MaxBearer:
+		return "", fmt.Errorf("%w: the bearer token has %d characters, %d allowed", ErrBadCredentials, len(token), MaxBearer)
+	}
+	return token, nil
 }

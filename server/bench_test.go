@@ -19,7 +19,7 @@ func benchmarkAt(b *testing.B, method, path string) {
 			s := newSite(b)
 			s.Logger = slog.New(slog.DiscardHandler)
 			s.fill(b, n)
-			handler := s.Handler()
+			handler := s.Server.Handler()
 			b.ReportAllocs()
 			for b.Loop() {
 				r := httptest.NewRequest(method, path, nil)

@@ -6,15 +6,17 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// listClaims answers the node names that were taken with limited tokens.
+// listClaims answers the node names that were taken with limited tokens, or a page of them.
 func (h *handler) listClaims(r *http.Request) (answer, error) {
-	if err := readRequest(r, &struct{}{}); err != nil {
+	var asked api.ListPage
+	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
 	}
 	if h.Claims == nil {
@@ -24,7 +26,12 @@ func (h *handler) listClaims(r *http.Request) (answer, error) {
 	if err != nil {
 		return answer{}, h.unavailable(err)
 	}
-	list := api.ClaimList{APIVersion: api.Version, Kind: api.KindClaimList, Items: make([]api.Claim, len(claims))}
+	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
+	claims, next, err := page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, asked)
+	if err != nil {
+		return answer{}, err
+	}
+	list := api.ClaimList{APIVersion: api.Version, Kind: api.KindClaimList, Items: make([]api.Claim, len(claims)), Continue: next}
 	for i, c := range claims {
 		list.Items[i] = claimShown(c)
 	}
@@ -63,17 +70,17 @@ func (h *handler) releaseClaim(r *http.Request) (answer, error) {
 		return answer{}, badField("node", "%v", err)
 	}
 	logAttrs(r.Context(), slog.String("node", node))
-	var first string
+	var first tokens.Claim
 	for {
 		claim, err := h.Claims.Get(r.Context(), node)
 		switch {
-		case errors.Is(err, tokens.ErrNotFound):
+		case errors.Is(err, tokens.ErrNotFound), err == nil && claim.Released():
 			return answer{}, newProblem(http.StatusNotFound, "no-claim", "there is no claim on node name %s", node)
 		case err != nil:
 			return answer{}, h.unavailable(err)
-		case first == "":
-			first = claim.UID
-		case first != claim.UID:
+		case first.UID == "":
+			first = claim
+		case !claim.Same(first):
 			return answer{}, newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and made again meanwhile; see whether this one is to go, too", node)
 		}
 		shown := claimShown(claim)
@@ -84,7 +91,11 @@ func (h *handler) releaseClaim(r *http.Request) (answer, error) {
 		if shown.Warnings, err = h.uncount(r.Context(), claim); err != nil {
 			return answer{}, h.unavailable(err)
 		}
-		switch err := h.Claims.Delete(r.Context(), claim); {
+		longest := time.Duration(0)
+		if h.Longest != nil {
+			longest = h.Longest()
+		}
+		switch err := tokens.Release(r.Context(), h.Claims, claim, claim.Leaves(time.Now(), longest)); {
 		case err == nil, errors.Is(err, tokens.ErrNotFound):
 			return object(http.StatusOK, shown)
 		case !errors.Is(err, tokens.ErrConflict):

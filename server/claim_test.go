@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -77,6 +78,51 @@ func TestReleaseClaim(t *testing.T) {
 		if got := s.do(t, "DELETE", path, adminBearer, "", ""); got.status != status {
 			t.Errorf("%.40s: %d %s", path, got.status, got.body)
 		}
+	}
+}
+
+// What is remembered of a name that was released is nobody's claim: it is not listed, not released
+// again, and not shown at the token.
+func TestReleasedClaimIsRemembered(t *testing.T) {
+	for name, test := range map[string]struct {
+		duration, longest, lasts time.Duration
+	}{
+		"nothing to remember":      {},
+		"short certificates":       {duration: time.Hour, lasts: time.Hour},
+		"no Nodes":                 {longest: 24 * time.Hour, lasts: 24 * time.Hour},
+		"no Nodes, short":          {duration: time.Hour, longest: 24 * time.Hour, lasts: 24 * time.Hour},
+		"longer than the signer's": {duration: 48 * time.Hour, longest: 24 * time.Hour, lasts: 48 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, r := claimed(t)
+			if test.longest > 0 {
+				s.Longest = func() time.Duration { return test.longest }
+			}
+			if _, err := s.Claims.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.Limits.CertificateDuration = test.duration; return nil }); err != nil {
+				t.Fatal(err)
+			}
+			s.start(t)
+			if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 {
+				t.Fatalf("%d %s", got.status, got.body)
+			}
+			c, err := s.Claims.Get(t.Context(), "worker-1")
+			if remembered := err == nil; remembered != (test.lasts > 0) {
+				t.Fatalf("%+v %v", c, err)
+			}
+			if least := time.Now().Add(test.lasts); test.lasts > 0 && (!c.Released() || c.Past.CertificateDuration != test.duration || c.Past.Until.Before(least) || c.Past.Until.After(least.Add(72*time.Hour))) {
+				t.Errorf("%+v, want one to be kept a little longer than %s", c, least)
+			}
+			list, _, got := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
+			if len(list.Items) != 1 || list.Items[0].Node != "worker-2" {
+				t.Errorf("listed are %s", got.body)
+			}
+			if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "no-claim") {
+				t.Errorf("%d %s", got.status, got.body)
+			}
+			if got := s.do(t, "GET", "/v1/token/"+r.Token.ID(), adminBearer, "", ""); got.status != 200 || strings.Contains(got.body, "worker-1") {
+				t.Errorf("%d %s", got.status, got.body)
+			}
+		})
 	}
 }
 
@@ -174,6 +220,28 @@ func TestReleaseClaimThatChanges(t *testing.T) {
 	}
 	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-2"}) || !slices.Equal(s.claims(t), []string{"worker-2"}) {
 		t.Errorf("left are claims %v and nodes %v", s.claims(t), now.Nodes)
+	}
+}
+
+// A claim that was made anew while it is released is another one, and stays.
+func TestReleaseClaimThatIsReplaced(t *testing.T) {
+	s, _ := claimed(t)
+	store := s.store.Claims()
+	s.Claims = &deleting{Claims: s.Claims, before: func(call int, c tokens.Claim) error {
+		if call > 1 {
+			return nil
+		}
+		if err := store.Delete(t.Context(), c); err != nil {
+			t.Error(err)
+		}
+		if _, err := store.Create(t.Context(), tokens.Claim{Node: c.Node, TokenID: c.TokenID, TokenUID: c.TokenUID}); err != nil {
+			t.Error(err)
+		}
+		return nil
+	}}
+	s.start(t)
+	if _, p, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 409 || !p.Named("claim-replaced") || len(s.claims(t)) != 2 {
+		t.Errorf("%d with claims %v: %s", got.status, s.claims(t), got.body)
 	}
 }
 

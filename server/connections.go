@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,10 +23,15 @@ const sendBuffer = 64 << 10
 // connections bounds how many there are. One too many makes that one go which has been without
 // a request for longest, be it idle or never used: a client that comes is worth more than one
 // that may come back. If all have requests in flight the new one goes.
+//
+// A client that opens too many in a short time has new ones closed before TLS, which costs more than
+// most requests.
 type connections struct {
-	most int
-	open prometheus.Gauge
-	shed prometheus.Counter
+	most    int
+	rate    *buckets // by client
+	open    prometheus.Gauge
+	shed    prometheus.Counter
+	refused prometheus.Counter
 
 	mu      sync.Mutex
 	count   int
@@ -33,11 +39,13 @@ type connections struct {
 	entries map[net.Conn]*list.Element
 }
 
-func newConnections(most int, reg prometheus.Registerer) *connections {
+func newConnections(most int, rate *buckets, reg prometheus.Registerer) *connections {
 	return &connections{
 		most:    most,
+		rate:    rate,
 		open:    metrics.Gauge(reg, "kubejoin_http_connections", "Open connections.").WithLabelValues(),
 		shed:    metrics.Counter(reg, "kubejoin_http_connections_shed_total", "Connections closed to make room for others.").WithLabelValues(),
+		refused: metrics.Counter(reg, "kubejoin_http_connections_refused_total", "Connections closed at once, since too many came from one client.").WithLabelValues(),
 		unused:  list.New(),
 		entries: map[net.Conn]*list.Element{},
 	}
@@ -54,6 +62,11 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 			_ = tcp.SetWriteBuffer(sendBuffer) // fails on a connection that is gone again
 		}
 		c.count++
+		if client := clientOf(conn.RemoteAddr().String()); client != "" && !c.rate.take(client, time.Now()) {
+			c.refused.Inc()
+			_ = underlying(conn).Close() // reported as StateClosed by the server
+			break
+		}
 		c.entries[conn] = c.unused.PushBack(conn)
 		if c.count > c.most {
 			c.closeOldest()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
@@ -20,7 +21,8 @@ const MaxWait = 5 * time.Minute
 const shortCertificate = 24 * time.Hour
 
 // createToken makes a token and answers it, with its secret, once it is signed. Unlike one of a
-// join command it stays if nobody signs it: the client knows the token.
+// join command it stays if nobody signs it: the client knows the token. One that the client has
+// chosen is made once, however often it is asked for.
 func (h *handler) createToken(r *http.Request) (answer, error) {
 	var asked api.CreateToken
 	if err := readRequest(r, &asked); err != nil {
@@ -30,25 +32,33 @@ func (h *handler) createToken(r *http.Request) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
+	now := time.Now()
 	token, chosen := tokens.Generate(), asked.Token != ""
 	if chosen {
 		if token, err = tokens.Parse(asked.Token.Reveal()); err != nil {
 			return answer{}, badField("token", "%v", err)
 		}
 	}
-	record, err := h.newRecord(r.Context(), asked.TokenSpec, token, time.Now())
+	record, err := h.newRecord(r, asked.TokenSpec, token, now)
 	if err != nil {
 		return answer{}, err
 	}
 	logAttrs(r.Context(), slog.String("token", token.ID()))
 	if asked.DryRun {
-		return h.tryCreate(r.Context(), record)
+		return h.tryCreate(r.Context(), asked.TokenSpec, record, now)
 	}
+	status := http.StatusCreated
 	record, err = h.create(r.Context(), record, chosen)
 	var noRoom *problem
 	switch {
-	case errors.Is(err, tokens.ErrExists):
-		return answer{}, taken(token)
+	case errors.Is(err, tokens.ErrExists), chosen && errors.As(err, &noRoom): // there is no need of room for one that is there
+		before, againErr := h.again(r.Context(), asked.TokenSpec, record, now)
+		if againErr != nil && noRoom != nil {
+			return answer{}, noRoom
+		} else if againErr != nil {
+			return answer{}, againErr
+		}
+		status, record = http.StatusOK, before
 	case errors.As(err, &noRoom):
 		return answer{}, noRoom
 	case refused(err):
@@ -64,23 +74,31 @@ func (h *handler) createToken(r *http.Request) (answer, error) {
 		return answer{}, err
 	}
 	// What the wait has shown need not be looked up.
-	t := view{now: time.Now()}.token(record)
-	if record.Signing && wait == 0 {
+	v := view{now: time.Now()}
+	if status == http.StatusOK {
+		v = h.view(r.Context(), v.now)
+	}
+	t := v.token(record)
+	if record.Signing && wait == 0 && status == http.StatusCreated {
 		t.Status = api.StatusUnsigned
 	}
 	t.Token, t.JoinCommand = api.Secret(record.Token.Reveal()), api.Secret(command)
-	t.Warnings = h.advice(r.Context(), record)
-	return created(t)
-}
-
-func created(t api.Token) (answer, error) {
-	a, err := object(http.StatusCreated, t)
-	a.header = map[string]string{"Location": "/v1/token/" + t.ID}
+	t.Warnings = append(h.advice(r.Context(), record), v.warnings...)
+	a, err := object(status, t)
+	if status == http.StatusCreated {
+		a.header = map[string]string{"Location": "token/" + t.ID} // to the path asked, wherever that is mounted
+	}
 	return a, err
 }
 
-func taken(t tokens.Token) *problem {
-	return newProblem(http.StatusConflict, api.ProblemExists, "there is a token %s already; take another one, or delete that with: kubejoin token delete %s", t.ID(), t.ID())
+// taken is the problem of a token that is there already and differs from what is asked for, in
+// fields that may be told.
+func taken(t tokens.Token, fields ...string) *problem {
+	differs := ""
+	if len(fields) > 0 {
+		differs = ", which differs in " + strings.Join(fields, ", ")
+	}
+	return newProblem(http.StatusConflict, api.ProblemExists, "there is a token %s already, and it is another one than is asked for%s; take another one, or delete that with: kubejoin token delete %s", t.ID(), differs, t.ID())
 }
 
 // wait is how long a signature is waited for.
@@ -96,14 +114,18 @@ func (h *handler) wait(asked string) (time.Duration, error) {
 }
 
 // tryCreate answers what createToken would, and stores nothing.
-func (h *handler) tryCreate(ctx context.Context, record tokens.Record) (answer, error) {
+func (h *handler) tryCreate(ctx context.Context, asked api.TokenSpec, record tokens.Record, now time.Time) (answer, error) {
+	v := view{now: now}
 	switch _, err := h.Tokens.Get(ctx, record.Token.ID()); {
 	case err == nil:
-		return answer{}, taken(record.Token)
+		if record, err = h.again(ctx, asked, record, now); err != nil {
+			return answer{}, err
+		}
+		v = h.view(ctx, now)
 	case !errors.Is(err, tokens.ErrNotFound):
 		return answer{}, h.unavailable(err)
 	}
-	t := view{now: time.Now()}.token(record)
+	t := v.token(record)
 	t.DryRun, t.Token = true, api.Secret(record.Token.Reveal())
 	t.JoinCommand = api.Secret(h.unsignedCommand(ctx, record))
 	t.Warnings = h.advice(ctx, record)
@@ -118,12 +140,15 @@ func (h *handler) awaitSigned(ctx context.Context, record tokens.Record, wait ti
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	command, err := h.signed(waiting, ctx, record.Token, wait)
+	join, err := h.signed(waiting, ctx, record, wait)
 	if err == nil {
 		if !record.Authentication {
-			command = ""
+			return "", nil
 		}
-		return command, nil
+		var command string
+		if command, err = joinLine(join); err == nil {
+			return command, nil
+		}
 	}
 	var p *problem
 	if !errors.As(err, &p) || p.Type != api.ProblemType+api.ProblemNotSigned {
@@ -160,11 +185,14 @@ func (h *handler) advice(ctx context.Context, record tokens.Record) []string {
 	if record.Expires.IsZero() {
 		list = append(list, fmt.Sprintf("token %s never expires: whoever gets hold of it can use it until it is deleted", record.Token.ID()))
 	}
+	if record.Authentication && len(record.Groups) == 0 {
+		list = append(list, fmt.Sprintf("token %s has no group: no role of kubeadm's applies to who authenticates with it", record.Token.ID()))
+	}
 	if d := record.Limits.CertificateDuration; d > 0 && d < shortCertificate {
 		list = append(list, fmt.Sprintf("certificates of %s: a node that is off for longer is locked out, and has to join again", d))
 	}
-	if !record.Limits.IsZero() && h.Warnings != nil {
-		list = append(list, h.Warnings(ctx)...)
+	if h.Warnings != nil {
+		list = append(list, h.Warnings(ctx, record)...)
 	}
 	return list
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -46,12 +47,26 @@ func (s *site) record(t *testing.T, id string) tokens.Record {
 	return r
 }
 
+// locate is where an answer to a URL says that what it has made is.
+func locate(t *testing.T, asked string, got reply) string {
+	t.Helper()
+	base, err := url.Parse(asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := base.Parse(got.header.Get("Location"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at.String()
+}
+
 func TestCreateTokenLeadsToDiscovery(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	own := tokens.Generate()
 	made, _, got := askFor[api.Token](t, s, "POST", tokenPath, `{"token":"`+own.Reveal()+`","ttl":"2h","description":"rack 7"}`)
-	if got.status != 201 || got.header.Get("Location") != tokenPath+"/"+own.ID() || got.header.Get("Cache-Control") != "no-store" || got.header.Get("Content-Type") != "application/json" {
+	if got.status != 201 || locate(t, s.url+tokenPath, got) != s.url+tokenPath+"/"+own.ID() || got.header.Get("Cache-Control") != "no-store" || got.header.Get("Content-Type") != "application/json" {
 		t.Fatalf("%d %v %s", got.status, got.header, got.body)
 	}
 	if made.Kind != api.KindToken || made.APIVersion != api.Version || made.ID != own.ID() || made.Token.Reveal() != own.Reveal() || made.Status != api.StatusActive ||
@@ -84,7 +99,12 @@ func TestCreateTokenRequests(t *testing.T) {
 		}
 		return tokens.NodeRef{}, fmt.Errorf("node: %w", tokens.ErrNotFound)
 	}
-	s.Warnings = func(context.Context) []string { return []string{"nobody is at work"} }
+	s.Warnings = func(_ context.Context, made tokens.Record) []string {
+		if made.Limits.IsZero() {
+			return nil
+		}
+		return []string{"nobody is at work"}
+	}
 	s.start(t)
 	both := func(r tokens.Record) bool {
 		return r.Signing && r.Authentication && slices.Equal(r.Groups, []string{tokens.DefaultGroup})
@@ -101,7 +121,7 @@ func TestCreateTokenRequests(t *testing.T) {
 	}{
 		{name: "nothing asked", want: func(r tokens.Record) bool {
 			left := time.Until(r.Expires)
-			return both(r) && r.Limits.IsZero() && left < tokens.DefaultTTL && left > tokens.DefaultTTL-time.Minute
+			return both(r) && r.Limits.IsZero() && left < tokens.DefaultTTL+time.Second && left > tokens.DefaultTTL-time.Minute
 		}},
 		{name: "for ever", body: `{"ttl":"0"}`, want: func(r tokens.Record) bool { return both(r) && r.Expires.IsZero() }, warning: "never expires"},
 		{name: "a time", body: `{"expires":"2031-01-02T03:04:05+01:00"}`, want: func(r tokens.Record) bool { return r.Expires.Equal(time.Date(2031, 1, 2, 2, 4, 5, 0, time.UTC)) }},
@@ -112,12 +132,15 @@ func TestCreateTokenRequests(t *testing.T) {
 		{name: "negative", body: `{"ttl":"-1h"}`, status: 400, field: "ttl", detail: "want 1s to 87600h0m0s, or 0 for ever"},
 		{name: "for signing", body: `{"usages":["signing"]}`, want: func(r tokens.Record) bool { return r.Signing && !r.Authentication && len(r.Groups) == 0 }},
 		{name: "for authentication", query: "?usages=authentication", want: func(r tokens.Record) bool { return !r.Signing && r.Authentication && len(r.Groups) == 1 }},
-		{name: "no usage", body: `{"usages":[]}`, status: 400, field: "usages", detail: "none given"},
+		{name: "no usage", body: `{"usages":[]}`, status: 400, field: "usages", detail: "is empty"},
 		{name: "unknown usage", query: "?usages=signing,sealing", status: 400, field: "usages", detail: `"sealing" given, want signing, authentication or both`},
 		{name: "own groups", query: "?groups=system:bootstrappers:a,system:bootstrappers:b", want: func(r tokens.Record) bool {
 			return slices.Equal(r.Groups, []string{"system:bootstrappers:a", "system:bootstrappers:b"})
 		}},
-		{name: "no groups", body: `{"groups":[]}`, want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }},
+		{name: "no groups", body: `{"groups":[]}`, want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }, warning: "has no group: no role of kubeadm's applies"},
+		{name: "no groups in the query", query: "?groups=", want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }, warning: "has no group"},
+		{name: "no groups, and none needed", query: "?groups=&usages=signing", want: func(r tokens.Record) bool { return !r.Authentication && len(r.Groups) == 0 }},
+		{name: "no description", body: `{"description":"","dryRun":false}`, want: both},
 		{name: "admins", body: `{"groups":["system:masters"]}`, status: 400, field: "groups", detail: `"system:masters" does not match`},
 		{name: "groups of nobody", body: `{"usages":["signing"],"groups":["system:bootstrappers:a"]}`, status: 400, field: "groups", detail: "need usage authentication"},
 		{
@@ -144,8 +167,8 @@ func TestCreateTokenRequests(t *testing.T) {
 		{name: "a token in the URL", query: "?token=qwertz.0123456789abcdef", status: 400, detail: `"token": unknown query parameter; known are ttl,`},
 		{name: "a malformed token", body: `{"token":"qwertz.hunter2"}`, status: 400, field: "token", detail: "malformed token of 14 characters"},
 		{name: "a published token", body: `{"token":"abcdef.0123456789abcdef"}`, status: 400, field: "token", detail: "published example"},
-		{name: "unknown field", body: `{"maxnodes":1}`, status: 400, detail: "unknown or repeated; known are ttl, expires,"},
-		{name: "field of another kind", body: `{"maxNodes":"1"}`, status: 400, detail: "of another kind"},
+		{name: "unknown field", body: `{"maxnodes":1}`, status: 400, field: "maxnodes", detail: `"maxnodes": unknown field; known are token, ttl, expires,`},
+		{name: "field of another kind", body: `{"maxNodes":"1"}`, status: 400, field: "maxNodes", detail: "a string given, want a whole number"},
 		{name: "in both", query: "?maxNodes=1", body: `{"maxNodes":1}`, status: 400, field: "maxNodes", detail: "more than once"},
 		{name: "neither true nor false", query: "?dryRun=maybe", status: 400, field: "dryRun", detail: `"maybe" given, want true or false`},
 	} {
@@ -189,7 +212,7 @@ func TestReplaceNodeWithoutNodes(t *testing.T) {
 // All limits go for join commands, too.
 func TestJoinCommandOfLimitedToken(t *testing.T) {
 	s := newSite(t)
-	s.Warnings = func(context.Context) []string { return []string{`nobody "works"`} }
+	s.Warnings = func(context.Context, tokens.Record) []string { return []string{`nobody "works"`} }
 	s.start(t)
 	got := s.do(t, "POST", commandPath+"?maxNodes=1&nodeNames=worker-7&certificateDuration=48h", adminBearer, "", "")
 	if warning := got.header.Get("Warning"); warning != `299 - "nobody \"works\""` {
@@ -206,33 +229,6 @@ func TestJoinCommandOfLimitedToken(t *testing.T) {
 		if got := s.do(t, "POST", commandPath+query, adminBearer, "", ""); got.status != 400 || !strings.Contains(got.body, "unknown query parameter") {
 			t.Errorf("%s: %d %s", query, got.status, got.body)
 		}
-	}
-}
-
-// A token of the caller's is made once: the second time is an error, also with the same secret.
-func TestCreateTokenThatExists(t *testing.T) {
-	s := newSite(t)
-	s.start(t)
-	own := tokens.Generate()
-	other, err := tokens.New(own.ID(), tokens.Generate().RevealSecret())
-	if err != nil {
-		t.Fatal(err)
-	}
-	body := func(t tokens.Token) string { return `{"token":"` + t.Reveal() + `"}` }
-	if _, _, got := askFor[api.Token](t, s, "POST", tokenPath, body(own)); got.status != 201 {
-		t.Fatalf("%d %s", got.status, got.body)
-	}
-	before := s.record(t, own.ID())
-	for name, again := range map[string]tokens.Token{"the same": own, "another secret": other} {
-		for _, query := range []string{"", "?dryRun=true"} {
-			_, p, got := askFor[api.Token](t, s, "POST", tokenPath+query, body(again))
-			if got.status != 409 || !p.Named(api.ProblemExists) || p.TokenID != "" || strings.Contains(got.body, again.RevealSecret()) {
-				t.Errorf("%s%s: %d %s", name, query, got.status, got.body)
-			}
-		}
-	}
-	if after := s.record(t, own.ID()); after.Version != before.Version || after.Token != own {
-		t.Error("the token was changed")
 	}
 }
 
@@ -270,6 +266,55 @@ func TestUnsignedTokenStays(t *testing.T) {
 		if made, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 201 || made.Status != status {
 			t.Errorf("%s: %d %s", body, got.status, got.body)
 		}
+	}
+}
+
+// A token lives as long as it was asked to, in whole seconds, and no part of one less.
+func TestShortLives(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	before := time.Now()
+	made, _, got := askFor[api.Token](t, s, "POST", tokenPath+"?ttl=1s&wait=0", "")
+	if life := made.Expires.Sub(before); got.status != 201 || life < time.Second || life > time.Since(before)+2*time.Second {
+		t.Errorf("%d, and it lives for %s", got.status, life)
+	}
+	before = time.Now()
+	renewed, _, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+made.ID+"/renew", `{"ttl":"1h"}`)
+	if life := renewed.Expires.Sub(before); got.status != 200 || life < time.Hour {
+		t.Errorf("%d, and it lives for %s more", got.status, life)
+	}
+	// A time that is given is cut to whole seconds, and is in the future after that.
+	soon := time.Now().Truncate(time.Second).Add(1999 * time.Millisecond).Format(time.RFC3339Nano)
+	if made, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"expires":"`+soon+`","wait":"0"}`); got.status != 400 || p.Field != "expires" {
+		t.Errorf("%s: %d %+v", soon, got.status, made)
+	}
+}
+
+// A signature is not waited for after the end of its token, and its absence is nobody's fault then.
+func TestWaitEndsWithTheToken(t *testing.T) {
+	for path, left := range map[string]int{tokenPath: 1, commandPath: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			s.Advertise = "192.0.2.1:9443"
+			s.ClusterInfo = unsigned{s.ClusterInfo}
+			s.SignedBy = "the one who sleeps"
+			r := httptest.NewRequestWithContext(t.Context(), "POST", path+"?ttl=3s", nil)
+			r.Header.Set("Authorization", "Bearer "+adminBearer)
+			w := httptest.NewRecorder()
+			start := time.Now()
+			s.Handler().ServeHTTP(w, r)
+			took := time.Since(start)
+			var p api.Problem
+			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 504 || !p.Named(api.ProblemNotSigned) || !strings.Contains(p.Detail, "the new token expired at ") || strings.Contains(p.Detail, "sleeps") {
+				t.Errorf("%s: %d %s %v", path, w.Code, w.Body, err)
+			}
+			if took < 3*time.Second || took > 4*time.Second || len(s.ids(t)) != left {
+				t.Errorf("%s: it took %s, and %v are left", path, took, s.ids(t))
+			}
+			if path == tokenPath && !strings.Contains(p.Detail, "was made all the same, and ended at ") {
+				t.Error(p.Detail)
+			}
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -13,9 +14,52 @@ const (
 	MaxJoinCommands = maxJoinCommands
 	MaxLifecycle    = maxLifecycle
 	MaxTokenReviews = maxTokenReviews
+	MaxCertificates = maxCertificates
+	MaxProbes       = maxProbes
+	FairPart        = fairPart
 )
 
 // LimitConnections is the ConnState of a server that holds so many connections at most.
 func LimitConnections(most int, reg prometheus.Registerer) func(net.Conn, http.ConnState) {
-	return newConnections(most, reg).changed
+	return newConnections(most, nil, reg).changed
+}
+
+// FailureBurst is how many credentials of a client may fail at once.
+const FailureBurst = failureBurst
+
+// Buckets are those of keys, at a rate.
+type Buckets struct{ b *buckets }
+
+func NewBuckets(r Rate) Buckets { return Buckets{newBuckets(r)} }
+
+func (b Buckets) Take(key string, now time.Time) bool { return b.b.take(key, now) }
+
+// Used is how many buckets there are.
+func (b Buckets) Used() (n int) {
+	for i := range b.b.table {
+		for j := range b.b.table[i] {
+			if b.b.table[i][j].Load() != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// SerialOf reads a chain.
+var SerialOf = serialOf
+
+// A Route is one of Handler's.
+type Route struct {
+	Method, Path, Name string
+	Access             Access
+}
+
+// Routes are all that the handler of s answers.
+func (s Server) Routes() []Route {
+	var all []Route
+	for _, on := range (&handler{Server: s}).routes() {
+		all = append(all, Route{on.method, on.path, on.name, on.access})
+	}
+	return all
 }

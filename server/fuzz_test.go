@@ -3,6 +3,9 @@ package server_test
 import (
 	"bufio"
 	"bytes"
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -14,6 +17,11 @@ import (
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
 )
 
 func FuzzParseTokenFile(f *testing.F) {
@@ -47,7 +55,7 @@ func fuzzSite(f *testing.F) http.Handler {
 	s := newSite(f)
 	s.Advertise = "127.0.0.1:9443"
 	s.Logger = slog.New(slog.DiscardHandler)
-	s.Metrics = http.NotFoundHandler()
+	s.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
 	return s.Handler()
 }
 
@@ -84,6 +92,9 @@ func FuzzTokens(f *testing.F) {
 		{"POST", tokenPath + "/qwertz/renew", api.KindToken},
 		{"GET", "/v1/claim", api.KindClaimList},
 		{"DELETE", "/v1/claim/worker-1", api.KindClaim},
+		{"GET", "/v1/issued", api.KindIssuanceEntryList},
+		{"GET", "/v1/issued/1f", api.KindIssuanceEntry},
+		{"POST", "/v1/explain", explain.RequestKind},
 	}
 	for i := range routes {
 		f.Add(byte(i), "", []byte(`{}`))
@@ -91,8 +102,16 @@ func FuzzTokens(f *testing.F) {
 		f.Add(byte(i), "dryRun=true&wait=0&maxNodes=3", []byte(`{"token": "qwertz.`+secret+`", "expires": "2030-01-02T03:04:05Z"}`))
 		f.Add(byte(i), "maxNodes=1e9&usages=&groups=,&%", []byte(`[null, {"nodeNames": ["`+strings.Repeat("*", 300)+`"]}]`))
 	}
+	f.Add(byte(len(routes)-1), "", []byte(`{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "spec": {"request": "eA==", "expirationSeconds": -1}}}`))
+	f.Add(byte(len(routes)-1), "csr=x", []byte(`{"object": {"apiVersion": "certificates.k8s.io/v1", "status": {"conditions": [null]}}}`))
 	s := newSite(f)
-	s.Advertise, s.Claims, s.Logger = "127.0.0.1:9443", s.store.Claims(), slog.New(slog.DiscardHandler)
+	s.Advertise, s.Claims, s.Issued, s.Logger = "127.0.0.1:9443", s.store.Claims(), s.store.Issued(), slog.New(slog.DiscardHandler)
+	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+		if object == nil {
+			return explain.RequestExplanation{}, tokens.ErrNotFound
+		}
+		return kube.Requests{Authority: func() (*signer.Authority, error) { return &signer.Authority{}, nil }}.Explain(ctx, name, object)
+	}
 	handler := s.Handler()
 	f.Fuzz(func(t *testing.T, at byte, query string, body []byte) {
 		fuzzing.Prompt(t, func() {
@@ -121,13 +140,15 @@ func FuzzTokens(f *testing.F) {
 
 // FuzzRequest sends anything that is a request of HTTP/1.1 at all.
 func FuzzRequest(f *testing.F) {
-	for _, path := range []string{commandPath, tokenPath, tokenPath + "/qwertz", tokenPath + "/qwertz/renew?dryRun", infoPath, "/healthz", "/readyz?verbose", "/version", "/metrics", "/", "*", "/api/v1/../v1", "//", "/%2e%2e/%00", "http://[::1]/healthz?%"} {
+	for _, path := range []string{commandPath, tokenPath, tokenPath + "/qwertz", tokenPath + "/qwertz/renew?dryRun", infoPath, "/v1/cluster-info", "/v1/ca?format=json", "/healthz", "/readyz?verbose", "/version", "/metrics", "/", "*", "/api/v1/../v1", "//", "/%2e%2e/%00", "http://[::1]/healthz?%"} {
 		for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "CONNECT", "X"} {
 			f.Add(fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 2\r\n\r\n{}", method, path, adminBearer))
 		}
 	}
 	f.Add([]byte("POST " + commandPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + adminBearer + "\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n"))
 	f.Add([]byte("POST " + commandPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: basic " + strings.Repeat("A", 4<<10) + "\r\nContent-Length: 1\r\n\r\n"))
+	f.Add([]byte("GET " + infoPath + " HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip;q=1, *;q=\r\nIf-None-Match: W/\"x\", *\r\n\r\n"))
+	f.Add([]byte("GET /v1/ca HTTP/1.1\r\nHost: x\r\nAccept: application/json;q=0.1\r\nIf-None-Match: \"\r\n\r\n"))
 	handler := fuzzSite(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		fuzzing.Prompt(t, func() {
@@ -141,6 +162,14 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
+// kept is what an answer says of being kept: what has a tag is anybody's, and asked about again.
+func kept(w *httptest.ResponseRecorder) string {
+	if w.Header().Get("ETag") != "" {
+		return "no-cache"
+	}
+	return "no-store"
+}
+
 // checkAnswer holds for every request on a server with nothing amiss: it succeeds with what it
 // should, or it is the request's fault and the answer says so as a document.
 func checkAnswer(t *testing.T, handler http.Handler, r *http.Request) {
@@ -149,13 +178,14 @@ func checkAnswer(t *testing.T, handler http.Handler, r *http.Request) {
 	handler.ServeHTTP(w, r)
 	body, kind := w.Body.Bytes(), w.Header().Get("Content-Type")
 	switch {
-	case w.Header().Get("X-Request-Id") == "" || w.Header().Get("Cache-Control") != "no-store":
+	case w.Header().Get("X-Request-Id") == "" || w.Header().Get("Cache-Control") != kept(w):
 		t.Errorf("%d with headers %v", w.Code, w.Header())
 	case r.Method == http.MethodHead && len(body) > 0 && kind != "text/plain; charset=utf-8": // the mock of /metrics
 		t.Errorf("%d bytes for HEAD", len(body))
 	case w.Code == http.StatusOK && strings.HasPrefix(r.URL.Path, commandPath):
 		parseLine(t, w.Body.String())
 	case w.Code == http.StatusOK, w.Code == http.StatusCreated && r.URL.Path == tokenPath:
+	case w.Code == http.StatusNotModified && w.Header().Get("ETag") != "" && len(body) == 0:
 	case w.Code < 400 || w.Code > 499:
 		t.Errorf("status %d: %s", w.Code, body)
 	case kind == "application/problem+json" || kind == "application/json":
@@ -166,4 +196,35 @@ func checkAnswer(t *testing.T, handler http.Handler, r *http.Request) {
 			t.Errorf("the bearer is repeated: %s", body)
 		}
 	}
+}
+
+// FuzzCertificate sends any query and body as an admin, who may sign, and with a bootstrap token:
+// the answer is a certificate or a 4xx, and nobody becomes system:masters.
+func FuzzCertificate(f *testing.F) {
+	request := nodeCSR(f, "worker-1")
+	f.Add("", "application/pkcs10", []byte(request))
+	f.Add("signer=kubernetes.io/kubelet-serving&duration=1h&usages=server+auth,digital+signature", "", []byte(servingCSR(f, "worker-1", "worker-1", "192.0.2.7")))
+	f.Add("signer=example.com%2Fetcd-peer&usages=client+auth", "text/plain", []byte(csr(f, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)))
+	f.Add("signer=example.com/etcd-peer&duration=-9223372036854775808ns&usages=,", "application/octet-stream", []byte(request+request))
+	f.Add("duration=99999999999999h&usages="+strings.Repeat("client+auth,", 5000), "text/plain;", []byte(strings.Repeat("-----BEGIN CERTIFICATE REQUEST-----\n", 1800)))
+	f.Add("signer="+strings.Repeat("%F0/", 9000), "application/x-pem-file", bytes.Repeat([]byte("A"), server.MaxBody+1))
+	s, _ := certifying(f)
+	s.Logger = slog.New(slog.DiscardHandler)
+	token := s.token(f, nil)
+	handler := s.Handler()
+	f.Fuzz(func(t *testing.T, query, contentType string, body []byte) {
+		fuzzing.Prompt(t, func() {
+			for _, bearer := range []string{adminBearer, token} {
+				r := httptest.NewRequest("POST", certificatePath, bytes.NewReader(body))
+				r.URL.RawQuery = query
+				r.Header.Set("Authorization", "Bearer "+bearer)
+				if contentType != "" {
+					r.Header.Set("Content-Type", contentType)
+				}
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, r)
+				checkCertificateAnswer(t, w)
+			}
+		})
+	})
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -112,10 +113,14 @@ func (h *handler) notFound(*http.Request) (answer, error) {
 func (h *handler) methodNotAllowed(r *http.Request) (answer, error) {
 	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %s", printableMethod(r.Method))
 	routes := chi.RouteContext(r.Context()).Routes
+	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi has it
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
-		if routes.Match(chi.NewRouteContext(), method, r.URL.Path) {
+		if routes.Match(chi.NewRouteContext(), method, path) {
 			p.allow = append(p.allow, method)
 		}
+	}
+	if len(p.allow) == 0 { // the method is unknown, and chi has not looked at the path
+		return h.notFound(r)
 	}
 	return answer{}, p
 }

@@ -16,11 +16,19 @@ const (
 	maxStreams     = 64 // of HTTP/2, in flight on one connection
 )
 
+// suites12 are those of TLS 1.2 that RFC 9325, section 4.2, recommends, and the same with ChaCha20. TLS 1.3 has no
+// others.
+var suites12 = []uint16{
+	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+	tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+}
+
 // HTTPServer makes a server of the API on which no client can take much time or memory: it
 // bounds headers, bodies, the times to send and to read them, and the number of connections, of
 // which those without a request in flight go first. Its Handler is [Server.Handler]; whoever
-// mounts that beside other things puts his own in its place. config has the certificate; TLS is
-// 1.3 unless it allows less.
+// mounts that beside other things puts his own in its place. config has the certificate. TLS is
+// 1.3 unless its MinVersion is less, and 1.2 at least, which has only cipher suites with forward
+// secrecy and authenticated encryption unless config names others.
 func (s Server) HTTPServer(config *tls.Config) *http.Server {
 	if config == nil { // said by ServeTLS: it has no certificate
 		config = &tls.Config{}
@@ -28,6 +36,10 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 	config = config.Clone()
 	if config.MinVersion == 0 {
 		config.MinVersion = tls.VersionTLS13
+	}
+	config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
+	if config.CipherSuites == nil {
+		config.CipherSuites = suites12
 	}
 	log := s.Logger
 	if log == nil {
@@ -53,7 +65,7 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 			MaxReceiveBufferPerStream:     MaxBody,
 			WriteByteTimeout:              answerTimeout,
 		},
-		ConnState: newConnections(maxConnections(), s.Registerer).changed,
+		ConnState: newConnections(maxConnections(), newBuckets(s.clientRate()), s.Registerer).changed,
 		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // what strangers do wrong in TLS
 	}
 }

@@ -4,13 +4,12 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -18,18 +17,22 @@ import (
 // printJoinCommand mints a token, waits until its signature can be read by a joining node, and
 // answers the command to join with. A token that nobody signs is deleted again.
 func (h *handler) printJoinCommand(r *http.Request) (answer, error) {
-	var asked api.TokenSpec
+	var asked api.PrintJoinCommand
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
 	}
-	record, err := h.newRecord(r.Context(), asked, tokens.Generate(), time.Now())
+	format, err := findJoinFormat(asked.Format)
+	if err != nil {
+		return answer{}, badField("format", "%v", err)
+	}
+	record, err := h.newRecord(r, asked.TokenSpec, tokens.Generate(), time.Now())
 	if err != nil {
 		return answer{}, err
 	}
 	if !record.Signing || !record.Authentication {
 		return answer{}, badField("usages", "a join command needs a token for signing and authentication")
 	}
-	a, err := h.mint(r, record)
+	a, err := h.mint(r, record, format)
 	if err != nil {
 		h.joinCommands.WithLabelValues("failed").Inc()
 		return answer{}, err
@@ -51,16 +54,28 @@ func warningHeader(warnings []string) string {
 	return strings.Join(list, ", ")
 }
 
-// signed waits for a token's signature until wait ends, which is after so long, and makes the
-// command from the cluster-info that carries it.
-func (h *handler) signed(wait, client context.Context, t tokens.Token, after time.Duration) (string, error) {
+// signed waits for a token's signature until wait ends, which is after so long, or the token does,
+// and says how to join by the cluster-info that carries it.
+func (h *handler) signed(wait, client context.Context, record tokens.Record, after time.Duration) (joinformat.Join, error) {
+	t := record.Token
+	if !record.Expires.IsZero() {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithDeadline(wait, record.Expires)
+		defer cancel()
+	}
 	kubeconfig, err := h.ClusterInfo.WaitSigned(wait, t)
 	if err != nil {
 		if client.Err() != nil {
-			return "", fmt.Errorf("the client left: %w", err)
+			return joinformat.Join{}, fmt.Errorf("the client left: %w", err)
+		}
+		if record.Expired(time.Now()) {
+			p := newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned,
+				"the new token expired at %s, before its signature appeared in cluster-info; ask for one that lives longer", record.Expires.UTC().Format(time.RFC3339))
+			p.cause = err
+			return joinformat.Join{}, p
 		}
 		if wait.Err() == nil {
-			return "", err
+			return joinformat.Join{}, err
 		}
 		why := "what should be signing is " + h.SignedBy
 		if p := h.ranOut(); p != nil {
@@ -69,25 +84,40 @@ func (h *handler) signed(wait, client context.Context, t tokens.Token, after tim
 		p := newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned,
 			"no signature of the new token appeared in cluster-info within %s; %s", after, why)
 		p.cause = err
-		return "", p
+		return joinformat.Join{}, p
 	}
-	return h.joinCommand(kubeconfig, t)
+	return h.join(kubeconfig, t)
 }
 
-// joinCommand is the command to join with a token, of what a kubeconfig says.
-func (h *handler) joinCommand(kubeconfig []byte, t tokens.Token) (string, error) {
+// join says how to join with a token, of what a kubeconfig says.
+func (h *handler) join(kubeconfig []byte, t tokens.Token) (joinformat.Join, error) {
 	known, err := h.read(kubeconfig)
+	if err != nil {
+		return joinformat.Join{}, err
+	}
+	j := known.join
+	j.Token = t
+	return j, nil
+}
+
+// joinCommand is the line of join.
+func (h *handler) joinCommand(kubeconfig []byte, t tokens.Token) (string, error) {
+	j, err := h.join(kubeconfig, t)
 	if err != nil {
 		return "", err
 	}
-	return clusterinfo.JoinCommand{Endpoint: known.endpoint, Token: t, Pins: known.pins}.Reveal()
+	return joinLine(j)
 }
 
-// A target is what a join command says of a kubeconfig.
+func joinLine(j joinformat.Join) (string, error) {
+	line, err := j.Line()
+	return strings.TrimSpace(string(line)), err
+}
+
+// A target is what a kubeconfig says of how to join.
 type target struct {
 	kubeconfig []byte
-	endpoint   string
-	pins       []string
+	join       joinformat.Join // but for the token
 }
 
 // read gives the target, and remembers the last one: a kubeconfig hardly ever changes.
@@ -99,25 +129,12 @@ func (h *handler) read(kubeconfig []byte) (*target, error) {
 	if err != nil {
 		return nil, malformed(err)
 	}
-	t := &target{kubeconfig: bytes.Clone(kubeconfig), endpoint: h.Advertise, pins: clusterinfo.Pins(cas)}
-	if t.endpoint == "" {
-		if t.endpoint, err = hostPort(api); err != nil {
+	t := &target{kubeconfig: bytes.Clone(kubeconfig), join: joinformat.Join{Endpoint: h.Advertise, Server: api, CAs: cas}}
+	if t.join.Endpoint == "" {
+		if t.join.Endpoint, err = clusterinfo.Endpoint(api); err != nil {
 			return nil, err
 		}
 	}
 	h.target.Store(t)
 	return t, nil
-}
-
-// hostPort is what a join command names for a server's URL.
-func hostPort(server string) (string, error) {
-	u, err := url.Parse(server)
-	if err != nil {
-		return "", fmt.Errorf("server in cluster-info: %w", err)
-	}
-	port := u.Port()
-	if port == "" {
-		port = "443"
-	}
-	return net.JoinHostPort(u.Hostname(), port), nil
 }

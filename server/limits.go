@@ -1,28 +1,50 @@
 package server
 
 import (
-	"errors"
-	"log/slog"
 	"net/http"
-	"sync/atomic"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// Classes of requests.
+const (
+	classDiscovery   = "discovery"
+	classJoinCommand = "join-command"
+	classLifecycle   = "lifecycle"
+	classCertificate = "certificate"
+	classTokenReview = "token-review"
+	classProbe       = "probe"
+	classOther       = "other"
+)
+
 // How many requests of a class are answered at the same time. What one costs in memory is its
 // goroutine and at most MaxBody.
 const (
-	// Anybody's. Answers are shared, so that a slow reader costs its connection and no more.
+	// Anybody's, with answers that are shared.
 	maxDiscovery = 1024
 	// Those that ask for join commands, each of which may wait for its signature.
 	maxJoinCommands = 512
 	// Those that look at tokens and change them, some of which list all of them.
 	maxLifecycle = 64
-	// Probes, metrics, and paths that lead nowhere.
+	// Those that ask for certificates, most of which write a claim or read a token first.
+	maxCertificates = 256
+	// Those of kube-apiserver, which asks once for all requests with the same token, and
+	// remembers the answer.
+	maxTokenReviews = 256
+	// Those of whoever stops kubejoin where it does not answer. All who ask share what they wait for.
+	maxProbes = 1024
+	// Metrics, what describes the API, and paths that lead nowhere.
 	maxOthers = 256
 )
+
+// fairPart is which part of a class one client, or one user, may have while half of it is
+// taken. Who sends bodies slowly, does not read answers or waits for signatures holds on to what it
+// has for seconds, at a rate that is far below any that could be refused.
+const fairPart = 8
 
 // answerTimeout is how long a client may take to read an answer. kubeadm gives a request 10 s
 // in all.
@@ -34,54 +56,124 @@ const overloadedRetry = time.Second
 // overloadedReport is the least time between two lines of the log about the same class.
 const overloadedReport = 10 * time.Second
 
-var errOverloaded = errors.New("too many requests at once")
-
 // A class is a group of requests with a bound of its own: a flood of one class leaves the
 // others their room.
 type class struct {
 	name     string
-	slots    chan struct{}
+	most     int
 	inFlight prometheus.Gauge
-	refused  prometheus.Counter
-	reported atomic.Int64 // when the log was told last, in Unix nanoseconds
+	refused  map[string]prometheus.Counter // by reason
+	reported reported
+
+	mu    sync.Mutex
+	taken int
+	// How many of those are whose: by client, and by user as soon as that is known.
+	clients, users map[string]int
 }
 
-// classes makes classes, whose metrics are in reg.
-func classes(reg prometheus.Registerer) func(name string, slots int) *class {
+// newClasses makes the classes of those names, whose metrics are in reg.
+func newClasses(reg prometheus.Registerer, names map[string]bool) map[string]*class {
+	most := map[string]int{
+		classDiscovery: maxDiscovery, classJoinCommand: maxJoinCommands, classLifecycle: maxLifecycle,
+		classCertificate: maxCertificates, classTokenReview: maxTokenReviews, classProbe: maxProbes, classOther: maxOthers,
+	}
 	inFlight := metrics.Gauge(reg, "kubejoin_http_requests_in_flight", "Requests being answered, by class.", "class")
-	refused := metrics.Counter(reg, "kubejoin_http_requests_refused_total", "Requests refused because too many of their class were in flight.", "class")
-	return func(name string, slots int) *class {
-		return &class{name: name, slots: make(chan struct{}, slots), inFlight: inFlight.WithLabelValues(name), refused: refused.WithLabelValues(name)}
+	refused := metrics.Counter(reg, "kubejoin_http_requests_refused_total", "Requests refused before their work: too many of their class were in flight (overloaded), or their client or user has too many in flight or sends too many.", "class", "reason")
+	all := map[string]*class{}
+	for name := range names {
+		c := &class{
+			name: name, most: most[name], inFlight: inFlight.WithLabelValues(name), refused: map[string]prometheus.Counter{},
+			clients: map[string]int{}, users: map[string]int{},
+		}
+		for _, reason := range reasons {
+			c.refused[reason] = refused.WithLabelValues(name, reason)
+		}
+		all[name] = c
 	}
+	return all
 }
 
-// enter takes a slot, or does not and returns false at once: who waits in line would cost as
-// much as who is served.
-func (c *class) enter(log *slog.Logger) bool {
-	select {
-	case c.slots <- struct{}{}:
-		c.inFlight.Inc()
-		return true
-	default:
+// enter takes a place for a client, if that is known, or does not and says why at once: who waits
+// in line would cost as much as who is served.
+func (c *class) enter(client string) (refusal string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.taken >= c.most:
+		return reasonOverloaded
+	case client != "" && !c.fair(c.taken, c.clients[client]):
+		return reasonClientInFlight
+	case client != "":
+		c.clients[client]++
 	}
-	c.refused.Inc()
-	now := time.Now().UnixNano()
-	if last := c.reported.Load(); now-last > int64(overloadedReport) && c.reported.CompareAndSwap(last, now) {
-		log.Warn("requests are refused, since too many of their class are in flight", "class", c.name, "allowed", cap(c.slots))
-	}
-	return false
+	c.taken++
+	c.inFlight.Inc()
+	return ""
 }
 
-func (c *class) leave() {
+// seat counts a place that is taken for its user, and reports whether he may have it.
+func (c *class) seat(user string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.fair(c.taken-1, c.users[user]) {
+		return false
+	}
+	c.users[user]++
+	return true
+}
+
+// fair is whether one more may be had by who has so many, where so many are taken.
+func (c *class) fair(taken, has int) bool {
+	return taken < c.most/2 || has < c.most/fairPart
+}
+
+// leave gives back a place, and what was counted for a client and a user, if any.
+func (c *class) leave(client, user string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.taken--
 	c.inFlight.Dec()
-	<-c.slots
+	less(c.clients, client)
+	less(c.users, user)
 }
 
-// overloaded is the action of a request that finds no slot.
-func overloaded(*http.Request) (answer, error) {
+func less(count map[string]int, key string) {
+	if count[key]--; count[key] <= 0 {
+		delete(count, key)
+	}
+}
+
+// overloaded is the problem of a request that finds no place.
+func overloaded() *problem {
 	p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests of this kind are being answered; try again")
-	p.cause, p.retryAfter = errOverloaded, overloadedRetry
-	return answer{}, p
+	p.cause, p.retryAfter = errRefused, overloadedRetry
+	return p
+}
+
+// crossOrigin is the problem of a request by which a page of another site would make use of the
+// client certificate in somebody's browser, or nil. Nobody but browsers says where requests come from.
+func crossOrigin(r *http.Request) *problem {
+	if err := new(http.CrossOriginProtection).Check(r); err != nil {
+		p := newProblem(http.StatusForbidden, "forbidden", "a browser sent this for a page of another site, by the header Sec-Fetch-Site or Origin")
+		p.cause = err
+		return p
+	}
+	return nil
+}
+
+// What a query may have at most. A server's bound on headers alone would let thousands of parameters
+// through, and one that is not by HTTPServer a hundred thousand.
+const (
+	maxQuery      = 8 << 10 // half of what headers may have, so that it is refused here and not by HTTP/2
+	maxParameters = 1000
+)
+
+// longQuery is the problem of a query that is not worth being read, or nil.
+func longQuery(r *http.Request) *problem {
+	if q := r.URL.RawQuery; len(q) > maxQuery || strings.Count(q, "&") >= maxParameters {
+		return newProblem(http.StatusRequestURITooLong, "query-too-long", "the query has %d bytes; want %d bytes and %d parameters at most", len(q), maxQuery, maxParameters)
+	}
+	return nil
 }
 
 // limitAnswer bounds the time in which the client has to read the answer.

@@ -117,11 +117,13 @@ func TestFloodOfOneClass(t *testing.T) {
 				t.Errorf("the other class: %d %s", w.Code, w.Body)
 			}
 			expected := `
-# HELP kubejoin_http_requests_refused_total Requests refused because too many of their class were in flight.
+# HELP kubejoin_http_requests_refused_total Requests refused before their work: too many of their class were in flight (overloaded), or their client or user has too many in flight or sends too many.
 # TYPE kubejoin_http_requests_refused_total counter
 `
-			for _, class := range []string{"discovery", "join-command", "lifecycle", "other"} {
-				expected += `kubejoin_http_requests_refused_total{class="` + class + `"} ` + map[bool]string{true: "1", false: "0"}[class == test.flood] + "\n"
+			for _, class := range []string{"discovery", "join-command", "lifecycle", "other", "probe"} {
+				for _, reason := range []string{"client-in-flight", "client-rate", "failed-authentications", "overloaded", "user-in-flight", "user-rate"} {
+					expected += `kubejoin_http_requests_refused_total{class="` + class + `",reason="` + reason + `"} ` + map[bool]string{true: "1", false: "0"}[class == test.flood && reason == "overloaded"] + "\n"
+				}
 			}
 			if err := testutil.GatherAndCompare(s.registry(), strings.NewReader(expected), "kubejoin_http_requests_refused_total"); err != nil {
 				t.Error(err)
@@ -162,7 +164,7 @@ func TestReadinessIsShared(t *testing.T) {
 	for range n - 1 {
 		go func() { later <- ask(t.Context()) }()
 	}
-	for s.inFlight(t, "other") != n+1 {
+	for s.inFlight(t, "probe") != n+1 {
 		time.Sleep(time.Millisecond)
 	}
 	leave()

@@ -19,9 +19,9 @@ const (
 	withdrawTimeout = 10 * time.Second
 )
 
-// mint stores a record and answers its join command once it is signed. It takes SignTimeout at
+// mint stores a record and answers how to join with it once it is signed. It takes SignTimeout at
 // most, and withdrawTimeout more to take the token back.
-func (h *handler) mint(r *http.Request, record tokens.Record) (answer, error) {
+func (h *handler) mint(r *http.Request, record tokens.Record, format joinFormat) (answer, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
 	defer cancel()
 	start := time.Now()
@@ -40,18 +40,22 @@ func (h *handler) mint(r *http.Request, record tokens.Record) (answer, error) {
 	logAttrs(ctx, slog.String("token", record.Token.ID()))
 	created := time.Now()
 
-	command, err := h.signed(ctx, r.Context(), record.Token, h.SignTimeout)
+	join, err := h.signed(ctx, r.Context(), record, h.SignTimeout)
+	var body []byte
+	if err == nil {
+		body, err = format.join(join, record.Expires)
+	}
 	if err != nil {
 		// Nobody was told the secret: what is left of the token must go, also when it is the
 		// client that has gone.
 		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, err)
 	}
 	return answer{
-		contentType: "text/plain; charset=utf-8",
+		contentType: format.contentType,
 		header: map[string]string{
 			"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(time.Since(created))),
 		},
-		body: []byte(command + "\n"),
+		body: body,
 	}, nil
 }
 
@@ -80,7 +84,7 @@ func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool)
 			stored, err = h.Tokens.Get(ctx, record.Token.ID())
 			switch {
 			case err != nil: // gone again, or the store is away
-			case chosen && (!lost || stored.Token != record.Token || !stored.Expires.Equal(record.Expires)):
+			case chosen && (!lost || !stored.Token.Equal(record.Token) || !stored.Expires.Equal(record.Expires)):
 				return record, exists
 			case stored.Token != record.Token:
 				// One in two billion, unless somebody has stored very many.
@@ -148,7 +152,11 @@ func lifetime(r tokens.Record) string {
 	if r.Expires.IsZero() {
 		return "stays until it is deleted"
 	}
-	return "ends at " + r.Expires.UTC().Format(time.RFC3339)
+	verb := "ends"
+	if r.Expired(time.Now()) {
+		verb = "ended"
+	}
+	return verb + " at " + r.Expires.UTC().Format(time.RFC3339)
 }
 
 // delete removes a record, also if it has changed meanwhile or is not known to have been stored,

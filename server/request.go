@@ -1,55 +1,146 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/tokens"
 	kjson "sigs.k8s.io/json"
 )
 
 // readRequest fills asked, a pointer to a struct of package api, from the query and the JSON body
-// of a request, each field in one of them. It is strict: what is unknown or said twice is an
-// error.
+// of a request, each field in one of them. It is strict: what is unknown, said twice or given and
+// empty is an error.
 func readRequest(r *http.Request, asked any) error {
 	fields := fieldsOf(reflect.ValueOf(asked).Elem())
-	query, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return newProblem(http.StatusBadRequest, "invalid-query", "the query cannot be read: want name=value pairs, percent-encoded")
-	}
-	inBody, err := readBody(r, asked, known(fields))
+	query, err := parseQuery(r)
 	if err != nil {
 		return err
 	}
-	for name, values := range query {
-		at := -1
-		for i, f := range fields {
-			if f.name == name {
-				at = i
-			}
-		}
-		if at < 0 {
-			return badField(fmt.Sprintf("%.40q", name), "unknown query parameter; known are %s", known(fields))
+	inBody, err := readBody(r, fields)
+	if err != nil {
+		return err
+	}
+	return fill(inURL(fields), query, inBody)
+}
+
+// readQuery is readRequest for a body of another kind.
+func readQuery(r *http.Request, asked any) error {
+	query, err := parseQuery(r)
+	if err != nil {
+		return err
+	}
+	return fill(inURL(fieldsOf(reflect.ValueOf(asked).Elem())), query, nil)
+}
+
+func parseQuery(r *http.Request) (url.Values, error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, newProblem(http.StatusBadRequest, "invalid-query", "the query cannot be read: want name=value pairs, percent-encoded")
+	}
+	return query, nil
+}
+
+// fill sets fields from a query, but for those that the body had.
+func fill(fields []requestField, query url.Values, inBody map[string]json.RawMessage) error {
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		f, found := find(fields, name)
+		if !found {
+			return unknownField(name, "query parameter", fields)
 		}
 		if _, twice := inBody[name]; twice {
 			return badField(name, "given more than once")
 		}
-		if err := fields[at].set(values); err != nil {
+		if err := f.set(query[name]); err != nil {
+			return err
+		}
+		if err := f.check(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readBody reads a body, if there is one, and says which fields it had.
-func readBody(r *http.Request, asked any, known string) (map[string]json.RawMessage, error) {
+// readBody reads a body, if there is one, into the fields of its names, which are case-sensitive, and
+// says which it had.
+func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessage, error) {
+	body, err := readAll(r)
+	if err != nil || len(body) == 0 {
+		return nil, err
+	}
+	// What curl -d sends without a header is taken for a form by name, and is JSON in fact
+	// or nothing that could be read.
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" && media != "application/x-www-form-urlencoded" {
+		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a body of application/json, or none")
+	}
+	var given map[string]json.RawMessage
+	repeated, err := kjson.UnmarshalStrict(body, &given, kjson.DisallowDuplicateFields)
+	if syntax, at := kjson.SyntaxErrorOffset(err); syntax {
+		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a JSON object: it stops being JSON at byte %d of %d", at, len(body))
+	} else if err != nil || given == nil {
+		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a JSON object, but %s", kindOf(body))
+	}
+	names := slices.Sorted(maps.Keys(given))
+	for _, name := range names {
+		if _, found := find(fields, name); !found {
+			return nil, unknownField(name, "field", fields)
+		}
+	}
+	var field kjson.FieldError
+	if len(repeated) > 0 && errors.As(repeated[0], &field) {
+		return nil, badField(field.FieldPath(), "given more than once")
+	}
+	for _, name := range names {
+		f, _ := find(fields, name)
+		if err := f.decode(given[name]); err != nil {
+			return nil, err
+		}
+		if err := f.check(); err != nil {
+			return nil, err
+		}
+	}
+	return given, nil
+}
+
+// unknownField is the problem of a name that is none of a field. Something else may have been pasted
+// there.
+func unknownField(name, what string, fields []requestField) *problem {
+	name = fmt.Sprintf("%.40s", tokens.Redact(name))
+	p := newProblem(http.StatusBadRequest, "invalid-field", "%q: unknown %s; known are %s", name, what, known(fields))
+	p.Field = name
+	return p
+}
+
+// kindOf says of which kind a value of JSON is.
+func kindOf(value []byte) string {
+	switch value = bytes.TrimLeft(value, " \t\r\n"); value[0] {
+	case '{':
+		return "an object"
+	case '[':
+		return "a list"
+	case '"':
+		return "a string"
+	case 't', 'f':
+		return "true or false"
+	case 'n':
+		return "null"
+	}
+	return "a number"
+}
+
+// readAll reads a body to its end, which the route has bounded.
+func readAll(r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
@@ -57,38 +148,25 @@ func readBody(r *http.Request, asked any, known string) (map[string]json.RawMess
 	} else if err != nil {
 		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body ended early")
 	}
-	if len(body) == 0 {
-		return nil, nil
-	}
-	// What curl -d sends without a header is taken for a form by name, and is JSON in fact
-	// or nothing that could be read.
-	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" && media != "application/x-www-form-urlencoded" {
-		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a body of application/json, or none")
-	}
-	// Strict: unknown and repeated fields are errors, names are case-sensitive. What is wrong is
-	// not repeated: it may be a secret.
-	strict, err := kjson.UnmarshalStrict(body, asked)
-	if err != nil {
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", `the body is not a JSON object such as {"ttl": "2h", "description": "rack 7"}, or a field of it is of another kind`)
-	}
-	if len(strict) > 0 {
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body has fields that are unknown or repeated; known are %s", known)
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(body, &fields); err != nil {
-		return nil, err
-	}
-	return fields, nil
+	return body, nil
 }
 
-// A requestField is one field of a request that may be a query parameter.
+// A requestField is one field of a request.
 type requestField struct {
 	name  string
 	value reflect.Value
 }
 
-// fieldsOf gives the fields of a struct, and of those embedded in it, that may stand in a URL:
-// no secrets, which URLs leak.
+func find(fields []requestField, name string) (requestField, bool) {
+	for _, f := range fields {
+		if f.name == name {
+			return f, true
+		}
+	}
+	return requestField{}, false
+}
+
+// fieldsOf gives the fields of a struct, and of those embedded in it.
 func fieldsOf(v reflect.Value) []requestField {
 	var fields []requestField
 	for i := range v.NumField() {
@@ -98,12 +176,23 @@ func fieldsOf(v reflect.Value) []requestField {
 			continue
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		switch v.Field(i).Interface().(type) {
-		case string, int, bool, []string:
+		if name != "-" {
 			fields = append(fields, requestField{name, v.Field(i)})
 		}
 	}
 	return fields
+}
+
+// inURL are the fields that may be query parameters: no objects, and no secrets, which URLs leak.
+func inURL(fields []requestField) []requestField {
+	var allowed []requestField
+	for _, f := range fields {
+		switch f.value.Interface().(type) {
+		case string, int, bool, []string:
+			allowed = append(allowed, f)
+		}
+	}
+	return allowed
 }
 
 func known(fields []requestField) string {
@@ -111,20 +200,81 @@ func known(fields []requestField) string {
 	for i, f := range fields {
 		names[i] = f.name
 	}
-	if len(names) < 2 {
-		return strings.Join(names, "")
+	switch len(names) {
+	case 0:
+		return "none"
+	case 1:
+		return names[0]
 	}
 	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
+}
+
+// check refuses a field that is given and says nothing. It would be taken for one that is left out:
+// an empty list of the names that a token is for, as of a variable that is not set, would be any
+// name. Only a description may be empty, and groups, without which a token is good for less.
+func (f requestField) check() error {
+	most, usual := MaxPage, "the default"
+	if f.name == "maxNodes" {
+		most, usual = tokens.MaxNodes, "any number"
+	}
+	switch v := f.value.Interface().(type) {
+	case int:
+		if v == 0 {
+			return badField(f.name, "0 given, want 1 to %d; leave it out for %s", most, usual)
+		}
+	case []string:
+		if len(v) == 0 && f.name != "groups" {
+			return badField(f.name, "is empty; leave it out for the default")
+		}
+		if slices.Contains(v, "") {
+			return badField(f.name, "number %d of the list is empty", slices.Index(v, "")+1)
+		}
+	case bool, json.RawMessage:
+	default: // strings, and a secret
+		if f.value.Len() == 0 && f.name != "description" {
+			return badField(f.name, "is empty; leave it out for the default")
+		}
+	}
+	return nil
+}
+
+// decode takes a value in JSON. No value is repeated but numbers: it may be a secret.
+func (f requestField) decode(value json.RawMessage) error {
+	if string(value) == "null" {
+		return badField(f.name, "is null; leave it out for the default")
+	}
+	err := json.Unmarshal(value, f.value.Addr().Interface())
+	var kind *json.UnmarshalTypeError
+	if !errors.As(err, &kind) {
+		return err
+	}
+	given, want := kindOf(value), "a string"
+	switch f.value.Interface().(type) {
+	case int:
+		want = "a whole number"
+		if given == "a number" {
+			given = fmt.Sprintf("%.40s", value)
+		}
+	case bool:
+		want = "true or false"
+	case []string:
+		want = "a list of strings"
+		if given == "a list" {
+			given += " with something else in it"
+		}
+	}
+	return badField(f.name, "%s given, want %s", given, want)
 }
 
 // set takes the values of a query parameter. Lists may be repeated, or have commas.
 func (f requestField) set(values []string) error {
 	if list, ok := f.value.Addr().Interface().(*[]string); ok {
 		*list = []string{}
+		if len(values) == 1 && values[0] == "" {
+			return nil
+		}
 		for _, v := range values {
-			if v != "" {
-				*list = append(*list, strings.Split(v, ",")...)
-			}
+			*list = append(*list, strings.Split(v, ",")...)
 		}
 		return nil
 	}
@@ -133,9 +283,6 @@ func (f requestField) set(values []string) error {
 	}
 	switch v := f.value.Addr().Interface().(type) {
 	case *string:
-		if values[0] == "" && f.name != "description" {
-			return badField(f.name, "is empty; leave it out for the default")
-		}
 		*v = values[0]
 	case *int:
 		n, err := strconv.Atoi(values[0])

@@ -7,11 +7,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
+	certificates "k8s.io/api/certificates/v1"
 )
 
 // DefaultSignTimeout is how long a new token may wait for its signature unless
@@ -24,12 +25,19 @@ type Server struct {
 	Tokens tokens.Store
 	// ClusterInfo is what joining nodes are to trust. It is required.
 	ClusterInfo ClusterInfo
-	// Authenticate says who sent a request; nil refuses everybody.
+	// Authenticate says who sent a request; nil refuses everybody. [TokenFile], [ClientCertificate],
+	// [AnyOf] and [HeaderOrCertificate] are ways, and package server/kubeauth asks an API server; an
+	// installer may have its own. Users without a name, and those of bootstrap tokens, are refused
+	// whatever Authorize says.
 	Authenticate Authenticate
-	// Authorize says whether a user may do what a request asks for; nil refuses everything.
+	// Authorize says whether a user may do what a request asks for; nil refuses everything. [AllowGroup]
+	// is one, and server/kubeauth has RBAC's. docs/access.md lists what is asked: one Access for each
+	// path, and for a token more of them, by what it may be.
 	Authorize Authorize
 	// TokenReview answers kube-apiserver whose token it was shown; nil has no such path.
 	TokenReview *TokenReview
+	// Certificates answers POST /v1/certificate; nil has no such path.
+	Certificates *Certificates
 
 	// Advertise is the HOST:PORT that join commands name for discovery. Empty is the API
 	// server that cluster-info names.
@@ -44,18 +52,42 @@ type Server struct {
 	// Claims keeps the node names that were taken with limited tokens; nil has none, and no
 	// /v1/claim.
 	Claims tokens.Claims
+	// Longest is the longest lifetime of certificates where there are no Nodes: a name that is
+	// released is remembered for as long, so that its certificates are not renewed. Nil is where
+	// there are Nodes, and the same is done for claims of a short lifetime alone.
+	Longest func() time.Duration
+	// Issued is the issuance record; nil keeps none that could be asked, and no /v1/issued.
+	Issued issuance.Store
 	// Node reads a Node as it is now, for tokens that replace it. The error wraps
 	// tokens.ErrNotFound if there is none of that name. Nil is where there are no Nodes.
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
 	// Explain says why a machine of that name has or has not joined, usually by the Reader of
 	// package server/explain/kube. Nil is where there is no cluster, and no /v1/explain.
 	Explain func(ctx context.Context, node string) (explain.Explanation, error)
-	// Warnings are what whoever makes a token with limits should know, in words: that nothing
-	// is at work which would hold anybody to them. Nil is nothing.
-	Warnings func(ctx context.Context) []string
+	// ExplainRequest says what would be done about a certificate request and why: about the one of
+	// that name, or about the object if one is given. The error wraps tokens.ErrNotFound if there
+	// is none of that name. It is usually Requests of package server/explain/kube; nil is where
+	// there is no cluster.
+	ExplainRequest func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error)
+	// Warnings are what whoever makes that token should know, in words: that nothing is at work
+	// which would hold anybody to its limits, that the CA is near its end, and the like. Nil is
+	// nothing.
+	Warnings func(ctx context.Context, made tokens.Record) []string
 	// ShowCauses has problems tell what an operator would look up in the log. It is for a
 	// Handler that is called in the process of the one who asks.
 	ShowCauses bool
+
+	// ClientRate is how many requests one client may send, and, with HTTPServer, how many connections it
+	// may open; a client is an address, and the /64 of an IPv6 address. Credentials that are not
+	// accepted are counted apart, 100 of them and 10 more a second, and so is what a client has in flight:
+	// an eighth of the places that there are for requests of a kind, while half of them are taken. The zero Rate is DefaultClientQPS and DefaultClientBurst, and one below zero leaves clients
+	// without any of these limits: for where all of them come from one address, as behind a proxy. What
+	// exceeds it is answered 429.
+	ClientRate Rate
+	// UserRate is how many requests one user may send whom Authenticate, a client certificate or a
+	// bootstrap token names; what is in flight is bounded for a user as for a client. The zero Rate is
+	// DefaultUserQPS and DefaultUserBurst, and one below zero no limit of either.
+	UserRate Rate
 
 	// Checks are what /readyz asks. None is ready.
 	Checks []Check
@@ -80,6 +112,9 @@ type ClusterInfo interface {
 	// should be passed on. It is asked for by anybody and often: what has
 	// not changed should be at hand. Neither side changes the bytes.
 	JSON(ctx context.Context) ([]byte, error)
+	// Config is the kubeconfig in it alone, with the errors and the terms of JSON. It need not be
+	// one that should be passed on: the server looks at each new one.
+	Config(ctx context.Context) (kubeconfig []byte, err error)
 	// WaitSigned returns the kubeconfig in cluster-info as soon as JSON carries a valid
 	// signature of it by the token. The error says what was seen instead until ctx ended.
 	WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error)
@@ -89,15 +124,24 @@ type ClusterInfo interface {
 type handler struct {
 	Server
 	log          *slog.Logger
+	rates        *rates
 	failing      atomic.Int32 // checks, when /readyz was asked last
 	rounds       rounds
 	unsigned     unsigned
 	target       atomic.Pointer[target]
-	requests     *prometheus.CounterVec
-	duration     *prometheus.HistogramVec
-	joinCommands *prometheus.CounterVec
-	tokenReviews *prometheus.CounterVec
-	nobody       tokens.Record // has a token that was told to nobody
+	published    atomic.Pointer[published]
+	discovered   publication // the ConfigMap
+	kubeconfig   publication
+	caPEM, caSet publication // the CAs in PEM, and as JSON
+
+	described, describedJSON     publication // openapi.yaml
+	referencePage, referenceText publication
+	requests                     *prometheus.CounterVec
+	duration                     *prometheus.HistogramVec
+	joinCommands                 *prometheus.CounterVec
+	tokenReviews                 *prometheus.CounterVec
+	certificates                 *prometheus.CounterVec
+	nobody                       tokens.Record // has a token that was told to nobody
 }
 
 // Handler makes the handler of the whole API, with bounds on bodies and on the requests that are
@@ -108,6 +152,7 @@ func (s Server) Handler() http.Handler {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
+	h.rates = newRates(&s, h.log)
 	if h.SignTimeout <= 0 {
 		h.SignTimeout = DefaultSignTimeout
 	}
@@ -118,50 +163,12 @@ func (s Server) Handler() http.Handler {
 	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to answer a request.", prometheus.DefBuckets, "route")
 	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Join commands asked for, by result.", "result")
 
-	newClass := classes(s.Registerer)
-	discovery, joinCommands := newClass("discovery", maxDiscovery), newClass("join-command", maxJoinCommands)
-	lifecycle, others := newClass("lifecycle", maxLifecycle), newClass("other", maxOthers)
-	r := chi.NewRouter()
-	r.NotFound(h.route("unknown", others, h.notFound))
-	r.MethodNotAllowed(h.route("unknown", others, h.methodNotAllowed))
+	if h.Certificates != nil {
+		h.certificates = metrics.Counter(s.Registerer, "kubejoin_http_certificates_total", "Certificates asked for over HTTPS, by result: issued, refused, not_permitted, waits or failed, which is by kubejoin's own fault. Who is not known and what cannot be read is not counted.", "result")
+	}
 	if h.TokenReview != nil {
-		h.nobody = tokens.Record{Token: tokens.Generate()}
 		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Tokens that kube-apiserver asked about, by result.", "result")
-		reviews := newClass("token-review", maxTokenReviews)
-		for _, version := range reviewVersions {
-			r.Post(reviewPath(version), h.route("tokenreview", reviews, h.tokenReview))
-		}
 	}
-	for _, on := range []struct {
-		method, path, name string
-		class              *class
-		access             Access
-		act                action
-	}{
-		{http.MethodPost, "/v1/token/print-join-command", "print-join-command", joinCommands, Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand},
-		{http.MethodPost, "/v1/token", "create-token", joinCommands, Access{Verb: "create", Resource: "tokens"}, h.createToken},
-		{http.MethodGet, "/v1/token", "list-tokens", lifecycle, Access{Verb: "list", Resource: "tokens"}, h.listTokens},
-		{http.MethodGet, "/v1/token/{id:[^-]+}", "get-token", lifecycle, Access{Verb: "get", Resource: "tokens"}, h.getToken},
-		{http.MethodDelete, "/v1/token/{id:[^-]+}", "delete-token", lifecycle, Access{Verb: "delete", Resource: "tokens"}, h.deleteToken},
-		{http.MethodPost, "/v1/token/{id:[^-]+}/renew", "renew-token", lifecycle, Access{Verb: "update", Resource: "tokens"}, h.renewToken},
-		{http.MethodGet, "/v1/claim", "list-claims", lifecycle, Access{Verb: "list", Resource: "claims"}, h.listClaims},
-		{http.MethodDelete, "/v1/claim/{node}", "release-claim", lifecycle, Access{Verb: "delete", Resource: "claims"}, h.releaseClaim},
-		{http.MethodGet, "/v1/explain/{node}", "explain", lifecycle, Access{Verb: "get", Resource: "explanations"}, h.explanation},
-	} {
-		handle := h.route(on.name, on.class, h.allowed(on.access, on.act))
-		r.Method(on.method, on.path, handle)
-		if on.method == http.MethodGet {
-			r.Method(http.MethodHead, on.path, handle)
-		}
-	}
-	for _, method := range []string{http.MethodGet, http.MethodHead} {
-		r.Method(method, discoveryPath, h.route("discovery", discovery, h.discovery))
-		r.Method(method, "/healthz", h.route("healthz", others, h.healthz))
-		r.Method(method, "/readyz", h.route("readyz", others, h.readyz))
-		r.Method(method, "/version", h.route("version", others, h.version))
-		if h.Metrics != nil {
-			r.Method(method, "/metrics", h.route("metrics", others, h.allowed(Access{Verb: "get", Resource: "metrics"}, h.metrics)))
-		}
-	}
-	return r
+	h.nobody = tokens.Record{Token: tokens.Generate()}
+	return h.router()
 }

@@ -70,6 +70,8 @@ func newSite(t testing.TB) *site {
 		Version:      server.Version{Version: "v0.0.0"},
 		Logger:       slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Registerer:   prometheus.NewPedanticRegistry(),
+		// The tests of rates have some. Others would not notice what is refused in place of an answer.
+		ClientRate: server.Rate{QPS: -1}, UserRate: server.Rate{QPS: -1},
 	}
 	return s
 }
@@ -88,7 +90,7 @@ func (s *site) start(t testing.TB) {
 	if s.Advertise == "" {
 		s.Advertise = listener.Addr().String()
 	}
-	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate})
+	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate, ClientAuth: tls.RequestClientCert})
 	if s.idle > 0 {
 		web.IdleTimeout = s.idle
 	}

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strings"
@@ -14,8 +13,8 @@ import (
 // MaxTTL is the longest time that a token may live, short of for ever.
 const MaxTTL = 10 * 365 * 24 * time.Hour
 
-// newRecord is the token that a spec asks for.
-func (h *handler) newRecord(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
+// newRecord is the token that a request asks for with a spec. Whoever sends it may make that token.
+func (h *handler) newRecord(r *http.Request, spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
 	var err error
 	if record.Expires, err = expiry(spec.TTL, spec.Expires, now); err != nil {
@@ -44,18 +43,18 @@ func (h *handler) newRecord(ctx context.Context, spec api.TokenSpec, t tokens.To
 	case record.Authentication:
 		record.Groups = []string{tokens.DefaultGroup}
 	}
-	if record.Limits, err = h.limits(ctx, spec); err != nil {
+	if record.Limits, err = h.limits(r, spec); err != nil {
 		return record, err
 	}
 	if err := record.Check(); err != nil {
 		return record, badRecord(err)
 	}
-	return record, nil
+	return record, h.mayMake(r, record)
 }
 
 // limits is what a spec limits a token to. The Node to replace is looked up: the token is to be
 // for the one that is there now.
-func (h *handler) limits(ctx context.Context, spec api.TokenSpec) (tokens.Limits, error) {
+func (h *handler) limits(r *http.Request, spec api.TokenSpec) (tokens.Limits, error) {
 	limits := tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role}
 	if s := spec.CertificateDuration; s != "" {
 		d, err := time.ParseDuration(s)
@@ -74,7 +73,10 @@ func (h *handler) limits(ctx context.Context, spec api.TokenSpec) (tokens.Limits
 	if h.Node == nil {
 		return limits, badField("replaceNode", "there are no Nodes here, since this kubejoin works on no cluster")
 	}
-	node, err := h.Node(ctx, name)
+	if err := h.mayReplace(r, name); err != nil {
+		return limits, err
+	}
+	node, err := h.Node(r.Context(), name)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
 		return limits, badField("replaceNode", "there is no Node %s, so that a token without it will do", name)
@@ -91,6 +93,7 @@ func (h *handler) limits(ctx context.Context, spec api.TokenSpec) (tokens.Limits
 func expiry(ttl, expires string, now time.Time) (time.Time, error) {
 	if expires != "" {
 		at, err := time.Parse(time.RFC3339, expires)
+		at = at.UTC().Truncate(time.Second)
 		switch {
 		case ttl != "":
 			return at, badField("expires", "give this or ttl")
@@ -99,7 +102,7 @@ func expiry(ttl, expires string, now time.Time) (time.Time, error) {
 		case at.Before(now.Add(time.Second)) || at.After(now.Add(MaxTTL)):
 			return at, badField("expires", "%s given; want a time in the future, within %s", expires, MaxTTL)
 		}
-		return at.UTC().Truncate(time.Second), nil
+		return at, nil
 	}
 	lifetime := tokens.DefaultTTL
 	if ttl != "" {
@@ -115,7 +118,12 @@ func expiry(ttl, expires string, now time.Time) (time.Time, error) {
 	if lifetime == 0 {
 		return time.Time{}, nil
 	}
-	return now.Add(lifetime).UTC().Truncate(time.Second), nil
+	// Times of tokens are whole seconds, and a token lives as long as it was asked to at least.
+	end := now.Add(lifetime).UTC().Truncate(time.Second)
+	if end.Before(now.Add(lifetime)) {
+		end = end.Add(time.Second)
+	}
+	return end, nil
 }
 
 // Fields as package tokens calls them in its errors, and as requests do.

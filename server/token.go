@@ -13,17 +13,22 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// listTokens answers all tokens without their secrets.
+// listTokens answers all tokens, or a page of them, without their secrets.
 func (h *handler) listTokens(r *http.Request) (answer, error) {
-	if err := readRequest(r, &struct{}{}); err != nil {
+	var asked api.ListPage
+	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
 	}
 	records, err := h.Tokens.List(r.Context())
 	if err != nil {
 		return answer{}, h.unavailable(err)
 	}
+	records, next, err := page(records, api.KindTokenList, func(r tokens.Record) string { return r.Token.ID() }, asked)
+	if err != nil {
+		return answer{}, err
+	}
 	v := h.view(r.Context(), time.Now())
-	list := api.TokenList{APIVersion: api.Version, Kind: api.KindTokenList, Items: make([]api.Token, len(records)), Warnings: v.warnings}
+	list := api.TokenList{APIVersion: api.Version, Kind: api.KindTokenList, Items: make([]api.Token, len(records)), Warnings: v.warnings, Continue: next}
 	for i, record := range records {
 		list.Items[i] = v.token(record)
 	}
@@ -126,6 +131,11 @@ func (h *handler) renewToken(r *http.Request) (answer, error) {
 	expires, err := expiry(asked.TTL, asked.Expires, now)
 	if err != nil {
 		return answer{}, err
+	}
+	if expires.IsZero() {
+		if err := h.mayRenewForEver(r); err != nil {
+			return answer{}, err
+		}
 	}
 	record, err := h.find(r)
 	if err != nil {

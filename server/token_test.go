@@ -374,6 +374,8 @@ func TestRights(t *testing.T) {
 		{"POST", tokenPath + "/qwertz/renew", "update tokens.kubejoin.io"},
 		{"GET", "/v1/claim", "list claims.kubejoin.io"},
 		{"DELETE", "/v1/claim/worker-3", "delete claims.kubejoin.io"},
+		{"GET", "/v1/issued", "list issued.kubejoin.io"},
+		{"GET", "/v1/issued/1f", "get issued.kubejoin.io"},
 	} {
 		asked = nil
 		if got := s.do(t, test.method, test.path, "", "", ""); got.status != 401 || len(asked) != 0 {

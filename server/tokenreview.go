@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"mime"
 	"net/http"
@@ -18,10 +17,6 @@ import (
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	kjson "sigs.k8s.io/json"
 )
-
-// maxTokenReviews is how many reviews are in flight at most. kube-apiserver asks once for all
-// requests with the same token, and remembers the answer.
-const maxTokenReviews = 256
 
 // reviewTimeout is how long the store may take. kube-apiserver gives a review 30 s in all.
 const reviewTimeout = 10 * time.Second
@@ -85,7 +80,7 @@ func (h *handler) checkReviewer(r *http.Request) error {
 	user, err := h.TokenReview.Authenticate(r)
 	switch {
 	case err == nil:
-		logAttrs(r.Context(), slog.String("user", user.Name))
+		note(r, user) // and no rate of one user: it asks for everybody
 		return nil
 	case errors.Is(err, ErrForbidden):
 		p := newProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create tokenreviews")
@@ -117,12 +112,9 @@ func readTokenReview(r *http.Request) (askedReview, error) {
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
 		return asked, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
 	}
-	body, err := io.ReadAll(r.Body)
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
-		return asked, newProblem(http.StatusRequestEntityTooLarge, "body-too-large", "the body has more than %d bytes", tooLarge.Limit)
-	} else if err != nil {
-		return asked, newProblem(http.StatusBadRequest, "invalid-body", "the body ended early")
+	body, err := readAll(r)
+	if err != nil {
+		return asked, err
 	}
 	// Fields that are not known are a newer API server's.
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &asked); err != nil {
@@ -141,22 +133,11 @@ func (h *handler) review(ctx context.Context, shown string, audiences []string) 
 	if err != nil {
 		return no, nil // every bearer that no other authenticator knows comes here
 	}
-	logAttrs(ctx, slog.String("token", token.ID()))
-	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
-	defer cancel()
-	record, err := h.Tokens.Get(ctx, token.ID())
-	if errors.Is(err, tokens.ErrNotFound) {
-		record, err = h.nobody, nil // as much work as with one that is there
-	}
+	user, why, err := h.bootstrapUser(ctx, token, h.TokenReview.Now)
 	if err != nil {
 		return no, err
 	}
-	now := time.Now
-	if h.TokenReview.Now != nil {
-		now = h.TokenReview.Now
-	}
 	accepted, meant := accepted(audiences, h.TokenReview.Audiences)
-	why := refusal(record, token, now())
 	if why == "" && !meant {
 		why = "for another audience"
 	}
@@ -166,9 +147,49 @@ func (h *handler) review(ctx context.Context, shown string, audiences []string) 
 	}
 	return authenticationv1.TokenReviewStatus{
 		Authenticated: true,
-		User:          authenticationv1.UserInfo{Username: bootstrapapi.BootstrapUserPrefix + token.ID(), Groups: bootstrapGroups(record)},
+		User:          authenticationv1.UserInfo{Username: user.Name, Groups: user.Groups},
 		Audiences:     accepted,
 	}, nil
+}
+
+// bootstrapUser is whose token it is that was shown, under the conditions of kube-apiserver's
+// bootstrap token authenticator, or why nobody's. An error means that nobody can tell. A now of
+// nil is time.Now.
+func (h *handler) bootstrapUser(ctx context.Context, shown tokens.Token, now func() time.Time) (user User, why string, err error) {
+	logAttrs(ctx, slog.String("token", shown.ID()))
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	record, err := h.Tokens.Get(ctx, shown.ID())
+	if errors.Is(err, tokens.ErrNotFound) {
+		record, err = h.nobody, nil // as much work as with one that is there
+	}
+	if err != nil {
+		return User{}, "", err
+	}
+	if now == nil {
+		now = time.Now
+	}
+	if why := refusal(record, shown, now()); why != "" {
+		return User{}, why, nil
+	}
+	return User{Name: bootstrapapi.BootstrapUserPrefix + shown.ID(), Groups: bootstrapGroups(record)}, "", nil
+}
+
+// isToken is whether a request shows a bootstrap token that there is, as far as kubejoin remembers: no
+// store is asked.
+func (h *handler) isToken(r *http.Request) bool {
+	bearer, err := Bearer(r)
+	if err != nil {
+		return false
+	}
+	shown, err := tokens.Parse(bearer)
+	if err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
+	defer cancel()
+	record, err := h.Tokens.Find(ctx, shown.ID())
+	return err == nil && record.Token.Equal(shown)
 }
 
 // refusal is why kube-apiserver's bootstrap token authenticator would not accept the token that

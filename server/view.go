@@ -46,7 +46,7 @@ func (h *handler) view(ctx context.Context, now time.Time) view {
 	if err != nil {
 		v.warnings = append(v.warnings, h.warning("which nodes have joined may be incomplete, since claims cannot be read", err))
 	}
-	for _, c := range claims {
+	for _, c := range slices.DeleteFunc(claims, tokens.Claim.Released) {
 		v.claimed[c.TokenUID] = append(v.claimed[c.TokenUID], c.Node)
 	}
 	return v

@@ -7,8 +7,14 @@ const Version = "output.kubejoin.io/v1alpha1"
 
 // Kinds of objects.
 const (
-	KindToken     = "BootstrapToken"
-	KindTokenList = "BootstrapTokenList"
-	KindClaim     = "NodeNameClaim"
-	KindClaimList = "NodeNameClaimList"
+	KindToken       = "BootstrapToken"
+	KindTokenList   = "BootstrapTokenList"
+	KindJoinCommand = "JoinCommand"
+	KindClaim       = "NodeNameClaim"
+	KindClaimList   = "NodeNameClaimList"
+
+	KindCABundle = "CABundle"
+
+	KindIssuanceEntry     = "IssuanceEntry"
+	KindIssuanceEntryList = "IssuanceEntryList"
 )

@@ -1,5 +1,7 @@
 package api
 
+import "time"
+
 // A Problem is an RFC 9457 problem document, and the error that it is about.
 type Problem struct {
 	// Type is ProblemType and a name that does not change.
@@ -9,9 +11,15 @@ type Problem struct {
 	Detail string `json:"detail,omitempty"`
 	// Field is the query parameter or body field at fault.
 	Field string `json:"field,omitempty"`
+	// Reason is why there is no certificate, one word in CamelCase: see packages signer and
+	// signer/approval.
+	Reason string `json:"reason,omitempty"`
 	// TokenID is the token that is there in spite of the problem.
 	TokenID   string `json:"tokenID,omitempty"`
 	RequestID string `json:"requestID,omitempty"`
+	// RetryAfter is how long to wait before the same is asked again; zero is that it says
+	// nothing of that. It is in a header.
+	RetryAfter time.Duration `json:"-"`
 }
 
 // ProblemType is what all types of problems begin with.
@@ -21,14 +29,26 @@ const ProblemType = "https://kubejoin.io/problems/"
 const (
 	// ProblemNotSigned: the token of TokenID was made, and nobody has signed it in time.
 	ProblemNotSigned = "token-not-signed"
-	ProblemExists    = "token-exists"
-	ProblemSpent     = "token-spent"
+	// ProblemExists: there is a token of that ID, with another secret or made for something else.
+	ProblemExists = "token-exists"
+	ProblemSpent  = "token-spent"
 	// ProblemFull: no token was made, since cluster-info has no room for its signature.
 	ProblemFull = "cluster-info-full"
 	// ProblemWouldShorten: a renewal needs RenewToken.Shorten.
 	ProblemWouldShorten = "would-shorten"
 	// ProblemNotExpired: a token that was to be deleted if it had expired has not.
 	ProblemNotExpired = "token-not-expired"
+	// ProblemCertificateRefused: the certificate will not be had as it was asked for. Reason
+	// says why.
+	ProblemCertificateRefused = "certificate-refused"
+	// ProblemCertificateNotPermitted: nobody has said no, and nobody may say yes by themselves.
+	ProblemCertificateNotPermitted = "certificate-not-permitted"
+	// ProblemCertificateWaits: something has to happen first, after which the same request may
+	// succeed.
+	ProblemCertificateWaits = "certificate-waits"
+	// ProblemTooManyRequests: the address or the user sends more than it may. The same will be
+	// answered after RetryAfter, or a few times that.
+	ProblemTooManyRequests = "too-many-requests"
 )
 
 func (p *Problem) Error() string { return p.Detail }

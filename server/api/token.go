@@ -66,12 +66,23 @@ type Node struct {
 	UID  string `json:"uid"`
 }
 
-// A TokenList is all tokens, in the order of their IDs.
+// A TokenList is all tokens, or a page of them, in the order of their IDs.
 type TokenList struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
 	Items      []Token  `json:"items"`
 	Warnings   []string `json:"warnings,omitempty"`
+	// Continue is the ListPage.Continue of the next page; empty if this is the last.
+	Continue string `json:"continue,omitempty"`
+}
+
+// ListPage asks for a part of a list of tokens or claims. What is there from the first page to the
+// last is on one of them, once, whatever comes and goes meanwhile.
+type ListPage struct {
+	// Limit is the most items of a page, 1 to 1000; zero is all that are left.
+	Limit int `json:"limit,omitempty"`
+	// Continue goes on behind a page.
+	Continue string `json:"continue,omitempty"`
 }
 
 // A TokenSpec says what a token is to be. The zero TokenSpec is a token as kubeadm makes it. Every
@@ -88,9 +99,10 @@ type TokenSpec struct {
 	Groups      []string `json:"groups,omitzero"`
 	Description string   `json:"description,omitempty"`
 
-	// What it is to be good for; zero is anything. See tokens.Limits.
+	// What it is to be good for; zero is anything, but NodeNames that are empty and not nil are
+	// refused. See tokens.Limits.
 	MaxNodes            int      `json:"maxNodes,omitempty"`
-	NodeNames           []string `json:"nodeNames,omitempty"`
+	NodeNames           []string `json:"nodeNames,omitzero"`
 	CertificateDuration string   `json:"certificateDuration,omitempty"` // a Go duration
 	Role                string   `json:"role,omitempty"`
 	// ReplaceNode is the name of a Node that exists now, whose name the token may take.
@@ -100,7 +112,8 @@ type TokenSpec struct {
 // CreateToken asks for a token.
 type CreateToken struct {
 	// Token is the caller's own; empty is one that the server makes. A caller who has made it
-	// with tokens.Generate has it also if the answer is lost. It is never a query parameter.
+	// with tokens.Generate has it also if the answer is lost, and may ask again: if that token is
+	// there, and everything else is as it was, it is the answer. It is never a query parameter.
 	Token Secret `json:"token,omitempty"`
 	TokenSpec
 	// Wait is how long to wait for the signature, a Go duration; empty is the server's, "0" is

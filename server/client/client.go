@@ -10,7 +10,9 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
 )
@@ -22,7 +24,7 @@ const maxAnswer = 256 << 20
 // refuses is a [*api.Problem]; every other error is of the way there, and what was asked for may
 // have happened.
 type Client struct {
-	// URL is the server's, as https://HOST:PORT.
+	// URL is the server's, as https://HOST:PORT, with the prefix where it is mounted under one.
 	URL string
 	// Bearer says who asks; empty leaves that to HTTP, which may have a client certificate.
 	Bearer api.Secret
@@ -30,19 +32,13 @@ type Client struct {
 	HTTP *http.Client
 }
 
-// CreateToken makes a token and waits for its signature as far as it is asked to. A problem
+// CreateToken makes a token and waits for its signature as far as it is asked to. Asked again for
+// the same token, with everything else as it was, it gives the one that is there. A problem
 // named [api.ProblemNotSigned] has the ID of a token that was made.
 func (c *Client) CreateToken(ctx context.Context, asked api.CreateToken) (api.Token, error) {
 	var t api.Token
 	err := c.do(ctx, http.MethodPost, "/v1/token", asked, &t)
 	return t, err
-}
-
-// ListTokens gives all tokens without their secrets.
-func (c *Client) ListTokens(ctx context.Context) (api.TokenList, error) {
-	var list api.TokenList
-	err := c.do(ctx, http.MethodGet, "/v1/token", nil, &list)
-	return list, err
 }
 
 // GetToken gives one token without its secret.
@@ -66,13 +62,6 @@ func (c *Client) RenewToken(ctx context.Context, id string, asked api.RenewToken
 	return t, err
 }
 
-// ListClaims gives the node names that were taken with limited tokens.
-func (c *Client) ListClaims(ctx context.Context) (api.ClaimList, error) {
-	var list api.ClaimList
-	err := c.do(ctx, http.MethodGet, "/v1/claim", nil, &list)
-	return list, err
-}
-
 // ReleaseClaim makes a node name free again, and its place on the token.
 func (c *Client) ReleaseClaim(ctx context.Context, node string, asked api.ReleaseClaim) (api.Claim, error) {
 	var claim api.Claim
@@ -80,30 +69,63 @@ func (c *Client) ReleaseClaim(ctx context.Context, node string, asked api.Releas
 	return claim, err
 }
 
-// PrintJoinCommand makes a token and gives the command to join with, which holds it. A token
-// that is not signed in time is deleted again.
-func (c *Client) PrintJoinCommand(ctx context.Context, asked api.TokenSpec) (api.Secret, error) {
+// ListIssued gives a page of the issuance record, without the certificates themselves.
+func (c *Client) ListIssued(ctx context.Context, asked api.ListIssued) (api.IssuanceEntryList, error) {
+	query := url.Values{}
+	for name, value := range map[string]string{
+		"tokenID": asked.TokenID, "node": asked.Node, "requester": asked.Requester, "signer": asked.Signer, "outcome": asked.Outcome,
+		"endsWithin": asked.EndsWithin, "since": asked.Since, "continue": asked.Continue,
+	} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	if asked.Limit != 0 {
+		query.Set("limit", strconv.Itoa(asked.Limit))
+	}
+	var list api.IssuanceEntryList
+	err := c.do(ctx, http.MethodGet, "/v1/issued?"+query.Encode(), nil, &list)
+	return list, err
+}
+
+// GetIssued gives the entry of a certificate by its serial number, and the certificate.
+func (c *Client) GetIssued(ctx context.Context, serial string) (api.IssuanceEntry, error) {
+	var e api.IssuanceEntry
+	err := c.do(ctx, http.MethodGet, "/v1/issued/"+url.PathEscape(serial), nil, &e)
+	return e, err
+}
+
+// PrintJoinCommand makes a token and gives the command to join with, which holds it, or what stands
+// for it in another format. A token that is not signed in time is deleted again.
+func (c *Client) PrintJoinCommand(ctx context.Context, asked api.PrintJoinCommand) (api.Secret, error) {
 	var command []byte
 	err := c.do(ctx, http.MethodPost, "/v1/token/print-join-command", asked, &command)
-	return api.Secret(strings.TrimSpace(string(command))), err
+	if asked.Format == "" || asked.Format == api.FormatText {
+		command = bytes.TrimSpace(command)
+	}
+	return api.Secret(command), err
 }
 
 // do sends a request, and reads the answer into a []byte as it is or into another pointer as JSON.
 func (c *Client) do(ctx context.Context, method, path string, asked, into any) error {
-	var body io.Reader
+	var body []byte
 	if asked != nil {
-		content, err := json.Marshal(asked)
-		if err != nil {
+		var err error
+		if body, err = json.Marshal(asked); err != nil {
 			return err
 		}
-		body = bytes.NewReader(content)
 	}
-	r, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.URL, "/")+path, body)
+	return c.send(ctx, method, path, "application/json", body, into)
+}
+
+// send is do with a body as it is; nil is none.
+func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte, into any) error {
+	r, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.URL, "/")+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	if asked != nil {
-		r.Header.Set("Content-Type", "application/json")
+	if body != nil {
+		r.Header.Set("Content-Type", contentType)
 	}
 	if c.Bearer != "" {
 		r.Header.Set("Authorization", "Bearer "+c.Bearer.Reveal())
@@ -146,5 +168,8 @@ func problem(server string, response *http.Response, content []byte) error {
 		return fmt.Errorf("%s: answers %s, and not as a kubejoin server does", server, response.Status)
 	}
 	p.Status = response.StatusCode
+	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && seconds > 0 && seconds < 1e6 {
+		p.RetryAfter = time.Duration(seconds) * time.Second
+	}
 	return p
 }

@@ -127,7 +127,7 @@ func TestLife(t *testing.T) {
 			if now, err := store.Get(ctx, own.ID()); err != nil || len(now.Nodes) != 0 {
 				t.Errorf("nodes %v, %v", now.Nodes, err)
 			}
-			command, err := c.PrintJoinCommand(ctx, api.TokenSpec{MaxNodes: 1})
+			command, err := c.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{MaxNodes: 1}})
 			if err != nil || !strings.HasPrefix(command.Reveal(), "kubeadm join join.example.com:9443 --token ") || strings.HasSuffix(command.Reveal(), "\n") {
 				t.Errorf("command %q, %v", command.Reveal(), err)
 			}

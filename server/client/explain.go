@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 )
 
@@ -12,5 +13,12 @@ import (
 func (c *Client) Explain(ctx context.Context, node string) (explain.Explanation, error) {
 	var e explain.Explanation
 	err := c.do(ctx, http.MethodGet, "/v1/explain/"+url.PathEscape(node), nil, &e)
+	return e, err
+}
+
+// ExplainRequest says what would be done about a certificate request, and why.
+func (c *Client) ExplainRequest(ctx context.Context, asked api.ExplainRequest) (explain.RequestExplanation, error) {
+	var e explain.RequestExplanation
+	err := c.do(ctx, http.MethodPost, "/v1/explain", asked, &e)
 	return e, err
 }

@@ -162,6 +162,9 @@ func (v *view) joined() {
 		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", r.Name, ago(r.Approved.At, v.now))
 	default:
 		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate waits to be approved since %s", r.Name, ago(r.Created, v.now))
+		if event := v.event(r); event != nil { // kubejoin says why
+			v.e.Sentence += ": " + clean(event.Message)
+		}
 		v.next("approve it with", "kubectl certificate approve "+r.Name)
 	}
 }

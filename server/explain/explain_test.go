@@ -70,6 +70,12 @@ func TestExplain(t *testing.T) {
 			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate waits to be approved since 40 s ago; approve it with: kubectl certificate approve csr-serving",
 			next:     []string{"kubectl certificate approve csr-serving"},
 		},
+		"serving certificate waits for the operator": {
+			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{request(itself, serving)}, Events: []explain.Event{servingEvent("ServingScopeNotConfigured", "nothing is configured")}},
+			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate waits to be approved since 40 s ago: nothing is configured; approve it with: kubectl certificate approve csr-serving",
+			next:     []string{"kubectl certificate approve csr-serving"},
+		},
 		"serving certificate refused": {
 			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{request(itself, serving, failed("SignerValidationFailure", "no IP"))}},
 			state: explain.Joined, since: before(2*time.Hour + time.Minute),

@@ -166,6 +166,12 @@ func event(reason, message string) explain.Event {
 		Reason: reason, Message: message, At: before(20 * time.Second)}
 }
 
+func servingEvent(reason, message string) explain.Event {
+	e := event(reason, message)
+	e.Object, e.UID = "csr-serving", "uid-serving"
+	return e
+}
+
 func caEvent(reason, message string, age time.Duration) explain.Event {
 	return explain.Event{Namespace: "kubejoin-system", Name: "kubejoin." + reason, Kind: "Lease", Object: "kubejoin", Source: "kubejoin",
 		Reason: reason, Message: message, At: before(age)}

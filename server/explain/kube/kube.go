@@ -179,7 +179,7 @@ func (g *gathering) claim(ctx context.Context) error {
 		return nil
 	}
 	c, err := g.Claims.Get(ctx, g.facts.Node)
-	if errors.Is(err, tokens.ErrNotFound) {
+	if errors.Is(err, tokens.ErrNotFound) || err == nil && c.Released() {
 		return nil
 	}
 	if err != nil {

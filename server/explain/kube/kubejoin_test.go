@@ -9,7 +9,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -31,9 +30,9 @@ func TestRefusedByKubejoin(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- csr.Controller{Client: w.admin, Approve: true, Sign: true, Authority: &signer.Authority{
-			Rules: approval.Kubelet(), Facts: &csr.Facts{Client: w.admin},
+			Facts:   &csr.Facts{Client: w.admin},
 			Nodes:   &signer.NodeAdmission{Tokens: w.tokens, Claims: w.claims, Node: nodes.Node, Reserved: []string{"real-cp-*"}},
-			Signers: signer.KubernetesSigners(signer.Fixed(w.clusterCA()), 24*time.Hour),
+			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(w.clusterCA()), 24*time.Hour)),
 		}}.Run(ctx)
 	}()
 	defer func() {

@@ -158,7 +158,7 @@ func (g *gathering) permission(ctx context.Context) error {
 		if o.Spec.Username == "system:node:"+g.facts.Node {
 			subresource = "selfnodeclient"
 		}
-		may, err := (&csr.Facts{Client: g.Client}).Allowed(ctx, r, subresource)
+		may, err := (&csr.Facts{Client: g.Client}).Allowed(ctx, r, approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource})
 		if err != nil {
 			return err
 		}

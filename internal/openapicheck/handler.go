@@ -1,0 +1,88 @@
+package openapicheck
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"sync"
+)
+
+// Large answers, such as a cluster-info of megabytes, are checked now and then: the first few of an
+// operation, and one of largeEvery from there.
+const (
+	large      = 256 << 10
+	largeFirst = 3
+	largeEvery = 50
+)
+
+// Handler is next, with every exchange held against the description once it has been answered.
+// report is called from many goroutines.
+func (d *Document) Handler(next http.Handler, report func(Finding)) http.Handler {
+	var mu sync.Mutex
+	largeSeen := map[string]int{}
+	keep := func(path string) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		largeSeen[path]++
+		n := largeSeen[path]
+		return n <= largeFirst || n%largeEvery == 0
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen := &recorder{ResponseWriter: w, keepLarge: func() bool { return keep(r.URL.Path) }}
+		x := Exchange{Method: r.Method, URL: r.URL, RequestType: r.Header.Get("Content-Type")}
+		var sent bytes.Buffer
+		if r.Body != nil && r.Body != http.NoBody {
+			r = r.WithContext(r.Context()) // its body is changed here, and not the caller's
+			r.Body = reading{io.TeeReader(r.Body, &sent), r.Body}
+		}
+		next.ServeHTTP(seen, r)
+		if seen.status == 0 {
+			seen.WriteHeader(http.StatusOK)
+		}
+		x.RequestBody, x.Status, x.Header, x.Body, x.NoBody = sent.Bytes(), seen.status, seen.header, seen.body.Bytes(), seen.dropped
+		report(d.Check(x))
+	})
+}
+
+type reading struct {
+	io.Reader
+	io.Closer
+}
+
+// recorder keeps what is written through it.
+type recorder struct {
+	http.ResponseWriter
+	keepLarge func() bool
+
+	status  int
+	header  http.Header
+	body    bytes.Buffer
+	dropped bool
+	asked   bool // whether to keep a large one
+}
+
+// Unwrap is for http.ResponseController.
+func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *recorder) WriteHeader(status int) {
+	if w.status == 0 {
+		w.status, w.header = status, w.Header().Clone()
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *recorder) Write(b []byte) (int, error) {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	if !w.asked && w.body.Len()+len(b) > large {
+		w.asked = true
+		if w.dropped = !w.keepLarge(); w.dropped {
+			w.body = bytes.Buffer{}
+		}
+	}
+	if !w.dropped {
+		w.body.Write(b)
+	}
+	return w.ResponseWriter.Write(b)
+}

@@ -1,0 +1,235 @@
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A token of the caller's is made once: the same again is the answer that was lost perhaps, and
+// whatever differs is an error, which says what it is to who has the secret alone.
+func TestCreateTokenAgain(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	const spec = `"description":"rack 7","groups":["system:bootstrappers:a","system:bootstrappers:b"],"maxNodes":3,"nodeNames":["a","b-*"],"certificateDuration":"48h"`
+	body := func(t tokens.Token, rest string) string {
+		return `{"token":"` + t.Reveal() + `"` + strings.TrimSuffix(","+rest, ",") + `}`
+	}
+	for _, test := range []struct {
+		name         string
+		first, again string // all but the token
+		secret       bool   // another one
+		status       int
+		differs      string
+		change       func(*tokens.Record) // meanwhile
+	}{
+		{name: "the same", status: 200},
+		{name: "the same of everything", first: spec + `,"ttl":"2h"`, again: spec + `,"ttl":"2h"`, status: 200},
+		{name: "in another order", first: spec, again: `"nodeNames":["b-*","a"],"description":"rack 7","certificateDuration":"2880m","groups":["system:bootstrappers:b","system:bootstrappers:a"],"maxNodes":3`, status: 200},
+		{name: "what is usual, spelled out", again: `"ttl":"24h","usages":["authentication","signing"],"groups":["` + tokens.DefaultGroup + `"]`, status: 200},
+		{name: "with another wait", first: `"wait":"1s"`, again: `"wait":"2s"`, status: 200},
+		{name: "with no wait", again: `"wait":"0"`, status: 200},
+		{name: "another secret", secret: true, status: 409},
+		{name: "another secret of everything", first: spec, again: spec, secret: true, status: 409},
+		{name: "another ttl", first: `"ttl":"2h"`, again: `"ttl":"3h"`, status: 409, differs: "ttl"},
+		{name: "for ever", again: `"ttl":"0"`, status: 409, differs: "ttl"},
+		{name: "not for ever", first: `"ttl":"0"`, status: 409, differs: "ttl"},
+		{name: "for ever again", first: `"ttl":"0"`, again: `"ttl":"0"`, status: 200},
+		{name: "the same end", first: `"expires":"2031-01-02T03:04:05Z"`, again: `"expires":"2031-01-02T04:04:05+01:00"`, status: 200},
+		{name: "another end", first: `"expires":"2031-01-02T03:04:05Z"`, again: `"expires":"2031-01-02T03:04:06Z"`, status: 409, differs: "expires"},
+		{name: "another description", first: spec, again: strings.Replace(spec, "rack 7", "rack 8", 1), status: 409, differs: "description"},
+		{name: "fewer groups", first: spec, again: strings.Replace(spec, `,"system:bootstrappers:b"`, "", 1), status: 409, differs: "groups"},
+		{name: "another secret and another description", first: spec, again: strings.Replace(spec, "rack 7", "rack 8", 1), secret: true, status: 409},
+		{name: "another role, another duration and another name", first: spec, again: strings.NewReplacer("48h", "49h", "b-*", "c", `"maxNodes"`, `"role":"control-plane","maxNodes"`).Replace(spec), status: 409, differs: "nodeNames, certificateDuration, role"},
+		{name: "more nodes", first: spec, again: strings.Replace(spec, `"maxNodes":3`, `"maxNodes":4`, 1), status: 409, differs: "maxNodes"},
+		{name: "no limits", first: spec, again: strings.Split(spec, `,"maxNodes"`)[0], status: 409, differs: "maxNodes, nodeNames, certificateDuration"},
+		{name: "another usage", first: `"groups":[]`, again: `"groups":[],"usages":["authentication"]`, status: 409, differs: "usages"},
+		{name: "renewed", status: 409, differs: "ttl", change: func(r *tokens.Record) { r.Expires = r.Expires.Add(time.Hour) }},
+		{name: "expired", status: 409, differs: "ttl, status", change: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }},
+		{name: "used", first: spec, again: spec, status: 200, change: func(r *tokens.Record) { r.Nodes = []string{"a"} }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			own := tokens.Generate()
+			first, _, got := askFor[api.Token](t, s, "POST", tokenPath, body(own, test.first))
+			if got.status != 201 {
+				t.Fatalf("%d %s", got.status, got.body)
+			}
+			before := s.record(t, own.ID())
+			if test.change != nil {
+				var err error
+				if before, err = s.store.Update(t.Context(), own.ID(), func(r *tokens.Record) error { test.change(r); return nil }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			again := own
+			if test.secret {
+				var err error
+				if again, err = tokens.New(own.ID(), tokens.Generate().RevealSecret()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, query := range []string{"", "?dryRun=true"} {
+				second, p, got := askFor[api.Token](t, s, "POST", tokenPath+query, body(again, test.again))
+				if got.status != test.status {
+					t.Fatalf("%s: %d %s, want %d", query, got.status, got.body, test.status)
+				}
+				if test.status == 409 {
+					differs := ""
+					if test.differs != "" {
+						differs = ", which differs in " + test.differs
+					}
+					same := fmt.Sprintf("there is a token %s already, and it is another one than is asked for%s; take another one, or delete that with: kubejoin token delete %s", own.ID(), differs, own.ID())
+					if !p.Named(api.ProblemExists) || p.Detail != same || p.TokenID != "" || p.Field != "" || strings.Contains(got.body, again.RevealSecret()) {
+						t.Errorf("%s: %s", query, got.body)
+					}
+					continue
+				}
+				if second.Token.Reveal() != own.Reveal() || second.JoinCommand != first.JoinCommand || !second.Expires.Equal(before.Expires) || second.Status != api.StatusActive ||
+					!slices.Equal(second.Nodes, before.Nodes) || got.header.Get("Location") != "" || got.header.Get("Cache-Control") != "no-store" {
+					t.Errorf("%s: %s, first %+v", query, got.body, first)
+				}
+			}
+			if after := s.record(t, own.ID()); after.Version != before.Version || after.Token != own {
+				t.Error("the token was changed")
+			}
+		})
+	}
+}
+
+// aged is a store whose records were all made a while ago.
+type aged struct {
+	tokens.Store
+	by time.Duration
+}
+
+func (s aged) Get(ctx context.Context, id string) (tokens.Record, error) {
+	r, err := s.Store.Get(ctx, id)
+	r.Created, r.Expires = r.Created.Add(-s.by), r.Expires.Add(-s.by)
+	return r, err
+}
+
+// A ttl is meant from when the token was made, and the answer says when that ends.
+func TestCreateTokenAgainLater(t *testing.T) {
+	s := newSite(t)
+	s.Tokens = aged{s.store, 10 * time.Hour}
+	s.start(t)
+	own := tokens.Generate()
+	for body, status := range map[string]int{`{"token":"` + own.Reveal() + `","ttl":"24h"}`: 200, `{"token":"` + own.Reveal() + `","ttl":"14h"}`: 409} {
+		s.do(t, "POST", tokenPath, adminBearer, "application/json", `{"token":"`+own.Reveal()+`","ttl":"24h"}`)
+		again, _, got := askFor[api.Token](t, s, "POST", tokenPath, body)
+		if left := time.Until(again.Expires); got.status != status || status == 200 && (left > 14*time.Hour+time.Second || left < 13*time.Hour) {
+			t.Errorf("%d, and it ends in %s, want %d and 14h", got.status, left, status)
+		}
+	}
+}
+
+// skewed is a store whose clock is ahead.
+type skewed struct {
+	tokens.Store
+	by time.Duration
+}
+
+func (s skewed) Get(ctx context.Context, id string) (tokens.Record, error) {
+	r, err := s.Store.Get(ctx, id)
+	r.Created = r.Created.Add(s.by)
+	return r, err
+}
+
+// The clock that sets when a token was made is kube-apiserver's, and need not agree with the one that
+// its end was set by.
+func TestCreateTokenAgainBySkewedClocks(t *testing.T) {
+	for _, test := range []struct {
+		ttl    string
+		by     time.Duration
+		status int
+	}{
+		{"24h", 20 * time.Second, 200},
+		{"24h", -20 * time.Second, 200},
+		{"24h", 4 * time.Minute, 200},
+		{"24h", -4 * time.Minute, 200},
+		{"24h", 6 * time.Minute, 409},
+		{"24h", -6 * time.Minute, 409},
+		{"20m", time.Minute, 200},
+		{"20m", 4 * time.Minute, 409},
+		{"1m", 10 * time.Second, 200},
+		{"1m", 25 * time.Second, 409},
+	} {
+		s := newSite(t)
+		s.Tokens = skewed{s.store, test.by}
+		s.start(t)
+		body := `{"token":"` + tokens.Generate().Reveal() + `","ttl":"` + test.ttl + `"}`
+		for _, want := range []int{201, test.status} {
+			if _, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != want {
+				t.Errorf("%s, %s ahead: %d %s, want %d", test.ttl, test.by, got.status, got.body, want)
+			}
+		}
+	}
+}
+
+// A token that is there still, and has expired, is of no use to whoever asks again.
+func TestCreateTokenAgainTooLate(t *testing.T) {
+	s := newSite(t)
+	s.Tokens = aged{s.store, 2 * time.Hour}
+	s.start(t)
+	body := `{"token":"` + tokens.Generate().Reveal() + `","ttl":"1h"}`
+	for _, want := range []int{201, 409} {
+		if got := s.do(t, "POST", tokenPath, adminBearer, "application/json", body); got.status != want {
+			t.Errorf("%d %s, want %d", got.status, got.body, want)
+		}
+	}
+}
+
+// Of many at once one makes the token, and all have it.
+func TestCreateTokenAtOnce(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	own := tokens.Generate()
+	var all sync.WaitGroup
+	statuses := make([]int, 20)
+	for i := range statuses {
+		all.Go(func() {
+			got := s.do(t, "POST", tokenPath, adminBearer, "application/json", `{"token":"`+own.Reveal()+`","ttl":"1h"}`)
+			statuses[i] = got.status
+			if !strings.Contains(got.body, own.Reveal()) {
+				t.Errorf("%d %s", got.status, got.body)
+			}
+		})
+	}
+	all.Wait()
+	slices.Sort(statuses)
+	if statuses[18] != 200 || statuses[19] != 201 || statuses[0] != 200 {
+		t.Errorf("%v, want one 201", statuses)
+	}
+}
+
+// A token that is there needs no room.
+func TestCreateTokenAgainWithoutRoom(t *testing.T) {
+	s := newSite(t)
+	info := &narrow{ClusterInfo: s.ClusterInfo, capacity: 1, signed: map[string]bool{}}
+	s.ClusterInfo = info
+	s.start(t)
+	own := tokens.Generate()
+	body := `{"token":"` + own.Reveal() + `","wait":"0"}`
+	for i, want := range []int{201, 200} {
+		if _, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != want {
+			t.Errorf("%d: %d %s, want %d", i, got.status, got.body, want)
+		}
+		info.mu.Lock()
+		info.signed[own.ID()] = true
+		info.mu.Unlock()
+	}
+	other := `{"token":"` + tokens.Generate().Reveal() + `","wait":"0"}`
+	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, other); got.status != 507 || !p.Named(api.ProblemFull) {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+}
+
+var _ server.ClusterInfo = (*narrow)(nil)

@@ -1,0 +1,401 @@
+package server
+
+import (
+	"context"
+	"crypto/rsa"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"mime"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+)
+
+const certificatePath = "/v1/certificate"
+
+// certificateTimeout is how long a decision and what it needs to know may take.
+const certificateTimeout = 30 * time.Second
+
+// Lifetimes that can be asked for: those of spec.expirationSeconds of a
+// CertificateSigningRequest, which has 32 bits.
+const (
+	minExpiration = 10 * time.Minute
+	maxExpiration = math.MaxInt32 * time.Second
+)
+
+// Certificates gives out certificates with no CertificateSigningRequest object, by the same rules,
+// claims and durations: to bootstrap tokens and to nodes what the Authority approves, and to those
+// who may "sign" on "signers" of certificates.k8s.io what they approve themselves. A user of
+// Server.Authenticate is asked of Server.Authorize.
+//
+// What an API server would have checked before there is such an object is checked here, see
+// [signer.CheckAdmission].
+type Certificates struct {
+	// Authority decides, claims and signs. It is required.
+	Authority *signer.Authority
+	// ClientCertificate knows nodes and other users who come with a client certificate, and no
+	// Authorization header; usually it is that of a [ClientCertificate]. Nil knows nobody.
+	ClientCertificate Authenticate
+	// Now is the clock for bootstrap tokens; nil is time.Now.
+	Now func() time.Time
+}
+
+// certificate answers a request for a certificate.
+func (h *handler) certificate(r *http.Request) (a answer, err error) {
+	defer func() {
+		if result := resultOf(err); result != "" {
+			h.certificates.WithLabelValues(result).Inc()
+		}
+	}()
+	user, err := h.certificateUser(r)
+	if err != nil {
+		return answer{}, err
+	}
+	if err := h.identified(r, user); err != nil {
+		return answer{}, err
+	}
+	request, err := h.readCertificateRequest(r, user)
+	if err != nil {
+		return answer{}, err
+	}
+	logAttrs(r.Context(), slog.String("signer", request.SignerName), slog.String("subject", fmt.Sprintf("%.300s", request.CSR.Subject)))
+	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout)
+	defer cancel()
+	chain, err := h.issue(ctx, r, user, request)
+	if err != nil {
+		return answer{}, err
+	}
+	logAttrs(r.Context(), slog.String("serial", serialOf(chain)))
+	return answer{contentType: "application/pem-certificate-chain", body: chain}, nil // RFC 8555, section 9.1
+}
+
+// resultOf is what became of a request, or nothing if it asked for nothing that can be answered: who
+// is not known or sends what cannot be read is among all requests alone, so that "failed" is always
+// the server's own failure.
+func resultOf(err error) string {
+	var p *problem
+	switch {
+	case err == nil:
+		return "issued"
+	case errors.As(err, &p) && p.Named(api.ProblemCertificateRefused):
+		return "refused"
+	case p != nil && p.Named(api.ProblemCertificateNotPermitted):
+		return "not_permitted"
+	case p != nil && p.Named(api.ProblemCertificateWaits) && (p.cause == nil || errors.Is(p.cause, context.Canceled)): // or the client left
+		return "waits"
+	case p != nil && p.Status < 500:
+		return ""
+	}
+	return "failed"
+}
+
+// certificateUser says who asks. A bootstrap token is a bearer token here, and on no other path. Where
+// there is an Authorization header, no client certificate counts.
+func (h *handler) certificateUser(r *http.Request) (User, error) {
+	_, given := r.Header["Authorization"]
+	if !given && h.Certificates.ClientCertificate != nil {
+		user, err := h.Certificates.ClientCertificate(r)
+		switch {
+		case err == nil:
+			return user, notBootstrap(user)
+		case errors.Is(err, ErrForbidden):
+			return User{}, newProblem(http.StatusForbidden, "forbidden", "whoever this client certificate is of may not ask for certificates")
+		case !errors.Is(err, ErrNoCredentials):
+			return User{}, unauthenticated(err)
+		}
+	}
+	bearer, err := Bearer(r)
+	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
+		user, why, err := h.bootstrapUser(r.Context(), token, h.Certificates.Now)
+		if err != nil {
+			p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; try again")
+			p.cause, p.retryAfter = err, retryAfter
+			return User{}, p
+		}
+		if why == "" {
+			return user, nil
+		}
+		logAttrs(r.Context(), slog.String("reason", why)) // for the operator alone
+	}
+	if h.Authenticate == nil {
+		if !given {
+			return User{}, noCertificateUser()
+		}
+		return User{}, unauthenticated(ErrBadCredentials)
+	}
+	user, err := h.Authenticate(r)
+	switch {
+	case errors.Is(err, ErrNoCredentials):
+		return User{}, noCertificateUser()
+	case err != nil:
+		return User{}, unauthenticated(err)
+	}
+	return user, notBootstrap(user)
+}
+
+// notBootstrap refuses a bootstrap token's user who has come without the token: how many nodes there
+// may be on it, and until when, is its record's to say.
+func notBootstrap(user User) error {
+	if bootstraps(user) {
+		return newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, and comes without it", user.Name)
+	}
+	return nil
+}
+
+func noCertificateUser() *problem {
+	return newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? a machine that joins sends its bootstrap token as the header 'Authorization: Bearer TOKEN', "+
+		"which curl takes from a file with -H @FILE; a node shows its client certificate")
+}
+
+// Content types of a CSR: RFC 5967, what others call PEM, and what curl --data-binary says.
+var requestTypes = []string{"application/pkcs10", "application/x-pem-file", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded"}
+
+// readCertificateRequest reads what is asked for, and fills in what is usual.
+func (h *handler) readCertificateRequest(r *http.Request, user User) (approval.Request, error) {
+	var asked api.SignCertificate
+	if err := readQuery(r, &asked); err != nil {
+		return approval.Request{}, err
+	}
+	if header := r.Header.Get("Content-Type"); header != "" {
+		if media, _, err := mime.ParseMediaType(header); err != nil || !slices.Contains(requestTypes, media) {
+			return approval.Request{}, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a certificate request in PEM, as one of %s", strings.Join(requestTypes, ", "))
+		}
+	}
+	body, err := readAll(r)
+	if err != nil {
+		return approval.Request{}, err
+	}
+	csr, err := signer.ParseCSR(body)
+	if err != nil {
+		return approval.Request{}, newProblem(http.StatusBadRequest, "invalid-body", "%.500v; curl sends a file as it is with --data-binary @FILE", err)
+	}
+	request := approval.Request{
+		SignerName: asked.Signer, User: user.Name, UserUID: user.UID,
+		Groups: append(slices.Clone(user.Groups), "system:authenticated"), // as an API server has it
+		From:   remoteAddr(r), CSR: csr,
+	}
+	s, err := h.signerOf(&request)
+	if err != nil {
+		return request, err
+	}
+	if request.Expiration, err = expiration(asked.Duration); err != nil {
+		return request, err
+	}
+	if asked.Usages == nil {
+		request.Usages = usualUsages(request.SignerName, s, csr)
+		return request, nil
+	}
+	request.Usages, err = usages(asked.Usages)
+	return request, err
+}
+
+// remoteAddr is where the connection is from. What a proxy says in a header anybody can say.
+func remoteAddr(r *http.Request) netip.Addr {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{} // in process
+	}
+	return from.Addr().Unmap()
+}
+
+// signerOf finds the signer that is asked, which has a default for machines.
+func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
+	var all map[string]signer.Signer
+	if h.Certificates.Authority.Signers != nil {
+		all = h.Certificates.Authority.Signers()
+	}
+	csr := request.CSR
+	switch {
+	case request.SignerName != "":
+	case isBootstrap(request.User):
+		request.SignerName = certificates.KubeAPIServerClientKubeletSignerName
+	case !signer.IsNode(request.User, request.Groups):
+		return signer.Signer{}, badField("signer", "none given; want one of %s", strings.Join(slices.Sorted(maps.Keys(all)), ", "))
+	case len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses)+len(csr.URIs) > 0:
+		request.SignerName = certificates.KubeletServingSignerName
+	default:
+		request.SignerName = certificates.KubeAPIServerClientKubeletSignerName
+	}
+	s, found := all[request.SignerName]
+	if !found {
+		return s, badField("signer", "%.100q is not configured here; known are %s", request.SignerName, strings.Join(slices.Sorted(maps.Keys(all)), ", "))
+	}
+	return s, nil
+}
+
+func isBootstrap(user string) bool { return strings.HasPrefix(user, bootstrapapi.BootstrapUserPrefix) }
+
+// expiration reads a lifetime as the API server takes it.
+func expiration(asked string) (time.Duration, error) {
+	if asked == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(asked)
+	switch {
+	case err != nil:
+		return 0, badField("duration", "%.40q is not a duration such as 24h", asked)
+	case d < minExpiration:
+		return 0, badField("duration", "%s given, want at least %s", d, minExpiration)
+	case d > maxExpiration:
+		return 0, badField("duration", "%s given, want at most %s", d, maxExpiration)
+	}
+	return d, nil
+}
+
+// usages reads a list as the API server takes it.
+func usages(asked []string) ([]certificates.KeyUsage, error) {
+	var list []certificates.KeyUsage
+	for _, name := range asked {
+		u := certificates.KeyUsage(strings.TrimSpace(name))
+		switch {
+		case !signer.KnownUsage(u):
+			return nil, badField("usages", "%.40q is none that a certificate can have; such are \"digital signature\", \"key encipherment\", \"client auth\" and \"server auth\"", name)
+		case slices.Contains(list, u):
+			return nil, badField("usages", "%q is given twice", u)
+		}
+		list = append(list, u)
+	}
+	if len(list) == 0 {
+		return nil, badField("usages", "is empty; leave it out for the usual ones")
+	}
+	return list, nil
+}
+
+// usualUsages are those that a kubelet asks for, as far as the signer gives them, or all that it
+// gives; key encipherment is for RSA alone.
+func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []certificates.KeyUsage {
+	list := slices.Clone(s.Profile.Usages)
+	switch name {
+	case certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeAPIServerClientSignerName:
+		list = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageClientAuth}
+	case certificates.KubeletServingSignerName:
+		list = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth}
+	}
+	_, isRSA := csr.PublicKey.(*rsa.PublicKey)
+	return slices.DeleteFunc(list, func(u certificates.KeyUsage) bool {
+		return u == certificates.UsageKeyEncipherment && !isRSA || !slices.Contains(s.Profile.Usages, u)
+	})
+}
+
+// issue has the certificate signed: on the Authority's approval for machines, and on their own for
+// those who may sign.
+func (h *handler) issue(ctx context.Context, r *http.Request, user User, request approval.Request) ([]byte, error) {
+	authority := h.Certificates.Authority
+	machine := isBootstrap(user.Name) || signer.IsNode(user.Name, user.Groups)
+	if !machine {
+		if p := h.maySign(r, user, request.SignerName); p != nil && p.Status == http.StatusForbidden {
+			return nil, h.refuse(ctx, request, approval.ReasonNotPermitted, p)
+		} else if p != nil {
+			return nil, p
+		}
+		request.Approver = user.Name
+	}
+	var refused *signer.Refused
+	if err := signer.CheckAdmission(request); errors.As(err, &refused) {
+		return nil, h.undecided(authority.Refuse(ctx, request, refused))
+	} else if err != nil {
+		return nil, err
+	}
+	if !machine {
+		chain, err := authority.Sign(ctx, request, nil)
+		return chain, h.undecided(err)
+	}
+	chain, d, err := authority.Issue(ctx, request)
+	switch {
+	case d.Verdict == approval.Approve:
+		return chain, h.undecided(err)
+	case d.Verdict == approval.Deny:
+		return nil, h.undecided(&signer.Refused{Reason: d.Reason, Message: d.Message})
+	case d.Verdict == approval.None, d.Reason == approval.ReasonScopeNotConfigured: // to wait for an approval is in vain: of what?
+		p := newProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "%s may not have this certificate by itself: %s", user.Name, notPermitted(d, request))
+		p.Reason = d.Reason
+		return nil, h.refuse(ctx, request, d.Reason, p)
+	case err != nil:
+		return nil, h.undecided(err)
+	}
+	return nil, waits(d.Reason, d.Message, nil)
+}
+
+// refuse records a no that the Authority has not said, and returns it: p. There is no object that
+// would show it.
+func (h *handler) refuse(ctx context.Context, request approval.Request, reason string, p *problem) error {
+	refused := &signer.Refused{Reason: reason, Message: p.Detail}
+	if err := h.Certificates.Authority.Refuse(ctx, request, refused); !errors.Is(err, refused) {
+		return h.undecided(err)
+	}
+	return p
+}
+
+// notPermitted is why no rule has approved. There is no object here that a person could approve.
+func notPermitted(d approval.Decision, r approval.Request) string {
+	switch {
+	case d.Reason == approval.ReasonAddressNotReported:
+		return d.Message
+	case d.Reason == approval.ReasonScopeNotConfigured:
+		return fmt.Sprintf("no addresses or names are configured that kubelets may serve as (--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator may sign it with 'kubejoin sign --signer %s'", r.SignerName)
+	case d.Reason == approval.ReasonNotRecognized && len(d.Evidence) == 0:
+		return fmt.Sprintf("no rule of signer %s applies to subject %.300q with usages %q; who may sign for the signer gets it", r.SignerName, r.CSR.Subject, r.Usages)
+	case len(d.Evidence) > 0:
+		return strings.Join(d.Evidence, "; ")
+	}
+	return d.Message
+}
+
+// maySign asks as an API server does: for the signer, and for all of its domain.
+func (h *handler) maySign(r *http.Request, user User, name string) *problem {
+	access := Access{Verb: "sign", Resource: "signers", Group: certificates.GroupName, Name: name}
+	if h.Authorize == nil {
+		return unauthorized(ErrForbidden, user, access)
+	}
+	err := h.Authorize(r, user, access)
+	if err == nil {
+		return nil
+	}
+	if domain, _, found := strings.Cut(name, "/"); found && errors.Is(err, ErrForbidden) {
+		all := access
+		all.Name = domain + "/*"
+		if err = h.Authorize(r, user, all); err == nil {
+			return nil
+		}
+	}
+	return unauthorized(err, user, access)
+}
+
+// undecided is the problem of an error of an Authority, if there is one.
+func (h *handler) undecided(err error) error {
+	var refused *signer.Refused
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
+		p := newProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", refused.Message)
+		p.Reason = refused.Reason
+		return p
+	case signer.Waits(err) != nil: // since it was decided
+		d := signer.Waits(err)
+		return waits(d.Reason, d.Message, nil)
+	case errors.Is(err, signer.ErrUnknownSigner): // since a moment ago
+		return badField("signer", "is not configured here any more")
+	}
+	return waits(approval.ReasonFactsUnavailable, "this cannot be decided or signed now; try again, and see kubejoin's log", err)
+}
+
+// waits is the problem of what is in order and has to wait.
+func waits(reason, message string, cause error) *problem {
+	p := newProblem(http.StatusServiceUnavailable, api.ProblemCertificateWaits, "%.1000s", message)
+	p.Reason, p.cause, p.retryAfter = reason, cause, retryAfter
+	return p
+}

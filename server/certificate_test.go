@@ -1,0 +1,625 @@
+package server_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+func TestCertificateForABootstrapToken(t *testing.T) {
+	s, kept := certifying(t)
+	s.start(t)
+	token := s.token(t, func(r *tokens.Record) {
+		r.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"rack7-*"}, CertificateDuration: 3 * time.Hour}
+	})
+	id, secret, _ := strings.Cut(token, ".")
+	machine := s.by(token)
+	_, err := machine.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "rack8-1"))})
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonNodeNameNotAllowed)
+
+	request := nodeCSR(t, "rack7-1")
+	got := s.do(t, "POST", certificatePath, token, "application/pkcs10", request)
+	if got.status != 200 || got.header.Get("Content-Type") != "application/pem-certificate-chain" || got.header.Get("Cache-Control") != "no-store" {
+		t.Fatalf("%d %v %s", got.status, got.header, got.body)
+	}
+	cert := s.verified(t, []byte(got.body), x509.ExtKeyUsageClientAuth)
+	if cert.Subject.CommonName != "system:node:rack7-1" || !slices.Equal(cert.Subject.Organization, []string{"system:nodes"}) {
+		t.Errorf("subject %s", cert.Subject)
+	}
+	if left := time.Until(cert.NotAfter); left > 3*time.Hour || left < 3*time.Hour-time.Minute {
+		t.Errorf("lives for %s, want the token's 3h", left)
+	}
+	claim, err := s.store.Claims().Get(t.Context(), "rack7-1")
+	if err != nil || claim.TokenID != id {
+		t.Errorf("claim %+v, %v", claim, err)
+	}
+	if e := kept.last(); e.Outcome != issuance.Issued || e.TokenID != id || e.From != "127.0.0.1" || e.Rule != "nodeclient" || e.Serial != cert.SerialNumber.Text(16) {
+		t.Errorf("record %+v", e)
+	}
+	// An answer that was lost is asked for again.
+	if got := s.do(t, "POST", certificatePath, token, "text/plain", request); got.status != 200 {
+		t.Errorf("the same again: %d %s", got.status, got.body)
+	}
+	_, err = machine.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "rack7-2"))})
+	if p := wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonTokenSpent); !strings.Contains(p.Detail, "rack7-1 took it") || !strings.Contains(p.Detail, "kubejoin token create") {
+		t.Errorf("detail %q", p.Detail)
+	}
+	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != signer.ReasonTokenSpent {
+		t.Errorf("record %+v", e)
+	}
+	if log := s.logs.String(); strings.Contains(log, secret) || !strings.Contains(log, "user=system:bootstrap:"+id) || !strings.Contains(log, "serial="+cert.SerialNumber.Text(16)) ||
+		!strings.Contains(log, `signer=kubernetes.io/kube-apiserver-client-kubelet`) || !strings.Contains(log, "CN=system:node:rack7-1") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+// What a token is not good for, whoever would approve it.
+func TestCertificateNotForABootstrapToken(t *testing.T) {
+	s, kept := certifying(t)
+	s.start(t)
+	for _, test := range []struct {
+		name   string
+		change func(*tokens.Record)
+		asked  api.SignCertificate
+		status int
+		type_  string
+		reason string
+	}{
+		{name: "expired", change: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }, asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}, status: 401, type_: "unauthorized"},
+		{name: "not for authentication", change: func(r *tokens.Record) { r.Authentication, r.Groups = false, nil }, asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}, status: 401, type_: "unauthorized"},
+		{name: "reserved name", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1"))}, status: 403, type_: api.ProblemCertificateRefused, reason: signer.ReasonNodeNameReserved},
+		{name: "no node's name", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "Worker_1"))}, status: 403, type_: api.ProblemCertificateRefused, reason: signer.ReasonNodeNameNotAllowed},
+		{name: "serving", asked: api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w")), Signer: servingSigner}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotByNode},
+		{name: "names in it", asked: api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w"))}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
+		{name: "another signer", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: peerSigner}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
+		{name: "a user", asked: api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil)), Signer: certificates.KubeAPIServerClientSignerName}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
+		{name: "masters", asked: api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:nodes", "system:masters"}}}, nil))}, status: 403, type_: api.ProblemCertificateRefused, reason: signer.ReasonSubjectRestriction},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			token := s.token(t, test.change)
+			for range 2 { // the second time it is recorded already
+				chain, err := s.by(token).Certificate(t.Context(), test.asked)
+				if wantProblem(t, err, test.status, test.type_, test.reason); chain != nil {
+					t.Errorf("%s", chain)
+				}
+			}
+			var got []issuance.Entry
+			for _, e := range kept.entries {
+				if e.TokenID == token[:6] {
+					got = append(got, e)
+				}
+			}
+			switch {
+			case test.status == 401:
+				if len(got) > 0 {
+					t.Errorf("recorded %+v of nobody", got)
+				}
+			case len(got) != 1 || got[0].Outcome != issuance.Refused || got[0].Reason != test.reason || got[0].Message == "" || got[0].Subject == "":
+				t.Errorf("recorded %+v, want one refusal for %s", got, test.reason)
+			}
+		})
+	}
+	good := s.token(t, nil)
+	for _, shown := range []string{tokens.Generate().Reveal(), good[:len(good)-1] + "!", good[:7] + tokens.Generate().RevealSecret(), good[:6]} {
+		got := s.do(t, "POST", certificatePath, shown, "", nodeCSR(t, "w"))
+		if got.status != 401 {
+			t.Errorf("another token: %d %s", got.status, got.body)
+		}
+	}
+	// On no other path.
+	for _, path := range []string{commandPath, tokenPath} {
+		if got := s.do(t, "POST", path, good, "", ""); got.status != 401 {
+			t.Errorf("%s: %d %s", path, got.status, got.body)
+		}
+	}
+}
+
+func TestCertificateForANode(t *testing.T) {
+	s, kept := certifying(t)
+	s.start(t)
+	token := s.token(t, func(r *tokens.Record) {
+		r.Limits = tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour}
+	})
+	if _, err := s.by(token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}); err != nil {
+		t.Fatal(err)
+	}
+	node := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes"))
+	chain, err := node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); time.Until(cert.NotAfter) > 2*time.Hour {
+		t.Errorf("renewed until %s, want the claim's 2h", cert.NotAfter)
+	}
+	if e := kept.last(); e.Rule != "selfnodeclient" || e.Requester != "system:node:w" {
+		t.Errorf("record %+v", e)
+	}
+	chain, err = node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w", "w.example.com"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cert := s.verified(t, chain, x509.ExtKeyUsageServerAuth); !slices.Equal(cert.DNSNames, []string{"w", "w.example.com"}) || cert.KeyUsage != x509.KeyUsageDigitalSignature {
+		t.Errorf("%q %b", cert.DNSNames, cert.KeyUsage)
+	}
+	for _, test := range []struct {
+		name   string
+		asked  api.SignCertificate
+		type_  string
+		reason string
+	}{
+		{"another's", api.SignCertificate{CSR: []byte(nodeCSR(t, "v"))}, api.ProblemCertificateRefused, signer.ReasonNodeRestriction},
+		{"another's serving", api.SignCertificate{CSR: []byte(servingCSR(t, "v", "v"))}, api.ProblemCertificateRefused, signer.ReasonNodeRestriction},
+		{"another's of a signer of one's own", api.SignCertificate{CSR: []byte(nodeCSR(t, "v")), Signer: peerSigner}, api.ProblemCertificateRefused, signer.ReasonNodeRestriction},
+		{"another's name", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "v"))}, api.ProblemCertificateRefused, approval.ReasonNameOutOfScope},
+		{"the API server's", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "api.example.com"))}, api.ProblemCertificateRefused, approval.ReasonNameReserved},
+		{"masters", api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, api.ProblemCertificateRefused, signer.ReasonSubjectRestriction},
+		{"a signer with no rules", api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: peerSigner}, api.ProblemCertificateNotPermitted, approval.ReasonNotRecognized},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := node.Certificate(t.Context(), test.asked)
+			wantProblem(t, err, 403, test.type_, test.reason)
+		})
+	}
+	// Whoever has only the name of a node is none.
+	_, err = s.as(t, s.userCertificate(t, "system:node:w")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner})
+	wantProblem(t, err, 403, "forbidden", "")
+	// A name in a claim is its node's, and never another's.
+	if _, err := s.store.Claims().Create(t.Context(), tokens.Claim{Node: "u", TokenID: "abcdef"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "u.example.com"))})
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonNameOfOther)
+}
+
+// The address that counts is the connection's, whatever a header says.
+func TestCertificateAddress(t *testing.T) {
+	s, _ := certifying(t)
+	handler := s.Handler()
+	certificate := s.userCertificate(t, "system:node:w", "system:nodes")
+	ask := func(from, forwarded string, hosts ...string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest("POST", certificatePath, strings.NewReader(servingCSR(t, "w", hosts...)))
+		r.RemoteAddr, r.TLS = from, &tls.ConnectionState{PeerCertificates: []*x509.Certificate{certificate.Leaf}}
+		for _, header := range []string{"X-Forwarded-For", "X-Real-Ip", "Forwarded"} {
+			if forwarded != "" {
+				r.Header.Set(header, forwarded)
+			}
+		}
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w
+	}
+	for _, test := range []struct {
+		from, forwarded string
+		hosts           []string
+		status          int
+		want            string
+	}{
+		{"192.0.2.7:40000", "", []string{"192.0.2.7", "w"}, 200, "BEGIN CERTIFICATE"},
+		{"[::ffff:192.0.2.7]:40000", "", []string{"192.0.2.7"}, 200, "BEGIN CERTIFICATE"},
+		{"192.0.2.7:40000", "192.0.2.8", []string{"192.0.2.8"}, 403, approval.ReasonAddressNotReported},
+		{"192.0.2.7:40000", "", []string{"192.0.2.8"}, 403, "only the address that it asks from and its name (192.0.2.7, w, w.example.com), and 192.0.2.8 is not among them: ask from 192.0.2.8, or have an operator sign it with 'kubejoin sign --signer kubernetes.io/kubelet-serving'"},
+		{"198.51.100.7:40000", "", []string{"198.51.100.7"}, 403, approval.ReasonNameOutOfScope},
+		{"", "192.0.2.7", []string{"192.0.2.7"}, 503, approval.ReasonFactsUnavailable},
+	} {
+		w := ask(test.from, test.forwarded, test.hosts...)
+		if w.Code != test.status || !strings.Contains(w.Body.String(), test.want) || (w.Code == 503) != (w.Header().Get("Retry-After") != "") {
+			t.Errorf("from %s with %q for %q: %d %v %s", test.from, test.forwarded, test.hosts, w.Code, w.Header(), w.Body)
+		}
+	}
+}
+
+// Where no scope is configured nobody can approve what is no object: it is not waited for.
+func TestCertificateWithoutAScope(t *testing.T) {
+	s, kept := certifying(t)
+	all := maps.Clone(s.Certificates.Authority.Signers())
+	serving := all[servingSigner]
+	serving.Rules = []approval.Rule{approval.KubeletServing{}}
+	all[servingSigner] = serving
+	s.Certificates.Authority.Signers = signer.FixedSigners(all)
+	s.start(t)
+	_, err := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w"))})
+	p := wantProblem(t, err, 403, api.ProblemCertificateNotPermitted, approval.ReasonScopeNotConfigured)
+	if !strings.Contains(p.Detail, "(--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator may sign it with 'kubejoin sign --signer "+servingSigner) || strings.Contains(p.Detail, "approve") {
+		t.Errorf("detail %q", p.Detail)
+	}
+	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != approval.ReasonScopeNotConfigured {
+		t.Errorf("recorded %+v", e)
+	}
+	if strings.Contains(s.logs.String(), "level=ERROR") {
+		t.Errorf("nothing is amiss:\n%s", s.logs)
+	}
+}
+
+func TestCertificateForWhoMaySign(t *testing.T) {
+	s, kept := certifying(t)
+	s.start(t)
+	admin := s.by(adminBearer)
+	jane := x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"dev"}}}
+	chain, err := admin.Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: certificates.KubeAPIServerClientSignerName, Duration: "20m"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); time.Until(cert.NotAfter) > 20*time.Minute || time.Until(cert.NotAfter) < 19*time.Minute {
+		t.Errorf("until %s", cert.NotAfter)
+	}
+	if e := kept.last(); e.Approver != "ada" || e.Requester != "ada" || e.Rule != "" {
+		t.Errorf("record %+v", e)
+	}
+	chain, err = admin.Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "192.0.2.1")), Signer: peerSigner, Usages: []string{"server auth", "digital signature"}, Duration: "9h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cert := s.verified(t, chain, x509.ExtKeyUsageServerAuth); !slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || time.Until(cert.NotAfter) > 2*time.Hour {
+		t.Errorf("%v until %s, want the signer's 2h", cert.ExtKeyUsage, cert.NotAfter)
+	}
+	for _, test := range []struct {
+		name   string
+		client *client.Client
+		asked  api.SignCertificate
+		status int
+		type_  string
+		reason string
+		want   string
+	}{
+		{"masters", admin, api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, 403, api.ProblemCertificateRefused, signer.ReasonSubjectRestriction, "system:masters"},
+		{"not what the signer signs", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: clientSigner}, 403, api.ProblemCertificateRefused, signer.ReasonValidation, "organization"},
+		{"usages that it has not", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"code signing"}}, 403, api.ProblemCertificateRefused, signer.ReasonValidation, "code signing"},
+		{"a node's name that is reserved", admin, api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1")), Signer: clientSigner}, 403, api.ProblemCertificateRefused, signer.ReasonNodeNameReserved, "cp-1"},
+		{"no signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil))}, 400, "invalid-field", "", "want one of example.com/etcd-peer, kubernetes.io/"},
+		{"unknown signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: "example.com/other"}, 400, "invalid-field", "", "known are example.com/etcd-peer, kubernetes.io/"},
+		{"too short", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "9m59s"}, 400, "invalid-field", "", "duration: 9m59s given, want at least 10m"},
+		{"negative", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "-1h"}, 400, "invalid-field", "", "duration"},
+		{"huge", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "2000000h"}, 400, "invalid-field", "", "at most"},
+		{"no duration", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "1y"}, 400, "invalid-field", "", "not a duration"},
+		{"unknown usage", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"cert sign"}}, 400, "invalid-field", "", "usages"},
+		{"a usage twice", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"client auth", "client auth"}}, 400, "invalid-field", "", "twice"},
+		{"empty usages", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{}}, 400, "invalid-field", "", "usages"},
+		{"nothing", admin, api.SignCertificate{Signer: peerSigner}, 400, "invalid-body", "", "--data-binary"},
+		{"two requests", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil) + csr(t, jane, nil)), Signer: peerSigner}, 400, "invalid-body", "", ""},
+		{"who may not", s.by(viewerBearer), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}, 403, "forbidden", "", `user "vic" may not sign signers.certificates.k8s.io example.com/etcd-peer`},
+		{"who has a certificate and may not", s.as(t, s.userCertificate(t, "eve", "dev")), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}, 403, "forbidden", "", `user "eve"`},
+		{"nobody", s.by(""), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}, 401, "unauthorized", "", "bootstrap token"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := len(kept.entries)
+			_, err := test.client.Certificate(t.Context(), test.asked)
+			p := wantProblem(t, err, test.status, test.type_, test.reason)
+			if !strings.Contains(p.Detail, test.want) {
+				t.Errorf("%q, want %q", p.Detail, test.want)
+			}
+			reason := test.reason
+			if test.type_ == "forbidden" {
+				reason = approval.ReasonNotPermitted
+			}
+			if e, n := kept.last(), len(kept.entries)-before; n > 1 || (n == 1) != (test.status == 403) || n == 1 && (e.Outcome != issuance.Refused || e.Reason != reason || !strings.Contains(e.Message, test.want)) {
+				t.Errorf("%d more entries, the last %+v", n, e)
+			}
+		})
+	}
+	if _, err := s.as(t, s.userCertificate(t, "bob", "kubejoin:admins")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}); err != nil {
+		t.Errorf("an admin by certificate: %v", err)
+	}
+}
+
+// What cannot be recorded is not refused either, and is to be tried again.
+func TestCertificateRefusalIsRecorded(t *testing.T) {
+	s, _ := certifying(t)
+	s.Certificates.Authority.Record = issuance.NewWriter(fullDisk{})
+	s.start(t)
+	jane := []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil))
+	for _, bearer := range []string{s.token(t, once), viewerBearer} {
+		_, err := s.by(bearer).Certificate(t.Context(), api.SignCertificate{CSR: jane, Signer: certificates.KubeAPIServerClientSignerName})
+		wantProblem(t, err, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable)
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
+
+// Who may sign for all of a domain may for each of its signers.
+func TestCertificateForADomain(t *testing.T) {
+	s, _ := certifying(t)
+	var asked []string
+	s.Authorize = func(_ *http.Request, u server.User, a server.Access) error {
+		asked = append(asked, a.String())
+		if a == (server.Access{Verb: "sign", Resource: "signers", Group: "certificates.k8s.io", Name: "example.com/*"}) {
+			return nil
+		}
+		return server.ErrForbidden
+	}
+	s.start(t)
+	request := []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil))
+	if _, err := s.by(viewerBearer).Certificate(t.Context(), api.SignCertificate{CSR: request, Signer: peerSigner}); err != nil {
+		t.Error(err)
+	}
+	_, err := s.by(viewerBearer).Certificate(t.Context(), api.SignCertificate{CSR: request, Signer: certificates.KubeAPIServerClientSignerName})
+	wantProblem(t, err, 403, "forbidden", "")
+	if want := []string{
+		"sign signers.certificates.k8s.io example.com/etcd-peer", "sign signers.certificates.k8s.io example.com/*",
+		"sign signers.certificates.k8s.io kubernetes.io/kube-apiserver-client", "sign signers.certificates.k8s.io kubernetes.io/*",
+	}; !slices.Equal(asked, want) {
+		t.Errorf("asked %q, want %q", asked, want)
+	}
+}
+
+// Usages that nobody has asked for are those that the signer gives.
+func TestCertificateUsualUsagesOfASigner(t *testing.T) {
+	s, _ := certifying(t)
+	all := maps.Clone(s.Certificates.Authority.Signers())
+	only := all[certificates.KubeAPIServerClientSignerName]
+	only.Profile.Usages = []certificates.KeyUsage{certificates.UsageClientAuth}
+	all[certificates.KubeAPIServerClientSignerName] = only
+	s.Certificates.Authority.Signers = signer.FixedSigners(all)
+	s.start(t)
+	jane := []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil))
+	chain, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: jane, Signer: certificates.KubeAPIServerClientSignerName})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); cert.KeyUsage != 0 {
+		t.Errorf("%b beside client auth, which the signer does not give", cert.KeyUsage)
+	}
+	// What is asked for is not left out.
+	_, err = s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: jane, Signer: certificates.KubeAPIServerClientSignerName, Usages: []string{"digital signature", "client auth"}})
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonValidation)
+}
+
+// RSA has key encipherment, since TLS 1.2 may need it, and others have not.
+func TestCertificateUsualUsages(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		key  crypto.Signer
+		want x509.KeyUsage
+	}{"RSA": {key, x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment}, "ECDSA": {newKey(t), x509.KeyUsageDigitalSignature}} {
+		for _, signerName := range []string{"", peerSigner} {
+			by := s.by(s.token(t, nil))
+			if signerName != "" {
+				by = s.by(adminBearer)
+			}
+			chain, err := by.Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, ofNode("w-"+strings.ToLower(name)), test.key)), Signer: signerName})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); cert.KeyUsage != test.want {
+				t.Errorf("%s of %q: %b, want %b", name, signerName, cert.KeyUsage, test.want)
+			}
+		}
+	}
+}
+
+func TestCertificateRequests(t *testing.T) {
+	s, _ := certifying(t)
+	good := nodeCSR(t, "w")
+	token := s.token(t, nil)
+	bare := newSite(t)
+	for _, test := range []struct {
+		name, query, contentType, body string
+		bare                           bool
+		status                         int
+		want                           string
+	}{
+		{name: "no type", body: good, status: 200},
+		{name: "curl", contentType: "application/x-www-form-urlencoded", body: good, status: 200},
+		{name: "PKCS #10", contentType: "application/pkcs10", body: good, status: 200},
+		{name: "octets", contentType: "application/octet-stream", body: good, status: 200},
+		{name: "PEM file", contentType: "application/x-pem-file", body: good, status: 200},
+		{name: "with a parameter", contentType: "text/plain; charset=utf-8", body: good, status: 200},
+		{name: "JSON", contentType: "application/json", body: good, status: 415, want: "application/pkcs10"},
+		{name: "usages with commas", query: "?usages=digital+signature,client+auth", body: good, status: 200},
+		{name: "usages repeated", query: "?usages=digital%20signature&usages=client%20auth", body: good, status: 200},
+		{name: "usages that do not fit", query: "?usages=server%20auth", body: good, status: 403, want: `"reason":"NotRecognized"`},
+		{name: "unknown parameter", query: "?ttl=1h", body: good, status: 400, want: "known are signer, duration and usages"},
+		{name: "twice", query: "?duration=1h&duration=2h", body: good, status: 400, want: "more than once"},
+		{name: "empty", query: "?signer=", body: good, status: 400, want: "is empty"},
+		{name: "no query", query: "?%zz", body: good, status: 400, want: "cannot be read"},
+		{name: "too large", body: strings.Repeat("A", server.MaxBody+1), status: 413, want: "65536"},
+		{name: "without line breaks, as curl -d", body: strings.ReplaceAll(good, "\n", ""), status: 400, want: "--data-binary"},
+		{name: "no CA here", bare: true, body: good, status: 404, want: "nothing at this path"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			handler := s.Handler
+			if test.bare {
+				handler = bare.Handler
+			}
+			s.Registerer, bare.Registerer = nil, nil
+			w := send(handler(), certificatePath+test.query, token, test.contentType, strings.NewReader(test.body))
+			if w.Code != test.status || !strings.Contains(w.Body.String(), test.want) {
+				t.Errorf("%d %s, want %d %s", w.Code, w.Body, test.status, test.want)
+			}
+		})
+	}
+}
+
+// A client certificate is somebody's only if the CA for that has issued it for that.
+func TestCertificateByClientCertificate(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	request := api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}
+	other := newSite(t)
+	_, err := s.as(t, other.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), request)
+	wantProblem(t, err, 401, "unauthorized", "")
+	nameless := s.as(t, s.userCertificate(t, "", "system:nodes"))
+	_, err = nameless.Certificate(t.Context(), request)
+	wantProblem(t, err, 401, "unauthorized", "")
+	// With a bearer token the certificate is not asked.
+	both := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes"))
+	both.Bearer = viewerBearer
+	_, err = both.Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: clientSigner})
+	wantProblem(t, err, 403, "forbidden", "")
+	// Where nobody is known by certificates, and nobody by tokens.
+	s.Certificates.ClientCertificate, s.Authenticate, s.Registerer = nil, nil, nil
+	s.start(t)
+	for _, c := range []*client.Client{s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")), s.by(adminBearer), s.by("")} {
+		_, err := c.Certificate(t.Context(), request)
+		wantProblem(t, err, 401, "unauthorized", "")
+	}
+}
+
+// A store that is away, a signer that is, and an authorizer that is: all of it may pass.
+func TestCertificateWaits(t *testing.T) {
+	request := api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}
+	t.Run("tokens", func(t *testing.T) {
+		s, _ := certifying(t)
+		token := s.token(t, nil)
+		s.Tokens = &troubled{Store: s.store, before: always}
+		s.start(t)
+		_, err := s.by(token).Certificate(t.Context(), request)
+		p := wantProblem(t, err, 503, "tokens-unavailable", "")
+		if p.RetryAfter <= 0 || strings.Contains(p.Detail, errReset.Error()) {
+			t.Errorf("%+v", p)
+		}
+	})
+	t.Run("CA", func(t *testing.T) {
+		s, _ := certifying(t)
+		broken := signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0)
+		s.Certificates.Authority.Signers = signer.FixedSigners(broken)
+		s.start(t)
+		_, err := s.by(s.token(t, nil)).Certificate(t.Context(), request)
+		p := wantProblem(t, err, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable)
+		if p.RetryAfter <= 0 || strings.Contains(p.Detail, "disk") || !strings.Contains(s.logs.String(), "the disk is away") {
+			t.Errorf("%+v\n%s", p, s.logs)
+		}
+	})
+	t.Run("authorizer", func(t *testing.T) {
+		s, _ := certifying(t)
+		s.Authorize = func(*http.Request, server.User, server.Access) error { return errors.New("reviewer down") }
+		s.start(t)
+		_, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: peerSigner})
+		wantProblem(t, err, 503, "authorization-unavailable", "")
+	})
+}
+
+// Of 200 machines that ask at once on a token for one, one has a certificate.
+func TestCertificateOnceForMany(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	token := s.token(t, once)
+	const many = 200
+	var mu sync.Mutex
+	var issued []string
+	refused := map[string]int{}
+	var all sync.WaitGroup
+	for i := range many {
+		request := []byte(nodeCSR(t, fmt.Sprintf("w-%d", i)))
+		all.Go(func() {
+			chain, err := s.by(token).Certificate(t.Context(), api.SignCertificate{CSR: request})
+			mu.Lock()
+			defer mu.Unlock()
+			var p *api.Problem
+			switch {
+			case err == nil:
+				issued = append(issued, string(chain))
+			case errors.As(err, &p) && p.Named(api.ProblemCertificateRefused):
+				refused[p.Reason]++
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if len(issued) != 1 || refused[signer.ReasonTokenSpent] != many-1 {
+		t.Errorf("%d issued, refused %v", len(issued), refused)
+	}
+	claims, err := s.store.Claims().List(t.Context())
+	if err != nil || len(claims) != 1 {
+		t.Errorf("claims %+v, %v", claims, err)
+	}
+}
+
+// In the process whoever has the authority is the one who approves.
+func TestCertificateInProcess(t *testing.T) {
+	s, kept := certifying(t)
+	c := client.InProcess(server.Server{Tokens: s.store, ClusterInfo: s.ClusterInfo, Certificates: s.Certificates})
+	if _, err := c.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner}); err != nil {
+		t.Fatal(err)
+	}
+	if e := kept.last(); e.Approver != "in process" || e.From != "" {
+		t.Errorf("record %+v", e)
+	}
+	_, err := c.Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner})
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonSubjectRestriction)
+}
+
+// Certificates have room of their own.
+func TestFloodOfCertificates(t *testing.T) {
+	s, _ := certifying(t)
+	s.Logger = nil
+	asking, away := make(chan struct{}), make(chan struct{})
+	s.Tokens = waiting{s.store, asking, away}
+	handler := s.Handler()
+	request := nodeCSR(t, "w")
+	var flood sync.WaitGroup
+	for range server.MaxCertificates {
+		flood.Go(func() {
+			send(handler, certificatePath, tokens.Generate().Reveal(), "", strings.NewReader(request))
+		})
+	}
+	for range server.MaxCertificates {
+		<-asking
+	}
+	w := send(handler, certificatePath, tokens.Generate().Reveal(), "", unread{t})
+	if w.Code != 503 || w.Header().Get("Retry-After") != "1" {
+		t.Errorf("beyond the bound: %d %v %s", w.Code, w.Header(), w.Body)
+	}
+	w = httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest("GET", infoPath, nil))
+	if w.Code != 200 {
+		t.Errorf("discovery meanwhile: %d", w.Code)
+	}
+	close(away)
+	flood.Wait()
+	if n := s.inFlight(t, "certificate"); n != 0 {
+		t.Errorf("%v in flight at the end", n)
+	}
+}
+
+// checkCertificateAnswer holds for whatever is asked of a handler with nothing amiss.
+func checkCertificateAnswer(t *testing.T, w *httptest.ResponseRecorder) {
+	t.Helper()
+	switch body := w.Body.Bytes(); {
+	case w.Code == 200:
+		block, _ := pem.Decode(body)
+		if block == nil || block.Type != "CERTIFICATE" {
+			t.Fatalf("%q", body)
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil || cert.IsCA || slices.Contains(cert.Subject.Organization, "system:masters") {
+			t.Errorf("%v %q", err, body)
+		}
+	case w.Code < 400 || w.Code > 499:
+		t.Errorf("%d %s", w.Code, body)
+	case !json.Valid(body) || bytes.Contains(body, []byte(adminBearer)):
+		t.Errorf("%d %q", w.Code, body)
+	}
+}

@@ -1,0 +1,211 @@
+package server_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+const (
+	certificatePath = "/v1/certificate"
+	clientSigner    = certificates.KubeAPIServerClientKubeletSignerName
+	servingSigner   = certificates.KubeletServingSignerName
+	peerSigner      = "example.com/etcd-peer"
+)
+
+// record keeps entries.
+type record struct {
+	mu      sync.Mutex
+	entries []issuance.Entry
+}
+
+func (r *record) Append(_ context.Context, e issuance.Entry) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.entries = append(r.entries, e)
+	return nil
+}
+
+func (r *record) last() issuance.Entry {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.entries) == 0 {
+		return issuance.Entry{}
+	}
+	return r.entries[len(r.entries)-1]
+}
+
+// certifying is a site that gives certificates as a standalone kubejoin does.
+func certifying(t testing.TB) (*site, *record) {
+	t.Helper()
+	s := newSite(t)
+	signers := signer.KubernetesSigners(signer.Fixed(s.ca), 48*time.Hour)
+	serving := signers[servingSigner]
+	scope := approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, DNSSuffixes: []string{"example.com"}}
+	serving.Rules = []approval.Rule{approval.KubeletServing{ServingScope: scope}}
+	signers[servingSigner] = serving
+	signers[peerSigner] = signer.Signer{
+		CA: signer.Fixed(s.ca), Check: func(approval.Request) error { return nil },
+		Profile: signer.Profile{Default: time.Hour, Max: 2 * time.Hour, Usages: []certificates.KeyUsage{
+			certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth,
+		}},
+	}
+	kept := &record{}
+	pool := x509.NewCertPool()
+	pool.AddCert(s.ca.Certificate())
+	s.Claims = s.store.Claims()
+	s.Certificates = &server.Certificates{
+		Authority: &signer.Authority{
+			Signers: signer.FixedSigners(signers), Record: kept,
+			Facts: signer.Standalone{
+				Claims: s.store.Claims(), Admins: "kubejoin:admins", DNSSuffixes: scope.DNSSuffixes,
+				Keep: approval.Reserved{APIServer: []string{"api.example.com"}},
+			},
+			Nodes: &signer.NodeAdmission{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}},
+		},
+		ClientCertificate: server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate,
+	}
+	return s, kept
+}
+
+// token stores a token and gives it whole.
+func (s *site) token(t testing.TB, change func(*tokens.Record)) string {
+	t.Helper()
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	if change != nil {
+		change(&r)
+	}
+	if _, err := s.store.Create(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	return r.Token.Reveal()
+}
+
+func once(r *tokens.Record) { r.Limits.MaxNodes = 1 }
+
+func newKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// csr is a request in PEM; a key of nil is a new one.
+func csr(t testing.TB, template x509.CertificateRequest, key crypto.Signer) string {
+	t.Helper()
+	if key == nil {
+		key = newKey(t)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+}
+
+func ofNode(name string) x509.CertificateRequest {
+	return x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}}
+}
+
+func nodeCSR(t testing.TB, name string) string { return csr(t, ofNode(name), nil) }
+
+func servingCSR(t testing.TB, name string, hosts ...string) string {
+	template := ofNode(name)
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, h)
+		}
+	}
+	return csr(t, template, nil)
+}
+
+// userCertificate is one that the site's CA has signed.
+func (s *site) userCertificate(t testing.TB, name string, organizations ...string) *tls.Certificate {
+	t.Helper()
+	key := newKey(t)
+	request, err := signer.ParseCSR([]byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
+	chain, err := signer.Profile{Usages: usages}.Issue(s.ca, signer.Template{CSR: request, Usages: usages}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(chain)
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{block.Bytes}, Leaf: leaf, PrivateKey: key}
+}
+
+// as is a client that shows a certificate.
+func (s *site) as(t testing.TB, certificate *tls.Certificate) *client.Client {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AddCert(s.ca.Certificate())
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{*certificate}}, ForceAttemptHTTP2: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &client.Client{URL: s.url, HTTP: &http.Client{Transport: transport}}
+}
+
+// by is a client with a bearer token.
+func (s *site) by(bearer string) *client.Client {
+	return &client.Client{URL: s.url, Bearer: api.Secret(bearer), HTTP: s.http}
+}
+
+// verified is the certificate of an answer, which a client that trusts the CA accepts.
+func (s *site) verified(t testing.TB, chain []byte, usage x509.ExtKeyUsage) *x509.Certificate {
+	t.Helper()
+	block, rest := pem.Decode(chain)
+	if block == nil || len(rest) > 0 {
+		t.Fatalf("not one certificate in PEM:\n%s", chain)
+		return nil
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(s.ca.Certificate())
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+		t.Error(err)
+	}
+	return cert
+}
+
+func wantProblem(t testing.TB, err error, status int, name, reason string) *api.Problem {
+	t.Helper()
+	var p *api.Problem
+	if !errors.As(err, &p) || p.Status != status || !p.Named(name) || p.Reason != reason {
+		t.Fatalf("%v %+v, want %d %s %s", err, p, status, name, reason)
+	}
+	return p
+}

@@ -1,0 +1,93 @@
+package client_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A list is all pages of it.
+func TestListsArePages(t *testing.T) {
+	s, store, _ := newServer(t)
+	var all sync.WaitGroup
+	for i := range 1005 {
+		all.Go(func() {
+			if _, err := store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())); err != nil {
+				t.Error(err)
+			}
+			if i < 3 {
+				if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: "worker-" + string(rune('1'+i)), TokenID: "qwertz", TokenUID: "u"}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	handler := s.Handler()
+	var asked []string
+	c := &client.Client{Bearer: bearer, HTTP: &http.Client{Transport: client.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.URL.Path+"?"+strings.Split(r.URL.RawQuery, "continue=")[0])
+		handler.ServeHTTP(w, r)
+	}))}}
+	list, err := c.ListTokens(t.Context())
+	if err != nil || len(list.Items) != 1005 || list.Kind != api.KindTokenList || list.Continue != "" || !slices.IsSortedFunc(list.Items, func(a, b api.Token) int { return strings.Compare(a.ID, b.ID) }) {
+		t.Errorf("%d tokens, %v", len(list.Items), err)
+	}
+	if len(asked) != 2 {
+		t.Errorf("asked for %v, want two pages", asked)
+	}
+	page, err := c.TokensPage(t.Context(), api.ListPage{Limit: 3})
+	if err != nil || len(page.Items) != 3 || page.Continue == "" {
+		t.Errorf("%+v, %v", page, err)
+	}
+	rest, err := c.TokensPage(t.Context(), api.ListPage{Continue: page.Continue})
+	if err != nil || len(rest.Items) != 1002 || rest.Items[0].ID <= page.Items[2].ID {
+		t.Errorf("%d tokens, %v", len(rest.Items), err)
+	}
+	claims, err := c.ClaimsPage(t.Context(), api.ListPage{Limit: 2})
+	if err != nil || len(claims.Items) != 2 || claims.Continue == "" {
+		t.Errorf("%+v, %v", claims, err)
+	}
+	if claims, err := c.ListClaims(t.Context()); err != nil || len(claims.Items) != 3 || claims.Kind != api.KindClaimList {
+		t.Errorf("%+v, %v", claims, err)
+	}
+}
+
+// A server whose list never ends is not followed.
+func TestListThatDoesNotGoOn(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"items":[{}],"continue":"x"}`))
+	}))
+	defer other.Close()
+	if list, err := (&client.Client{URL: other.URL}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "does not go on") {
+		t.Errorf("%d tokens, %v", len(list.Items), err)
+	}
+}
+
+// What anybody may read.
+func TestDiscovery(t *testing.T) {
+	s, _, ca := newServer(t)
+	c := overTLS(t, s, ca)
+	c.Bearer = ""
+	kubeconfig, err := c.ClusterInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	if err != nil || server != "https://api.example.com:6443" || len(cas) != 1 || !cas[0].Equal(ca.Certificate()) {
+		t.Errorf("%s with %d CAs, %v", server, len(cas), err)
+	}
+	list, err := c.CA(t.Context())
+	if err != nil || len(list.Items) != 1 || list.Items[0].Pin != clusterinfo.Pin(ca.Certificate()) || !list.Items[0].NotAfter.Equal(ca.Certificate().NotAfter) {
+		t.Errorf("%+v, %v", list, err)
+	}
+}

@@ -1,0 +1,147 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer"
+)
+
+// Anybody is told the kubeconfig to the byte, and the CAs in it in two forms.
+func TestDiscoveryFileAndCAs(t *testing.T) {
+	s := newSite(t)
+	next, err := signer.GenerateCA("the next one", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cas := append(s.ca.Bundle(), next.Bundle()...)
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", cas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.ClusterInfo = &clusterinfo.Computed{Tokens: s.store, Kubeconfig: kubeconfig}
+	s.start(t)
+	got := s.do(t, "GET", "/v1/cluster-info", "", "", "")
+	if got.status != 200 || got.body != string(kubeconfig) || got.header.Get("Content-Type") != "application/yaml" || got.header.Get("Cache-Control") != "no-cache" {
+		t.Errorf("%d %v\n%s", got.status, got.header, got.body)
+	}
+	got = s.do(t, "GET", "/v1/ca", "", "", "")
+	if read, err := clusterinfo.ParseCAs([]byte(got.body)); err != nil || len(read) != 2 || !read[0].Equal(cas[0]) || !read[1].Equal(cas[1]) || got.header.Get("Content-Type") != "application/x-pem-file" {
+		t.Errorf("%d %v %v\n%s", got.status, got.header, err, got.body)
+	}
+	got = s.do(t, "GET", "/v1/ca?format=json", "", "", "")
+	var list api.CABundle
+	if err := json.Unmarshal([]byte(got.body), &list); err != nil || len(list.Items) != 2 || list.Kind != api.KindCABundle || got.header.Get("Content-Type") != "application/json" {
+		t.Fatalf("%d %v %v\n%s", got.status, got.header, err, got.body)
+	}
+	for i, ca := range list.Items {
+		read, err := clusterinfo.ParseCAs([]byte(ca.Certificate))
+		if err != nil || !read[0].Equal(cas[i]) || ca.Pin != clusterinfo.Pin(cas[i]) || ca.Subject != cas[i].Subject.String() || !ca.NotAfter.Equal(cas[i].NotAfter) || !ca.NotBefore.Equal(cas[i].NotBefore) {
+			t.Errorf("CA %d: %+v %v", i, ca, err)
+		}
+	}
+
+	h := s.Handler()
+	for _, test := range []struct{ query, accept, want string }{
+		{"", "*/*", "application/x-pem-file"},
+		{"", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", "application/x-pem-file"},
+		{"", "application/json", "application/json"},
+		{"", "application/json, */*", "application/json"},
+		{"", "application/json;q=0, */*", "application/x-pem-file"},
+		{"", "text/plain, Application/JSON; q=0.5", "application/json"},
+		{"?format=pem", "application/json", "application/x-pem-file"},
+		{"?format=json", "application/x-pem-file", "application/json"},
+		{"?format=der", "", "application/problem+json"},
+		{"?format=", "", "application/problem+json"},
+		{"?form=json", "", "application/problem+json"},
+	} {
+		w := get(t, h, "/v1/ca"+test.query, "Accept", test.accept)
+		if w.Header().Get("Content-Type") != test.want || (w.Code == 400) != (test.want == "application/problem+json") || w.Code == 200 && w.Header().Get("Vary") != "Accept, Accept-Encoding" {
+			t.Errorf("%s %q: %d %v, want %s", test.query, test.accept, w.Code, w.Header(), test.want)
+		}
+	}
+	if a, b := get(t, h, "/v1/ca").Header().Get("ETag"), get(t, h, "/v1/ca?format=json").Header().Get("ETag"); a == b || a == "" {
+		t.Errorf("tags %s and %s of two forms", a, b)
+	}
+}
+
+// What leads nowhere, or has a credential in it, is told to nobody.
+func TestNothingToPublish(t *testing.T) {
+	s := newSite(t)
+	kubeconfig, err := s.ClusterInfo.Config(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	withUser := bytes.Replace(kubeconfig, []byte("users: null"), []byte("users:\n- name: x\n  user: {token: hunter2}"), 1)
+	if bytes.Equal(withUser, kubeconfig) {
+		t.Fatal("the credential has no place")
+	}
+	info := &told{}
+	s.ClusterInfo = info
+	h := s.Handler()
+	for _, test := range []struct {
+		name   string
+		config []byte
+		err    error
+		status int
+		want   string
+	}{
+		{"a credential", withUser, nil, 500, "malformed-cluster-info"},
+		{"no kubeconfig", nil, nil, 500, "malformed-cluster-info"},
+		{"nothing to sign", nil, clusterinfo.ErrNoKubeconfig, 500, "malformed-cluster-info"},
+		{"good again", kubeconfig, nil, 200, ""},
+		{"none", nil, clusterinfo.ErrNotFound, 404, "no-cluster-info"},
+		{"away", nil, errors.New("dial tcp 10.0.0.1:6443"), 503, "cluster-info-unavailable"},
+	} {
+		info.config, info.err = test.config, test.err
+		for range 2 {
+			for _, path := range []string{"/v1/cluster-info", "/v1/ca", "/v1/ca?format=json"} {
+				w := get(t, h, path)
+				if w.Code != test.status || test.want != "" && !strings.Contains(w.Body.String(), "/"+test.want+`"`) {
+					t.Errorf("%s, %s: %d %s, want %d %s", test.name, path, w.Code, w.Body, test.status, test.want)
+				}
+				if said := w.Body.String() + s.logs.String(); strings.Contains(w.Body.String(), "10.0.0.1") || strings.Contains(said, "hunter2") {
+					t.Errorf("%s, %s: it says too much: %s", test.name, path, w.Body)
+				}
+				if kept := w.Header().Get("Cache-Control"); (kept == "no-store") != (test.status != 200) {
+					t.Errorf("%s, %s: Cache-Control %s", test.name, path, kept)
+				}
+			}
+		}
+	}
+}
+
+// What a file names may be followed: the next answer has it.
+func TestPublishedFollows(t *testing.T) {
+	s := newSite(t)
+	config := func(server string) []byte {
+		b, err := clusterinfo.Kubeconfig(server, s.ca.Bundle())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	now := config("https://one.example:6443")
+	s.ClusterInfo = &clusterinfo.Computed{Tokens: s.store, Follow: func(context.Context) ([]byte, error) { return now, nil }}
+	h := s.Handler()
+	first := get(t, h, "/v1/cluster-info")
+	now = config("https://two.example:6443")
+	second := get(t, h, "/v1/cluster-info", "If-None-Match", first.Header().Get("ETag"))
+	if second.Code != http.StatusOK || second.Body.String() != string(now) {
+		t.Errorf("%d %s", second.Code, second.Body)
+	}
+	if third := get(t, h, "/v1/cluster-info", "If-None-Match", second.Header().Get("ETag")); third.Code != http.StatusNotModified {
+		t.Errorf("%d", third.Code)
+	}
+}
+
+var _ server.ClusterInfo = (*told)(nil)

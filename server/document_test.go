@@ -1,0 +1,289 @@
+package server_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// told is a cluster-info that says what it is told.
+type told struct {
+	json, config []byte
+	err          error
+}
+
+func (s *told) JSON(context.Context) ([]byte, error)   { return s.json, s.err }
+func (s *told) Config(context.Context) ([]byte, error) { return s.config, s.err }
+func (s *told) WaitSigned(context.Context, tokens.Token) ([]byte, error) {
+	return s.config, s.err
+}
+
+func get(t *testing.T, h http.Handler, path string, header ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	r := httptest.NewRequest("GET", path, nil)
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Add(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func unzip(t *testing.T, body []byte) []byte {
+	t.Helper()
+	r, err := gzip.NewReader(bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plain
+}
+
+// megabytes are such as many signatures: random, and compressible by a quarter.
+func megabytes(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[rand.N(64)]
+	}
+	return b
+}
+
+// A compression is made beside, once for each content and not more often than once a second,
+// whoever asks how often.
+func TestCompressedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		info := &told{json: megabytes(1 << 20)}
+		h := server.Server{ClusterInfo: info}.Handler()
+		ask := func() *httptest.ResponseRecorder {
+			t.Helper()
+			w := get(t, h, infoPath, "Accept-Encoding", "gzip")
+			body := w.Body.Bytes()
+			if w.Header().Get("Content-Encoding") == "gzip" {
+				body = unzip(t, body)
+			}
+			if w.Code != 200 || !bytes.Equal(body, info.json) {
+				t.Fatalf("%d with %d bytes that differ", w.Code, len(body))
+			}
+			return w
+		}
+		packed := func() bool { t.Helper(); return ask().Header().Get("Content-Encoding") == "gzip" }
+		if packed() {
+			t.Error("the first asker waited for a compression")
+		}
+		synctest.Wait()
+		if !packed() {
+			t.Error("it is not compressed in the end")
+		}
+		for range 10 { // content that changes ten times in a second goes out as it is
+			info.json = megabytes(1 << 20)
+			if packed() {
+				t.Error("compressed in no time")
+			}
+			synctest.Wait()
+			if packed() {
+				t.Error("compressed twice in a second")
+			}
+			time.Sleep(90 * time.Millisecond)
+		}
+		time.Sleep(100 * time.Millisecond)
+		packed()
+		synctest.Wait()
+		if !packed() {
+			t.Error("it is not compressed after a second")
+		}
+
+		// The same content at another place needs neither.
+		tag := ask().Header().Get("ETag")
+		info.json = bytes.Clone(info.json)
+		if w := ask(); w.Header().Get("ETag") != tag || !packed() {
+			t.Errorf("the same content is %s, was %s", w.Header().Get("ETag"), tag)
+		}
+	})
+}
+
+func TestConditions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		info := &told{json: bytes.Repeat([]byte("x"), 4<<10)}
+		h := server.Server{ClusterInfo: info}.Handler()
+		first := get(t, h, infoPath, "Accept-Encoding", "gzip")
+		synctest.Wait()
+		plain, packed := first.Header().Get("ETag"), get(t, h, infoPath, "Accept-Encoding", "gzip").Header().Get("ETag")
+		if plain == packed || !strings.HasPrefix(plain, `"`) || !strings.HasSuffix(packed, `"`) {
+			t.Fatalf("tags %s and %s", plain, packed)
+		}
+		for _, test := range []struct {
+			encoding, has string
+			status        int
+			tag           string
+		}{
+			{"", "", 200, plain},
+			{"gzip", "", 200, packed},
+			{"deflate, GZIP;q=0.5, *;q=0", "", 200, packed},
+			{"x-gzip", "", 200, packed},
+			{"*", "", 200, packed},
+			{"*;q=0", "", 200, plain},
+			{"gzip;q=0, *", "", 200, plain},
+			{"gzip; q=0.000", "", 200, plain},
+			{"gzip;q=no", "", 200, plain},
+			{"br, identity", "", 200, plain},
+			{"", plain, 304, plain},
+			{"", "W/" + plain, 304, plain},
+			{"", `"a", ` + plain, 304, plain},
+			{"", packed, 200, plain}, // it could not be read
+			{"", "*", 304, plain},
+			{"gzip", packed, 304, packed},
+			{"gzip", plain, 304, plain},
+			{"gzip", `"` + strings.Trim(plain, `"`), 200, packed},
+			{"gzip", strings.Trim(plain, `"`), 200, packed},
+			{"gzip", `"a"`, 200, packed},
+		} {
+			var header []string
+			for name, value := range map[string]string{"Accept-Encoding": test.encoding, "If-None-Match": test.has} {
+				if value != "" {
+					header = append(header, name, value)
+				}
+			}
+			w := get(t, h, infoPath, header...)
+			encoding := ""
+			if test.status == 200 && test.tag == packed {
+				encoding = "gzip"
+			}
+			if got := w.Header(); w.Code != test.status || got.Get("ETag") != test.tag || got.Get("Content-Encoding") != encoding ||
+				got.Get("Cache-Control") != "no-cache" || got.Get("Vary") != "Accept-Encoding" || (w.Body.Len() == 0) != (test.status == 304) ||
+				(got.Get("Content-Type") == "") != (test.status == 304) {
+				t.Errorf("%q, %q: %d %v with %d bytes, want %d and tag %s", test.encoding, test.has, w.Code, got, w.Body.Len(), test.status, test.tag)
+			}
+		}
+		info.json = append(bytes.Repeat([]byte("x"), 4<<10-1), 'y')
+		if w := get(t, h, infoPath, "If-None-Match", plain); w.Code != 200 || w.Header().Get("ETag") == plain {
+			t.Errorf("another content: %d %s", w.Code, w.Header().Get("ETag"))
+		}
+		if w := get(t, h, infoPath, "If-None-Match", plain); w.Header().Get("Content-Length") != "4096" {
+			t.Errorf("Content-Length %s", w.Header().Get("Content-Length"))
+		}
+	})
+}
+
+// nowhere takes an answer and keeps nothing of it.
+type nowhere struct{ header http.Header }
+
+func (w nowhere) Header() http.Header         { return w.header }
+func (w nowhere) WriteHeader(int)             {}
+func (w nowhere) Write(b []byte) (int, error) { return len(b), nil }
+
+// What anybody may ask costs as much with megabytes as with nothing.
+func TestPublicPathsCostNothing(t *testing.T) {
+	s := newSite(t)
+	s.Logger = slog.New(slog.DiscardHandler)
+	h := s.Server.Handler() // what is held against openapi.yaml is kept for that
+	cost := func(path string, header ...string) (bytes int64) {
+		r := httptest.NewRequest("GET", path, nil)
+		for i := 0; i < len(header); i += 2 {
+			r.Header.Set(header[i], header[i+1])
+		}
+		const times = 500
+		bytes = math.MaxInt64
+		for range 5 { // beside one of them something is compressed, once
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			for range times {
+				h.ServeHTTP(nowhere{http.Header{}}, r)
+			}
+			runtime.ReadMemStats(&after)
+			bytes = min(bytes, int64(after.TotalAlloc-before.TotalAlloc)/times)
+		}
+		return bytes
+	}
+	few := cost(infoPath)
+	s.fill(t, 2000)
+	waitPacked(t, h)
+	tag := get(t, h, infoPath).Header().Get("ETag")
+	if n := get(t, h, infoPath).Body.Len(); n < 200<<10 {
+		t.Fatalf("cluster-info has %d bytes: this test is about nothing", n)
+	}
+	for what, got := range map[string]int64{
+		"as it is":       cost(infoPath),
+		"compressed":     cost(infoPath, "Accept-Encoding", "gzip"),
+		"not changed":    cost(infoPath, "If-None-Match", tag),
+		"the kubeconfig": cost("/v1/cluster-info", "Accept-Encoding", "gzip"),
+		"the CAs":        cost("/v1/ca", "Accept", "application/json"),
+	} {
+		if got > few+2048 {
+			t.Errorf("%s: %d bytes a request, %d with one token", what, got, few)
+		}
+	}
+}
+
+func waitPacked(t *testing.T, h http.Handler) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); get(t, h, infoPath, "Accept-Encoding", "gzip").Header().Get("Content-Encoding") != "gzip"; {
+		if time.Now().After(deadline) {
+			t.Fatal("it is not compressed")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Over HTTP a transport decompresses by itself, as client-go's does, and reads what was signed.
+func TestCompressedOverHTTPS(t *testing.T) {
+	s := newSite(t)
+	s.fill(t, 200)
+	s.start(t)
+	var bodies []string
+	for i := range 200 {
+		got := s.do(t, "GET", infoPath, "", "", "") // a Go transport asks for gzip
+		if got.status != 200 {
+			t.Fatalf("%d %s", got.status, got.body)
+		}
+		bodies = append(bodies, got.body)
+		if got.header.Get("Content-Length") == "" { // the transport's sign of it
+			break
+		}
+		if i == 199 {
+			t.Fatal("never compressed")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for i, body := range bodies {
+		if body != bodies[0] {
+			t.Errorf("answer %d differs from the first", i)
+		}
+	}
+}
+
+func BenchmarkDiscoveryShared(b *testing.B) {
+	for _, n := range []int{1, 12_000} {
+		for _, encoding := range []string{"identity", "gzip"} {
+			b.Run(fmt.Sprintf("tokens=%d/%s", n, encoding), func(b *testing.B) {
+				s := newSite(b)
+				s.Logger = slog.New(slog.DiscardHandler)
+				s.fill(b, n)
+				h := s.Handler()
+				r := httptest.NewRequest("GET", infoPath, nil)
+				r.Header.Set("Accept-Encoding", encoding)
+				b.ReportAllocs()
+				for b.Loop() {
+					h.ServeHTTP(nowhere{http.Header{}}, r)
+				}
+			})
+		}
+	}
+}

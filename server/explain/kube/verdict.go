@@ -1,0 +1,76 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Requests explains what an authority would do about certificate requests. It writes nothing.
+type Requests struct {
+	// Client reads requests by name.
+	Client kubernetes.Interface
+	// Authority gives who decides. It is called for each explanation.
+	Authority func() (*signer.Authority, error)
+	// Notes are what should be known beside each explanation, in words.
+	Notes []string
+}
+
+// Explain explains the object, or if it is nil the request of that name: the error wraps
+// [tokens.ErrNotFound] if there is none.
+func (r Requests) Explain(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+	if object != nil {
+		return r.object(ctx, object)
+	}
+	object, err := r.Client.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return explain.RequestExplanation{}, fmt.Errorf("certificate request %s: %w", name, tokens.ErrNotFound)
+	}
+	if err != nil {
+		return explain.RequestExplanation{}, err
+	}
+	return r.object(ctx, object)
+}
+
+func (r Requests) object(ctx context.Context, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+	authority, err := r.Authority()
+	if err != nil {
+		return explain.RequestExplanation{}, err
+	}
+	request, refused := csr.Request(object)
+	var said signer.Explanation
+	if refused == nil {
+		said = authority.Explain(ctx, request)
+	}
+	e := explain.OfRequest(request, status(object), refused, &said)
+	e.Notes = append(e.Notes, r.Notes...)
+	return e, ctx.Err()
+}
+
+func status(object *certificates.CertificateSigningRequest) string {
+	if len(object.Status.Certificate) > 0 {
+		return explain.StatusIssued
+	}
+	is := explain.StatusPending
+	for _, c := range object.Status.Conditions {
+		switch {
+		case c.Status != "" && c.Status != corev1.ConditionTrue:
+		case c.Type == certificates.CertificateFailed:
+			return explain.StatusFailed
+		case c.Type == certificates.CertificateDenied:
+			is = explain.StatusDenied
+		case c.Type == certificates.CertificateApproved:
+			is = explain.StatusApproved
+		}
+	}
+	return is
+}

@@ -1,0 +1,59 @@
+package server
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	kjson "sigs.k8s.io/json"
+)
+
+// explainRequest answers what would be done about a certificate request, by each rule.
+func (h *handler) explainRequest(r *http.Request) (answer, error) {
+	var asked api.ExplainRequest
+	if err := readRequest(r, &asked); err != nil {
+		return answer{}, err
+	}
+	if h.ExplainRequest == nil {
+		return answer{}, newProblem(http.StatusNotFound, "no-cluster", "there are no certificate requests to explain here: kubejoin is not on a cluster")
+	}
+	if (asked.CSR == "") == (len(asked.Object) == 0) {
+		return answer{}, badField("csr", "want the name of a CertificateSigningRequest, or one as object, and not both")
+	}
+	var given *certificates.CertificateSigningRequest
+	if asked.CSR == "" {
+		var err error
+		if given, err = readCSR(asked.Object); err != nil {
+			return answer{}, err
+		}
+	} else if wrong := validation.IsDNS1123Subdomain(asked.CSR); len(wrong) > 0 {
+		return answer{}, badField("csr", "%.40q is not the name of an object", asked.CSR)
+	}
+	logAttrs(r.Context(), slog.String("csr", asked.CSR))
+	e, err := h.ExplainRequest(r.Context(), asked.CSR, given)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return answer{}, newProblem(http.StatusNotFound, "no-such-request", "there is no CertificateSigningRequest %s", asked.CSR)
+	case err != nil:
+		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the cluster does not say now what there is to know of the request; try again")
+		p.cause, p.retryAfter = err, retryAfter
+		return answer{}, p
+	}
+	return object(http.StatusOK, e)
+}
+
+// readCSR is lenient about fields that a newer API has: kubectl prints them.
+func readCSR(content []byte) (*certificates.CertificateSigningRequest, error) {
+	var object certificates.CertificateSigningRequest
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(content, &object); err != nil {
+		return nil, badField("object", "it is no CertificateSigningRequest")
+	}
+	if object.APIVersion != certificates.SchemeGroupVersion.String() || object.Kind != "CertificateSigningRequest" {
+		return nil, badField("object", "apiVersion %.60q and kind %.60q given, want %s and CertificateSigningRequest", object.APIVersion, object.Kind, certificates.SchemeGroupVersion)
+	}
+	return &object, nil
+}

@@ -1,0 +1,70 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+func TestExplainRequestRefused(t *testing.T) {
+	s := newSite(t)
+	s.ExplainRequest = func(_ context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+		switch {
+		case object != nil:
+			return explain.OfRequest(approval.Request{Name: object.Name}, explain.StatusPending, errors.New("unread"), nil), nil
+		case name == "away":
+			return explain.RequestExplanation{}, errors.New("dial tcp 192.0.2.1:6443: no route to host")
+		}
+		return explain.RequestExplanation{}, fmt.Errorf("certificate request %s: %w", name, tokens.ErrNotFound)
+	}
+	s.start(t)
+	bare := newSite(t)
+	bare.start(t)
+	pasted := tokens.Generate()
+	for about, c := range map[string]struct {
+		site         *site
+		bearer, body string
+		status       int
+		problem      string // part of the body
+	}{
+		"an object":      {s, adminBearer, `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "x"}}}`, http.StatusOK, `"name":"x"`},
+		"nobody":         {s, "", `{"csr": "x"}`, http.StatusUnauthorized, "unauthorized"},
+		"somebody":       {s, viewerBearer, `{"csr": "x"}`, http.StatusForbidden, "forbidden"},
+		"neither":        {s, adminBearer, `{}`, http.StatusBadRequest, "want the name of a CertificateSigningRequest, or one as object"},
+		"both":           {s, adminBearer, `{"csr": "x", "object": {}}`, http.StatusBadRequest, "and not both"},
+		"no name":        {s, adminBearer, `{"csr": "a/../b"}`, http.StatusBadRequest, "is not the name of an object"},
+		"another kind":   {s, adminBearer, `{"object": {"apiVersion": "v1", "kind": "Secret"}}`, http.StatusBadRequest, `kind \"Secret\" given`},
+		"no object":      {s, adminBearer, `{"object": [1]}`, http.StatusBadRequest, "it is no CertificateSigningRequest"},
+		"unknown field":  {s, adminBearer, `{"name": "x"}`, http.StatusBadRequest, "known are csr and object"},
+		"none there":     {s, adminBearer, `{"csr": "x"}`, http.StatusNotFound, "no-such-request"},
+		"a pasted token": {s, adminBearer, `{"csr": "` + pasted.Reveal() + `"}`, http.StatusNotFound, "no-such-request"},
+		"cluster away":   {s, adminBearer, `{"csr": "away"}`, http.StatusServiceUnavailable, "cluster-unavailable"},
+		"no cluster":     {bare, adminBearer, `{"csr": "x"}`, http.StatusNotFound, "no-cluster"},
+		"too large":      {s, adminBearer, `{"csr": "` + strings.Repeat("x", 70<<10) + `"}`, http.StatusRequestEntityTooLarge, "body-too-large"},
+	} {
+		t.Run(about, func(t *testing.T) {
+			r := c.site.do(t, http.MethodPost, "/v1/explain", c.bearer, "application/json", c.body)
+			if r.status != c.status || !strings.Contains(r.body, c.problem) {
+				t.Errorf("%d %s, want %d and %s", r.status, r.body, c.status, c.problem)
+			}
+			if strings.Contains(r.body, "192.0.2.1") || strings.Contains(r.body, pasted.RevealSecret()) {
+				t.Errorf("the cause or a token is told: %s", r.body)
+			}
+		})
+	}
+	if log := s.logs.String(); !strings.Contains(log, "192.0.2.1") || strings.Contains(log, pasted.RevealSecret()) {
+		t.Errorf("the log has no cause, or a token that was pasted:\n%s", log)
+	}
+	if r := s.do(t, http.MethodPost, "/v1/explain?object={}", adminBearer, "", ""); r.status != http.StatusBadRequest || !strings.Contains(r.body, api.ProblemType+"invalid-field") {
+		t.Errorf("an object in the URL: %d %s", r.status, r.body)
+	}
+}

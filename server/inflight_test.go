@@ -1,0 +1,219 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+)
+
+// One client has half of the places of a class at most, and from then on everybody an eighth: all of
+// these are in flight at the same time.
+func TestPlacesOfOneClient(t *testing.T) {
+	s := newSite(t)
+	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
+	h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
+	s.ClusterInfo = h
+	handler := s.Handler()
+	var held sync.WaitGroup
+	hold := func(remote string, n int) {
+		t.Helper()
+		for range n {
+			held.Go(func() {
+				if w := from(t, handler, remote, "GET", infoPath, "", nil); w.Code != 200 {
+					t.Errorf("%s: %d %s", remote, w.Code, w.Body)
+				}
+			})
+		}
+		for range n {
+			<-h.entered
+		}
+	}
+	const part = server.MaxDiscovery / server.FairPart
+	hold("192.0.2.1:1", server.MaxDiscovery/2)
+	wantTooMany(t, "half of all", from(t, handler, "192.0.2.1:2", "GET", infoPath, "", nil))
+	hold("192.0.2.2:1", part)
+	wantTooMany(t, "an eighth", from(t, handler, "192.0.2.2:2", "GET", infoPath, "", nil))
+	hold("[2001:db8::1]:1", part)
+	wantTooMany(t, "an eighth for a /64", from(t, handler, "[2001:db8::2]:1", "GET", infoPath, "", nil))
+	hold("[2001:db8:0:1::1]:1", part)
+	hold("", part) // over no network, and so without an address that it could be counted for
+	if w := from(t, handler, "192.0.2.3:1", "GET", infoPath, "", nil); w.Code != 503 {
+		t.Errorf("no place is left: %d %s", w.Code, w.Body)
+	}
+	if w := from(t, handler, "192.0.2.1:1", "GET", "/version", "", nil); w.Code != 200 {
+		t.Errorf("another class: %d %s", w.Code, w.Body)
+	}
+	if n, m := s.refused(t, "client-in-flight"), s.refused(t, "overloaded"); n != 3 || m != 1 {
+		t.Errorf("%v and %v are counted, want 3 and 1", n, m)
+	}
+	if said := s.logs.String(); !strings.Contains(said, "reason=client-in-flight from=192.0.2.1 class=discovery") {
+		t.Errorf("the log does not say it:\n%s", said)
+	}
+	close(h.free)
+	held.Wait()
+	h.holdJSON = nil
+	for _, remote := range []string{"192.0.2.1:1", "192.0.2.2:1", "[2001:db8::1]:1"} {
+		if w := from(t, handler, remote, "GET", infoPath, "", nil); w.Code != 200 {
+			t.Errorf("%s, when all have been answered: %d %s", remote, w.Code, w.Body)
+		}
+	}
+	if n := s.inFlight(t, "discovery"); n != 0 {
+		t.Errorf("%v are in flight at the end", n)
+	}
+}
+
+// unfinished is a body that does not end before it is let go.
+type unfinished chan struct{}
+
+func (u unfinished) Read([]byte) (int, error) { <-u; return 0, io.ErrUnexpectedEOF }
+
+// Who may ask for certificates, and does so from many addresses without ever coming to an end, leaves
+// others their places.
+func TestPlacesOfOneUser(t *testing.T) {
+	s, _ := certifying(t)
+	s.Logger = nil
+	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
+	stolen, other := s.token(t, nil), s.token(t, nil)
+	handler := s.Handler()
+	body := make(unfinished)
+	var slow sync.WaitGroup
+	ask := func(i int, bearer string, body io.Reader) *httptest.ResponseRecorder {
+		return from(t, handler, fmt.Sprintf("192.0.2.%d:1", i%250), "POST", certificatePath, bearer, body)
+	}
+	for i := range server.MaxCertificates / 2 {
+		slow.Go(func() {
+			if w := ask(i, stolen, body); w.Code != 400 {
+				t.Errorf("a body that ends early: %d %s", w.Code, w.Body)
+			}
+		})
+	}
+	s.waitFor(t, "places are not taken yet", func() int { return server.MaxCertificates/2 - int(s.inFlight(t, "certificate")) })
+	wantTooMany(t, "half of all", ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))))
+	for i := range 2 * server.MaxCertificates / server.FairPart { // one after the other
+		if w := ask(i, other, strings.NewReader(nodeCSR(t, "worker-2"))); w.Code != 200 {
+			t.Fatalf("another token: %d %s", w.Code, w.Body)
+		}
+	}
+	if n := s.refused(t, "user-in-flight"); n != 1 {
+		t.Errorf("%v are counted", n)
+	}
+	close(body)
+	slow.Wait()
+	if w := ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != 200 {
+		t.Errorf("when all have been answered: %d %s", w.Code, w.Body)
+	}
+}
+
+// A machine that does not read its answers over HTTP/2, in as many streams as it likes, keeps nobody
+// from discovery, and nobody from seeing that kubejoin is alive. What it holds is counted, however short the
+// answers are.
+func TestAnswersThatAreNotRead(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.Logger = nil
+	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
+	s.fill(t, 200)
+	s.start(t)
+	other := &http.Client{Transport: &http.Transport{
+		TLSClientConfig: s.http.Transport.(*http.Transport).TLSClientConfig,
+		DialContext:     (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext,
+	}}
+	t.Cleanup(other.CloseIdleConnections)
+	ask := func(path string) (int, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		r, err := http.NewRequestWithContext(ctx, "GET", s.url+path, nil)
+		if err != nil {
+			return 0, err
+		}
+		answer, err := other.Do(r)
+		if err != nil {
+			return 0, err
+		}
+		_, err = io.Copy(io.Discard, answer.Body)
+		return answer.StatusCode, errors.Join(err, answer.Body.Close())
+	}
+	for class, c := range map[string]struct {
+		path string
+		most int
+	}{"probe": {"/healthz", server.MaxProbes}, "discovery": {infoPath, server.MaxDiscovery}, "other": {"/", 256}} {
+		get := block(":method", "GET", ":scheme", "https", ":authority", "x", ":path", c.path)
+		var all bytes.Buffer
+		all.WriteString(preface)
+		all.Write(frame(6, frameSettings, 0, 0, []byte{0, 4, 0, 0, 0, 0})) // SETTINGS_INITIAL_WINDOW_SIZE 0
+		for id := uint32(1); id < 2*64; id += 2 {
+			all.Write(frame(len(get), frameHeaders, endStream|endHeaders, id, get))
+		}
+		var connections []*tls.Conn
+		for range c.most/64 + 4 {
+			conn := s.dial(t, "h2")
+			if _, err := conn.Write(all.Bytes()); err != nil {
+				t.Fatal(err)
+			}
+			connections = append(connections, conn)
+		}
+		s.waitFor(t, "of "+class+" are not held yet", func() int { return c.most/2 - int(s.inFlight(t, class)) })
+		for range 20 {
+			for _, path := range []string{"/healthz", "/readyz", infoPath, "/v1/ca", "/version"} {
+				if status, err := ask(path); status != 200 || err != nil {
+					t.Errorf("%s, while answers from %s are not read: %d %v", path, c.path, status, err)
+				}
+			}
+		}
+		if n := int(s.inFlight(t, class)); n > c.most/2+1 {
+			t.Errorf("%s: %d are in flight", class, n)
+		}
+		for _, conn := range connections {
+			_ = conn.NetConn().Close()
+		}
+		s.waitFor(t, "of "+class+" are left", func() int { return int(s.inFlight(t, class)) })
+	}
+}
+
+// Browsers show a client certificate for the pages of any site: those may not change anything.
+func TestPagesOfOtherSites(t *testing.T) {
+	s := newSite(t)
+	handler := s.Handler()
+	for name, test := range map[string]struct {
+		method, path string
+		header       http.Header
+		want         int
+	}{
+		"curl":                                {"POST", tokenPath, nil, 201},
+		"a page of its own":                   {"POST", tokenPath, http.Header{"Sec-Fetch-Site": {"same-origin"}, "Origin": {"https://example.com"}}, 201},
+		"an older browser, a page of its own": {"POST", tokenPath, http.Header{"Origin": {"https://example.com"}}, 201},
+		"typed by a person":                   {"POST", tokenPath, http.Header{"Sec-Fetch-Site": {"none"}}, 201},
+		"another site":                        {"POST", tokenPath, http.Header{"Sec-Fetch-Site": {"cross-site"}, "Origin": {"https://evil.example"}}, 403},
+		"another host of the same site":       {"POST", tokenPath, http.Header{"Sec-Fetch-Site": {"same-site"}}, 403},
+		"an older browser, another site":      {"POST", tokenPath, http.Header{"Origin": {"https://evil.example"}}, 403},
+		"a page without an origin":            {"DELETE", tokenPath + "/abcdef", http.Header{"Origin": {"null"}}, 403},
+		"a link":                              {"GET", infoPath, http.Header{"Sec-Fetch-Site": {"cross-site"}}, 200},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), test.method, test.path, nil)
+		r.Header = test.header.Clone()
+		if r.Header == nil {
+			r.Header = http.Header{}
+		}
+		r.Header.Set("Authorization", "Bearer "+adminBearer)
+		w := httptest.NewRecorder()
+		before := len(s.ids(t))
+		if handler.ServeHTTP(w, r); w.Code != test.want {
+			t.Errorf("%s: %d %s, want %d", name, w.Code, w.Body, test.want)
+		}
+		if made := len(s.ids(t)) - before; made != 0 && w.Code == 403 {
+			t.Errorf("%s: %d tokens made", name, made)
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// listIssued answers a page of the issuance record.
+func (h *handler) listIssued(r *http.Request) (answer, error) {
+	var asked api.ListIssued
+	if err := readRequest(r, &asked); err != nil {
+		return answer{}, err
+	}
+	if h.Issued == nil {
+		return answer{}, noRecord()
+	}
+	query, err := issuanceQuery(asked, time.Now())
+	if err != nil {
+		return answer{}, err
+	}
+	page, err := h.Issued.List(r.Context(), query)
+	switch {
+	case errors.Is(err, issuance.ErrCursor):
+		return answer{}, badField("continue", "want what a page of the record ended with")
+	case err != nil:
+		return answer{}, recordUnavailable(err)
+	}
+	list := api.IssuanceEntryList{APIVersion: api.Version, Kind: api.KindIssuanceEntryList, Items: make([]api.IssuanceEntry, len(page.Entries)), Continue: page.Next}
+	for i, e := range page.Entries {
+		e.Certificate = ""
+		list.Items[i] = entryShown(e)
+	}
+	return object(http.StatusOK, list)
+}
+
+// getIssued answers the entry of one certificate.
+func (h *handler) getIssued(r *http.Request) (answer, error) {
+	if err := readRequest(r, &struct{}{}); err != nil {
+		return answer{}, err
+	}
+	if h.Issued == nil {
+		return answer{}, noRecord()
+	}
+	serial, err := issuance.ParseSerial(chi.URLParam(r, "serial"))
+	if err != nil {
+		return answer{}, badField("serial", "want a serial number of hexadecimal digits, as openssl x509 -noout -serial prints it")
+	}
+	e, err := h.Issued.Get(r.Context(), serial)
+	switch {
+	case errors.Is(err, issuance.ErrNotFound):
+		return answer{}, newProblem(http.StatusNotFound, "not-issued", "no certificate of serial number %s is in the record: it was not issued here, or ended more than 90 days ago", serial)
+	case err != nil:
+		return answer{}, recordUnavailable(err)
+	}
+	return object(http.StatusOK, entryShown(e))
+}
+
+func entryShown(e issuance.Entry) api.IssuanceEntry {
+	return api.IssuanceEntry{APIVersion: api.Version, Kind: api.KindIssuanceEntry, Entry: e}
+}
+
+func noRecord() *problem {
+	return newProblem(http.StatusNotFound, "no-issuance-record", "the issuance record is not kept where it can be asked: it is in the file store alone, that is standalone and with --token-store=file; elsewhere it is the lines of JSON of 'kubejoin serve --issuance-record FILE', for jq")
+}
+
+func recordUnavailable(err error) *problem {
+	p := newProblem(http.StatusServiceUnavailable, "record-unavailable", "the issuance record cannot be read now; try again")
+	p.cause, p.retryAfter = err, retryAfter
+	return p
+}
+
+// issuanceQuery reads what is asked of the record.
+func issuanceQuery(asked api.ListIssued, now time.Time) (issuance.Query, error) {
+	q := issuance.Query{
+		TokenID: asked.TokenID, Node: asked.Node, Requester: asked.Requester, Signer: asked.Signer, Outcome: issuance.Outcome(asked.Outcome),
+		Limit: asked.Limit, After: asked.Continue,
+	}
+	if q.TokenID != "" {
+		if err := tokens.CheckID(q.TokenID); err != nil {
+			return q, badField("tokenID", "%v", err)
+		}
+	}
+	switch q.Outcome {
+	case "", issuance.Issued, issuance.Refused, issuance.Failed:
+	default:
+		return q, badField("outcome", "%.40q given, want %s, %s or %s", asked.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
+	}
+	if q.Limit < 0 || q.Limit > issuance.MaxLimit {
+		return q, badField("limit", "%d given, want 1 to %d", q.Limit, issuance.MaxLimit)
+	}
+	if asked.EndsWithin != "" {
+		within, err := parseDays(asked.EndsWithin)
+		if err != nil {
+			return q, badField("endsWithin", "%v", err)
+		}
+		if q.Outcome != "" && q.Outcome != issuance.Issued {
+			return q, badField("endsWithin", "is about certificates, and those of outcome %s are none", q.Outcome)
+		}
+		q.EndsAfter, q.EndsBefore = now, now.Add(within)
+	}
+	if asked.Since != "" {
+		if at, err := time.Parse(time.RFC3339, asked.Since); err == nil {
+			q.Since = at
+		} else if ago, err := parseDays(asked.Since); err == nil {
+			q.Since = now.Add(-ago)
+		} else {
+			return q, badField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or how long ago, such as 24h or 7d", asked.Since)
+		}
+	}
+	return q, nil
+}
+
+// maxDays is the most days that a duration may have: more than any certificate lasts that is asked
+// about.
+const maxDays = 36500
+
+// parseDays reads a duration as Go has it, or days such as 30d.
+func parseDays(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if days, found := strings.CutSuffix(s, "d"); found {
+		var n int
+		n, err = strconv.Atoi(days)
+		d = time.Duration(min(n, maxDays)) * 24 * time.Hour
+	}
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("%.40q given, want how long, such as 24h or 30d", s)
+	}
+	return d, nil
+}

@@ -1,0 +1,147 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+)
+
+// recorded is a site with a record: of token qwertz a certificate that ends in 10 days and one that
+// ends in 100, and a refusal.
+func recorded(t *testing.T) *site {
+	t.Helper()
+	s := newSite(t)
+	s.Issued = s.store.Issued()
+	now := time.Now()
+	for i, e := range []issuance.Entry{
+		{Outcome: issuance.Issued, TokenID: "qwertz", Node: "worker-1", Serial: "1f", NotAfter: now.AddDate(0, 0, 10), Certificate: "-----BEGIN CERTIFICATE-----\n"},
+		{Outcome: issuance.Issued, TokenID: "qwertz", Node: "worker-2", Serial: "2f", NotAfter: now.AddDate(0, 0, 100), Certificate: "-----BEGIN CERTIFICATE-----\n"},
+		{Outcome: issuance.Refused, Requester: "system:node:worker-2", Node: "worker-3", Reason: "Bad"},
+	} {
+		e.Time, e.Signer = now.Add(time.Duration(i-3)*time.Hour), "kubernetes.io/kube-apiserver-client-kubelet"
+		if err := s.Issued.Append(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func TestListIssued(t *testing.T) {
+	s := recorded(t)
+	s.start(t)
+	for query, want := range map[string]string{
+		"": "Bad 2f 1f", "?tokenID=qwertz": "2f 1f", "?tokenID=asdfgh": "", "?node=worker-2": "Bad 2f", "?requester=system:node:worker-2": "Bad",
+		"?signer=kubernetes.io/kube-apiserver-client-kubelet": "Bad 2f 1f", "?signer=example.com/x": "", "?outcome=refused": "Bad",
+		"?endsWithin=720h": "1f", "?endsWithin=30d": "1f", "?endsWithin=200d": "1f 2f", "?endsWithin=1h": "", "?endsWithin=30d&tokenID=qwertz&outcome=issued": "1f",
+		"?since=150m": "Bad 2f", "?since=1d": "Bad 2f 1f", "?since=" + time.Now().Add(-90*time.Minute).UTC().Format(time.RFC3339): "Bad", "?limit=2": "Bad 2f",
+	} {
+		list, _, got := askFor[api.IssuanceEntryList](t, s, "GET", "/v1/issued"+query, "")
+		var names []string
+		for _, e := range list.Items {
+			names = append(names, e.Serial+e.Reason)
+			if e.Kind != api.KindIssuanceEntry || e.Certificate != "" {
+				t.Errorf("%s: %+v", query, e)
+			}
+		}
+		if got.status != 200 || list.Kind != api.KindIssuanceEntryList || list.Items == nil || strings.Join(names, " ") != want || (list.Continue != "") != (query == "?limit=2") {
+			t.Errorf("%s: %d %s, want %s", query, got.status, got.body, want)
+		}
+	}
+	for query, want := range map[string]string{
+		"?tokenID=x": "tokenID: ", "?tokenID=qwertz.qwertzuiopasdfgh": "tokenID: ", "?outcome=maybe": "outcome: ", "?limit=1001": "limit: ", "?limit=-1": "limit: ", "?limit=x": "limit: ",
+		"?endsWithin=soon": "endsWithin: ", "?endsWithin=-1h": "endsWithin: ", "?endsWithin=0d": "endsWithin: ", "?endsWithin=1e9d": "endsWithin: ", "?endsWithin=30d&outcome=refused": "endsWithin: ",
+		"?since=tomorrow": "since: ", "?since=": "since: ", "?continue=x": "continue: ", "?serial=1f": "unknown query parameter", "?node=a&node=b": "node: given more than once",
+	} {
+		_, p, got := askFor[api.IssuanceEntryList](t, s, "GET", "/v1/issued"+query, "")
+		if got.status != 400 || !strings.Contains(p.Detail, want) || strings.Contains(got.body, "qwertzuiop") {
+			t.Errorf("%s: %d %s, want %q", query, got.status, got.body, want)
+		}
+	}
+	if got := s.do(t, "HEAD", "/v1/issued", adminBearer, "", ""); got.status != 200 || got.body != "" {
+		t.Errorf("HEAD: %d %s", got.status, got.body)
+	}
+}
+
+func TestGetIssued(t *testing.T) {
+	s := recorded(t)
+	s.start(t)
+	for path, status := range map[string]int{"1f": 200, "001F": 200, "00:1f": 200, "3f": 404, "x": 400, strings.Repeat("1", 41): 400, "1f?x=1": 400} {
+		e, p, got := askFor[api.IssuanceEntry](t, s, "GET", "/v1/issued/"+path, "")
+		if got.status != status || status == 200 && (e.Serial != "1f" || e.Certificate == "" || e.Kind != api.KindIssuanceEntry) || status == 404 && !p.Named("not-issued") {
+			t.Errorf("%s: %d %s", path, got.status, got.body)
+		}
+	}
+}
+
+// broken is a record that cannot be read.
+type broken struct{ issuance.Store }
+
+func (broken) List(context.Context, issuance.Query) (issuance.Page, error) {
+	return issuance.Page{}, errors.New("/var/lib/x: file is damaged")
+}
+
+func (broken) Get(context.Context, string) (issuance.Entry, error) {
+	return issuance.Entry{}, errors.New("/var/lib/x: file is damaged")
+}
+
+func TestNoRecord(t *testing.T) {
+	for _, test := range []struct {
+		store  issuance.Store
+		status int
+		want   string
+	}{
+		{nil, 404, "--issuance-record FILE"},
+		{broken{}, 503, "cannot be read now"},
+	} {
+		s := newSite(t)
+		s.Issued = test.store
+		s.start(t)
+		for _, path := range []string{"/v1/issued", "/v1/issued/1f"} {
+			if got := s.do(t, "GET", path, adminBearer, "", ""); got.status != test.status || !strings.Contains(got.body, test.want) || strings.Contains(got.body, "/var/lib") {
+				t.Errorf("%s: %d %s", path, got.status, got.body)
+			}
+		}
+	}
+}
+
+// The client asks for what the server understands, page by page.
+func TestClientIssued(t *testing.T) {
+	s := recorded(t)
+	c := &client.Client{Bearer: adminBearer, HTTP: &http.Client{Transport: client.Handler(s.Handler())}}
+	var names []string
+	asked := api.ListIssued{Limit: 1}
+	for range 3 {
+		list, err := c.ListIssued(t.Context(), asked)
+		if err != nil || len(list.Items) != 1 {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		names, asked.Continue = append(names, list.Items[0].Serial), list.Continue
+	}
+	if fmt.Sprint(names) != "[ 2f 1f]" || asked.Continue != "" {
+		t.Errorf("pages are %v, and then %q", names, asked.Continue)
+	}
+	list, err := c.ListIssued(t.Context(), api.ListIssued{
+		TokenID: "qwertz", Node: "worker-1", Signer: "kubernetes.io/kube-apiserver-client-kubelet", Outcome: "issued", EndsWithin: "30d", Since: "7d",
+	})
+	if err != nil || len(list.Items) != 1 || list.Items[0].Serial != "1f" {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if e, err := c.GetIssued(t.Context(), "1f"); err != nil || e.Node != "worker-1" || e.Certificate == "" {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if list, err := c.ListIssued(t.Context(), api.ListIssued{Requester: "jane"}); err != nil || len(list.Items) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	var p *api.Problem
+	if _, err := c.GetIssued(t.Context(), "../token"); !errors.As(err, &p) || p.Status != 400 {
+		t.Errorf("%v", err)
+	}
+}

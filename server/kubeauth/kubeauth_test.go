@@ -1,0 +1,395 @@
+package kubeauth_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/kubeauth"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorization "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+func TestMain(m *testing.M) { cluster.Main(m) }
+
+const bearer = "eyJhbGciOiJSUzI1NiJ9.not-a-real-one.but-of-the-form"
+
+func request(ctx context.Context, bearer string) *http.Request {
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/token", nil)
+	if bearer != "" {
+		r.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	return r
+}
+
+// A liar is an API server that says of tokens and permissions what it likes.
+type liar struct {
+	mu     sync.Mutex
+	asked  []string // bodies
+	token  func(*authenticationv1.TokenReview)
+	access func(*authorization.SubjectAccessReview)
+	answer http.HandlerFunc // in place of both
+}
+
+func (l *liar) client(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		l.mu.Lock()
+		l.asked = append(l.asked, string(body))
+		answer := l.answer
+		l.mu.Unlock()
+		if answer != nil {
+			answer(w, r)
+			return
+		}
+		var object any
+		if strings.Contains(r.URL.Path, "tokenreviews") {
+			review := &authenticationv1.TokenReview{}
+			err = json.Unmarshal(body, review)
+			l.token(review)
+			object = review
+		} else {
+			review := &authorization.SubjectAccessReview{}
+			err = json.Unmarshal(body, review)
+			l.access(review)
+			object = review
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(object)
+	}))
+	t.Cleanup(s.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func (l *liar) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.asked)
+}
+
+func TestTokens(t *testing.T) {
+	t.Parallel()
+	ada := authenticationv1.UserInfo{
+		Username: "ada", UID: "1", Groups: []string{"dev", "system:authenticated"},
+		Extra: map[string]authenticationv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"JTI=1"}},
+	}
+	yes := func(audiences ...string) authenticationv1.TokenReviewStatus {
+		return authenticationv1.TokenReviewStatus{Authenticated: true, User: ada, Audiences: audiences}
+	}
+	for _, test := range []struct {
+		name      string
+		audiences []string
+		status    authenticationv1.TokenReviewStatus
+		err       error // that it wraps; nil is ada
+		other     bool  // an error that is neither
+	}{
+		{name: "good", status: yes("kubejoin")},
+		{name: "good for others, too", status: yes("other", "kubejoin")},
+		{name: "one of ours", audiences: []string{"a", "b"}, status: yes("b")},
+		{name: "no audiences, by one that knows none", status: yes(), err: server.ErrBadCredentials},
+		{name: "other audiences", status: yes("https://kubernetes.default.svc"), err: server.ErrBadCredentials},
+		{name: "usual audience where others are asked for", audiences: []string{"a"}, status: yes("kubejoin"), err: server.ErrBadCredentials},
+		{name: "no", status: authenticationv1.TokenReviewStatus{Error: "bad " + bearer}, err: server.ErrBadCredentials},
+		{name: "no, with a user and audiences", status: authenticationv1.TokenReviewStatus{User: ada, Audiences: []string{"kubejoin"}}, err: server.ErrBadCredentials},
+		{name: "yes to nobody", status: authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: []string{"kubejoin"}}, other: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := &liar{token: func(r *authenticationv1.TokenReview) { r.Status = test.status }}
+			known := &kubeauth.Tokens{Client: l.client(t), Audiences: test.audiences}
+			user, err := known.Authenticate(request(t.Context(), bearer))
+			switch {
+			case test.other:
+				if err == nil || errors.Is(err, server.ErrBadCredentials) || errors.Is(err, server.ErrNoCredentials) {
+					t.Errorf("%+v %v", user, err)
+				}
+			case !errors.Is(err, test.err):
+				t.Errorf("%+v %v, want %v", user, err, test.err)
+			case test.err == nil:
+				want := server.User{Name: "ada", UID: "1", Groups: ada.Groups, Extra: map[string][]string{"authentication.kubernetes.io/credential-id": {"JTI=1"}}}
+				if !reflect.DeepEqual(user, want) {
+					t.Errorf("%+v, want %+v", user, want)
+				}
+			}
+			if err != nil && (strings.Contains(err.Error(), bearer) || user.Name != "") {
+				t.Errorf("%+v %v", user, err)
+			}
+			want := test.audiences
+			if want == nil {
+				want = []string{"kubejoin"}
+			}
+			var asked authenticationv1.TokenReview
+			if l.count() != 1 || json.Unmarshal([]byte(l.asked[0]), &asked) != nil || asked.Spec.Token != bearer || !slices.Equal(asked.Spec.Audiences, want) {
+				t.Errorf("asked %d times, of audiences %q", l.count(), asked.Spec.Audiences)
+			}
+			for range 50 { // yes and no are remembered for a moment
+				_, _ = known.Authenticate(request(t.Context(), bearer))
+			}
+			if n := l.count(); !test.other && n != 1 {
+				t.Errorf("asked %d times", n)
+			}
+		})
+	}
+}
+
+// What is none of an API server's business it is not asked about.
+func TestTokensNotShown(t *testing.T) {
+	t.Parallel()
+	l := &liar{token: func(r *authenticationv1.TokenReview) {
+		r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "ada"}, Audiences: []string{"kubejoin"}}
+	}}
+	known := &kubeauth.Tokens{Client: l.client(t)}
+	basic, two := request(t.Context(), ""), request(t.Context(), bearer)
+	basic.SetBasicAuth("ada", bearer)
+	two.Header.Add("Authorization", "Bearer "+bearer)
+	for name, test := range map[string]struct {
+		r    *http.Request
+		want error
+	}{
+		"nothing":           {request(t.Context(), ""), server.ErrNoCredentials},
+		"empty":             {request(t.Context(), " "), server.ErrBadCredentials},
+		"another scheme":    {basic, server.ErrBadCredentials},
+		"two":               {two, server.ErrBadCredentials},
+		"too long":          {request(t.Context(), strings.Repeat("a", server.MaxBearer+1)), server.ErrBadCredentials},
+		"a bootstrap token": {request(t.Context(), tokens.Generate().Reveal()), server.ErrBadCredentials},
+	} {
+		if _, err := known.Authenticate(test.r); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", name, err, test.want)
+		}
+	}
+	if l.count() != 0 {
+		t.Errorf("asked %d times", l.count())
+	}
+	if _, err := known.Authenticate(request(t.Context(), strings.Repeat("a", server.MaxBearer))); err != nil || l.count() != 1 {
+		t.Errorf("the longest: %v, asked %d times", err, l.count())
+	}
+}
+
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name   string
+		status authorization.SubjectAccessReviewStatus
+		want   string // yes, no or failed
+	}{
+		{"yes", authorization.SubjectAccessReviewStatus{Allowed: true}, "yes"},
+		{"no", authorization.SubjectAccessReviewStatus{}, "no"},
+		{"no for a reason", authorization.SubjectAccessReviewStatus{Reason: "because"}, "no"},
+		{"denied", authorization.SubjectAccessReviewStatus{Denied: true, EvaluationError: "x"}, "no"},
+		{"both", authorization.SubjectAccessReviewStatus{Allowed: true, Denied: true}, "no"},
+		{"an authorizer is away", authorization.SubjectAccessReviewStatus{EvaluationError: "away"}, "failed"},
+		{"yes by another authorizer", authorization.SubjectAccessReviewStatus{Allowed: true, EvaluationError: "away"}, "yes"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := &liar{access: func(r *authorization.SubjectAccessReview) { r.Status = test.status }}
+			p := &kubeauth.Permissions{Client: l.client(t)}
+			user := server.User{Name: "ada", UID: "1", Groups: []string{"dev"}, Extra: map[string][]string{"k": {"v"}}}
+			ask := func(u server.User, a server.Access) string {
+				switch err := p.Authorize(request(t.Context(), ""), u, a); {
+				case err == nil:
+					return "yes"
+				case errors.Is(err, server.ErrForbidden):
+					return "no"
+				}
+				return "failed"
+			}
+			access := server.Access{Verb: "create", Resource: "tokens/groups", Name: "system:bootstrappers:foo"}
+			for range 10 {
+				if got := ask(user, access); got != test.want {
+					t.Errorf("%s, want %s", got, test.want)
+				}
+			}
+			if n := l.count(); (n == 1) != (test.want != "failed") {
+				t.Errorf("asked %d times", n)
+			}
+			var asked authorization.SubjectAccessReview
+			if err := json.Unmarshal([]byte(l.asked[0]), &asked); err != nil {
+				t.Fatal(err)
+			}
+			if want := (authorization.SubjectAccessReviewSpec{
+				User: "ada", UID: "1", Groups: []string{"dev", "system:authenticated"}, Extra: map[string]authorization.ExtraValue{"k": {"v"}},
+				ResourceAttributes: &authorization.ResourceAttributes{Group: "kubejoin.io", Version: "*", Verb: "create", Resource: "tokens", Subresource: "groups", Name: "system:bootstrappers:foo"},
+			}); !reflect.DeepEqual(asked.Spec, want) {
+				t.Errorf("asked %+v, want %+v", asked.Spec, want)
+			}
+			// Nobody else has the answer, and nothing else.
+			before := l.count()
+			others := []server.User{{Name: "ada"}, {Name: "ada", UID: "2", Groups: user.Groups, Extra: user.Extra}, {Name: "ada", UID: "1", Groups: []string{"dev "}, Extra: user.Extra},
+				{Name: "ada", UID: "1", Groups: user.Groups, Extra: map[string][]string{"k": {"v", ""}}}, {Name: "eve", UID: "1", Groups: user.Groups, Extra: user.Extra}}
+			for _, u := range others {
+				ask(u, access)
+			}
+			accesses := []server.Access{{Verb: "create", Resource: "tokens"}, {Verb: "create", Resource: "tokens/groups"}, {Verb: "update", Resource: "tokens/groups", Name: access.Name}, {Verb: "create", Resource: "tokens/groups", Name: access.Name, Group: "x"}}
+			for _, a := range accesses {
+				ask(user, a)
+			}
+			if n := l.count() - before; n != len(others)+len(accesses) {
+				t.Errorf("asked %d times for %d others", n, len(others)+len(accesses))
+			}
+		})
+	}
+}
+
+// An API server that is away, slow or broken lets nobody in, and is asked again at once.
+func TestUnavailable(t *testing.T) {
+	t.Parallel()
+	status := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+	}
+	for name, answer := range map[string]http.HandlerFunc{
+		"forbidden to kubejoin": status(403), "not found": status(404), "error": status(500), "overloaded": status(429),
+		"slow": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+		"cut off": func(http.ResponseWriter, *http.Request) {
+			panic(http.ErrAbortHandler)
+		},
+		"not an API server": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>yes</html>") },
+		"an empty object": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, "{}")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := &liar{answer: answer}
+			client := l.client(t)
+			known := &kubeauth.Tokens{Client: client, Timeout: 200 * time.Millisecond}
+			permissions := &kubeauth.Permissions{Client: client, Timeout: 200 * time.Millisecond}
+			s := server.Server{Authenticate: known.Authenticate, Authorize: permissions.Authorize}
+			h := s.Handler()
+			ask := func() *httptest.ResponseRecorder {
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, request(t.Context(), bearer))
+				return w
+			}
+			wantToken, wantPermission := 503, 503
+			if name == "an empty object" { // which says no
+				wantToken, wantPermission = 401, 403
+			}
+			start := time.Now()
+			w := ask()
+			if took := time.Since(start); w.Code != wantToken || (w.Code == 503) != (w.Header().Get("Retry-After") != "") || strings.Contains(w.Body.String(), bearer) || took > 3*time.Second {
+				t.Errorf("token: %d %v %s after %s", w.Code, w.Header(), w.Body, took)
+			}
+			s.Authenticate = func(*http.Request) (server.User, error) { return server.User{Name: "ada"}, nil }
+			h = s.Handler()
+			if w := ask(); w.Code != wantPermission {
+				t.Errorf("permission: %d %s", w.Code, w.Body)
+			}
+			if name == "an empty object" {
+				return
+			}
+			// It is back.
+			l.mu.Lock()
+			l.answer = nil
+			l.access = func(r *authorization.SubjectAccessReview) { r.Status.Allowed = true }
+			l.token = func(r *authenticationv1.TokenReview) {
+				r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "ada"}, Audiences: []string{"kubejoin"}}
+			}
+			l.mu.Unlock()
+			if _, err := known.Authenticate(request(t.Context(), bearer)); err != nil {
+				t.Errorf("token, after that: %v", err)
+			}
+			if err := permissions.Authorize(request(t.Context(), ""), server.User{Name: "ada"}, server.Access{Verb: "get", Resource: "tokens"}); err != nil {
+				t.Errorf("permission, after that: %v", err)
+			}
+		})
+	}
+}
+
+// A real API server knows service accounts by tokens of the audience, and RBAC tells what they may.
+func TestOnCluster(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("needs a control plane")
+	}
+	client := cluster.Shared(t).Client()
+	ctx := t.Context()
+	accounts := client.CoreV1().ServiceAccounts("default")
+	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	token := func(audiences ...string) string {
+		granted, err := accounts.CreateToken(ctx, "kubeauth", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return granted.Status.Token
+	}
+	known := &kubeauth.Tokens{Client: client}
+	user, err := known.Authenticate(request(ctx, token("kubejoin")))
+	if err != nil || user.Name != "system:serviceaccount:default:kubeauth" || user.UID == "" || !slices.Contains(user.Groups, "system:serviceaccounts:default") ||
+		len(user.Extra["authentication.kubernetes.io/credential-id"]) != 1 {
+		t.Errorf("%+v %v", user, err)
+	}
+	for name, bearer := range map[string]string{"the API server's own audience": token(), "another audience": token("other"), "garbage": bearer} {
+		if user, err := known.Authenticate(request(ctx, bearer)); !errors.Is(err, server.ErrBadCredentials) {
+			t.Errorf("%s: %+v %v", name, user, err)
+		}
+	}
+	permissions := &kubeauth.Permissions{Client: client}
+	may := func(resource, name string) error {
+		return permissions.Authorize(request(ctx, ""), user, server.Access{Verb: "create", Resource: resource, Name: name})
+	}
+	if err := may("tokens", ""); !errors.Is(err, server.ErrForbidden) {
+		t.Errorf("without rights: %v", err)
+	}
+	if _, err := client.RbacV1().ClusterRoles().Create(ctx, &rbac.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}, Rules: []rbac.PolicyRule{
+		{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens"}, Verbs: []string{"create"}},
+		{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens/groups"}, ResourceNames: []string{"system:bootstrappers:a"}, Verbs: []string{"create"}},
+	}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.RbacV1().ClusterRoleBindings().Create(ctx, &rbac.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "kubeauth"},
+		Subjects: []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: "default", Name: "kubeauth"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for err := may("tokens", ""); err != nil; err = may("tokens", "") { // until the authorizer knows, and what was said before is too old
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatal(err)
+		}
+	}
+	if err := may("tokens/groups", "system:bootstrappers:a"); err != nil {
+		t.Error(err)
+	}
+	for resource, name := range map[string]string{"tokens/groups": "system:bootstrappers:b", "tokens/unlimited": "", "tokens/roles": "control-plane"} {
+		if err := may(resource, name); !errors.Is(err, server.ErrForbidden) {
+			t.Errorf("%s %s: %v", resource, name, err)
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package kubeauth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Audience is the one that tokens are to be for unless Tokens.Audiences says otherwise: those that
+// pods have by themselves are for the API server alone, and are refused.
+const Audience = "kubejoin"
+
+// How old an answer of the API server can be that still counts. Its own authenticator remembers a
+// good token for 10 s more.
+const (
+	TokenAge    = 5 * time.Second // of a token that is good
+	BadTokenAge = time.Second     // of one that is not
+)
+
+// DefaultTimeout is how long a review may take unless a field says otherwise.
+const DefaultTimeout = 5 * time.Second
+
+// Tokens knows users by the bearer tokens that an API server knows: those of service accounts above
+// all. The answer to a token counts for [TokenAge], so that a token that was revoked is refused
+// within that time and the 10 s for which kube-apiserver remembers it. Its fields are not changed after
+// the first use.
+type Tokens struct {
+	// Client talks to the API server, where it may create tokenreviews.
+	Client kubernetes.Interface
+	// Audiences are those of which a token has to be for one; empty is [Audience]. An API server's
+	// own would let every pod in, as whoever it is.
+	Audiences []string
+	// Timeout is how long a review may take; zero is DefaultTimeout.
+	Timeout time.Duration
+	// Registerer has kubejoin_access_reviews_total; nil counts nothing.
+	Registerer prometheus.Registerer
+
+	once    sync.Once
+	answers *answers[verdict]
+	reviews *prometheus.CounterVec
+}
+
+// A verdict is whose token it is, or why it is nobody's.
+type verdict struct {
+	user server.User
+	why  string
+}
+
+// Authenticate is a [server.Authenticate]. A token that has the form of a bootstrap token is refused
+// and shown to nobody: it would be a machine's.
+func (t *Tokens) Authenticate(r *http.Request) (server.User, error) {
+	bearer, err := server.Bearer(r)
+	if err != nil {
+		return server.User{}, err
+	}
+	if _, err := tokens.Parse(bearer); err == nil {
+		return server.User{}, fmt.Errorf("%w: a bootstrap token, which is for machines that join", server.ErrBadCredentials)
+	}
+	t.once.Do(func() {
+		t.answers = newAnswers[verdict](TokenAge, BadTokenAge, timeoutOr(t.Timeout))
+		t.reviews = counter(t.Registerer)
+	})
+	v, yes, err := t.answers.of(r.Context(), []byte(bearer), func(ctx context.Context) (verdict, bool, error) {
+		v, yes, err := t.review(ctx, bearer)
+		t.reviews.WithLabelValues("token", result(yes, err)).Inc()
+		return v, yes, err
+	})
+	switch {
+	case err != nil:
+		return server.User{}, fmt.Errorf("TokenReview: %w", err)
+	case !yes:
+		return server.User{}, fmt.Errorf("%w: TokenReview: %s", server.ErrBadCredentials, v.why)
+	}
+	return v.user, nil
+}
+
+func (t *Tokens) audiences() []string {
+	if len(t.Audiences) == 0 {
+		return []string{Audience}
+	}
+	return t.Audiences
+}
+
+// review asks the API server. Whatever it says but for a yes to our audience is no yes.
+func (t *Tokens) review(ctx context.Context, bearer string) (v verdict, yes bool, err error) {
+	review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: bearer, Audiences: t.audiences()}}
+	answer, err := t.Client.AuthenticationV1().TokenReviews().Create(ctx, review, metav1.CreateOptions{})
+	if err != nil {
+		return v, false, withoutToken(err, bearer)
+	}
+	status := answer.Status
+	switch {
+	case !status.Authenticated:
+		// An error here is most often what is wrong with the token; kube-apiserver, too, makes no
+		// difference between that and an authenticator of its own that is away.
+		v.why = "not authenticated"
+		if status.Error != "" {
+			v.why = fmt.Sprintf("%.300s", strings.ReplaceAll(status.Error, bearer, "TOKEN"))
+		}
+		return v, false, nil
+	case !slices.ContainsFunc(status.Audiences, func(a string) bool { return slices.Contains(t.audiences(), a) }):
+		// One that knows nothing of audiences names none: its yes is to another question.
+		v.why = fmt.Sprintf("good for audiences %.200q, want one of %q", status.Audiences, t.audiences())
+		return v, false, nil
+	case status.User.Username == "":
+		return v, false, errors.New("the API server says yes, and not to whom")
+	}
+	v.user = server.User{Name: status.User.Username, UID: status.User.UID, Groups: status.User.Groups}
+	if len(status.User.Extra) > 0 {
+		v.user.Extra = make(map[string][]string, len(status.User.Extra))
+		for k, values := range status.User.Extra {
+			v.user.Extra[k] = values
+		}
+	}
+	return v, true, nil
+}
+
+// withoutToken is an error that has no token in its text, should the API server have put it there.
+func withoutToken(err error, bearer string) error {
+	if text := err.Error(); strings.Contains(text, bearer) {
+		return errors.New(strings.ReplaceAll(text, bearer, "TOKEN"))
+	}
+	return err
+}
+
+func timeoutOr(d time.Duration) time.Duration {
+	if d <= 0 {
+		return DefaultTimeout
+	}
+	return d
+}
+
+func counter(reg prometheus.Registerer) *prometheus.CounterVec {
+	return metrics.Counter(reg, "kubejoin_access_reviews_total", "Questions to the API server about who calls the HTTPS API and what they may do, by review (token or access) and result: yes, no or failed.", "review", "result")
+}
+
+func result(yes bool, err error) string {
+	switch {
+	case err != nil:
+		return "failed"
+	case yes:
+		return "yes"
+	}
+	return "no"
+}

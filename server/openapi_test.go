@@ -1,0 +1,523 @@
+package server_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/openapicheck"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+func document(t *testing.T) *openapicheck.Document {
+	t.Helper()
+	d, err := described()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func operationOf(t *testing.T, id string) *openapicheck.Operation {
+	t.Helper()
+	for _, op := range document(t).Operations {
+		if op.ID == id {
+			return op
+		}
+	}
+	t.Fatalf("openapi.yaml has no operation %s", id)
+	return nil
+}
+
+func TestOpenAPIIsValid(t *testing.T) {
+	d := document(t)
+	content, err := os.ReadFile("testdata/openapi-3.1-schema.json") // https://spec.openapis.org/oas/3.1/schema/2022-10-07
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := jsonschema.UnmarshalJSON(bytes.NewReader(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiler := jsonschema.NewCompiler()
+	if err := compiler.AddResource("openapi-3.1", rules); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := compiler.Compile("openapi-3.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := schema.Validate(d.Root); err != nil {
+		t.Error(err)
+	}
+	ids, used := map[string]bool{}, map[string]bool{}
+	for _, op := range d.Operations {
+		if op.ID == "" || ids[op.ID] {
+			t.Errorf("%s %s: operationId %q is empty or another's, too", op.Method, op.Path, op.ID)
+		}
+		ids[op.ID] = true
+	}
+	walk("#", d.Root, func(pointer string, v map[string]any) {
+		if ref, ok := v["$ref"].(string); ok {
+			used[ref] = true
+			if _, to := d.Resolve(ref); to == nil {
+				t.Errorf("%s: there is no %s", pointer, ref)
+			}
+		}
+		example, has := v["example"]
+		if !has || v["schema"] == nil {
+			return
+		}
+		s, err := d.Schema(pointer + "/schema")
+		if err != nil {
+			t.Errorf("%s: %v", pointer, err)
+		} else if err := s.Validate(example); err != nil {
+			t.Errorf("the example at %s: %v", pointer, err)
+		}
+	})
+	components := d.Root["components"].(map[string]any)
+	for kind, all := range components {
+		for name := range all.(map[string]any) {
+			ref := "#/components/" + kind + "/" + name
+			if kind == "schemas" {
+				if _, err := d.Schema(ref); err != nil {
+					t.Error(err)
+				}
+			}
+			switch {
+			case kind == "securitySchemes", used[ref], strings.HasSuffix(name, "MethodNotAllowed"): // of what is no operation
+			case ref == "#/components/schemas/SignCertificate": // of which every field is used
+			default:
+				t.Errorf("%s is used nowhere", ref)
+			}
+		}
+	}
+}
+
+// walk calls f for each object of a document.
+func walk(pointer string, v any, f func(pointer string, v map[string]any)) {
+	switch v := v.(type) {
+	case map[string]any:
+		f(pointer, v)
+		for key, value := range v {
+			walk(pointer+"/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(key), value, f)
+		}
+	case []any:
+		for i, value := range v {
+			walk(fmt.Sprint(pointer, "/", i), value, f)
+		}
+	}
+}
+
+func TestOpenAPIDescribesEveryRoute(t *testing.T) {
+	described, there := map[string]string{}, map[string]string{}
+	for _, op := range document(t).Operations {
+		described[op.Method+" "+op.Path] = op.Access
+	}
+	for _, r := range server.DescribedRoutes() {
+		there[r.Method+" "+r.Path] = r.Access
+		if op := operationOf(t, r.Name); op.Method != r.Method {
+			t.Errorf("operation %s is %s, want %s", op.ID, op.Method, r.Method)
+		}
+	}
+	if !maps.Equal(described, there) {
+		for name, access := range there {
+			if is, has := described[name]; !has || is != access {
+				t.Errorf("%s: described %t with x-access %q, want %q", name, has, is, access)
+			}
+		}
+		for name := range described {
+			if _, has := there[name]; !has {
+				t.Errorf("%s is described, and there is no such route", name)
+			}
+		}
+	}
+}
+
+// asked is what the operations decode; TestOpenAPIKnowsWhatIsKnown sees that it is so.
+var asked = map[string]any{
+	"print-join-command": api.PrintJoinCommand{},
+	"create-token":       api.CreateToken{},
+	"list-tokens":        api.ListPage{},
+	"get-token":          nil,
+	"delete-token":       api.DeleteToken{},
+	"renew-token":        api.RenewToken{},
+	"list-claims":        api.ListPage{},
+	"release-claim":      api.ReleaseClaim{},
+	"list-issued":        api.ListIssued{},
+	"get-issued":         nil,
+	"explain-request":    api.ExplainRequest{},
+	"explain": struct {
+		Format string `json:"format"`
+	}{},
+	"certificate":  api.SignCertificate{},
+	"cluster-info": nil,
+	"ca":           api.GetCA{},
+	"openapi":      nil,
+	"openapi-json": nil,
+	"reference":    nil,
+}
+
+// Operations that decode nothing of ours.
+var others = []string{"discovery", "tokenreview", "tokenreview-v1beta1", "healthz", "readyz", "version", "metrics"}
+
+func TestOpenAPIHasTheFieldsOfRequests(t *testing.T) {
+	d := document(t)
+	for _, op := range d.Operations {
+		given, known := asked[op.ID]
+		if !known {
+			if !slices.Contains(others, op.ID) {
+				t.Errorf("operation %s: say here what it decodes", op.ID)
+			}
+			continue
+		}
+		parameters, all := map[string]reflect.Type{}, map[string]reflect.Type{}
+		if given != nil {
+			for _, f := range fieldsOf(reflect.TypeOf(given)) {
+				all[f.name] = f.of
+				switch reflect.Zero(f.of).Interface().(type) {
+				case string, int, bool, []string:
+					parameters[f.name] = f.of
+				}
+			}
+		}
+		if !slices.Equal(slices.Sorted(slices.Values(op.Query)), slices.Sorted(maps.Keys(parameters))) {
+			t.Errorf("%s: query parameters %q are described, want %q", op.ID, op.Query, slices.Sorted(maps.Keys(parameters)))
+		}
+		_, said := d.Resolve(op.Pointer)
+		for i, p := range listOf(said["parameters"]) {
+			pointer, parameter := d.Resolve(fmt.Sprint(op.Pointer, "/parameters/", i))
+			if want, has := parameters[fmt.Sprint(parameter["name"])]; has && parameter["in"] == "query" {
+				wantType(t, d, pointer+"/schema", want)
+			}
+			if p == nil {
+				t.Errorf("%s: parameter %d is nothing", op.ID, i)
+			}
+		}
+		if op.Method == http.MethodGet || op.ID == "certificate" { // what is sent with GET has no meaning: RFC 9110, section 9.3.1
+			continue
+		}
+		wantObject(t, d, op.Pointer+"/requestBody/content/application~1json/schema", reflect.TypeOf(given), false)
+	}
+}
+
+// shown are the objects of answers, by the name of their schema. Those in them are found from there.
+var shown = map[string]any{
+	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
+	"CABundle": api.CABundle{}, "Explanation": explain.Explanation{}, "RequestExplanation": explain.RequestExplanation{},
+	"Version": server.Version{}, "Problem": api.Problem{},
+}
+
+// notOurs are schemas of answers that are Kubernetes'.
+var notOurs = []string{"ConfigMap", "TokenReview", "Status"}
+
+func TestOpenAPIHasTheFieldsOfAnswers(t *testing.T) {
+	d := document(t)
+	seen := map[string]bool{}
+	for name, v := range shown {
+		seen[name] = true
+		wantObject(t, d, "#/components/schemas/"+name, reflect.TypeOf(v), true)
+	}
+	for _, op := range d.Operations {
+		_, said := d.Resolve(op.Pointer + "/responses")
+		for status := range said {
+			pointer, _ := d.Resolve(op.Pointer + "/responses/" + status + "/content/application~1json/schema")
+			name := strings.TrimPrefix(pointer, "#/components/schemas/")
+			if strings.HasPrefix(pointer, "#/components/schemas/") && !seen[name] && !slices.Contains(notOurs, name) && !checkedSchemas[name] {
+				t.Errorf("%s %s answers %s: say here of which type that is", op.ID, status, name)
+			}
+		}
+	}
+}
+
+// checkedSchemas are those that wantObject has seen.
+var checkedSchemas = map[string]bool{}
+
+type namedField struct {
+	name     string
+	of       reflect.Type
+	optional bool
+}
+
+// fieldsOf are the fields of a struct in JSON, with those of what is embedded.
+func fieldsOf(t reflect.Type) []namedField {
+	var fields []namedField
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Anonymous {
+			fields = append(fields, fieldsOf(f.Type)...)
+			continue
+		}
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name != "-" {
+			fields = append(fields, namedField{name, f.Type, strings.Contains(options, "omit")})
+		}
+	}
+	return fields
+}
+
+// wantObject compares a schema with a struct, and what is in it. Of an answer, required is what is
+// always there.
+func wantObject(t *testing.T, d *openapicheck.Document, pointer string, of reflect.Type, answer bool) {
+	t.Helper()
+	pointer, schema := d.Resolve(pointer)
+	if of == nil {
+		if schema != nil {
+			t.Errorf("%s is described, and nothing is decoded", pointer)
+		}
+		return
+	}
+	if schema == nil {
+		t.Errorf("there is no %s for %s", pointer, of)
+		return
+	}
+	checkedSchemas[pointer[strings.LastIndex(pointer, "/")+1:]] = true
+	if schema["additionalProperties"] != false {
+		t.Errorf("%s: want additionalProperties: false", pointer)
+	}
+	properties, _ := schema["properties"].(map[string]any)
+	var names, required []string
+	for _, f := range fieldsOf(of) {
+		names = append(names, f.name)
+		if !f.optional && answer {
+			required = append(required, f.name)
+		}
+		if _, has := properties[f.name]; has {
+			wantType(t, d, pointer+"/properties/"+f.name, f.of)
+		}
+	}
+	if described := slices.Sorted(maps.Keys(properties)); !slices.Equal(described, slices.Sorted(slices.Values(names))) {
+		t.Errorf("%s has properties %q, and %s has %q", pointer, described, of, slices.Sorted(slices.Values(names)))
+	}
+	var described []string
+	for _, name := range listOf(schema["required"]) {
+		described = append(described, fmt.Sprint(name))
+	}
+	if of == reflect.TypeFor[api.Problem]() { // the server says both in each
+		required = append(required, "detail", "requestID")
+	}
+	if slices.Sort(described); !slices.Equal(described, slices.Sorted(slices.Values(required))) {
+		t.Errorf("%s requires %q, and %s always has %q", pointer, described, of, slices.Sorted(slices.Values(required)))
+	}
+}
+
+// wantType compares a schema with what is in a field.
+func wantType(t *testing.T, d *openapicheck.Document, pointer string, of reflect.Type) {
+	t.Helper()
+	pointer, schema := d.Resolve(pointer)
+	want := map[reflect.Kind]string{reflect.String: "string", reflect.Int: "integer", reflect.Bool: "boolean", reflect.Slice: "array", reflect.Struct: "object", reflect.Map: "object"}
+	switch {
+	case of.Kind() == reflect.Pointer:
+		wantType(t, d, pointer, of.Elem())
+		return
+	case of == reflect.TypeFor[time.Time]():
+		if schema["type"] != "string" || schema["format"] != "date-time" {
+			t.Errorf("%s: want a string of format date-time", pointer)
+		}
+		return
+	case of == reflect.TypeFor[json.RawMessage]():
+		return
+	case schema["const"] != nil && schema["type"] == nil && of.Kind() == reflect.String, schema["oneOf"] != nil:
+		return
+	}
+	kind := schema["type"]
+	if either, ok := kind.([]any); ok && len(either) == 2 && either[1] == "null" {
+		kind = either[0]
+	}
+	if kind == nil || kind != want[of.Kind()] {
+		t.Errorf("%s is of type %v, and %s is %q", pointer, schema["type"], of, want[of.Kind()])
+	}
+	switch of.Kind() {
+	case reflect.Slice:
+		wantType(t, d, pointer+"/items", of.Elem())
+	case reflect.Struct:
+		wantObject(t, d, pointer, of, true)
+	}
+}
+
+func listOf(v any) []any { l, _ := v.([]any); return l }
+
+// What a request with an unknown parameter or field is told to be known is what is described.
+func TestOpenAPIKnowsWhatIsKnown(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	for _, op := range document(t).Operations {
+		given, ours := asked[op.ID]
+		if !ours {
+			continue
+		}
+		path := strings.NewReplacer("{id}", "qwertz", "{node}", "worker-3", "{serial}", "1f").Replace(op.Path)
+		var query, body []string
+		if given != nil {
+			for _, f := range fieldsOf(reflect.TypeOf(given)) {
+				body = append(body, f.name)
+				if slices.Contains(op.Query, f.name) {
+					query = append(query, f.name)
+				}
+			}
+		}
+		var p api.Problem
+		got := s.do(t, op.Method, path+"?unheardOf=1", adminBearer, "", map[string]string{"certificate": nodeCSR(t, "worker-3")}[op.ID])
+		if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 {
+			t.Errorf("%s: %d %s", op.ID, got.status, got.body)
+		}
+		if want := "known are " + words(query); !strings.HasSuffix(p.Detail, want) {
+			t.Errorf("%s: %q, want %q at the end", op.ID, p.Detail, want)
+		}
+		if op.Method == http.MethodGet || op.ID == "certificate" {
+			continue
+		}
+		got = s.do(t, op.Method, path, adminBearer, "application/json", `{"unheardOf":1}`)
+		if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 {
+			t.Errorf("%s: %d %s", op.ID, got.status, got.body)
+		}
+		if want := "known are " + words(body); !strings.HasSuffix(p.Detail, want) {
+			t.Errorf("%s: %q, want %q at the end", op.ID, p.Detail, want)
+		}
+	}
+}
+
+func words(names []string) string {
+	switch len(names) {
+	case 0:
+		return "none"
+	case 1:
+		return names[0]
+	}
+	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
+}
+
+// Each problem that the source of the package can make is described with its status, and no other
+// is; each operation has the answers that its problems need.
+func TestOpenAPIHasEveryProblem(t *testing.T) {
+	d := document(t)
+	there := problemsInSource(t)
+	_, types := d.Resolve("#/components/schemas/ProblemType")
+	described := map[string]int{}
+	for _, one := range listOf(types["oneOf"]) {
+		one := one.(map[string]any)
+		name, found := strings.CutPrefix(fmt.Sprint(one["const"]), api.ProblemType)
+		status, err := strconv.Atoi(fmt.Sprint(one["x-status"]))
+		if text, _ := one["description"].(string); !found || err != nil || text == "" {
+			t.Errorf("problem type %v: want a URI, x-status and description", one)
+		}
+		described[name] = status
+	}
+	for name, status := range there {
+		if described[name] != status {
+			t.Errorf("problem %s has status %d, and %d is described", name, status, described[name])
+		}
+	}
+	used := map[string]bool{"not-found": true, "method-not-allowed": true} // of what is no operation
+	for _, op := range d.Operations {
+		want := map[string]bool{}
+		for _, name := range op.Problems {
+			used[name] = true
+			if there[name] == 0 {
+				t.Errorf("%s: there is no problem %s", op.ID, name)
+			}
+			want[strconv.Itoa(there[name])] = true
+		}
+		_, responses := d.Resolve(op.Pointer + "/responses")
+		for status := range responses {
+			if status >= "4" && !want[status] {
+				t.Errorf("%s describes %s, and no problem of it has that status", op.ID, status)
+			}
+			delete(want, status)
+		}
+		if len(want) > 0 {
+			t.Errorf("%s does not describe %q, which problems of it have", op.ID, slices.Sorted(maps.Keys(want)))
+		}
+	}
+	for name := range described {
+		if there[name] == 0 || !used[name] {
+			t.Errorf("problem %s is described, and nothing answers it", name)
+		}
+	}
+}
+
+// problemsInSource finds the calls of newProblem.
+func problemsInSource(t *testing.T) map[string]int {
+	t.Helper()
+	statuses := map[string]int{}
+	for code := 400; code < 600; code++ {
+		if text := http.StatusText(code); text != "" {
+			statuses["Status"+strings.NewReplacer(" ", "", "-", "").Replace(text)] = code
+		}
+	}
+	statuses["StatusInternalServerError"], statuses["StatusRequestURITooLong"] = 500, 414
+	names := map[string]string{} // of constants of package api
+	each(t, "api", func(n ast.Node) {
+		if spec, ok := n.(*ast.ValueSpec); ok && len(spec.Values) == 1 && strings.HasPrefix(spec.Names[0].Name, "Problem") {
+			if literal, ok := spec.Values[0].(*ast.BasicLit); ok {
+				names[spec.Names[0].Name], _ = strconv.Unquote(literal.Value)
+			}
+		}
+	})
+	found := map[string]int{}
+	each(t, ".", func(n ast.Node) {
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			return
+		}
+		if f, ok := call.Fun.(*ast.Ident); !ok || f.Name != "newProblem" {
+			return
+		}
+		var name string
+		switch arg := call.Args[1].(type) {
+		case *ast.BasicLit:
+			name, _ = strconv.Unquote(arg.Value)
+		case *ast.SelectorExpr:
+			name = names[arg.Sel.Name]
+		}
+		var status int
+		if selector, ok := call.Args[0].(*ast.SelectorExpr); ok {
+			status = statuses[selector.Sel.Name]
+		}
+		if name == "" || status == 0 {
+			t.Errorf("a call of newProblem with a status or a name that is no constant: %v", call.Args[:2])
+		}
+		if was := found[name]; was != 0 && was != status {
+			t.Errorf("problem %s has status %d and %d", name, was, status)
+		}
+		found[name] = status
+	})
+	if len(found) < 10 {
+		t.Fatalf("only problems %v are found in the source", found)
+	}
+	return found
+}
+
+func each(t *testing.T, folder string, f func(ast.Node)) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool { f(n); return true })
+	}
+}

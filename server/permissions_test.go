@@ -1,0 +1,287 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// The tables of docs/access.md have a row for each route, with what it needs, and none beside. What
+// is in their cells is walked in test/access_test.go.
+func TestRoutesAreInTheTableOfAccess(t *testing.T) {
+	doc, err := os.ReadFile("../docs/access.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	routes := map[string]server.Access{}
+	named := regexp.MustCompile(`\{([a-z]+)[^}]*\}`)
+	for _, r := range (server.Server{Certificates: &server.Certificates{}, TokenReview: &server.TokenReview{}, Metrics: http.NotFoundHandler()}).Routes() {
+		path := named.ReplaceAllStringFunc(r.Path, func(p string) string { return strings.ToUpper(named.FindStringSubmatch(p)[1]) })
+		routes[r.Method+" "+path] = r.Access
+	}
+	row := regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^` ]*)` \\|(?: (`[a-z ]*`)? ?\\|)?")
+	for _, heading := range []string{"## On a cluster", "## Standalone"} {
+		_, section, found := strings.Cut(string(doc), heading+"\n")
+		if !found {
+			t.Fatalf("no section %s", heading)
+		}
+		section, _, _ = strings.Cut(section, "\n## ")
+		seen := map[string]bool{}
+		for _, m := range row.FindAllStringSubmatch(section, -1) {
+			access, known := routes[m[1]]
+			switch {
+			case !known:
+				t.Errorf("docs/access.md, %s: there is no route %s", heading, m[1])
+			case seen[m[1]]:
+				t.Errorf("docs/access.md, %s: %s is there twice", heading, m[1])
+			}
+			if seen[m[1]] = true; heading == "## Standalone" {
+				continue
+			}
+			permission := ""
+			if access != (server.Access{}) {
+				permission = "`" + access.Verb + " " + access.Resource + "`"
+			}
+			if m[2] != permission || access.Group != "" {
+				t.Errorf("docs/access.md: %s needs %s, the table has %q", m[1], access, m[2])
+			}
+		}
+		for route := range routes {
+			if !seen[route] {
+				t.Errorf("docs/access.md, %s: there is no row for %s; it says who gets what there", heading, route)
+			}
+		}
+	}
+}
+
+// What a token may be is asked for each of its liberties, before anything is stored, and the refusal
+// says which.
+func TestWhatATokenMayBe(t *testing.T) {
+	s := newSite(t)
+	var may []string // beside "create tokens"
+	var asked []string
+	s.Authorize = func(_ *http.Request, u server.User, a server.Access) error {
+		if a.String() == "create tokens.kubejoin.io" || a.String() == "update tokens.kubejoin.io" {
+			return nil
+		}
+		asked = append(asked, a.String())
+		if slices.Contains(may, a.String()) {
+			return nil
+		}
+		if a.Name == "system:bootstrappers:away" {
+			return errors.New("away")
+		}
+		return server.ErrForbidden
+	}
+	looked := 0
+	s.Node = func(context.Context, string) (tokens.NodeRef, error) {
+		looked++
+		return tokens.NodeRef{Name: "worker-1", UID: "1"}, nil
+	}
+	s.start(t)
+	const (
+		unlimited = "create tokens/unlimited.kubejoin.io"
+		group     = "create tokens/groups.kubejoin.io system:bootstrappers:"
+		role      = "create tokens/roles.kubejoin.io control-plane"
+		replaces  = "create tokens/replacements.kubejoin.io worker-1"
+	)
+	for _, test := range []struct {
+		query  string
+		needs  []string
+		field  string // of the refusal
+		detail string
+	}{
+		{query: "maxNodes=1"},
+		{query: "maxNodes=1000&ttl=87600h&usages=signing,authentication&description=x"},
+		{query: "maxNodes=2&nodeNames=w-*,v&certificateDuration=10m"},
+		{query: "maxNodes=1&groups=" + tokens.DefaultGroup},
+		{query: "", needs: []string{unlimited}, field: "maxNodes", detail: "say for how many with maxNodes"},
+		{query: "nodeNames=w-1", needs: []string{unlimited}, field: "maxNodes"},
+		{query: "maxNodes=1&ttl=0", needs: []string{unlimited}, field: "ttl", detail: "give it an end"},
+		{query: "maxNodes=1&groups=system:bootstrappers:a", needs: []string{group + "a"}, field: "groups"},
+		{query: "maxNodes=1&groups=system:bootstrappers:a," + tokens.DefaultGroup + ",system:bootstrappers:b", needs: []string{group + "a", group + "b"}, field: "groups"},
+		{query: "maxNodes=1&role=control-plane", needs: []string{role}, field: "role"},
+		{query: "replaceNode=worker-1", needs: []string{replaces}, field: "replaceNode"},
+		{query: "ttl=0&groups=system:bootstrappers:a&role=control-plane", needs: []string{unlimited, group + "a", role}, field: "maxNodes"},
+	} {
+		for _, path := range []string{"/v1/token", commandPath} {
+			may, asked, looked = nil, nil, 0
+			before := s.ids(t)
+			r := s.do(t, "POST", path+"?"+test.query, viewerBearer, "", "")
+			if len(test.needs) == 0 {
+				if r.status/100 != 2 || len(asked) > 0 {
+					t.Errorf("%s?%s: %d %s, asked %q", path, test.query, r.status, r.body, asked)
+				}
+				continue
+			}
+			want := `user \"vic\" may not ` + test.needs[0]
+			if r.status != 403 || !strings.Contains(r.body, want) || !strings.Contains(r.body, `"field":"`+test.field+`"`) || !strings.Contains(r.body, test.detail) || looked > 0 {
+				t.Errorf("%s?%s: %d %s, want %s", path, test.query, r.status, r.body, want)
+			}
+			for i := range test.needs { // one alone does not do
+				may = slices.Delete(slices.Clone(test.needs), i, i+1)
+				if r := s.do(t, "POST", path+"?"+test.query, viewerBearer, "", ""); r.status != 403 || !strings.Contains(r.body, test.needs[i]) {
+					t.Errorf("%s?%s without %s: %d %s", path, test.query, test.needs[i], r.status, r.body)
+				}
+			}
+			if after := s.ids(t); len(after) != len(before) {
+				t.Errorf("%s?%s: a token was stored", path, test.query)
+			}
+			may = test.needs
+			if r := s.do(t, "POST", path+"?"+test.query, viewerBearer, "", ""); r.status/100 != 2 {
+				t.Errorf("%s?%s with %q: %d %s", path, test.query, may, r.status, r.body)
+			}
+		}
+	}
+
+	may = nil
+	if r := s.do(t, "POST", "/v1/token?maxNodes=1&groups=system:bootstrappers:away", viewerBearer, "", ""); r.status != 503 || r.header.Get("Retry-After") == "" {
+		t.Errorf("while it cannot be told: %d %s", r.status, r.body)
+	}
+	if r := s.do(t, "POST", "/v1/token?dryRun=true", viewerBearer, "", ""); r.status != 403 {
+		t.Errorf("on trial: %d %s", r.status, r.body)
+	}
+	record := s.token(t, once)
+	id := record[:6]
+	renew := func() reply { return s.do(t, "POST", "/v1/token/"+id+"/renew?ttl=0", viewerBearer, "", "") }
+	if r := renew(); r.status != 403 || !strings.Contains(r.body, "may not update tokens/unlimited.kubejoin.io") {
+		t.Errorf("renewal for ever: %d %s", r.status, r.body)
+	}
+	if r := s.do(t, "POST", "/v1/token/"+id+"/renew?ttl=2h", viewerBearer, "", ""); r.status != 200 {
+		t.Errorf("renewal: %d %s", r.status, r.body)
+	}
+	may = []string{"update tokens/unlimited.kubejoin.io"}
+	if r := renew(); r.status != 200 {
+		t.Errorf("renewal for ever by who may: %d %s", r.status, r.body)
+	}
+}
+
+// Who is a bootstrap token's, whoever says so, is no operator; nor is somebody without a name.
+func TestBootstrapUsersAreNoOperators(t *testing.T) {
+	s, _ := certifying(t)
+	s.Authorize = func(*http.Request, server.User, server.Access) error { return nil }
+	var user server.User
+	s.Authenticate = func(*http.Request) (server.User, error) { return user, nil }
+	s.start(t)
+	for _, test := range []struct {
+		user   server.User
+		status int
+	}{
+		{server.User{Name: "ada"}, 200},
+		{server.User{Name: "ada", Groups: []string{"system:bootstrappersx"}}, 200},
+		{server.User{Name: "system:bootstrap:abcdef"}, 403},
+		{server.User{Name: "ada", Groups: []string{"x", "system:bootstrappers"}}, 403},
+		{server.User{Name: "ada", Groups: []string{"system:bootstrappers:a"}}, 403},
+		{server.User{}, 403},
+	} {
+		user = test.user
+		for _, path := range []string{"/v1/token", "/v1/claim"} {
+			if r := s.do(t, "GET", path, "", "", ""); r.status != test.status {
+				t.Errorf("%s as %+v: %d %s", path, user, r.status, r.body)
+			}
+		}
+		if test.status == 403 && user.Name != "" { // nor does it get a certificate without the token
+			if _, err := s.by("x").Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}); !strings.Contains(err.Error(), "comes without it") {
+				t.Errorf("certificate as %+v: %v", user, err)
+			}
+		}
+	}
+	certificate := s.userCertificate(t, "system:bootstrap:abcdef", "system:bootstrappers")
+	_, err := s.as(t, certificate).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))})
+	wantProblem(t, err, 403, "forbidden", "")
+}
+
+func TestHeaderOrCertificate(t *testing.T) {
+	failed := errors.New("away")
+	says := func(name string, err error) server.Authenticate {
+		return func(*http.Request) (server.User, error) { return server.User{Name: name}, err }
+	}
+	ada, jane := says("ada", nil), says("jane", nil)
+	bad, away, none := says("", server.ErrBadCredentials), says("", failed), says("", server.ErrNoCredentials)
+	for _, test := range []struct {
+		name                string
+		header, certificate server.Authenticate
+		given               []string // Authorization
+		user                string
+		err                 error
+	}{
+		{"header", ada, jane, []string{"Bearer x"}, "ada", nil},
+		{"certificate", ada, jane, nil, "jane", nil},
+		{"bad header beside a good certificate", bad, jane, []string{"Bearer x"}, "", server.ErrBadCredentials},
+		{"unknown header beside a good certificate", none, jane, []string{"Basic x"}, "", server.ErrBadCredentials},
+		{"empty header beside a good certificate", none, jane, []string{""}, "", server.ErrBadCredentials},
+		{"unjudged header beside a good certificate", away, jane, []string{"Bearer x"}, "", failed},
+		{"no headers are known", nil, jane, []string{"Bearer x"}, "", server.ErrBadCredentials},
+		{"no certificates are known", ada, nil, nil, "", server.ErrNoCredentials},
+		{"bad certificate", ada, bad, nil, "", server.ErrBadCredentials},
+		{"nothing", ada, none, nil, "", server.ErrNoCredentials},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
+		if test.given != nil {
+			r.Header["Authorization"] = test.given
+		}
+		user, err := server.HeaderOrCertificate(test.header, test.certificate)(r)
+		if user.Name != test.user || !errors.Is(err, test.err) {
+			t.Errorf("%s: %q %v, want %q %v", test.name, user.Name, err, test.user, test.err)
+		}
+	}
+	for _, test := range []struct {
+		name string
+		ways []server.Authenticate
+		user string
+		err  error
+		not  error
+	}{
+		{name: "the first", ways: []server.Authenticate{ada, jane}, user: "ada"},
+		{name: "the second", ways: []server.Authenticate{bad, none, jane}, user: "jane"},
+		{name: "one that knows, after one that cannot tell", ways: []server.Authenticate{away, jane}, user: "jane"},
+		{name: "one that cannot tell outweighs one that says no", ways: []server.Authenticate{bad, away}, err: failed, not: server.ErrBadCredentials},
+		{name: "in any order", ways: []server.Authenticate{away, bad}, err: failed, not: server.ErrBadCredentials},
+		{name: "no", ways: []server.Authenticate{none, bad}, err: server.ErrBadCredentials},
+		{name: "nothing", ways: []server.Authenticate{none, none}, err: server.ErrNoCredentials},
+		{name: "nobody", err: server.ErrNoCredentials},
+	} {
+		user, err := server.AnyOf(test.ways...)(httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))
+		if user.Name != test.user || !errors.Is(err, test.err) || test.not != nil && errors.Is(err, test.not) {
+			t.Errorf("%s: %q %v, want %q %v", test.name, user.Name, err, test.user, test.err)
+		}
+	}
+}
+
+func TestBearer(t *testing.T) {
+	long := strings.Repeat("a", server.MaxBearer)
+	for _, test := range []struct {
+		name  string
+		given []string
+		want  string
+		err   error
+	}{
+		{"none", nil, "", server.ErrNoCredentials},
+		{"one", []string{"Bearer abc"}, "abc", nil},
+		{"in another case, with spaces", []string{"bEARER   abc "}, "abc", nil},
+		{"longest", []string{"Bearer " + long}, long, nil},
+		{"too long", []string{"Bearer a" + long}, "", server.ErrBadCredentials},
+		{"empty", []string{""}, "", server.ErrBadCredentials},
+		{"scheme alone", []string{"Bearer"}, "", server.ErrBadCredentials},
+		{"another scheme", []string{"Basic abc"}, "", server.ErrBadCredentials},
+		{"two", []string{"Bearer abc", "Bearer abc"}, "", server.ErrBadCredentials},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
+		if test.given != nil {
+			r.Header["Authorization"] = test.given
+		}
+		if got, err := server.Bearer(r); got != test.want || !errors.Is(err, test.err) || err != nil && strings.Contains(err.Error(), "abc") {
+			t.Errorf("%s: %.20q %v, want %.20q %v", test.name, got, err, test.want, test.err)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package server_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"encoding/xml"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/reference"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	certificates "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// read asks a handler for what anybody may read.
+func read(t *testing.T, h http.Handler, path, accept string) *httptest.ResponseRecorder {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), "GET", path, nil)
+	r.Header.Set("Accept", accept)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	if w.Code != 200 {
+		t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+	}
+	return w
+}
+
+func TestOpenAPIIsServed(t *testing.T) {
+	h := newSite(t).Handler()
+	inYAML, inJSON := read(t, h, "/openapi.yaml", "*/*"), read(t, h, "/openapi.json", "*/*")
+	if inYAML.Body.String() != string(server.OpenAPI()) {
+		t.Error("/openapi.yaml is not openapi.yaml")
+	}
+	var one, other any
+	if err := errors.Join(yaml.Unmarshal(inYAML.Body.Bytes(), &one), json.Unmarshal(inJSON.Body.Bytes(), &other)); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(one, other) {
+		t.Error("/openapi.json does not say what /openapi.yaml says")
+	}
+	for _, path := range []string{"/openapi.yaml", "/openapi.json", "/"} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", path, nil)
+		r.Header.Set("If-None-Match", read(t, h, path, "").Header().Get("ETag"))
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != 304 || w.Body.Len() > 0 {
+			t.Errorf("%s again: %d %s", path, w.Code, w.Body)
+		}
+	}
+}
+
+var policyStyle = regexp.MustCompile(`style-src '(sha256-[^']+)'`)
+
+// The page is well-formed, has every operation, object and problem, leads nowhere but to itself and
+// this server, and loads and runs nothing.
+func TestReferencePage(t *testing.T) {
+	h := newSite(t).Handler()
+	w := read(t, h, "/", "text/html,application/xhtml+xml,*/*;q=0.8")
+	page := w.Body.String()
+	if media := w.Header().Get("Content-Type"); media != "text/html; charset=utf-8" {
+		t.Errorf("content type %s", media)
+	}
+	ids, links, style := map[string]bool{}, map[string]bool{}, ""
+	d := xml.NewDecoder(strings.NewReader(page))
+	d.Strict, d.AutoClose, d.Entity = true, []string{"meta", "link", "br"}, xml.HTMLEntity
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("%v near %.80q", err, page[max(0, d.InputOffset()-80):])
+		}
+		start, ok := token.(xml.StartElement)
+		if !ok {
+			continue
+		}
+		switch name := start.Name.Local; name {
+		case "script", "img", "iframe", "form", "object", "base":
+			t.Errorf("the page has a %s", name)
+		case "style":
+			if text, err := d.Token(); err == nil {
+				style = string(text.(xml.CharData))
+			}
+		}
+		for _, a := range start.Attr {
+			switch name := a.Name.Local; {
+			case name == "id":
+				if ids[a.Value] {
+					t.Errorf("id %s is there twice", a.Value)
+				}
+				ids[a.Value] = true
+			case name == "href":
+				links[a.Value] = true
+			case name == "style", name == "src", strings.HasPrefix(name, "on"):
+				t.Errorf("the page has an attribute %s", name)
+			}
+		}
+	}
+	for link := range links {
+		if to, found := strings.CutPrefix(link, "#"); found && !ids[to] {
+			t.Errorf("the page has no %s", link)
+		} else if !found && link != "data:," && link != "openapi.yaml" && link != "openapi.json" {
+			t.Errorf("the page leads to %s", link)
+		}
+	}
+	for _, op := range document(t).Operations {
+		if !ids[op.ID] || !links["#"+op.ID] {
+			t.Errorf("the page does not have %s", op.ID)
+		}
+		for _, p := range op.Problems {
+			if !links["#problem-"+p] {
+				t.Errorf("the page does not have problem %s", p)
+			}
+		}
+	}
+	for _, wrong := range []string{"**", "](", "ZgotmplZ", "map[", "&lt;nil&gt;", "`"} {
+		if at := strings.Index(page, wrong); at >= 0 {
+			t.Errorf("the page has %q: %q", wrong, page[max(0, at-60):at+10])
+		}
+	}
+	policy := w.Header().Get("Content-Security-Policy")
+	sum := sha256.Sum256([]byte(style))
+	if m := policyStyle.FindStringSubmatch(policy); m == nil || m[1] != "sha256-"+base64.StdEncoding.EncodeToString(sum[:]) || !strings.HasPrefix(policy, "default-src 'none';") {
+		t.Errorf("the policy does not let the page have its style: %s", policy)
+	}
+}
+
+func TestReferenceIsOfTheDescription(t *testing.T) {
+	page, text, err := reference.Page(server.OpenAPI())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newSite(t).Handler()
+	if read(t, h, "/", "text/html").Body.String() != string(page) || read(t, h, "/", "").Body.String() != string(text) {
+		t.Error("openapi.yaml has changed since the page was made of it: go generate ./server")
+	}
+}
+
+func TestReferenceForThoseWhoAreNoBrowsers(t *testing.T) {
+	h := newSite(t).Handler()
+	for _, accept := range []string{"", "*/*", "application/json", "text/html;q=0"} {
+		w := read(t, h, "/", accept)
+		text := w.Body.String()
+		if w.Header().Get("Content-Type") != "text/plain; charset=utf-8" || w.Header().Get("Vary") != "Accept, Accept-Encoding" || strings.Contains(text, "<") {
+			t.Errorf("%q: %v %s", accept, w.Header(), text)
+		}
+		for _, op := range document(t).Operations {
+			if !strings.Contains(text, op.Path) {
+				t.Errorf("%q: the text does not have %s", accept, op.Path)
+			}
+		}
+	}
+}
+
+// The lines of the page are pasted into a shell.
+func TestReferenceLines(t *testing.T) {
+	s, _ := certifying(t)
+	s.Issued = s.store.Issued()
+	s.Certificates.Authority.Record = s.store.Issued()
+	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
+	s.Explain = func(_ context.Context, node string) (explain.Explanation, error) {
+		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil
+	}
+	s.ExplainRequest = func(_ context.Context, name string, _ *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+		return explain.OfRequest(approval.Request{Name: name}, explain.StatusPending, errors.New("the request is no PKCS 10"), nil), nil
+	}
+	s.start(t)
+	folder := t.TempDir()
+	write := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.ca.Certificate().Raw})))
+	write("curlrc", "cacert = \"ca.crt\"\nheader = \"Authorization: Bearer "+adminBearer+"\"\nsilent\nshow-error\n")
+	write("token-header", "Authorization: Bearer "+s.token(t, func(r *tokens.Record) { r.Limits.NodeNames = []string{"worker-7"} })+"\n")
+	issued, err := s.by(s.token(t, once)).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "worker-5"))})
+	if err != nil || len(issued) == 0 {
+		t.Fatal(err)
+	}
+	entries, err := s.by(adminBearer).ListIssued(t.Context(), api.ListIssued{})
+	if err != nil || len(entries.Items) == 0 {
+		t.Fatalf("%d issued: %v", len(entries.Items), err)
+	}
+	id, _, _ := strings.Cut(s.token(t, nil), ".")
+	for _, op := range document(t).Operations {
+		_, said := document(t).Resolve(op.Pointer)
+		samples := listOf(said["x-codeSamples"])
+		if len(samples) == 0 && !strings.HasPrefix(op.ID, "tokenreview") {
+			t.Errorf("%s has no line to paste", op.ID)
+		}
+		for _, sample := range samples {
+			line := sample.(map[string]any)["source"].(string)
+			prefix, _, _ := strings.Cut(op.Path, "{")
+			if !strings.Contains(line, "$KUBEJOIN"+prefix) {
+				t.Errorf("%s: %s is about another path", op.ID, line)
+			}
+			sh := exec.CommandContext(t.Context(), "sh", "-euc", strings.ReplaceAll(line, "curl ", "curl --fail-with-body -sS "))
+			sh.Dir = folder
+			sh.Env = append(os.Environ(), "KUBEJOIN="+s.url, "ID="+id, "SERIAL="+entries.Items[0].Serial)
+			out, err := sh.CombinedOutput()
+			if err != nil || len(out) == 0 && !strings.Contains(line, " -o ") {
+				t.Errorf("%s: %v\n%s", line, err, tokens.Redact(string(out)))
+			}
+		}
+	}
+}

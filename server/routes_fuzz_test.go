@@ -1,0 +1,268 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// mostBytes is what the answer to any one request may take of memory, beyond what it says.
+const mostBytes = 8 << 20
+
+// A wholeSite has all routes that there are, and something behind each: a token, with a claim by
+// it, and a certificate.
+type wholeSite struct {
+	*site
+	handler http.Handler
+	routes  []server.Route
+	token   tokens.Token
+	serial  string
+	next    string // page of the record
+}
+
+func newWholeSite(t testing.TB) *wholeSite {
+	t.Helper()
+	s, _ := certifying(t)
+	reviewer, err := server.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Advertise, s.Logger, s.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
+	s.Issued, s.Certificates.Authority.Record = s.store.Issued(), s.store.Issued()
+	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
+	s.Explain = explained
+	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+		if object == nil {
+			return explain.RequestExplanation{}, tokens.ErrNotFound
+		}
+		return kube.Requests{Authority: func() (*signer.Authority, error) { return &signer.Authority{}, nil }}.Explain(ctx, name, object)
+	}
+	w := &wholeSite{site: s, handler: s.Handler(), routes: s.Routes()}
+	if w.token, err = tokens.Parse(s.token(t, func(r *tokens.Record) { r.Limits.MaxNodes = 5 })); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []string{"worker-1", "worker-2"} {
+		if got := send(w.handler, certificatePath, w.token.Reveal(), "", strings.NewReader(nodeCSR(t, node))); got.Code != 200 {
+			t.Fatalf("%d %s", got.Code, got.Body)
+		}
+	}
+	for _, path := range []string{"/", "/openapi.json"} { // made when they are first asked for
+		w.handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", path, nil))
+	}
+	page, err := s.Issued.List(t.Context(), issuance.Query{Limit: 1})
+	if err != nil || len(page.Entries) != 1 || page.Next == "" {
+		t.Fatalf("%+v %v", page, err)
+	}
+	w.serial, w.next = page.Entries[0].Serial, page.Next
+	return w
+}
+
+// A shot is a request to a route: what stands in its path for parameters, lines of headers, and
+// whose bearer it has. <token>, <id>, <serial> and <next> stand for what the site has.
+type shot struct {
+	route   string // by name, of seeds
+	segment string
+	query   string
+	headers string
+	body    string
+	who     byte
+}
+
+// seeds are for routes by name. Each has one that leads to success; those not named here succeed
+// with nothing.
+func seeds(t testing.TB) []shot {
+	const object = `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "csr-1"}, "spec": {"signerName": "kubernetes.io/kube-apiserver-client", "usages": ["client auth"], "request": "eA=="}}}`
+	const review = `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"<token>","audiences":["a"]}}`
+	const json, pem = "Content-Type: application/json\n", "Content-Type: application/pkcs10\n"
+	const bootstrap, kubeAPIServer = 2, 3
+	node := nodeCSR(t, "worker-3")
+	return []shot{
+		{"print-join-command", "", "ttl=1h&maxNodes=1&nodeNames=a,b&nodeNames=*&certificateDuration=1h&role=control-plane", json, `{"groups": [], "description": "x"}`, 0},
+		{"print-join-command", "", "description=rack+7&usages=signing,authentication", json, `{"ttl": "2h"}`, 0},
+		{"create-token", "", "dryRun&wait=0", json, `{"token": "<token>", "expires": "2030-01-02T03:04:05Z"}`, 0},
+		{"create-token", "", "", json, `{"maxNodes": 3, "replaceNode": "worker-1"}`, 0},
+		{"create-token", "", "ttl=0", "", "", 0},
+		{"get-token", "<id>", "", "", "", 0},
+		{"delete-token", "<id>", "onlyExpired=false", json, `{"dryRun": true}`, 0},
+		{"renew-token", "<id>", "dryRun", json, `{"ttl": "48h", "shorten": true}`, 0},
+		{"release-claim", "worker-1", "dryRun", "", "", 0},
+		{"list-issued", "", "limit=1&continue=<next>", "", "", 0},
+		{"list-issued", "", "node=worker-1&outcome=issued&endsWithin=30d&since=7d&signer=a/b&requester=x&tokenID=<id>", "", "", 0},
+		{"get-issued", "<serial>", "", "", "", 0},
+		{"explain-request", "", "", json, object, 0},
+		{"explain-request", "", "csr=csr-1", "", "", 0},
+		{"explain", "worker-7", "format=text", "", "", 0},
+		{"cluster-info", "", "", "Accept-Encoding: gzip;q=0.5, *\nIf-None-Match: W/\"a\", *\n", "", 4},
+		{"ca", "", "", "Accept: application/json;q=0, application/x-pem-file, */*\n", "", 4},
+		{"discovery", "", "", "Accept: application/json;as=Table\nIf-None-Match: \"\"\n", "", 4},
+		{"readyz", "", "verbose", "", "", 4},
+		{"certificate", "", "duration=1h&usages=client+auth,digital+signature", pem, node, bootstrap},
+		{"certificate", "", "signer=example.com/etcd-peer", "", node, 0},
+		{"tokenreview", "", "timeout=30s", json, review, kubeAPIServer},
+	}
+}
+
+var parameter = regexp.MustCompile(`\{[^}]*\}`)
+
+// request is that of a shot at a route.
+func (w *wholeSite) request(on server.Route, s shot) *http.Request {
+	put := strings.NewReplacer("<token>", w.token.Reveal(), "<id>", w.token.ID(), "<serial>", w.serial, "<next>", url.QueryEscape(w.next)).Replace
+	r := httptest.NewRequest(on.Method, "/", bytes.NewReader([]byte(put(s.body))))
+	r.URL.Path, r.URL.RawQuery = parameter.ReplaceAllLiteralString(on.Path, put(s.segment)), put(s.query)
+	for line := range strings.Lines(s.headers) {
+		if name, value, found := strings.Cut(line, ":"); found {
+			r.Header.Add(name, strings.TrimSpace(value))
+		}
+	}
+	if bearers := []string{adminBearer, viewerBearer, w.token.Reveal(), reviewerBearer, ""}; r.Header.Get("Authorization") == "" {
+		if bearer := bearers[int(s.who)%len(bearers)]; bearer != "" {
+			r.Header.Set("Authorization", "Bearer "+bearer)
+		}
+	}
+	return r
+}
+
+// fire sends the request of a shot and holds for its answer what does for every one: it is what
+// was asked for, or a document that says what is wrong with the request, and neither a failure of the server nor
+// a secret.
+func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.ResponseRecorder {
+	t.Helper()
+	r := w.request(on, s)
+	got := httptest.NewRecorder()
+	before := allocatedBytes()
+	w.handler.ServeHTTP(got, r)
+	what := fmt.Sprintf("%s %s: %d", r.Method, on.Path, got.Code)
+	if took := allocatedBytes() - before; took > mostBytes+16*uint64(got.Body.Len()) {
+		t.Errorf("%s takes %d bytes of memory", what, took)
+	}
+	body := got.Body.Bytes()
+	if !strings.Contains(s.body, "<token>") && strings.Contains(string(body), w.token.RevealSecret()) {
+		t.Errorf("%s tells the secret of a token: %s", what, body)
+	}
+	for _, bearer := range []string{adminBearer, viewerBearer, reviewerBearer} {
+		if bytes.Contains(body, []byte(bearer)) {
+			t.Errorf("%s tells a bearer token: %s", what, body)
+		}
+	}
+	if len(got.Header().Get("X-Request-Id")) != 16 {
+		t.Errorf("%s has headers %v", what, got.Header())
+	}
+	switch {
+	case got.Code < 400:
+		if kind := got.Header().Get("Content-Type"); kind == "application/json" && got.Header().Get("Content-Encoding") == "" && !json.Valid(body) {
+			t.Errorf("%s %.300q", what, body)
+		}
+	case strings.HasPrefix(r.URL.Path, "/api/") || strings.HasPrefix(r.URL.Path, "/apis/"):
+		var status metav1.Status
+		if err := json.Unmarshal(body, &status); err != nil || status.Kind != "Status" || int(status.Code) != got.Code || status.Message == "" || got.Code >= 500 {
+			t.Errorf("%s %s", what, body)
+		}
+	case on.Name == "metrics" && got.Code == http.StatusNotFound: // in place of metrics
+	default:
+		var p api.Problem
+		if err := json.Unmarshal(body, &p); err != nil || got.Header().Get("Content-Type") != "application/problem+json" ||
+			!strings.HasPrefix(p.Type, api.ProblemType) || p.Status != got.Code || p.Title == "" || p.Detail == "" || p.RequestID == "" {
+			t.Errorf("%s %s", what, body)
+		} else if got.Code >= 500 && !p.Named(api.ProblemCertificateWaits) {
+			t.Errorf("%s is the server's fault: %s", what, body)
+		}
+	}
+	return got
+}
+
+// tidy keeps the tokens from growing without end, and brings back the one that is known.
+func (w *wholeSite) tidy(t testing.TB) {
+	known := tokens.NewRecord(w.token, time.Hour, time.Now())
+	if _, err := w.store.Create(t.Context(), known); err != nil && !errors.Is(err, tokens.ErrExists) {
+		t.Fatal(err)
+	}
+	records, err := w.store.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		if r.Token.ID() != w.token.ID() {
+			if err := w.store.Delete(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func allocatedBytes() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
+}
+
+// Each route is reached by the seeds of the fuzzing of routes, to the end: one that is new needs
+// one in seeds that it answers with success.
+func TestEveryRouteIsFuzzed(t *testing.T) {
+	w := newWholeSite(t)
+	all := seeds(t)
+	names := map[string]bool{}
+	for _, on := range w.routes {
+		names[on.Name] = true
+		shots := append([]shot{{route: on.Name}}, all...)
+		if !slices.ContainsFunc(shots, func(s shot) bool {
+			return s.route == on.Name && (w.fire(t, on, s).Code < 300 || on.Name == "metrics")
+		}) {
+			t.Errorf("no seed of %s %s (%s) is answered with success", on.Method, on.Path, on.Name)
+		}
+	}
+	for _, s := range all {
+		if !names[s.route] {
+			t.Errorf("a seed is for %q: there is no such route", s.route)
+		}
+	}
+}
+
+// FuzzRoutes sends anything to any route of the table.
+func FuzzRoutes(f *testing.F) {
+	w := newWholeSite(f)
+	if fuzz := flag.Lookup("test.fuzz"); fuzz != nil && fuzz.Value.String() != "" {
+		w.handler = w.Server.Handler() // nothing holds its answers against the description, which takes ten times as long
+	}
+	all := seeds(f)
+	for i, on := range w.routes {
+		f.Add(byte(i), "x", "", "", []byte(nil), byte(i))
+		for _, s := range all {
+			if s.route == on.Name {
+				f.Add(byte(i), s.segment, s.query, s.headers, []byte(s.body), s.who)
+			}
+		}
+	}
+	n := 0
+	f.Fuzz(func(t *testing.T, at byte, segment, query, headers string, body []byte, who byte) {
+		if n++; n%200 == 0 {
+			w.tidy(t)
+		}
+		fuzzing.Prompt(t, func() {
+			w.fire(t, w.routes[int(at)%len(w.routes)], shot{segment: segment, query: query, headers: headers, body: string(body), who: who})
+		})
+	})
+}

@@ -1,0 +1,201 @@
+package server_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"io"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+)
+
+// Frames of HTTP/2 (RFC 9113, section 6) and their flags.
+const (
+	frameHeaders  = 1
+	frameReset    = 3
+	frameSettings = 4
+	frameGoAway   = 7
+	endStream     = 1
+	endHeaders    = 4
+	ack           = 1
+)
+
+// block is a list of headers as literals that go into no table (RFC 7541, section 6.2.2).
+func block(pairs ...string) []byte {
+	var b []byte
+	for i, text := range pairs {
+		if i%2 == 0 {
+			b = append(b, 0)
+		}
+		b = append(append(b, byte(len(text))), text...)
+	}
+	return b
+}
+
+// h2 is a connection of HTTP/2 on which the settings are exchanged.
+func (s *site) h2(t testing.TB) (*tls.Conn, *bufio.Reader) {
+	t.Helper()
+	c := s.dial(t, "h2")
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	if _, err := c.Write(append([]byte(preface), frame(0, frameSettings, 0, 0, nil)...)); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(c)
+	for {
+		if kind, flags, _, _, err := readFrame(r); err != nil {
+			t.Fatal(err)
+		} else if kind == frameSettings && flags&ack == 0 {
+			break
+		}
+	}
+	if _, err := c.Write(frame(0, frameSettings, ack, 0, nil)); err != nil {
+		t.Fatal(err)
+	}
+	return c, r
+}
+
+func readFrame(r io.Reader) (kind, flags byte, stream uint32, payload []byte, err error) {
+	head := make([]byte, 9)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return 0, 0, 0, nil, err
+	}
+	payload = make([]byte, binary.BigEndian.Uint32(head)>>8)
+	_, err = io.ReadFull(r, payload)
+	return head[3], head[4], binary.BigEndian.Uint32(head[5:]), payload, err
+}
+
+// busy is a cluster-info that takes until it is let go, whoever has left meanwhile, and says how many have waited at
+// most.
+type busy struct {
+	server.ClusterInfo
+	free      chan struct{}
+	now, most atomic.Int64
+}
+
+func (b *busy) JSON(ctx context.Context) ([]byte, error) {
+	now := b.now.Add(1)
+	for most := b.most.Load(); now > most && !b.most.CompareAndSwap(most, now); most = b.most.Load() {
+	}
+	<-b.free
+	b.now.Add(-1)
+	return b.ClusterInfo.JSON(ctx)
+}
+
+// What can be done with the streams of HTTP/2 takes the room of one connection, and nothing stays.
+func TestStreams(t *testing.T) {
+	s := newSite(t)
+	s.Logger = nil
+	b := &busy{ClusterInfo: s.ClusterInfo, free: make(chan struct{})}
+	s.ClusterInfo = b
+	s.start(t)
+	get := block(":method", "GET", ":scheme", "https", ":authority", "x", ":path", infoPath)
+	post := block(":method", "POST", ":scheme", "https", ":authority", "x", ":path", commandPath,
+		"authorization", "Bearer "+adminBearer, "content-type", "application/json", "content-length", "1000")
+	if got := s.do(t, "GET", "/healthz", "", "", ""); got.status != 200 {
+		t.Fatal(got.status)
+	}
+	s.http.CloseIdleConnections()
+	s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) })
+	before := runtime.NumGoroutine()
+
+	t.Run("rapid reset", func(t *testing.T) { // CVE-2023-44487
+		c, r := s.h2(t)
+		go func() {
+			var all bytes.Buffer
+			for id := uint32(1); id < 40_000; id += 2 {
+				all.Write(frame(len(get), frameHeaders, endStream|endHeaders, id, get))
+				all.Write(frame(4, frameReset, 0, id, []byte{0, 0, 0, 8})) // CANCEL
+			}
+			_, _ = c.Write(all.Bytes()) // fails when the server has had enough
+		}()
+		last := byte(0)
+		for {
+			kind, _, _, payload, err := readFrame(r)
+			if err != nil {
+				break
+			}
+			if last = kind; kind == frameGoAway && binary.BigEndian.Uint32(payload[4:]) != 11 { // ENHANCE_YOUR_CALM
+				t.Errorf("told to go for error %d", binary.BigEndian.Uint32(payload[4:]))
+			}
+		}
+		if last != frameGoAway {
+			t.Errorf("the last frame is of type %d, want GOAWAY", last)
+		}
+		if most := b.most.Load(); most < 1 || most > 64 {
+			t.Errorf("%d requests of one connection at once, want 64 at most", most)
+		}
+		if got := s.do(t, "POST", commandPath, adminBearer, "", ""); got.status != 500 && got.status != 200 {
+			t.Errorf("meanwhile: %d %s", got.status, got.body)
+		}
+		_ = c.Close()
+	})
+	close(b.free)
+
+	t.Run("many streams", func(t *testing.T) {
+		c, r := s.h2(t)
+		const streams = 1000
+		var all bytes.Buffer
+		for i := range uint32(streams) {
+			all.Write(frame(len(post), frameHeaders, endHeaders, 2*i+1, post)) // the body never comes
+		}
+		if _, err := c.Write(all.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+		refused := map[uint32]bool{}
+		for len(refused) < streams-64 {
+			kind, _, stream, payload, err := readFrame(r)
+			if err != nil {
+				t.Fatalf("after %d refusals: %v", len(refused), err)
+			}
+			// REFUSED_STREAM, or PROTOCOL_ERROR to who has been told how many there may be (RFC 9113, section 5.1.2).
+			if kind == frameReset && (binary.BigEndian.Uint32(payload) == 7 || binary.BigEndian.Uint32(payload) == 1) {
+				refused[stream] = true
+			}
+		}
+		if n := s.inFlight(t, "join-command"); n > 64 {
+			t.Errorf("%v requests in flight", n)
+		}
+		if got := s.do(t, "POST", commandPath, adminBearer, "", ""); got.status != 200 {
+			t.Errorf("meanwhile: %d %s", got.status, got.body)
+		}
+		_ = c.Close()
+	})
+
+	t.Run("compressed headers", func(t *testing.T) {
+		c, r := s.h2(t)
+		// One header of 3 kB goes into the table (RFC 7541, section 6.2.1), and stands there for 12,000 more.
+		bomb := append(bytes.Clone(get), 0x40, 1, 'x', 0x7f)
+		for n := 3000 - 127; ; n >>= 7 {
+			if n < 128 {
+				bomb = append(bomb, byte(n))
+				break
+			}
+			bomb = append(bomb, byte(n)|128)
+		}
+		bomb = append(append(bomb, strings.Repeat("y", 3000)...), bytes.Repeat([]byte{0x80 | 62}, 12_000)...)
+		before := allocatedBytes()
+		if _, err := c.Write(frame(len(bomb), frameHeaders, endStream|endHeaders, 1, bomb)); err != nil {
+			t.Fatal(err)
+		}
+		kind, _, _, payload, err := readFrame(r)
+		for err == nil && kind == frameSettings {
+			kind, _, _, payload, err = readFrame(r)
+		}
+		answered := kind == frameHeaders && bytes.Contains(payload, []byte("431"))
+		if took := allocatedBytes() - before; !answered && kind != frameGoAway && err == nil || took > 4<<20 {
+			t.Errorf("frame of type %d %q %v after %d bytes of memory, want 431 or the end", kind, payload, err, took)
+		}
+		_ = c.Close()
+	})
+	s.http.CloseIdleConnections()
+	s.waitFor(t, "requests are left", func() int { return int(s.inFlight(t, "discovery") + s.inFlight(t, "join-command")) })
+	s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) })
+	s.waitFor(t, "goroutines are left", func() int { return max(runtime.NumGoroutine()-before, 0) })
+}
