@@ -68,14 +68,16 @@ func (s *service) watchOtherSigner() func(signerName, writer string) {
 	var mu sync.Mutex
 	var last time.Time
 	var what string
-	s.check("only-signer", func(context.Context) error {
+	only := func(context.Context) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if last.IsZero() || time.Since(last) > otherSigner {
 			return nil
 		}
 		return server.Notice(what + " at " + last.UTC().Format(time.RFC3339) + ": limits of tokens do not hold for what it signs; switch one of the two off (docs/security-model.md)")
-	})
+	}
+	s.check("only-signer", only)
+	s.warnBy(only)
 	return func(signerName, writer string) {
 		mu.Lock()
 		defer mu.Unlock()

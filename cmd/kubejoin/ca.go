@@ -22,6 +22,7 @@ const (
 	eventCAFilesUnusable = "CAFilesUnusable"
 	eventCAReplaced      = "CAReplaced"
 	eventCAShortens      = "CAShortensCertificates"
+	eventCAExpiresSoon   = "CAExpiresSoon"
 	eventCAExpired       = "CAExpired"
 )
 
@@ -64,11 +65,11 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 			return errors.New("the CA files have changed and cannot be used; the last good ones are in use, see the log")
 		}
 		end := ca.Get().Certificate().NotAfter
-		switch state, _ := stateOfCA(end, lifetime, time.Now()); state {
-		case caExpired:
+		if state, _ := stateOfCA(end, lifetime, time.Now()); state == caExpired {
 			return fmt.Errorf("the CA expired at %s and nothing can be signed", end.UTC().Format(time.RFC3339))
-		case caShortens:
-			return server.Notice(shortens(end, lifetime))
+		}
+		if notice := noticeOfCA(end, lifetime, time.Now()); notice != "" {
+			return server.Notice(notice)
 		}
 		return nil
 	})
@@ -103,6 +104,36 @@ func shortens(end time.Time, lifetime time.Duration) string {
 	return fmt.Sprintf("the CA expires at %s, and with it certificates that are to last for %s", end.UTC().Format(time.RFC3339), lifetime)
 }
 
+// caSoon is how long before its end a CA is to be replaced at the latest.
+const caSoon = 30 * 24 * time.Hour
+
+// expiresSoon reports whether a CA that has not expired will within caSoon, and when that changes:
+// zero if never.
+func expiresSoon(end, now time.Time) (soon bool, next time.Time) {
+	switch left := end.Sub(now); {
+	case left <= 0:
+		return false, time.Time{}
+	case left <= caSoon:
+		return true, end
+	}
+	return false, end.Add(-caSoon)
+}
+
+// noticeOfCA is what an operator should know of a CA that can sign; empty if that is nothing.
+func noticeOfCA(end time.Time, lifetime time.Duration, now time.Time) string {
+	state, _ := stateOfCA(end, lifetime, now)
+	soon, _ := expiresSoon(end, now)
+	switch {
+	case state == caShortens && soon:
+		return shortens(end, lifetime) + "; that is within 30 days: replace it"
+	case state == caShortens:
+		return shortens(end, lifetime)
+	case soon:
+		return fmt.Sprintf("the CA expires at %s, within 30 days, and nothing can be signed then: replace it", end.UTC().Format(time.RFC3339))
+	}
+	return ""
+}
+
 // caWatch tells of a CA whenever it is another one, or in another state.
 type caWatch struct {
 	ca        func() *signer.CA
@@ -113,6 +144,7 @@ type caWatch struct {
 
 	told      *signer.CA
 	toldState caState
+	toldSoon  bool
 }
 
 func (w *caWatch) step(context.Context) (next time.Time, err error) {
@@ -121,14 +153,22 @@ func (w *caWatch) step(context.Context) (next time.Time, err error) {
 	w.end.Set(float64(end.Unix()))
 	w.many.Set(float64(len(ca.Bundle())))
 	state, next := stateOfCA(end, w.lifetime, time.Now())
+	soon, then := expiresSoon(end, time.Now())
+	if !then.IsZero() && (next.IsZero() || then.Before(next)) {
+		next = then
+	}
 	replaced := w.told != nil && w.told != ca
-	changed := w.told != ca || w.toldState != state
-	w.told, w.toldState = ca, state
+	changed, nowSoon := w.told != ca || w.toldState != state, soon && (w.told != ca || !w.toldSoon)
+	w.told, w.toldState, w.toldSoon = ca, state, soon
 	log := w.log.With("subject", ca.Certificate().Subject.String(), "serial", ca.Certificate().SerialNumber.Text(16), "expires", end, "certificates", len(ca.Bundle()))
 	if replaced {
 		log.Info("another CA signs, or is trusted, now")
 		w.event(corev1.EventTypeNormal, eventCAReplaced, fmt.Sprintf("The CA files have changed: %s signs, expires at %s, and %d certificates are trusted",
 			ca, end.UTC().Format(time.RFC3339), len(ca.Bundle())))
+	}
+	if nowSoon {
+		log.Warn("the CA expires within 30 days, and nothing can be signed then: replace it")
+		w.event(corev1.EventTypeWarning, eventCAExpiresSoon, fmt.Sprintf("The CA expires at %s, in %d days, and nothing can be signed then: replace it", end.UTC().Format(time.RFC3339), int(time.Until(end).Hours()/24)))
 	}
 	switch {
 	case !changed:

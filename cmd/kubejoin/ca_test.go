@@ -2,10 +2,13 @@ package main
 
 import (
 	"crypto/x509"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 func TestStateOfCA(t *testing.T) {
@@ -45,6 +48,56 @@ func TestStateOfCA(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A CA that expires within 30 days is told of once, beside what its certificates are shortened by, and
+// its end as well.
+func TestCAExpiresSoon(t *testing.T) {
+	const day = 24 * time.Hour
+	type told struct{ events, notice string }
+	for name, test := range map[string]struct {
+		left, lifetime time.Duration
+		want           told
+		next           time.Duration // from now
+	}{
+		"long":                        {100 * day, 10 * day, told{}, 70 * day},
+		"long, and shortens":          {100 * day, 365 * day, told{"CAShortensCertificates", "and with it certificates that are to last"}, 70 * day},
+		"soon":                        {20 * day, 10 * day, told{"CAExpiresSoon", "within 30 days, and nothing can be signed then"}, 10 * day},
+		"soon, and shortens":          {20 * day, 365 * day, told{"CAExpiresSoon CAShortensCertificates", "to last for 8760h0m0s; that is within 30 days"}, 20 * day},
+		"soon, and shortens in a day": {day, time.Hour, told{"CAExpiresSoon", "within 30 days"}, 23 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ca, err := signer.GenerateCA("kubernetes", time.Now(), test.left)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var events []string
+			w := &caWatch{
+				ca: func() *signer.CA { return ca }, lifetime: test.lifetime, log: slog.New(slog.DiscardHandler),
+				event: func(_, reason, _ string) { events = append(events, reason) },
+				end:   prometheus.NewGauge(prometheus.GaugeOpts{}), many: prometheus.NewGauge(prometheus.GaugeOpts{}),
+			}
+			for range 3 {
+				next, err := w.step(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if until := time.Until(next); until < test.next-10*time.Minute || until > test.next+10*time.Minute {
+					t.Errorf("looked at again after %s, want %s", until, test.next)
+				}
+			}
+			if got := strings.Join(events, " "); got != test.want.events {
+				t.Errorf("events are %q, want %q", got, test.want.events)
+			}
+			notice := noticeOfCA(ca.Certificate().NotAfter, test.lifetime, time.Now())
+			if !strings.Contains(notice, test.want.notice) || (notice == "") != (test.want.notice == "") {
+				t.Errorf("notice is %q, want %q", notice, test.want.notice)
+			}
+		})
+	}
+	if soon, next := expiresSoon(time.Now(), time.Now().Add(time.Second)); soon || !next.IsZero() {
+		t.Errorf("expired: %t until %s", soon, next)
 	}
 }
 

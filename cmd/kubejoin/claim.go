@@ -95,7 +95,9 @@ func claimReleaseCommand() *cobra.Command {
 		Short: "Make node names free again, and their places on tokens",
 		Long: `Make node names free again: another machine may take them, and the tokens that they
 were taken with have a place more. A certificate that a machine of that name has got
-stays valid; release the name of a machine that is not to join.
+stays valid; release the name of a machine that is not to join. It is renewed for no
+longer than its token said, and without a cluster not at all, until the name is taken
+anew.
 
 Each is reported. The exit code is 1 if one could not be released.` + remoteHelp,
 		Example: `  kubejoin claim release worker-7`,

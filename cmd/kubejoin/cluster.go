@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -39,6 +40,7 @@ func onCluster(ctx context.Context, s *service) error {
 	if err != nil {
 		return err
 	}
+	api := newAPIServer(config)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("kubeconfig: %w", err)
@@ -56,13 +58,18 @@ func onCluster(ctx context.Context, s *service) error {
 			return err
 		}
 	}
+	if err := s.loadSigners(); err != nil {
+		return err
+	}
 	if o.tokenAuthFile != "" {
 		if err := s.loadOperators(o.tokenAuthFile); err != nil {
 			return err
 		}
-	} else {
-		s.log.Warn("no --token-auth-file is given: nobody may ask for a join command")
 	}
+	if err := s.knowCertificates(nil); err != nil {
+		return err
+	}
+	s.callersOnCluster(client)
 
 	store, err := s.openTokens(watch, client)
 	if err != nil {
@@ -114,21 +121,33 @@ func onCluster(ctx context.Context, s *service) error {
 		loop := tokens.Cleaner{Store: store, Logger: s.log, Registerer: s.registry}
 		controllers = append(controllers, loop.Run)
 	}
+	facts := s.facts(client, api, nodes, info)
+	authority := s.authority(facts, s.admission(store, claims, nodes))
+	if err := authority.Check(); err != nil {
+		return err
+	}
+	if o.shadow {
+		authority.Nodes, authority.Record = authority.Nodes.DryRun(), nil
+	} else if s.ca != nil || o.signerConfig != "" {
+		s.giveCertificates(authority)
+	}
+	s.api.ExplainRequest = kube.Requests{Client: client, Authority: func() (*signer.Authority, error) { return authority, nil }}.Explain
 	if enabled[csrApprover] || enabled[csrSigner] || enabled[csrCleaner] {
 		requests := csr.NewInformer(client)
 		go requests.Run(watch.Done())
 		if enabled[csrApprover] || enabled[csrSigner] {
-			authority := s.authority(client, s.admission(store, claims, nodes))
-			if err := authority.Check(); err != nil {
-				return err
+			loop := csr.Controller{
+				Client: working, Informer: requests, Authority: authority, Approve: enabled[csrApprover], Sign: enabled[csrSigner], Shadow: o.shadow,
+				Again:  s.signersChanged(),
+				Logger: s.log, Registerer: s.registry,
 			}
-			loop := csr.Controller{Client: working, Informer: requests, Authority: authority, Approve: enabled[csrApprover], Sign: enabled[csrSigner], Logger: s.log, Registerer: s.registry}
-			if enabled[csrSigner] {
+			if enabled[csrSigner] && !o.shadow {
 				loop.SignedByOther = s.watchOtherSigner()
+				controllers = append(controllers, s.watchRenewals(requests, authority, nodes))
 			}
 			controllers = append(controllers, loop.Run)
 		}
-		if enabled[csrCleaner] {
+		if enabled[csrCleaner] && !o.shadow {
 			loop := csr.Cleaner{Client: working, Informer: requests, Logger: s.log, Registerer: s.registry}
 			controllers = append(controllers, loop.Run)
 		}
@@ -143,19 +162,29 @@ func onCluster(ctx context.Context, s *service) error {
 	s.runControllers(leader, controllers)
 	s.checkClusterInfo(info)
 	s.api.SignedBy = signedBy(o, enabled)
-	if !enabled[csrSigner] {
-		s.api.Warnings = func(context.Context) []string {
-			return []string{"the limits of this token hold only where kubejoin signs certificates, and csr-signer is switched off here"}
-		}
+	switch {
+	case !enabled[csrSigner]:
+		s.warnOfLimits("and csr-signer is switched off here")
+		s.warnOf(caWarning(info))
+	case o.shadow:
+		s.warnOfLimits("and with --shadow it looks on here")
+		s.warnOf(caWarning(info))
+	default:
+		s.warnOfOtherSigner(authority)
+		s.warnOfCA(authority, caWarning(info))
 	}
+	s.warnOfLeader(leader)
+	s.warnOfSize(info)
+	s.warnOfTrust(info)
 	s.banner = clusterBanner(o, config.Host)
 	return nil
 }
 
+// checkOnCluster refuses flags that cannot be meant on a cluster.
 func checkOnCluster(o *serveOptions, enabled map[string]bool) error {
 	var errs []error
 	if o.caCert == "" {
-		if enabled[csrSigner] {
+		if enabled[csrSigner] && o.signerConfig == "" {
 			errs = append(errs, errors.New("--controllers: csr-signer needs --cluster-signing-cert-file and --cluster-signing-key-file; give them, or switch it off with --controllers='*,-csr-signer'"))
 		}
 		if o.tlsCert == "" {
@@ -167,7 +196,10 @@ func checkOnCluster(o *serveOptions, enabled map[string]bool) error {
 			errs = append(errs, fmt.Errorf("--%s: is about --token-store=file; tokens in Secrets are known to kube-apiserver without kubejoin", flag))
 		}
 	}
-	return errors.Join(errs...)
+	if len(errs) > 0 {
+		return &usageError{err: errors.Join(errs...)}
+	}
+	return nil
 }
 
 // clientConfig is how the API server is reached.
@@ -234,7 +266,7 @@ func firstKubeconfig(config *rest.Config, o *serveOptions) ([]byte, error) {
 }
 
 // authority is the one door to a certificate.
-func (s *service) authority(client kubernetes.Interface, nodes *signer.NodeAdmission) *signer.Authority {
+func (s *service) authority(facts approval.Facts, nodes *signer.NodeAdmission) *signer.Authority {
 	source := func() (*signer.CA, error) {
 		if s.ca == nil {
 			return nil, errors.New("no CA is given: --cluster-signing-cert-file and --cluster-signing-key-file")
@@ -242,10 +274,10 @@ func (s *service) authority(client kubernetes.Interface, nodes *signer.NodeAdmis
 		return s.ca.Get(), nil
 	}
 	return &signer.Authority{
-		Rules:   approval.Kubelet(),
-		Facts:   &csr.Facts{Client: client},
+		Facts:   facts,
 		Nodes:   nodes,
-		Signers: signer.KubernetesSigners(source, s.options.duration),
+		Record:  s.record(),
+		Signers: s.signers(s.approveServing(signer.KubernetesSigners(source, s.options.duration))),
 	}
 }
 
@@ -275,7 +307,7 @@ func (s *service) checkClusterInfo(info *configmap.ConfigMap) {
 		}
 		switch {
 		case err == nil && s.ca != nil && s.options.tlsCert == "" && !trusted(s.ca.Get(), cas):
-			err = server.Notice("the CA that signs kubejoin's serving certificate is none of those in cluster-info: discovery at kubejoin fails")
+			err = server.Notice(untrustedServing)
 		case errors.Is(err, clusterinfo.ErrNotFound):
 			return errors.New("there is no ConfigMap kube-public/cluster-info")
 		case errors.Is(err, context.DeadlineExceeded):

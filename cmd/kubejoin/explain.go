@@ -25,32 +25,52 @@ func explainCommand() *cobra.Command {
 	var o struct {
 		remoteOptions
 		output
+		request explainedRequest
 	}
 	cmd := &cobra.Command{
-		Use:   "explain NODE",
-		Short: "Say why a machine has or has not joined",
+		Use:   "explain NODE | --csr NAME | -f FILE",
+		Short: "Say why a machine has or has not joined, or why a certificate request is or is not approved",
 		Long: `Say in one sentence why a machine has or has not joined under that node name, and
 the next command. It is concluded from certificate requests, the Node, the claim of
 its name, tokens, the signatures in cluster-info and Events; -o json has these, too.
 Nothing is changed. What may not be read is named, and nothing is guessed from it.
 
-The exit code is 0 if the node has joined, 3 if it has not or if what would tell may
-not be read, and 1 if nobody could be asked.` + remoteHelp,
+With --csr, or with -f and a CertificateSigningRequest in YAML or JSON, say what
+kubejoin's rules make of one certificate request: what would be decided, what each
+rule says and what it has seen, and how long the certificate would last. This takes a
+cluster, -f too: a standalone kubejoin has no such requests to explain. Approving by
+hand stays 'kubectl certificate approve'. A kubejoin that runs knows its own flags
+and --signer-config: ask it with --url; over a kubeconfig the defaults are explained.
+
+The exit code is 0 if the node has joined, or the request is issued or would be
+approved; 3 if not, or if what would tell may not be read; and 1 if nobody could be
+asked.` + remoteHelp,
 		Example: `  kubejoin explain worker-7
 
   # wait for a machine
   until kubejoin explain worker-7; do sleep 5; done
 
   # the state alone, one word that does not change
-  kubejoin explain worker-7 -o jsonpath={.state}`,
+  kubejoin explain worker-7 -o jsonpath={.state}
+
+  # each rule about one certificate request
+  kubejoin explain --csr csr-7xk2p --url https://join.example.com:9443 --curlrc curlrc
+
+  # one that is in a file
+  kubectl get csr csr-7xk2p -o yaml | kubejoin explain -f -`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := o.check()
-			if err == nil {
+			if err == nil && o.request.given() {
+				err = o.request.check(args)
+			} else if err == nil {
 				err = checkNode(args)
 			}
 			if err != nil {
 				return usageOf(cmd, err)
+			}
+			if o.request.given() {
+				return o.explainRequest(cmd, &o.remoteOptions, o.request)
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				return o.explain(ctx, cmd.OutOrStdout(), r, args[0])
@@ -63,6 +83,8 @@ not be read, and 1 if nobody could be asked.` + remoteHelp,
 	cmd.Flags().StringVarP(&o.format, "output", "o", "text", strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
 	// Fails for a flag that there is not.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(o.known, jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
+	cmd.Flags().StringVar(&o.request.name, "csr", "", "name of a CertificateSigningRequest to explain")
+	cmd.Flags().StringVarP(&o.request.file, "filename", "f", "", "file with a CertificateSigningRequest to explain, or - for the standard input")
 	o.remoteOptions.register(cmd)
 	return cmd
 }

@@ -31,6 +31,7 @@ import (
 func TestExplainOnCluster(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	refuse(t, c, "worker-7", "csr-explained", "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7")
+	askAs(t, c, "system:bootstrap:abcdef", "worker-8x", "csr-pending")
 	node, err := c.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -58,8 +59,8 @@ func TestExplainOnCluster(t *testing.T) {
 	})
 }
 
-// refuse makes a request with a bootstrap token and denies it as kubejoin does.
-func refuse(t *testing.T, c *cluster.Cluster, node, name, message string) {
+// askAs makes a request for a node's client certificate.
+func askAs(t *testing.T, c *cluster.Cluster, user, node, name string) *certificates.CertificateSigningRequest {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -72,7 +73,7 @@ func refuse(t *testing.T, c *cluster.Cluster, node, name, message string) {
 		t.Fatal(err)
 	}
 	config := c.AdminConfig()
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}}
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}}
 	machine, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
@@ -88,6 +89,13 @@ func refuse(t *testing.T, c *cluster.Cluster, node, name, message string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return o
+}
+
+// refuse makes a request with a bootstrap token and denies it as kubejoin does.
+func refuse(t *testing.T, c *cluster.Cluster, node, name, message string) {
+	t.Helper()
+	o := askAs(t, c, "system:bootstrap:abcdef", node, name)
 	o.Status.Conditions = []certificates.CertificateSigningRequestCondition{{
 		Type: certificates.CertificateDenied, Status: corev1.ConditionTrue, Reason: "TokenSpent", Message: message,
 	}}
@@ -97,8 +105,8 @@ func refuse(t *testing.T, c *cluster.Cluster, node, name, message string) {
 }
 
 // serveCluster runs a kubejoin on the cluster until the test ends, and gives its URL. It approves,
-// signs and cleans no requests.
-func serveCluster(t *testing.T, c *cluster.Cluster, operators string) string {
+// signs and cleans no requests, unless flags say otherwise.
+func serveCluster(t *testing.T, c *cluster.Cluster, operators string, flags ...string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "operators.csv")
 	if err := os.WriteFile(file, []byte(operators), 0o600); err != nil {
@@ -108,10 +116,13 @@ func serveCluster(t *testing.T, c *cluster.Cluster, operators string) string {
 	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	o.register(f)
 	o.given = f.Changed
-	err := f.Parse([]string{
-		"--listen", "127.0.0.1:0", "--kubeconfig", c.Kubeconfig(), "--token-auth-file", file, "--controllers", "bootstrap-signer",
+	if len(flags) == 0 {
+		flags = []string{"--controllers", "bootstrap-signer"}
+	}
+	err := f.Parse(append([]string{
+		"--listen", "127.0.0.1:0", "--kubeconfig", c.Kubeconfig(), "--token-auth-file", file,
 		"--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile(),
-	})
+	}, flags...))
 	if err != nil {
 		t.Fatal(err)
 	}

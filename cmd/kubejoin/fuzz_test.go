@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/spf13/pflag"
 )
@@ -18,7 +19,7 @@ func FuzzServeFlags(f *testing.F) {
 	for _, line := range []string{
 		"", "--controllers=*,-csr-signer", "--controllers=-*\n--controllers=token-cleaner,-token-cleaner", "--controllers=\"a\n\",,",
 		"--listen=:9443\n--advertise=[::1]:1\n--api-server=https://u:p@h:1/#", "--cluster-signing-duration=179s", "--cluster-signing-duration=1e9h",
-		"--tls-cert-file=a", "--kube-api-qps=NaN", "--kube-api-qps=+Inf", "--kube-api-burst=-1", "-v=99999999999999999999\n--log-format=xml\n--\nx",
+		"--tls-cert-file=a", "--kube-api-qps=NaN", "--kube-api-qps=+Inf", "--kube-api-burst=-1", "--client-qps=NaN\n--user-qps=-1", "--client-burst=-1", "--tls-min-version=1.2", "-v=99999999999999999999\n--log-format=xml\n--\nx",
 	} {
 		f.Add(line)
 	}
@@ -56,6 +57,11 @@ func FuzzServeFlags(f *testing.F) {
 			}
 			if !(o.kubeAPIQPS >= 0 && o.kubeAPIQPS <= 1e6) || o.kubeAPIBurst < 0 {
 				t.Errorf("--kube-api-qps=%v passed the check", o.kubeAPIQPS)
+			}
+			for _, rate := range []server.Rate{limit(o.clients), limit(o.users)} {
+				if !(rate.QPS == -1 || rate.QPS > 0 && rate.QPS <= 1e6) || rate.Burst < 0 {
+					t.Errorf("%+v passed the check", rate)
+				}
 			}
 		})
 	})

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -19,7 +18,7 @@ import (
 )
 
 // Times of the Lease. Another replica sees a renewal up to 2.2 retry periods late, and as late that
-// there was none for leaseDuration: a leader that is gone is replaced within 15 s.
+// there was none for leaseDuration: a leader that is gone is replaced within 15 s, with takeover.
 const (
 	leaseDuration = 10 * time.Second
 	renewDeadline = 7 * time.Second
@@ -33,7 +32,7 @@ type election struct {
 	log             *slog.Logger
 	registerer      prometheus.Registerer
 
-	leader  atomic.Pointer[string]    // as seen last
+	led     leadership
 	renewed atomic.Pointer[time.Time] // when the Lease held was asked for; nil: none is held
 }
 
@@ -59,7 +58,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 		started := make(chan struct{})
 		ended := make(chan error, 1)
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Lock: &lease{client: e.client, renewed: &e.renewed, lost: lose, LeaseLock: &resourcelock.LeaseLock{
+			Lock: &lease{client: e.client, led: &e.led, renewed: &e.renewed, lost: lose, LeaseLock: &resourcelock.LeaseLock{
 				LeaseMeta:  metav1.ObjectMeta{Namespace: e.namespace, Name: e.name},
 				Client:     e.client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
@@ -83,8 +82,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 				},
 				OnStoppedLeading: func() {},
 				OnNewLeader: func(leader string) {
-					e.leader.Store(&leader)
-					if leader != identity {
+					if leader != "" && leader != identity {
 						e.log.Info("standing by", "leader", leader)
 					}
 				},
@@ -119,8 +117,8 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 
 // ready is whether somebody leads as far as this replica knows.
 func (e *election) ready(context.Context) error {
-	if e.leader.Load() == nil {
-		return errors.New("no leader has been seen yet; if this lasts, see the log for the Lease " + e.namespace + "/" + e.name)
+	if !e.led.known(time.Now()) {
+		return fmt.Errorf("no kubejoin is known to lead: none was seen to renew the Lease %s/%s within %s; if this lasts, see the log for it", e.namespace, e.name, leaseDuration+takeover)
 	}
 	return nil
 }

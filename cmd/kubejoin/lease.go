@@ -18,7 +18,7 @@ import (
 // lease is the LeaseLock of one term. Beside what that does it
 //   - makes its namespace where that is missing and permitted (in a cluster that was set up from
 //     the manifests it is there, and kubejoin may not make any);
-//   - knows since when the Lease is held for certain;
+//   - knows since when the Lease is held for certain, and tells led who holds it;
 //   - sees at once that another replica holds it, where client-go goes on leading until
 //     renewDeadline;
 //   - does not give up a Lease that another replica holds by now, which client-go does when it
@@ -26,6 +26,7 @@ import (
 type lease struct {
 	*resourcelock.LeaseLock
 	client  kubernetes.Interface
+	led     *leadership
 	renewed *atomic.Pointer[time.Time]
 	lost    func()
 
@@ -38,6 +39,7 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 		return r, raw, err
 	}
 	l.holder = r.HolderIdentity
+	l.led.read(l.holder, raw, time.Now())
 	if l.holder != l.Identity() && l.renewed.Swap(nil) != nil {
 		l.lost()
 	}
@@ -77,6 +79,9 @@ func (l *lease) Update(ctx context.Context, r resourcelock.LeaderElectionRecord)
 }
 
 func (l *lease) note(began time.Time, r resourcelock.LeaderElectionRecord, err error) {
+	if err == nil {
+		l.led.wrote(r.HolderIdentity, time.Now())
+	}
 	switch {
 	case err != nil:
 	case r.HolderIdentity == l.Identity():

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -43,7 +44,8 @@ type offlineOptions struct {
 	outDir    string
 
 	caFile string // the command's own --ca-file
-	more   string // comes after the join command
+	// join is how to join with a token, in the format that is asked for.
+	join func(made api.Token, kubeconfig []byte) ([]byte, error)
 }
 
 func (o *offlineOptions) register(f *pflag.FlagSet) {
@@ -144,9 +146,13 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 		return p, explain(err)
 	}
 	if p.JoinCommand == "" {
-		return p, errors.New("--usages: want signing among them, since the join command needs the token's signature")
+		return p, &usageError{err: errors.New("--usages: want signing among them, since the join command needs the token's signature")}
 	}
-	p.JoinCommand += api.Secret(o.more)
+	join, err := o.join(p.Token, kubeconfig)
+	if err != nil {
+		return p, err
+	}
+	p.JoinCommand = api.Secret(strings.TrimSuffix(string(join), "\n"))
 	secret, err := secretstore.Manifest(*store.record)
 	if err != nil {
 		return p, err

@@ -40,6 +40,8 @@ type remoteOptions struct {
 	clientCert, clientKey string
 
 	given func(flag string) bool
+	// serverOnly is for what a cluster cannot be asked: no kubeconfig is looked for.
+	serverOnly bool
 }
 
 // remoteHelp is what the help of each such command ends with.
@@ -55,7 +57,7 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	f.SortFlags = false
 	o.given = f.Changed
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster whose tokens are meant")
-	f.StringVar(&o.url, "url", "", "https://HOST:PORT of the kubejoin server whose tokens are meant (default with --curlrc: "+defaultURL+")")
+	f.StringVar(&o.url, "url", "", "https://HOST:PORT of the kubejoin server whose tokens are meant, with the path where it is mounted under one (default with --curlrc: "+defaultURL+")")
 	f.StringVar(&o.curlrc, "curlrc", "", "file with a CA and a bearer token, as 'kubejoin serve' writes it (default with --url: "+defaultCurlrc+", if it is there)")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates that the server is checked against (default: --curlrc's, or the system's)")
 	f.StringVar(&o.bearerFile, "bearer-file", "", "file with a bearer token alone")
@@ -86,11 +88,14 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 	if ofServer {
 		return o.connectServer()
 	}
-	if rules, found := o.findKubeconfig(); found {
+	if rules, found := o.findKubeconfig(); found && !o.serverOnly {
 		return connectCluster(ctx, rules)
 	}
 	if exists(defaultCurlrc) {
 		return o.connectServer()
+	}
+	if o.serverOnly {
+		return nil, nil, errors.New("which kubejoin server? give --url https://HOST:PORT, or --curlrc")
 	}
 	return nil, nil, fmt.Errorf("which tokens? there is no kubeconfig in the usual places: give --kubeconfig FILE for those of a cluster, or --url for those of a kubejoin server")
 }
@@ -156,8 +161,9 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		}
 	}
 	address := cmp.Or(o.url, defaultURL)
-	if u, err := url.Parse(address); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || strings.Trim(u.Path, "/") != "" {
-		return nil, nil, &usageError{err: errors.New("--url: want https://HOST:PORT")}
+	// Other handlers may be beside it in its server: its own paths go on from that of the URL.
+	if u, err := url.Parse(address); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.ContainsAny(address, "?#") {
+		return nil, nil, &usageError{err: errors.New("--url: want https://HOST:PORT, or https://HOST:PORT/PATH where the server is mounted under a path")}
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if file := cmp.Or(o.caFile, rc.caFile); file != "" {
@@ -181,6 +187,9 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		}
 	}
 	if o.clientCert != "" {
+		if o.bearerFile == "" { // which a curlrc may have for others
+			bearer = ""
+		}
 		certificate, err := tls.LoadX509KeyPair(o.clientCert, o.clientKey)
 		if err != nil {
 			return nil, nil, fmt.Errorf("--client-certificate: %w", err)
@@ -244,6 +253,8 @@ var flagNames = map[string]string{
 	"nodeNames":           "node-name",
 	"certificateDuration": "certificate-duration",
 	"replaceNode":         "replace-node",
+	"tokenID":             "token",
+	"endsWithin":          "ends-within",
 }
 
 // explain puts a problem into the terms of the command line.

@@ -66,11 +66,15 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 	info := configmap.Open(ctx, clientset)
 	s := server.Server{
 		Tokens: store, ClusterInfo: info,
-		Node:     liveNode(clientset),
-		Explain:  kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info}.Explain,
+		Node:           liveNode(clientset),
+		Explain:        kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info}.Explain,
+		ExplainRequest: byDefaults(ctx, clientset, store, claims).Explain,
+
 		SignedBy: signer.signedBy(),
-		Warnings: func(context.Context) []string { return signer.warnings() },
-		Version:  buildVersion(),
+		Warnings: func(ctx context.Context, made tokens.Record) []string {
+			return warningsOf(ctx, made, []tokenWarning{signer.warning, sizeWarning(info), caWarning(info)})
+		},
+		Version: buildVersion(),
 	}
 	if !forbidden {
 		s.Claims = claims
@@ -167,12 +171,12 @@ func (s signerState) why() string {
 	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), secretstore.ClaimNamespace, leaderLease)
 }
 
-// warnings are for who makes a token with limits.
-func (s signerState) warnings() []string {
-	if !s.known || s.holder() != "" {
-		return nil
+// warning is for who makes a token with limits.
+func (s signerState) warning(_ context.Context, made tokens.Record) string {
+	if made.Limits.IsZero() || !s.known || s.holder() != "" {
+		return ""
 	}
-	return []string{fmt.Sprintf("the limits of this token hold only where kubejoin signs certificates, and no kubejoin is at work on this cluster (%s): start one with 'kubejoin serve --kubeconfig FILE'", s.why())}
+	return fmt.Sprintf("the limits of this token hold only where kubejoin signs certificates, and no kubejoin is at work on this cluster (%s): start one with 'kubejoin serve --kubeconfig FILE'", s.why())
 }
 
 func (s signerState) signedBy() string {

@@ -5,16 +5,21 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/certlint"
+	"github.com/kubejoin/kubejoin/internal/openapicheck"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
 // scriptServe is the command 'serve [flag…]' of scripts: it runs a standalone 'kubejoin serve' until
-// the script ends, and sets KUBEJOIN_URL to it. Its data is in kubejoin-data, its log in serve.log.
-func scriptServe(ts *testscript.TestScript, negated bool, args []string) {
+// the script ends, and sets KUBEJOIN_URL to it. Its data is in kubejoin-data, its log in serve.log, its
+// standard output in serve.out.
+func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bool, args []string) {
 	if negated {
 		ts.Fatalf("serve cannot be negated")
 	}
@@ -26,9 +31,16 @@ func scriptServe(ts *testscript.TestScript, negated bool, args []string) {
 	}
 	log, err := os.Create(ts.MkAbs("serve.log"))
 	ts.Check(err)
+	out, err := os.Create(ts.MkAbs("serve.out"))
+	ts.Check(err)
 	cmd := exec.Command(program, append([]string{"serve", "--listen=127.0.0.1:0", "--advertise=join.example.com:9443", "-v=1"}, args...)...)
-	cmd.Dir, cmd.Stderr = ts.MkAbs("."), log
-	cmd.Env = []string{"HOME=" + ts.Getenv("HOME"), "PATH=" + ts.Getenv("PATH")}
+	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--issuance-record") }) {
+		flag, keepCA := records.Flag(ts.MkAbs("kubejoin-data/ca.pem"), ts.MkAbs("ca/ca.pem")) // the other of signers of their own
+		cmd.Args = append(cmd.Args, flag)
+		ts.Defer(func() { _ = keepCA() }) // what is missing is missed later
+	}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = ts.MkAbs("."), out, log
+	cmd.Env = []string{"HOME=" + ts.Getenv("HOME"), "PATH=" + ts.Getenv("PATH"), openapicheck.Environment + "=" + ts.Getenv(openapicheck.Environment)}
 	ts.Check(cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -39,7 +51,7 @@ func scriptServe(ts *testscript.TestScript, negated bool, args []string) {
 		case <-time.After(time.Minute):
 			_ = cmd.Process.Kill()
 		}
-		_ = log.Close()
+		_, _ = out.Close(), log.Close()
 	})
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		text, err := os.ReadFile(log.Name())
@@ -58,6 +70,25 @@ func scriptServe(ts *testscript.TestScript, negated bool, args []string) {
 		}
 		if time.Now().After(deadline) {
 			ts.Fatalf("kubejoin serve is not ready:\n%s", text)
+		}
+	}
+}
+
+// scriptAwait is the command 'await REGEXP': it waits until the log of serve has it.
+func scriptAwait(ts *testscript.TestScript, negated bool, args []string) {
+	if negated || len(args) != 1 {
+		ts.Fatalf("usage: await REGEXP")
+	}
+	want, err := regexp.Compile(args[0])
+	ts.Check(err)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		text, err := os.ReadFile(ts.MkAbs("serve.log"))
+		ts.Check(err)
+		if want.Match(text) {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("serve.log does not say %s:\n%s", want, text)
 		}
 	}
 }

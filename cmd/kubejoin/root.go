@@ -45,9 +45,11 @@ Start on a cluster, in place of kube-controller-manager's bootstrap and CSR loop
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{command: cmd.CommandPath(), err: err}
+		return &usageError{command: cmd.CommandPath(), err: flagError(err)}
 	})
-	root.AddCommand(serveCommand(), tokenCommand(), claimCommand(), explainCommand(), webhookConfigCommand(), kubeconfigCommand(), versionCommand())
+	root.AddCommand(serveCommand()) // whose flags are kube-controller-manager's in part, and may be empty
+	root.AddCommand(strict(tokenCommand(), claimCommand(), issuedCommand(), explainCommand(), signCommand(), signerConfigCommand(), webhookConfigCommand(), kubeconfigCommand(), versionCommand())...)
+	strictBuiltins(root)
 	return root.ExecuteContext(ctx)
 }
 

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"context"
+	"path/filepath"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/certlint"
+	"github.com/kubejoin/kubejoin/internal/openapicheck"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
@@ -12,8 +16,28 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs the real program as a person does: testdata/script has a file a subject.
 func TestScripts(t *testing.T) {
+	records := certlint.Records(t.TempDir())
+	t.Cleanup(func() { // when all scripts have ended
+		issued, findings, err := records.Check(context.Background())
+		if err != nil || len(findings) > 0 {
+			t.Errorf("%d certificates were issued: %v\n%s", issued, err, certlint.Summary(findings))
+		}
+		t.Logf("%d certificates were issued", issued)
+	})
+	answers := filepath.Join(t.TempDir(), "answers")
+	t.Cleanup(func() { checkAnswers(t, answers) })
+	examples, err := filepath.Abs("../../examples/curl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve := func(ts *testscript.TestScript, negated bool, args []string) { scriptServe(ts, records, negated, args) }
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"serve": scriptServe},
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("EXAMPLES", examples)
+			e.Setenv(openapicheck.Environment, answers)
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"serve": serve, "record": scriptRecord, "await": scriptAwait},
 	})
 }

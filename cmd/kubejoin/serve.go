@@ -9,11 +9,14 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/kubeauth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"
@@ -32,6 +35,12 @@ const (
 
 var controllerNames = []string{bootstrapSigner, tokenCleaner, csrApprover, csrSigner, csrCleaner, claimCleaner}
 
+// Values of --tls-min-version.
+const (
+	tls12 = "VersionTLS12"
+	tls13 = "VersionTLS13"
+)
+
 // adminGroup may do everything.
 const adminGroup = "kubejoin:admins"
 
@@ -46,11 +55,19 @@ type serveOptions struct {
 	controllers                  []string
 	caCert, caKey                string
 	duration                     time.Duration
+	signerConfig                 string
 	existingNodes                string
 	reservedNodeNames            []string
 	spentRetention               time.Duration
+	serving                      servingOptions
+	shadow                       bool
+	issuanceRecord               string
 	tlsCert, tlsKey              string
+	tlsMinVersion                string
+	clients, users               server.Rate // zero is no limit
 	tokenAuthFile                string
+	clientCA                     string
+	apiAudiences                 []string
 	tokenStore                   string
 	webhookClientCA              string
 	webhookClientName            string
@@ -81,14 +98,23 @@ On a cluster, tokens are Secrets, cluster-info is the ConfigMap in kube-public, 
 these controllers do the work of kube-controller-manager's:
   bootstrap-signer  keeps cluster-info signed by the tokens that are alive
   token-cleaner     deletes tokens when they expire
-  csr-approver      approves kubelets' client certificates, as RBAC lets it
+  csr-approver      approves kubelets' client certificates, as RBAC lets it, and
+                    their serving certificates in --serving-allowed-cidr and
+                    --serving-allowed-dns-suffix
   csr-signer        signs what is approved: kubelets' client and serving
                     certificates and kube-apiserver-client
   csr-cleaner       deletes requests that are done with
   claim-cleaner     frees the names that limited tokens took, when their Nodes
                     are deleted
+Signers of other names, and other CAs and durations, are in a file: --signer-config,
+see 'kubejoin signer-config --help'.
 Run each on one side alone: switch it off here with --controllers='*,-NAME', or
-there with kube-controller-manager's own --controllers.`,
+there with kube-controller-manager's own --controllers.
+
+Who may do what is RBAC's to say on a cluster: callers come with a service account's
+token ('kubectl create token NAME --audience kubejoin'), or with a client certificate
+of --client-ca-file, and deploy/manifests has roles for them. Admins in
+--token-auth-file may do everything, and standalone nobody else anything.`,
 		Example: `  # a join service in seconds, with no cluster
   kubejoin serve
 
@@ -102,15 +128,17 @@ there with kube-controller-manager's own --controllers.`,
 			if err := o.check(); err != nil {
 				return &usageError{command: cmd.CommandPath(), err: err}
 			}
-			return serve(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return usageOf(cmd, serve(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		},
 	}
 	o.register(cmd.Flags())
+	_ = cmd.MarkFlagFilename("signer-config", "yaml", "yml")
 	// The names of fixed values complete, and nothing else does but files.
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	complete("log-format", "text", "json")
+	complete("tls-min-version", tls12, tls13)
 	complete("existing-nodes", denyExisting, allowExisting)
 	complete("token-store", storeKubernetes, storeFile)
 	complete("controllers", append([]string{"*"}, controllerNames...)...)
@@ -122,10 +150,18 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.listen, "listen", "127.0.0.1:9443", "HOST:PORT to serve HTTPS on; :PORT is every address of this machine")
 	f.StringVar(&o.advertise, "advertise", "", "HOST:PORT that join commands name for discovery (default: standalone this server; on a cluster the API server that cluster-info names)")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server that cluster-info names (default: what cluster-info names already, or the kubeconfig's; standalone port 6443 of --advertise's host)")
-	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", `bearer tokens of operators, as kube-apiserver's: lines of token,user,uid,"group1,group2"; group `+adminGroup+" may do everything (default: standalone one that is made in --data-dir)")
+	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", `bearer tokens of operators, as kube-apiserver's: lines of token,user,uid,"group1,group2"; group `+adminGroup+" may do everything (default: standalone one that is made in --data-dir; on a cluster none)")
+	f.StringVar(&o.clientCA, "client-ca-file", "", "CA of the client certificates by which nodes are known, and on a cluster users, as kube-apiserver's flag of that name (default: standalone the CA in --data-dir; on a cluster none)")
+	f.StringSliceVar(&o.apiAudiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: audiences of which the bearer token of a service account, or of another user of the cluster, has to be for one (repeatable)")
 	f.StringVar(&o.tlsCert, "tls-cert-file", "", "certificate chain to serve with; kubeadm needs one that the cluster CA signed (default: one is issued from the cluster CA and renewed)")
 	f.StringVar(&o.tlsKey, "tls-private-key-file", "", "key of --tls-cert-file")
+	f.StringVar(&o.tlsMinVersion, "tls-min-version", tls13, tls12+" or "+tls13+", as kube-apiserver's: the oldest TLS that is spoken; of 1.2 only with forward secrecy and authenticated encryption")
 	f.StringSliceVar(&o.tlsSANs, "tls-san", nil, "more names and addresses for the serving certificate that is issued (repeatable)")
+
+	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "most requests a second, and new connections, from one address, or from one /64 of IPv6; more are answered 429. Credentials that are not accepted are counted apart, 100 and then 10 a second. 0 is no limit of either, nor of what one address has in flight, for where all clients come from one address, as behind a proxy")
+	f.IntVar(&o.clients.Burst, "client-burst", server.DefaultClientBurst, "most of them at once after a while without; 0 is as many as --client-qps")
+	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "most requests a second of one user, be it an operator, a node or a bootstrap token; more are answered 429; 0 is no limit, nor one of what a user has in flight")
+	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "most of them at once after a while without; 0 is as many as --user-qps")
 
 	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "folder of the CA, the tokens and curlrc where kubejoin is standalone; of the tokens with --token-store=file")
 	f.StringVar(&o.tokenStore, "token-store", "", "where tokens and claims are: kubernetes is Secrets and Leases, file one file in --data-dir, of which kube-apiserver learns as 'kubejoin webhook-config' says; one replica (default: kubernetes on a cluster, file standalone)")
@@ -140,9 +176,13 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.caCert, "cluster-signing-cert-file", "", "the cluster CA's certificate, or several in a rotation: the one that matches the key signs")
 	f.StringVar(&o.caKey, "cluster-signing-key-file", "", "key of --cluster-signing-cert-file")
 	f.DurationVar(&o.duration, "cluster-signing-duration", 365*24*time.Hour, "longest lifetime of certificates, and the lifetime where a request asks for none")
+	f.StringVar(&o.signerConfig, "signer-config", "", "file that says which signers there are, each with its CA, durations and what may be asked of it, see 'kubejoin signer-config --help'; it is followed as it changes (default: what 'kubejoin signer-config default' prints)")
 	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow: whether a first client certificate may be had for the name of a Node that exists; 'kubejoin token create --replace-node' is for single ones")
 	f.StringSliceVar(&o.reservedNodeNames, "reserved-node-names", nil, "names, with * for any characters, that only tokens of role control-plane may take (repeatable)")
 	f.DurationVar(&o.spentRetention, "spent-token-retention", signer.DefaultRetention, "how long a token stays after the last node that it allows has joined")
+	f.BoolVar(&o.shadow, "shadow", false, "on a cluster: csr-approver and csr-signer decide and write nothing; the log and kubejoin_csr_shadow_total say what they would do, for a trial beside kube-controller-manager; csr-cleaner is off then")
+	o.serving.register(f)
+	f.StringVar(&o.issuanceRecord, "issuance-record", "", "file to which each certificate that is issued, refused or cannot be issued is appended as a line of JSON; - is standard output, for jq (a file in --data-dir keeps them as well, for 'kubejoin issued')")
 	f.BoolVar(&o.leaderElect, "leader-elect", true, "on a cluster: run controllers only while holding a Lease, so that replicas can stand by")
 	f.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", secretstore.ClaimNamespace, "namespace of that Lease")
 	f.StringVar(&o.leaseName, "leader-elect-resource-name", "kubejoin", "name of that Lease")
@@ -184,10 +224,22 @@ func (o *serveOptions) check() error {
 			fail("tls-san", "%q given, want a DNS name or an IP address", san)
 		}
 	}
+	if o.tlsMinVersion != tls12 && o.tlsMinVersion != tls13 {
+		fail("tls-min-version", "%q given, want %s or %s", o.tlsMinVersion, tls12, tls13)
+	}
+	for flag, rate := range map[string]server.Rate{"client": o.clients, "user": o.users} {
+		if !(rate.QPS >= 0 && rate.QPS <= 1e6) || rate.Burst < 0 { // NaN is neither
+			fail(flag+"-qps", "%g and --%s-burst %d given; want 0 or more, and a million a second at most", rate.QPS, flag, rate.Burst)
+		}
+	}
 	if o.duration < signer.MinDuration {
 		fail("cluster-signing-duration", "%s given, want at least %s: a certificate begins 5m before it is issued, and a kubelet would renew a shorter one again at once", o.duration, signer.MinDuration)
 	}
+	if o.signerConfig == "" && o.given("signer-config") {
+		fail("signer-config", "is empty, want a file")
+	}
 	o.checkAdmission(fail)
+	o.serving.check(o.reservedNodeNames, fail)
 	if _, err := enabledControllers(o.controllers); err != nil {
 		fail("controllers", "%v", err)
 	}
@@ -195,6 +247,12 @@ func (o *serveOptions) check() error {
 		fail("kube-api-qps", "%g and --kube-api-burst %d given; want 0 or more, and a million at most", o.kubeAPIQPS, o.kubeAPIBurst)
 	}
 	o.checkTokenStore(fail)
+	if len(o.apiAudiences) == 0 || slices.Contains(o.apiAudiences, "") {
+		fail("api-audiences", "one is empty, want names such as %s", kubeauth.Audience)
+	}
+	if o.issuanceRecord == "" && o.given("issuance-record") {
+		fail("issuance-record", "is empty, want a file, or - for standard output")
+	}
 	if !slices.Contains([]string{"text", "json"}, o.logFormat) {
 		fail("log-format", "%q given, want text or json", o.logFormat)
 	}
@@ -231,12 +289,21 @@ func enabledControllers(list []string) (map[string]bool, error) {
 	return enabled, nil
 }
 
+// limit is a rate of flags, of which zero is no limit.
+func limit(r server.Rate) server.Rate {
+	if r.QPS == 0 {
+		r.QPS = -1
+	}
+	return r
+}
+
 // serve chooses the way to run.
 func serve(ctx context.Context, o serveOptions, stdout, stderr io.Writer) error {
 	log, err := newLogger(stderr, o.logFormat, o.verbosity)
 	if err != nil {
 		return err
 	}
+	defer runtime.KeepAlive(roomForGarbage())
 	return serveWith(ctx, o, log, stdout)
 }
 
@@ -248,6 +315,9 @@ func serveWith(ctx context.Context, o serveOptions, log *slog.Logger, stdout io.
 	}
 	s := newService(o, log, stdout)
 	defer s.close()
+	if err := s.openRecord(); err != nil {
+		return err
+	}
 	if err := build(ctx, s); err != nil {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/loop"
@@ -17,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -36,9 +36,17 @@ type service struct {
 	api server.Server
 	// ca is nil if no CA key was given.
 	ca *reload.Value[*signer.CA]
+	// configured is nil without --signer-config.
+	configured *configured
 	// caChanged are called one after the other when the CA is another one. What fails is
 	// called again.
 	caChanged []func(*signer.CA) error
+	// operators are the token file's.
+	operators *server.TokenFile
+	// byCertificate knows callers by client certificates, for which askForCertificate has them asked;
+	// nil is nobody.
+	byCertificate     server.Authenticate
+	askForCertificate bool
 	// event tells those who look at Events of the cluster, if there is one.
 	event func(kind, reason, message string)
 	// background is what runs until its context ends, each with an error only if the whole
@@ -46,6 +54,10 @@ type service struct {
 	background []func(context.Context) error
 	// hosts are the names that the serving certificate is to have, if it is issued here.
 	hosts []string
+	// lines and kept are the issuance record: see record.
+	lines, kept issuance.Log
+	// warnings are for those who make tokens.
+	warnings []tokenWarning
 	// banner is printed once the server answers.
 	banner  string
 	closers []func() error
@@ -54,18 +66,21 @@ type service struct {
 func newService(o serveOptions, log *slog.Logger, stdout io.Writer) *service {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return &service{
+	s := &service{
 		options: o, log: log, stdout: stdout, registry: registry,
-		event: func(string, string, string) {},
+		event: func(string, string, string) {}, operators: &server.TokenFile{},
 		api: server.Server{
 			Advertise:  o.advertise,
-			Authorize:  server.AllowGroup(adminGroup),
 			Version:    buildVersion(),
 			Metrics:    promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
+			ClientRate: limit(o.clients),
+			UserRate:   limit(o.users),
 			Logger:     log,
 			Registerer: registry,
 		},
 	}
+	s.api.Warnings = s.tokenWarnings
+	return s
 }
 
 func (s *service) goBackground(f func(context.Context) error) {
@@ -74,23 +89,6 @@ func (s *service) goBackground(f func(context.Context) error) {
 
 func (s *service) check(name string, ready func(context.Context) error) {
 	s.api.Checks = append(s.api.Checks, server.Check{Name: name, Ready: ready})
-}
-
-// loadOperators takes the users of the API from a file.
-func (s *service) loadOperators(file string) error {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("--token-auth-file: %w", err)
-	}
-	if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o077 != 0 {
-		s.log.Warn("others on this machine can read the operators' bearer tokens; want mode 0600", "file", file, "mode", info.Mode().Perm())
-	}
-	operators, err := server.ParseTokenFile(content)
-	if err != nil {
-		return fmt.Errorf("--token-auth-file: %s: %w", file, err)
-	}
-	s.api.Authenticate = operators.Authenticate
-	return nil
 }
 
 // servingCertificate takes the certificate that is served from files, or issues it.
@@ -143,11 +141,15 @@ func (s *service) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	config := &tls.Config{GetCertificate: certificate}
-	if s.options.webhookClientCA != "" {
+	config := &tls.Config{GetCertificate: certificate, MinVersion: tls.VersionTLS13}
+	if s.options.tlsMinVersion == tls12 {
+		config.MinVersion = tls.VersionTLS12
+	}
+	if s.options.webhookClientCA != "" || s.askForCertificate {
 		config.ClientAuth = tls.RequestClientCert // judged where it counts: elsewhere it is nobody's concern
 	}
 	web := s.api.HTTPServer(config)
+	web.Handler = answered(web.Handler)
 
 	// What ends the parts in the back: only after the last request.
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
@@ -163,6 +165,9 @@ func (s *service) run(ctx context.Context) error {
 		return nil
 	})
 	s.log.Info("serving", "address", listener.Addr().String(), "version", s.api.Version.Version)
+	if s.options.issuanceRecord == standardOutput { // which is for the record alone
+		s.banner = ""
+	}
 	if _, err := io.WriteString(s.stdout, s.banner); err != nil {
 		s.log.Warn("the banner could not be printed", "error", err)
 	}

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -49,7 +48,11 @@ func standalone(ctx context.Context, s *service) error {
 			s.log.Info("made a cluster CA", "file", o.caCert)
 		}
 	}
-	if err := s.loadCA(o.caCert, o.caKey, servingcert.Lifetime); err != nil {
+	if err := s.loadCA(o.caCert, o.caKey, o.duration); err != nil {
+		return err
+	}
+
+	if err := s.loadSigners(); err != nil {
 		return err
 	}
 
@@ -73,9 +76,14 @@ func standalone(ctx context.Context, s *service) error {
 	s.caChanged = append(s.caChanged, info.follow)
 	s.hosts = []string{host}
 	s.api.Tokens, s.api.Claims, s.api.ClusterInfo, s.api.Advertise = store, store.Claims(), info, o.advertise
-	s.api.Warnings = func(context.Context) []string {
-		return []string{"the limits of this token hold only where kubejoin signs certificates, and this kubejoin is standalone and signs none of nodes"}
+	s.warnOfLimits("as with 'kubejoin sign'; a cluster's own signer, which answers 'kubeadm join', knows nothing of them")
+	if err := s.knowCertificates(s.ownCAs()); err != nil {
+		return err
 	}
+	authority := s.standaloneAuthority(store, host, hostOf(apiServer))
+	s.giveCertificates(authority)
+	s.api.Longest = authority.Longest
+	s.warnOfCA(authority, nothing)
 	caFile := dir.path("ca.crt")
 	if err := s.keepBundle(caFile); err != nil {
 		return err
@@ -96,12 +104,17 @@ func standalone(ctx context.Context, s *service) error {
 	if err := s.loadOperators(o.tokenAuthFile); err != nil {
 		return err
 	}
+	s.callersStandalone()
 	enabled, err := enabledControllers(o.controllers)
 	if err != nil {
 		return err
 	}
 	if enabled[tokenCleaner] {
 		cleaner := tokens.Cleaner{Store: store, Logger: s.log, Registerer: s.registry}
+		s.goBackground(cleaner.Run)
+	}
+	if enabled[claimCleaner] {
+		cleaner := tokens.ClaimCleaner{Claims: store.Claims(), Tokens: store, Logger: s.log, Registerer: s.registry}
 		s.goBackground(cleaner.Run)
 	}
 	s.banner = standaloneBanner(*o, curlrc)
@@ -128,6 +141,10 @@ func (f *followed) JSON(ctx context.Context) ([]byte, error) {
 	return f.current.Load().JSON(ctx)
 }
 
+func (f *followed) Config(ctx context.Context) ([]byte, error) {
+	return f.current.Load().Config(ctx)
+}
+
 func (f *followed) Data(ctx context.Context) (map[string]string, error) {
 	return f.current.Load().Data(ctx)
 }
@@ -138,17 +155,17 @@ func (f *followed) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, erro
 
 // checkStandalone refuses flags that say something of a cluster when there is none.
 func checkStandalone(o *serveOptions) error {
-	for _, flag := range []string{"leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst"} {
+	for _, flag := range []string{"shadow", "leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst", "api-audiences"} {
 		if o.given(flag) {
-			return fmt.Errorf("--%s: is about a cluster, and none is given: say which with --kubeconfig", flag)
+			return &usageError{err: fmt.Errorf("--%s: is about a cluster, and none is given: say which with --kubeconfig", flag)}
 		}
 	}
 	if o.tokenStore == storeKubernetes {
-		return errors.New("--token-store: kubernetes is a cluster's, and none is given: say which with --kubeconfig")
+		return &usageError{err: errors.New("--token-store: kubernetes is a cluster's, and none is given: say which with --kubeconfig")}
 	}
 	for _, name := range o.controllers {
 		if name == bootstrapSigner || strings.HasPrefix(name, "csr-") {
-			return fmt.Errorf("--controllers: %s works on a cluster, and none is given: say which with --kubeconfig", name)
+			return &usageError{err: fmt.Errorf("--controllers: %s works on a cluster, and none is given: say which with --kubeconfig", name)}
 		}
 	}
 	return nil
@@ -237,28 +254,9 @@ func (d dataDir) writeCurlrc(file, caFile, bearer string) error {
 		return err
 	}
 	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\ncacert = \"%s\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", quote.Replace(ca), quote.Replace(bearer))
+	// Without capath curl trusts the CAs of the system as well.
+	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\ncacert = \"%s\"\ncapath = \"/dev/null\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", quote.Replace(ca), quote.Replace(bearer))
 	return writeFile(file, []byte(content))
-}
-
-// writeFile writes a file that only its owner can read, wholly or not at all.
-func writeFile(file string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	dir, err := os.Open(filepath.Dir(file))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // shellQuote makes s one word of a shell, as it is where that is safe.

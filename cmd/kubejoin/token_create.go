@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -33,7 +33,9 @@ type tokenCreateOptions struct {
 	wait             time.Duration
 	dryRun           bool
 	printJoinCommand bool
+	joinFormat       string
 	certificateKey   string
+	key              joinformat.CertificateKey
 	withoutCluster   offlineOptions
 }
 
@@ -44,7 +46,8 @@ func tokenCreateCommand() *cobra.Command {
 		Short: "Make a bootstrap token that works when it is printed",
 		Long: `Make a bootstrap token and print it, once cluster-info is signed with it: a machine
 can join at once. TOKEN is one of your own, as 'kubejoin token generate' prints;
-with - it is read from standard input, which keeps it out of the command line.
+with - it is read from standard input, which keeps it out of the command line. The
+same command again prints it again, and makes no second one.
 
 A token lets in any machine, under any free name, as often as it likes, unless
 flags say what it is good for. Such limits hold when a certificate is issued,
@@ -57,6 +60,9 @@ exit code is 1.` + remoteHelp + offlineHelp,
 
   # for one machine of that name, within the hour
   kubejoin token create --ttl 1h --max-nodes 1 --node-name worker-7 --print-join-command
+
+  # user data for a machine that joins when it boots
+  kubejoin token create --max-nodes 1 --print-join-command --format cloud-config
 
   # for a machine in place of a broken one that is still registered
   kubejoin token create --replace-node worker-7 --print-join-command
@@ -86,8 +92,9 @@ exit code is 1.` + remoteHelp + offlineHelp,
 	f.StringSliceVar(&o.usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "what it may be used for: signing (discovery), authentication (asking for a certificate) or both")
 	f.StringSliceVar(&o.groups, "groups", []string{tokens.DefaultGroup}, "groups of who authenticates with it; each begins with system:bootstrappers:")
 	f.StringVar(&o.description, "description", "", "what it is for, in words")
-	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the whole 'kubeadm join' line in place of the token")
-	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: a line that joins a control plane, with the key that 'kubeadm init phase upload-certs --upload-certs' printed")
+	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print how to join in place of the token: the 'kubeadm join' line, or another --format")
+	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(server.JoinFormats(), ", ")+"; text is the line, and all of them hold the token")
+	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join a control plane, with the key that 'kubeadm init phase upload-certs --upload-certs' printed")
 	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("how many nodes may join with it, 1 to %d (default any number)", tokens.MaxNodes))
 	f.StringSliceVar(&o.nodeNames, "node-name", nil, "name that a node may join under, or a pattern such as 'worker-*' (repeatable; default any)")
 	f.DurationVar(&o.duration, "certificate-duration", 0, "how long the certificates of these nodes are valid, if the signer's are not shorter (default the signer's)")
@@ -102,6 +109,7 @@ exit code is 1.` + remoteHelp + offlineHelp,
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	complete("usages", api.UsageSigning, api.UsageAuthentication)
+	complete("format", server.JoinFormats()...)
 	complete("role", tokens.RoleControlPlane)
 	complete("groups", tokens.DefaultGroup)
 	return cmd
@@ -129,25 +137,21 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	if o.given("max-nodes") && o.maxNodes < 1 {
 		return usage("--max-nodes: %d given, want 1 to %d; leave it out for any number", o.maxNodes, tokens.MaxNodes)
 	}
+	if o.given("certificate-duration") && o.duration <= 0 {
+		return usage("--certificate-duration: %s given, want %s or more; leave it out for the signer's", o.duration, tokens.MinCertificateDuration)
+	}
 	both := slices.Contains(o.usages, api.UsageSigning) && slices.Contains(o.usages, api.UsageAuthentication)
 	if o.printJoinCommand && !both {
 		return usage("--print-join-command: needs a token of both --usages, signing and authentication")
 	}
-	if o.certificateKey != "" {
-		if key, err := hex.DecodeString(o.certificateKey); err != nil || len(key) != 32 {
-			return usage("--certificate-key: want 64 hexadecimal digits, not %d characters", len(o.certificateKey))
-		}
-		if !o.printJoinCommand {
-			return usage("--certificate-key: is a part of the join command: give --print-join-command, too")
-		}
+	if err := o.checkJoinFormat(); err != nil {
+		return asked, &usageError{err: err}
 	}
 	if o.printJoinCommand && o.given("output") {
-		return usage("--output: does not go with --print-join-command, which prints one line")
+		return usage("--output: does not go with --print-join-command, which prints how to join alone; see --format")
 	}
 	o.withoutCluster.caFile = o.caFile
-	if o.certificateKey != "" {
-		o.withoutCluster.more = " --control-plane --certificate-key " + o.certificateKey
-	}
+	o.withoutCluster.join = o.join
 	if err := o.withoutCluster.check(o.given, o.format); err != nil {
 		return asked, &usageError{err: err}
 	}
@@ -199,6 +203,9 @@ func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 
 func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken) error {
 	made, err := r.CreateToken(ctx, asked)
+	if answerLost(err) && ctx.Err() == nil { // asked again for the same token, no second one is made
+		made, err = r.CreateToken(ctx, asked)
+	}
 	if err != nil {
 		return o.notCreated(ctx, cmd, r, asked, err)
 	}
@@ -215,12 +222,7 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 		}
 		return fmt.Errorf("token %s was made, and there is no join command: cluster-info cannot be read", made.ID)
 	case o.printJoinCommand:
-		line := made.JoinCommand.Reveal()
-		if o.certificateKey != "" {
-			line += " --control-plane --certificate-key " + o.certificateKey
-		}
-		_, err := fmt.Fprintln(w, line)
-		return err
+		return o.printJoin(ctx, w, r, made)
 	case o.format == "text":
 		_, err := fmt.Fprintln(w, made.Token.Reveal())
 		return err
@@ -228,16 +230,22 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 	return o.tokens(w, made, []api.Token{made})
 }
 
+// answerLost reports whether what was asked for may have been done in spite of an error.
+func answerLost(err error) bool {
+	var p *api.Problem
+	var dial *net.OpError
+	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // nothing was sent
+}
+
 // notCreated prints the token if there is one in spite of the error, or may be.
 func (o *tokenCreateOptions) notCreated(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken, err error) error {
 	id, _, _ := strings.Cut(asked.Token.Reveal(), ".")
 	var p *api.Problem
-	var dial *net.OpError
 	switch {
 	case errors.As(err, &p) && p.TokenID == "", asked.DryRun:
 		return err
 	case errors.As(err, &p):
-	case errors.As(err, &dial) && dial.Op == "dial": // nothing was sent
+	case !answerLost(err):
 		return err
 	default:
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reachTimeout)

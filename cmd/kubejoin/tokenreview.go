@@ -47,7 +47,7 @@ func (s *service) reviewTokens(dir dataDir) error {
 			}
 			return nil
 		})
-		callers = append(callers, server.ClientCertificate{CAs: cas.Get, Name: s.options.webhookClientName}.Authenticate)
+		callers = append(callers, server.ClientCertificate{CAs: cas.Get, Name: s.options.webhookClientName}.Remembering())
 	}
 	s.api.TokenReview = &server.TokenReview{Authenticate: server.AnyOf(callers...), Audiences: s.options.webhookAudiences}
 	return nil

@@ -70,6 +70,10 @@ func (s *service) openFileStore() (*boltstore.Store, error) {
 		return nil, err
 	}
 	s.closers = append(s.closers, store.Close)
+	s.kept, s.api.Issued = store.Issued(), store.Issued()
+	if store.Issued().Cut() {
+		s.log.Warn("the end of the issuance record could not be read: entries of certificates that have not left may be missing, or a disk has lost some")
+	}
 	s.check("tokens", func(ctx context.Context) error {
 		// Any token will do, and none: this is whether the file can be read.
 		if _, err := store.Get(ctx, "000000"); err != nil && !errors.Is(err, tokens.ErrNotFound) {

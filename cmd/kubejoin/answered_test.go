@@ -1,0 +1,41 @@
+package main
+
+import (
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/openapicheck"
+	"github.com/kubejoin/kubejoin/server"
+)
+
+// As in a build with the tag apicheck: scripts run this program as kubejoin.
+func init() { answered = openapicheck.Served(server.OpenAPI()) }
+
+// What checks answers is in no program that is shipped.
+func TestProgramThatIsShippedChecksNothing(t *testing.T) {
+	t.Parallel()
+	for tags, want := range map[string]bool{"": false, "apicheck": true} {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", tags, ".").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if has := strings.Contains(string(out), "/internal/openapicheck\n"); has != want {
+			t.Errorf("tags %q: the check is in the program: %t, want %t", tags, has, want)
+		}
+	}
+}
+
+// checkAnswers holds what all the scripts were answered against openapi.yaml.
+func checkAnswers(t *testing.T, file string) {
+	var answers openapicheck.Tally
+	err := answers.AddFile(file)
+	t.Log(answers.String())
+	if err = errors.Join(err, answers.Err()); err != nil {
+		t.Error(err)
+	}
+	if answers.Len() == 0 {
+		t.Error("nothing is answered in all the scripts: this check could not fail")
+	}
+}

@@ -1,0 +1,10 @@
+//go:build apicheck
+
+package main
+
+import (
+	"github.com/kubejoin/kubejoin/internal/openapicheck"
+	"github.com/kubejoin/kubejoin/server"
+)
+
+func init() { answered = openapicheck.Served(server.OpenAPI()) }

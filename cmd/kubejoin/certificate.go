@@ -1,0 +1,57 @@
+package main
+
+import (
+	"crypto/x509"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+// giveCertificates answers POST /v1/certificate, by an authority that others may share.
+func (s *service) giveCertificates(authority *signer.Authority) {
+	s.api.Certificates = &server.Certificates{Authority: authority, ClientCertificate: s.byCertificate}
+}
+
+// ownCAs are those of the CA that signs, as it is now.
+func (s *service) ownCAs() func() *x509.CertPool {
+	var pool atomic.Pointer[x509.CertPool]
+	follow := func(ca *signer.CA) error {
+		p := x509.NewCertPool()
+		for _, c := range ca.Bundle() {
+			p.AddCert(c)
+		}
+		pool.Store(p)
+		return nil
+	}
+	_ = follow(s.ca.Get()) // never fails
+	s.caChanged = append(s.caChanged, follow)
+	return pool.Load
+}
+
+// Service addresses where nobody has said which: those of kubeadm and of kube-apiserver.
+var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
+
+// standaloneAuthority is the authority where there is no cluster: there are no Nodes, and a claim is
+// all that is known of a name. hosts are the API server and this kubejoin.
+func (s *service) standaloneAuthority(store *boltstore.Store, hosts ...string) *signer.Authority {
+	o := s.options
+	services := o.serving.servicePrefix
+	if len(services) == 0 {
+		services = usualServices
+	}
+	facts := signer.Standalone{
+		Claims: store.Claims(), Admins: adminGroup, DNSSuffixes: s.scope().DNSSuffixes,
+		Keep: approval.Reserved{
+			Prefixes: services, APIServer: append(hosts, o.tlsSANs...),
+			Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise and --tls-san",
+		},
+	}
+	return s.authority(facts, &signer.NodeAdmission{
+		Tokens: store, Claims: store.Claims(), Reserved: o.reservedNodeNames, Retention: o.spentRetention,
+		Logger: s.log, Registerer: s.registry,
+	})
+}

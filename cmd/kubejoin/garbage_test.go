@@ -1,0 +1,16 @@
+package main
+
+import "testing"
+
+func TestRoomForGarbage(t *testing.T) {
+	for _, test := range []struct {
+		gogc, limit string
+		want        int
+	}{{"", "", garbageRoom}, {"100", "", 0}, {"off", "", 0}, {"", "64MiB", 0}} {
+		t.Setenv("GOGC", test.gogc)
+		t.Setenv("GOMEMLIMIT", test.limit)
+		if got := len(roomForGarbage()); got != test.want {
+			t.Errorf("with GOGC=%s and GOMEMLIMIT=%s there is room for %d bytes, want %d", test.gogc, test.limit, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Who leads is known for as long as the Lease changes, whatever times are in it.
+func TestLeadership(t *testing.T) {
+	type seen struct {
+		at     time.Duration
+		holder string
+		raw    string // empty: written by this replica
+	}
+	const s = time.Second
+	for _, test := range []struct {
+		name string
+		seen []seen
+		at   time.Duration
+		want bool
+	}{
+		{"nothing seen", nil, 0, false},
+		{"just seen", []seen{{0, "a", "1"}}, 9 * s, true},
+		{"seen once and never renewed", []seen{{0, "a", "1"}, {1 * s, "a", "1"}, {14 * s, "a", "1"}}, 15 * s, false},
+		{"renewed", []seen{{0, "a", "1"}, {14 * s, "a", "2"}}, 28 * s, true},
+		{"renewed, and not again", []seen{{0, "a", "1"}, {14 * s, "a", "2"}, {28 * s, "a", "2"}}, 29 * s, false},
+		{"given up before it was seen", []seen{{0, "", "1"}}, 0, false},
+		{"given up a moment ago", []seen{{0, "a", "1"}, {1 * s, "", "2"}}, 5 * s, true},
+		{"given up, and nobody took it", []seen{{0, "a", "1"}, {1 * s, "", "2"}, {5 * s, "", "2"}}, 6 * s, false},
+		{"given up, and not seen until late", []seen{{0, "a", "1"}, {14 * s, "", "2"}}, 15 * s, false},
+		{"given up and taken", []seen{{0, "a", "1"}, {1 * s, "", "2"}, {3 * s, "b", "3"}}, 17 * s, true},
+		{"held here", []seen{{0, "a", ""}, {9 * s, "a", ""}}, 23 * s, true},
+		{"held here, and not renewed", []seen{{0, "a", ""}}, 15 * s, false},
+		{"given up here", []seen{{0, "a", ""}, {1 * s, "", ""}}, 6 * s, false},
+	} {
+		var l leadership
+		start := time.Now()
+		for _, see := range test.seen {
+			if see.raw == "" {
+				l.wrote(see.holder, start.Add(see.at))
+			} else {
+				l.read(see.holder, []byte(see.raw), start.Add(see.at))
+			}
+		}
+		if got := l.known(start.Add(test.at)); got != test.want {
+			t.Errorf("%s: %t after %s, want %t", test.name, got, test.at, test.want)
+		}
+	}
+}
+
+// A replica that may read the Lease and not take it tells whether others lead.
+func TestNobodyLeads(t *testing.T) {
+	c := cluster.ForTest(t, cluster.Options{})
+	kubeconfig, err := c.ServiceAccountKubeconfig(t.Context(), "default", "onlooker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta := metav1.ObjectMeta{Name: "onlooker", Namespace: "default"}
+	if _, err := c.Client().RbacV1().Roles("default").Create(t.Context(), &rbacv1.Role{
+		ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Client().RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "onlooker"},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "onlooker"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	config, err := c.Config(kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	onlooking, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Run("a Lease that was left behind", func(t *testing.T) {
+		t.Parallel()
+		holder, lasts, past := "old-pod", int32(10), metav1.NewMicroTime(time.Now().Add(-7*24*time.Hour))
+		if _, err := c.Client().CoordinationV1().Leases("default").Create(t.Context(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: "left"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &lasts, RenewTime: &past, AcquireTime: &past},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		onlooker := elect(t, onlooking, "left")
+		onlooker.await(t, true) // it may be renewed yet
+		onlooker.await(t, false)
+	})
+	t.Run("a leader that comes and goes", func(t *testing.T) {
+		t.Parallel()
+		onlooker := elect(t, onlooking, "led")
+		if err := onlooker.ready(t.Context()); err == nil {
+			t.Error("before there is a Lease: ready")
+		}
+		leader := elect(t, c.Client(), "led")
+		leader.await(t, true)
+		onlooker.await(t, true)
+		for end := time.Now().Add(leaseDuration + takeover + 2*time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			if err := onlooker.ready(t.Context()); err != nil {
+				t.Fatalf("while another one leads: %v", err)
+			}
+		}
+		leader.stop()
+		onlooker.await(t, false)
+	})
+}
+
+// An elected takes part in an election until it is stopped.
+type elected struct {
+	*election
+	stop func()
+}
+
+func elect(t *testing.T, client kubernetes.Interface, lease string) elected {
+	e := &election{client: client, namespace: "default", name: lease, log: slog.New(slog.DiscardHandler), registerer: prometheus.NewRegistry()}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- e.run(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil }) }()
+	stop := func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		ended <- nil
+	}
+	t.Cleanup(stop)
+	return elected{e, stop}
+}
+
+func (e elected) await(t *testing.T, led bool) {
+	t.Helper()
+	for deadline := time.Now().Add(50 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		err := e.ready(t.Context())
+		if (err == nil) == led {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("somebody leads: %v, want %t; %v", !led, led, err)
+		}
+	}
+}

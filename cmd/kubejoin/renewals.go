@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// eventRenewalsWait is the reason of the Event about renewals that are late.
+const eventRenewalsWait = "RenewalsWait"
+
+// toldAgain is after how long an operator is told again of what has not changed: so long an Event
+// stays.
+const toldAgain = time.Hour
+
+// watchRenewals tells of nodes that wait for too long for another certificate.
+func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *csr.Nodes) func(context.Context) error {
+	late := &lateRenewals{service: s}
+	s.check("renewals", func(context.Context) error {
+		if text := late.text(time.Now()); text != "" {
+			return server.Notice(text)
+		}
+		return nil
+	})
+	return csr.Renewals{
+		Informer: requests, Nodes: nodes.Nodes, Late: func(waiting []csr.WaitingRenewal) { late.tell(waiting, time.Now()) },
+		Lifetime: renewedFor{authority}.lifetime,
+		Logger:   s.log, Registerer: s.registry,
+	}.Run
+}
+
+// renewedFor tells for how long nodes have their certificates.
+type renewedFor struct{ *signer.Authority }
+
+// lifetime is the signer's or, for client certificates, that of the token that the node came with, if
+// it is less.
+func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Duration, bool) {
+	known, found := a.Signer(w.Signer)
+	lifetime := known.Profile.Default
+	if lifetime == 0 {
+		lifetime = signer.DefaultDuration
+	}
+	if w.Signer != certificates.KubeAPIServerClientKubeletSignerName || a.Nodes == nil || a.Nodes.Claims == nil {
+		return lifetime, found
+	}
+	// Not known is the signer's: an operator is told late, and of the others in time.
+	claim, err := a.Nodes.Claims.Find(ctx, w.Node)
+	d := claim.Limits.CertificateDuration
+	if claim.Released() {
+		d = claim.Past.CertificateDuration
+	}
+	if err == nil && d > 0 && d < lifetime {
+		lifetime = d
+	}
+	return lifetime, found
+}
+
+// lateRenewals are the renewals that wait for too long.
+type lateRenewals struct {
+	*service
+
+	mu      sync.Mutex
+	waiting []csr.WaitingRenewal
+	told    time.Time // zero while there are none
+}
+
+func (l *lateRenewals) tell(waiting []csr.WaitingRenewal, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting = waiting
+	switch {
+	case len(waiting) == 0 && !l.told.IsZero():
+		l.log.Info("no renewal waits for too long any more")
+		l.told = time.Time{}
+	case len(waiting) > 0 && now.Sub(l.told) >= toldAgain:
+		text := l.words(now)
+		l.log.Warn("renewals wait for too long", "nodes", len(waiting), "node", waiting[0].Node, "csr", waiting[0].Request, "signer", waiting[0].Signer, "since", waiting[0].Since)
+		l.event(corev1.EventTypeWarning, eventRenewalsWait, text)
+		l.told = now
+	}
+}
+
+// text is what an operator should know; empty if that is nothing.
+func (l *lateRenewals) text(now time.Time) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waiting) == 0 {
+		return ""
+	}
+	return l.words(now)
+}
+
+func (l *lateRenewals) words(now time.Time) string {
+	w := l.waiting[0]
+	others := ""
+	if n := len(l.waiting) - 1; n > 0 {
+		others = fmt.Sprintf(", and %d more", n)
+	}
+	return fmt.Sprintf("node %s has waited for a certificate of signer %s for %s%s; a node whose certificate ends is lost: kubectl describe csr %s",
+		w.Node, w.Signer, now.Sub(w.Since).Round(time.Second), others, w.Request)
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// Renewals that are late are told of when the first is, once an hour while it lasts, and again the
+// next time; readiness says so for as long.
+func TestLateRenewals(t *testing.T) {
+	s := newService(serveOptions{}, slog.New(slog.DiscardHandler), io.Discard)
+	var events []string
+	s.event = func(kind, reason, message string) { events = append(events, kind+" "+reason+" "+message) }
+	late := &lateRenewals{service: s}
+	start := time.Now()
+	one := csr.WaitingRenewal{Node: "worker-1", Signer: "kubernetes.io/kubelet-serving", Request: "csr-1", Since: start.Add(-2 * time.Hour)}
+	other := csr.WaitingRenewal{Node: "worker-2", Signer: one.Signer, Request: "csr-2", Since: start.Add(-time.Hour)}
+	for _, step := range []struct {
+		after   time.Duration
+		waiting []csr.WaitingRenewal
+		events  int
+		text    string
+	}{
+		{0, nil, 0, ""},
+		{time.Minute, []csr.WaitingRenewal{one}, 1, "node worker-1 has waited for a certificate of signer kubernetes.io/kubelet-serving for 2h1m0s; a node"},
+		{2 * time.Minute, []csr.WaitingRenewal{one, other}, 1, "for 2h2m0s, and 1 more; a node whose certificate ends is lost: kubectl describe csr csr-1"},
+		{60 * time.Minute, []csr.WaitingRenewal{one, other}, 1, "worker-1"},
+		{61 * time.Minute, []csr.WaitingRenewal{other}, 2, "worker-2"},
+		{62 * time.Minute, nil, 2, ""},
+		{63 * time.Minute, []csr.WaitingRenewal{one}, 3, "worker-1"},
+	} {
+		now := start.Add(step.after)
+		late.tell(step.waiting, now)
+		text := late.text(now)
+		if len(events) != step.events || !strings.Contains(text, step.text) || (text == "") != (step.text == "") {
+			t.Errorf("after %s: events %q, readiness %q; want %d and %q", step.after, events, text, step.events, step.text)
+		}
+		if len(events) > 0 && !strings.HasPrefix(events[len(events)-1], "Warning RenewalsWait node worker-") {
+			t.Errorf("event %q", events[len(events)-1])
+		}
+	}
+}
+
+// A node's own lifetime counts where its token gave it less than the signer would.
+func TestLifetimeOfRenewals(t *testing.T) {
+	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }() // was only for this
+	for node, d := range map[string]time.Duration{"short": time.Hour, "long": 48 * time.Hour, "as-it-is": 0} {
+		if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abcdef", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: d}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	past := tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second), CertificateDuration: 2 * time.Hour}
+	if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: past}); err != nil {
+		t.Fatal(err)
+	}
+	const day = 24 * time.Hour
+	of := renewedFor{&signer.Authority{
+		Signers: signer.FixedSigners(signer.KubernetesSigners(nil, day)),
+		Nodes:   &signer.NodeAdmission{Claims: store.Claims()},
+	}}
+	for _, test := range []struct {
+		node, signer string
+		want         time.Duration
+		found        bool
+	}{
+		{"short", certificates.KubeAPIServerClientKubeletSignerName, time.Hour, true},
+		{"short", certificates.KubeletServingSignerName, day, true}, // which has no bound by a token
+		{"long", certificates.KubeAPIServerClientKubeletSignerName, day, true},
+		{"released", certificates.KubeAPIServerClientKubeletSignerName, 2 * time.Hour, true}, // by what its claim has left
+		{"as-it-is", certificates.KubeAPIServerClientKubeletSignerName, day, true},
+		{"no-claim", certificates.KubeAPIServerClientKubeletSignerName, day, true},
+		{"no-claim", "example.com/other", signer.DefaultDuration, false},
+	} {
+		got, found := of.lifetime(t.Context(), csr.WaitingRenewal{Node: test.node, Signer: test.signer})
+		if got != test.want || found != test.found {
+			t.Errorf("%s of %s: %s %v, want %s %v", test.signer, test.node, got, found, test.want, test.found)
+		}
+	}
+	of.Nodes = nil
+	if got, _ := of.lifetime(t.Context(), csr.WaitingRenewal{Node: "short", Signer: certificates.KubeAPIServerClientKubeletSignerName}); got != day {
+		t.Errorf("where nothing is known of nodes: %s", got)
+	}
+}

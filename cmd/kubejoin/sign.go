@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/spf13/cobra"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// longWait is how long a person waits in silence.
+const longWait = 2 * time.Second
+
+// The shortest and the longest time between two tries.
+const (
+	minRetry = time.Second
+	maxRetry = 30 * time.Second
+)
+
+func signCommand() *cobra.Command {
+	o := &signOptions{}
+	cmd := &cobra.Command{
+		Use:   "sign [FILE|-]",
+		Short: "Have a certificate signed with no Kubernetes API",
+		Long: `Have a certificate signed by a kubejoin server, with no CertificateSigningRequest
+object. FILE is a certificate request in PEM, - or none is standard input. The
+certificate is printed in PEM, followed by the intermediates that go with it.
+
+What can be had depends on who asks:
+  a bootstrap token (--bearer-file)  the client certificate of one node that it may
+                                     let join
+  a node (--client-certificate)      its own client certificate anew, or its serving
+                                     certificate if the request has names in it
+  who may sign for the signer        what --signer signs, for as long as --duration
+                                     says within the signer's bounds
+
+The server is the one of --url, or of the --curlrc that 'kubejoin serve' has written;
+KUBEJOIN_URL and KUBEJOIN_CURLRC stand in for these two. On a cluster without a
+kubejoin server a certificate is had with a CertificateSigningRequest: kubectl
+apply one, and 'kubectl certificate approve' it.
+
+The exit code is 3 if the certificate is refused or still has to wait, and 1 if
+nobody could be asked.`,
+		Example: `  # a machine that joins: its key stays with it
+  openssl ecparam -name prime256v1 -genkey -noout -out node.key
+  openssl req -new -key node.key -subj /O=system:nodes/CN=system:node:worker-7 |
+    kubejoin sign --url https://join.example.com:9443 --ca-file ca.crt \
+      --bearer-file token -o node.crt
+
+  # the same with curl; auth has the line 'Authorization: Bearer TOKEN'
+  curl --cacert ca.crt -H @auth --data-binary @node.csr \
+    https://join.example.com:9443/v1/certificate
+
+  # the node renews it, and has its serving certificate
+  kubejoin sign node.csr --url https://join.example.com:9443 --ca-file ca.crt \
+    --client-certificate node.crt --client-key node.key -o node.crt
+  openssl req -new -key node.key -subj /O=system:nodes/CN=system:node:worker-7 \
+    -addext subjectAltName=DNS:worker-7.example.com |
+    kubejoin sign --url https://join.example.com:9443 --ca-file ca.crt \
+      --client-certificate node.crt --client-key node.key --wait 1m
+
+  # an admin, for a person
+  kubejoin sign jane.csr --signer kubernetes.io/kube-apiserver-client --duration 24h`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(args); err != nil {
+				return usageOf(cmd, err)
+			}
+			file := "-"
+			if len(args) == 1 {
+				file = args[0]
+			}
+			request, err := readCSR(cmd.InOrStdin(), file)
+			if err != nil {
+				return err
+			}
+			to, err := o.destination(cmd.OutOrStdout())
+			if err != nil {
+				return fmt.Errorf("--output: %w", err)
+			}
+			defer to.drop()
+			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				chain, err := o.sign(ctx, cmd, r, request)
+				if err != nil {
+					return err
+				}
+				if err := to.write(chain); err != nil {
+					return fmt.Errorf("--output: %w", err)
+				}
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.signer, "signer", "", "name of the signer (default for machines: "+certificates.KubeAPIServerClientKubeletSignerName+"; "+certificates.KubeletServingSignerName+" for a node whose request has names in it)")
+	f.DurationVar(&o.duration, "duration", 0, "lifetime to ask for, from 10m up (default: the signer's)")
+	f.StringSliceVar(&o.usages, "usage", nil, `key usages such as "client auth" (repeatable; default: the usual ones)`)
+	f.StringVarP(&o.file, "output", "o", "-", "file for the certificate; - is standard output")
+	f.DurationVar(&o.wait, "wait", 0, "how long to try again while the certificate has to wait")
+	complete := func(flag string, values ...string) {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
+	complete("usage", string(certificates.UsageDigitalSignature), string(certificates.UsageKeyEncipherment), string(certificates.UsageClientAuth), string(certificates.UsageServerAuth))
+	o.serverOnly = true
+	o.register(cmd)
+	return cmd
+}
+
+type signOptions struct {
+	remoteOptions
+	signer   string
+	duration time.Duration
+	usages   []string
+	file     string
+	wait     time.Duration
+}
+
+func (o *signOptions) check(args []string) error {
+	var errs []error
+	if len(args) > 1 {
+		errs = append(errs, fmt.Errorf("FILE: %d given, want one, or none for standard input", len(args)))
+	} else if len(args) == 1 && args[0] == "" {
+		errs = append(errs, errors.New("FILE: is empty; leave it out for standard input"))
+	}
+	if o.kubeconfig != "" {
+		errs = append(errs, errors.New("--kubeconfig: an API server gives certificates by CertificateSigningRequest objects, and has no key of a CA to give away: "+
+			"make one with 'kubectl apply' and approve it with 'kubectl certificate approve', or give --url for a kubejoin server"))
+	}
+	if o.given("duration") && o.duration <= 0 {
+		errs = append(errs, fmt.Errorf("--duration: %s given, want 10m or more", o.duration))
+	}
+	if o.given("signer") && o.signer == "" {
+		errs = append(errs, errors.New("--signer: is empty; leave it out for the default"))
+	}
+	if o.given("usage") && len(o.usages) == 0 {
+		errs = append(errs, errors.New("--usage: is empty; leave it out for the usual ones"))
+	}
+	if o.wait < 0 {
+		errs = append(errs, fmt.Errorf("--wait: %s given, want 0 or more", o.wait))
+	}
+	if o.file == "" {
+		errs = append(errs, errors.New("--output: is empty; - is standard output"))
+	}
+	if len(errs) > 0 {
+		return &usageError{err: errors.Join(errs...)}
+	}
+	return nil
+}
+
+// readCSR reads a request, and refuses what no server would take before anybody is asked.
+func readCSR(stdin io.Reader, file string) ([]byte, error) {
+	in, name := stdin, "standard input"
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }() // it was only read
+		in, name = f, file
+	}
+	content, err := io.ReadAll(io.LimitReader(in, server.MaxBody+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if _, err := signer.ParseCSR(content); err != nil {
+		return nil, fmt.Errorf("%s: %w; make a certificate request with: openssl req -new -key KEY -subj SUBJECT", name, err)
+	}
+	return content, nil
+}
+
+// sign asks until there is a certificate, a no, or no more time.
+func (o *signOptions) sign(ctx context.Context, cmd *cobra.Command, r *remote, request []byte) ([]byte, error) {
+	asked := api.SignCertificate{CSR: request, Signer: o.signer, Usages: o.usages}
+	if o.duration > 0 {
+		asked.Duration = o.duration.String()
+	}
+	start, told := time.Now(), ""
+	for {
+		chain, err := r.Certificate(ctx, asked)
+		if err == nil {
+			return chain, nil
+		}
+		var p *api.Problem
+		if !errors.As(err, &p) {
+			return nil, err
+		}
+		left := o.wait - time.Since(start)
+		if p.Status != http.StatusServiceUnavailable && p.Status != http.StatusTooManyRequests || left <= 0 {
+			return nil, o.refused(cmd, p)
+		}
+		delay := min(max(p.RetryAfter, minRetry), maxRetry, left)
+		if silence := max(0, longWait-time.Since(start)); reasonOf(p) != told && silence < delay {
+			if err := sleep(ctx, silence); err != nil {
+				return nil, err
+			}
+			told, delay = reasonOf(p), delay-silence
+			cmd.PrintErrln("kubejoin: waiting:", told)
+		}
+		if err := sleep(ctx, delay); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// A destination is where a certificate goes.
+type destination struct {
+	write func(chain []byte) error
+	drop  func() // nothing, once it is written
+}
+
+// destination makes sure, before anybody is asked, that the certificate can be written: it may take
+// the only place on a token.
+func (o *signOptions) destination(stdout io.Writer) (destination, error) {
+	if o.file == "-" {
+		return destination{func(chain []byte) error { _, err := stdout.Write(chain); return err }, func() {}}, nil
+	}
+	const anybody = 0o644
+	if info, err := os.Lstat(o.file); err == nil && !info.Mode().IsRegular() { // through it, not in its place
+		f, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE, anybody)
+		if err != nil {
+			return destination{}, err
+		}
+		return destination{func(chain []byte) error {
+			if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+				if err := f.Truncate(0); err != nil {
+					return errors.Join(err, f.Close())
+				}
+			}
+			_, err := f.Write(chain)
+			return errors.Join(err, f.Close())
+		}, func() { _ = f.Close() }}, nil
+	}
+	r, err := replace(o.file)
+	if err != nil {
+		return destination{}, err
+	}
+	return destination{func(chain []byte) error { return r.write(chain, anybody) }, r.drop}, nil
+}
+
+func reasonOf(p *api.Problem) string {
+	if p.Reason == "" {
+		return p.Detail
+	}
+	return p.Detail + " (" + p.Reason + ")"
+}
+
+// refused says why there is no certificate, and what to do about it.
+func (o *signOptions) refused(cmd *cobra.Command, p *api.Problem) error {
+	next := ""
+	switch {
+	case p.Named(api.ProblemCertificateRefused):
+	case p.Named(api.ProblemCertificateNotPermitted):
+		next = "who may sign for the signer has it with the same command and their own credential"
+	case p.Named(api.ProblemCertificateWaits):
+		next = "to ask until it can be had: kubejoin sign --wait 5m"
+	case p.Status == http.StatusNotFound:
+		return errors.New("the server signs no certificates: it has no CA; start it with --cluster-signing-cert-file and --cluster-signing-key-file")
+	default:
+		if rest, found := strings.CutPrefix(p.Detail, "usages: "); found { // a flag is one of them
+			p.Detail = "usage: " + rest
+		}
+		return p
+	}
+	cmd.PrintErrln("kubejoin: no certificate:", strings.TrimSpace(reasonOf(p)))
+	if next != "" {
+		cmd.PrintErrln("hint:", next)
+	}
+	return exitNoCertificate
+}
+
+// exitNoCertificate is the exit code where the answer is no, or not yet.
+const exitNoCertificate exitCode = 3

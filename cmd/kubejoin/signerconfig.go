@@ -1,0 +1,302 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/config"
+	"github.com/spf13/cobra"
+)
+
+func signerConfigCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "signer-config",
+		Short: "Check the file of 'kubejoin serve --signer-config', or print one to begin with",
+		Long: `The file of 'kubejoin serve --signer-config' says which signers there are: for each
+name that a certificate request may have in spec.signerName, the CA that signs, how
+long certificates last, what may be asked for and which rules approve it. What is not
+in the file is left to others.
+
+For the signers that Kubernetes names, kubejoin's rules for them hold as well: the
+file can only say less. A signer with a name of your own gives what the file allows
+and nothing else:
+
+  apiVersion: kubejoin.io/v1alpha1
+  kind: SignerConfiguration
+  signers:
+  - name: example.com/etcd-peer
+    ca: {certFile: etcd/ca.crt, keyFile: etcd/ca.key}   # or the cluster's
+    duration: {min: 10m, default: 24h, max: 720h}
+    usages: [digital signature, key encipherment, server auth, client auth]
+    subject: {commonNames: ["etcd-*"]}
+    names: {dns: ["*.etcd.example.com"], ips: [10.0.0.0/8]}
+    keys: {ecdsa: [P-256, P-384]}
+    approval: [may-sign]     # or nobody but people, with kubectl certificate approve
+
+kubejoin serve follows the file and the CA files in it. What cannot be used leaves
+the last good one in use, and is said in the log, an Event, /readyz and the metric
+kubejoin_files_in_use.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(signerConfigCheckCommand(), signerConfigDefaultCommand())
+	return cmd
+}
+
+func signerConfigDefaultCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "default",
+		Short: "Print the file that says what kubejoin does without one",
+		Example: `  kubejoin signer-config default > signers.yaml
+  kubejoin signer-config check signers.yaml`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := io.WriteString(cmd.OutOrStdout(), config.Default)
+			return err
+		},
+	}
+}
+
+func signerConfigCheckCommand() *cobra.Command {
+	var o struct {
+		output
+		duration time.Duration
+	}
+	cmd := &cobra.Command{
+		Use:   "check FILE|-",
+		Short: "Say what a file of signers means, or what is wrong with it",
+		Long: `Say what each signer of a file gives and to whom, with the CAs that it names, or
+everything that is wrong with it, by file, line and field. - is standard input, from
+which paths in it are those of this folder. Nothing is changed, and no cluster is
+asked. A CA that ends within 30 days, or before certificates that it
+signs are to end, is warned of.
+
+The exit code is 0 if the file can be used, 1 if not.`,
+		Example: `  kubejoin signer-config check signers.yaml
+
+  # a change before it is made
+  sed s/720h/48h/ signers.yaml | kubejoin signer-config check -
+
+  # when the CAs end
+  kubejoin signer-config check signers.yaml -o jsonpath='{range .signers[*]}{.name} {.ca.expires}{"\n"}{end}'`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := o.check()
+			switch {
+			case err != nil:
+			case len(args) != 1 || args[0] == "":
+				err = &usageError{err: fmt.Errorf("FILE: %d given, want one", len(args))}
+			case o.duration < signer.MinDuration:
+				err = &usageError{err: fmt.Errorf("--cluster-signing-duration: %s given, want at least %s", o.duration, signer.MinDuration)}
+			}
+			if err != nil {
+				return usageOf(cmd, err)
+			}
+			says, made, err := openSignerConfig(cmd.InOrStdin(), args[0], config.Defaults{CA: clusterCA, Duration: o.duration})
+			if err != nil {
+				return err
+			}
+			list := describe(says, made)
+			for _, s := range list.Signers {
+				if s.CA.CertFile == "" {
+					continue
+				}
+				lifetime := made[s.Name].Profile.Default
+				if notice := noticeOfCA(*s.CA.Expires, lifetime, time.Now()); notice != "" {
+					warn(cmd, "signer "+s.Name+": "+notice)
+				}
+			}
+			return o.signers(cmd.OutOrStdout(), list)
+		},
+		ValidArgsFunction: cobra.FixedCompletions([]string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt),
+	}
+	cmd.Flags().SortFlags = false
+	o.register(cmd, "text")
+	cmd.Flags().DurationVar(&o.duration, "cluster-signing-duration", signer.DefaultDuration, "what kubejoin serve has, for signers without a duration")
+	return cmd
+}
+
+// openSignerConfig reads a file, or standard input.
+func openSignerConfig(stdin io.Reader, file string, d config.Defaults) (*config.Configuration, map[string]signer.Signer, error) {
+	if file != "-" {
+		return config.Open(file, d)
+	}
+	content, err := io.ReadAll(io.LimitReader(stdin, config.MaxSize+1))
+	if err != nil {
+		return nil, nil, fmt.Errorf("standard input: %w", err)
+	}
+	return config.Compile("standard input", content, d)
+}
+
+// clusterCA stands for the CA of a cluster that nobody asks for here.
+func clusterCA() (*signer.CA, error) { return nil, errors.New("the cluster's CA is not known here") }
+
+// signerList is what 'signer-config check' prints.
+type signerList struct {
+	APIVersion string       `json:"apiVersion"`
+	Kind       string       `json:"kind"`
+	Signers    []signerView `json:"signers"`
+}
+
+// A signerView is a signer with what its file leaves out.
+type signerView struct {
+	Name     string       `json:"name"`
+	CA       caView       `json:"ca"`
+	Duration durationView `json:"duration"`
+	Usages   []string     `json:"usages"`
+	// Subject and Names are nil where the built-in rules alone say it.
+	Subject  *subjectView `json:"subject,omitempty"`
+	Names    *namesView   `json:"names,omitempty"`
+	Keys     string       `json:"keys"`
+	Approval []string     `json:"approval"`
+}
+
+// A caView is empty for the cluster's.
+type caView struct {
+	CertFile string     `json:"certFile,omitempty"`
+	KeyFile  string     `json:"keyFile,omitempty"`
+	Subject  string     `json:"subject,omitempty"`
+	Serial   string     `json:"serial,omitempty"`
+	Expires  *time.Time `json:"expires,omitempty"`
+}
+
+type durationView struct {
+	Min     string `json:"min"`
+	Default string `json:"default"`
+	Max     string `json:"max"`
+}
+
+type subjectView struct {
+	CommonNames   []string `json:"commonNames"`
+	Organizations []string `json:"organizations"`
+}
+
+type namesView struct {
+	DNS       []string `json:"dns"`
+	Wildcards []string `json:"wildcards"`
+	IPs       []string `json:"ips"`
+	Emails    []string `json:"emails"`
+	URIs      []string `json:"uris"`
+}
+
+func describe(says *config.Configuration, made map[string]signer.Signer) signerList {
+	list := signerList{APIVersion: config.APIVersion, Kind: config.Kind}
+	for _, s := range says.Signers {
+		v := signerView{Name: s.Name, Keys: s.Keys.String(), Approval: append([]string{}, s.Approval...)}
+		if s.CA != (config.CAFiles{}) {
+			if ca, err := made[s.Name].CA(); err == nil { // it is fixed
+				cert := ca.Certificate()
+				v.CA = caView{CertFile: s.CA.CertFile, KeyFile: s.CA.KeyFile, Subject: cert.Subject.String(), Serial: cert.SerialNumber.Text(16), Expires: &cert.NotAfter}
+			}
+		}
+		p := made[s.Name].Profile
+		if p.Min == 0 {
+			p.Min = signer.DefaultMin
+		}
+		if p.Max == 0 {
+			p.Max = p.Default
+		}
+		v.Duration = durationView{Min: hours(min(p.Min, p.Max)), Default: hours(p.Default), Max: hours(p.Max)}
+		for _, u := range p.Usages {
+			v.Usages = append(v.Usages, string(u))
+		}
+		_, builtIn := signer.KubernetesSigners(nil, 0)[s.Name]
+		if subject := s.Subject; subject != nil || !builtIn {
+			v.Subject = &subjectView{CommonNames: []string{}, Organizations: []string{}}
+			if subject != nil {
+				v.Subject.CommonNames = append(v.Subject.CommonNames, subject.CommonNames...)
+				v.Subject.Organizations = append(v.Subject.Organizations, subject.Organizations...)
+			}
+		}
+		if names := s.Names; names != nil || !builtIn {
+			v.Names = &namesView{DNS: []string{}, Wildcards: []string{}, IPs: []string{}, Emails: []string{}, URIs: []string{}}
+			if names != nil {
+				v.Names.DNS = append(v.Names.DNS, names.DNS...)
+				v.Names.Wildcards = append(v.Names.Wildcards, names.Wildcards...)
+				for _, p := range names.IPs {
+					v.Names.IPs = append(v.Names.IPs, p.String())
+				}
+				v.Names.Emails = append(v.Names.Emails, names.Emails...)
+				v.Names.URIs = append(v.Names.URIs, names.URIs...)
+			}
+		}
+		list.Signers = append(list.Signers, v)
+	}
+	return list
+}
+
+// hours is a duration without the zeros at its end.
+func hours(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// signers prints a list of signers.
+func (o *output) signers(w io.Writer, list signerList) error {
+	if done, err := o.object(w, list); done {
+		return err
+	}
+	for i, s := range list.Signers {
+		if o.format == "name" {
+			if _, err := fmt.Fprintln(w, s.Name); err != nil {
+				return err
+			}
+			continue
+		}
+		if i > 0 {
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+		}
+		if _, err := fmt.Fprintln(w, s.Name); err != nil {
+			return err
+		}
+		if err := table(w, s.rows()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s signerView) rows() [][]string {
+	ca := "the cluster's"
+	if s.CA.CertFile != "" {
+		ca = fmt.Sprintf("%s, expires %s, in %s", s.CA.Subject, s.CA.Expires.UTC().Format(time.RFC3339), s.CA.CertFile)
+	}
+	approval := strings.Join(s.Approval, ", ")
+	if approval == "" {
+		approval = "by people, with kubectl certificate approve"
+	}
+	rows := [][]string{
+		{"  CA", ca},
+		{"  duration", fmt.Sprintf("%s, if asked for %s to %s", s.Duration.Default, s.Duration.Min, s.Duration.Max)},
+		{"  usages", strings.Join(s.Usages, ", ")},
+	}
+	if s.Subject != nil {
+		rows = append(rows, []string{"  common names", orNone(s.Subject.CommonNames...)}, []string{"  organizations", orNone(s.Subject.Organizations...)})
+	}
+	if s.Names != nil {
+		for _, kind := range []struct {
+			what string
+			list []string
+		}{{"DNS names", s.Names.DNS}, {"wildcards", s.Names.Wildcards}, {"addresses", s.Names.IPs}, {"emails", s.Names.Emails}, {"URIs", s.Names.URIs}} {
+			if len(kind.list) > 0 {
+				rows = append(rows, []string{"  " + kind.what, strings.Join(kind.list, ",")})
+			}
+		}
+	}
+	if s.Subject == nil && s.Names == nil {
+		rows = append(rows, []string{"  names", "as Kubernetes has them"})
+	}
+	return append(rows, []string{"  keys", s.Keys}, []string{"  approval", approval})
+}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/internal/reload"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/config"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Reasons of Events about --signer-config.
+const (
+	eventSignersUnusable = "SignerConfigUnusable"
+	eventSignersReplaced = "SignerConfigReplaced"
+)
+
+// configured is a file of signers that is followed, with the CAs that it names.
+type configured struct {
+	files *reload.Value[signerFile]
+	// again hints that other signers may decide requests that wait.
+	again chan struct{}
+}
+
+// A signerFile is what the file says, and what was made of it.
+type signerFile struct {
+	says    *config.Configuration
+	signers map[string]signer.Signer
+}
+
+// loadSigners takes the signers from --signer-config, if it is given, and follows it. The CA of
+// the cluster is loaded before.
+func (s *service) loadSigners() error {
+	file := s.options.signerConfig
+	if file == "" {
+		return nil
+	}
+	defaults := config.Defaults{Duration: s.options.duration, Scope: s.scope()}
+	if s.ca != nil {
+		defaults.CA = func() (*signer.CA, error) { return s.ca.Get(), nil }
+	}
+	again, watch := make(chan struct{}, 1), make(chan struct{}, 1)
+	files, err := reload.Files[signerFile]{
+		Name: "signer-config", Paths: []string{file},
+		Named: func(content []byte) []string {
+			if says, err := config.Parse(file, content); err == nil {
+				return says.Files()
+			}
+			return nil // it is of no use anyway
+		},
+		Load: func() (signerFile, error) {
+			says, signers, err := config.Open(file, defaults)
+			return signerFile{says, signers}, err
+		},
+		Changed: func(f signerFile) error {
+			s.event(corev1.EventTypeNormal, eventSignersReplaced, "The signer configuration, or a CA that it names, has changed and is in use now: "+f.names())
+			for _, hint := range []chan struct{}{again, watch} {
+				select {
+				case hint <- struct{}{}:
+				default:
+				}
+			}
+			return nil
+		},
+		Failed: func(err error) {
+			s.event(corev1.EventTypeWarning, eventSignersUnusable, "The signer configuration has changed and cannot be used, the last good one stays in use: "+firstOf(err))
+		},
+		Logger: s.log, Registerer: s.registry,
+	}.Open()
+	if errors.As(err, new(config.Errors)) {
+		return err // which names the file
+	}
+	if err != nil {
+		return fmt.Errorf("--signer-config: %w", err)
+	}
+	s.configured = &configured{files: files, again: again}
+	s.log.Info("signers are those of the file", "file", file, "signers", files.Get().names())
+	s.goBackground(files.Run)
+	cas := &signerCAs{
+		files: files, log: s.log, event: s.event, known: map[string]*caWatch{},
+		end:  metrics.Gauge(s.registry, "kubejoin_signer_ca_not_after_timestamp_seconds", "When the CA of a signer that has one of its own expires.", "signer"),
+		many: metrics.Gauge(s.registry, "kubejoin_signer_ca_certificates", "CA certificates of a signer that has a CA of its own, the one that signs among them.", "signer"),
+	}
+	s.goBackground(loop.Loop{Name: "signer-cas", Hint: watch, Step: cas.step, Logger: s.log, Registerer: s.registry}.Run)
+	s.check("signer-config", func(context.Context) error {
+		if files.Err() != nil {
+			return errors.New("the signer configuration, or a CA that it names, has changed and cannot be used; the last good one is in use, see the log")
+		}
+		return files.Get().ready(time.Now())
+	})
+	return nil
+}
+
+// signers is the source of signers for an Authority: those of the file, or without one those that
+// are built in.
+func (s *service) signers(builtIn map[string]signer.Signer) func() map[string]signer.Signer {
+	if s.configured == nil {
+		return signer.FixedSigners(builtIn)
+	}
+	return func() map[string]signer.Signer { return s.configured.files.Get().signers }
+}
+
+// signersChanged hints that requests which wait may be decided now; nil is never.
+func (s *service) signersChanged() <-chan struct{} {
+	if s.configured == nil {
+		return nil
+	}
+	return s.configured.again
+}
+
+func (f signerFile) names() string { return strings.Join(slices.Sorted(maps.Keys(f.signers)), ", ") }
+
+// own gives the CAs of signers that have their own, by signer.
+func (f signerFile) own() map[string]*signer.CA {
+	cas := map[string]*signer.CA{}
+	for _, s := range f.says.Signers {
+		if s.CA == (config.CAFiles{}) {
+			continue
+		}
+		if ca, err := f.signers[s.Name].CA(); err == nil { // it is fixed
+			cas[s.Name] = ca
+		}
+	}
+	return cas
+}
+
+// ready says what is wrong with the CAs of signers.
+func (f signerFile) ready(now time.Time) error {
+	var expired, notices []string
+	own := f.own()
+	for _, name := range slices.Sorted(maps.Keys(own)) {
+		end, lifetime := own[name].Certificate().NotAfter, f.signers[name].Profile.Default
+		if state, _ := stateOfCA(end, lifetime, now); state == caExpired {
+			expired = append(expired, fmt.Sprintf("the CA of signer %s expired at %s and nothing can be signed", name, end.UTC().Format(time.RFC3339)))
+		} else if notice := noticeOfCA(end, lifetime, now); notice != "" {
+			notices = append(notices, fmt.Sprintf("signer %s: %s", name, notice))
+		}
+	}
+	if len(expired) > 0 {
+		return errors.New(strings.Join(expired, "; "))
+	}
+	if len(notices) > 0 {
+		return server.Notice(strings.Join(notices, "; "))
+	}
+	return nil
+}
+
+// firstOf is an error in a line that an Event has room for.
+func firstOf(err error) string {
+	var all config.Errors
+	if errors.As(err, &all) && len(all) > 1 {
+		return fmt.Sprintf("%.700s (and %d more, see the log)", all[0], len(all)-1)
+	}
+	return fmt.Sprintf("%.700s", err)
+}
+
+// signerCAs tells of the CAs that signers have for themselves, as caWatch does of the cluster's.
+type signerCAs struct {
+	files     *reload.Value[signerFile]
+	log       *slog.Logger
+	event     func(kind, reason, message string)
+	end, many *prometheus.GaugeVec
+	known     map[string]*caWatch
+}
+
+func (w *signerCAs) step(ctx context.Context) (next time.Time, err error) {
+	now := w.files.Get()
+	own := now.own()
+	for name := range w.known {
+		if own[name] == nil {
+			delete(w.known, name)
+			w.end.DeleteLabelValues(name)
+			w.many.DeleteLabelValues(name)
+		}
+	}
+	for name, ca := range own {
+		one := w.known[name]
+		if one == nil {
+			one = &caWatch{log: w.log.With("signer", name), end: w.end.WithLabelValues(name), many: w.many.WithLabelValues(name)}
+			one.event = func(kind, reason, message string) { w.event(kind, reason, "Signer "+name+": "+message) }
+			w.known[name] = one
+		}
+		if one.told != nil && slices.EqualFunc(one.told.Bundle(), ca.Bundle(), (*x509.Certificate).Equal) && one.told.Certificate().Equal(ca.Certificate()) {
+			ca = one.told // read anew, and the same
+		}
+		one.ca, one.lifetime = func() *signer.CA { return ca }, now.signers[name].Profile.Default
+		due, err := one.step(ctx)
+		if err != nil {
+			return time.Time{}, err
+		}
+		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
+			next = due
+		}
+	}
+	return next, nil
+}

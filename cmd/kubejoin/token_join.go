@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+)
+
+// checkJoinFormat refuses what no join command can be.
+func (o *tokenCreateOptions) checkJoinFormat() (err error) {
+	if o.certificateKey != "" {
+		if o.key, err = joinformat.ParseCertificateKey(o.certificateKey); err != nil {
+			return fmt.Errorf("--certificate-key: want 64 hexadecimal digits, not %d characters", len(o.certificateKey))
+		}
+	}
+	for _, flag := range []string{"format", "certificate-key"} {
+		if o.given(flag) && !o.printJoinCommand {
+			return fmt.Errorf("--%s: is about the join command: give --print-join-command, too", flag)
+		}
+	}
+	if !slices.Contains(server.JoinFormats(), o.joinFormat) {
+		return fmt.Errorf("--format: %q given, want one of %s", o.joinFormat, strings.Join(server.JoinFormats(), ", "))
+	}
+	if o.joinFormat == api.FormatKubeconfig && !o.key.IsZero() {
+		return errors.New("--certificate-key: has no place in a kubeconfig; kubeadm join has a flag of this name to be used with it")
+	}
+	return nil
+}
+
+// printJoin prints how to join with a token that was made.
+func (o *tokenCreateOptions) printJoin(ctx context.Context, w io.Writer, r *remote, made api.Token) error {
+	var kubeconfig []byte
+	var err error
+	if o.joinFormat != api.FormatText {
+		kubeconfig, err = r.clusterInfo(ctx)
+	}
+	text := []byte(made.Token.Reveal() + "\n")
+	if err == nil {
+		var join []byte
+		if join, err = o.join(made, kubeconfig); err == nil {
+			text = join
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("token %s was made, and cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err)
+	}
+	_, printErr := w.Write(text)
+	return errors.Join(err, printErr)
+}
+
+// join is how to join with a token, in the format that is asked for. It is made here and not by the
+// server, whom the key of the control plane does not concern. All formats but text are made of the
+// kubeconfig in cluster-info.
+func (o *tokenCreateOptions) join(made api.Token, kubeconfig []byte) ([]byte, error) {
+	if o.joinFormat == api.FormatText {
+		line := made.JoinCommand.Reveal()
+		if !o.key.IsZero() {
+			line += " --control-plane --certificate-key " + o.key.Reveal()
+		}
+		return []byte(line + "\n"), nil
+	}
+	command, err := clusterinfo.ParseJoinCommand(made.JoinCommand.Reveal())
+	if err != nil {
+		return nil, err
+	}
+	apiServer, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("cluster-info: %w", err)
+	}
+	return server.WriteJoin(o.joinFormat, joinformat.Join{
+		Endpoint: command.Endpoint, Token: command.Token, Server: apiServer, CAs: cas, CertificateKey: o.key,
+	}, made.Expires)
+}

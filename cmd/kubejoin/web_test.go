@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+// A webServer answers the API in some way, and commands that are told where.
+type webServer struct {
+	store *boltstore.Store
+	url   string
+	dir   string // has the CA and the bearer token
+}
+
+// newWebServer answers as around has it, which gets the API's own handler.
+func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServer {
+	t.Helper()
+	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const bearer = "bearer-0123456789abcdef"
+	operators, err := server.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewTLSServer(around(server.Server{
+		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Authenticate: operators.Authenticate, Authorize: server.AllowGroup("kubejoin:admins"),
+	}.Handler()))
+	t.Cleanup(web.Close)
+	dir := t.TempDir()
+	for file, content := range map[string][]byte{
+		"ca": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), "bearer": []byte(bearer),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, file), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &webServer{store, web.URL, dir}
+}
+
+// run is a command that asks the server, below a path.
+func (w *webServer) run(t *testing.T, path string, args ...string) (stdout string, err error) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	err = run(t.Context(), append(args, "--url", w.url+path, "--ca-file", filepath.Join(w.dir, "ca"), "--bearer-file", filepath.Join(w.dir, "bearer")), &out, &errs)
+	return out.String(), err
+}
