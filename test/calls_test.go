@@ -32,6 +32,13 @@ func newCallLog(t *testing.T) auditLog {
 	if err := os.WriteFile(a.policy, []byte(policy), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		content, err := os.ReadFile(a.file)
+		if err != nil {
+			t.Error(err)
+		}
+		noForms(t, "the URLs that kube-apiserver saw", string(content))
+	})
 	return a
 }
 

@@ -168,7 +168,7 @@ func TestStandaloneChurn(t *testing.T) {
 	t.Parallel()
 	const tokensARound = 500
 	dataDir := filepath.Join(t.TempDir(), "data")
-	p := standalone(t, dataDir)
+	p := standalone(t, dataDir, "--user-qps=0") // one user makes them all
 	bearer := p.bearer(t)
 	var size []int64
 	p.flat(t, 3, 5, func(int) {

@@ -20,7 +20,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/faults"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -114,8 +113,8 @@ func newWorkshop(t *testing.T) *workshop {
 		t.Fatal(err)
 	}
 	authority := &signer.Authority{
-		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client}, Signers: signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour),
-		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log},
+		Facts: &csr.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
+		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log}, Record: &inProcess,
 	}
 	requests := csr.NewInformer(client)
 

@@ -65,6 +65,23 @@ func TestTokenForOneNode(t *testing.T) {
 	}
 	checkKubeletCertificate(t, s, leafOf(t, first), first.Name, 36*time.Hour)
 	checkKubeletCertificate(t, s, s.issued(t, "renewal"), first.Name, 36*time.Hour)
+
+	// Its Node is deleted, it makes another one with its certificate, and renews no longer than
+	// before.
+	s.kubectl(t, "delete", "node", first.Name)
+	wait(t, "release of the claim", func() error {
+		if claims := s.cli(t, "claim", "list", "-o", "name"); strings.Contains(claims, first.Name) {
+			return fmt.Errorf("claims %q", claims)
+		}
+		return nil
+	})
+	if _, err := s.itself(t, first).CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: first.Name}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := request(ctx, s.itself(t, first), "renewal-2", certificates.KubeAPIServerClientKubeletSignerName, first.Name); err != nil {
+		t.Fatal(err)
+	}
+	checkKubeletCertificate(t, s, s.issued(t, "renewal-2"), first.Name, 36*time.Hour)
 }
 
 // A kubelet that is killed before it has its certificate begins anew with another key, and the

@@ -40,7 +40,7 @@ var plain = sync.OnceValues(func() (string, error) {
 })
 
 // loaded starts it standalone, with so many tokens.
-func loaded(t *testing.T, n int) *program {
+func loaded(t *testing.T, n int, flags ...string) *program {
 	t.Helper()
 	file, err := plain()
 	if err != nil {
@@ -50,7 +50,7 @@ func loaded(t *testing.T, n int) *program {
 	if n > 0 {
 		fill(t, dataDir, n)
 	}
-	p := startBinary(t, file, t.TempDir(), filepath.Join(dataDir, "curlrc"), "--data-dir="+dataDir, "-v=0")
+	p := startBinary(t, file, t.TempDir(), filepath.Join(dataDir, "curlrc"), append(flags, "--data-dir="+dataDir, "-v=0")...)
 	p.ready(t, filepath.Join(dataDir, "ca.crt"))
 	return p
 }
@@ -298,26 +298,31 @@ func TestUnauthenticatedBodies(t *testing.T) {
 }
 
 // TestFloodOfDiscovery asks for cluster-info as fast as it goes, for a few seconds: join
-// commands are answered meanwhile.
+// commands are answered meanwhile. They have room of their own, also where clients have no rate.
 func TestFloodOfDiscovery(t *testing.T) {
 	for _, n := range []int{0, 12_000} {
-		t.Run(fmt.Sprintf("tokens=%d", n), func(t *testing.T) { floodOfDiscovery(t, n) })
+		t.Run(fmt.Sprintf("tokens=%d", n), func(t *testing.T) { floodOfDiscovery(t, n, 0, "--client-qps=0") })
 	}
+	// From one address there is a rate, which those who come from another do not notice.
+	t.Run("rate", func(t *testing.T) { floodOfDiscovery(t, 0, 100, "--client-qps=100", "--client-burst=500") })
 }
 
-func floodOfDiscovery(t *testing.T, n int) {
+func floodOfDiscovery(t *testing.T, n, rate int, flags ...string) {
 	const flooders, joins = 64, 200
-	p := loaded(t, n)
+	p := loaded(t, n, flags...)
 	bearer := p.bearer(t)
 	before := p.descriptors(t)
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
-	var answered, refused, failed atomic.Int64
+	var answered, refused, tooMany, failed atomic.Int64
 	var flood sync.WaitGroup
 	began := time.Now()
 	for range flooders {
 		flood.Go(func() {
-			client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots}}}
+			client := &http.Client{Transport: &http.Transport{
+				DialContext:     (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext,
+				TLSClientConfig: &tls.Config{RootCAs: p.roots},
+			}}
 			defer client.CloseIdleConnections()
 			for ctx.Err() == nil {
 				r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.address+infoPath, nil)
@@ -340,6 +345,8 @@ func floodOfDiscovery(t *testing.T, n int) {
 					answered.Add(1)
 				case http.StatusServiceUnavailable:
 					refused.Add(1)
+				case http.StatusTooManyRequests:
+					tooMany.Add(1)
 				default:
 					t.Errorf("discovery: %s", response.Status)
 				}
@@ -370,12 +377,15 @@ func floodOfDiscovery(t *testing.T, n int) {
 	if n := failed.Load(); n > 0 {
 		t.Errorf("%d requests of the flood failed on the way", n)
 	}
+	if most := 500 + float64(rate)*time.Since(began).Seconds(); rate > 0 && (tooMany.Load() == 0 || float64(answered.Load()) > most) || rate == 0 && tooMany.Load() > 0 {
+		t.Errorf("%d of the flood are answered and %d are too many, with a rate of %d", answered.Load(), tooMany.Load(), rate)
+	}
 	if len(times) != joins {
 		t.Fatalf("%d of %d join commands", len(times), joins)
 	}
 	slices.Sort(times)
-	t.Logf("%d join commands beside %.0f answers of discovery a second (%d refused): p50 %s, p99 %s; %.0f MiB resident", joins,
-		float64(answered.Load())/lasted.Seconds(), refused.Load(), times[joins/2].Round(time.Millisecond/10), times[joins*99/100].Round(time.Millisecond/10), p.resident(t))
+	t.Logf("%d join commands beside %.0f answers of discovery a second (%d refused, %d too many): p50 %s, p99 %s; %.0f MiB resident", joins,
+		float64(answered.Load())/lasted.Seconds(), refused.Load(), tooMany.Load(), times[joins/2].Round(time.Millisecond/10), times[joins*99/100].Round(time.Millisecond/10), p.resident(t))
 	p.backTo(t, before)
 }
 
@@ -404,4 +414,53 @@ func TestAbandonedConnections(t *testing.T) {
 	if _, err := p.mint(t.Context(), p.bearer(t)); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestFloodOfConnections opens and leaves connections from one address as fast as it goes: most are
+// closed before TLS, those from elsewhere are answered, and nothing is left.
+func TestFloodOfConnections(t *testing.T) {
+	const joins = 100
+	p := loaded(t, 0, "--client-qps=50", "--client-burst=200")
+	bearer := p.bearer(t)
+	before, memory := p.descriptors(t), p.resident(t)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	var shaken, refused atomic.Int64
+	var flood sync.WaitGroup
+	began := time.Now()
+	for range 32 {
+		flood.Go(func() {
+			d := tls.Dialer{
+				NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}},
+				Config:    &tls.Config{InsecureSkipVerify: true}, // a flood does not look
+			}
+			for ctx.Err() == nil {
+				c, err := d.DialContext(ctx, "tcp", p.address)
+				if err != nil {
+					refused.Add(1)
+					continue
+				}
+				shaken.Add(1)
+				_ = c.(*tls.Conn).NetConn().Close()
+			}
+		})
+	}
+	for range joins {
+		if _, err := p.mint(ctx, bearer); err != nil {
+			t.Fatalf("join command: %v", err)
+		}
+	}
+	for refused.Load() == 0 { // until there have been more than are allowed at once
+		if status, _, err := p.get(ctx, infoPath, ""); err != nil || status != 200 && status != 429 {
+			t.Fatalf("discovery: %d %v", status, err)
+		}
+	}
+	stop()
+	flood.Wait()
+	lasted := time.Since(began)
+	if most := 200 + 50*lasted.Seconds() + 10; float64(shaken.Load()) > most || refused.Load() == 0 {
+		t.Errorf("%d handshakes in %s and %d connections refused, want %.0f handshakes at most", shaken.Load(), lasted, refused.Load(), most)
+	}
+	p.backTo(t, before)
+	t.Logf("%d join commands beside %d handshakes and %d refused connections in %s; %.0f MiB resident, %.0f before", joins, shaken.Load(), refused.Load(), lasted.Round(time.Millisecond), p.resident(t), memory)
 }

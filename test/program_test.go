@@ -7,8 +7,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -18,11 +20,12 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/certlint"
+	"github.com/kubejoin/kubejoin/internal/openapicheck"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"k8s.io/klog/v2"
@@ -30,6 +33,12 @@ import (
 
 // binary is the kubejoin under test, built by TestMain.
 var binary string
+
+// records are the issuance records of all processes that are started.
+var records certlint.Records
+
+// inProcess has what authorities of the tests themselves have issued.
+var inProcess certlint.Log
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -41,7 +50,7 @@ func run(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	binary = filepath.Join(dir, "kubejoin")
-	args := []string{"build", "-o", binary}
+	args := []string{"build", "-tags", "apicheck", "-o", binary}
 	if race {
 		args = append(args, "-race")
 	}
@@ -52,7 +61,37 @@ func run(m *testing.M) int {
 		return 1
 	}
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // what client-go tells of faults that tests make
-	return m.Run()
+	records = certlint.Records(dir)
+	answers := filepath.Join(dir, "answers")
+	if err := os.Setenv(openapicheck.Environment, answers); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if err := errors.Join(lintIssued(), lookedAt.report(), checkAnswers(answers)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// lintIssued holds every certificate that kubejoin has issued in all the tests against zlint and
+// openssl.
+func lintIssued() error {
+	issued, findings, err := records.Check(context.Background())
+	if err != nil {
+		return fmt.Errorf("certificates that were issued: %w", err)
+	}
+	here, found := inProcess.Findings()
+	findings = append(findings, found...)
+	fmt.Printf("%d certificates are issued by processes of kubejoin and %d by the tests' own, and zlint and openssl have %d findings\n", issued, here, len(findings))
+	if len(findings) > 0 {
+		return errors.New(certlint.Summary(findings))
+	}
+	if issued == 0 && flag.Lookup("test.run").Value.String() == "" {
+		return errors.New("no certificate is issued in all the tests: this check could not fail")
+	}
+	return nil
 }
 
 // A program is a running 'kubejoin serve'.
@@ -63,32 +102,6 @@ type program struct {
 	roots   *x509.CertPool
 	http    *http.Client
 	secrets *secrets
-}
-
-// secrets is everything that must not be seen in what kubejoin says of itself.
-type secrets struct {
-	sync.Mutex
-	list map[string]string // by what it is
-}
-
-func (s *secrets) add(what, secret string) {
-	s.Lock()
-	defer s.Unlock()
-	s.list[what] = secret
-}
-
-func (s *secrets) absent(t *testing.T, where, text string) {
-	t.Helper()
-	s.Lock()
-	defer s.Unlock()
-	if len(s.list) == 0 {
-		t.Errorf("no secret is known that could be in %s: this check could not fail", where)
-	}
-	for what, secret := range s.list {
-		if strings.Contains(text, secret) {
-			t.Errorf("%s holds the secret of %s", where, what)
-		}
-	}
 }
 
 // serve starts kubejoin with the flags given and waits until it is ready. dir has its log.
@@ -129,12 +142,16 @@ func startBinary(t *testing.T, binary, dir, curlrc string, flags ...string) *pro
 func launch(t *testing.T, dir, address, curlrc string, cmd *exec.Cmd) *program {
 	t.Helper()
 	p := &program{address: address, curlrc: curlrc, secrets: &secrets{list: map[string]string{}}}
+	keepCA := record(cmd)
 	var err error
 	if p.Process, err = cluster.StartProcess("kubejoin", filepath.Join(dir, "kubejoin-"+rand.Text()[:6]+".log"), cmd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		p.Stop(20 * time.Second)
+		if err := keepCA(); err != nil {
+			t.Error(err)
+		}
 		said := p.Log()
 		if t.Failed() {
 			t.Logf("kubejoin said:\n%s", said)
@@ -142,14 +159,60 @@ func launch(t *testing.T, dir, address, curlrc string, cmd *exec.Cmd) *program {
 		if strings.Contains(said, "WARNING: DATA RACE") || strings.Contains(said, "panic:") {
 			t.Error("kubejoin had a data race or a panic")
 		}
+		p.secrets.learn(t, curlrc, valueOf(cmd, "--data-dir"))
 		p.secrets.Lock()
 		known := len(p.secrets.list)
 		p.secrets.Unlock()
-		if known > 0 { // none of the programs that never came so far as to have one
-			p.secrets.absent(t, "the log", said)
+		if known == 0 { // of a program that never came so far as to have one
+			return
+		}
+		p.secrets.absent(t, "the log", said)
+		if file := valueOf(cmd, "--issuance-record"); file != "" {
+			lines, err := os.ReadFile(file)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) { // it is made at the start
+				t.Error(err)
+			}
+			p.secrets.absent(t, "the issuance record", string(lines))
 		}
 	})
 	return p
+}
+
+// valueOf is what a command has as the value of a flag; empty if it has not.
+func valueOf(cmd *exec.Cmd, flag string) string {
+	for _, arg := range cmd.Args {
+		if name, value, _ := strings.Cut(arg, "="); name == flag {
+			return value
+		}
+	}
+	return ""
+}
+
+// record has a command of 'kubejoin serve' keep an issuance record, if it does not do so already.
+// What is returned keeps its CA, now and when it is called.
+func record(cmd *exec.Cmd) (keepCA func() error) {
+	var ca []string
+	for _, arg := range cmd.Args {
+		name, value, _ := strings.Cut(arg, "=")
+		switch name {
+		case "--issuance-record":
+			return func() error { return nil }
+		case "--cluster-signing-cert-file":
+			ca = append(ca, value)
+		case "--signer-config": // and CAs of signers in folders beside it
+			own, err := filepath.Glob(filepath.Join(filepath.Dir(value), "*", "*.crt"))
+			if err != nil {
+				return func() error { return err }
+			}
+			ca = append(ca, own...)
+		case "--data-dir":
+			ca = append(ca, filepath.Join(value, "ca.pem"))
+		}
+	}
+	flag, keepCA := records.Flag(ca...)
+	cmd.Args = append(cmd.Args, flag)
+	_ = keepCA() // the second time tells what is wrong
+	return keepCA
 }
 
 // ready waits until kubejoin answers that it is.
@@ -295,7 +358,13 @@ func (p *program) kill(t *testing.T) {
 // wait calls check until it returns nil, for at most a minute.
 func wait(t *testing.T, what string, check func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	waitFor(t, time.Minute, what, check)
+}
+
+// waitFor is wait for at most as long as given.
+func waitFor(t *testing.T, most time.Duration, what string, check func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()

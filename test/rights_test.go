@@ -78,7 +78,7 @@ func (s *site) useAll(t *testing.T) (signers map[string]string) {
 		client  = certificates.KubeAPIServerClientSignerName
 	)
 	ctx, admin := t.Context(), s.Client()
-	signers = map[string]string{"worker-1": kubelet, "serving": serving, "client": client, "second": kubelet, "stranger": kubelet}
+	signers = map[string]string{"worker-1": kubelet, "serving": serving, "client": client, "second": kubelet, "stranger": kubelet, "evidence": serving}
 
 	s.ask(t, "over", client)
 	s.kubectl(t, "certificate", "approve", "over")
@@ -86,7 +86,7 @@ func (s *site) useAll(t *testing.T) (signers map[string]string) {
 	ca, key := filepath.Join(s.dir, "ca.crt"), filepath.Join(s.dir, "ca.key")
 	replace(t, ca, readFile(t, s.CAFile()))
 	replace(t, key, readFile(t, s.CAKeyFile()))
-	s.start(t, "--cluster-signing-cert-file="+ca, "--cluster-signing-key-file="+key)
+	s.start(t, "--cluster-signing-cert-file="+ca, "--cluster-signing-key-file="+key, "--serving-allowed-dns-suffix=node.example.com")
 	wait(t, "deletion of the expired request", func() error {
 		if out := s.kubectl(t, "get", "csr", "over", "--ignore-not-found", "-o", "name"); out != "" {
 			return errNotYet
@@ -133,6 +133,19 @@ func (s *site) useAll(t *testing.T) (signers map[string]string) {
 		}
 		return nil
 	})
+	// Another has its serving certificate approved.
+	served, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "evidence"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "evidence"}}
+	if _, err := admin.CoreV1().Nodes().UpdateStatus(ctx, served, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := request(ctx, s.as(t, "system:node:evidence", "system:nodes"), "evidence", serving, "evidence"); err != nil {
+		t.Fatal(err)
+	}
+	s.issued(t, "evidence")
 	for _, name := range []string{"serving", "client"} {
 		s.ask(t, name, signers[name])
 		s.kubectl(t, "certificate", "approve", name)
@@ -140,6 +153,10 @@ func (s *site) useAll(t *testing.T) (signers map[string]string) {
 	}
 	if status, body, err := s.get(ctx, "/v1/explain/worker-1", s.bearer(t)); err != nil || status != 200 {
 		t.Errorf("explain: %d %s %v", status, body, err)
+	}
+	// Somebody comes with a bearer token that only the API server could know.
+	if status, body, err := s.get(ctx, "/v1/token", "nobody-knows-this-one"); err != nil || status != 401 {
+		t.Errorf("with a token of nobody's: %d %s %v", status, body, err)
 	}
 	replace(t, ca, []byte("no certificate"))
 	wait(t, "Event of the CA", func() error {

@@ -11,11 +11,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/cache"
 )
 
 // A site is a real cluster with kubejoin on it, under the identity and with nothing but the
@@ -100,7 +95,8 @@ func (s *site) start(t *testing.T, more ...string) {
 			p.secrets.absent(t, "the log", p.Log())
 		}
 		// Not the test's context, which has ended.
-		events, err := s.Kubectl(context.Background(), "get", "events", "-A", "-o", "yaml")
+		// Names of Events, such as static.18a1c7d20f6e3b5a, have the form of a token and are none.
+		events, err := s.Kubectl(context.Background(), "get", "events", "-A", "-o", `jsonpath={range .items[*]}{.involvedObject} {.reason} {.message} {.metadata.annotations} {.source}{"\n"}{end}`)
 		if err != nil {
 			t.Error(err)
 		}
@@ -111,26 +107,6 @@ func (s *site) start(t *testing.T, more ...string) {
 		}
 		p.secrets.absent(t, "a CertificateSigningRequest", requests)
 	})
-}
-
-// follow learns the secret of each bootstrap token that is ever in the cluster.
-func (s *secrets) follow(t *testing.T, c *cluster.Cluster) {
-	t.Helper()
-	factory := informers.NewSharedInformerFactoryWithOptions(c.Client(), 0, informers.WithNamespace(metav1.NamespaceSystem),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector("type", string(corev1.SecretTypeBootstrapToken)).String()
-		}))
-	informer := factory.Core().V1().Secrets().Informer()
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
-		secret := o.(*corev1.Secret)
-		if value := string(secret.Data["token-secret"]); value != "" {
-			s.add(secret.Name, value)
-		}
-	}}); err != nil {
-		t.Fatal(err)
-	}
-	factory.Start(t.Context().Done())
-	t.Cleanup(factory.Shutdown)
 }
 
 // kubectl is Kubectl that must succeed.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -37,7 +38,9 @@ type sizes struct {
 	calls   int // of print-join-command, one after the other
 	clients int // that ask for join commands at the same time
 	small   bool
-	stock   int // CSRs of each burst with kube-controller-manager's own limits
+	stock   int           // CSRs of each burst with kube-controller-manager's own limits
+	signFor time.Duration // each server of certificates over HTTPS
+	askFor  time.Duration // each route of the HTTPS API
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -46,7 +49,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	rounds := flags.Int("rounds", 3, "how often each is measured; the table has the medians")
 	csrs := flags.Int("csrs", 2000, "certificate requests of a burst")
 	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
-	only := flags.String("only", "", "subjects to measure: csr, tokens, join, start, size, go; empty is all")
+	only := flags.String("only", "", "subjects to measure: csr, tokens, join, start, size, certificate, api, go; empty is all")
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
 	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
@@ -57,9 +60,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	s := sizes{rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, stock: 300}
+	s := sizes{rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, stock: 300, signFor: 4 * time.Second, askFor: 30 * time.Second}
 	if *quick {
-		s = sizes{rounds: 1, csrs: 200, calls: 5, clients: 32, stock: 50, small: true}
+		s = sizes{rounds: 1, csrs: 200, calls: 5, clients: 32, stock: 50, small: true, signFor: time.Second, askFor: 2 * time.Second}
 		*list = "1,200"
 	}
 	for text := range strings.SplitSeq(*list, ",") {
@@ -124,7 +127,17 @@ func (b *bench) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if b.only == "go" {
+	if b.wants("certificate") && b.profiles == "" {
+		if err := b.signCertificates(ctx); err != nil {
+			return err
+		}
+	}
+	if b.wants("api") && b.profiles == "" {
+		if err := b.measureAPI(ctx); err != nil {
+			return err
+		}
+	}
+	if !slices.ContainsFunc([]string{"csr", "tokens", "join", "start", "size"}, b.wants) {
 		return nil
 	}
 	c, err := cluster.Start(ctx, cluster.Options{Progress: b.progress})

@@ -72,18 +72,21 @@ func startedAt(pid int) (time.Time, error) {
 }
 
 // resident is the memory that a process has, in bytes.
-func resident(pid int) (float64, error) {
+func resident(pid int) (float64, error) { return memoryOf(pid, "VmRSS") }
+
+// memoryOf is a line of /proc/PID/status (proc_pid_status(5)), in bytes.
+func memoryOf(pid int, name string) (float64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(data)) {
-		if value, found := strings.CutPrefix(line, "VmRSS:"); found {
+		if value, found := strings.CutPrefix(line, name+":"); found {
 			n, err := strconv.ParseFloat(strings.Fields(value)[0], 64)
 			return n * 1024, err
 		}
 	}
-	return 0, fmt.Errorf("no VmRSS of process %d", pid)
+	return 0, fmt.Errorf("no %s of process %d", name, pid)
 }
 
 // controlPlaneCPU is what kube-apiserver and etcd have used together.

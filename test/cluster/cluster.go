@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -42,6 +41,12 @@ type Options struct {
 	// ServerTLSBootstrap lets kubelets ask for serving certificates, which is not kubeadm's
 	// default.
 	ServerTLSBootstrap bool
+	// KubeletAddress is where kubelets listen; empty is 127.0.0.1, where kube-apiserver does not
+	// look for them: it goes to the address that a Node reports.
+	KubeletAddress string
+	// TrustedHosts has machines trust the cluster CA for whatever they ask over HTTPS, as one does
+	// whose operator has put it into /etc/ssl.
+	TrustedHosts bool
 	// APIServerFlags come after the flags that kube-apiserver gets in any case.
 	APIServerFlags []string
 	// KeyAlgorithm is that of all keys, as in kubeadm's encryptionAlgorithm; empty is
@@ -227,19 +232,4 @@ func (c *Cluster) Logs() string {
 		}
 	}
 	return out.String()
-}
-
-// FreePort finds a port that nobody listens on. It is below the range from which Linux takes
-// the ports of outgoing connections (32768 and up): from that range a client that tries again
-// and again while the server is stopped would take the port away, or connect to itself.
-func FreePort() (int, error) {
-	var err error
-	for range 50 {
-		port := 20000 + rand.N(12000)
-		var l net.Listener
-		if l, err = net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(port))); err == nil {
-			return port, l.Close()
-		}
-	}
-	return 0, fmt.Errorf("no free port from 20000 to 31999 in 50 tries: %w", err)
 }

@@ -65,7 +65,7 @@ func (c *Cluster) StartNode(name string, args []string) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := writeKubeletPatch(dir); err != nil {
+	if err := c.writeKubeletPatch(dir); err != nil {
 		return nil, err
 	}
 	return c.startNode(name, dir, "1", append([]string{"join"}, append(slices.Clone(args), "--node-name", name)...))
@@ -82,20 +82,25 @@ func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string) (*Node, error) 
 	if err != nil {
 		return nil, err
 	}
-	settings, err := kubeletSettings()
-	if err != nil {
-		return nil, err
-	}
-	config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nrotateCertificates: true\n" + settings
 	if err := errors.Join(
 		os.WriteFile(filepath.Join(dir, "bootstrap.conf"), bootstrap, 0o600),
-		os.WriteFile(filepath.Join(dir, "kubelet.yaml"), []byte(config), 0o600),
+		c.writeKubeletConfig(dir),
 	); err != nil {
 		return nil, err
 	}
 	return c.startNode(name, dir, "alone", []string{
 		"--hostname-override=" + name, "--container-runtime-endpoint=unix://" + filepath.Join(dir, "cri.sock"),
 	})
+}
+
+// writeKubeletConfig is for a kubelet that no kubeadm configures.
+func (c *Cluster) writeKubeletConfig(dir string) error {
+	settings, err := c.kubeletSettings()
+	if err != nil {
+		return err
+	}
+	config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nrotateCertificates: true\n" + settings
+	return os.WriteFile(filepath.Join(dir, "kubelet.yaml"), []byte(config), 0o600)
 }
 
 func (c *Cluster) nodeDir(name string) (string, error) {
@@ -112,6 +117,9 @@ func (c *Cluster) startNode(name, dir, kubelet string, args []string) (*Node, er
 		return nil, err
 	}
 	cmd.Env = append(os.Environ(), "KUBEJOIN_KUBELET="+kubelet)
+	if c.options.TrustedHosts {
+		cmd.Env = append(cmd.Env, "SSL_CERT_FILE="+c.CAFile(), "SSL_CERT_DIR=/nonexistent")
+	}
 	machine, err := StartProcess("node "+name, filepath.Join(dir, "machine.log"), cmd)
 	if err != nil {
 		return nil, err
@@ -138,8 +146,8 @@ func machineCommand(bin, dir string, args []string) (*exec.Cmd, error) {
 // writeKubeletPatch lets the kubelet run on a machine that has other kubelets, and is not to be
 // changed. kubeadm applies it to what it reads from the cluster, as it does for anybody who
 // gives --patches.
-func writeKubeletPatch(dir string) error {
-	patch, err := kubeletSettings()
+func (c *Cluster) writeKubeletPatch(dir string) error {
+	patch, err := c.kubeletSettings()
 	if err != nil {
 		return err
 	}
@@ -149,7 +157,11 @@ func writeKubeletPatch(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "patches", "kubeletconfiguration+merge.yaml"), []byte(patch), 0o600)
 }
 
-func kubeletSettings() (string, error) {
+func (c *Cluster) kubeletSettings() (string, error) {
+	address := c.options.KubeletAddress
+	if address == "" {
+		address = "127.0.0.1"
+	}
 	port, err := FreePort()
 	if err != nil {
 		return "", err
@@ -158,7 +170,7 @@ func kubeletSettings() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf(`address: 127.0.0.1
+	return fmt.Sprintf(`address: %s
 port: %d
 healthzBindAddress: 127.0.0.1
 healthzPort: %d
@@ -169,7 +181,7 @@ failSwapOn: false
 failCgroupV1: false
 makeIPTablesUtilChains: false
 localStorageCapacityIsolation: false
-`, port, healthz), nil
+`, address, port, healthz), nil
 }
 
 // WaitJoined waits until kubeadm has ended, and says why it has failed.
@@ -241,7 +253,17 @@ func (n *Node) ReadFile(path string) ([]byte, error) {
 // ClientCertificate is the certificate that the kubelet has now, and what came after it in the
 // file.
 func (n *Node) ClientCertificate() ([]*x509.Certificate, error) {
-	data, err := n.ReadFile("/var/lib/kubelet/pki/kubelet-client-current.pem")
+	return n.certificates("kubelet-client-current.pem")
+}
+
+// ServingCertificate is as ClientCertificate the one that the kubelet serves with, where it asks
+// for one.
+func (n *Node) ServingCertificate() ([]*x509.Certificate, error) {
+	return n.certificates("kubelet-server-current.pem")
+}
+
+func (n *Node) certificates(file string) ([]*x509.Certificate, error) {
+	data, err := n.ReadFile("/var/lib/kubelet/pki/" + file)
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +279,7 @@ func (n *Node) ClientCertificate() ([]*x509.Certificate, error) {
 		certs = append(certs, cert)
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("kubelet-client-current.pem has no certificate")
+		return nil, fmt.Errorf("%s has no certificate", file)
 	}
 	return certs, nil
 }

@@ -1,7 +1,7 @@
 # A machine of its own: PID 1 of new mount and PID namespaces, so that what kubeadm and the
 # kubelet write is gone with it, and nothing that runs in it stays. It gets the folder of the
 # programs, a folder for sockets and logs, and kubeadm's arguments, or the kubelet's if it is to be
-# alone.
+# alone, or a command if it is to boot with that.
 set -eu
 bin=$1 dir=$2
 shift 2
@@ -37,6 +37,11 @@ if [ "$KUBEJOIN_KUBELET" = alone ]; then
 	echo "KUBELET_KUBEADM_ARGS=\"$*\"" >/var/lib/kubelet/kubeadm-flags.env
 fi
 
+if [ "$KUBEJOIN_KUBELET" = boot ] && [ -e "$dir/kubelet.yaml" ]; then
+	cp "$dir/kubelet.yaml" /var/lib/kubelet/config.yaml
+	cp "$dir/kubelet.flags" /var/lib/kubelet/kubeadm-flags.env
+fi
+
 # What systemd does with kubeadm's unit: the kubelet runs once its flags are there, and again
 # whenever it ends, unless it is switched off.
 (
@@ -57,8 +62,12 @@ if [ "$KUBEJOIN_KUBELET" = alone ]; then
 fi
 
 code=0
-kubeadm "$@" --cri-socket "unix://$dir/cri.sock" --patches "$dir/patches" \
-	--ignore-preflight-errors=all >"$dir/kubeadm.log" 2>&1 || code=$?
+if [ "$KUBEJOIN_KUBELET" = boot ]; then
+	env PATH="$dir/bin:$PATH" "$@" >"$dir/kubeadm.log" 2>&1 </dev/null || code=$?
+else
+	kubeadm "$@" --cri-socket "unix://$dir/cri.sock" --patches "$dir/patches" \
+		--ignore-preflight-errors=all >"$dir/kubeadm.log" 2>&1 || code=$?
+fi
 echo $code >"$dir/kubeadm.exit.new"
 mv "$dir/kubeadm.exit.new" "$dir/kubeadm.exit"
 wait # the machine stays on, whether it has joined or not

@@ -43,6 +43,7 @@ func TestImporter(t *testing.T) {
 			t.Run("versions", func(t *testing.T) { b.testVersions(t, minor.version) })
 			t.Run("light imports", b.testLightImports)
 			t.Run("mint, serve, discover", b.testMintServeDiscover)
+			t.Run("mount a server", b.testMountServer)
 			t.Run("sign a CSR", b.testSignCSR)
 			t.Run("bootstrap signer", func(t *testing.T) { b.testBootstrapSigner(t, control) })
 			t.Run("mint on a cluster, embed controllers", func(t *testing.T) { b.testEmbedControllers(t, control) })
@@ -77,7 +78,7 @@ func (b build) testVersions(t *testing.T, want string) {
 		t.Errorf("%s requires %s %s, want %s*", b.modfile, clientGo, module.Version, want)
 	}
 	for program, linksClient := range map[string]bool{
-		"mint-token": false, "remote-token": false, "sign-csr": false, "embed-server": false,
+		"mint-token": false, "remote-token": false, "sign-csr": false, "embed-server": false, "mount-server": false,
 		"bootstrap-signer": true, "mint-on-cluster": true, "embed-controllers": true,
 	} {
 		versions := linked(t, b.program(program))

@@ -1,0 +1,87 @@
+package test
+
+import (
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// Every cell of the table for a standalone kubejoin.
+func TestAccessStandalone(t *testing.T) {
+	t.Parallel()
+	dataDir, dir := filepath.Join(t.TempDir(), "data"), t.TempDir()
+	operators := filepath.Join(dir, "operators.csv")
+	admin, other := rand.Text(), rand.Text()
+	curlrc := filepath.Join(dir, "curlrc")
+	for file, content := range map[string]string{
+		operators: admin + `,ada,1,"kubejoin:admins"` + "\n" + other + ",vic,2,dev\n",
+		curlrc:    fmt.Sprintf("cacert = %q\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", filepath.Join(dataDir, "ca.crt"), admin),
+	} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := serve(t, dir, filepath.Join(dataDir, "ca.crt"), curlrc, "--data-dir="+dataDir, "--token-auth-file="+operators, "--client-qps=0")
+	ca, err := signer.LoadCA(filepath.Join(dataDir, "ca.pem"), filepath.Join(dataDir, "ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, free := p.join(t, "")
+	s := &site{program: p}
+	callers := map[string][]caller{
+		"nobody":          {{}},
+		"bootstrap token": {{bearer: free.Reveal()}},
+		"node":            {{certificate: clientCertificate(t, ca, "system:node:walker", "system:nodes")}, {certificate: clientCertificate(t, ca, "system:node:walker", "system:nodes", "kubejoin:admins")}},
+		"user":            {{certificate: clientCertificate(t, ca, "jane", "kubejoin:admins")}, {certificate: clientCertificate(t, ca, "ada", "dev")}},
+		"other CA":        {{certificate: clientCertificate(t, otherCA(t), "jane", "kubejoin:admins")}},
+		"admin":           {{bearer: admin}},
+		"other":           {{bearer: other}},
+		"bad bearer":      {{bearer: "garbage-that-nobody-has-given-out"}, {bearer: tokens.Generate().Reveal()}},
+	}
+	node := 0
+	w := walk{p: p, callers: callers}
+	w.send = func(t *testing.T, route, column string, letThrough bool) (path, contentType, body string, status int) {
+		t.Helper()
+		_, path, _ = strings.Cut(route, " ")
+		switch {
+		case route == "POST /v1/token":
+			return path, "", "", 201
+		case strings.HasPrefix(path, "/v1/token/ID"):
+			id := free.ID()
+			if route == "DELETE /v1/token/ID" && letThrough {
+				_, spare := p.join(t, "")
+				id = spare.ID()
+			}
+			return strings.Replace(path, "ID", id, 1), "", "", 200
+		case route == "DELETE /v1/claim/NODE":
+			if letThrough {
+				node++
+				_, limited := p.join(t, "?maxNodes=1")
+				if _, err := s.machine(t, limited.Reveal(), fmt.Sprintf("claimed-%d", node)).asks(t, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return fmt.Sprintf("/v1/claim/claimed-%d", node), "", "", 200
+		case path == "/v1/issued/SERIAL":
+			return "/v1/issued/1", "", "", 404
+		case path == "/v1/explain":
+			return path, "application/json", `{"csr":"walk"}`, 404
+		case path == "/v1/explain/NODE":
+			return "/v1/explain/worker-1", "", "", 404
+		case path == "/v1/certificate":
+			query, request := certificateFor(t, column)
+			return path + query, "application/pkcs10", request, 200
+		case strings.HasSuffix(path, "/tokenreviews"):
+			return path, "application/json", `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"x"}}`, 200
+		}
+		return path, "", "", 200
+	}
+	w.all(t, readTable(t, "bad bearer"), func(string) bool { return true })
+	p.checkSecrets(t)
+}

@@ -1,0 +1,1 @@
+../../../examples/mount-server/memory_test.go
