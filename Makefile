@@ -38,13 +38,15 @@ check: ## vet, format and static analysis
 	$(GO) vet ./...
 	$(GO) mod tidy -diff
 	cd test/kube && $(GO) mod tidy -diff
+	cd test/cfssl && $(GO) mod tidy -diff
+	cd test/ignition && $(GO) mod tidy -diff && $(GO) vet ./...
 	cd test/importer && $(GO) mod tidy -diff && $(GO) mod tidy -diff -modfile=go.newest.mod
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
 
 # make bench QUICK=1 sees whether it works; ROUNDS, CSRS and TOKENS are sizes, ONLY is one of the
-# subjects csr, tokens, join, size, go; INTO=docs/benchmarks.md puts the figures there, too.
+# subjects csr, tokens, join, size, certificate, api, go; INTO=docs/benchmarks.md puts the figures there, too.
 BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-csrs $(CSRS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(ONLY),-only $(ONLY)) $(if $(PROFILE),-profile $(PROFILE)) $(if $(INTO),-into $(INTO))
-bench: build ## measure kubejoin and kube-controller-manager side by side (about 30 minutes; the first time builds Kubernetes)
+bench: build ## measure kubejoin beside kube-controller-manager and cfssl (about 50 minutes; the first time builds Kubernetes)
 	@$(GO) build -o bin/bench ./test/bench
 	@bin/bench $(BENCH)
 
@@ -56,4 +58,4 @@ fuzz: ## run each fuzz target for FUZZTIME (1m)
 	  done; done
 
 clean: ## remove what was built (not kubejoin-data)
-	rm -rf bin test/kube/bin
+	rm -rf bin test/kube/bin test/cfssl/bin

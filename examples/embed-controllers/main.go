@@ -16,7 +16,6 @@ import (
 	"syscall"
 
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -65,9 +64,9 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 		return err
 	}
 	authority := &signer.Authority{
-		Rules: approval.Kubelet(), Facts: &csr.Facts{Client: client},
+		Facts:   &csr.Facts{Client: client},
 		Nodes:   &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log},
-		Signers: signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration),
+		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration)),
 	}
 	if err := authority.Check(); err != nil {
 		return err

@@ -28,7 +28,7 @@ func main() {
 	log.SetPrefix("embed-server: ")
 	listen := flag.String("listen", "127.0.0.1:9444", "`HOST:PORT` to serve on, and the one that join commands name")
 	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
-	store := flag.String("store", "tokens.db", "`file` that keeps the tokens")
+	store := flag.String("store", "kubejoin-data/tokens.db", "`file` that keeps the tokens")
 	ca := flag.String("ca", "kubejoin-data/ca.pem", "`file` of the cluster CA's certificate and key")
 	operators := flag.String("operators", "kubejoin-data/operators.csv", `file of token,user,uid,"groups": kubejoin:admins may ask for join commands`)
 	flag.Parse()

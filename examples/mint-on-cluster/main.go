@@ -50,6 +50,6 @@ func mint(ctx context.Context, cluster kubernetes.Interface, node string) (strin
 		return "", err
 	}
 	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: configmap.Open(ctx, cluster)})
-	line, err := kubejoin.PrintJoinCommand(ctx, api.TokenSpec{TTL: "2h", MaxNodes: 1, NodeNames: []string{node}})
+	line, err := kubejoin.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{TTL: "2h", MaxNodes: 1, NodeNames: []string{node}}})
 	return line.Reveal(), err
 }

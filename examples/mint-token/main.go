@@ -2,7 +2,7 @@
 // that joins it. What signs cluster-info has to use the same store, as embed-server does when it
 // is started next.
 //
-//	go run ./examples/mint-token -node worker-7 -store tokens.db -ca kubejoin-data/ca.crt -endpoint 127.0.0.1:9444
+//	go run ./examples/mint-token -node worker-7 -store kubejoin-data/tokens.db -ca kubejoin-data/ca.crt -endpoint 127.0.0.1:9444
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("mint-token: ")
-	file := flag.String("store", "tokens.db", "`file` that keeps the tokens")
+	file := flag.String("store", "kubejoin-data/tokens.db", "`file` that keeps the tokens")
 	ca := flag.String("ca", "kubejoin-data/ca.crt", "`file` of the cluster's CA certificates")
 	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
 	endpoint := flag.String("endpoint", "127.0.0.1:9444", "`HOST:PORT` that the machine asks for cluster-info")
@@ -50,9 +50,9 @@ func main() {
 // behind.
 func mint(ctx context.Context, store tokens.Store, info server.ClusterInfo, endpoint, node, ttl string) (string, error) {
 	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: info, Advertise: endpoint})
-	line, err := kubejoin.PrintJoinCommand(ctx, api.TokenSpec{
+	line, err := kubejoin.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{
 		TTL: ttl, MaxNodes: 1, NodeNames: []string{node}, Description: "minted by the example mint-token",
-	})
+	}})
 	return line.Reveal(), err
 }
 

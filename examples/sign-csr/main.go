@@ -55,7 +55,7 @@ func sign(ctx context.Context, certFile, keyFile string, request []byte, duratio
 	if err != nil {
 		return nil, err
 	}
-	authority := signer.Authority{Signers: signer.KubernetesSigners(signer.Fixed(ca), duration)}
+	authority := signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), duration))}
 	if err := authority.Check(); err != nil {
 		return nil, err
 	}

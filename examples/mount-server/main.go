@@ -1,0 +1,124 @@
+// Mount-server puts the HTTPS API of kubejoin into a server that has other things to do: behind the
+// server's own middleware, under a prefix beside its own paths, with its own store of tokens and
+// its own idea of who may do what. README.md has the commands to try it.
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+func main() {
+	log.SetPrefix("mount-server: ")
+	listen := flag.String("listen", "127.0.0.1:9445", "`HOST:PORT` to serve on, and the one that join commands name")
+	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
+	ca := flag.String("ca", "kubejoin-data/ca.crt", "`file` of the cluster's CA certificates")
+	cert := flag.String("cert", "kubejoin-data/mount-server.crt", "`file` of the serving certificate, which the cluster's CA has signed")
+	key := flag.String("key", "kubejoin-data/mount-server.key", "`file` of its key")
+	keys := flag.String("keys", "kubejoin-data/keys.txt", "`file` of the people: lines of KEY NAME ROLE")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *listen, *apiServer, *ca, *cert, *key, *keys); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, listen, apiServer, caFile, certFile, keyFile, keysFile string) error {
+	certificate, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		return err
+	}
+	people, err := readPeople(keysFile)
+	if err != nil {
+		return err
+	}
+	bundle, err := os.ReadFile(caFile)
+	if err != nil {
+		return err
+	}
+	cas, err := clusterinfo.ParseCAs(bundle)
+	if err != nil {
+		return fmt.Errorf("%s: %w", caFile, err)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, cas)
+	if err != nil {
+		return err
+	}
+	store := &memory{}
+	web := server.Server{
+		Tokens:       store,
+		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Authenticate: people.authenticate,
+		Authorize:    authorize,
+		Advertise:    listen,
+		Warnings:     advise,
+		Logger:       slog.Default(),
+	}.HTTPServer(&tls.Config{Certificates: []tls.Certificate{certificate}})
+	web.Addr, web.Handler = listen, timed(routes(web.Handler))
+
+	ended := make(chan error, 1)
+	context.AfterFunc(ctx, func() { ended <- web.Shutdown(context.Background()) })
+	if err := web.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return <-ended // when requests in flight are answered
+}
+
+// routes are the server's own, and kubejoin's beside them. What people ask for is under a prefix, so
+// that no path of the one is the other's: both have a /healthz. Discovery has to be where kubeadm
+// looks for it.
+func routes(kubejoin http.Handler) *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "racks, machines, and how they join") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "the racks are fine") })
+	mux.Handle("/join/", http.StripPrefix("/join", kubejoin))
+	mux.Handle("/api/v1/namespaces/kube-public/", kubejoin)
+	return mux
+}
+
+// advise is told whoever makes a token: nobody here knows of its limits but this server.
+func advise(_ context.Context, made tokens.Record) []string {
+	if made.Limits.IsZero() {
+		return nil
+	}
+	return []string{"the signer of this cluster does not know of limits"}
+}
+
+// timed is a middleware. Its ResponseWriter has Unwrap, by which kubejoin sets deadlines.
+func timed(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		seen := &status{ResponseWriter: w, code: http.StatusOK}
+		next.ServeHTTP(seen, r)
+		slog.Info("answered", "method", r.Method, "pattern", r.Pattern, "status", seen.code, "took", time.Since(began))
+	})
+}
+
+type status struct {
+	http.ResponseWriter
+	code int
+}
+
+func (s *status) WriteHeader(code int) {
+	s.code = code
+	s.ResponseWriter.WriteHeader(code)
+}
+
+func (s *status) Unwrap() http.ResponseWriter { return s.ResponseWriter }

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A memory is a tokens.Store that forgets: a store of one's own is these seven methods, and
+// passes tokens/storetest. Records are copied on the way in and on the way out.
+type memory struct {
+	hints tokens.Hints // who watches
+
+	mu    sync.Mutex
+	rows  map[string]tokens.Record // by ID
+	count int                      // what UIDs and versions are made of
+}
+
+var _ tokens.Store = (*memory)(nil)
+
+func (m *memory) Get(ctx context.Context, id string) (tokens.Record, error) {
+	if err := cmp.Or(ctx.Err(), tokens.CheckID(id)); err != nil {
+		return tokens.Record{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, found := m.rows[id]
+	if !found {
+		return r, fmt.Errorf("token %s: %w", id, tokens.ErrNotFound)
+	}
+	return clone(r), nil
+}
+
+func (m *memory) Find(ctx context.Context, id string) (tokens.Record, error) { return m.Get(ctx, id) }
+
+func (m *memory) List(ctx context.Context) ([]tokens.Record, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := make([]tokens.Record, 0, len(m.rows))
+	for _, id := range slices.Sorted(maps.Keys(m.rows)) {
+		list = append(list, clone(m.rows[id]))
+	}
+	return list, ctx.Err()
+}
+
+func (m *memory) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	if err := cmp.Or(ctx.Err(), r.Check()); err != nil {
+		return tokens.Record{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, found := m.rows[r.Token.ID()]; found {
+		return tokens.Record{}, fmt.Errorf("token %s: %w", r.Token.ID(), tokens.ErrExists)
+	}
+	r.Created = time.Now().UTC().Truncate(time.Second)
+	r.UID = "uid-" + m.next()
+	return m.put(r), nil
+}
+
+func (m *memory) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	for {
+		was, err := m.Get(ctx, id)
+		if err != nil {
+			return tokens.Record{}, err
+		}
+		now := clone(was)
+		if err := change(&now); err != nil { // with no lock: it may take its time
+			return tokens.Record{}, err
+		}
+		if err := now.Check(); err != nil {
+			return tokens.Record{}, err
+		}
+		if now.Token != was.Token || now.UID != was.UID || !now.Created.Equal(was.Created) {
+			return tokens.Record{}, fmt.Errorf("token %s: its token, UID or creation was changed", id)
+		}
+		if stored, done := m.replace(was, now); done {
+			return stored, nil
+		}
+	}
+}
+
+// replace puts a record in the place of another, if that is still there as it was.
+func (m *memory) replace(was, now tokens.Record) (_ tokens.Record, done bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r := m.rows[was.Token.ID()]; r.UID != was.UID || r.Version != was.Version {
+		return now, false
+	}
+	return m.put(now), true
+}
+
+func (m *memory) Delete(ctx context.Context, r tokens.Record) error {
+	id := r.Token.ID()
+	if err := cmp.Or(ctx.Err(), tokens.CheckID(id)); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch now, found := m.rows[id]; {
+	case !found:
+		return fmt.Errorf("token %s: %w", id, tokens.ErrNotFound)
+	case now.UID != r.UID || now.Version != r.Version:
+		return fmt.Errorf("token %s: %w", id, tokens.ErrConflict)
+	}
+	delete(m.rows, id)
+	m.hints.Send()
+	return nil
+}
+
+func (m *memory) Watch(ctx context.Context) <-chan struct{} { return m.hints.Watch(ctx) }
+
+// put stores a record under a new version. The lock is held.
+func (m *memory) put(r tokens.Record) tokens.Record {
+	if m.rows == nil {
+		m.rows = map[string]tokens.Record{}
+	}
+	r.Expires = r.Expires.UTC().Truncate(time.Second)
+	r.Version = m.next()
+	m.rows[r.Token.ID()] = clone(r)
+	m.hints.Send()
+	return r
+}
+
+func (m *memory) next() string {
+	m.count++
+	return strconv.Itoa(m.count)
+}
+
+func clone(r tokens.Record) tokens.Record {
+	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
+	return r
+}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/server"
+)
+
+// Roles of people, as groups of users.
+const (
+	planner    = "planner"    // may do everything
+	technician = "technician" // may have limited tokens made, and nothing else
+)
+
+// people are known by the hashes of their keys, so that the time that it takes to look for one
+// tells nothing of the keys.
+type people map[[sha256.Size]byte]server.User
+
+// readPeople reads lines of KEY NAME ROLE. Errors name the line and never a key.
+func readPeople(file string) (people, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	known := people{}
+	for i, line := range strings.Split(strings.TrimSpace(string(content)), "\n") {
+		words := strings.Fields(line)
+		if len(words) != 3 || len(words[0]) < server.MinBearer || words[2] != planner && words[2] != technician {
+			return nil, fmt.Errorf("%s: line %d: want KEY NAME ROLE, a key of at least %d characters, and role %s or %s", file, i+1, server.MinBearer, planner, technician)
+		}
+		known[sha256.Sum256([]byte(words[0]))] = server.User{Name: words[1], Groups: []string{words[2]}}
+	}
+	return known, nil
+}
+
+// authenticate is a server.Authenticate: whatever the requests of one's own have.
+func (p people) authenticate(r *http.Request) (server.User, error) {
+	key := r.Header.Get("X-Rack-Key")
+	if key == "" {
+		return server.User{}, server.ErrNoCredentials
+	}
+	user, known := p[sha256.Sum256([]byte(key))]
+	if !known {
+		return server.User{}, server.ErrBadCredentials
+	}
+	return user, nil
+}
+
+// authorize is a server.Authorize. A token that is not limited, or is more than usual in another way,
+// takes a permission beside "create tokens": a technician has none of these.
+func authorize(_ *http.Request, u server.User, a server.Access) error {
+	for _, role := range u.Groups {
+		if role == planner || role == technician && a == (server.Access{Verb: "create", Resource: "tokens"}) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s is no %s", server.ErrForbidden, u.Name, planner)
+}
