@@ -52,10 +52,7 @@ bench: build ## measure kubejoin beside kube-controller-manager and cfssl (about
 
 FUZZTIME ?= 1m
 fuzz: ## run each fuzz target for FUZZTIME (1m)
-	@set -e; for file in $$(git grep -l '^func Fuzz' -- '*_test.go'); do \
-	  for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9]*\)(.*/\1/p' $$file); do \
-	    echo "== $$file $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./$$(dirname $$file); \
-	  done; done
+	@GO='$(GO)' test/fuzz.sh $(FUZZTIME)
 
 clean: ## remove what was built (not kubejoin-data)
 	rm -rf bin test/kube/bin test/cfssl/bin
