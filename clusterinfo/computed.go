@@ -237,6 +237,9 @@ func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.T
 			continue
 		}
 		records = append(records, e.record)
+		if c.Lag <= 0 {
+			continue // it came after the list: what becomes of it is a change that will be known
+		}
 		if at := e.seen.Add(c.Lag); again.IsZero() || at.Before(again) {
 			again = at
 		}

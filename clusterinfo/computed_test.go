@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -403,32 +404,53 @@ func TestComputedSideBySide(t *testing.T) {
 
 // Where tokens change faster than they can be listed, those who wait do not each list them.
 func TestComputedIsSharedWhileAllChanges(t *testing.T) {
-	store := &changing{listed: &listed{}, began: make(chan struct{}), finish: make(chan struct{})}
-	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
-	const n = 50
-	done := make(chan error, n)
-	ask := func() { _, err := c.JSON(t.Context()); done <- err }
-	go ask()
-	<-store.began // the others ask later, and may not take what this finds
-	for range n - 1 {
-		go ask()
-	}
-	time.Sleep(100 * time.Millisecond) // until they wait; those that do not yet cost a list more
-	lists := 0
-	for finished := 0; finished < n; {
-		select {
-		case store.finish <- struct{}{}:
-			lists++
-		case <-store.began:
-		case err := <-done:
-			finished++
-			if err != nil {
-				t.Error(err)
+	for _, test := range []struct {
+		name string
+		made bool // tokens are made all the time, by those who wait for their signature
+	}{
+		{name: "hints"},
+		{name: "new tokens", made: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			store := &changing{listed: &listed{}, began: make(chan struct{}), finish: make(chan struct{})}
+			c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
+			store.change = store.Send
+			if test.made {
+				store.change = func() {
+					r := record(t, fmt.Sprintf("tok%03d.9876543210fedcba", len(store.records)))
+					store.records = append(store.records, r)
+					store.Send()
+					if _, err := c.WaitSigned(t.Context(), r.Token); err != nil {
+						t.Error(err)
+					}
+				}
 			}
-		}
-	}
-	if lists > n/5 {
-		t.Errorf("%d times listed for %d who asked at once, want about two", lists, n)
+			const n = 50
+			done := make(chan error, n)
+			ask := func() { _, err := c.JSON(t.Context()); done <- err }
+			go ask()
+			<-store.began // the others ask later, and may not take what this finds
+			for range n - 1 {
+				go ask()
+			}
+			time.Sleep(100 * time.Millisecond) // until they wait; those that do not yet cost a list more
+			lists := 0
+			for finished := 0; finished < n; {
+				select {
+				case store.finish <- struct{}{}:
+					lists++
+				case <-store.began:
+				case err := <-done:
+					finished++
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if lists > n/5 {
+				t.Errorf("%d times listed for %d who asked at once, want about two", lists, n)
+			}
+		})
 	}
 }
 
@@ -436,13 +458,15 @@ func TestComputedIsSharedWhileAllChanges(t *testing.T) {
 type changing struct {
 	*listed
 	began, finish chan struct{}
+	change        func()
 }
 
 func (c *changing) List(context.Context) ([]tokens.Record, error) {
+	records := slices.Clone(c.records)
 	c.began <- struct{}{}
-	c.Send()
+	c.change()
 	<-c.finish
-	return nil, nil
+	return records, nil
 }
 
 // One who cannot wait does not: the store may be slow for another.
