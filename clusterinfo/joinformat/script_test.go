@@ -397,6 +397,7 @@ func TestScriptOptions(t *testing.T) {
 		{"--timeout 5m", "kubeadm", 2, "number of seconds"},
 		{"--timeout 010", "kubeadm", 2, "number of seconds"},
 		{"--no-kubeadm -- --v=5", "kubeadm", 2, "it is not used"},
+		{"--no-kubeadm --add-config /etc/passwd", "kubeadm", 2, "--add-config: /etc/passwd is for kubeadm, and it is not used"},
 		{"--timeout 0 --add-config /nonexistent/more.yaml", "kubeadm id", 1, "/nonexistent/more.yaml cannot be read"},
 		{"--timeout 0 --add-config /", "kubeadm id", 1, "/ cannot be read"},
 	} {

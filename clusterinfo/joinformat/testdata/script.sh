@@ -267,6 +267,7 @@ main() {
         [ "$(id -u)" = 0 ] || die 1 'run this as root, which kubeadm needs'
     else
         [ $# = 0 ] || die 2 'flags of kubeadm are given, and it is not used'
+        [ -z "$add_config" ] || die 2 "--add-config: $add_config is for kubeadm, and it is not used"
         [ -z "$control_plane" ] || die 1 'this is for a machine of the control plane, which only kubeadm joins'
         for file in "$bootstrap" "$ca_file"; do
             [ "$(id -u)" = 0 ] || [ -w "$(dirname "$file")" ] || die 1 "run this as root: $file cannot be written"
