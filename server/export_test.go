@@ -16,13 +16,23 @@ const (
 	MaxTokenReviews = maxTokenReviews
 	MaxCertificates = maxCertificates
 	MaxProbes       = maxProbes
-	FairPart        = fairPart
 )
 
 // LimitConnections is the ConnState of a server that holds so many connections at most.
 func LimitConnections(most int, reg prometheus.Registerer) func(net.Conn, http.ConnState) {
 	return newConnections(most, nil, reg).changed
 }
+
+// Places are those of a class.
+type Places struct{ c *class }
+
+func PlacesOfDiscovery() Places {
+	return Places{newClasses(prometheus.NewRegistry(), map[string]bool{classDiscovery: true})[classDiscovery]}
+}
+
+func (p Places) Enter(client string) bool { return p.c.enter(client) == "" }
+
+func (p Places) Leave(client string) { p.c.leave(client, "") }
 
 // FailureBurst is how many credentials of a client may fail at once.
 const FailureBurst = failureBurst

@@ -18,8 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// One client has half of the places of a class at most, and from then on everybody an eighth: all of
-// these are in flight at the same time.
+// One client has no more places of a class than are free: all of these are in flight at the same time.
 func TestPlacesOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
@@ -40,15 +39,14 @@ func TestPlacesOfOneClient(t *testing.T) {
 			<-h.entered
 		}
 	}
-	const part = server.MaxDiscovery / server.FairPart
 	hold("192.0.2.1:1", server.MaxDiscovery/2)
 	wantTooMany(t, "half of all", from(t, handler, "192.0.2.1:2", "GET", infoPath, "", nil))
-	hold("192.0.2.2:1", part)
-	wantTooMany(t, "an eighth", from(t, handler, "192.0.2.2:2", "GET", infoPath, "", nil))
-	hold("[2001:db8::1]:1", part)
-	wantTooMany(t, "an eighth for a /64", from(t, handler, "[2001:db8::2]:1", "GET", infoPath, "", nil))
-	hold("[2001:db8:0:1::1]:1", part)
-	hold("", part) // over no network, and so without an address that it could be counted for
+	hold("192.0.2.2:1", server.MaxDiscovery/4)
+	wantTooMany(t, "half of the rest", from(t, handler, "192.0.2.2:2", "GET", infoPath, "", nil))
+	hold("[2001:db8::1]:1", server.MaxDiscovery/8)
+	wantTooMany(t, "half of the rest for a /64", from(t, handler, "[2001:db8::2]:1", "GET", infoPath, "", nil))
+	hold("[2001:db8:0:1::1]:1", server.MaxDiscovery/16)
+	hold("", server.MaxDiscovery/16) // over no network, and so without an address that it could be counted for
 	if w := from(t, handler, "192.0.2.3:1", "GET", infoPath, "", nil); w.Code != 503 {
 		t.Errorf("no place is left: %d %s", w.Code, w.Body)
 	}
@@ -71,6 +69,48 @@ func TestPlacesOfOneClient(t *testing.T) {
 	}
 	if n := s.inFlight(t, "discovery"); n != 0 {
 		t.Errorf("%v are in flight at the end", n)
+	}
+}
+
+// Clients that hold for as long as they can whatever they get have an equal part in the end, and leave
+// one to whoever comes.
+func TestPlacesOfManyClients(t *testing.T) {
+	const clients = 40
+	places := server.PlacesOfDiscovery()
+	var held []string // whose, in the order in which they were taken
+	take := func() {
+		for taken := true; taken; {
+			taken = false
+			for i := range clients {
+				client := fmt.Sprint(i)
+				for places.Enter(client) {
+					held, taken = append(held, client), true
+				}
+			}
+		}
+	}
+	take()
+	for range server.MaxDiscovery { // each request ends once
+		places.Leave(held[0])
+		held = held[1:]
+		take()
+	}
+	count := map[string]int{}
+	for _, client := range held {
+		count[client]++
+	}
+	const part = server.MaxDiscovery / (clients + 1)
+	for i := range clients {
+		if n := count[fmt.Sprint(i)]; n < part-1 || n > part+1 {
+			t.Errorf("client %d has %d places, want %d", i, n, part)
+		}
+	}
+	n := 0
+	for places.Enter("newcomer") {
+		n++
+	}
+	if n < part/2-1 {
+		t.Errorf("a newcomer has %d places, want half of the %d that are left", n, server.MaxDiscovery-len(held))
 	}
 }
 
@@ -101,7 +141,7 @@ func TestPlacesOfOneUser(t *testing.T) {
 	}
 	s.waitFor(t, "places are not taken yet", func() int { return server.MaxCertificates/2 - int(s.inFlight(t, "certificate")) })
 	wantTooMany(t, "half of all", ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))))
-	for i := range 2 * server.MaxCertificates / server.FairPart { // one after the other
+	for i := range server.MaxCertificates { // one after the other
 		if w := ask(i, other, strings.NewReader(nodeCSR(t, "worker-2"))); w.Code != 200 {
 			t.Fatalf("another token: %d %s", w.Code, w.Body)
 		}

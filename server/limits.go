@@ -41,11 +41,6 @@ const (
 	maxOthers = 256
 )
 
-// fairPart is which part of a class one client, or one user, may have while half of it is
-// taken. Who sends bodies slowly, does not read answers or waits for signatures holds on to what it
-// has for seconds, at a rate that is far below any that could be refused.
-const fairPart = 8
-
 // answerTimeout is how long a client may take to read an answer. kubeadm gives a request 10 s
 // in all.
 const answerTimeout = 10 * time.Second
@@ -122,10 +117,11 @@ func (c *class) seat(user string) bool {
 	return true
 }
 
-// fair is whether one more may be had by who has so many, where so many are taken.
-func (c *class) fair(taken, has int) bool {
-	return taken < c.most/2 || has < c.most/fairPart
-}
+// fair is whether one more may be had by who has so many, where so many are taken: nobody has more
+// than are free, so that n who take what they can leave one part in n+1. Who sends bodies slowly, does
+// not read answers or waits for signatures holds on to what it has for seconds, at a rate that is far
+// below any that could be refused.
+func (c *class) fair(taken, has int) bool { return has < c.most-taken }
 
 // leave gives back a place, and what was counted for a client and a user, if any.
 func (c *class) leave(client, user string) {

@@ -80,9 +80,10 @@ type Server struct {
 	// ClientRate is how many requests one client may send, and, with HTTPServer, how many connections it
 	// may open; a client is an address, and the /64 of an IPv6 address. Credentials that are not
 	// accepted are counted apart, 100 of them and 10 more a second, and so is what a client has in flight:
-	// an eighth of the places that there are for requests of a kind, while half of them are taken. The zero Rate is DefaultClientQPS and DefaultClientBurst, and one below zero leaves clients
-	// without any of these limits: for where all of them come from one address, as behind a proxy. What
-	// exceeds it is answered 429.
+	// of the places that there are for requests of a kind, no more than are free. The zero Rate is
+	// DefaultClientQPS and DefaultClientBurst, and one below zero leaves clients without any of these
+	// limits: for where all of them come from one address, as behind a proxy. What exceeds it is
+	// answered 429.
 	ClientRate Rate
 	// UserRate is how many requests one user may send whom Authenticate, a client certificate or a
 	// bootstrap token names; what is in flight is bounded for a user as for a client. The zero Rate is
