@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/kubejoin/kubejoin/tokens"
 	kjson "sigs.k8s.io/json"
@@ -83,6 +84,9 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 	// or nothing that could be read.
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" && media != "application/x-www-form-urlencoded" {
 		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a body of application/json, or none")
+	}
+	if !utf8.Valid(body) { // a decoder would put something else in its place
+		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not valid UTF-8, which JSON is in")
 	}
 	var given map[string]json.RawMessage
 	repeated, err := kjson.UnmarshalStrict(body, &given, kjson.DisallowDuplicateFields)

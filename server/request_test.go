@@ -122,6 +122,7 @@ func TestBodyErrors(t *testing.T) {
 		{tokenPath, `ttl=1h`, "invalid-body", "", "the body is not a JSON object: it stops being JSON at byte 2 of 6"},
 		{tokenPath, ` `, "invalid-body", "", "the body is not a JSON object: it stops being JSON at byte 1 of 1"},
 		{tokenPath, `["` + secret.Reveal() + `"]`, "invalid-body", "", "the body is not a JSON object, but a list"},
+		{tokenPath, "{\"description\":\"caf\xe9\"}", "invalid-body", "", "the body is not valid UTF-8, which JSON is in"},
 		{tokenPath, "\nnull", "invalid-body", "", "the body is not a JSON object, but null"},
 		{tokenPath + "/abcdef/renew", `{"description":"x"}`, "invalid-field", "description", `"description": unknown field; known are ttl, expires, shorten and dryRun`},
 		{tokenPath + "?maxnodes=1", "", "invalid-field", "maxnodes", `"maxnodes": unknown query parameter; known are ttl,`},
