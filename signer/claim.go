@@ -47,10 +47,17 @@ func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, 
 		n.remember(record, a.at)
 		return n.free(ctx, node)
 	}
+	// No try at a request that nobody can sign has left a claim.
+	if err := checkCSR(r.CSR); err != nil {
+		return err
+	}
+	if err := r.CSR.CheckSignature(); err != nil {
+		return refuse("the certificate request is not signed by its own key: %v", err)
+	}
 	keys, err := n.claimName(ctx, record, r, node)
-	if refused := (*Refused)(nil); errors.As(err, &refused) {
+	if refused := (*Refused)(nil); errors.As(err, &refused) && refused.Reason != ReasonTooManyKeys {
 		// Perhaps a claim was made just now, or by a try whose answer was lost.
-		if undoErr := n.undo(ctx, id, node); undoErr != nil {
+		if undoErr := n.undo(ctx, id, node, r); undoErr != nil {
 			return fmt.Errorf("refused (%s), and the claim of %s cannot be undone yet: %w", refused.Reason, node, undoErr)
 		}
 	}
@@ -68,21 +75,25 @@ func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, r a
 	if err := n.admits(record, r, node); err != nil {
 		return 0, err
 	}
-	if err := checkCSR(r.CSR); err != nil {
-		return 0, err
-	}
-	if err := r.CSR.CheckSignature(); err != nil {
-		return 0, refuse("the certificate request is not signed by its own key: %v", err)
-	}
 	replaces, err := n.checkNode(ctx, node, record.Limits.Replaces)
 	if err != nil {
 		return 0, err
 	}
-	claim, err := n.claim(ctx, record, r, node, slices.Contains(record.Nodes, node), replaces)
+	counted := slices.Contains(record.Nodes, node)
+	claim, err := n.claim(ctx, record, r, node, counted, replaces)
 	if err != nil {
 		return 0, err
 	}
-	return len(claim.Keys), n.take(ctx, &place{seen: record, request: r, node: node})
+	if err := n.take(ctx, &place{seen: record, request: r, node: node}); err != nil {
+		return 0, err
+	}
+	if !counted && record.Limits.Most() > 0 {
+		// Until the name was counted another try with this key could undo the claim.
+		if claim, err = n.hold(ctx, record, r, node, false, replaces); err != nil {
+			return 0, err
+		}
+	}
+	return len(claim.Keys), nil
 }
 
 // admits is what a token with limits says about a request by itself.
@@ -208,17 +219,25 @@ func mend(record *tokens.Record, claims []tokens.Claim, node string, now time.Ti
 	return mended
 }
 
-// claim makes the claim of a name, or adds the request's key to the one that the token has.
-// counted is whether the token's count is known to have the name already, replaces whether it is
-// for the Node that has the name now.
+// claim is hold for a name that most probably has no claim.
 func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (tokens.Claim, error) {
-	id, key := record.Token.ID(), keyOf(r)
-	fresh := tokens.Claim{Node: node, TokenID: id, TokenUID: record.UID, Limits: record.Limits, Keys: []string{key}, Requests: requests(r)}
 	if _, err := n.Claims.Find(ctx, node); errors.Is(err, tokens.ErrNotFound) && !counted {
-		if claim, err := n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
+		if claim, err := n.Claims.Create(ctx, freshClaim(record, r, node)); !errors.Is(err, tokens.ErrExists) {
 			return n.made(claim, err)
 		}
 	}
+	return n.hold(ctx, record, r, node, counted, replaces)
+}
+
+func freshClaim(record tokens.Record, r approval.Request, node string) tokens.Claim {
+	return tokens.Claim{Node: node, TokenID: record.Token.ID(), TokenUID: record.UID, Limits: record.Limits, Keys: []string{keyOf(r)}, Requests: requests(r)}
+}
+
+// hold has the token hold the claim of a name, with the request's key in it: nothing is written if
+// that is so. counted is whether the token's count is known to have the name already, replaces
+// whether it is for the Node that has the name now.
+func (n *NodeAdmission) hold(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (tokens.Claim, error) {
+	id, key, fresh := record.Token.ID(), keyOf(r), freshClaim(record, r, node)
 	for range attempts {
 		change := ""
 		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) error {

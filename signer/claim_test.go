@@ -175,15 +175,22 @@ func TestClaimsAtOnce(t *testing.T) {
 
 // Whoever dies between two writes leaves what the next one can go on from.
 func TestClaimInterrupted(t *testing.T) {
-	for step := range 12 {
+	for i := range 2 * 12 {
+		step, anew := i/2, i%2 == 1
 		c := newCluster()
 		token := c.mint(tokens.Limits{MaxNodes: 1})
 		n := c.admission()
 		n.Tokens, n.Claims = dies{Store: store{cluster: c}, left: &step}, diesToo{Claims: claims{cluster: c}, left: &step}
-		first, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		request := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+		first, err := n.Admit(t.Context(), request)
 		again := c.admission()
 		other, otherErr := again.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
-		one, oneErr := again.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		if anew { // with another key, after a while
+			later := time.Now().Add(time.Minute)
+			again.Now = func() time.Time { return later }
+			request = asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+		}
+		one, oneErr := again.Admit(t.Context(), request)
 		if (one != nil) == (other != nil) || first != nil && one == nil {
 			t.Errorf("worker-1: %v %v, then %v %v; worker-2: %v %v", first, err, one, oneErr, other, otherErr)
 		}

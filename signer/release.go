@@ -72,50 +72,104 @@ func (n *NodeAdmission) Withdraw(ctx context.Context, r approval.Request) error 
 	case r.UID == "" || !slices.Equal(c.Requests, requests(r)):
 		return nil
 	}
-	if err := n.undo(ctx, id, node); err != nil {
+	if err := n.undo(ctx, id, node, r); err != nil {
 		return fmt.Errorf("claim of node %s cannot be undone yet: %w", node, err)
 	}
 	return nil
 }
 
-// undo takes away a claim of the token that nothing was issued on: the count does not have its
-// name, and a certificate comes after the count. What is left are claims that were there before. A claim of a token that counts nothing stays
-// until the token is gone.
-func (n *NodeAdmission) undo(ctx context.Context, id, node string) error {
-	for range attempts {
-		c, err := n.Claims.Get(ctx, node)
-		if errors.Is(err, tokens.ErrNotFound) {
+// undo takes the key of a request that was refused out of a claim of the token, and takes away a
+// claim that has no other one, or that nobody can be in the middle of making. On a claim whose name
+// the token has counted something may have been issued: it stays. So do claims of a token that counts
+// nothing, until the token is gone.
+//
+// Another try may get past the count meanwhile. It looks at the claim after that, and the count is
+// looked at here after the keys have left the claim: one of the two sees the other.
+func (n *NodeAdmission) undo(ctx context.Context, id, node string, r approval.Request) error {
+	key := keyOf(r)
+	kept := func(c tokens.Claim) []string {
+		if n.now().Sub(c.Created) >= settled {
 			return nil
 		}
-		if err != nil {
-			return err
-		}
-		if c.TokenID != id || c.NodeUID != "" || c.Limits.Most() == 0 {
-			return nil
-		}
-		record, err := n.Tokens.Get(ctx, id)
-		switch {
-		case errors.Is(err, tokens.ErrNotFound):
-		case err != nil:
-			return err
-		case slices.Contains(record.Nodes, node):
-			return nil
-		}
-		left := c.Past
-		if !left.Held(n.now()) {
-			left = tokens.Past{}
-		}
-		err = tokens.Release(ctx, n.Claims, c, left)
-		if err == nil {
-			n.count("undone")
-			n.log.Info("claim undone", "node", node, "token", id)
-		}
-		if !errors.Is(err, tokens.ErrConflict) {
-			if errors.Is(err, tokens.ErrNotFound) {
-				return nil
-			}
-			return err
-		}
+		return slices.DeleteFunc(slices.Clone(c.Keys), func(k string) bool { return k == key })
 	}
-	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+	stays := func(c tokens.Claim) bool {
+		return c.TokenID != id || c.NodeUID != "" || c.Limits.Most() == 0 || len(c.Keys) > 0 && len(kept(c)) == len(c.Keys)
+	}
+	c, err := n.Claims.Get(ctx, node)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case stays(c):
+		return nil
+	}
+	if counted, err := n.counted(ctx, id, node); err != nil || counted {
+		return err
+	}
+	without, err := n.Claims.Update(ctx, node, func(now *tokens.Claim) error {
+		if c = now.Clone(); stays(c) {
+			return errNothing
+		}
+		now.Keys = kept(c)
+		now.Requests = slices.DeleteFunc(now.Requests, func(uid string) bool { return uid == r.UID })
+		return nil
+	})
+	switch {
+	case errors.Is(err, errNothing), errors.Is(err, tokens.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	counted, err := n.counted(ctx, id, node)
+	switch {
+	case err != nil:
+		return err
+	case counted:
+		return n.putBack(ctx, c)
+	case len(without.Keys) > 0:
+		return nil
+	}
+	left := without.Past
+	if !left.Held(n.now()) {
+		left = tokens.Past{}
+	}
+	switch err := tokens.Release(ctx, n.Claims, without, left); {
+	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrConflict): // somebody has a part in it again
+		return nil
+	case err != nil:
+		return err
+	}
+	n.count("undone")
+	n.log.Info("claim undone", "node", node, "token", id)
+	return nil
+}
+
+// putBack adds the keys of a claim again that were taken out of it.
+func (n *NodeAdmission) putBack(ctx context.Context, before tokens.Claim) error {
+	_, err := n.Claims.Update(ctx, before.Node, func(c *tokens.Claim) error {
+		if !c.Same(before) {
+			return nil
+		}
+		for _, key := range before.Keys {
+			if !c.HasKey(key) && len(c.Keys) < tokens.MaxKeys {
+				c.Keys = append(c.Keys, key)
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, tokens.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// counted reports whether the token has counted the name, as of now. Of one that is gone nobody knows.
+func (n *NodeAdmission) counted(ctx context.Context, id, node string) (bool, error) {
+	record, err := n.Tokens.Get(ctx, id)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return true, nil
+	}
+	return slices.Contains(record.Nodes, node), err
 }
