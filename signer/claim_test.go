@@ -10,7 +10,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
@@ -246,6 +248,132 @@ func (d diesToo) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 		return tokens.Claim{}, err
 	}
 	return d.Claims.Create(ctx, c)
+}
+
+// A try that is refused undoes its part of a claim while another one, of the same key, gets past the
+// count: wherever the two meet, what is admitted has its claim.
+func TestClaimUndoneMeanwhile(t *testing.T) {
+	const steps = 9 // more than a refused try has calls
+	for i := range steps * steps {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster()
+			token := c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})
+			good := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+			bad := good
+			bad.Created = time.Now().Add(-time.Hour) // before there was such a token
+
+			leave := make(chan struct{})
+			wait := func() { <-leave }
+			refused := c.admission()
+			refused.Tokens, refused.Claims = steppedTokens{store{cluster: c}, wait, wait}, steppedClaims{claims{cluster: c}, wait}
+			calls := func(most int) {
+				for n := 0; n < most; n++ {
+					synctest.Wait()
+					select {
+					case leave <- struct{}{}:
+					default: // it has ended
+						return
+					}
+				}
+				synctest.Wait()
+			}
+			var undoing sync.WaitGroup
+			atCount := sync.OnceFunc(func() {
+				undoing.Go(func() {
+					_, err := refused.Admit(t.Context(), bad)
+					wantRefused(t, "older than its token", err, signer.ReasonTokenReplaced)
+				})
+				calls(i / steps)
+			})
+			counted := false
+			n := c.admission()
+			n.Tokens = steppedTokens{store{cluster: c}, func() {}, func() { atCount(); counted = true }}
+			n.Claims = steppedClaims{claims{cluster: c}, func() {
+				if counted {
+					counted = false
+					calls(i % steps)
+				}
+			}}
+			if _, err := n.Admit(t.Context(), good); err != nil {
+				t.Errorf("%d calls before the count, %d after it: %v", i/steps, i%steps, err)
+			}
+			close(leave)
+			undoing.Wait()
+			if claim := c.claims["worker-1"]; claim.TokenID != token.ID() || len(claim.Keys) != 1 || claim.Limits.CertificateDuration != time.Hour {
+				t.Errorf("%d calls before the count, %d after it: the claim of what was admitted is %+v", i/steps, i%steps, claim)
+			}
+		})
+	}
+}
+
+// steppedTokens does something before each call.
+type steppedTokens struct {
+	store
+	get, update func()
+}
+
+func (s steppedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
+	s.get()
+	return s.store.Get(ctx, id)
+}
+
+func (s steppedTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	s.update()
+	return s.store.Update(ctx, id, change)
+}
+
+type steppedClaims struct {
+	claims
+	do func()
+}
+
+func (s steppedClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	s.do()
+	return s.claims.Get(ctx, node)
+}
+
+func (s steppedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	s.do()
+	return s.claims.Update(ctx, node, change)
+}
+
+func (s steppedClaims) Delete(ctx context.Context, c tokens.Claim) error {
+	s.do()
+	return s.claims.Delete(ctx, c)
+}
+
+// However many keys ask at once, and whatever is refused beside them, a name has its claim and no more
+// keys than it may.
+func TestKeysAtOnce(t *testing.T) {
+	for range 20 {
+		c := newCluster()
+		token := c.mint(tokens.Limits{MaxNodes: 1})
+		n := c.admission()
+		var asking sync.WaitGroup
+		var admitted atomic.Int64
+		ask := func(r approval.Request) {
+			asking.Go(func() {
+				if _, err := n.Admit(t.Context(), r); err == nil {
+					admitted.Add(1)
+				}
+			})
+		}
+		for range 16 {
+			r := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+			spoilt := r
+			csr := *r.CSR
+			csr.Signature = slices.Clone(csr.Signature)
+			csr.Signature[len(csr.Signature)-1] ^= 1
+			spoilt.CSR = &csr
+			ask(spoilt)
+			ask(r)
+			ask(spoilt)
+		}
+		asking.Wait()
+		if claim := c.claims["worker-1"]; admitted.Load() != tokens.MaxKeys || len(claim.Keys) != tokens.MaxKeys {
+			t.Errorf("%d keys were admitted, and the claim has %d, want %d", admitted.Load(), len(claim.Keys), tokens.MaxKeys)
+		}
+	}
 }
 
 // What Withdraw takes away is what one request has left, and nothing that counts or is another's.
