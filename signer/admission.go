@@ -258,6 +258,10 @@ func (n *NodeAdmission) renew(ctx context.Context, node string, a *Admission) er
 		return nil
 	}
 	c, err := n.Claims.Find(ctx, node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		// What lags may not have the claim of a machine that has just joined elsewhere.
+		c, err = n.Claims.Get(ctx, node)
+	}
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
 		return nil
