@@ -52,7 +52,7 @@ type Server struct {
 	// Claims keeps the node names that were taken with limited tokens; nil has none, and no
 	// /v1/claim.
 	Claims tokens.Claims
-	// Longest is the longest lifetime of certificates where there are no Nodes: a name that is
+	// Longest is how long certificates may still be valid where there are no Nodes: a name that is
 	// released is remembered for as long, so that its certificates are not renewed. Nil is where
 	// there are Nodes, and the same is done for claims of a short lifetime alone.
 	Longest func() time.Duration

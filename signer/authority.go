@@ -61,15 +61,27 @@ type Authority struct {
 	told told
 }
 
-// Longest is the longest lifetime of the certificates that its signers issue.
+// forever is longer than anybody keeps a CA.
+const forever = 100 * 365 * 24 * time.Hour
+
+// Longest is how long a certificate of its signers may still be valid, whatever lifetimes they gave
+// when it was issued: none outlives its CA. It is zero if there are no signers, and a hundred years at
+// the most or where a CA cannot be read.
 func (a *Authority) Longest() time.Duration {
 	longest := time.Duration(0)
-	if a.Signers != nil {
-		for _, s := range a.Signers() {
-			longest = max(longest, s.Profile.Longest())
+	if a.Signers == nil {
+		return longest
+	}
+	for _, s := range a.Signers() {
+		ca, err := s.CA()
+		if err != nil {
+			return forever
+		}
+		for _, cert := range ca.bundle {
+			longest = max(longest, cert.NotAfter.Sub(a.now()))
 		}
 	}
-	return longest
+	return min(longest, forever)
 }
 
 // FixedSigners is the source of signers that do not change, for [Authority.Signers].

@@ -256,3 +256,31 @@ func TestIssue(t *testing.T) {
 		t.Errorf("without facts: %v, %v, want to wait", d, err)
 	}
 }
+
+// A certificate lasts no longer than its CA, and as long as that it may: what its signer gives now says
+// nothing of what was given before.
+func TestLongest(t *testing.T) {
+	const days = 24 * time.Hour
+	ca := func(lasts time.Duration) func() (*signer.CA, error) {
+		made, err := signer.GenerateCA("kubernetes", time.Now(), lasts)
+		return func() (*signer.CA, error) { return made, err }
+	}
+	for name, test := range map[string]struct {
+		signers map[string]signer.Signer
+		want    time.Duration
+	}{
+		"no signer":            {},
+		"short certificates":   {signer.KubernetesSigners(ca(3650*days), time.Hour), 3650 * days},
+		"of several":           {map[string]signer.Signer{"example.com/a": {CA: ca(3650 * days)}, "example.com/b": {CA: ca(30 * days)}}, 3650 * days},
+		"a CA without end":     {map[string]signer.Signer{"example.com/a": {CA: ca(280 * 365 * days)}}, 100 * 365 * days},
+		"a CA that is not had": {map[string]signer.Signer{"example.com/a": {CA: func() (*signer.CA, error) { return nil, errors.New("no file") }}}, 100 * 365 * days},
+	} {
+		got := (&signer.Authority{Signers: signer.FixedSigners(test.signers)}).Longest()
+		if got > test.want || got < test.want-time.Hour {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+	if got := (&signer.Authority{}).Longest(); got != 0 {
+		t.Errorf("no signers: %s", got)
+	}
+}

@@ -99,12 +99,6 @@ func (p Profile) refuses(csr *x509.CertificateRequest, usages []certificates.Key
 	return nil
 }
 
-// Longest is the longest lifetime of its certificates.
-func (p Profile) Longest() time.Duration {
-	_, _, maximum := p.durations()
-	return maximum
-}
-
 func (p Profile) durations() (minimum, standard, maximum time.Duration) {
 	minimum, standard, maximum = p.Min, p.Default, p.Max
 	if minimum == 0 {

@@ -65,7 +65,7 @@ func (c Claim) Released() bool { return c.TokenID == "" }
 // Leaves is the past that a claim leaves that is released now, after something may have been
 // issued on it. Where there are Nodes, by which a name is free or is not, that is none unless its
 // certificates were to be short. Where there are none the name is remembered for as long as any
-// certificate lasts: longest is that lifetime, and zero where there are Nodes.
+// certificate may be valid: longest is for how long that is, and zero where there are Nodes.
 func (c Claim) Leaves(now time.Time, longest time.Duration) Past {
 	d := c.Limits.CertificateDuration
 	if d == 0 && longest == 0 {
