@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -140,38 +141,67 @@ func (a *Authority) entry(r approval.Request, admission *Admission) issuance.Ent
 	return e
 }
 
-// Bounds of an entry: a refused request may hold ten thousand names. What a certificate that was
-// issued says is in the certificate.
+// Bounds of an entry, in bytes of its JSON: a refused request may hold ten thousand names, and
+// anybody's can be. What a certificate that was issued says is in the certificate as well.
 const (
-	maxText = 1024 // bytes
-	maxList = 100
+	maxText  = 1024
+	maxList  = 100
+	maxLists = 6 * maxList * maxText
+
+	maxRefusedText  = 512
+	maxRefusedLists = 1024
 )
 
 // bounded is an entry of a size that anybody's requests may have. What has the form of a token is
 // blotted out: people paste them anywhere.
 func bounded(e issuance.Entry) issuance.Entry {
-	for _, text := range []*string{&e.Signer, &e.Request, &e.Requester, &e.Node, &e.Subject, &e.Approver, &e.Message} {
-		*text = short(*text)
+	most, left := maxText, maxLists
+	if e.Outcome != issuance.Issued {
+		most, left = maxRefusedText, maxRefusedLists
 	}
-	for _, list := range []*[]string{&e.DNSNames, &e.IPAddresses, &e.EmailAddresses, &e.URIs, &e.Usages, &e.Evidence} {
+	for _, text := range []*string{&e.Signer, &e.Request, &e.Requester, &e.Node, &e.Subject, &e.Approver, &e.Message} {
+		*text, _ = short(*text, most)
+	}
+	for _, list := range []*[]string{&e.Evidence, &e.Usages, &e.DNSNames, &e.IPAddresses, &e.EmailAddresses, &e.URIs} {
 		var kept []string
 		for i, text := range *list {
-			if i == maxList {
-				kept = append(kept, fmt.Sprintf("(%d more)", len(*list)-maxList))
+			if i == maxList || left <= 0 {
+				kept = append(kept, fmt.Sprintf("(%d more)", len(*list)-i))
 				break
 			}
-			kept = append(kept, short(text))
+			text, size := short(text, min(most, left))
+			kept = append(kept, text)
+			left -= size + len(`"",`)
 		}
 		*list = kept
 	}
 	return e
 }
 
-func short(text string) string {
-	if len(text) > maxText {
-		text = strings.ToValidUTF8(text[:maxText], "") + "…"
+// short is a text of which most bytes of JSON are left at most, and how many it takes.
+func short(text string, most int) (cut string, size int) {
+	if len(text) > 2*most { // and not in the middle of what is to be blotted out
+		text = text[:2*most]
 	}
-	return tokens.Redact(text)
+	text = tokens.Redact(strings.ToValidUTF8(text, ""))
+	for i, r := range text {
+		n := utf8.RuneLen(r)
+		switch r {
+		case '"', '\\':
+			n = 2
+		case '<', '>', '&', '\u2028', '\u2029':
+			n = len(`\u0000`)
+		default:
+			if r < ' ' {
+				n = len(`\u0000`)
+			}
+		}
+		if size+n > most {
+			return text[:i] + "…", size
+		}
+		size += n
+	}
+	return text, size
 }
 
 // key tells requests apart: a machine makes a new key for each.

@@ -3,13 +3,17 @@ package signer_test
 import (
 	"context"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"net/url"
 	"reflect"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -338,24 +342,44 @@ func TestRecordOfWhoHasLeft(t *testing.T) {
 	}
 }
 
-// Entries have a size that does not depend on what is asked for, and hold no token's secret.
+// Entries have a size that does not depend on what is asked for, and hold no token's secret: one of no
+// certificate, which anybody can have written, takes a few kilobytes.
 func TestRecordIsBounded(t *testing.T) {
-	a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: strings.Repeat("ä", 100_000)})
-	template := &x509.CertificateRequest{Subject: nodeSubject("8w4usg.qwertzuiopasdfgh")}
-	for i := range 2000 {
-		template.DNSNames = append(template.DNSNames, fmt.Sprintf("worker-%d", i))
-	}
-	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
-	r.CSR, r.User = newCSR(t, template, nil), "8w4usg.qwertzuiopasdfgh"
-	if _, d, err := a.Issue(t.Context(), r); err != nil || d.Verdict != approval.Deny {
-		t.Fatal(d, err)
-	}
-	e := log.all[0]
-	if len(e.DNSNames) != 101 || e.DNSNames[99] != "worker-99" || e.DNSNames[100] != "(1900 more)" || len(e.Message) > 1100 {
-		t.Errorf("recorded %d names, the last of them %s, and a message of %d bytes", len(e.DNSNames), e.DNSNames[len(e.DNSNames)-1], len(e.Message))
-	}
-	if text := fmt.Sprint(e); strings.Contains(text, "qwertzuiopasdfgh") || !strings.Contains(text, "8w4usg.<redacted>") {
-		t.Errorf("recorded %.300s", text)
+	for name, test := range map[string]struct {
+		text, address string
+	}{
+		"names":         {"ä", "worker-%d.example.com"},
+		"of JSON":       {`"\`, `"\"\%d`},
+		"of HTML":       {"<&>", "<&><&><&><&>%d"},
+		"of control":    {"\n\x01", "\x01\x02\x7f%d"},
+		"long":          {"ä", strings.Repeat("x", 900) + "%d"},
+		"line of Java":  {"\u2028", "worker-%d"},
+		"empty":         {"", ""},
+		"nothing valid": {"\xff", "\xff%d"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: strings.Repeat(test.text, 100_000)})
+			r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+			r.User, r.Name = "8w4usg.qwertzuiopasdfgh", strings.Repeat(test.text, 500)+" 8w4usg.qwertzuiopasdfgh"
+			csr := *newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("8w4usg.qwertzuiopasdfgh")}, nil)
+			for i := range 2000 {
+				text := strings.ReplaceAll(test.address, "%d", strconv.Itoa(i))
+				csr.DNSNames, csr.EmailAddresses = append(csr.DNSNames, text), append(csr.EmailAddresses, text)
+				csr.URIs, csr.IPAddresses = append(csr.URIs, &url.URL{Opaque: text}), append(csr.IPAddresses, net.IP("0123456789abcdef"))
+				r.Usages = append(r.Usages, certificates.KeyUsage(text))
+			}
+			r.CSR = &csr
+			if _, d, err := a.Issue(t.Context(), r); err != nil || d.Verdict != approval.Deny {
+				t.Fatal(d, err)
+			}
+			entry, err := json.Marshal(log.all[0])
+			if err != nil || len(entry) > 6<<10 {
+				t.Errorf("%d bytes are recorded: %.300s %v", len(entry), entry, err)
+			}
+			if text := string(entry); strings.Contains(text, "qwertzuiopasdf") || !strings.Contains(text, `8w4usg.\u003credacted\u003e`) || !strings.Contains(text, "more)") {
+				t.Errorf("recorded %.300s", text)
+			}
+		})
 	}
 }
 
