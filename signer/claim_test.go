@@ -3,6 +3,7 @@ package signer_test
 import (
 	"context"
 	"crypto/elliptic"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -384,6 +385,7 @@ func TestWithdraw(t *testing.T) {
 		counted  bool
 		requests []string
 		another  bool // token
+		half     bool // undone, by who did not get further
 		stays    bool
 	}{
 		"left over":            {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}},
@@ -391,6 +393,8 @@ func TestWithdraw(t *testing.T) {
 		"of two requests":      {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}, stays: true},
 		"of another request":   {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-2"}, stays: true},
 		"of another token":     {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, another: true, stays: true},
+		"half undone":          {limits: tokens.Limits{MaxNodes: 1}, half: true},
+		"half undone, counted": {limits: tokens.Limits{MaxNodes: 1}, half: true, counted: true, stays: true},
 		"of names, not counts": {limits: tokens.Limits{NodeNames: []string{node}}, requests: []string{"uid-1"}, stays: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -401,15 +405,18 @@ func TestWithdraw(t *testing.T) {
 				record.Nodes = []string{node}
 				c.keep(record)
 			}
+			r := asks(t, by(token), node, newKey(elliptic.P256()))
+			r.UID = "uid-1"
 			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests}
+			if !test.half {
+				claim.Keys = []string{fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo))}
+			}
 			if test.another {
 				claim.TokenID = c.mint(test.limits).ID()
 			}
 			if _, err := (claims{cluster: c}).Create(t.Context(), claim); err != nil {
 				t.Fatal(err)
 			}
-			r := asks(t, by(token), node, newKey(elliptic.P256()))
-			r.UID = "uid-1"
 			if err := c.admission().Withdraw(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
