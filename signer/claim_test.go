@@ -386,11 +386,13 @@ func TestWithdraw(t *testing.T) {
 		requests []string
 		another  bool // token
 		half     bool // undone, by who did not get further
+		keys     int  // of others
 		stays    bool
 	}{
 		"left over":            {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}},
 		"counted":              {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, counted: true, stays: true},
-		"of two requests":      {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}, stays: true},
+		"of two requests":      {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}},
+		"of two keys":          {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}, keys: 1, stays: true},
 		"of another request":   {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-2"}, stays: true},
 		"of another token":     {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, another: true, stays: true},
 		"half undone":          {limits: tokens.Limits{MaxNodes: 1}, half: true},
@@ -409,7 +411,7 @@ func TestWithdraw(t *testing.T) {
 			r.UID = "uid-1"
 			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests}
 			if !test.half {
-				claim.Keys = []string{fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo))}
+				claim.Keys = []string{fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo)), "sha256:another"}[:1+test.keys]
 			}
 			if test.another {
 				claim.TokenID = c.mint(test.limits).ID()
@@ -420,8 +422,12 @@ func TestWithdraw(t *testing.T) {
 			if err := c.admission().Withdraw(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
-			if _, stays := c.claims[node]; stays != test.stays {
+			left, stays := c.claims[node]
+			if stays != test.stays {
 				t.Errorf("claim stays: %t", stays)
+			}
+			if test.keys > 0 && (!slices.Equal(left.Keys, []string{"sha256:another"}) || !slices.Equal(left.Requests, []string{"uid-2"})) {
+				t.Errorf("left is %+v", left)
 			}
 		})
 	}

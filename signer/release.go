@@ -52,7 +52,7 @@ func (n *NodeAdmission) release(ctx context.Context, node string) error {
 
 // Withdraw takes away the claim that a try at a request may have left, when somebody else has denied
 // the request since: nobody would come back to it, and the name would be taken until the token is
-// gone. A claim that other requests have a part in, and one that is counted, stay.
+// gone. A claim that others have a part in, and one that is counted, stay.
 func (n *NodeAdmission) Withdraw(ctx context.Context, r approval.Request) error {
 	if n == nil || n.Tokens == nil || n.Claims == nil || r.CSR == nil {
 		return nil
@@ -69,7 +69,7 @@ func (n *NodeAdmission) Withdraw(ctx context.Context, r approval.Request) error 
 		return nil
 	case err != nil:
 		return fmt.Errorf("claim of node %s: %w", node, err)
-	case r.UID == "" || len(c.Keys) > 0 && !slices.Equal(c.Requests, requests(r)): // without keys it is half undone
+	case r.UID == "" || len(c.Keys) > 0 && !slices.Contains(c.Requests, r.UID): // without keys it is half undone
 		return nil
 	}
 	if err := n.undo(ctx, id, node, r); err != nil {
