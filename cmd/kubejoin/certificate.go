@@ -36,19 +36,22 @@ func (s *service) ownCAs() func() *x509.CertPool {
 var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
 
 // standaloneAuthority is the authority where there is no cluster: there are no Nodes, and a claim is
-// all that is known of a name. hosts are the API server and this kubejoin.
-func (s *service) standaloneAuthority(store *boltstore.Store, hosts ...string) *signer.Authority {
+// all that is known of a name. apiServer is the host of the API server.
+func (s *service) standaloneAuthority(store *boltstore.Store, apiServer string) *signer.Authority {
 	o := s.options
 	services := o.serving.servicePrefix
 	if len(services) == 0 {
 		services = usualServices
 	}
-	facts := signer.Standalone{
-		Claims: store.Claims(), Admins: adminGroup, DNSSuffixes: s.scope().DNSSuffixes,
-		Keep: approval.Reserved{
-			Prefixes: services, APIServer: append(hosts, o.tlsSANs...),
-			Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise and --tls-san",
+	facts := standaloneFacts{
+		Standalone: signer.Standalone{
+			Claims: store.Claims(), Admins: adminGroup, DNSSuffixes: s.scope().DNSSuffixes,
+			Keep: approval.Reserved{
+				Prefixes: services, APIServer: []string{apiServer},
+				Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise, --tls-san and kubejoin's certificate",
+			},
 		},
+		ownHosts: s.ownHosts,
 	}
 	return s.authority(facts, &signer.NodeAdmission{
 		Tokens: store, Claims: store.Claims(), Reserved: o.reservedNodeNames, Retention: o.spentRetention,

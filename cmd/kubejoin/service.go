@@ -54,6 +54,8 @@ type service struct {
 	background []func(context.Context) error
 	// hosts are the names that the serving certificate is to have, if it is issued here.
 	hosts []string
+	// certificate gives the one that is served. It is there before anything is answered or decided.
+	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// lines and kept are the issuance record: see record.
 	lines, kept issuance.Log
 	// warnings are for those who make tokens.
@@ -92,12 +94,12 @@ func (s *service) check(name string, ready func(context.Context) error) {
 }
 
 // servingCertificate takes the certificate that is served from files, or issues it.
-func (s *service) servingCertificate() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+func (s *service) servingCertificate() error {
 	o := s.options
 	if o.tlsCert == "" {
 		issued := &servingcert.Issued{CA: s.ca.Get, Names: servingNames(o.listen, append(s.hosts, o.tlsSANs...)...)}
 		if _, err := issued.Step(context.Background()); err != nil {
-			return nil, err
+			return err
 		}
 		// A joining node sees the certificate and cluster-info: both follow the CA at once.
 		s.caChanged = append(s.caChanged, func(*signer.CA) error {
@@ -106,7 +108,8 @@ func (s *service) servingCertificate() (func(*tls.ClientHelloInfo) (*tls.Certifi
 		})
 		renewal := loop.Loop{Name: "serving-certificate", Step: issued.Step, Logger: s.log, Registerer: s.registry}
 		s.goBackground(renewal.Run)
-		return issued.GetCertificate, nil
+		s.certificate = issued.GetCertificate
+		return nil
 	}
 	files, err := reload.Files[*tls.Certificate]{
 		Name: "serving-certificate", Paths: []string{o.tlsCert, o.tlsKey},
@@ -117,7 +120,7 @@ func (s *service) servingCertificate() (func(*tls.ClientHelloInfo) (*tls.Certifi
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
 	if err != nil {
-		return nil, fmt.Errorf("--tls-cert-file: %w", err)
+		return fmt.Errorf("--tls-cert-file: %w", err)
 	}
 	s.goBackground(files.Run)
 	s.check("serving-certificate", func(context.Context) error {
@@ -126,7 +129,8 @@ func (s *service) servingCertificate() (func(*tls.ClientHelloInfo) (*tls.Certifi
 		}
 		return nil
 	})
-	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.Get(), nil }, nil
+	s.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.Get(), nil }
+	return nil
 }
 
 // run serves until ctx ends or a part fails for good, then lets requests in flight end while
@@ -137,11 +141,10 @@ func (s *service) run(ctx context.Context) error {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	defer func() { _ = listener.Close() }() // closed twice on the usual way, to no harm
-	certificate, err := s.servingCertificate()
-	if err != nil {
+	if err := s.servingCertificate(); err != nil {
 		return err
 	}
-	config := &tls.Config{GetCertificate: certificate, MinVersion: tls.VersionTLS13}
+	config := &tls.Config{GetCertificate: s.certificate, MinVersion: tls.VersionTLS13}
 	if s.options.tlsMinVersion == tls12 {
 		config.MinVersion = tls.VersionTLS12
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -12,7 +13,6 @@ import (
 	"sync/atomic"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -110,20 +110,36 @@ func (n noticing) RoundTrip(r *http.Request) (*http.Response, error) {
 func (a *apiServer) hosts() []string {
 	hosts := []string{hostOf(a.config.Host), a.config.ServerName}
 	if cert := a.certificate.Load(); cert != nil {
-		hosts = append(hosts, cert.DNSNames...)
-		for _, ip := range cert.IPAddresses {
-			hosts = append(hosts, ip.String())
-		}
+		hosts = append(hosts, hostsIn(cert)...)
 	}
 	return hosts
 }
 
+// hostsIn are the names and addresses that a certificate is good for. A wildcard among them stays
+// one, and reserves nothing: it would be everything of its domain, nodes too.
+func hostsIn(cert *x509.Certificate) []string {
+	hosts := slices.Clone(cert.DNSNames)
+	for _, ip := range cert.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	return hosts
+}
+
+// A clusterInfo is what machines that join are told.
+type clusterInfo interface {
+	Data(ctx context.Context) (map[string]string, error)
+}
+
 // facts are what rules may ask about the cluster.
-func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *csr.Nodes, info *configmap.ConfigMap) *csr.Facts {
+func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *csr.Nodes, info clusterInfo) *csr.Facts {
 	return &csr.Facts{
 		Client: client, Nodes: nodes, ServiceCIDRs: s.options.serving.servicePrefix,
 		APIServers: func(ctx context.Context) ([]string, error) {
-			hosts := append(api.hosts(), s.options.hosts()...)
+			own, err := s.ownHosts()
+			if err != nil {
+				return nil, err
+			}
+			hosts := append(api.hosts(), own...)
 			data, err := info.Data(ctx)
 			switch {
 			case errors.Is(err, clusterinfo.ErrNotFound):
@@ -145,6 +161,36 @@ func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *csr.
 // serves as one of them with a certificate of the cluster CA is believed to be it.
 func (o *serveOptions) hosts() []string {
 	return append([]string{hostOf(o.apiServer), hostOf(o.advertise)}, o.tlsSANs...)
+}
+
+// ownHosts are those of the flags, and what kubejoin's certificate is good for, as it is now: where
+// kubejoin is reached by another name of it, bearer tokens are sent there all the same.
+func (s *service) ownHosts() ([]string, error) {
+	if s.certificate == nil {
+		return nil, errors.New("kubejoin does not serve yet")
+	}
+	served, err := s.certificate(nil)
+	if err != nil {
+		return nil, fmt.Errorf("kubejoin's certificate: %w", err)
+	}
+	hosts := append(s.options.hosts(), hostsIn(served.Leaf)...)
+	return slices.DeleteFunc(hosts, func(host string) bool { return host == "" }), nil
+}
+
+// standaloneFacts are those of signer.Standalone, which reserve kubejoin's own hosts as well.
+type standaloneFacts struct {
+	signer.Standalone
+	ownHosts func() ([]string, error)
+}
+
+func (f standaloneFacts) Reserved(context.Context) (approval.Reserved, error) {
+	own, err := f.ownHosts()
+	if err != nil {
+		return approval.Reserved{}, err
+	}
+	reserved := f.Keep
+	reserved.APIServer = slices.Concat(reserved.APIServer, own)
+	return reserved, nil
 }
 
 // hostOf takes the host out of a URL or HOST:PORT, as client-go lets kubeconfigs have both.

@@ -1,11 +1,20 @@
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"k8s.io/client-go/rest"
 )
 
@@ -53,5 +62,64 @@ func TestAPIServerHosts(t *testing.T) {
 	o := serveOptions{apiServer: "https://api.example.com:6443", advertise: "join.example.com:9443", tlsSANs: []string{"10.0.0.9"}}
 	if got := o.hosts(); !slices.Equal(got, []string{"api.example.com", "join.example.com", "10.0.0.9"}) {
 		t.Errorf("hosts of flags are %q", got)
+	}
+}
+
+// What kubejoin's own certificate is good for no kubelet serves as, on a cluster and without one, and
+// by the certificate that is served now.
+func TestOwnHosts(t *testing.T) {
+	var served atomic.Pointer[tls.Certificate]
+	s := &service{options: serveOptions{apiServer: "https://api.example.com:6443", advertise: "join.example.com:9443"}}
+	if _, err := s.ownHosts(); err == nil {
+		t.Error("hosts are known before there is a certificate")
+	}
+	s.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		if c := served.Load(); c != nil {
+			return c, nil
+		}
+		return nil, errors.New("none yet")
+	}
+	authority, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig("https://10.0.0.2:6443", authority.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := &clusterinfo.Computed{Tokens: &single{}, Kubeconfig: kubeconfig}
+	hosts := map[string]func() ([]string, error){
+		"standalone": func() ([]string, error) {
+			facts := standaloneFacts{Standalone: signer.Standalone{Keep: approval.Reserved{APIServer: []string{"10.0.0.1"}}}, ownHosts: s.ownHosts}
+			reserved, err := facts.Reserved(t.Context())
+			return reserved.APIServer, err
+		},
+		"on a cluster": func() ([]string, error) {
+			return s.facts(nil, newAPIServer(&rest.Config{Host: "https://10.0.0.1:6443"}), nil, info).APIServers(t.Context())
+		},
+	}
+	for name, hosts := range hosts {
+		served.Store(nil)
+		if got, err := hosts(); err == nil {
+			t.Errorf("%s: without a certificate %q are reserved, want an error", name, got)
+		}
+		for _, leaf := range []*x509.Certificate{
+			{DNSNames: []string{"node-1", "*.example.org"}, IPAddresses: []net.IP{net.ParseIP("10.0.0.7"), net.ParseIP("2001:db8::7")}},
+			{DNSNames: []string{"node-2"}},
+		} {
+			served.Store(&tls.Certificate{Leaf: leaf})
+			got, err := hosts()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range append(hostsIn(leaf), "api.example.com", "join.example.com") {
+				if !slices.Contains(got, want) {
+					t.Errorf("%s: reserved are %q, without %q", name, got, want)
+				}
+			}
+			if slices.Contains(got, "") || leaf.DNSNames[0] == "node-2" && slices.Contains(got, "node-1") {
+				t.Errorf("%s: reserved are %q", name, got)
+			}
+		}
 	}
 }

@@ -80,7 +80,7 @@ func standalone(ctx context.Context, s *service) error {
 	if err := s.knowCertificates(s.ownCAs()); err != nil {
 		return err
 	}
-	authority := s.standaloneAuthority(store, host, hostOf(apiServer))
+	authority := s.standaloneAuthority(store, hostOf(apiServer))
 	s.giveCertificates(authority)
 	s.api.Longest = authority.Longest
 	s.warnOfCA(authority, nothing)
