@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/kubeauth"
+	"github.com/kubejoin/kubejoin/signer"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -29,32 +30,69 @@ func (s *service) loadOperators(file string) error {
 	return nil
 }
 
-// knowCertificates knows callers by client certificates that --client-ca-file has issued, or else
-// cas, which may be nil for nobody.
-func (s *service) knowCertificates(cas func() *x509.CertPool) error {
-	if file := s.options.clientCA; file != "" {
-		files, err := reload.Files[*x509.CertPool]{
-			Name: "client-ca", Paths: []string{file},
-			Load:   func() (*x509.CertPool, error) { return loadPool(file) },
-			Logger: s.log, Registerer: s.registry,
-		}.Open()
-		if err != nil {
-			return fmt.Errorf("--client-ca-file: %w", err)
+// knowCertificates knows callers by client certificates that --client-ca-file has issued, and nobody
+// without it.
+func (s *service) knowCertificates() error {
+	file := s.options.clientCA
+	if file == "" {
+		return nil
+	}
+	files, err := reload.Files[*x509.CertPool]{
+		Name: "client-ca", Paths: []string{file},
+		Load:   func() (*x509.CertPool, error) { return loadPool(file) },
+		Logger: s.log, Registerer: s.registry,
+	}.Open()
+	if err != nil {
+		return fmt.Errorf("--client-ca-file: %w", err)
+	}
+	s.goBackground(files.Run)
+	s.check("client-ca", func(context.Context) error {
+		if files.Err() != nil {
+			return errors.New("the file of --client-ca-file has changed and cannot be used; the last good one is in use, see the log")
 		}
-		s.goBackground(files.Run)
-		s.check("client-ca", func(context.Context) error {
-			if files.Err() != nil {
-				return errors.New("the file of --client-ca-file has changed and cannot be used; the last good one is in use, see the log")
-			}
-			return nil
-		})
-		cas = files.Get
-	}
-	if cas != nil {
-		s.askForCertificate = true
-		s.byCertificate = server.ClientCertificate{CAs: cas, Everybody: true}.Remembering()
-	}
+		return nil
+	})
+	s.knowBy(server.ClientCertificate{CAs: files.Get, Everybody: true}.Remembering())
 	return nil
+}
+
+// knowBy has callers asked for their client certificates.
+func (s *service) knowBy(certificate server.Authenticate) {
+	s.askForCertificate, s.byCertificate = true, certificate
+}
+
+// knowOwnCertificates is knowCertificates where without --client-ca-file callers are known by the
+// cluster CA, and nodes by the CA that their signer has for itself as well.
+func (s *service) knowOwnCertificates() error {
+	if s.options.clientCA != "" {
+		return s.knowCertificates()
+	}
+	known := server.ClientCertificate{CAs: s.ownCAs(), Everybody: true}.Remembering()
+	if s.configured != nil {
+		files := s.configured.files
+		nodes := server.ClientCertificate{CAs: func() *x509.CertPool { return files.Get().nodes }, Everybody: true}.Remembering()
+		known = server.AnyOf(known, onlyNodes(nodes))
+	}
+	s.knowBy(known)
+	return nil
+}
+
+// onlyNodes knows of those whom nodes knows the nodes, each in no group but that of nodes. Only what a
+// CA has issued itself counts: a CA below it may be another signer's.
+func onlyNodes(nodes server.Authenticate) server.Authenticate {
+	return func(r *http.Request) (server.User, error) {
+		if r.TLS != nil && len(r.TLS.PeerCertificates) > 1 {
+			alone := *r.TLS
+			alone.PeerCertificates = alone.PeerCertificates[:1]
+			r = r.WithContext(r.Context()) // a copy
+			r.TLS = &alone
+		}
+		user, err := nodes(r)
+		if err == nil && !(signer.IsNode(user.Name, user.Groups) && len(user.Groups) == 1) {
+			return server.User{}, fmt.Errorf("%w: the CA of kubelets' client certificates makes nodes known, and %q in %q is none", server.ErrBadCredentials, user.Name, user.Groups)
+		}
+		return user, err
+	}
 }
 
 // callersOnCluster are the token file's, and whom the API server knows; what they may do is RBAC's to

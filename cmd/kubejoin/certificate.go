@@ -20,16 +20,23 @@ func (s *service) giveCertificates(authority *signer.Authority) {
 func (s *service) ownCAs() func() *x509.CertPool {
 	var pool atomic.Pointer[x509.CertPool]
 	follow := func(ca *signer.CA) error {
-		p := x509.NewCertPool()
-		for _, c := range ca.Bundle() {
-			p.AddCert(c)
-		}
-		pool.Store(p)
+		pool.Store(poolOf(ca))
 		return nil
 	}
 	_ = follow(s.ca.Get()) // never fails
 	s.caChanged = append(s.caChanged, follow)
 	return pool.Load
+}
+
+// poolOf has every certificate of a CA; of nil it has none, and trusts nobody.
+func poolOf(ca *signer.CA) *x509.CertPool {
+	pool := x509.NewCertPool()
+	if ca != nil {
+		for _, c := range ca.Bundle() {
+			pool.AddCert(c)
+		}
+	}
+	return pool
 }
 
 // Service addresses where nobody has said which: those of kubeadm and of kube-apiserver.

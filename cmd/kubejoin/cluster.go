@@ -66,7 +66,7 @@ func onCluster(ctx context.Context, s *service) error {
 			return err
 		}
 	}
-	if err := s.knowCertificates(nil); err != nil {
+	if err := s.knowCertificates(); err != nil {
 		return err
 	}
 	s.callersOnCluster(client)

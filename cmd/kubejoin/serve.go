@@ -151,7 +151,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.advertise, "advertise", "", "HOST:PORT that join commands name for discovery (default: standalone this server; on a cluster the API server that cluster-info names)")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server that cluster-info names (default: what cluster-info names already, or the kubeconfig's; standalone port 6443 of --advertise's host)")
 	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", `bearer tokens of operators, as kube-apiserver's: lines of token,user,uid,"group1,group2"; group `+adminGroup+" may do everything (default: standalone one that is made in --data-dir; on a cluster none)")
-	f.StringVar(&o.clientCA, "client-ca-file", "", "CA of the client certificates by which nodes are known, and on a cluster users, as kube-apiserver's flag of that name (default: standalone the CA in --data-dir; on a cluster none)")
+	f.StringVar(&o.clientCA, "client-ca-file", "", "CA of the client certificates by which nodes are known, and on a cluster users, as kube-apiserver's flag of that name (default: standalone the cluster CA, and for nodes the one that their signer has in --signer-config; on a cluster none)")
 	f.StringSliceVar(&o.apiAudiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: audiences of which the bearer token of a service account, or of another user of the cluster, has to be for one (repeatable)")
 	f.StringVar(&o.tlsCert, "tls-cert-file", "", "certificate chain to serve with; kubeadm needs one that the cluster CA signed (default: one is issued from the cluster CA and renewed)")
 	f.StringVar(&o.tlsKey, "tls-private-key-file", "", "key of --tls-cert-file")

@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/prometheus/client_golang/prometheus"
+	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -38,6 +39,8 @@ type configured struct {
 type signerFile struct {
 	says    *config.Configuration
 	signers map[string]signer.Signer
+	// nodes are the CA that kubelets' client certificates are from if they have one of their own.
+	nodes *x509.CertPool
 }
 
 // loadSigners takes the signers from --signer-config, if it is given, and follows it. The CA of
@@ -62,7 +65,12 @@ func (s *service) loadSigners() error {
 		},
 		Load: func() (signerFile, error) {
 			says, signers, err := config.Open(file, defaults)
-			return signerFile{says, signers}, err
+			if err != nil {
+				return signerFile{}, err
+			}
+			f := signerFile{says: says, signers: signers}
+			f.nodes = poolOf(f.own()[certificates.KubeAPIServerClientKubeletSignerName])
+			return f, nil
 		},
 		Changed: func(f signerFile) error {
 			s.event(corev1.EventTypeNormal, eventSignersReplaced, "The signer configuration, or a CA that it names, has changed and is in use now: "+f.names())

@@ -77,7 +77,7 @@ func standalone(ctx context.Context, s *service) error {
 	s.hosts = []string{host}
 	s.api.Tokens, s.api.Claims, s.api.ClusterInfo, s.api.Advertise = store, store.Claims(), info, o.advertise
 	s.warnOfLimits("as with 'kubejoin sign'; a cluster's own signer, which answers 'kubeadm join', knows nothing of them")
-	if err := s.knowCertificates(s.ownCAs()); err != nil {
+	if err := s.knowOwnCertificates(); err != nil {
 		return err
 	}
 	authority := s.standaloneAuthority(store, hostOf(apiServer))
