@@ -3,12 +3,10 @@ package main
 import (
 	"context"
 	"encoding/csv"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -17,7 +15,6 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -28,9 +25,6 @@ const discoverTimeout = 30 * time.Second
 
 // maxTokenFile is the most bytes of a file with one token.
 const maxTokenFile = 4 << 10
-
-// maxClusterInfo is the most bytes of cluster-info in JSON.
-const maxClusterInfo = 4 << 20
 
 // bootstrapOptions are the flags of kubeconfig bootstrap.
 type bootstrapOptions struct {
@@ -293,29 +287,18 @@ func (o *bootstrapOptions) mint(ctx context.Context, cmd *cobra.Command, r *remo
 	return ofToken(token), nil
 }
 
-// clusterInfo is the discovery kubeconfig of where tokens are.
+// clusterInfo is the discovery kubeconfig of where tokens are. A server is asked for that alone: the
+// ConfigMap has the signatures of all tokens as well.
 func (r *remote) clusterInfo(ctx context.Context) ([]byte, error) {
-	if r.cluster != nil {
-		info, err := r.cluster.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
+	if r.cluster == nil {
+		kubeconfig, err := r.ClusterInfo(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("cluster-info: %w", err)
 		}
-		return []byte(info.Data[clusterinfo.KubeconfigKey]), nil
+		return kubeconfig, nil
 	}
-	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(r.URL, "/")+"/api/v1/namespaces/"+clusterinfo.Namespace+"/configmaps/"+clusterinfo.Name, nil)
+	info, err := r.cluster.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
-	}
-	answer, err := r.HTTP.Do(ask)
-	if err != nil {
-		return nil, fmt.Errorf("cluster-info: %w", err)
-	}
-	defer func() { _ = answer.Body.Close() }() // all of it that matters was read
-	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("cluster-info: %s answers %s", r.URL, answer.Status)
-	}
-	var info corev1.ConfigMap
-	if err := json.NewDecoder(io.LimitReader(answer.Body, maxClusterInfo)).Decode(&info); err != nil {
 		return nil, fmt.Errorf("cluster-info: %w", err)
 	}
 	return []byte(info.Data[clusterinfo.KubeconfigKey]), nil

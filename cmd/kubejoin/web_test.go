@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"encoding/pem"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // A webServer answers the API in some way, and commands that are told where.
@@ -66,4 +69,34 @@ func (w *webServer) run(t *testing.T, path string, args ...string) (stdout strin
 	var out, errs bytes.Buffer
 	err = run(t.Context(), append(args, "--url", w.url+path, "--ca-file", filepath.Join(w.dir, "ca"), "--bearer-file", filepath.Join(w.dir, "bearer")), &out, &errs)
 	return out.String(), err
+}
+
+// However many tokens have signed cluster-info, it is said how to join: a server is asked for the
+// kubeconfig in it and not for their signatures.
+func TestClusterInfoOfAnySize(t *testing.T) {
+	web := newWebServer(t, func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !strings.HasSuffix(r.URL.Path, "/configmaps/cluster-info") {
+				api.ServeHTTP(w, r)
+				return
+			}
+			r.Header.Del("Accept-Encoding")
+			answer := httptest.NewRecorder()
+			api.ServeHTTP(answer, r)
+			var info corev1.ConfigMap
+			if err := json.Unmarshal(answer.Body.Bytes(), &info); err != nil {
+				t.Error(err)
+			}
+			info.Data["jws-kubeconfig-000000"] = strings.Repeat("s", 5<<20)
+			_ = json.NewEncoder(w).Encode(info) // fails if nobody reads it
+		})
+	})
+	out, err := web.run(t, "", "token", "create", "--print-join-command", "--format", "yaml")
+	if err != nil || !strings.Contains(out, "kind: JoinConfiguration") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	out, err = web.run(t, "", "kubeconfig", "bootstrap")
+	if err != nil || !strings.Contains(out, "server: https://api.example.com:6443") {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
