@@ -217,6 +217,62 @@ func TestOpenAPIHasTheFieldsOfRequests(t *testing.T) {
 	}
 }
 
+// A default is what a field means that is not sent, whatever else is: generated clients send it with
+// everything, and some have the field required.
+func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
+	d := document(t)
+	later := time.Now().Add(48 * time.Hour).UTC().Truncate(time.Second)
+	expires := `"` + later.Format(time.RFC3339) + `"`
+	for _, test := range []struct {
+		schema, path string
+		given        map[string]string // fields, in JSON
+	}{
+		{"CreateToken", tokenPath, map[string]string{"expires": expires}},
+		{"CreateToken", tokenPath, map[string]string{"usages": `["signing"]`}},
+		{"CreateToken", tokenPath, map[string]string{"usages": `["authentication"]`, "maxNodes": "1", "role": `"control-plane"`}},
+		{"PrintJoinCommand", tokenPath + "/print-join-command", map[string]string{"expires": expires, "format": `"json"`}},
+		{"RenewToken", "", map[string]string{"expires": expires}},
+	} {
+		s := newSite(t)
+		s.start(t)
+		made, _, _ := askFor[api.Token](t, s, "POST", tokenPath, "")
+		if test.path == "" {
+			test.path = tokenPath + "/" + made.ID + "/renew"
+		}
+		fields := map[string]json.RawMessage{}
+		pointer := "#/components/schemas/" + test.schema + "/properties"
+		_, properties := d.Resolve(pointer)
+		for name := range properties {
+			if _, property := d.Resolve(pointer + "/" + name); property["default"] != nil {
+				value, err := json.Marshal(property["default"])
+				if err != nil {
+					t.Fatal(err)
+				}
+				fields[name] = value
+			}
+		}
+		if len(fields) == 0 {
+			t.Errorf("%s has no defaults: this test could not fail", test.schema)
+		}
+		for name, value := range test.given {
+			if properties[name] == nil {
+				t.Errorf("%s has no field %s", test.schema, name)
+			}
+			fields[name] = json.RawMessage(value)
+		}
+		body, err := json.Marshal(fields)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, p, got := askFor[api.Token](t, s, "POST", test.path, string(body))
+		if got.status >= 400 {
+			t.Errorf("%s: %s is answered %d %s", test.schema, body, got.status, p.Detail)
+		} else if _, ends := test.given["expires"]; ends && !answer.Expires.Equal(later) {
+			t.Errorf("%s: %s has it end at %s", test.schema, body, answer.Expires)
+		}
+	}
+}
+
 // shown are the objects of answers, by the name of their schema. Those in them are found from there.
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
