@@ -172,6 +172,7 @@ func onCluster(ctx context.Context, s *service) error {
 	default:
 		s.warnOfOtherSigner(authority)
 		s.warnOfCA(authority, caWarning(info))
+		s.warnOfDuration(authority)
 	}
 	s.warnOfLeader(leader)
 	s.warnOfSize(info)

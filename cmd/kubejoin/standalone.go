@@ -84,6 +84,7 @@ func standalone(ctx context.Context, s *service) error {
 	s.giveCertificates(authority)
 	s.api.Longest = authority.Longest
 	s.warnOfCA(authority, nothing)
+	s.warnOfDuration(authority)
 	caFile := dir.path("ca.crt")
 	if err := s.keepBundle(caFile); err != nil {
 		return err

@@ -97,7 +97,7 @@ exit code is 1.` + remoteHelp + offlineHelp,
 	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join a control plane, with the key that 'kubeadm init phase upload-certs --upload-certs' printed")
 	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("how many nodes may join with it, 1 to %d (default any number)", tokens.MaxNodes))
 	f.StringSliceVar(&o.nodeNames, "node-name", nil, "name that a node may join under, or a pattern such as 'worker-*' (repeatable; default any)")
-	f.DurationVar(&o.duration, "certificate-duration", 0, "how long the certificates of these nodes are valid, if the signer's are not shorter (default the signer's)")
+	f.DurationVar(&o.duration, "certificate-duration", 0, "how long the certificates of these nodes are valid, within the bounds of the signer (default the signer's)")
 	f.StringVar(&o.role, "role", "", tokens.RoleControlPlane+" is for nodes that may take reserved names (default a worker)")
 	f.StringVar(&o.replace, "replace-node", "", "name of a Node that exists, which one machine may take")
 	f.DurationVar(&o.wait, "wait", server.DefaultSignTimeout, "how long to wait for the signature in cluster-info; 0 is not at all")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -94,6 +95,21 @@ func tokenNoticeOfCA(end time.Time, lifetime time.Duration, made tokens.Record, 
 		return fmt.Sprintf("the CA expired at %s, and nobody gets a certificate until it is replaced", end.UTC().Format(time.RFC3339))
 	}
 	return noticeOfCA(end, lifetime, now)
+}
+
+// warnOfDuration tells of a lifetime of certificates that their signer raises, which is longer than
+// whoever made the token wants to trust a machine.
+func (s *service) warnOfDuration(authority *signer.Authority) {
+	s.warnOf(func(_ context.Context, made tokens.Record) string {
+		const name = certificates.KubeAPIServerClientKubeletSignerName
+		nodes, _ := authority.Signer(name)
+		p, d := nodes.Profile, made.Limits.CertificateDuration
+		// Without Min it is the least that a token can ask for.
+		if !made.Authentication || d == 0 || d >= p.Min || d > cmp.Or(p.Max, p.Default, signer.DefaultDuration) {
+			return ""
+		}
+		return fmt.Sprintf("certificates that are issued on this token last for %s and not for %s: duration.min of signer %s in --signer-config is more", p.Min, d, name)
+	})
 }
 
 // warnOfSize tells of a ConfigMap that fills up, where joins depend on it.

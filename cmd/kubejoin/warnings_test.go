@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -77,6 +78,42 @@ func TestTokenWarnings(t *testing.T) {
 		}
 		if !ok {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// Who asks for a shorter lifetime than the signer gives is told of the one that certificates will have.
+func TestWarningOfDuration(t *testing.T) {
+	const hour = time.Hour
+	for _, test := range []struct {
+		name    string
+		profile signer.Profile
+		asked   time.Duration
+		want    string
+	}{
+		{"below the least", signer.Profile{Min: 2 * hour, Default: 24 * hour}, hour, "last for 2h0m0s and not for 1h0m0s"},
+		{"the least", signer.Profile{Min: 2 * hour, Default: 24 * hour}, 2 * hour, ""},
+		{"none", signer.Profile{Min: 2 * hour, Default: 24 * hour}, 0, ""},
+		{"no least", signer.Profile{Default: 24 * hour}, 10 * time.Minute, ""},
+		{"a least that is more than the most", signer.Profile{Min: 3 * hour, Default: 2 * hour}, hour, "last for 3h0m0s and not for 1h0m0s"},
+		{"more than the most, which is said of the flag", signer.Profile{Min: hour, Default: 2 * hour}, 9 * hour, ""},
+	} {
+		s := newService(serveOptions{}, slog.New(slog.DiscardHandler), nil)
+		s.warnOfDuration(&signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{certificates.KubeAPIServerClientKubeletSignerName: {Profile: test.profile}})})
+		made := tokens.Record{Authentication: true, Limits: tokens.Limits{CertificateDuration: test.asked}}
+		got := strings.Join(s.api.Warnings(t.Context(), made), "")
+		if !strings.Contains(got, test.want) || (got == "") != (test.want == "") {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+		// It is what the signer does.
+		now := time.Now()
+		notBefore, notAfter, err := test.profile.Validity(now.Add(1000*hour), test.asked, now)
+		if lasts := notAfter.Sub(notBefore) - 5*time.Minute; err != nil || test.want != "" && !strings.Contains(test.want, "for "+lasts.String()+" ") {
+			t.Errorf("%s: lasts for %s, %v", test.name, lasts, err)
+		}
+		made.Authentication = false
+		if got := s.api.Warnings(t.Context(), made); len(got) > 0 {
+			t.Errorf("%s, for signing alone: %q", test.name, got)
 		}
 	}
 }
