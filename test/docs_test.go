@@ -2,6 +2,7 @@ package test
 
 import (
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -42,6 +43,77 @@ func TestSecurityModelNamesWhatIsThere(t *testing.T) {
 	for _, name := range namedFile.FindAllString(model, -1) {
 		if found, err := filepath.Glob(filepath.Join("..", name)); err != nil || len(found) == 0 {
 			t.Errorf("there is no %s", name)
+		}
+	}
+}
+
+var (
+	declaredReason = regexp.MustCompile(`\bReason[A-Za-z]* *= "([A-Za-z]+)"`)
+	namedReason    = regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| ")
+	declaredCheck  = regexp.MustCompile(`\.check\("([a-z-]+)"`)
+	failingChecks  = regexp.MustCompile("(?m)^\\| `/readyz` 503 \\| .*$")
+	namedCheck     = regexp.MustCompile("`([a-z-]+)`")
+	noticedCheck   = regexp.MustCompile("check `([a-z-]+)` in `/readyz\\?verbose`")
+)
+
+// Each reason of a certificate that is not given is in the tables of docs/protocol.md, and no other.
+func TestProtocolHasEveryReason(t *testing.T) {
+	t.Parallel()
+	_, section, found := strings.Cut(string(readFile(t, "../docs/protocol.md")), "\n## Refusals\n")
+	if !found {
+		t.Fatal("docs/protocol.md has no section Refusals")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	compareNames(t, "reason", declaredIn(t, "../signer", declaredReason), namesIn(section, namedReason))
+}
+
+// Each check of /readyz is in docs/operations.md.
+func TestOperationsHasEveryCheck(t *testing.T) {
+	t.Parallel()
+	operations := string(readFile(t, "../docs/operations.md"))
+	_, list, _ := strings.Cut(failingChecks.FindString(operations), ":")
+	named := namesIn(list, namedCheck)
+	maps.Copy(named, namesIn(operations, noticedCheck))
+	compareNames(t, "check", declaredIn(t, "../cmd/kubejoin", declaredCheck), named)
+}
+
+// declaredIn are the names that a pattern finds in the code of a folder and those below it.
+func declaredIn(t *testing.T, dir string, pattern *regexp.Regexp) map[string]bool {
+	t.Helper()
+	names := map[string]bool{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			maps.Copy(names, namesIn(string(readFile(t, path)), pattern))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func namesIn(text string, pattern *regexp.Regexp) map[string]bool {
+	names := map[string]bool{}
+	for _, m := range pattern.FindAllStringSubmatch(text, -1) {
+		names[m[1]] = true
+	}
+	return names
+}
+
+func compareNames(t *testing.T, what string, declared, named map[string]bool) {
+	t.Helper()
+	if len(declared) == 0 {
+		t.Fatalf("no %s is declared: this test could not fail", what)
+	}
+	for name := range declared {
+		if !named[name] {
+			t.Errorf("%s %s is in no table", what, name)
+		}
+	}
+	for name := range named {
+		if !declared[name] {
+			t.Errorf("there is no %s %s", what, name)
 		}
 	}
 }
