@@ -219,6 +219,9 @@ func TestCreateTokenAgainWithoutRoom(t *testing.T) {
 	own := tokens.Generate()
 	body := `{"token":"` + own.Reveal() + `","wait":"0"}`
 	for i, want := range []int{201, 200} {
+		if _, _, got := askFor[api.Token](t, s, "POST", tokenPath+"?dryRun", body); got.status != 200 {
+			t.Errorf("%d, a dry run: %d %s", i, got.status, got.body)
+		}
 		if _, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != want {
 			t.Errorf("%d: %d %s, want %d", i, got.status, got.body, want)
 		}
@@ -227,8 +230,10 @@ func TestCreateTokenAgainWithoutRoom(t *testing.T) {
 		info.mu.Unlock()
 	}
 	other := `{"token":"` + tokens.Generate().Reveal() + `","wait":"0"}`
-	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, other); got.status != 507 || !p.Named(api.ProblemFull) {
-		t.Errorf("%d %s", got.status, got.body)
+	for _, query := range []string{"", "?dryRun"} {
+		if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+query, other); got.status != 507 || !p.Named(api.ProblemFull) {
+			t.Errorf("%s: %d %s", query, got.status, got.body)
+		}
 	}
 }
 

@@ -124,6 +124,10 @@ func (h *handler) tryCreate(ctx context.Context, asked api.TokenSpec, record tok
 		v = h.view(ctx, now)
 	case !errors.Is(err, tokens.ErrNotFound):
 		return answer{}, h.unavailable(err)
+	default:
+		if err := h.reserve(record, true); err != nil {
+			return answer{}, err
+		}
 	}
 	t := v.token(record)
 	t.DryRun, t.Token = true, api.Secret(record.Token.Reveal())

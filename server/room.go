@@ -25,8 +25,8 @@ type unsigned struct {
 }
 
 // reserve keeps room for the signature of a token that is about to be made, or says that there is
-// none: nobody is to wait for what will not come.
-func (h *handler) reserve(record tokens.Record) error {
+// none: nobody is to wait for what will not come. A dry run keeps none.
+func (h *handler) reserve(record tokens.Record, dryRun bool) error {
 	info, isBounded := h.ClusterInfo.(bounded)
 	if !isBounded || !record.Signing {
 		return nil
@@ -47,7 +47,9 @@ func (h *handler) reserve(record tokens.Record) error {
 	if len(h.unsigned.made) >= free {
 		return full(signatures)
 	}
-	h.unsigned.made[record.Token.ID()] = time.Now()
+	if !dryRun {
+		h.unsigned.made[record.Token.ID()] = time.Now()
+	}
 	return nil
 }
 

@@ -99,6 +99,15 @@ func TestNoRoom(t *testing.T) {
 			if statuses[2] != 20 || statuses[5] != 30 || len(s.ids(t)) != 20 {
 				t.Errorf("%v and %d tokens, want 20 made and 30 refused", statuses, len(s.ids(t)))
 			}
+			// A dry run says the same, and many of them keep no room.
+			if path == tokenPath {
+				if status, body := ask(path + "?dryRun"); status != http.StatusInsufficientStorage {
+					t.Errorf("a dry run: %d %s", status, body)
+				}
+				if status, body := ask(path + "?dryRun&usages=authentication"); status != http.StatusOK {
+					t.Errorf("a dry run of a token that does not sign: %d %s", status, body)
+				}
+			}
 			for _, want := range []string{"signatures of 20 tokens", "Delete tokens or let some expire", "--advertise"} {
 				if _, body := ask(path); !strings.Contains(body, want) {
 					t.Errorf("the answer does not say %q: %s", want, body)
