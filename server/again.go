@@ -41,8 +41,9 @@ func (h *handler) again(ctx context.Context, asked api.TokenSpec, record tokens.
 }
 
 // differences are the fields in which a stored record, its token apart, is not what a request that
-// comes now asks for. A ttl is meant from when the token was made. Nobody asks for one that has
-// expired or is no good.
+// comes now asks for. A ttl is meant from when the token was made. A token that is spent may end
+// sooner: taking its last place brings the end forward. Nobody asks for one that has expired or is
+// no good.
 func differences(stored, record tokens.Record, asked api.TokenSpec, now time.Time) []string {
 	var fields []string
 	differs := func(field string, alike bool) {
@@ -51,7 +52,7 @@ func differences(stored, record tokens.Record, asked api.TokenSpec, now time.Tim
 		}
 	}
 	if asked.Expires != "" {
-		differs("expires", stored.Expires.Equal(record.Expires))
+		differs("expires", stored.Expires.Equal(record.Expires) || stored.Spent() && !stored.Expires.IsZero() && stored.Expires.Before(record.Expires))
 	} else {
 		differs("ttl", sameLife(stored, record, now))
 	}
@@ -69,12 +70,17 @@ func differences(stored, record tokens.Record, asked api.TokenSpec, now time.Tim
 	return fields
 }
 
-// sameLife reports whether a stored record lives as long from its creation as one that is made now.
+// sameLife reports whether a stored record lives as long from its creation as one that is made now,
+// or less if it is spent.
 func sameLife(stored, record tokens.Record, now time.Time) bool {
-	if stored.Expires.IsZero() || record.Expires.IsZero() {
-		return stored.Expires.IsZero() && record.Expires.IsZero()
+	switch {
+	case record.Expires.IsZero():
+		return stored.Expires.IsZero() || stored.Spent()
+	case stored.Expires.IsZero():
+		return false
 	}
 	asked := record.Expires.Sub(now)
 	slack := max(minEndSlack, min(asked/10, maxEndSlack))
-	return (stored.Expires.Sub(stored.Created) - asked).Abs() <= slack
+	longer := stored.Expires.Sub(stored.Created) - asked
+	return longer <= slack && (longer >= -slack || stored.Spent())
 }

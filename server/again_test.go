@@ -23,6 +23,7 @@ func TestCreateTokenAgain(t *testing.T) {
 	body := func(t tokens.Token, rest string) string {
 		return `{"token":"` + t.Reveal() + `"` + strings.TrimSuffix(","+rest, ",") + `}`
 	}
+	spend := func(r *tokens.Record) { r.Nodes, r.Expires = []string{"a"}, time.Now().Add(time.Hour) }
 	for _, test := range []struct {
 		name         string
 		first, again string // all but the token
@@ -55,6 +56,14 @@ func TestCreateTokenAgain(t *testing.T) {
 		{name: "renewed", status: 409, differs: "ttl", change: func(r *tokens.Record) { r.Expires = r.Expires.Add(time.Hour) }},
 		{name: "expired", status: 409, differs: "ttl, status", change: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }},
 		{name: "used", first: spec, again: spec, status: 200, change: func(r *tokens.Record) { r.Nodes = []string{"a"} }},
+		// Taking the last place brings the end forward.
+		{name: "spent", first: `"maxNodes":1`, again: `"maxNodes":1`, status: 200, change: spend},
+		{name: "spent, for ever", first: `"maxNodes":1,"ttl":"0"`, again: `"maxNodes":1,"ttl":"0"`, status: 200, change: spend},
+		{name: "spent, of an end", first: `"maxNodes":1,"expires":"2031-01-02T03:04:05Z"`, again: `"maxNodes":1,"expires":"2031-01-02T03:04:05Z"`, status: 200, change: spend},
+		{name: "spent, and ends later than is asked for", first: `"maxNodes":1`, again: `"maxNodes":1,"ttl":"30m"`, status: 409, differs: "ttl", change: spend},
+		{name: "spent, and ends later than the end", first: `"maxNodes":1,"ttl":"0"`, again: `"maxNodes":1,"expires":"` + time.Now().Add(30*time.Minute).UTC().Format(time.RFC3339) + `"`, status: 409, differs: "expires", change: spend},
+		{name: "spent, and never ends", first: `"maxNodes":1,"ttl":"0"`, again: `"maxNodes":1`, status: 409, differs: "ttl", change: func(r *tokens.Record) { r.Nodes = []string{"a"} }},
+		{name: "not spent, and ends early", first: `"maxNodes":2`, again: `"maxNodes":2`, status: 409, differs: "ttl", change: spend},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			own := tokens.Generate()
@@ -62,12 +71,15 @@ func TestCreateTokenAgain(t *testing.T) {
 			if got.status != 201 {
 				t.Fatalf("%d %s", got.status, got.body)
 			}
-			before := s.record(t, own.ID())
+			before, status := s.record(t, own.ID()), api.StatusActive
 			if test.change != nil {
 				var err error
 				if before, err = s.store.Update(t.Context(), own.ID(), func(r *tokens.Record) error { test.change(r); return nil }); err != nil {
 					t.Fatal(err)
 				}
+			}
+			if before.Spent() {
+				status = api.StatusSpent
 			}
 			again := own
 			if test.secret {
@@ -92,7 +104,7 @@ func TestCreateTokenAgain(t *testing.T) {
 					}
 					continue
 				}
-				if second.Token.Reveal() != own.Reveal() || second.JoinCommand != first.JoinCommand || !second.Expires.Equal(before.Expires) || second.Status != api.StatusActive ||
+				if second.Token.Reveal() != own.Reveal() || second.JoinCommand != first.JoinCommand || !second.Expires.Equal(before.Expires) || second.Status != status ||
 					!slices.Equal(second.Nodes, before.Nodes) || got.header.Get("Location") != "" || got.header.Get("Cache-Control") != "no-store" {
 					t.Errorf("%s: %s, first %+v", query, got.body, first)
 				}
