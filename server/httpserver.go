@@ -58,6 +58,8 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 		WriteTimeout:   max(signTimeout, MaxWait) + withdrawTimeout + 5*time.Second,
 		IdleTimeout:    idleTimeout,
 		MaxHeaderBytes: maxHeader,
+		// Else net/http answers OPTIONS * by itself, past every limit of the Handler.
+		DisableGeneralOptionsHandler: true,
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxStreams,
 			// By default a connection may have 1 MiB of a body in memory that nobody reads.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"runtime"
 	"strconv"
 	"strings"
@@ -475,5 +476,31 @@ func TestLongQueries(t *testing.T) {
 	}
 	if w := from(t, handler, "192.0.2.1:1", "GET", "/readyz?"+strings.Repeat("verbose&", 999), "", nil); w.Code != 200 {
 		t.Errorf("1000 parameters: %d %s", w.Code, w.Body)
+	}
+}
+
+// What asks about the server as a whole (RFC 9110, section 7.1) is a request as any other.
+func TestOptionsOfServer(t *testing.T) {
+	s := newSite(t)
+	s.Logger, s.ClientRate = nil, atFirst(3)
+	s.start(t)
+	first := s.http.Transport.(*http.Transport)
+	older := &http.Transport{TLSClientConfig: first.TLSClientConfig.Clone()}
+	t.Cleanup(older.CloseIdleConnections)
+	older.TLSClientConfig.NextProtos = []string{"http/1.1"}
+	for i, want := range []int{404, 404, 404, 429} {
+		transport := []*http.Transport{older, first}[i%2]
+		r := &http.Request{Method: "OPTIONS", URL: &url.URL{Scheme: "https", Host: strings.TrimPrefix(s.url, "https://"), Opaque: "*"}, Header: http.Header{}}
+		answer, err := transport.RoundTrip(r.WithContext(t.Context()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode != want || answer.ProtoMajor != 1+i%2 || answer.Header.Get("X-Request-Id") == "" {
+			t.Errorf("over %s: %s %v, want %d", answer.Proto, answer.Status, answer.Header, want)
+		}
+	}
+	if n := s.refused(t, "client-rate"); n != 1 {
+		t.Errorf("%v are counted as refused, want 1", n)
 	}
 }
