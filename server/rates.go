@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -116,7 +117,7 @@ const (
 // asks for all its clients.
 func (s *rates) counted(r *http.Request, of kind) string {
 	client := clientOf(r.RemoteAddr)
-	if s.clients == nil || of == reviews && s.letIn.has(client, credential(r)) {
+	if s.clients == nil || of == reviews && s.letIn.has(client, of, credential(r)) {
 		return ""
 	}
 	return client
@@ -147,7 +148,7 @@ func (s *rates) refuse(client string, of kind, class *class) *problem {
 // bootstrap token is one of 2^82.
 func (s *rates) guess(client string, r *http.Request, of kind, class *class, isToken func(*http.Request) bool) *problem {
 	shown, now := credential(r), time.Now()
-	if client == "" || of < authenticated || shown == "" || s.failures.left(client, now) || s.letIn.has(client, shown) || isToken(r) {
+	if client == "" || of < authenticated || shown == "" || s.failures.left(client, now) || s.letIn.has(client, of, shown) || isToken(r) {
 		return nil
 	}
 	s.refused(reasonFailures, class, client, now)
@@ -182,9 +183,9 @@ func (s *rates) judge(r *http.Request, of kind, user User, err error) {
 	switch {
 	case errors.As(err, &p) && p.Status == http.StatusUnauthorized:
 		s.failures.charge(client, time.Now())
-		s.letIn.remove(client, shown)
+		s.letIn.remove(client, of, shown)
 	case user.Name != "":
-		s.letIn.add(client, shown)
+		s.letIn.add(client, of, shown)
 	}
 }
 
@@ -238,29 +239,29 @@ func credential(r *http.Request) string {
 	return ""
 }
 
-// letIn remembers which credentials were accepted from where, when they were last looked at: hashes
-// under a key of this process, the last of those that fall on the same place.
+// letIn remembers which credentials were accepted from where, by the kind of what was asked, when they
+// were last looked at: hashes under a key of this process, the last of those that fall on the same place.
 type letIn struct {
 	seed  maphash.Seed
 	table [bucketSlots]atomic.Uint64
 }
 
-func (a *letIn) hash(client, shown string) uint64 {
-	return maphash.String(a.seed, client+" "+shown)
+func (a *letIn) hash(client string, of kind, shown string) uint64 {
+	return maphash.String(a.seed, strconv.Itoa(int(of))+" "+client+" "+shown)
 }
 
-func (a *letIn) add(client, shown string) {
-	hash := a.hash(client, shown)
+func (a *letIn) add(client string, of kind, shown string) {
+	hash := a.hash(client, of, shown)
 	a.table[hash%bucketSlots].Store(hash)
 }
 
-func (a *letIn) remove(client, shown string) {
-	hash := a.hash(client, shown)
+func (a *letIn) remove(client string, of kind, shown string) {
+	hash := a.hash(client, of, shown)
 	a.table[hash%bucketSlots].CompareAndSwap(hash, 0)
 }
 
-func (a *letIn) has(client, shown string) bool {
-	hash := a.hash(client, shown)
+func (a *letIn) has(client string, of kind, shown string) bool {
+	hash := a.hash(client, of, shown)
 	return shown != "" && a.table[hash%bucketSlots].Load() == hash
 }
 

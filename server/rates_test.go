@@ -297,6 +297,32 @@ func TestTokenReviewsHaveNoRate(t *testing.T) {
 	}
 }
 
+// Who is let in elsewhere is no kube-apiserver, be it known there as another, as a node is by its
+// certificate, or not at all.
+func TestTokenReviewsOfOthersHaveARate(t *testing.T) {
+	for _, status := range []int{403, 401} {
+		s := reviewed(t)
+		s.ClientRate = atFirst(10)
+		if status == 403 {
+			s.TokenReview.Authenticate = func(*http.Request) (server.User, error) { return server.User{}, server.ErrForbidden }
+		}
+		handler := s.Handler()
+		operator := func() {
+			t.Helper()
+			if w := send(handler, tokenPath, adminBearer, "application/json", strings.NewReader("{}")); w.Code != 201 {
+				t.Fatalf("%d %s", w.Code, w.Body)
+			}
+		}
+		for range 5 {
+			operator()
+			if w := send(handler, reviewPath, adminBearer, "application/json", nil); w.Code != status {
+				t.Fatalf("%d %s, want %d", w.Code, w.Body, status)
+			}
+		}
+		wantTooMany(t, "an operator", send(handler, reviewPath, adminBearer, "application/json", unread{t}))
+	}
+}
+
 // A rack of a thousand machines behind one address that are switched on at once: nobody is refused.
 func TestRackBehindOneAddress(t *testing.T) {
 	s, _ := certifying(t)
