@@ -1,8 +1,10 @@
 package server
 
 import (
+	"hash/maphash"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,8 +36,11 @@ func (p Places) Enter(client string) bool { return p.c.enter(client) == "" }
 
 func (p Places) Leave(client string) { p.c.leave(client, "") }
 
-// FailureBurst is how many credentials of a client may fail at once.
-const FailureBurst = failureBurst
+// FailureBurst is how many credentials of a client may fail at once, and FailureQPS in each second from then on.
+const (
+	FailureBurst = failureBurst
+	FailureQPS   = failureQPS
+)
 
 // Buckets are those of keys, at a rate.
 type Buckets struct{ b *buckets }
@@ -54,6 +59,28 @@ func (b Buckets) Used() (n int) {
 		}
 	}
 	return n
+}
+
+// LetIn are the credentials of one client that were accepted.
+type LetIn struct{ a *letIn }
+
+func NewLetIn() LetIn { return LetIn{&letIn{seed: maphash.MakeSeed()}} }
+
+func (l LetIn) Add(shown string) { l.a.add("client", authenticated, shown) }
+
+func (l LetIn) Remove(shown string) { l.a.remove("client", authenticated, shown) }
+
+func (l LetIn) Has(shown string) bool { return l.a.has("client", authenticated, shown) }
+
+// Beside is another credential, one of whose places is one of this one's.
+func (l LetIn) Beside(shown string) string {
+	_, taken := l.a.places("client", authenticated, shown)
+	for i := 0; ; i++ {
+		other := strconv.Itoa(i)
+		if _, places := l.a.places("client", authenticated, other); other != shown && (places[0] == taken[0]) != (places[1] == taken[1]) {
+			return other
+		}
+	}
 }
 
 // SerialOf reads a chain.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -240,29 +241,45 @@ func credential(r *http.Request) string {
 }
 
 // letIn remembers which credentials were accepted from where, by the kind of what was asked, when they
-// were last looked at: hashes under a key of this process, the last of those that fall on the same place.
+// were last looked at: hashes under a key of this process. Each has two places, and takes one of
+// another only where both are taken.
 type letIn struct {
 	seed  maphash.Seed
-	table [bucketSlots]atomic.Uint64
+	table [bucketRows][bucketSlots]atomic.Uint64
 }
 
-func (a *letIn) hash(client string, of kind, shown string) uint64 {
-	return maphash.String(a.seed, strconv.Itoa(int(of))+" "+client+" "+shown)
+// places are where the hash of a credential may be.
+func (a *letIn) places(client string, of kind, shown string) (hash uint64, places [bucketRows]*atomic.Uint64) {
+	hash = maphash.String(a.seed, strconv.Itoa(int(of))+" "+client+" "+shown)
+	for i := range places {
+		places[i] = &a.table[i][hash>>(32*i)%bucketSlots]
+	}
+	return hash, places
 }
 
 func (a *letIn) add(client string, of kind, shown string) {
-	hash := a.hash(client, of, shown)
-	a.table[hash%bucketSlots].Store(hash)
+	if a.has(client, of, shown) {
+		return
+	}
+	hash, places := a.places(client, of, shown)
+	for _, place := range places {
+		if place.CompareAndSwap(0, hash) {
+			return
+		}
+	}
+	places[rand.IntN(bucketRows)].Store(hash)
 }
 
 func (a *letIn) remove(client string, of kind, shown string) {
-	hash := a.hash(client, of, shown)
-	a.table[hash%bucketSlots].CompareAndSwap(hash, 0)
+	hash, places := a.places(client, of, shown)
+	for _, place := range places {
+		place.CompareAndSwap(hash, 0)
+	}
 }
 
 func (a *letIn) has(client string, of kind, shown string) bool {
-	hash := a.hash(client, of, shown)
-	return shown != "" && a.table[hash%bucketSlots].Load() == hash
+	hash, places := a.places(client, of, shown)
+	return shown != "" && slices.ContainsFunc(places[:], func(place *atomic.Uint64) bool { return place.Load() == hash })
 }
 
 // reported is when the log was told last, in Unix nanoseconds.

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/servingcert"
@@ -135,7 +136,11 @@ func TestClientRate(t *testing.T) {
 // Guesses end after a hundred, be they of an operator's bearer token or of a bootstrap token, and
 // also an operator's right one is not looked at then. Who has come in from there before still does, so
 // does a machine with a bootstrap token that there is, and so does everybody elsewhere.
-func TestFailedAuthentications(t *testing.T) {
+//
+// The clock stands still but where the test waits.
+func TestFailedAuthentications(t *testing.T) { synctest.Test(t, testFailedAuthentications) }
+
+func testFailedAuthentications(t *testing.T) {
 	s, _ := certifying(t)
 	s.ClientRate = server.Rate{}
 	token, other := s.token(t, nil), s.token(t, nil)
@@ -165,45 +170,38 @@ func TestFailedAuthentications(t *testing.T) {
 			t.Fatalf("guess %d: %d %s", i, w.Code, w.Body)
 		}
 	}
-	// Some are let in while the test runs: ten a second.
-	for deadline := time.Now().Add(10 * time.Second); s.refused(t, "failed-authentications") == 0; {
-		if sign(here, guess()); time.Now().After(deadline) {
-			t.Fatal("guesses are never refused")
+	asked.Store(0)
+	before := s.refused(t, "failed-authentications")
+	refused := func() {
+		t.Helper()
+		for range 500 {
+			wantTooMany(t, "a token", sign(here, guess()))
+			wantTooMany(t, "a bearer", from(t, handler, here, "GET", tokenPath, guess(), nil))
 		}
 	}
-	asked.Store(0)
-	start, refused := time.Now(), s.refused(t, "failed-authentications")
-	for range 1000 {
-		sign(here, guess())
-		from(t, handler, here, "GET", tokenPath, guess(), nil)
+	refused()
+	time.Sleep(time.Second)
+	for range server.FailureQPS {
+		if w := from(t, handler, here, "GET", tokenPath, guess(), nil); w.Code != 401 {
+			t.Fatalf("after a second: %d %s", w.Code, w.Body)
+		}
 	}
-	most := 10*time.Since(start).Seconds() + 2
-	if float64(asked.Load()) > most {
-		t.Errorf("%d of 2000 guesses were looked at in %s", asked.Load(), time.Since(start))
+	refused()
+	if n := asked.Load(); n != server.FailureQPS {
+		t.Errorf("%d guesses were looked at, want %d", n, server.FailureQPS)
 	}
-	if n := s.refused(t, "failed-authentications") - refused; n < 2000-most {
+	if n := s.refused(t, "failed-authentications") - before; n != 2000 {
 		t.Errorf("%v refusals are counted", n)
 	}
-	// sent by somebody who goes on guessing, so that there is none left
-	after := func(send func() *httptest.ResponseRecorder) *httptest.ResponseRecorder {
-		for range 50 {
-			if w := sign(here, guess()); w.Code == 429 {
-				break
-			}
-		}
-		return send()
-	}
-	if w := after(func() *httptest.ResponseRecorder { return sign(here, other) }); w.Code != 200 {
+	if w := sign(here, other); w.Code != 200 {
 		t.Errorf("a machine with a token that there is: %d %s", w.Code, w.Body)
 	}
 	ended := s.token(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
-	if w := after(func() *httptest.ResponseRecorder { return sign(here, ended) }); w.Code != 401 {
+	if w := sign(here, ended); w.Code != 401 {
 		t.Errorf("a token that has ended: %d %s", w.Code, w.Body)
 	}
-	wantTooMany(t, "another operator", after(func() *httptest.ResponseRecorder {
-		return from(t, handler, here, "POST", commandPath, adminBearer, nil)
-	}))
-	if w := after(func() *httptest.ResponseRecorder { return sign(here, token) }); w.Code != 200 {
+	wantTooMany(t, "another operator", from(t, handler, here, "POST", commandPath, adminBearer, nil))
+	if w := sign(here, token); w.Code != 200 {
 		t.Errorf("the token that was good here: %d %s", w.Code, w.Body)
 	}
 	if w := from(t, handler, here, "GET", tokenPath, viewerBearer, nil); w.Code != 403 {
@@ -233,7 +231,7 @@ func TestFailedAuthentications(t *testing.T) {
 	if w := sign(here, token); w.Code != 401 {
 		t.Errorf("a deleted token: %d %s", w.Code, w.Body)
 	}
-	wantTooMany(t, "a deleted token", after(func() *httptest.ResponseRecorder { return sign(here, token) }))
+	wantTooMany(t, "a deleted token", sign(here, token))
 	if said := s.logs.String(); !strings.Contains(said, "reason=failed-authentications from=192.0.2.1") {
 		t.Error("the log does not say it")
 	}
@@ -320,6 +318,30 @@ func TestTokenReviewsOfOthersHaveARate(t *testing.T) {
 			}
 		}
 		wantTooMany(t, "an operator", send(handler, reviewPath, adminBearer, "application/json", unread{t}))
+	}
+}
+
+// Of two credentials that have one place in common neither takes the other's.
+func TestLetInKeepsBoth(t *testing.T) {
+	l := server.NewLetIn()
+	for i := range 20 {
+		one := fmt.Sprint("credential ", i)
+		other := l.Beside(one)
+		l.Add(one)
+		l.Add(other)
+		l.Add(one)
+		if !l.Has(one) || !l.Has(other) {
+			t.Errorf("%s and %s: %t, %t", one, other, l.Has(one), l.Has(other))
+		}
+		if l.Remove(one); l.Has(one) || !l.Has(other) {
+			t.Errorf("%s removed beside %s: %t, %t", one, other, l.Has(one), l.Has(other))
+		}
+		l.Remove(other)
+	}
+	for i := range 100_000 {
+		if l.Add(strconv.Itoa(i)); !l.Has(strconv.Itoa(i)) {
+			t.Fatalf("the last of %d is forgotten", i)
+		}
 	}
 }
 
