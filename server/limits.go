@@ -45,6 +45,11 @@ const (
 // in all.
 const answerTimeout = 10 * time.Second
 
+// restTimeout is how long a client may take to send the rest of a body that was not read. net/http waits
+// for it before it sends the answer, when the place of the request has been given back, and closes the
+// connection if it does not come.
+const restTimeout = time.Second
+
 // overloadedRetry is what a client is told to wait when too many have come at once.
 const overloadedRetry = time.Second
 
@@ -172,11 +177,16 @@ func longQuery(r *http.Request) *problem {
 	return nil
 }
 
-// limitAnswer bounds the time in which the client has to read the answer.
+// limitAnswer bounds the time in which the client has to read the answer, and to send what is left of
+// its request.
 func limitAnswer(w http.ResponseWriter, r *http.Request) {
-	// A server without a timeout of its own would never lift this one from the connection.
+	control := http.NewResponseController(w)
+	// They fail for a writer that has no deadlines, which has no connection either. A server without a
+	// timeout of its own would never lift that of writing from the connection.
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && s.WriteTimeout > 0 {
-		// It fails for a writer that has no deadlines, which has no connection either.
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout))
+		_ = control.SetWriteDeadline(time.Now().Add(answerTimeout))
+	}
+	if r.ProtoMajor == 1 && r.ContentLength != 0 {
+		_ = control.SetReadDeadline(time.Now().Add(restTimeout))
 	}
 }

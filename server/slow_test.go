@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -311,5 +313,72 @@ func TestTooManyConnections(t *testing.T) {
 	}
 	if shed := s.gauge(t, "kubejoin_http_connections_shed_total", ""); shed < 2*most {
 		t.Errorf("%v connections shed, want %d at least", shed, 2*most)
+	}
+}
+
+// An answer does not wait for a body that nobody reads, and a connection whose body has come stays.
+func TestAnswersBeforeTheBody(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.Logger = nil
+	s.start(t)
+	for name, test := range map[string]struct {
+		head       string
+		length     int
+		want       string
+		authorized bool
+	}{
+		"not authenticated": {head: "POST " + commandPath, length: 1000, want: "401"},
+		"found nothing":     {head: "GET /nowhere", length: 1000, want: "404"},
+		"public":            {head: "GET /v1/ca", length: 1000, want: "200"},
+		"too large":         {head: "POST " + commandPath, length: 100 << 10, want: "413", authorized: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := s.dial(t, "http/1.1")
+			send := func(length, sent int) {
+				t.Helper()
+				head := test.head + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(length) + "\r\n"
+				if test.authorized {
+					head += "Authorization: Bearer " + adminBearer + "\r\n"
+				}
+				if _, err := io.WriteString(c, head+"\r\n"+strings.Repeat(" ", sent)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			from := bufio.NewReader(c)
+			_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+			answer := func() *http.Response {
+				t.Helper()
+				r, err := http.ReadResponse(from, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := io.Copy(io.Discard, r.Body); err != nil {
+					t.Fatal(err)
+				}
+				_ = r.Body.Close()
+				return r
+			}
+			if !test.authorized {
+				for range 3 {
+					send(10, 10)
+					if r := answer(); r.Close || r.Status[:3] != test.want {
+						t.Errorf("a short body: %s, and closed: %t", r.Status, r.Close)
+					}
+				}
+			}
+			start := time.Now()
+			send(test.length, min(test.length-1, server.MaxBody+1))
+			if r := answer(); !r.Close || r.Status[:3] != test.want {
+				t.Errorf("%s, and closed: %t; want %s", r.Status, r.Close, test.want)
+			}
+			if _, err := from.ReadByte(); err == nil {
+				t.Error("there is more")
+			}
+			if took := time.Since(start); took > 5*time.Second { // 10 s if it waits for the body
+				t.Errorf("gone after %s", took)
+			}
+		})
 	}
 }
