@@ -25,17 +25,19 @@ const sendBuffer = 64 << 10
 // that may come back. If all have requests in flight the new one goes.
 //
 // A client that opens too many in a short time has new ones closed before TLS, which costs more than
-// most requests.
+// most requests. So has one that has as many as are free: it could keep a request in flight on each for
+// as long as it likes.
 type connections struct {
 	most    int
-	rate    *buckets // by client
+	rate    *buckets // by client; nil leaves clients without any of these limits
 	open    prometheus.Gauge
 	shed    prometheus.Counter
 	refused prometheus.Counter
 
 	mu      sync.Mutex
 	count   int
-	unused  *list.List // of net.Conn without a request in flight, the oldest first
+	clients map[string]int // how many of those are whose
+	unused  *list.List     // of net.Conn without a request in flight, the oldest first
 	entries map[net.Conn]*list.Element
 }
 
@@ -45,7 +47,8 @@ func newConnections(most int, rate *buckets, reg prometheus.Registerer) *connect
 		rate:    rate,
 		open:    metrics.Gauge(reg, "kubejoin_http_connections", "Open connections.").WithLabelValues(),
 		shed:    metrics.Counter(reg, "kubejoin_http_connections_shed_total", "Connections closed to make room for others.").WithLabelValues(),
-		refused: metrics.Counter(reg, "kubejoin_http_connections_refused_total", "Connections closed at once, since too many came from one client.").WithLabelValues(),
+		refused: metrics.Counter(reg, "kubejoin_http_connections_refused_total", "Connections closed at once, since too many came from one client, or it has too many.").WithLabelValues(),
+		clients: map[string]int{},
 		unused:  list.New(),
 		entries: map[net.Conn]*list.Element{},
 	}
@@ -61,14 +64,14 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 		if tcp, ok := underlying(conn).(*net.TCPConn); ok {
 			_ = tcp.SetWriteBuffer(sendBuffer) // fails on a connection that is gone again
 		}
-		c.count++
-		if client := clientOf(conn.RemoteAddr().String()); client != "" && !c.rate.take(client, time.Now()) {
+		free, refused := c.add(c.client(conn))
+		if refused {
 			c.refused.Inc()
 			_ = underlying(conn).Close() // reported as StateClosed by the server
 			break
 		}
 		c.entries[conn] = c.unused.PushBack(conn)
-		if c.count > c.most {
+		if c.count > c.most || !free {
 			c.closeOldest()
 		}
 	case http.StateActive:
@@ -79,8 +82,32 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	case http.StateClosed, http.StateHijacked:
 		c.forget(conn)
 		c.count--
+		less(c.clients, c.client(conn))
 	}
 	c.open.Set(float64(c.count))
+}
+
+// client is whom a connection is counted for, or empty if that is nobody.
+func (c *connections) client(conn net.Conn) string {
+	if c.rate == nil {
+		return ""
+	}
+	return clientOf(conn.RemoteAddr().String())
+}
+
+// add counts a connection, and says whether it is one of those that are free for its client. One that is
+// not takes the place of another, or is refused if its client has its part of all: where idle ones take
+// all that there are nobody else has to wait until they go.
+func (c *connections) add(client string) (free, refused bool) {
+	taken, has := c.count, c.clients[client]
+	c.count++
+	if client == "" {
+		return true, false
+	}
+	c.clients[client]++
+	free = fair(c.most, taken, has)
+	part := max(c.most/(len(c.clients)+1), 1)
+	return free, !c.rate.take(client, time.Now()) || !free && has >= part
 }
 
 func (c *connections) forget(conn net.Conn) {

@@ -21,8 +21,8 @@ const (
 )
 
 // LimitConnections is the ConnState of a server that holds so many connections at most.
-func LimitConnections(most int, reg prometheus.Registerer) func(net.Conn, http.ConnState) {
-	return newConnections(most, nil, reg).changed
+func LimitConnections(most int, rate Rate, reg prometheus.Registerer) func(net.Conn, http.ConnState) {
+	return newConnections(most, newBuckets(rate), reg).changed
 }
 
 // Places are those of a class.

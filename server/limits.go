@@ -101,7 +101,7 @@ func (c *class) enter(client string) (refusal string) {
 	switch {
 	case c.taken >= c.most:
 		return reasonOverloaded
-	case client != "" && !c.fair(c.taken, c.clients[client]):
+	case client != "" && !fair(c.most, c.taken, c.clients[client]):
 		return reasonClientInFlight
 	case client != "":
 		c.clients[client]++
@@ -115,18 +115,18 @@ func (c *class) enter(client string) (refusal string) {
 func (c *class) seat(user string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.fair(c.taken-1, c.users[user]) {
+	if !fair(c.most, c.taken-1, c.users[user]) {
 		return false
 	}
 	c.users[user]++
 	return true
 }
 
-// fair is whether one more may be had by who has so many, where so many are taken: nobody has more
+// fair is whether one more may be had by who has so many, where so many of most are taken: nobody has more
 // than are free, so that n who take what they can leave one part in n+1. Who sends bodies slowly, does
 // not read answers or waits for signatures holds on to what it has for seconds, at a rate that is far
 // below any that could be refused.
-func (c *class) fair(taken, has int) bool { return has < c.most-taken }
+func fair(most, taken, has int) bool { return has < most-taken }
 
 // leave gives back a place, and what was counted for a client and a user, if any.
 func (c *class) leave(client, user string) {

@@ -252,7 +252,7 @@ func TestTooManyConnections(t *testing.T) {
 	s.ClusterInfo = h
 	const most = 4
 	idled := make(chan struct{}, 100)
-	limit := server.LimitConnections(most, s.registry())
+	limit := server.LimitConnections(most, s.ClientRate, s.registry())
 	s.connState = func(c net.Conn, state http.ConnState) {
 		if limit(c, state); state == http.StateIdle {
 			idled <- struct{}{}
