@@ -96,54 +96,58 @@ func (n *NodeAdmission) undo(ctx context.Context, id, node string, r approval.Re
 	stays := func(c tokens.Claim) bool {
 		return c.TokenID != id || c.NodeUID != "" || c.Limits.Most() == 0 || len(c.Keys) > 0 && len(kept(c)) == len(c.Keys)
 	}
-	c, err := n.Claims.Get(ctx, node)
-	switch {
-	case errors.Is(err, tokens.ErrNotFound):
-		return nil
-	case err != nil:
-		return err
-	case stays(c):
-		return nil
-	}
-	if counted, err := n.counted(ctx, id, node); err != nil || counted {
-		return err
-	}
-	without, err := n.Claims.Update(ctx, node, func(now *tokens.Claim) error {
-		if c = now.Clone(); stays(c) {
-			return errNothing
+	for range attempts {
+		c, err := n.Claims.Get(ctx, node)
+		switch {
+		case errors.Is(err, tokens.ErrNotFound):
+			return nil
+		case err != nil:
+			return err
+		case stays(c):
+			return nil
 		}
-		now.Keys = kept(c)
-		now.Requests = slices.DeleteFunc(now.Requests, func(uid string) bool { return uid == r.UID })
-		return nil
-	})
-	switch {
-	case errors.Is(err, errNothing), errors.Is(err, tokens.ErrNotFound):
-		return nil
-	case err != nil:
-		return err
+		if counted, err := n.counted(ctx, id, node); err != nil || counted {
+			return err
+		}
+		without, err := n.Claims.Update(ctx, node, func(now *tokens.Claim) error {
+			if c = now.Clone(); stays(c) {
+				return errNothing
+			}
+			now.Keys = kept(c)
+			now.Requests = slices.DeleteFunc(now.Requests, func(uid string) bool { return uid == r.UID })
+			return nil
+		})
+		switch {
+		case errors.Is(err, errNothing), errors.Is(err, tokens.ErrNotFound):
+			return nil
+		case err != nil:
+			return err
+		}
+		counted, err := n.counted(ctx, id, node)
+		switch {
+		case err != nil:
+			return err
+		case counted:
+			return n.putBack(ctx, c)
+		case len(without.Keys) > 0:
+			return nil
+		}
+		left := without.Past
+		if !left.Held(n.now()) {
+			left = tokens.Past{}
+		}
+		switch err := tokens.Release(ctx, n.Claims, without, left); {
+		case err == nil:
+			n.count("undone")
+			n.log.Info("claim undone", "node", node, "token", id)
+			return nil
+		case errors.Is(err, tokens.ErrNotFound):
+			return nil
+		case !errors.Is(err, tokens.ErrConflict):
+			return err
+		}
 	}
-	counted, err := n.counted(ctx, id, node)
-	switch {
-	case err != nil:
-		return err
-	case counted:
-		return n.putBack(ctx, c)
-	case len(without.Keys) > 0:
-		return nil
-	}
-	left := without.Past
-	if !left.Held(n.now()) {
-		left = tokens.Past{}
-	}
-	switch err := tokens.Release(ctx, n.Claims, without, left); {
-	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrConflict): // somebody has a part in it again
-		return nil
-	case err != nil:
-		return err
-	}
-	n.count("undone")
-	n.log.Info("claim undone", "node", node, "token", id)
-	return nil
+	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
 }
 
 // putBack adds the keys of a claim again that were taken out of it.

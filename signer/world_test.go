@@ -41,7 +41,9 @@ func (c *cluster) call(kind string, do func() error) error {
 	defer c.mu.Unlock()
 	before := rand.Float64() < c.failing/2
 	after := rand.Float64() < c.failing/2
-	if before {
+	if before && rand.IntN(2) == 0 {
+		return tokens.ErrConflict // with what is not told
+	} else if before {
 		return errInjected
 	}
 	err := do()
