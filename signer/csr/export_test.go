@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -15,7 +16,8 @@ func Cached(csr *certificates.CertificateSigningRequest) (approval.Request, erro
 
 // Wanted reports whether a controller that does everything would take the object up.
 func Wanted(csr *certificates.CertificateSigningRequest) bool {
-	h := &handler{Controller: Controller{Approve: true}}
+	signers := signer.FixedSigners(map[string]signer.Signer{certificates.KubeletServingSignerName: {}})
+	h := &handler{Controller: Controller{Authority: &signer.Authority{Signers: signers}, Approve: true, Sign: true}}
 	return h.wanted(csr)
 }
 

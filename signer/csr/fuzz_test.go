@@ -41,6 +41,7 @@ func FuzzObject(f *testing.F) {
 		}
 		request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 		f.Add(request, kubelet, "system:bootstrap:abc123", "system:bootstrappers", "digital signature,client auth", int32(3600), "", "", []byte{})
+		f.Add(request, serving, "system:node:worker-1", "system:nodes", "server auth", int32(600), "Approved=True", "", []byte{})
 		f.Add(append(request, request...), serving, "system:node:worker-1", "", "server auth", int32(-1), "Approved=True,Failed=Unknown", `{"f:status":{"f:certificate":{}}}`, []byte("x"))
 	}
 	f.Add([]byte("-----BEGIN"), "", "", ",,", "", int32(0), "Denied,Approved=", "\xff", []byte{0})
