@@ -73,6 +73,9 @@ func (a *Authority) Longest() time.Duration {
 		return longest
 	}
 	for _, s := range a.Signers() {
+		if s.CA == nil { // it issues nothing
+			continue
+		}
 		ca, err := s.CA()
 		if err != nil {
 			return forever

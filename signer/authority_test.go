@@ -270,6 +270,7 @@ func TestLongest(t *testing.T) {
 		want    time.Duration
 	}{
 		"no signer":            {},
+		"no CA":                {signers: map[string]signer.Signer{"example.com/a": {}}},
 		"short certificates":   {signer.KubernetesSigners(ca(3650*days), time.Hour), 3650 * days},
 		"of several":           {map[string]signer.Signer{"example.com/a": {CA: ca(3650 * days)}, "example.com/b": {CA: ca(30 * days)}}, 3650 * days},
 		"a CA without end":     {map[string]signer.Signer{"example.com/a": {CA: ca(280 * 365 * days)}}, 100 * 365 * days},

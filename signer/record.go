@@ -178,12 +178,17 @@ func bounded(e issuance.Entry) issuance.Entry {
 	return e
 }
 
+// tokenLength is that of what is blotted out. A part of it would not be known.
+const tokenLength = len("abcdef.0123456789abcdef")
+
 // short is a text of which most bytes of JSON are left at most, and how many it takes.
 func short(text string, most int) (cut string, size int) {
-	if len(text) > 2*most { // and not in the middle of what is to be blotted out
-		text = text[:2*most]
+	window := 2*most + tokenLength
+	long := len(text) > window
+	text = tokens.Redact(strings.ToValidUTF8(text[:min(len(text), window)], ""))
+	if long {
+		text = strings.ToValidUTF8(text[:max(len(text)-tokenLength, 0)], "")
 	}
-	text = tokens.Redact(strings.ToValidUTF8(text, ""))
 	for i, r := range text {
 		n := utf8.RuneLen(r)
 		switch r {

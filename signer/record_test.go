@@ -383,6 +383,29 @@ func TestRecordIsBounded(t *testing.T) {
 	}
 }
 
+// Wherever an entry is cut, it has no part of a token's secret.
+func TestRecordHasNoPartOfAToken(t *testing.T) {
+	const token = "8w4usg.qwertzuiopasdfgh"
+	for n := range 1200 {
+		for _, filler := range []string{"-", "\xff"} {
+			log := &entries{}
+			a := &signer.Authority{Record: log}
+			r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
+			r.Name = strings.Repeat(filler, n) + " " + token + " " + token + strings.Repeat(" -", 600)
+			r.Usages = []certificates.KeyUsage{certificates.KeyUsage(strings.Repeat("-", n%512)), certificates.KeyUsage(r.Name), certificates.KeyUsage(r.Name)}
+			if err := a.Refuse(t.Context(), r, &signer.Refused{Reason: "Bad", Message: r.Name}); err == nil {
+				t.Fatal("not refused")
+			}
+			e := log.all[0]
+			for _, text := range append([]string{e.Request, e.Message}, e.Usages...) {
+				if strings.Contains(text, "8w4usg.q") {
+					t.Fatalf("after %d of %q: %q", n, filler, text)
+				}
+			}
+		}
+	}
+}
+
 // nothing keeps no entries.
 type nothing struct{ n int }
 
