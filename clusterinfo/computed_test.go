@@ -412,44 +412,46 @@ func TestComputedIsSharedWhileAllChanges(t *testing.T) {
 		{name: "new tokens", made: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			store := &changing{listed: &listed{}, began: make(chan struct{}), finish: make(chan struct{})}
-			c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
-			store.change = store.Send
-			if test.made {
-				store.change = func() {
-					r := record(t, fmt.Sprintf("tok%03d.9876543210fedcba", len(store.records)))
-					store.records = append(store.records, r)
-					store.Send()
-					if _, err := c.WaitSigned(t.Context(), r.Token); err != nil {
-						t.Error(err)
+			synctest.Test(t, func(t *testing.T) {
+				store := &changing{listed: &listed{}, began: make(chan struct{}), finish: make(chan struct{})}
+				c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
+				store.change = store.Send
+				if test.made {
+					store.change = func() {
+						r := record(t, fmt.Sprintf("tok%03d.9876543210fedcba", len(store.records)))
+						store.records = append(store.records, r)
+						store.Send()
+						if _, err := c.WaitSigned(t.Context(), r.Token); err != nil {
+							t.Error(err)
+						}
 					}
 				}
-			}
-			const n = 50
-			done := make(chan error, n)
-			ask := func() { _, err := c.JSON(t.Context()); done <- err }
-			go ask()
-			<-store.began // the others ask later, and may not take what this finds
-			for range n - 1 {
+				const n = 50
+				done := make(chan error, n)
+				ask := func() { _, err := c.JSON(t.Context()); done <- err }
 				go ask()
-			}
-			time.Sleep(100 * time.Millisecond) // until they wait; those that do not yet cost a list more
-			lists := 0
-			for finished := 0; finished < n; {
-				select {
-				case store.finish <- struct{}{}:
-					lists++
-				case <-store.began:
-				case err := <-done:
-					finished++
-					if err != nil {
-						t.Error(err)
+				<-store.began // the others ask later, and may not take what this finds
+				for range n - 1 {
+					go ask()
+				}
+				synctest.Wait()
+				lists := 0
+				for finished := 0; finished < n; {
+					select {
+					case store.finish <- struct{}{}:
+						lists++
+					case <-store.began:
+					case err := <-done:
+						finished++
+						if err != nil {
+							t.Error(err)
+						}
 					}
 				}
-			}
-			if lists > n/5 {
-				t.Errorf("%d times listed for %d who asked at once, want about two", lists, n)
-			}
+				if lists != 2 {
+					t.Errorf("%d times listed for %d who asked at once, want 2", lists, n)
+				}
+			})
 		})
 	}
 }
@@ -463,8 +465,8 @@ type changing struct {
 
 func (c *changing) List(context.Context) ([]tokens.Record, error) {
 	records := slices.Clone(c.records)
-	c.began <- struct{}{}
 	c.change()
+	c.began <- struct{}{}
 	<-c.finish
 	return records, nil
 }
