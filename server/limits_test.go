@@ -186,3 +186,29 @@ func TestReadinessIsShared(t *testing.T) {
 		t.Errorf("%d rounds for %d that asked", rounds, n)
 	}
 }
+
+// Queries are not read if they are too long, or have too many parameters, on any route.
+func TestLongQueries(t *testing.T) {
+	s := newSite(t)
+	handler := s.Server.Handler()
+	for name, query := range map[string]string{
+		"10,000 parameters":             strings.Repeat("a&", 5000),
+		"1 MiB":                         "ttl=" + strings.Repeat("1", 1<<20),
+		"100,000 parameters":            strings.Repeat("a=b&", 100_000),
+		"100,000 different parameters ": "0" + strings.Repeat("&a%61=1", 100_000),
+	} {
+		for _, request := range [][2]string{{"POST", commandPath}, {"GET", tokenPath}, {"GET", "/readyz"}, {"GET", infoPath}, {"DELETE", tokenPath + "/abcdef"}} {
+			r := httptest.NewRequest(request[0], request[1], unread{t})
+			r.URL.RawQuery = query
+			r.Header.Set("Authorization", "Bearer "+adminBearer)
+			w := httptest.NewRecorder()
+			allocated := testing.AllocsPerRun(1, func() { w = httptest.NewRecorder(); handler.ServeHTTP(w, r) })
+			if w.Code != http.StatusRequestURITooLong || allocated > 300 {
+				t.Errorf("%s, %s: %d %.200s, %v allocations", name, request[1], w.Code, w.Body, allocated)
+			}
+		}
+	}
+	if w := from(t, handler, "192.0.2.1:1", "GET", "/readyz?"+strings.Repeat("verbose&", 999), "", nil); w.Code != 200 {
+		t.Errorf("1000 parameters: %d %s", w.Code, w.Body)
+	}
+}

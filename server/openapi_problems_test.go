@@ -3,13 +3,21 @@ package server_test
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
@@ -79,5 +87,124 @@ func TestOpenAPIProblemsComeAbout(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Each problem that the source of the package can make is described with its status, and no other
+// is; each operation has the answers that its problems need.
+func TestOpenAPIHasEveryProblem(t *testing.T) {
+	d := document(t)
+	there := problemsInSource(t)
+	_, types := d.Resolve("#/components/schemas/ProblemType")
+	described := map[string]int{}
+	for _, one := range listOf(types["oneOf"]) {
+		one := one.(map[string]any)
+		name, found := strings.CutPrefix(fmt.Sprint(one["const"]), api.ProblemType)
+		status, err := strconv.Atoi(fmt.Sprint(one["x-status"]))
+		if text, _ := one["description"].(string); !found || err != nil || text == "" {
+			t.Errorf("problem type %v: want a URI, x-status and description", one)
+		}
+		described[name] = status
+	}
+	for name, status := range there {
+		if described[name] != status {
+			t.Errorf("problem %s has status %d, and %d is described", name, status, described[name])
+		}
+	}
+	used := map[string]bool{"not-found": true, "method-not-allowed": true} // of what is no operation
+	for _, op := range d.Operations {
+		want := map[string]bool{}
+		for _, name := range op.Problems {
+			used[name] = true
+			if there[name] == 0 {
+				t.Errorf("%s: there is no problem %s", op.ID, name)
+			}
+			want[strconv.Itoa(there[name])] = true
+		}
+		_, responses := d.Resolve(op.Pointer + "/responses")
+		for status := range responses {
+			if status >= "4" && !want[status] {
+				t.Errorf("%s describes %s, and no problem of it has that status", op.ID, status)
+			}
+			delete(want, status)
+		}
+		if len(want) > 0 {
+			t.Errorf("%s does not describe %q, which problems of it have", op.ID, slices.Sorted(maps.Keys(want)))
+		}
+	}
+	for name := range described {
+		if there[name] == 0 || !used[name] {
+			t.Errorf("problem %s is described, and nothing answers it", name)
+		}
+	}
+}
+
+// problemsInSource finds the calls of newProblem.
+func problemsInSource(t *testing.T) map[string]int {
+	t.Helper()
+	statuses := map[string]int{}
+	for code := 400; code < 600; code++ {
+		if text := http.StatusText(code); text != "" {
+			statuses["Status"+strings.NewReplacer(" ", "", "-", "").Replace(text)] = code
+		}
+	}
+	statuses["StatusInternalServerError"], statuses["StatusRequestURITooLong"] = 500, 414
+	names := map[string]string{} // of constants of package api
+	each(t, "api", func(n ast.Node) {
+		if spec, ok := n.(*ast.ValueSpec); ok && len(spec.Values) == 1 && strings.HasPrefix(spec.Names[0].Name, "Problem") {
+			if literal, ok := spec.Values[0].(*ast.BasicLit); ok {
+				names[spec.Names[0].Name], _ = strconv.Unquote(literal.Value)
+			}
+		}
+	})
+	found := map[string]int{}
+	each(t, ".", func(n ast.Node) {
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			return
+		}
+		if f, ok := call.Fun.(*ast.Ident); !ok || f.Name != "newProblem" {
+			return
+		}
+		var name string
+		switch arg := call.Args[1].(type) {
+		case *ast.BasicLit:
+			name, _ = strconv.Unquote(arg.Value)
+		case *ast.SelectorExpr:
+			name = names[arg.Sel.Name]
+		}
+		var status int
+		if selector, ok := call.Args[0].(*ast.SelectorExpr); ok {
+			status = statuses[selector.Sel.Name]
+		}
+		if name == "" || status == 0 {
+			t.Errorf("a call of newProblem with a status or a name that is no constant: %v", call.Args[:2])
+		}
+		if was := found[name]; was != 0 && was != status {
+			t.Errorf("problem %s has status %d and %d", name, was, status)
+		}
+		found[name] = status
+	})
+	if len(found) < 10 {
+		t.Fatalf("only problems %v are found in the source", found)
+	}
+	return found
+}
+
+func each(t *testing.T, folder string, f func(ast.Node)) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool { f(n); return true })
 	}
 }

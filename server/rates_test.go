@@ -9,8 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,11 +17,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
-	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -321,30 +317,6 @@ func TestTokenReviewsOfOthersHaveARate(t *testing.T) {
 	}
 }
 
-// Of two credentials that have one place in common neither takes the other's.
-func TestLetInKeepsBoth(t *testing.T) {
-	l := server.NewLetIn()
-	for i := range 20 {
-		one := fmt.Sprint("credential ", i)
-		other := l.Beside(one)
-		l.Add(one)
-		l.Add(other)
-		l.Add(one)
-		if !l.Has(one) || !l.Has(other) {
-			t.Errorf("%s and %s: %t, %t", one, other, l.Has(one), l.Has(other))
-		}
-		if l.Remove(one); l.Has(one) || !l.Has(other) {
-			t.Errorf("%s removed beside %s: %t, %t", one, other, l.Has(one), l.Has(other))
-		}
-		l.Remove(other)
-	}
-	for i := range 100_000 {
-		if l.Add(strconv.Itoa(i)); !l.Has(strconv.Itoa(i)) {
-			t.Fatalf("the last of %d is forgotten", i)
-		}
-	}
-}
-
 // A rack of a thousand machines behind one address that are switched on at once: nobody is refused.
 func TestRackBehindOneAddress(t *testing.T) {
 	s, _ := certifying(t)
@@ -372,54 +344,6 @@ func TestRackBehindOneAddress(t *testing.T) {
 		})
 	}
 	all.Wait()
-}
-
-// A flood of addresses takes the memory of the table and no more, and gives nobody a fresh bucket.
-func TestBucketsOfManyClients(t *testing.T) {
-	now := time.Now()
-	b := server.NewBuckets(server.Rate{QPS: 10, Burst: 100})
-	spend := func(key string) (n int) {
-		for b.Take(key, now) {
-			n++
-		}
-		return n
-	}
-	if n := spend("attacker"); n != 100 {
-		t.Errorf("%d at once, want 100", n)
-	}
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	for i := range 400_000 {
-		b.Take("flood-"+strconv.Itoa(i), now)
-	}
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); b.Used() != 2*8192 || grown > 4<<20 {
-		t.Errorf("%d buckets of %d bytes in all", b.Used(), grown)
-	}
-	if b.Take("attacker", now) {
-		t.Error("after 400,000 others there is a fresh bucket")
-	}
-	now = now.Add(time.Second)
-	if n := spend("attacker"); n < 8 || n > 12 {
-		t.Errorf("%d after a second, want 10", n)
-	}
-
-	// A hundred addresses that keep theirs empty take nobody else's.
-	b = server.NewBuckets(server.Rate{QPS: 10, Burst: 100})
-	for i := range 100 {
-		spend("attacker-" + strconv.Itoa(i))
-	}
-	denied := 0
-	for i := range 10_000 {
-		if !b.Take("honest-"+strconv.Itoa(i), now) {
-			denied++
-		}
-	}
-	if denied > 20 { // 1.5 expected
-		t.Errorf("%d of 10,000 others are refused", denied)
-	}
 }
 
 // dialFrom is a TLS connection from an address of this machine.
@@ -457,98 +381,4 @@ func TestConnectionRate(t *testing.T) {
 		t.Errorf("%v are counted", n)
 	}
 	s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) - 1 })
-}
-
-func TestTLSVersions(t *testing.T) {
-	for _, test := range []struct {
-		least   uint16 // of the server
-		client  *tls.Config
-		version uint16 // zero is refused
-	}{
-		{0, &tls.Config{}, tls.VersionTLS13},
-		{0, &tls.Config{MaxVersion: tls.VersionTLS12}, 0},
-		{tls.VersionTLS12, &tls.Config{}, tls.VersionTLS13},
-		{tls.VersionTLS12, &tls.Config{MaxVersion: tls.VersionTLS12}, tls.VersionTLS12},
-		{tls.VersionTLS10, &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, 0},
-		// The site has a P-256 certificate.
-		{tls.VersionTLS12, &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA, tls.TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA, tls.TLS_RSA_WITH_AES_128_GCM_SHA256}}, 0},
-		{tls.VersionTLS12, &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256}}, tls.VersionTLS12},
-	} {
-		t.Run(fmt.Sprintf("%x %x %x", test.least, test.client.MaxVersion, test.client.CipherSuites), func(t *testing.T) {
-			s := newSite(t)
-			s.Logger = nil
-			certificate := &servingcert.Issued{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
-			if _, err := certificate.Step(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate, MinVersion: test.least})
-			if least := web.TLSConfig.MinVersion; least < tls.VersionTLS12 {
-				t.Errorf("TLS from %x on", least)
-			}
-			listener, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			go func() { _ = web.ServeTLS(listener, "", "") }()
-			defer func() { _ = web.Close() }()
-			s.url = "https://" + listener.Addr().String()
-			test.client.NextProtos = []string{"h2"}
-			c, err := s.dialFrom(t, "127.0.0.1", test.client)
-			if state := c.ConnectionState(); test.version == 0 && err == nil || test.version != 0 && (err != nil || state.Version != test.version || state.NegotiatedProtocol != "h2") {
-				t.Errorf("%v, version %x, protocol %q", err, state.Version, state.NegotiatedProtocol)
-			}
-		})
-	}
-}
-
-// Queries are not read if they are too long, or have too many parameters, on any route.
-func TestLongQueries(t *testing.T) {
-	s := newSite(t)
-	handler := s.Server.Handler()
-	for name, query := range map[string]string{
-		"10,000 parameters":             strings.Repeat("a&", 5000),
-		"1 MiB":                         "ttl=" + strings.Repeat("1", 1<<20),
-		"100,000 parameters":            strings.Repeat("a=b&", 100_000),
-		"100,000 different parameters ": "0" + strings.Repeat("&a%61=1", 100_000),
-	} {
-		for _, request := range [][2]string{{"POST", commandPath}, {"GET", tokenPath}, {"GET", "/readyz"}, {"GET", infoPath}, {"DELETE", tokenPath + "/abcdef"}} {
-			r := httptest.NewRequest(request[0], request[1], unread{t})
-			r.URL.RawQuery = query
-			r.Header.Set("Authorization", "Bearer "+adminBearer)
-			w := httptest.NewRecorder()
-			allocated := testing.AllocsPerRun(1, func() { w = httptest.NewRecorder(); handler.ServeHTTP(w, r) })
-			if w.Code != http.StatusRequestURITooLong || allocated > 300 {
-				t.Errorf("%s, %s: %d %.200s, %v allocations", name, request[1], w.Code, w.Body, allocated)
-			}
-		}
-	}
-	if w := from(t, handler, "192.0.2.1:1", "GET", "/readyz?"+strings.Repeat("verbose&", 999), "", nil); w.Code != 200 {
-		t.Errorf("1000 parameters: %d %s", w.Code, w.Body)
-	}
-}
-
-// What asks about the server as a whole (RFC 9110, section 7.1) is a request as any other.
-func TestOptionsOfServer(t *testing.T) {
-	s := newSite(t)
-	s.Logger, s.ClientRate = nil, atFirst(3)
-	s.start(t)
-	first := s.http.Transport.(*http.Transport)
-	older := &http.Transport{TLSClientConfig: first.TLSClientConfig.Clone()}
-	t.Cleanup(older.CloseIdleConnections)
-	older.TLSClientConfig.NextProtos = []string{"http/1.1"}
-	for i, want := range []int{404, 404, 404, 429} {
-		transport := []*http.Transport{older, first}[i%2]
-		r := &http.Request{Method: "OPTIONS", URL: &url.URL{Scheme: "https", Host: strings.TrimPrefix(s.url, "https://"), Opaque: "*"}, Header: http.Header{}}
-		answer, err := transport.RoundTrip(r.WithContext(t.Context()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = answer.Body.Close()
-		if answer.StatusCode != want || answer.ProtoMajor != 1+i%2 || answer.Header.Get("X-Request-Id") == "" {
-			t.Errorf("over %s: %s %v, want %d", answer.Proto, answer.Status, answer.Header, want)
-		}
-	}
-	if n := s.refused(t, "client-rate"); n != 1 {
-		t.Errorf("%v are counted as refused, want 1", n)
-	}
 }
