@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
@@ -110,7 +111,8 @@ type remembered struct {
 	at     time.Time
 }
 
-// An Admission is leave for one request to have its certificate. Nil is none.
+// An Admission allows one request to have its certificate. It is bound to the CSR, the user and
+// groups, the signer, the usages and the CSR object that [NodeAdmission.Admit] saw. Nil allows nothing.
 type Admission struct {
 	// Duration is the longest lifetime; zero leaves it to the signer.
 	Duration time.Duration
@@ -123,9 +125,8 @@ type Admission struct {
 	// decision is why it was approved here; the zero Decision if it was not.
 	decision approval.Decision
 
-	csr  []byte
-	user string
-	at   time.Time
+	request approval.Request // what Admit saw
+	at      time.Time
 }
 
 const (
@@ -151,7 +152,8 @@ func (n *NodeAdmission) Admit(ctx context.Context, r approval.Request) (*Admissi
 		return nil, refuse("no certificate request given")
 	}
 	now := n.now()
-	a := &Admission{csr: r.CSR.Raw, user: r.User, at: now}
+	a := &Admission{request: r, at: now}
+	a.request.Groups, a.request.Usages = slices.Clone(r.Groups), slices.Clone(r.Usages)
 	id, bootstrap := strings.CutPrefix(r.User, bootstrapUserPrefix)
 	node, ok := nodeOf(r)
 	switch {
@@ -191,7 +193,7 @@ func (a *Admission) lifetime(r approval.Request) time.Duration {
 	return r.Expiration
 }
 
-// good reports whether the admission is for this request, and from just now.
+// good reports whether the admission is for this request and younger than [memory].
 func (a *Admission) good(r approval.Request, now time.Time) bool {
 	age := time.Duration(0)
 	if a != nil {
@@ -200,9 +202,15 @@ func (a *Admission) good(r approval.Request, now time.Time) bool {
 	return a.of(r) && age >= 0 && age < memory
 }
 
-// of reports whether the admission is for this request.
+// of reports whether the admission is for this request: everything that Admit reads is the same.
 func (a *Admission) of(r approval.Request) bool {
-	return a != nil && r.CSR != nil && a.user == r.User && string(a.csr) == string(r.CSR.Raw)
+	if a == nil || a.request.CSR == nil || r.CSR == nil {
+		return false
+	}
+	seen := a.request
+	return bytes.Equal(seen.CSR.Raw, r.CSR.Raw) && seen.User == r.User && slices.Equal(seen.Groups, r.Groups) &&
+		seen.SignerName == r.SignerName && slices.Equal(seen.Usages, r.Usages) &&
+		seen.UID == r.UID && seen.Created.Equal(r.Created)
 }
 
 // nodeOf is the node that a client certificate would be for: whatever signer it is asked of, the

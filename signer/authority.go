@@ -222,7 +222,7 @@ func unavailable(err error, rule string) approval.Decision {
 // intermediates that a client needs. It checks the request against the rules of its signer and
 // asks Nodes, whoever approved it: what breaks them is a [*Refused], an unknown signer wraps
 // [ErrUnknownSigner], and all other errors may pass by themselves. With the admission that a
-// Decide has just given, Nodes is not asked again.
+// Decide gave for the same request within the last second, Nodes is not asked again.
 func (a *Authority) Sign(ctx context.Context, r approval.Request, admission *Admission) ([]byte, error) {
 	done, err := a.sign(ctx, r, &admission)
 	if errors.Is(err, ErrUnknownSigner) || errors.Is(err, context.Canceled) {

@@ -129,6 +129,7 @@ func TestSignChecks(t *testing.T) {
 		{name: "empty node name", signer: kubelet, change: change(&x509.CertificateRequest{Subject: nodeSubject("")}), want: "empty"},
 		{name: "name of a server", signer: kubelet, change: change(&x509.CertificateRequest{Subject: nodeSubject("w"), DNSNames: []string{"kubernetes"}}), want: "DNS"},
 		{name: "server auth", signer: kubelet, change: change(nil, ds, client, server), want: "usages"},
+		{name: "no extended usage", signer: kubelet, change: change(nil, ds), want: "usages"},
 		{name: "no usages", signer: kubelet, change: change(nil, []certificates.KeyUsage{}...), want: "usages"},
 		{name: "masters", signer: kubelet, change: change(&x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:nodes", "system:masters"}}}), want: "system:masters"},
 
@@ -138,12 +139,15 @@ func TestSignChecks(t *testing.T) {
 		{name: "no names", signer: serving, change: change(&x509.CertificateRequest{Subject: nodeSubject("w")}), want: "at least one"},
 		{name: "email", signer: serving, change: change(&x509.CertificateRequest{Subject: nodeSubject("w"), IPAddresses: address, EmailAddresses: []string{"a@b"}}), want: "email"},
 		{name: "URI", signer: serving, change: change(&x509.CertificateRequest{Subject: nodeSubject("w"), IPAddresses: address, URIs: []*url.URL{{Scheme: "a", Host: "b"}}}), want: "URI"},
+		{name: "no extended usage", signer: serving, change: change(nil, ds), want: "usages"},
+		{name: "no usages", signer: serving, change: change(nil, []certificates.KeyUsage{}...), want: "usages"},
 		{name: "client auth", signer: serving, change: change(nil, ds, client), want: "usages"},
 		{name: "both", signer: serving, change: change(nil, ds, client, server), want: "usages"},
 		{name: "no node", signer: serving, change: change(&x509.CertificateRequest{Subject: pkix.Name{CommonName: "w", Organization: []string{"system:nodes"}}, IPAddresses: address}), want: "system:node:NAME"},
 
 		{name: "all usages", signer: user, change: change(nil, ds, ke, client)},
 		{name: "no client auth", signer: user, change: change(nil, ds), want: `want "client auth"`},
+		{name: "no usages", signer: user, change: change(nil, []certificates.KeyUsage{}...), want: `want "client auth"`},
 		{name: "server auth beside", signer: user, change: change(nil, client, server), want: `"server auth"`},
 		{name: "masters beside", signer: user, change: change(&x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"a", "system:masters"}}}), want: "system:masters"},
 		{name: "no request", signer: user, change: func(r *approval.Request) { r.CSR = nil }, want: "no certificate request"},
