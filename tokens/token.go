@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"strings"
 	"unique"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // The form of a bootstrap token, \A([a-z0-9]{6})\.([a-z0-9]{16})\z, as kubeadm and
@@ -178,19 +179,10 @@ func (t Token) Equal(u Token) bool {
 	return subtle.ConstantTimeCompare([]byte(t.Reveal()), []byte(u.Reveal())) == 1
 }
 
-// inText finds what has the form of a token in other text.
-var inText = regexp.MustCompile(`\b([a-z0-9]{6})\.[a-z0-9]{16}\b`)
-
-// Redact blots out the secret of all in a text that has the form of a token: for what people have
-// typed or pasted, and a log or an error repeats.
-func Redact(text string) string {
-	for i := range len(text) { // the expression takes a hundred times as long to see that there is none
-		if text[i] == '.' && i >= idLength && isWord(text[i-idLength:i], idLength) && len(text)-i > secretLength && isWord(text[i+1:i+1+secretLength], secretLength) {
-			return inText.ReplaceAllString(text, "$1.<redacted>")
-		}
-	}
-	return text
-}
+// Redact replaces the secret of everything in text that has the form of a token, whatever stands
+// beside it, and keeps the ID. It is for what people have typed or pasted, and a log or an error
+// repeats. Redact a value before it is quoted or cut.
+func Redact(text string) string { return foreign.Redact(text) }
 
 // String is the ID with the secret blotted out.
 func (t Token) String() string {

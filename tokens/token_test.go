@@ -297,7 +297,19 @@ func TestRedact(t *testing.T) {
 		"--token abcdeg.0123456789abcdeh --token k4f2pz.hgfedcba98765432": "--token abcdeg.<redacted> --token k4f2pz.<redacted>",
 		"worker.example.com": "worker.example.com", "token abcdeg": "token abcdeg",
 		"a.b worker1.example.com abcdeg.0123456789abcdeh.": "a.b worker1.example.com abcdeg.<redacted>.",
-		"abcdeg.0123456789abcde":                           "abcdeg.0123456789abcde", "abcdeg.0123456789abcdeh1": "abcdeg.0123456789abcdeh1",
+		"abcdeg.0123456789abcde":                           "abcdeg.0123456789abcde", // no token
+		// Nothing that stands beside a token hides it.
+		"abcdeg.0123456789abcdeh1": "abcdeg.<redacted>", "1abcdeg.0123456789abcdeh": "1abcdeg.<redacted>",
+		"_abcdeg.0123456789abcdeh_": "_abcdeg.<redacted>_", "Xabcdeg.0123456789abcdehX": "Xabcdeg.<redacted>X",
+		"\tabcdeg.0123456789abcdeh\n": "\tabcdeg.<redacted>\n", `\tabcdeg.0123456789abcdeh\n`: `\tabcdeg.<redacted>\n`,
+		"%20abcdeg.0123456789abcdeh%0a": "%20abcdeg.<redacted>%0a", `\u003cabcdeg.0123456789abcdeh`: `\u003cabcdeg.<redacted>`,
+		"äabcdeg.0123456789abcdehä": "äabcdeg.<redacted>ä", "\xffabcdeg.0123456789abcdeh\xff": "\xffabcdeg.<redacted>\xff",
+		"abcdeg.0123456789abcdehk4f2pz.hgfedcba98765432":   "abcdeg.<redacted>.<redacted>",
+		"abcdeg.0123456789abcdeh.k4f2pz.hgfedcba98765432.": "abcdeg.<redacted>.k4f2pz.<redacted>.",
+		// What names and versions look like stays.
+		"ip-10-0-0-1.eu-central-1.compute.internal v1.36.3": "ip-10-0-0-1.eu-central-1.compute.internal v1.36.3",
+		"certificatesigningrequests.certificates.k8s.io":    "certificatesigningrequests.certificates.k8s.io",
+		"worker01.rack7.dc-frankfurt.example.com":           "worker01.rack7.dc-frankfurt.example.com",
 	} {
 		if got := tokens.Redact(text); got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)

@@ -1,0 +1,152 @@
+// Package foreign makes text that strangers choose, such as the name of an object or the subject of a
+// certificate request, safe to show in a log, an Event, a condition, an error and a terminal.
+//
+// It imports the standard library alone, so that every package may use it.
+package foreign
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Bounds for [Text], in bytes.
+const (
+	// MaxName bounds a name: of an object, a user or a signer, or the subject of a certificate.
+	MaxName = 300
+	// MaxMessage bounds a message: of an Event, a condition or an error. An API server accepts
+	// 1,024 bytes in an Event.
+	MaxMessage = 1024
+)
+
+// The form of a bootstrap token: [a-z0-9]{6}\.[a-z0-9]{16}.
+const (
+	idLength     = 6
+	secretLength = 16
+	redacted     = "<redacted>"
+)
+
+// Text returns text without the secrets of bootstrap tokens and without unprintable characters, cut
+// to at most most bytes of UTF-8. It redacts first: after a cut or an escape, a part of a secret
+// would no longer look like one.
+func Text(text string, most int) string {
+	const more = "…"
+	text = Printable(Redact(text))
+	if len(text) <= most {
+		return text
+	}
+	end := most - len(more)
+	if end < 0 {
+		return ""
+	}
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + more
+}
+
+// Redact replaces the secret of everything in text that has the form of a bootstrap token. It keeps
+// the token ID, which is public. Whatever stands before or after the token, with no character
+// between, does not hide it: the letters and digits that follow the secret are replaced as well.
+func Redact(text string) string {
+	var kept strings.Builder
+	copied := 0
+	for i := 0; ; {
+		dot := strings.IndexByte(text[i:], '.')
+		if dot < 0 {
+			break
+		}
+		dot += i
+		i = dot + 1
+		if dot < idLength || !isWord(text[dot-idLength:dot]) || len(text)-i < secretLength || !isWord(text[i:i+secretLength]) {
+			continue
+		}
+		for i < len(text) && isWord(text[i:i+1]) {
+			i++
+		}
+		kept.WriteString(text[copied:dot+1] + redacted)
+		copied = i
+	}
+	if copied == 0 {
+		return text
+	}
+	kept.WriteString(text[copied:])
+	return kept.String()
+}
+
+// isWord reports whether s consists of the characters of a token.
+func isWord(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return true
+}
+
+// Printable returns text on one line of valid UTF-8: white space becomes a space, and everything else
+// that cannot be printed, such as the escape of a terminal, becomes U+FFFD.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsPrint(r): // as U+FFFD, for which range takes an invalid byte
+			return r
+		case unicode.IsSpace(r):
+			return ' '
+		}
+		return utf8.RuneError
+	}, text)
+}
+
+// Args redacts the arguments of a fmt verb in place: strings, bytes, lists of strings and what has a
+// text of its own. A verb with a precision, such as %.40q, would cut a secret that is not redacted
+// yet.
+func Args(args []any) {
+	for i, arg := range args {
+		switch v := arg.(type) {
+		case nil:
+		case string:
+			args[i] = Redact(v)
+		case []byte:
+			args[i] = Redact(string(v))
+		case []string:
+			list := make([]string, len(v))
+			for j, s := range v {
+				list[j] = Redact(s)
+			}
+			args[i] = list
+		case error:
+			args[i] = Redact(v.Error())
+		case fmt.Stringer:
+			args[i] = Redact(v.String())
+		default:
+			if reflect.TypeOf(v).Kind() == reflect.String {
+				args[i] = Redact(reflect.ValueOf(v).String())
+			}
+		}
+	}
+}
+
+var subdomain = regexp.MustCompile(`\A[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\z`)
+
+// Pastes reports whether a name may be part of a command that a person pastes into a shell: it is a
+// DNS-1123 subdomain of at most 253 characters, and holds no secret of a token. kube-apiserver lets
+// a CertificateSigningRequest have any other name as well.
+func Pastes(name string) bool {
+	return len(name) <= 253 && subdomain.MatchString(name) && Redact(name) == name
+}
+
+// ShowCSR returns a command that shows a CertificateSigningRequest: by its UID if its name must not
+// be pasted.
+func ShowCSR(name, uid string) string {
+	switch {
+	case Pastes(name):
+		return "kubectl describe csr " + name
+	case Pastes(uid):
+		return `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="` + uid + `")]}'`
+	}
+	return "kubectl get csr"
+}

@@ -1,0 +1,141 @@
+package foreign_test
+
+import (
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
+)
+
+const (
+	token  = "abcdeg.0123456789abcdeh"
+	secret = "0123456789abcdeh"
+)
+
+func TestTextIsShortPrintableAndWithoutSecrets(t *testing.T) {
+	for _, test := range []struct {
+		text string
+		most int
+		want string
+	}{
+		{"worker-7.example.com", 300, "worker-7.example.com"},
+		{"Grüße, 東京 𝄞", 300, "Grüße, 東京 𝄞"},
+		{"two\r\nlines\tand\u2028more\u00a0", 300, "two  lines and more "},
+		{"\x1b[31mred\x00\x7f\u0085\u009b", 300, "�[31mred�� �"},
+		{"right\u202eto left, zero\u200bwidth, \U000e0041tag", 300, "right�to left, zero�width, �tag"},
+		{"\xff" + token + "\xff", 300, "�abcdeg.<redacted>�"},
+		{"\t" + token + "\n", 300, " abcdeg.<redacted> "},
+		{"_" + token + "A", 300, "_abcdeg.<redacted>A"},
+		// Invalid bytes and characters of no width do not join what they stood between.
+		{"abcdeg.01234567\xff89abcdeh", 300, "abcdeg.01234567�89abcdeh"},
+		{"12345678", 8, "12345678"},
+		{"123456789", 8, "12345…"},
+		{"1234ä6789", 8, "1234…"},
+		{"123456789", 2, ""},
+		{"", 0, ""},
+	} {
+		if got := foreign.Text(test.text, test.most); got != test.want {
+			t.Errorf("%q becomes %q, want %q", test.text, got, test.want)
+		}
+	}
+}
+
+// A token that is cut off no longer looks like one: it is redacted before.
+func TestTextHasNoPartOfACutToken(t *testing.T) {
+	for before := range 40 {
+		text := strings.Repeat("-", before) + token + strings.Repeat("-", 40)
+		for most := range 60 {
+			if got := foreign.Text(text, most); strings.Contains(got, "abcdeg.0") {
+				t.Errorf("%d before, %d bytes: %q", before, most, got)
+			}
+		}
+	}
+}
+
+// tokenShape is what no result may match.
+var tokenShape = regexp.MustCompile(`[a-z0-9]{6}\.[a-z0-9]{16}`)
+
+func FuzzText(f *testing.F) {
+	for _, text := range []string{
+		token, "\t" + token + "\n", "_" + token + "X", token + "1", "x" + token, token + token, token + "." + token, strings.Repeat(token, 50),
+		"abcdeg.01234567\xff89abcdeh", "abcdeg.\u200b0123456789abcdeh", "\x1b]0;x\a\u202e", "…\xe2\x80", strings.Repeat("ä", 200), strings.Repeat(".", 99) + secret,
+	} {
+		for _, most := range []uint16{0, 1, 2, 3, 10, 20, 300, 65535} {
+			f.Add(text, most)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text string, most uint16) {
+		var got string
+		fuzzing.Prompt(t, func() { got = foreign.Text(text, int(most)) })
+		switch {
+		case tokenShape.MatchString(got):
+			t.Errorf("%q has a token", got)
+		case len(got) > int(most):
+			t.Errorf("%d bytes, want at most %d", len(got), most)
+		case !utf8.ValidString(got):
+			t.Errorf("%q is not UTF-8", got)
+		case strings.ContainsFunc(got, func(r rune) bool { return unicode.IsControl(r) || !unicode.IsPrint(r) }):
+			t.Errorf("%q cannot be printed", got)
+		case foreign.Text(got, int(most)) != got:
+			t.Errorf("%q becomes %q the second time", got, foreign.Text(got, int(most)))
+		}
+	})
+}
+
+type word string
+
+func TestArgsAreRedactedBeforeTheyAreCut(t *testing.T) {
+	long := strings.Repeat("-", 20) + token
+	for _, arg := range []any{
+		long, word(long), []byte(long), []string{long}, errors.New(long), fmt.Errorf("because: %w", errors.New(long)), pkix.Name{CommonName: long},
+	} {
+		args := []any{arg, 7, nil}
+		foreign.Args(args)
+		if got := fmt.Sprintf("%.33q %d %v", args...); strings.Contains(got, "abcdeg.0") || !strings.HasSuffix(got, " 7 <nil>") {
+			t.Errorf("%T is printed as %s", arg, got)
+		}
+	}
+	list := []string{token}
+	foreign.Args([]any{list})
+	if !slices.Equal(list, []string{token}) {
+		t.Errorf("the caller's list became %q", list)
+	}
+}
+
+// hostileNames are names that kube-apiserver accepts for a CertificateSigningRequest, and others.
+var hostileNames = []string{
+	"", "x >&2;id>pwned;\x1b[31m", "x\nkubectl delete ns default", "$(id)", "`id`", "a b", "a'b", `a"b`, "a;b", "a|b", "a&b", "a>b", "-f", "--all", "A", "a_b", "a..b", ".a", "a.", "a-",
+	"ä", "a\u200bb", "*", "~", "#", "a=b", "a/b", "system:x", strings.Repeat("a", 254), token, "x" + token, "a\x00",
+}
+
+func TestHostileNamesArePartOfNoCommand(t *testing.T) {
+	const uid = "0c0ffee0-0000-4000-8000-000000000000"
+	for _, name := range hostileNames {
+		if foreign.Pastes(name) {
+			t.Errorf("%q may be pasted", name)
+		}
+		want := `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="` + uid + `")]}'`
+		if got := foreign.ShowCSR(name, uid); got != want {
+			t.Errorf("%q is shown by %s", name, got)
+		}
+		if got := foreign.ShowCSR(name, name); got != "kubectl get csr" {
+			t.Errorf("%q as name and UID is shown by %s", name, got)
+		}
+	}
+	for _, name := range []string{"csr-7xk2p", "a", "1", "a.b-c.d", strings.Repeat("a", 253)} {
+		if !foreign.Pastes(name) {
+			t.Errorf("%q may not be pasted", name)
+		}
+	}
+	if got, want := foreign.ShowCSR("csr-7xk2p", uid), "kubectl describe csr csr-7xk2p"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
