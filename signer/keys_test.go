@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto"
 	"crypto/elliptic"
+	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
@@ -119,5 +120,20 @@ func TestNoClaimForWhatIsNotSigned(t *testing.T) {
 				t.Errorf("claims %v, want none", c.claims)
 			}
 		})
+	}
+}
+
+// RSA with an even exponent or below 3 is none: everybody could sign for such a key, or nobody.
+func TestRefusesRSAExponents(t *testing.T) {
+	ca := newCA(t)
+	csr := newCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, rsa2048())
+	for exponent, good := range map[int]bool{-3: false, 0: false, 1: false, 2: false, 3: true, 4: false, 5: true, 65536: false, 65537: true} {
+		other := *csr
+		other.PublicKey = &rsa.PublicKey{N: rsa2048().N, E: exponent}
+		_, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: &other, Usages: clientUsages}, time.Now())
+		refused := errors.As(err, new(*signer.Refused)) && strings.Contains(err.Error(), "public exponent")
+		if refused == good {
+			t.Errorf("exponent %d: %v, want it refused for the exponent: %t", exponent, err, !good)
+		}
 	}
 }
