@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
@@ -215,9 +216,13 @@ type curlrc struct {
 	bearer api.Secret
 }
 
-// readCurlrc reads the CA and the bearer token. Other lines are for curl.
+// readCurlrc reads the CA and the bearer token. Other lines are for curl. It refuses a file that
+// another user could have written, who would choose the CA and so the server to trust.
 func readCurlrc(file string) (curlrc, error) {
 	var rc curlrc
+	if err := owned.Check(file); err != nil {
+		return rc, err
+	}
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return rc, err

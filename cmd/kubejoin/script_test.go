@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -37,6 +40,15 @@ func TestScripts(t *testing.T) {
 			e.Setenv("EXAMPLES", examples)
 			e.Setenv(openapicheck.Environment, answers)
 			return nil
+		},
+		Condition: func(name string) (bool, error) {
+			switch {
+			case name != "root":
+				return false, fmt.Errorf("unknown condition %q", name)
+			case os.Geteuid() != 0 && os.Getenv("CI") != "":
+				return false, errors.New("this script needs root, and in CI no test is skipped")
+			}
+			return os.Geteuid() == 0, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"serve": serve, "record": scriptRecord, "await": scriptAwait},
 	})

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -193,10 +194,25 @@ type dataDir string
 
 func (d dataDir) path(name string) string { return filepath.Join(string(d), name) }
 
-// open makes the folder if there is none, and refuses one that others can look into.
+// dataFiles are the files in a dataDir that kubejoin reads or writes.
+var dataFiles = []string{"ca.pem", "ca.crt", "operators.csv", "curlrc", webhookToken, "kubejoin.db", "kubejoin.db-journal"}
+
+// open makes the folder if there is none. It refuses a folder that others can look into, and one
+// whose content another user could have written or could replace.
 func (d dataDir) open() error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
+	}
+	if err := owned.Check(string(d)); err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	for _, name := range dataFiles {
+		if _, err := os.Lstat(d.path(name)); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := owned.Check(d.path(name)); err != nil {
+			return fmt.Errorf("--data-dir: %w", err)
+		}
 	}
 	info, err := os.Stat(string(d))
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/server"
 )
@@ -88,6 +89,9 @@ func (d dataDir) webhookToken() (string, error) {
 
 // readBearer reads what webhookToken made.
 func readBearer(file string) (string, error) {
+	if err := owned.Check(file); err != nil {
+		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)
+	}
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -122,6 +124,9 @@ func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
 	dir := dataDir(o.dataDir)
 	if o.caFile == "" {
 		o.caFile = dir.path("ca.crt")
+		if err := owned.Check(o.caFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("--data-dir: %w", err)
+		}
 	}
 	bundle, err := readCAs(o.caFile)
 	if err != nil {

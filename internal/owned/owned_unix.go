@@ -1,0 +1,156 @@
+//go:build unix
+
+package owned
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// maxLinks is how many symbolic links Check follows, as Linux.
+const maxLinks = 40
+
+// Check returns an error if a user other than the caller and root can change the file or folder at
+// path, or put another one in its place. The error names the path that is at fault, its owner and
+// mode, and the command that mends it. It wraps [fs.ErrNotExist] if there is nothing at path.
+//
+// What path names must belong to the caller or root, and nobody else may write it. The same holds
+// for every folder above it and for every symbolic link on the way, with two exceptions for the
+// folders: anyone may write a folder with the sticky bit, such as /tmp, and members of the caller's
+// own groups may write any.
+func Check(path string) error {
+	found, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	at, rest := "/", parts(path)
+	if !filepath.IsAbs(path) {
+		folder, err := os.Getwd()
+		if err != nil {
+			return err
+		}
+		rest = append(parts(folder), rest...) // not cleaned: what .. means depends on links
+	}
+	for links := 0; ; {
+		info, err := os.Lstat(at)
+		if errors.Is(err, fs.ErrNotExist) && links > 0 {
+			return checkLast(path, found) // an open file such as /dev/stdin, or a pipe, need not have a name
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case info.Mode()&fs.ModeSymlink != 0:
+			if links++; links > maxLinks {
+				return fmt.Errorf("%s: %w", show(path), syscall.ELOOP)
+			}
+			if err := checkOwner(at, info); err != nil {
+				return err
+			}
+			target, err := os.Readlink(at)
+			if err != nil {
+				return err
+			}
+			rest = append(parts(target), rest...)
+			if at = filepath.Dir(at); filepath.IsAbs(target) {
+				at = "/"
+			}
+		case len(rest) == 0:
+			return checkLast(at, info)
+		default:
+			if err := checkAbove(at, info); err != nil {
+				return err
+			}
+			at, rest = filepath.Join(at, rest[0]), rest[1:]
+		}
+	}
+}
+
+// parts returns the names that a path consists of.
+func parts(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
+}
+
+const (
+	groupWrites  = 0o020
+	othersWrite  = 0o002
+	worldOrGroup = groupWrites | othersWrite
+)
+
+// checkLast checks what the path names in the end.
+func checkLast(path string, info fs.FileInfo) error {
+	if err := checkOwner(path, info); err != nil {
+		return err
+	}
+	if info.Mode().Perm()&worldOrGroup != 0 {
+		return fmt.Errorf("%s has %s, so that other users can write it; if you trust its content: chmod go-w %s", show(path), describe(info), quote(path))
+	}
+	return nil
+}
+
+// checkAbove checks a folder on the way to the path. Who may write it can rename what is in it.
+func checkAbove(path string, info fs.FileInfo) error {
+	if err := checkOwner(path, info); err != nil {
+		return err
+	}
+	mode := info.Mode()
+	if mode&fs.ModeSticky != 0 || mode.Perm()&worldOrGroup == 0 {
+		return nil
+	}
+	if mode.Perm()&othersWrite == 0 && inGroup(info) {
+		return nil
+	}
+	return fmt.Errorf("the folder %s has %s, so that other users can replace what is in it; use another one, or: chmod go-w %s", show(path), describe(info), quote(path))
+}
+
+// checkOwner checks who owns a file, a folder or a link: the owner can change its mode.
+func checkOwner(path string, info fs.FileInfo) error {
+	caller := os.Geteuid()
+	if owner, _ := ids(info); owner == 0 || owner == caller {
+		return nil
+	}
+	want := "root"
+	if caller != 0 {
+		want += " or " + name(caller)
+	}
+	return fmt.Errorf("%s has %s; want owner %s, since the owner decides what is in it; use another one, or if you trust its content: chown -h %d %s",
+		show(path), describe(info), want, caller, quote(path))
+}
+
+// inGroup reports whether the caller is in the group of a file.
+func inGroup(info fs.FileInfo) bool {
+	_, group := ids(info)
+	groups, err := os.Getgroups()
+	return group == os.Getegid() || err == nil && slices.Contains(groups, group)
+}
+
+func ids(info fs.FileInfo) (owner, group int) {
+	s := info.Sys().(*syscall.Stat_t) // documented for this system
+	return int(s.Uid), int(s.Gid)
+}
+
+func describe(info fs.FileInfo) string {
+	owner, group := ids(info)
+	mode := uint32(info.Mode().Perm())
+	if info.Mode()&fs.ModeSticky != 0 {
+		mode |= 0o1000
+	}
+	return fmt.Sprintf("owner %s, group %d and mode %04o", name(owner), group, mode)
+}
+
+// name returns the name of a user with the ID.
+func name(uid int) string {
+	id := strconv.Itoa(uid)
+	if u, err := user.LookupId(id); err == nil {
+		return fmt.Sprintf("%s (%s)", u.Username, id)
+	}
+	return id
+}
