@@ -6,42 +6,42 @@ import (
 	"time"
 )
 
-// item is a request that waits for a worker, and who asks.
+// item is a request that waits for a worker, and its requester.
 type item struct{ requester, name string }
 
 const (
-	// crowd is how many requests of one requester may wait before it counts as one that crowds
-	// out the others.
+	// crowd is how many requests of one requester may wait or be at work before it counts as
+	// crowded.
 	crowd = 10
-	// calm is for how long after somebody else was served a requester that crowds has one worker
-	// alone: what it takes of the API server is felt by everybody.
+	// calm is for how long a crowded requester has one worker only after a request of another
+	// requester was done: all requests share one API server, so more would slow the next one.
 	calm = time.Second
 )
 
-// turns is the order in which requests get a worker. Requesters take turns, so that one that
-// floods it waits for itself. One that has more than [crowd] waiting also gets no worker while one
-// is at work for somebody who does not. As long as nobody else asks, it has them all.
+// turns is the order in which requests get a worker. Requesters take turns. A requester with many
+// requests is crowded: it has one worker while requesters that are not crowded are served, and as
+// many as are free at all other times. So a flood does not slow others, and others do not stop a
+// rack of machines that share a token.
 //
-// Requests come from a workqueue, which holds back those that are being worked on or have failed.
+// Requests come from a workqueue, which holds back those that are at work or have failed.
 type turns struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	closed  bool
 
-	// requesters are those for whom something is waiting; the first one is next.
-	requesters []string
+	requesters []string // those with requests that wait; the first one is next
 	waiting    map[string][]item
-	crowding   map[item]bool // what is being worked on, and whether its requester crowded then
-	served     time.Time     // when somebody who does not crowd was served last
+	working    map[string]int // requests at work, by requester
+	served     time.Time      // when a request of a requester that is not crowded was last done
 }
 
 func newTurns() *turns {
-	t := &turns{waiting: map[string][]item{}, crowding: map[item]bool{}}
+	t := &turns{waiting: map[string][]item{}, working: map[string]int{}}
 	t.changed = sync.NewCond(&t.mu)
 	return t
 }
 
-// push lets an item wait behind others of its requester.
+// push adds an item behind others of its requester.
 func (t *turns) push(i item) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -52,7 +52,7 @@ func (t *turns) push(i item) {
 	t.changed.Signal()
 }
 
-// close ends all next.
+// close ends all calls of next.
 func (t *turns) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,8 +60,7 @@ func (t *turns) close() {
 	t.changed.Broadcast()
 }
 
-// next waits for an item, which is to be given back to done. It is false when there are to be no
-// more.
+// next waits for an item, which the caller passes to done later. It returns false after close.
 func (t *turns) next() (item, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,56 +75,58 @@ func (t *turns) next() (item, bool) {
 	}
 }
 
-// done says that an item is not worked on any more.
+// done ends the work on an item.
 func (t *turns) done(i item) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.crowding[i] {
+	if !t.crowded(i.requester) {
 		t.served = time.Now()
-		if len(t.requesters) > 0 { // perhaps it is held back
+		if len(t.requesters) > 0 { // a crowded one may wait for the calm
 			time.AfterFunc(calm, t.changed.Broadcast)
 		}
 	}
-	delete(t.crowding, i)
+	if t.working[i.requester]--; t.working[i.requester] == 0 {
+		delete(t.working, i.requester)
+	}
 	t.changed.Broadcast()
 }
 
-// pop takes the first item that may be worked on. Its requester goes to the end of the line.
+// pop takes the first item that may get a worker. Its requester goes to the end of the line.
 func (t *turns) pop(now time.Time) (item, bool) {
-	crowds := func(requester string) bool { return len(t.waiting[requester]) > crowd }
-	at := slices.IndexFunc(t.requesters, func(requester string) bool { return !crowds(requester) })
-	if at < 0 && !t.heldBack(now) {
-		at = 0
-	}
-	if at < 0 || len(t.requesters) == 0 {
+	others := t.othersServed(now)
+	at := slices.IndexFunc(t.requesters, func(requester string) bool {
+		return !others || t.working[requester] == 0 || !t.crowded(requester)
+	})
+	if at < 0 {
 		return item{}, false
 	}
 	requester := t.requesters[at]
-	items := t.waiting[requester]
-	next := items[0]
-	t.crowding[next] = crowds(requester)
 	if at == 0 { // almost always, and there may be thousands
 		t.requesters = t.requesters[1:]
 	} else {
 		t.requesters = slices.Delete(t.requesters, at, at+1)
 	}
-	if items = items[1:]; len(items) > 0 {
-		t.waiting[requester] = items
+	items := t.waiting[requester]
+	if rest := items[1:]; len(rest) > 0 {
+		t.waiting[requester] = rest
 		t.requesters = append(t.requesters, requester)
 	} else {
 		delete(t.waiting, requester)
 	}
-	return next, true
+	t.working[requester]++
+	return items[0], true
 }
 
-// heldBack reports whether those who crowd have to wait.
-func (t *turns) heldBack(now time.Time) bool {
-	alone := true
-	for _, crowds := range t.crowding {
-		if !crowds {
+func (t *turns) crowded(requester string) bool {
+	return len(t.waiting[requester])+t.working[requester] > crowd
+}
+
+// othersServed reports whether requesters that are not crowded are served, or were just now.
+func (t *turns) othersServed(now time.Time) bool {
+	for requester := range t.working {
+		if !t.crowded(requester) {
 			return true
 		}
-		alone = false
 	}
-	return !alone && now.Sub(t.served) < calm
+	return now.Sub(t.served) < calm
 }

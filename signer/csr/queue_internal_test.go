@@ -3,12 +3,13 @@ package csr
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-// take is all that can be worked on at once.
+// take returns the requesters of all that can be at work at once.
 func (t *turns) take() (names []string) {
 	for {
 		i, ok := t.pop(time.Now())
@@ -25,6 +26,71 @@ func (t *turns) fill(requester string, n int) {
 	}
 }
 
+// office is workers that serve turns: each request takes a time of its own.
+type office struct {
+	*turns
+	t    *testing.T
+	took func(requester string) time.Duration
+
+	mu      sync.Mutex
+	pushed  map[item]time.Time
+	wait    map[string]time.Duration // the longest wait for a worker, by requester
+	doneAt  map[string][]time.Time   // by requester
+	atWork  map[string]int
+	most    map[string]int // the most at work at once since the last reset, by requester
+	workers sync.WaitGroup
+}
+
+// newOffice must be called in a bubble of synctest, and ends with the bubble's test.
+func newOffice(t *testing.T, workers int, took func(string) time.Duration) *office {
+	o := &office{
+		turns: newTurns(), t: t, took: took, pushed: map[item]time.Time{}, wait: map[string]time.Duration{},
+		doneAt: map[string][]time.Time{}, atWork: map[string]int{}, most: map[string]int{},
+	}
+	for range workers {
+		o.workers.Go(o.work)
+	}
+	t.Cleanup(func() { o.close(); o.workers.Wait() })
+	return o
+}
+
+func (o *office) work() {
+	for {
+		i, ok := o.next()
+		if !ok {
+			return
+		}
+		o.mu.Lock()
+		o.wait[i.requester] = max(o.wait[i.requester], time.Since(o.pushed[i]))
+		o.atWork[i.requester]++
+		o.most[i.requester] = max(o.most[i.requester], o.atWork[i.requester])
+		o.mu.Unlock()
+		time.Sleep(o.took(i.requester))
+		o.mu.Lock()
+		o.atWork[i.requester]--
+		o.doneAt[i.requester] = append(o.doneAt[i.requester], time.Now())
+		o.mu.Unlock()
+		o.done(i)
+	}
+}
+
+// ask adds n requests of a requester.
+func (o *office) ask(requester string, n int) {
+	for range n {
+		o.mu.Lock()
+		i := item{requester, fmt.Sprint(requester, "-", len(o.pushed))}
+		o.pushed[i] = time.Now()
+		o.mu.Unlock()
+		o.push(i)
+	}
+}
+
+func (o *office) served(requester string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.doneAt[requester])
+}
+
 func TestTurns(t *testing.T) {
 	q := newTurns()
 	q.fill("a", 3)
@@ -38,45 +104,193 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-func TestTurnsOfACrowd(t *testing.T) {
+// A rack of machines shares one token. One other requester always has requests at work and never
+// more than a few that wait.
+func TestServesRackBesideSteadyRequester(t *testing.T) {
+	const rack, took = 500, 25 * time.Millisecond
+	for name, ask := range map[string]struct {
+		every time.Duration
+		n     int
+	}{
+		"one request each 20 ms": {20 * time.Millisecond, 1},
+		"ten at once":            {took, crowd},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := newOffice(t, DefaultWorkers, func(string) time.Duration { return took })
+				steady := time.NewTicker(ask.every)
+				defer steady.Stop()
+				o.ask("steady", ask.n)
+				o.ask("rack", rack)
+				began := time.Now()
+				for time.Since(began) < 5*time.Minute && o.served("rack") < rack {
+					before := o.served("rack")
+					for second := time.Now(); time.Since(second) < time.Second; {
+						<-steady.C
+						o.ask("steady", ask.n)
+					}
+					if n := o.served("rack") - before; n < 30 && o.served("rack") < rack {
+						t.Fatalf("%d machines of the rack were served within a second, want 30", n)
+					}
+				}
+				if took := time.Since(began); o.served("rack") < rack || took > 15*time.Second {
+					t.Errorf("%d of %d machines were served within %s", o.served("rack"), rack, took)
+				}
+				if o.wait["steady"] > 2*took {
+					t.Errorf("the other requester waited %s for a worker", o.wait["steady"])
+				}
+			})
+		})
+	}
+}
+
+// A flood of one requester leaves the API server to the others while they are served.
+func TestHoldsBackFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(time.Hour)
-		q := newTurns()
-		q.fill("flood", crowd+5)
-		var flood []item
-		for range 3 { // nobody else is there
-			i, ok := q.pop(time.Now())
-			if !ok || i.requester != "flood" {
-				t.Fatal(i, ok)
+		const took = 20 * time.Millisecond
+		o := newOffice(t, DefaultWorkers, func(string) time.Duration { return took })
+		o.ask("flood", 50_000)
+		time.Sleep(time.Second)
+		if o.most["flood"] != DefaultWorkers {
+			t.Fatalf("alone it has %d workers, want all %d", o.most["flood"], DefaultWorkers)
+		}
+		for i := range 100 {
+			other := fmt.Sprint("machine-", i)
+			o.ask(other, 1)
+			time.Sleep(2 * took)
+			synctest.Wait()
+			if o.served(other) != 1 {
+				t.Fatalf("machine %d was not served within %s", i, 2*took)
 			}
-			flood = append(flood, i)
+			if i == 0 { // what was at work before is done
+				o.mu.Lock()
+				clear(o.most)
+				o.mu.Unlock()
+			}
+			time.Sleep(calm / 2)
 		}
-		q.fill("a", 2)
-		if got := q.take(); !slices.Equal(got, []string{"a", "a"}) {
-			t.Errorf("beside the flood %q are served", got)
-		}
-		for _, i := range flood {
-			q.done(i)
-		}
-		if got := q.take(); len(got) > 0 {
-			t.Errorf("%q while somebody else is served", got)
-		}
-		q.done(item{"a", "a0"})
-		if got := q.take(); len(got) > 0 {
-			t.Errorf("%q while somebody else is served still", got)
-		}
-		q.done(item{"a", "a1"})
-		if got := q.take(); !slices.Equal(got, []string{"flood"}) {
-			t.Errorf("%q right after somebody else was served, want one of the flood", got)
+		if n := o.most["flood"]; n != 1 {
+			t.Errorf("it has %d workers while others are served, want 1", n)
 		}
 		time.Sleep(calm)
-		if got := q.take(); len(got) != crowd+1 {
-			t.Errorf("%d of the flood when all is calm again, want all the rest", len(got))
+		if o.most["flood"] != DefaultWorkers {
+			t.Errorf("it has %d workers after the others were served, want all %d", o.most["flood"], DefaultWorkers)
 		}
 	})
 }
 
-// Who waits is woken: by what comes, by what is done, when it is calm again, and at the end.
+// A request that takes long holds back a flood until it is done and the calm is over.
+func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const slow = 5 * time.Second
+		o := newOffice(t, DefaultWorkers, func(requester string) time.Duration {
+			if requester == "slow" {
+				return slow
+			}
+			return 20 * time.Millisecond
+		})
+		o.ask("slow", 1)
+		synctest.Wait()
+		o.ask("flood", 50_000)
+		time.Sleep(slow + calm - 20*time.Millisecond)
+		if n := o.most["flood"]; n != 1 {
+			t.Errorf("it has %d workers, want 1", n)
+		}
+	})
+}
+
+// The calm ends by itself, even if the one request that a crowded requester has at work takes long.
+func TestCalmEndsBesideSlowRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice(t, DefaultWorkers, func(requester string) time.Duration {
+			if requester == "rack" {
+				return time.Minute
+			}
+			return 20 * time.Millisecond
+		})
+		o.ask("other", 1)
+		synctest.Wait()
+		o.ask("rack", 50)
+		time.Sleep(2 * calm)
+		synctest.Wait()
+		if n := o.most["rack"]; n != 50 {
+			t.Errorf("it has %d workers, want 50", n)
+		}
+	})
+}
+
+// Two racks do not count as others for each other.
+func TestServesTwoRacksWithAllWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
+		o.ask("rack-1", 500)
+		o.ask("rack-2", 500)
+		time.Sleep(time.Second / 2)
+		synctest.Wait()
+		if o.served("rack-1") != 500 || o.served("rack-2") != 500 {
+			t.Errorf("%d and %d of 500 machines were served within 0.5 s", o.served("rack-1"), o.served("rack-2"))
+		}
+	})
+}
+
+// A requester whose requests take long is crowded although none of them waits for a worker.
+func TestLimitsWorkersOfSlowRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice(t, DefaultWorkers, func(requester string) time.Duration {
+			if requester == "slow" {
+				return time.Minute
+			}
+			return 20 * time.Millisecond
+		})
+		for range 500 {
+			o.ask("slow", 1)
+			o.ask("other", 1)
+			time.Sleep(20 * time.Millisecond)
+		}
+		synctest.Wait()
+		if n := o.most["slow"]; n > crowd {
+			t.Errorf("slow requests have %d workers, want at most %d", n, crowd)
+		}
+		if o.served("other") < 499 {
+			t.Errorf("%d of 500 others were served", o.served("other"))
+		}
+	})
+}
+
+// Each of several crowded requesters has a worker while others are served.
+func TestServesEachOfManyCrowdedRequesters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
+		o.ask("steady", 1)
+		o.ask("flood-1", 5000)
+		o.ask("flood-2", 5000)
+		o.ask("rack", 100)
+		for range 100 {
+			o.ask("steady", 1)
+			time.Sleep(20 * time.Millisecond)
+		}
+		synctest.Wait()
+		if o.served("rack") < 95 {
+			t.Errorf("%d of 100 machines were served within 2 s", o.served("rack"))
+		}
+	})
+}
+
+// With one worker, requesters alternate.
+func TestSharesOneWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice(t, 1, func(string) time.Duration { return 20 * time.Millisecond })
+		o.ask("rack", 100)
+		o.ask("other", crowd)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if o.served("rack") < crowd || o.served("other") < crowd {
+			t.Errorf("%d of the rack and %d others were served", o.served("rack"), o.served("other"))
+		}
+	})
+}
+
+// Workers that wait wake up for new requests, when the calm is over, and at the end.
 func TestTurnsWake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Hour)
@@ -100,14 +314,14 @@ func TestTurnsWake(t *testing.T) {
 		began := time.Now()
 		q.fill("a", 1)
 		synctest.Wait()
-		q.fill("flood", 50)
-		for n := range 51 {
+		q.fill("flood", 500)
+		for n := range 501 {
 			if i := <-got; i.requester == "" {
 				t.Fatalf("ended after %d", n)
 			}
 		}
-		// The first second with one worker and the rest with three would be far more than 50.
-		if took := time.Since(began); took > time.Second {
+		// The first second with one worker and the rest with three.
+		if took := time.Since(began); took > 2500*time.Millisecond {
 			t.Errorf("it took %s", took)
 		}
 		synctest.Wait()
