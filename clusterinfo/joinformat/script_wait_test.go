@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -115,12 +116,22 @@ func TestScriptStops(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	codes := map[syscall.Signal]int{syscall.SIGTERM: 143, syscall.SIGINT: 130, syscall.SIGHUP: 129}
+	for sig := range codes {
+		// A shell cannot trap a signal that is ignored when it starts, as SIGHUP under nohup. One that
+		// this process handles is not ignored in the programs that it starts.
+		if signal.Ignored(sig) {
+			handled := make(chan os.Signal, 1)
+			signal.Notify(handled, sig)
+			t.Cleanup(func() { signal.Stop(handled) })
+		}
+	}
 	for _, shell := range []string{"sh", "dash", "bash", "busybox", "mksh", "ksh"} {
 		if _, err := exec.LookPath(shell); err != nil && shell != "sh" {
 			t.Logf("%s is not here", shell)
 			continue
 		}
-		for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: 143, syscall.SIGINT: 130, syscall.SIGHUP: 129} {
+		for sig, want := range codes {
 			t.Run(fmt.Sprint(shell, " ", sig), func(t *testing.T) {
 				t.Parallel()
 				m := newMachine(t, joinOf(t, s, ca))
