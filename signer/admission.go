@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -257,7 +258,7 @@ func (n *NodeAdmission) renew(ctx context.Context, node string, a *Admission) er
 	if n.Node != nil {
 		switch _, err := n.Node(ctx, node); {
 		case errors.Is(err, tokens.ErrNotFound):
-			return &waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, and there is no such Node (any more): the request waits until there is", node)}
+			return &waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, and there is no such Node (any more): the request waits until there is", foreign.Text(node, foreign.MaxName))}
 		case err != nil:
 			return fmt.Errorf("node %s: %w", node, err)
 		}

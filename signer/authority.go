@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	certificates "k8s.io/api/certificates/v1"
@@ -215,7 +216,7 @@ func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d a
 }
 
 func unavailable(err error, rule string) approval.Decision {
-	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: fmt.Sprintf("cannot be decided yet: %v", err), Rule: rule}
+	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: foreign.Text(fmt.Sprintf("cannot be decided yet: %v", err), foreign.MaxMessage), Rule: rule}
 }
 
 // Sign issues the certificate of a request that was approved, and returns it as PEM with the

@@ -284,7 +284,7 @@ func (n *NodeAdmission) hold(ctx context.Context, record tokens.Record, r approv
 		case err == nil:
 			if change != "" {
 				n.count(change)
-				n.log.Warn("claim of a node name: "+strings.ReplaceAll(change, "_", " "), "node", node, "token", id, "keys", len(claim.Keys))
+				n.log.Warn("claim of a node name: "+strings.ReplaceAll(change, "_", " "), "node", tokens.Redact(node), "token", id, "keys", len(claim.Keys))
 			}
 			return claim, nil
 		case errors.Is(err, errRegistered):
@@ -321,7 +321,7 @@ func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, error
 		return claim, fmt.Errorf("claim of node %s: %w", claim.Node, err)
 	}
 	n.count("made")
-	n.log.Info("node name claimed", "node", claim.Node, "token", claim.TokenID)
+	n.log.Info("node name claimed", "node", tokens.Redact(claim.Node), "token", claim.TokenID)
 	return claim, nil
 }
 

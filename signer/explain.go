@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -41,7 +42,7 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	if !ok {
 		e.Steps = []approval.Decision{{
 			Rule: ruleSigner, Reason: ReasonUnknownSigner,
-			Message: fmt.Sprintf("%v: %q; it is left to others", ErrUnknownSigner, r.SignerName),
+			Message: fmt.Sprintf("%v: %q; it is left to others", ErrUnknownSigner, foreign.Text(r.SignerName, foreign.MaxName)),
 		}}
 		return e
 	}
@@ -50,7 +51,7 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	if inOrder == nil {
 		inOrder = checkSignature(r)
 	}
-	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "it is a request that signer "+r.SignerName+" signs, if it is approved"))
+	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "it is a request that signer "+foreign.Text(r.SignerName, foreign.MaxName)+" signs, if it is approved"))
 	if inOrder != nil {
 		return e
 	}

@@ -5,6 +5,8 @@ import (
 	"encoding/asn1"
 	"fmt"
 	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // MaxNames is the most subject alternative names of a certificate request.
@@ -77,7 +79,7 @@ func checkName(kind int, value []byte) error {
 	}
 	for _, c := range value {
 		if c <= ' ' || c >= 0x7f {
-			return fmt.Errorf("%s, and %.100q has a character that is no visible ASCII", what, value)
+			return fmt.Errorf("%s, and %.100q has a character that is no visible ASCII", what, foreign.Redact(string(value)))
 		}
 	}
 	if kind == kindDNS && len(value) > 253 {

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -152,8 +153,8 @@ const (
 	maxRefusedLists = 1024
 )
 
-// bounded is an entry of a size that anybody's requests may have. What has the form of a token is
-// blotted out: people paste them anywhere.
+// bounded is an entry of a size that anybody's requests may have, without the secrets of tokens, which
+// people paste anywhere, and without control characters.
 func bounded(e issuance.Entry) issuance.Entry {
 	most, left := maxText, maxLists
 	if e.Outcome != issuance.Issued {
@@ -178,28 +179,16 @@ func bounded(e issuance.Entry) issuance.Entry {
 	return e
 }
 
-// tokenLength is that of what is blotted out. A part of it would not be known.
-const tokenLength = len("abcdef.0123456789abcdef")
-
 // short is a text of which most bytes of JSON are left at most, and how many it takes.
 func short(text string, most int) (cut string, size int) {
-	window := 2*most + tokenLength
-	long := len(text) > window
-	text = tokens.Redact(strings.ToValidUTF8(text[:min(len(text), window)], ""))
-	if long {
-		text = strings.ToValidUTF8(text[:max(len(text)-tokenLength, 0)], "")
-	}
+	text = foreign.Text(text, most)
 	for i, r := range text {
 		n := utf8.RuneLen(r)
 		switch r {
 		case '"', '\\':
 			n = 2
-		case '<', '>', '&', '\u2028', '\u2029':
+		case '<', '>', '&':
 			n = len(`\u0000`)
-		default:
-			if r < ' ' {
-				n = len(`\u0000`)
-			}
 		}
 		if size+n > most {
 			return text[:i] + "…", size

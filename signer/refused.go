@@ -3,6 +3,8 @@ package signer
 import (
 	"errors"
 	"fmt"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // ReasonValidation is the reason of a request that breaks the rules of its signer, as
@@ -27,5 +29,6 @@ func (r *Refused) Error() string { return r.Message }
 func refuse(format string, args ...any) error { return refuseFor(ReasonValidation, format, args...) }
 
 func refuseFor(reason, format string, args ...any) error {
-	return &Refused{Reason: reason, Message: fmt.Sprintf(format, args...)}
+	foreign.Args(args) // before a verb cuts them
+	return &Refused{Reason: reason, Message: foreign.Text(fmt.Sprintf(format, args...), foreign.MaxMessage)}
 }

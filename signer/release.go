@@ -42,7 +42,7 @@ func (n *NodeAdmission) release(ctx context.Context, node string) error {
 	err = tokens.Release(ctx, n.Claims, c, c.Leaves(n.now(), 0))
 	if err == nil {
 		n.count("released")
-		n.log.Info("claim of a Node that was deleted is released", "node", node, "token", c.TokenID)
+		n.log.Info("claim of a Node that was deleted is released", "node", tokens.Redact(node), "token", c.TokenID)
 	}
 	if errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict) {
 		return nil
@@ -139,7 +139,7 @@ func (n *NodeAdmission) undo(ctx context.Context, id, node string, r approval.Re
 		switch err := tokens.Release(ctx, n.Claims, without, left); {
 		case err == nil:
 			n.count("undone")
-			n.log.Info("claim undone", "node", node, "token", id)
+			n.log.Info("claim undone", "node", tokens.Redact(node), "token", id)
 			return nil
 		case errors.Is(err, tokens.ErrNotFound):
 			return nil

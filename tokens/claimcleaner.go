@@ -199,7 +199,7 @@ func (c *claimCleaning) release(ctx context.Context, claim Claim, reason string)
 	switch {
 	case err == nil:
 		c.released.WithLabelValues(reason).Inc()
-		c.Logger.Info("claim released", "node", claim.Node, "token", claim.TokenID, "reason", reason)
+		c.Logger.Info("claim released", "node", Redact(claim.Node), "token", claim.TokenID, "reason", reason)
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrConflict): // its change is on the way
 	default:
 		return fmt.Errorf("release claim of node %s: %w", claim.Node, err)

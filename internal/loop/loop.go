@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -82,7 +83,7 @@ func (l Loop) Run(ctx context.Context) error {
 			wait = backoff(failures)
 			failures++
 			steps.WithLabelValues(l.Name, "error").Inc()
-			log.Error("control loop step failed, will be tried again", "loop", l.Name, "failures", failures, "retry_in", wait.Round(time.Millisecond), "error", err)
+			log.Error("control loop step failed, will be tried again", "loop", l.Name, "failures", failures, "retry_in", wait.Round(time.Millisecond), "error", foreign.Text(err.Error(), foreign.MaxMessage))
 			// Hints wait too: a failing step must not run as often as the world changes.
 			hint = nil
 			timer.Reset(wait)

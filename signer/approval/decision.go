@@ -3,7 +3,10 @@ package approval
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // A Verdict is what is to be done about a request.
@@ -111,15 +114,20 @@ func Explain(ctx context.Context, rules []Rule, r Request, f Facts) []Decision {
 
 func ask(ctx context.Context, rule Rule, r Request, f Facts) (Decision, error) {
 	d, err := rule.Decide(ctx, r, f)
-	d.Rule = rule.Name()
 	if err != nil {
-		return Decision{
+		d = Decision{
 			Verdict:  Wait,
 			Reason:   ReasonFactsUnavailable,
 			Message:  fmt.Sprintf("rule %s cannot decide yet: %v", rule.Name(), err),
-			Rule:     rule.Name(),
 			Evidence: d.Evidence,
-		}, fmt.Errorf("rule %s: %w", rule.Name(), err)
+		}
+		err = fmt.Errorf("rule %s: %w", rule.Name(), err)
 	}
-	return d, nil
+	d.Rule = rule.Name()
+	// Both repeat what the requester chose, and go to conditions, Events and logs.
+	d.Message, d.Evidence = foreign.Text(d.Message, foreign.MaxMessage), slices.Clone(d.Evidence)
+	for i, seen := range d.Evidence {
+		d.Evidence[i] = foreign.Text(seen, foreign.MaxMessage)
+	}
+	return d, err
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -55,20 +56,23 @@ func ifAllowed(ctx context.Context, r Request, f Facts, subresource, message str
 	permission := Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource}
 	allowed, err := f.Allowed(ctx, r, permission)
 	if err != nil {
-		return Decision{}, fmt.Errorf("may %q %s: %w", r.User, permission, err)
+		return Decision{}, fmt.Errorf("may %q %s: %w", userName(r), permission, err)
 	}
 	if !allowed {
 		return Decision{
 			Reason:   ReasonNotPermitted,
-			Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so that automatic approval does not apply; 'kubectl certificate approve' does", r.User, permission),
-			Evidence: []string{fmt.Sprintf("%q may not %s", r.User, permission)},
+			Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so that automatic approval does not apply; 'kubectl certificate approve' does", userName(r), permission),
+			Evidence: []string{fmt.Sprintf("%q may not %s", userName(r), permission)},
 		}, nil
 	}
 	return Decision{
 		Verdict: Approve, Reason: ReasonAutoApproved, Message: message,
-		Evidence: []string{fmt.Sprintf("%q may %s", r.User, permission)},
+		Evidence: []string{fmt.Sprintf("%q may %s", userName(r), permission)},
 	}, nil
 }
+
+// userName is the requester, in a sentence.
+func userName(r Request) string { return foreign.Text(r.User, foreign.MaxName) }
 
 // CheckKubeletClient says why a request is not one for a kubelet's client certificate, or nil:
 // signer kubernetes.io/kube-apiserver-client-kubelet, organization exactly system:nodes, common

@@ -29,19 +29,19 @@ func (MaySign) Decide(ctx context.Context, r Request, f Facts) (Decision, error)
 		permission := Permission{Verb: "sign", Resource: "signers", Name: name}
 		allowed, err := f.Allowed(ctx, r, permission)
 		if err != nil {
-			return Decision{}, fmt.Errorf("may %q %s: %w", r.User, permission, err)
+			return Decision{}, fmt.Errorf("may %q %s: %w", userName(r), permission, err)
 		}
 		if allowed {
 			return Decision{
 				Verdict: Approve, Reason: ReasonAutoApproved,
-				Message:  fmt.Sprintf("Auto approving the request of %q, who may %s, after SubjectAccessReview.", r.User, permission),
-				Evidence: []string{fmt.Sprintf("%q may %s", r.User, permission)},
+				Message:  fmt.Sprintf("Auto approving the request of %q, who may %s, after SubjectAccessReview.", userName(r), permission),
+				Evidence: []string{fmt.Sprintf("%q may %s", userName(r), permission)},
 			}, nil
 		}
 	}
 	return Decision{
 		Reason:   ReasonNotPermitted,
-		Message:  fmt.Sprintf("%q may not sign signers %s in certificates.k8s.io, so that automatic approval does not apply; 'kubectl certificate approve' does", r.User, r.SignerName),
-		Evidence: []string{fmt.Sprintf("%q may not sign signers %s", r.User, r.SignerName)},
+		Message:  fmt.Sprintf("%q may not sign signers %s in certificates.k8s.io, so that automatic approval does not apply; 'kubectl certificate approve' does", userName(r), r.SignerName),
+		Evidence: []string{fmt.Sprintf("%q may not sign signers %s", userName(r), r.SignerName)},
 	}, nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -67,8 +68,8 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 	if r.User != r.CSR.Subject.CommonName || !slices.Contains(r.Groups, nodesGroup) {
 		return Decision{
 			Reason:   ReasonNotByNode,
-			Message:  fmt.Sprintf("%.300q asks for the serving certificate of node %.300q, which only the node itself gets automatically; 'kubectl certificate approve' does", r.User, node),
-			Evidence: []string{fmt.Sprintf("the requester is %.300q", r.User)},
+			Message:  fmt.Sprintf("%q asks for the serving certificate of node %q, which only the node itself gets automatically; 'kubectl certificate approve' does", userName(r), foreign.Text(node, foreign.MaxName)),
+			Evidence: []string{fmt.Sprintf("the requester is %q", userName(r))},
 		}, nil
 	}
 	if k.IsZero() {
@@ -120,6 +121,7 @@ type evidence struct {
 }
 
 func (e *evidence) saw(format string, args ...any) {
+	foreign.Args(args) // before a verb cuts them
 	e.seen = append(e.seen, fmt.Sprintf(format, args...))
 }
 

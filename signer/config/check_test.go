@@ -300,3 +300,29 @@ FILE:13: signers[2].duration: shortest duration of certificates is 48h0m0s, and 
 		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}
 }
+
+// A name that is cut in a refusal has no part of a token's secret.
+func TestRefusedNamesHoldNoPartOfAToken(t *testing.T) {
+	const token = "8w4usg.qwertzuiopasdfgh"
+	check := build(t, `
+- name: example.com/etcd-peer
+  usages: [server auth]
+  subject: {commonNames: [etcd], organizations: [etcd]}
+  names: {dns: [etcd], emails: ["*@example.com"], uris: ["https://*.example.com"]}
+`, config.Defaults{})[peer].Check
+	for n := range 110 {
+		text := strings.Repeat("-", n) + token
+		for about, template := range map[string]x509.CertificateRequest{
+			"common name":          {Subject: pkix.Name{CommonName: text}},
+			"subject organization": {Subject: pkix.Name{CommonName: "etcd", Organization: []string{text}}},
+			"DNS name":             {Subject: pkix.Name{CommonName: "etcd"}, DNSNames: []string{text}},
+			"email address":        {Subject: pkix.Name{CommonName: "etcd"}, EmailAddresses: []string{text}},
+			"URI":                  {Subject: pkix.Name{CommonName: "etcd"}, URIs: []*url.URL{{Scheme: "spiffe", Host: "x", Path: "/" + text}}},
+		} {
+			err := check(request(t, peer, template, certificates.UsageServerAuth))
+			if err == nil || !strings.HasPrefix(err.Error(), about+" ") || strings.Contains(err.Error(), "8w4usg.q") {
+				t.Fatalf("%s after %d: %v", about, n, err)
+			}
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/prometheus/client_golang/prometheus"
@@ -172,12 +173,12 @@ func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, 
 		switch {
 		case err == nil:
 			cleaned.WithLabelValues(state).Inc()
-			log.Info("certificate request is deleted", "csr", csr.Name, "state", state, "due", due)
+			log.Info("certificate request is deleted", "csr", foreign.Text(csr.Name, foreign.MaxName), "state", state, "due", due)
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		case ctx.Err() != nil:
 			return time.Time{}, ctx.Err()
 		default:
-			errs = append(errs, fmt.Errorf("deleting certificate request %s: %w", csr.Name, err))
+			errs = append(errs, fmt.Errorf("deleting certificate request %q: %w", foreign.Text(csr.Name, foreign.MaxName), err))
 		}
 	}
 	return next, errors.Join(errs...)

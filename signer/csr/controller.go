@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/prometheus/client_golang/prometheus"
@@ -127,7 +128,7 @@ func (c Controller) Run(ctx context.Context) error {
 		Controller: c,
 		log:        c.Logger,
 		counts:     newInstruments(c.Registerer),
-		recorder:   events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager}),
+		recorder:   cleanEvents{events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager})},
 		store:      informer.GetStore(),
 		queue:      workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry)),
 		turns:      newTurns(),
@@ -276,7 +277,7 @@ func (h *handler) workOn(whole context.Context, i item) {
 		return
 	}
 	if err != nil {
-		h.log.Error("certificate request failed, will be tried again", "csr", i.name, "failures", h.queue.NumRequeues(i)+1, "error", err)
+		h.log.Error("certificate request failed, will be tried again", "csr", foreign.Text(i.name, foreign.MaxName), "failures", h.queue.NumRequeues(i)+1, "error", foreign.Text(err.Error(), foreign.MaxMessage))
 	}
 	if err != nil || next == soon {
 		h.queue.AddRateLimited(i)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -123,7 +124,7 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 	if !has(csr, certificates.CertificateApproved) {
 		if refusal != nil {
 			// Not for us to approve. A person may deny it, or approve it: then signing it fails.
-			h.log.Info("certificate request is left alone", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "reason", refusal)
+			h.logOf(csr).Info("certificate request is left alone", "reason", refusal)
 			return never, nil
 		}
 		updated, leave, next, err := h.decide(ctx, csr, r)
@@ -145,7 +146,7 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 // decide asks the rules and writes what they say. The object is nil unless it is approved now.
 func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*certificates.CertificateSigningRequest, *signer.Admission, again, error) {
 	d, admission, err := h.Authority.Decide(ctx, r)
-	log := h.log.With("csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "subject", r.CSR.Subject.String(),
+	log := h.logOf(csr).With("subject", foreign.Text(r.CSR.Subject.String(), foreign.MaxName),
 		"verdict", d.Verdict.String(), "reason", d.Reason, "rule", d.Rule)
 	if d.Rule == "" { // no rule knows it
 		log.Debug("certificate request is left alone")
@@ -262,7 +263,7 @@ func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigni
 func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, admission *signer.Admission) (again, error) {
 	chain, err := h.Authority.Sign(ctx, r, admission)
 	if d := signer.Waits(err); d != nil {
-		return h.wait(csr, *d, h.log.With("csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "reason", d.Reason)), nil
+		return h.wait(csr, *d, h.logOf(csr).With("reason", d.Reason)), nil
 	}
 	var refused *signer.Refused
 	if errors.As(err, &refused) {
@@ -289,12 +290,12 @@ func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 	took := max(time.Since(csr.CreationTimestamp.Time), 0)
 	h.counts.signed.WithLabelValues(csr.Spec.SignerName).Inc()
 	h.counts.seconds.WithLabelValues(csr.Spec.SignerName).Observe(took.Seconds())
-	h.log.Info("certificate is issued", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username)
+	h.logOf(csr).Info("certificate is issued")
 }
 
 // fail writes that the request will never be signed.
 func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigningRequest, err error) error {
-	reason, message := signer.ReasonValidation, err.Error()
+	reason, message := signer.ReasonValidation, foreign.Text(err.Error(), foreign.MaxMessage)
 	var refused *signer.Refused
 	if errors.As(err, &refused) {
 		reason, message = refused.Reason, refused.Message
@@ -309,7 +310,7 @@ func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigning
 	if h.finish(csr) {
 		h.counts.failures.WithLabelValues(csr.Spec.SignerName, reason).Inc()
 		h.recorder.Event(csr, corev1.EventTypeWarning, reason, message)
-		h.log.Warn("certificate request failed for good", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "reason", reason, "message", message)
+		h.logOf(csr).Warn("certificate request failed for good", "reason", reason, "message", message)
 	}
 	return nil
 }
@@ -386,7 +387,7 @@ func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 	if !h.finish(csr) {
 		return
 	}
-	if writer == "" {
+	if writer = foreign.Text(writer, foreign.MaxName); writer == "" {
 		writer = "an unknown client"
 	}
 	h.counts.byOther.WithLabelValues(csr.Spec.SignerName).Inc()
@@ -395,5 +396,5 @@ func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 	}
 	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSignedByOther,
 		"The certificate was written by %s, not by kubejoin, whose checks at signing did not apply: let one of them sign for %s", writer, csr.Spec.SignerName)
-	h.log.Warn("certificate was issued by another signer", "csr", csr.Name, "signer", csr.Spec.SignerName, "writer", writer)
+	h.logOf(csr).Warn("certificate was issued by another signer", "writer", writer)
 }

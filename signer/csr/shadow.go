@@ -76,5 +76,5 @@ func (h *handler) shadowWait(csr *certificates.CertificateSigningRequest, d appr
 
 func (h *handler) would(csr *certificates.CertificateSigningRequest, what, reason, message string) {
 	h.counts.shadow.WithLabelValues(csr.Spec.SignerName, what, reason).Inc()
-	h.log.Info("shadow: nothing is written", "csr", csr.Name, "signer", csr.Spec.SignerName, "user", csr.Spec.Username, "would", what, "reason", reason, "message", message)
+	h.logOf(csr).Info("shadow: nothing is written", "would", what, "reason", reason, "message", message)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -114,7 +115,7 @@ func (c *cache[O, T]) set(object any) {
 func (c *cache[O, T]) remove(object any) {
 	key, err := clientcache.DeletionHandlingObjectToName(object)
 	if err != nil {
-		c.log.Error("informer gives a deleted object that has no name", "error", err)
+		c.log.Error("informer gives a deleted object that has no name", "error", foreign.Text(err.Error(), foreign.MaxMessage))
 		return
 	}
 	c.mu.Lock()
@@ -147,7 +148,7 @@ func (c *cache[O, T]) outage(err error) {
 		c.log.Info(c.what + " can be followed again")
 		return
 	}
-	c.log.Warn("cannot follow "+c.what+": no API server, will be tried again until there is", "error", err)
+	c.log.Warn("cannot follow "+c.what+": no API server, will be tried again until there is", "error", foreign.Text(err.Error(), foreign.MaxMessage))
 	c.mu.Lock()
 	c.trouble = err
 	c.mu.Unlock()
@@ -156,10 +157,10 @@ func (c *cache[O, T]) outage(err error) {
 // watchFailed is told whenever following stops; it begins again by itself, with backoff.
 func (c *cache[O, T]) watchFailed(err error) {
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		c.log.Debug("watch of "+c.what+" ended, begins again", "reason", err)
+		c.log.Debug("watch of "+c.what+" ended, begins again", "reason", foreign.Text(err.Error(), foreign.MaxMessage))
 		return
 	}
-	c.log.Warn("cannot follow "+c.what+", will be tried again", "error", err)
+	c.log.Warn("cannot follow "+c.what+", will be tried again", "error", foreign.Text(err.Error(), foreign.MaxMessage))
 	c.mu.Lock()
 	c.trouble = err
 	c.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -57,7 +58,7 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 		decode: decodeLease,
 		told: func(_ string, c tokens.Claim, err error) {
 			if err != nil {
-				log.Warn("claim cannot be read", "problem", err)
+				log.Warn("claim cannot be read", "problem", foreign.Text(err.Error(), foreign.MaxMessage))
 			}
 		},
 		group: func(c tokens.Claim) string { return c.TokenID }, // "" of those that were released

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -61,15 +62,15 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 func report(log *slog.Logger, name string, r tokens.Record, err error) {
 	switch {
 	case err != nil:
-		log.Warn("Secret of the type of bootstrap tokens is none, and is ignored", "secret", name, "problem", err)
+		log.Warn("Secret of the type of bootstrap tokens is none, and is ignored", "secret", foreign.Text(name, foreign.MaxName), "problem", foreign.Text(err.Error(), foreign.MaxMessage))
 		return
 	case errors.Is(r.Problem, tokens.ErrDeleting):
-		log.Info("bootstrap token is being deleted", "token", r.Token.ID(), "problem", r.Problem)
+		log.Info("bootstrap token is being deleted", "token", r.Token.ID(), "problem", foreign.Text(r.Problem.Error(), foreign.MaxMessage))
 	case r.Problem != nil:
-		log.Warn("bootstrap token is no good", "token", r.Token.ID(), "problem", r.Problem)
+		log.Warn("bootstrap token is no good", "token", r.Token.ID(), "problem", foreign.Text(r.Problem.Error(), foreign.MaxMessage))
 	}
 	if r.Limits.Problem != nil {
-		log.Warn("limits of bootstrap token are malformed, so that it lets nobody join", "token", r.Token.ID(), "problem", r.Limits.Problem)
+		log.Warn("limits of bootstrap token are malformed, so that it lets nobody join", "token", r.Token.ID(), "problem", foreign.Text(r.Limits.Problem.Error(), foreign.MaxMessage))
 	}
 }
 

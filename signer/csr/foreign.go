@@ -1,0 +1,29 @@
+package csr
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	certificates "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/record"
+)
+
+// logOf is the log with what identifies a request. Its requester chose all of it: kube-apiserver
+// accepts any text as the name of a CertificateSigningRequest.
+func (h *handler) logOf(csr *certificates.CertificateSigningRequest) *slog.Logger {
+	return h.log.With("csr", foreign.Text(csr.Name, foreign.MaxName), "signer", foreign.Text(csr.Spec.SignerName, foreign.MaxName),
+		"user", foreign.Text(csr.Spec.Username, foreign.MaxName))
+}
+
+// cleanEvents records Events whose messages repeat what others chose.
+type cleanEvents struct{ record.EventRecorder }
+
+func (e cleanEvents) Event(about runtime.Object, kind, reason, message string) {
+	e.EventRecorder.Event(about, kind, reason, foreign.Text(message, foreign.MaxMessage))
+}
+
+func (e cleanEvents) Eventf(about runtime.Object, kind, reason, format string, args ...any) {
+	e.Event(about, kind, reason, fmt.Sprintf(format, args...))
+}

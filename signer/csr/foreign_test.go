@@ -1,0 +1,140 @@
+package csr_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"unicode"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A journal is a log that several may write at the same time.
+type journal struct {
+	mu    sync.Mutex
+	lines bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.lines.Write(p)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.lines.String()
+}
+
+// rawLines is a slog.Handler that quotes nothing: what it writes is what is logged.
+type rawLines struct {
+	to    *journal
+	attrs []slog.Attr
+}
+
+func (rawLines) Enabled(context.Context, slog.Level) bool { return true }
+func (h rawLines) WithGroup(string) slog.Handler          { return h }
+func (h rawLines) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return rawLines{h.to, append(h.attrs[:len(h.attrs):len(h.attrs)], attrs...)}
+}
+
+func (h rawLines) Handle(_ context.Context, r slog.Record) error {
+	line := r.Message
+	add := func(a slog.Attr) bool { line += "|" + a.Key + "=" + a.Value.String(); return true }
+	for _, a := range h.attrs {
+		add(a)
+	}
+	r.Attrs(add)
+	_, err := h.to.Write([]byte(line + "\n"))
+	return err
+}
+
+// What requesters choose is in logs, conditions and Events without secrets and control characters, and
+// no more than a few hundred characters of it.
+func TestForeignTextIsCleanInLogsConditionsAndEvents(t *testing.T) {
+	const (
+		secret = "qwertzuiopasdfgh"
+		token  = "8w4usg." + secret
+		escape = "\x1b[31m"
+	)
+	w := newWorld(t)
+	log := &journal{}
+	w.run(csr.Controller{
+		Client: w.restrict, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Sign: true, Logger: slog.New(rawLines{to: log}),
+	}.Run)
+	key := newKey(t)
+	ask := func(user, name, signerName, cn string) *certificates.CertificateSigningRequest {
+		der, err := x509.CreateCertificateRequest(nil, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}}}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, err := w.as(user, "system:bootstrappers", bootstrapGroup, "system:masters").CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificates.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: certificates.CertificateSigningRequestSpec{
+				Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: signerName,
+				Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return object
+	}
+	long := strings.Repeat("x", 290) + token + strings.Repeat("y", 40_000)
+	asked := []*certificates.CertificateSigningRequest{
+		ask("_"+token, "x >&2;id>pwned;"+escape, kubelet, "system:node:"+token),
+		ask("machine "+token, "two\nlines", kubelet, "system:node:\t"+token+"\n"+escape),
+		ask(long[:5000], "long", kubelet, "system:node:"+long),
+		ask("X"+token+"1", token, user, "system:node:"+token+"1"),
+	}
+	for _, object := range asked {
+		if object.Spec.SignerName == user {
+			w.approve(object.Name)
+		}
+		w.poll("end of "+object.Name, func() bool {
+			object, err := w.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), object.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range object.Status.Conditions {
+				check(t, "a condition", c.Reason+" "+c.Message, secret)
+			}
+			return len(object.Status.Certificate) > 0 || condition(object, certificates.CertificateDenied) != nil || condition(object, certificates.CertificateFailed) != nil
+		})
+	}
+	w.poll("log", func() bool { return strings.Count(log.String(), "|csr=") >= len(asked) })
+	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+	for _, line := range lines {
+		check(t, "the log", line, secret)
+	}
+	events, err := w.admin.CoreV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events.Items {
+		if e.Source.Component == csr.FieldManager {
+			check(t, "an Event", e.Reason+" "+e.Message, secret)
+		}
+	}
+	if len(lines) < len(asked) || !strings.Contains(log.String(), "8w4usg.<redacted>") {
+		t.Errorf("the log has %d lines: %s", len(lines), log)
+	}
+}
+
+// check looks for what must not be in text that others have a part in.
+func check(t *testing.T, where, text, secret string) {
+	t.Helper()
+	if strings.Contains(text, secret[:8]) || strings.ContainsFunc(text, unicode.IsControl) || len(text) > 4<<10 {
+		t.Errorf("%s has %d bytes: %.1500q", where, len(text), text)
+	}
+}
