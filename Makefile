@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
 # that is an error.
 RACE := $(if $(shell command -v $(or $(CC),gcc,cc) 2>/dev/null),-race)
 
-.PHONY: help build run demo kube test check bench fuzz clean
+.PHONY: help build run demo kube test check bench fuzz mutate clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -53,6 +53,10 @@ bench: build ## measure kubejoin beside kube-controller-manager and cfssl (about
 FUZZTIME ?= 1m
 fuzz: ## run each fuzz target for FUZZTIME (1m)
 	@GO='$(GO)' test/fuzz.sh $(FUZZTIME)
+
+# make mutate ONLY=./signer switches off the guards of one package.
+mutate: kube ## switch off each guard of tokens, signer and server, and report those that no test misses
+	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)')
 
 clean: ## remove what was built (not kubejoin-data)
 	rm -rf bin test/kube/bin test/cfssl/bin
