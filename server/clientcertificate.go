@@ -47,7 +47,7 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 		return User{}, fmt.Errorf("%w: client certificate without a common name", ErrBadCredentials)
 	}
 	if !c.Everybody && (c.Name == "" || leaf.Subject.CommonName != c.Name) {
-		return User{}, fmt.Errorf("%w: client certificate of %q, want %q", ErrForbidden, leaf.Subject.CommonName, c.Name)
+		return User{}, fmt.Errorf("%w: client certificate of %.100q, want %q", ErrForbidden, leaf.Subject.CommonName, c.Name)
 	}
 	return User{Name: leaf.Subject.CommonName, Groups: leaf.Subject.Organization}, nil
 }

@@ -76,6 +76,7 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 		}
 	case http.StateActive:
 		c.forget(conn)
+		lift(conn)
 	case http.StateIdle:
 		c.forget(conn)
 		c.entries[conn] = c.unused.PushBack(conn)
@@ -129,9 +130,23 @@ func (c *connections) closeOldest() {
 	_ = underlying(conn).Close()
 }
 
+// underlying is the connection below TLS and [LimitHandshakes].
 func underlying(conn net.Conn) net.Conn {
 	if t, ok := conn.(*tls.Conn); ok {
-		return t.NetConn()
+		conn = t.NetConn()
+	}
+	if l, ok := conn.(*limitedConn); ok {
+		conn = l.Conn
 	}
 	return conn
+}
+
+// lift ends the limit of [LimitHandshakes].
+func lift(conn net.Conn) {
+	if t, ok := conn.(*tls.Conn); ok {
+		conn = t.NetConn()
+	}
+	if l, ok := conn.(*limitedConn); ok {
+		l.left.Store(-1)
+	}
 }

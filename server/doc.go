@@ -5,7 +5,8 @@
 //
 // It keeps nothing: tokens are in a tokens.Store, cluster-info is where [ClusterInfo] finds it,
 // and who may do what is decided by the functions that the importer gives. Listening and the
-// certificate are the caller's; [Server.HTTPServer] bounds what a client can take of the rest.
+// certificate are the caller's; [Server.HTTPServer] bounds what a client can take of the rest, and
+// [LimitHandshakes] what it can send before.
 //
 // # On a mux of one's own
 //

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"crypto/x509"
 	"hash/maphash"
 	"net"
 	"net/http"
@@ -99,4 +100,19 @@ func (s Server) Routes() []Route {
 		all = append(all, Route{on.method, on.path, on.name, on.access})
 	}
 	return all
+}
+
+// CheckChain is what a handshake has of a certificate that is shown.
+func CheckChain(der []byte) error {
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return err
+	}
+	return checkChain([]*x509.Certificate{cert})
+}
+
+// RememberingIn is c.Remembering, and how many good and bad chains it has cached.
+func RememberingIn(c ClientCertificate) (way Authenticate, known func() (good, bad int)) {
+	v := &verified{}
+	return func(r *http.Request) (User, error) { return c.authenticate(r, v) }, func() (good, bad int) { return len(v.good), len(v.bad) }
 }

@@ -29,11 +29,16 @@ var suites12 = []uint16{
 // mounts that beside other things puts his own in its place. config has the certificate. TLS is
 // 1.3 unless its MinVersion is less, and 1.2 at least, which has only cipher suites with forward
 // secrecy and authenticated encryption unless config names others.
+//
+// A handshake fails if the client shows more than 4 certificates, more than 16 KiB of them, more names, usages and
+// extensions than take about 32 KiB of memory, or an RSA key of more than 4096 bits. Serve it on the listener of
+// [LimitHandshakes], which bounds what a client sends before that is checked. Ask for certificates with
+// tls.RequestClientCert or tls.RequireAnyClientCert: crypto/tls verifies signatures before that with the stronger ones.
 func (s Server) HTTPServer(config *tls.Config) *http.Server {
 	if config == nil { // said by ServeTLS: it has no certificate
 		config = &tls.Config{}
 	}
-	config = config.Clone()
+	config = limitCertificates(config)
 	if config.MinVersion == 0 {
 		config.MinVersion = tls.VersionTLS13
 	}

@@ -38,8 +38,9 @@ type site struct {
 	url   string
 	http  *http.Client
 
-	idle      time.Duration // in place of HTTPServer's
-	connState func(net.Conn, http.ConnState)
+	idle       time.Duration // in place of HTTPServer's
+	connState  func(net.Conn, http.ConnState)
+	minVersion uint16 // of TLS
 }
 
 func newSite(t testing.TB) *site {
@@ -90,14 +91,15 @@ func (s *site) start(t testing.TB) {
 	if s.Advertise == "" {
 		s.Advertise = listener.Addr().String()
 	}
-	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate, ClientAuth: tls.RequestClientCert})
+	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate, ClientAuth: tls.RequestClientCert, MinVersion: s.minVersion})
 	if s.idle > 0 {
 		web.IdleTimeout = s.idle
 	}
-	if s.connState != nil {
-		web.ConnState = s.connState
+	limited := server.LimitHandshakes(listener)
+	if s.connState != nil { // which lifts no limit
+		web.ConnState, limited = s.connState, listener
 	}
-	go func() { _ = web.ServeTLS(listener, "", "") }()
+	go func() { _ = web.ServeTLS(limited, "", "") }()
 	t.Cleanup(func() { _ = web.Close() })
 	s.url = "https://" + listener.Addr().String()
 	roots := x509.NewCertPool()

@@ -4,30 +4,37 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/binary"
+	"fmt"
 	"sync"
 	"time"
 )
 
-// For how long verified certificates are remembered, and how many.
+// How long the results of verifying certificates are cached, and how many of each kind.
 const (
 	verifiedFor  = 5 * time.Second
+	refusedFor   = time.Second
 	verifiedMost = 1024
 )
 
-// verified knows the chains of clients that were good a moment ago. What makes them good does not
-// change but with the pool of CAs, which is part of what is known, and with time: none is known
-// beyond the end of a certificate in it. Nil remembers nothing.
+// verified caches which chains of clients are good and which are not. That changes only with the pool of CAs, which is
+// part of the result, and with time: no result counts beyond the end of a certificate in the chain. Good and bad ones
+// are kept apart, so that a flood of bad ones pushes out no good one. Nil caches nothing.
 type verified struct {
-	mu    sync.Mutex
-	known map[[sha256.Size]byte]goodChain
+	mu        sync.Mutex
+	good, bad map[[sha256.Size]byte]judgement
 }
 
-type goodChain struct {
+type judgement struct {
 	roots        *x509.CertPool
 	since, until time.Time
+	why          error // it is not good
 }
 
-// verify says why the first of the certificates that a client has shown is not good, or nil.
+func (j judgement) counts(roots *x509.CertPool, now time.Time) bool {
+	return j.roots == roots && !now.Before(j.since) && now.Before(j.until)
+}
+
+// verify returns why the first of the certificates that a client has shown is not good, or nil.
 func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) error {
 	if v == nil {
 		_, err := verifyClient(shown, roots, now)
@@ -35,38 +42,46 @@ func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	}
 	key := sumOfAll(shown)
 	v.mu.Lock()
-	good, found := v.known[key]
+	good, bad := v.good[key], v.bad[key]
 	v.mu.Unlock()
-	if found && good.roots == roots && !now.Before(good.since) && now.Before(good.until) {
+	switch {
+	case good.counts(roots, now):
 		return nil
+	case bad.counts(roots, now):
+		return bad.why
 	}
 	end, err := verifyClient(shown, roots, now)
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	if err != nil {
+		remember(&v.bad, key, judgement{roots, now, now.Add(refusedFor), err})
 		return err
 	}
 	if most := now.Add(verifiedFor); end.After(most) {
 		end = most
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.known == nil || len(v.known) >= verifiedMost {
-		v.known = map[[sha256.Size]byte]goodChain{}
-	}
-	v.known[key] = goodChain{roots, now, end}
+	remember(&v.good, key, judgement{roots, now, end, nil})
 	return nil
 }
 
-// verifyClient says until when the first certificate is good.
+// remember adds a judgement, and starts anew where there are too many.
+func remember(all *map[[sha256.Size]byte]judgement, key [sha256.Size]byte, j judgement) {
+	if *all == nil || len(*all) >= verifiedMost {
+		*all = map[[sha256.Size]byte]judgement{}
+	}
+	(*all)[key] = j
+}
+
+// verifyClient returns until when the first certificate is good. Its errors hold no certificate.
 func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (time.Time, error) {
-	intermediates := x509.NewCertPool()
-	for _, cert := range shown[1:] {
-		intermediates.AddCert(cert)
+	if err := checkChain(shown); err != nil { // of a server that HTTPServer has not made
+		return time.Time{}, err
 	}
 	chains, err := shown[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Roots: roots, Intermediates: parents(shown), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return time.Time{}, err
+		return time.Time{}, fmt.Errorf("%.300s", err.Error()) // those of x509 keep certificates and quote them
 	}
 	end := shown[0].NotAfter
 	for _, chain := range chains {
@@ -77,6 +92,19 @@ func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time
 		}
 	}
 	return end, nil
+}
+
+// parents are the certificates that each signed the one before, as RFC 8446, section 4.4.2, orders them. x509.Verify
+// would try all combinations of what is shown.
+func parents(shown []*x509.Certificate) *x509.CertPool {
+	pool := x509.NewCertPool()
+	for i, parent := range shown[1:] {
+		if shown[i].CheckSignatureFrom(parent) != nil {
+			break
+		}
+		pool.AddCert(parent)
+	}
+	return pool
 }
 
 func sumOfAll(shown []*x509.Certificate) (sum [sha256.Size]byte) {

@@ -3,8 +3,11 @@ package server_test
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
+	"math/big"
 	"net/http"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,6 +51,7 @@ func TestRememberedClientCertificate(t *testing.T) {
 		unlike := *client
 		unlike.Signature = []byte{1}
 		bad("never seen", ask(remembering, &unlike))
+		time.Sleep(time.Second) // a refusal is cached as well
 		good("first", ask(remembering, client))
 		good("again, without verifying it", ask(remembering, &unlike))
 		bad("without remembering", ask(way.Authenticate, &unlike))
@@ -59,6 +63,7 @@ func TestRememberedClientCertificate(t *testing.T) {
 		bad("its CA is no longer there", ask(remembering, client))
 		pool = poolOf(ca)
 		bad("its CA is back, in another pool", ask(remembering, &unlike))
+		time.Sleep(time.Second)
 		good("verified anew", ask(remembering, client))
 		good("and remembered", ask(remembering, &unlike))
 
@@ -70,5 +75,105 @@ func TestRememberedClientCertificate(t *testing.T) {
 		good("remembered until then", ask(remembering, &unlike))
 		time.Sleep(2 * time.Second)
 		bad("after its end", ask(remembering, client))
+	})
+}
+
+// Junk between a certificate and its CA would have x509 try all combinations.
+func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
+	root := certificate(t, "root", nil, x509.ExtKeyUsageAny)
+	below := func(name string, issuer *tls.Certificate, usage x509.ExtKeyUsage) *tls.Certificate {
+		return issued(t, &x509.Certificate{
+			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			ExtKeyUsage: []x509.ExtKeyUsage{usage}, BasicConstraintsValid: true, IsCA: true, KeyUsage: x509.KeyUsageCertSign,
+		}, issuer)
+	}
+	outer := below("outer", root, x509.ExtKeyUsageAny)
+	inner := below("inner", outer, x509.ExtKeyUsageAny)
+	junk := below("inner", certificate(t, "root", nil, x509.ExtKeyUsageAny), x509.ExtKeyUsageAny)
+	leaf := certificate(t, "system:node:worker-1", inner, x509.ExtKeyUsageClientAuth)
+	pool := x509.NewCertPool()
+	pool.AddCert(root.Leaf)
+	way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
+	for _, test := range []struct {
+		name  string
+		shown []*tls.Certificate
+		good  bool
+	}{
+		{"its chain", []*tls.Certificate{leaf, inner, outer}, true},
+		{"its chain with the CA", []*tls.Certificate{leaf, inner, outer, root}, true},
+		{"junk at the end", []*tls.Certificate{leaf, inner, outer, junk}, true},
+		{"another order", []*tls.Certificate{leaf, outer, inner}, false},
+		{"junk between", []*tls.Certificate{leaf, junk, inner, outer}, false},
+		{"a part of it", []*tls.Certificate{leaf, inner}, false},
+		{"five", []*tls.Certificate{leaf, inner, outer, root, root}, false},
+	} {
+		for _, authenticate := range []server.Authenticate{way.Authenticate, way.Remembering()} {
+			var shown []*x509.Certificate
+			for _, c := range test.shown {
+				shown = append(shown, c.Leaf)
+			}
+			_, err := authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
+			if (err == nil) != test.good || err != nil && !errors.Is(err, server.ErrBadCredentials) {
+				t.Errorf("%s: %v, good is to be %v", test.name, err, test.good)
+			}
+		}
+	}
+}
+
+// A refusal is cached for a second, and not with another pool of CAs. No flood of them pushes out a good certificate,
+// grows without end, or keeps what strangers have shown.
+func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := certificate(t, "client-ca", nil, x509.ExtKeyUsageAny)
+		client := certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf
+		pool := x509.NewCertPool()
+		pool.AddCert(ca.Leaf)
+		way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
+		remembering, known := server.RememberingIn(way)
+		ask := func(shown ...*x509.Certificate) error {
+			_, err := remembering(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
+			return err
+		}
+		// The same bytes with another signature in memory: who verifies them sees that.
+		unlike := *client
+		unlike.Signature = []byte{1}
+		first := ask(&unlike)
+		if !errors.Is(first, server.ErrBadCredentials) {
+			t.Fatal(first)
+		}
+		if unknown := (x509.UnknownAuthorityError{}); errors.As(first, &unknown) {
+			t.Error("the error that is cached keeps the certificate")
+		}
+		time.Sleep(time.Second - time.Nanosecond)
+		if err := ask(client); err == nil || err.Error() != first.Error() {
+			t.Errorf("within a second: %v, want it refused without another look", err)
+		}
+		old := pool
+		pool = x509.NewCertPool()
+		pool.AddCert(ca.Leaf)
+		if err := ask(client); err != nil {
+			t.Errorf("with another pool: %v", err)
+		}
+		pool = old
+		if err := ask(&unlike); err == nil {
+			t.Error("the signature of another pool counts")
+		}
+		time.Sleep(time.Second)
+		if err := ask(client); err != nil {
+			t.Errorf("after a second: %v", err)
+		}
+		for i := range 5000 {
+			stranger := x509.Certificate{Raw: []byte(strconv.Itoa(i))}
+			err := ask(&stranger)
+			if !errors.Is(err, server.ErrBadCredentials) {
+				t.Fatal(err)
+			}
+		}
+		if good, bad := known(); good != 1 || bad > 1024 {
+			t.Errorf("%d good and %d bad ones are cached", good, bad)
+		}
+		if err := ask(&unlike); err != nil {
+			t.Errorf("after a flood of bad ones: %v, want the good one still cached", err)
+		}
 	})
 }

@@ -162,7 +162,7 @@ func (s *service) run(ctx context.Context) error {
 		group.Go(func() error { return f(back) })
 	}
 	group.Go(func() error {
-		if err := web.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		if err := web.ServeTLS(server.LimitHandshakes(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("HTTPS server: %w", err)
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -80,11 +81,15 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 	mux.Handle("/v1/", web.Handler)
 	mux.Handle("/api/v1/namespaces/kube-public/", web.Handler) // where kubeadm looks for cluster-info
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "an installer's own page") })
-	web.Addr, web.Handler = listen, mux
+	web.Handler = mux
 
+	listener, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
 	ended := make(chan error, 1)
 	context.AfterFunc(ctx, func() { ended <- web.Shutdown(context.Background()) })
-	if err := web.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
+	if err := web.ServeTLS(server.LimitHandshakes(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return <-ended // when requests in flight are answered

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -71,11 +72,15 @@ func run(ctx context.Context, listen, apiServer, caFile, certFile, keyFile, keys
 		Warnings:     advise,
 		Logger:       slog.Default(),
 	}.HTTPServer(&tls.Config{Certificates: []tls.Certificate{certificate}})
-	web.Addr, web.Handler = listen, timed(routes(web.Handler))
+	web.Handler = timed(routes(web.Handler))
 
+	listener, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
 	ended := make(chan error, 1)
 	context.AfterFunc(ctx, func() { ended <- web.Shutdown(context.Background()) })
-	if err := web.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
+	if err := web.ServeTLS(server.LimitHandshakes(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return <-ended // when requests in flight are answered

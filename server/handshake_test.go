@@ -1,0 +1,317 @@
+package server_test
+
+import (
+	"bufio"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+)
+
+// junk is a certificate that nobody trusts, with so many of something in it.
+func junk(t testing.TB, what string, many int) tls.Certificate {
+	t.Helper()
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)}
+	names := func(name asn1.RawValue) {
+		value, err := asn1.Marshal(slices.Repeat([]asn1.RawValue{name}, many))
+		if err != nil {
+			t.Fatal(err)
+		}
+		template.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: value}}
+	}
+	switch what {
+	case "bytes":
+		template.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Value: make([]byte, many)}}
+	case "usages":
+		template.UnknownExtKeyUsage = slices.Repeat([]asn1.ObjectIdentifier{{1, 2}}, many)
+	case "arcs of a usage":
+		template.UnknownExtKeyUsage = []asn1.ObjectIdentifier{slices.Repeat([]int{1}, many)}
+	case "DNS names":
+		names(asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 2})
+	case "addresses":
+		names(asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 7, Bytes: []byte{192, 0, 2, 1}})
+	case "URIs":
+		names(asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 6, Bytes: []byte("a:")})
+	case "extensions":
+		for i := range many {
+			template.ExtraExtensions = append(template.ExtraExtensions, pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, i + 1}})
+		}
+	case "units":
+		template.Subject.OrganizationalUnit = slices.Repeat([]string{"a"}, many)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// kinds of junk, each with as many as 16 KiB of a certificate can have.
+var kinds = map[string]int{"bytes": 15_500, "usages": 5000, "arcs of a usage": 15_500, "DNS names": 7500, "addresses": 2500, "URIs": 3800, "extensions": 1700, "units": 600}
+
+// anotherKey is a private key that signs nonsense.
+type anotherKey struct{ public crypto.PublicKey }
+
+func (k anotherKey) Public() crypto.PublicKey { return k.public }
+
+func (k anotherKey) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
+	return make([]byte, 1024), nil
+}
+
+// withRSA is a certificate for a key of so many bits, which nobody has.
+func withRSA(t testing.TB, bits int) tls.Certificate {
+	t.Helper()
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), uint(bits-1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.SetBit(n, bits-1, 1).SetBit(n, 0, 1)
+	issuer := junk(t, "", 0)
+	public := &rsa.PublicKey{N: n, E: 65537}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, public, issuer.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: anotherKey{public}}
+}
+
+// chainOf shows certificates beside the first.
+func chainOf(all ...tls.Certificate) tls.Certificate {
+	chain := tls.Certificate{PrivateKey: all[0].PrivateKey}
+	for _, c := range all {
+		chain.Certificate = append(chain.Certificate, c.Certificate...)
+	}
+	return chain
+}
+
+// asks sends a request over a connection that shows the certificate.
+func (s *site) asks(t testing.TB, config *tls.Config, shown tls.Certificate) (*tls.Conn, error) {
+	t.Helper()
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }
+	c, err := s.dialFrom(t, "127.0.0.1", config)
+	if err != nil {
+		return c, err
+	}
+	if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: kubejoin\r\n\r\n"); err != nil {
+		return c, err
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return c, err
+	}
+	_, err = io.Copy(io.Discard, answer.Body)
+	return c, errors.Join(err, answer.Body.Close())
+}
+
+func TestRefusesClientCertificatesInTheHandshake(t *testing.T) {
+	s := newSite(t)
+	s.Logger, s.minVersion = nil, tls.VersionTLS12
+	s.start(t)
+	small := junk(t, "", 0)
+	stapled := small
+	stapled.OCSPStaple = make([]byte, 17<<10)
+	type test struct {
+		name    string
+		shown   tls.Certificate
+		refused bool
+	}
+	tests := []test{
+		{name: "none", shown: tls.Certificate{}},
+		{name: "4", shown: chainOf(small, small, small, small)},
+		{name: "5", shown: chainOf(small, small, small, small, small), refused: true},
+		{name: "almost 16 KiB", shown: chainOf(small, junk(t, "bytes", 7500), junk(t, "bytes", 7500))},
+		{name: "more than 16 KiB", shown: chainOf(small, junk(t, "bytes", 8000), junk(t, "bytes", 8000)), refused: true},
+		{name: "256 KiB", shown: junk(t, "bytes", 250_000), refused: true},
+		{name: "more than 16 KiB beside it", shown: stapled, refused: true},
+		{name: "a parent of RSA-4096", shown: chainOf(small, withRSA(t, 4096))},
+		{name: "a parent of RSA-4104", shown: chainOf(small, withRSA(t, 4104)), refused: true},
+		{name: "100 units", shown: junk(t, "units", 100)},
+	}
+	for what, many := range kinds {
+		if what != "bytes" {
+			tests = append(tests, test{what, junk(t, what, many), true})
+		}
+	}
+	for _, test := range tests {
+		for _, version := range []uint16{tls.VersionTLS13, tls.VersionTLS12} {
+			if version == tls.VersionTLS12 && len(test.shown.OCSPStaple) > 0 {
+				continue // its clients have no way to send one
+			}
+			t.Run(fmt.Sprintf("%s/%x", test.name, version), func(t *testing.T) {
+				if _, err := s.asks(t, &tls.Config{MaxVersion: version}, test.shown); (err != nil) != test.refused {
+					t.Errorf("%v, refused is to be %v", err, test.refused)
+				}
+			})
+		}
+	}
+	// The key of a leaf is refused before it is used.
+	for bits, alert := range map[int]string{8192: "bad certificate", 4096: "error decrypting message"} {
+		shown := withRSA(t, bits)
+		for _, version := range []uint16{tls.VersionTLS13, tls.VersionTLS12} {
+			c, err := s.dialFrom(t, "127.0.0.1", &tls.Config{MaxVersion: version, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }})
+			if err == nil {
+				_, err = c.Read(make([]byte, 1))
+			}
+			if err == nil || !strings.Contains(err.Error(), alert) {
+				t.Errorf("TLS %x: a leaf of RSA-%d without its key: %v, want alert %q", version, bits, err, alert)
+			}
+		}
+	}
+}
+
+// What an importer configures for himself is asked as well, and no way around.
+func TestRefusesClientCertificatesWithConfigsOfAnImporter(t *testing.T) {
+	own := errors.New("not here")
+	var refuses error
+	base := &tls.Config{VerifyConnection: func(tls.ConnectionState) error { return refuses }}
+	many := tls.ConnectionState{PeerCertificates: make([]*x509.Certificate, 5)}
+	check := func(config *tls.Config) {
+		t.Helper()
+		for _, refuses = range []error{nil, own} {
+			if err := config.VerifyConnection(tls.ConnectionState{}); !errors.Is(err, refuses) {
+				t.Errorf("%v, want %v", err, refuses)
+			}
+			if err := config.VerifyConnection(many); err == nil || errors.Is(err, own) {
+				t.Errorf("five certificates: %v", err)
+			}
+		}
+	}
+	check(server.Server{}.HTTPServer(base).TLSConfig)
+	chosen := server.Server{}.HTTPServer(&tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return base, nil }}).TLSConfig
+	config, err := chosen.GetConfigForClient(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(config)
+	chosen = server.Server{}.HTTPServer(&tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, own }}).TLSConfig
+	if config, err := chosen.GetConfigForClient(nil); config != nil || !errors.Is(err, own) {
+		t.Errorf("%v %v", config, err)
+	}
+}
+
+// Nobody can have more than this of an idle connection, whatever certificates he shows. docs/security-model.md says so.
+func TestIdleConnectionsWithCertificatesHoldLittle(t *testing.T) {
+	s := newSite(t)
+	s.Logger = nil
+	s.start(t)
+	const connections = 30
+	held := func(shown tls.Certificate) int {
+		t.Helper()
+		before := inUse()
+		for range connections {
+			c, err := s.asks(t, &tls.Config{}, shown)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+		}
+		return (int(inUse()) - int(before)) / connections / 1024
+	}
+	held(tls.Certificate{}) // what is made once
+	without := held(tls.Certificate{})
+	for what, most := range kinds {
+		for many := most; ; many = many * 9 / 10 { // as many as are accepted
+			shown := junk(t, what, many)
+			if server.CheckChain(shown.Certificate[0]) != nil {
+				continue
+			}
+			extra := held(shown) - without
+			t.Logf("%d %s, %d bytes: %d KiB a connection, and %d KiB without a certificate, both with the client's part", many, what, len(shown.Certificate[0]), extra+without, without)
+			if extra > 80 {
+				t.Errorf("%d %s: %d KiB more than without a certificate", many, what, extra)
+			}
+			break
+		}
+	}
+}
+
+func inUse() uint64 {
+	for range 3 {
+		runtime.GC()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc + m.StackInuse
+}
+
+// A connection sends little before its first request, and as much as it likes afterwards.
+func TestLimitsBytesBeforeTheFirstRequest(t *testing.T) {
+	s := newSite(t)
+	s.Logger = nil
+	s.start(t)
+	// A client that stops in the middle of its certificates, of which crypto/tls takes 256 KiB.
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	shown := junk(t, "bytes", 250_000)
+	stopped := tls.Client(&stopping{Conn: conn, after: 80 << 10}, &tls.Config{
+		InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil },
+	})
+	if err := stopped.HandshakeContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_ = stopped.SetReadDeadline(time.Now().Add(3 * time.Second)) // before that of the handshake
+	if _, err := stopped.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("after 80 KiB of a handshake: %v, want the connection closed", err)
+	}
+	// Requests beyond it, on one connection of each version of HTTP.
+	for _, protocol := range []string{"http/1.1", "h2"} {
+		transport := s.http.Transport.(*http.Transport).Clone()
+		transport.TLSClientConfig.NextProtos = []string{protocol}
+		transport.ForceAttemptHTTP2 = protocol == "h2"
+		client := &http.Client{Transport: transport}
+		for range 5 {
+			r, err := http.NewRequestWithContext(t.Context(), "POST", s.url+commandPath, strings.NewReader(strings.Repeat(" ", server.MaxBody)+"{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Authorization", "Bearer "+adminBearer)
+			answer, err := client.Do(r)
+			if err != nil {
+				t.Fatalf("%s: %v", protocol, err)
+			}
+			_, _ = io.Copy(io.Discard, answer.Body)
+			_ = answer.Body.Close()
+		}
+		transport.CloseIdleConnections()
+	}
+}
+
+// stopping is a connection that sends so many bytes and no more.
+type stopping struct {
+	net.Conn
+	after int
+}
+
+func (c *stopping) Write(p []byte) (int, error) {
+	n := min(len(p), c.after)
+	c.after -= n
+	_, err := c.Conn.Write(p[:n])
+	return len(p), err
+}
