@@ -1,0 +1,20 @@
+package fuzzing
+
+import (
+	"testing"
+	"time"
+)
+
+// On a machine that is busy, slow or instrumented, all work takes longer and none of it more units.
+func TestAllowsUnitsOfWork(t *testing.T) {
+	for unit, want := range map[time.Duration]time.Duration{0: Most, usual / 2: Most, usual: Most, 3 * usual: 3 * Most} {
+		if got := scaled(unit); got != want {
+			t.Errorf("%s allowed where a unit takes %s, want %s", got, unit, want)
+		}
+	}
+	Prompt(t, func() { // as much as the slowest input that is known, whatever the machine
+		for range 16 {
+			work()
+		}
+	})
+}

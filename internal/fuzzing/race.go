@@ -1,5 +1,0 @@
-//go:build race
-
-package fuzzing
-
-const race = true
