@@ -2,6 +2,7 @@ package tokens_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ func TestMatchNodeName(t *testing.T) {
 		{"*.example.com", []string{"a.example.com", "a.b.example.com"}, []string{"example.com", "a.example.com.evil"}},
 		{"a*b*c", []string{"abc", "axbxc", "abbc", "abcbc"}, []string{"ab", "acb", "xabc", "abcx"}},
 		{"ab*ba", []string{"abba", "abxba"}, []string{"aba", "ab"}},
+		{"a*bb*c", []string{"abbc"}, []string{"abc", "ac"}},
 		{"a**b", []string{"ab", "axb"}, []string{"a", "b"}},
 		{"**", []string{"", "x"}, nil},
 	} {
@@ -64,14 +66,19 @@ func TestLimitsCheck(t *testing.T) {
 		{name: "negative", limits: tokens.Limits{MaxNodes: -1}, want: "max-nodes: -1"},
 		{name: "upper case", limits: tokens.Limits{NodeNames: []string{"Worker"}}, want: `node-names: node name "Worker"`},
 		{name: "pattern", limits: tokens.Limits{NodeNames: []string{"a/*"}}, want: `node-names: node name pattern "a/*"`},
+		{name: "longest pattern", limits: tokens.Limits{NodeNames: []string{strings.Repeat("a", 252) + "*"}}},
+		{name: "longer pattern", limits: tokens.Limits{NodeNames: []string{strings.Repeat("a", 253) + "*"}}, want: "node-names: node name pattern"},
 		{name: "empty name", limits: tokens.Limits{NodeNames: []string{""}}, want: "node-names"},
 		{name: "twice", limits: tokens.Limits{NodeNames: []string{"a", "a"}}, want: `"a" is given twice`},
 		{name: "many names", limits: tokens.Limits{NodeNames: []string{"a", strings.Repeat("a*", 100), strings.Repeat("b*", 40<<10)}}, want: "node-names"},
+		{name: "too long together", limits: tokens.Limits{NodeNames: manyNames(tokens.MaxNodeNames)}, want: "allowed"},
 		{name: "short", limits: tokens.Limits{CertificateDuration: 9 * time.Minute}, want: "certificate-duration: 9m0s given"},
 		{name: "fraction", limits: tokens.Limits{CertificateDuration: time.Hour + time.Millisecond}, want: "certificate-duration"},
 		{name: "long", limits: tokens.Limits{CertificateDuration: 101 * 365 * 24 * time.Hour}, want: "certificate-duration"},
 		{name: "role", limits: tokens.Limits{Role: "master"}, want: `role: "master" given`},
 		{name: "replaces without UID", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1"}}, want: "replaces-node"},
+		{name: "replaces no name", limits: tokens.Limits{Replaces: tokens.NodeRef{UID: "8f2b"}}, want: "replaces-node"},
+		{name: "replaces with slash in UID", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "8f/2b"}}, want: "replaces-node"},
 		{name: "replaces many", limits: tokens.Limits{Replaces: replaces, MaxNodes: 2}, want: "max-nodes: 2 given"},
 		{name: "replaces another", limits: tokens.Limits{Replaces: replaces, NodeNames: []string{"worker-2"}}, want: "node-names"},
 		{name: "problem", limits: tokens.Limits{Problem: errors.New("of others")}, want: "of others"},
@@ -86,6 +93,15 @@ func TestLimitsCheck(t *testing.T) {
 	}
 }
 
+// manyNames returns valid node names, all different, that have more than n bytes together.
+func manyNames(n int) []string {
+	var names []string
+	for size := 0; size <= n; size += 253 {
+		names = append(names, fmt.Sprintf("%0253d", len(names)))
+	}
+	return names
+}
+
 // Thousands of bad names are not all told.
 func TestManyBadNodeNames(t *testing.T) {
 	for name, names := range map[string][]string{
@@ -95,6 +111,33 @@ func TestManyBadNodeNames(t *testing.T) {
 		err := tokens.Limits{NodeNames: names}.Check()
 		if err == nil || strings.Count(err.Error(), "\n") != 10 || !strings.Contains(err.Error(), "more are not looked at") {
 			t.Errorf("%s: %.300v", name, err)
+		}
+	}
+}
+
+func TestReplacingTokenAllowsOneName(t *testing.T) {
+	limits := tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "8f2b"}}
+	for _, names := range [][]string{nil, {"worker-*"}} {
+		limits.NodeNames = names
+		if !limits.AllowsName("worker-1") || limits.AllowsName("worker-2") {
+			t.Errorf("node names %q: worker-1 %t, worker-2 %t, want worker-1 only", names, limits.AllowsName("worker-1"), limits.AllowsName("worker-2"))
+		}
+	}
+}
+
+func TestDifferentLimitsAreNotEqual(t *testing.T) {
+	zero := tokens.Limits{}
+	for name, other := range map[string]tokens.Limits{
+		"MaxNodes":            {MaxNodes: 1},
+		"NodeNames":           {NodeNames: []string{"a"}},
+		"CertificateDuration": {CertificateDuration: time.Hour},
+		"Replaces":            {Replaces: tokens.NodeRef{Name: "worker-1", UID: "8f2b"}},
+		"UID of Replaces":     {Replaces: tokens.NodeRef{UID: "8f2b"}},
+		"Role":                {Role: tokens.RoleControlPlane},
+		"Problem":             {Problem: errors.New("of others")},
+	} {
+		if zero.Equal(other) || other.Equal(zero) || !other.Equal(other) {
+			t.Errorf("%s is not compared", name)
 		}
 	}
 }

@@ -58,6 +58,26 @@ func TestSigns(t *testing.T) {
 	}
 }
 
+func TestSpent(t *testing.T) {
+	for _, test := range []struct {
+		limits tokens.Limits
+		nodes  int
+		want   bool
+	}{
+		{tokens.Limits{}, 0, false},
+		{tokens.Limits{}, 5, false},
+		{tokens.Limits{MaxNodes: 2}, 1, false},
+		{tokens.Limits{MaxNodes: 2}, 2, true},
+		{tokens.Limits{MaxNodes: 2}, 3, true},
+		{tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "8f2b"}}, 0, false},
+		{tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "8f2b"}}, 1, true},
+	} {
+		if r := (tokens.Record{Limits: test.limits, Nodes: make([]string, test.nodes)}); r.Spent() != test.want {
+			t.Errorf("%d nodes joined with %+v: Spent = %t, want %t", test.nodes, test.limits, r.Spent(), test.want)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	onlyID, err := tokens.OnlyID(id)
 	if err != nil {
@@ -94,6 +114,10 @@ func TestCheck(t *testing.T) {
 		{"two lines", func(r *tokens.Record) { r.Description = "a\nb" }, "description: want one line"},
 		{"escape", func(r *tokens.Record) { r.Description = "\x1b[31mred" }, "description: want one line"},
 		{"next line", func(r *tokens.Record) { r.Description = "a\u0085b" }, "description: want one line"},
+		{"limits", func(r *tokens.Record) { r.Limits.MaxNodes = -1 }, "max-nodes: -1 given"},
+		{"nodes", func(r *tokens.Record) { r.Nodes = []string{"a", "b"} }, ""},
+		{"node name", func(r *tokens.Record) { r.Nodes = []string{"A"} }, `node name "A"`},
+		{"node twice", func(r *tokens.Record) { r.Nodes = []string{"a", "b", "a"} }, `"a"`},
 		{"never", func(r *tokens.Record) { r.Expires = time.Time{} }, ""},
 		{"last second", func(r *tokens.Record) { r.Expires = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }, ""},
 		{"year 10000", func(r *tokens.Record) { r.Expires = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }, "expiration: year 10000 given, want 1970 to 9999"},

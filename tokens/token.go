@@ -44,8 +44,8 @@ type Token struct {
 // Parse reads a token of the form "abcdef.0123456789abcdef". Its errors never hold the text
 // given, which may be a mistyped secret; they wrap [ErrMalformed] or [ErrPublicExample].
 func Parse(s string) (Token, error) {
-	id, secret, found := strings.Cut(s, ".")
-	if !found || !isWord(id, idLength) || !isWord(secret, secretLength) {
+	id, secret, _ := strings.Cut(s, ".")
+	if !isWord(id, idLength) || !isWord(secret, secretLength) {
 		// A misplaced dot may have made a piece of the secret the ID: neither part is shown.
 		return Token{}, fmt.Errorf("%w token of %d characters, with the first dot at %d: want 6 of [a-z0-9], a dot and 16 of [a-z0-9]",
 			ErrMalformed, len(s), strings.IndexByte(s, '.')+1)
@@ -173,10 +173,7 @@ func (t Token) RevealSecret() string {
 // Equal compares in time that does not depend on where secrets differ. Tokens without a secret
 // equal nothing.
 func (t Token) Equal(u Token) bool {
-	if !t.HasSecret() || !u.HasSecret() {
-		return false
-	}
-	return subtle.ConstantTimeCompare([]byte(t.Reveal()), []byte(u.Reveal())) == 1
+	return t.HasSecret() && subtle.ConstantTimeCompare([]byte(t.Reveal()), []byte(u.Reveal())) == 1
 }
 
 // Redact replaces the secret of everything in text that has the form of a token, whatever stands

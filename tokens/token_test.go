@@ -72,6 +72,18 @@ func TestParse(t *testing.T) {
 		if strings.Contains(err.Error(), secret[4:]) || strings.Contains(err.Error(), secret[:4]) {
 			t.Errorf("%s: the error %q has a piece of the secret in it", name, err)
 		}
+		// The part before a misplaced dot may be a piece of a secret, too.
+		if before, _, _ := strings.Cut(s, "."); len(before) > 4 && strings.Contains(err.Error(), before) {
+			t.Errorf("%s: the error %q repeats the part before the dot", name, err)
+		}
+	}
+}
+
+func TestNewRefusesMalformedParts(t *testing.T) {
+	for _, part := range [][2]string{{"ABC123", secret}, {"abc12", secret}, {id, secret[1:]}, {id, ""}, {"", ""}} {
+		if token, err := tokens.New(part[0], part[1]); !errors.Is(err, tokens.ErrMalformed) || !token.IsZero() {
+			t.Errorf("New(%q, %q) = %v, %v, want ErrMalformed", part[0], part[1], token, err)
+		}
 	}
 }
 

@@ -21,28 +21,22 @@ type guard struct {
 	function string
 	text     string // its condition, with the statement that the condition is about
 	switched string // what switching it off makes of it
-	reason   string // why no test can miss it
-	reached  bool
-	killed   bool
+	reason   string // why no test can notice its loss
+	reached  bool   // by a test
+	killer   string // the test that noticed its loss
 }
 
 // key names a guard without line numbers.
 func (g *guard) key() string { return fmt.Sprintf("%s: %s: %s", g.file, g.function, g.text) }
 
 func (g *guard) String() string {
-	return fmt.Sprintf("%s:%d: %s: %s, %s: %s", g.file, g.line, g.function, g.state(), g.switched, g.text)
-}
-
-func (g *guard) state() string {
-	switch {
-	case g.reason != "":
-		return "explained"
-	case g.killed:
-		return "killed"
-	case g.reached:
-		return "survived"
+	state := "survived"
+	if g.killer != "" {
+		state = "noticed by " + g.killer
+	} else if !g.reached {
+		state = "reached by no test"
 	}
-	return "reached by no test"
+	return fmt.Sprintf("%s:%d: %s, %s\n\t%s", g.file, g.line, state, g.switched, g.key())
 }
 
 // An insertion of text into a source file.
@@ -62,15 +56,15 @@ type finder struct {
 }
 
 // guardsOf finds the guards of a file, numbered from first on, and returns its source with calls of mutant.
-func guardsOf(path string, first int) ([]byte, []*guard, error) {
+func guardsOf(path string, first int) (string, []*guard, error) {
 	source, err := os.ReadFile(path)
 	if err != nil {
-		return nil, nil, err
+		return "", nil, err
 	}
 	f := &finder{set: token.NewFileSet(), next: first, before: map[ast.Node]ast.Stmt{}, keys: map[string]int{}}
 	file, err := parser.ParseFile(f.set, path, source, parser.SkipObjectResolution)
 	if err != nil {
-		return nil, nil, err
+		return "", nil, err
 	}
 	for _, d := range file.Decls {
 		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil {
@@ -83,14 +77,14 @@ func guardsOf(path string, first int) ([]byte, []*guard, error) {
 	}
 	slices.SortStableFunc(f.insertions, func(a, b insertion) int { return a.at - b.at })
 	var out bytes.Buffer
-	done := 0
+	done := 0 // bytes of the source
 	for _, i := range f.insertions {
 		out.Write(source[done:i.at])
 		out.WriteString(i.text)
 		done = i.at
 	}
 	out.Write(source[done:])
-	return out.Bytes(), f.guards, nil
+	return out.String(), f.guards, nil
 }
 
 // function finds the guards of one function, and of those in it.
@@ -162,6 +156,8 @@ func (f *finder) operands(function string, about ast.Stmt, cond ast.Expr, op tok
 // refuses reports whether statements end in what a function does to refuse, fail or leave something out.
 func refuses(typ *ast.FuncType, body []ast.Stmt) bool {
 	switch s := last(body).(type) {
+	case *ast.AssignStmt: // errs = append(errs, …)
+		return is(s.Lhs[0], "errs")
 	case *ast.BranchStmt:
 		return s.Tok == token.CONTINUE
 	case *ast.ReturnStmt:

@@ -1,21 +1,20 @@
-// Command mutate switches guards off, one at a time, and reports those that no test misses: 'make mutate'.
+// Command mutate switches guards off, one at a time, and reports those whose loss no test notices: 'make mutate'.
 //
-// It builds each test once, from sources in which every guard asks for its number: cond becomes
-// (cond) && mutant(7). The environment variable KUBEJOIN_MUTANT then switches a guard off. The sources go in
-// with -overlay, so the work tree does not change.
+// It compiles each test once, from sources in which each guard asks whether it is on: cond becomes
+// ((cond) && mutant(7)). The environment variable KUBEJOIN_MUTANT=7 then switches that guard off. The sources
+// go to the compiler with -overlay, so the work tree does not change.
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -25,28 +24,33 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
+
+const explainedFile = "test/mutate/explained.txt"
+
+//go:embed mutant.go.txt
+var mutantSource string
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+	if err := run(ctx, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
+func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("mutate", flag.ExitOnError)
 	only := flags.String("only", "./tokens/... ./signer/... ./server/...", "packages whose guards to switch off")
 	tests := flags.String("tests", "./tokens/... ./signer/... ./server/...", "packages whose tests to run")
-	workers := flags.Int("workers", 2, "mutants to test at the same time")
-	limit := flags.Duration("limit", 3*time.Minute, "time limit of each mutant in each package")
-	list := flags.Bool("list", false, "list the guards and run nothing")
-	verbose := flags.Bool("v", false, "print the test that kills each mutant")
+	workers := flags.Int("workers", 2, "guards to switch off at the same time")
+	limit := flags.Duration("limit", 3*time.Minute, "longest run of one package's tests with a guard off")
+	verbose := flags.Bool("v", false, "print the test that noticed each guard, too")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -55,85 +59,64 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	m := &mutation{dir: dir, limit: *limit, out: out, verbose: *verbose}
-	if err := m.instrument(ctx, strings.Fields(*only)); err != nil {
-		return err
-	}
-	explained, err := readExplained("test/mutate/explained.txt")
+	guards, err := instrument(ctx, dir, strings.Fields(*only))
 	if err != nil {
 		return err
 	}
-	if err := m.explain(explained); err != nil {
-		return err
-	}
-	if *list {
-		for _, g := range m.guards {
-			fmt.Fprintln(out, g)
-		}
-		return nil
-	}
-	binaries, err := m.build(ctx, strings.Fields(*tests))
+	explained, err := os.ReadFile(explainedFile)
 	if err != nil {
 		return err
 	}
-	if err := each(*workers, binaries, func(b *binary) error { return m.reach(ctx, b) }); err != nil {
+	if err := explain(guards, string(explained)); err != nil {
+		return err
+	}
+	binaries, err := compile(ctx, dir, guards, strings.Fields(*tests))
+	if err != nil {
+		return err
+	}
+	if err := each(ctx, *workers, binaries, (*binary).reach); err != nil {
 		return err
 	}
 	slices.SortFunc(binaries, func(a, b *binary) int { return cmp.Compare(a.took, b.took) })
-	if err := each(*workers, m.guards, func(g *guard) error { return m.test(ctx, g, binaries) }); err != nil {
+	err = each(ctx, *workers, guards, func(g *guard, ctx context.Context) error {
+		if err := g.test(ctx, binaries, *limit); err != nil || g.reason != "" || g.killer != "" && !*verbose {
+			return err
+		}
+		fmt.Println(g)
+		return nil
+	})
+	if err != nil {
 		return err
 	}
-	return m.report()
+	return report(guards)
 }
 
-// each calls f for all items, n at the same time, and returns the errors.
-func each[T any](n int, items []T, f func(T) error) error {
-	next := make(chan T)
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() {
-			for item := range next {
-				errs[i] = errors.Join(errs[i], f(item))
-			}
-		})
-	}
+// each calls f for all items, n at the same time.
+func each[T any](ctx context.Context, n int, items []T, f func(T, context.Context) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(n)
 	for _, item := range items {
-		next <- item
+		group.Go(func() error { return f(item, ctx) })
 	}
-	close(next)
-	wg.Wait()
-	return errors.Join(errs...)
+	return group.Wait()
 }
 
-// A mutation is one run of the program.
-type mutation struct {
-	dir     string
-	limit   time.Duration
-	verbose bool
-	overlay map[string]string
-	guards  []*guard
-
-	mu  sync.Mutex
-	out io.Writer
+// listed is what 'go list' prints of a package.
+type listed struct {
+	Dir, ImportPath, Name  string
+	GoFiles, Imports, Deps []string
 }
 
-// pkg is what 'go list' prints of a package.
-type pkg struct {
-	Dir, ImportPath, Name, ForTest string
-	GoFiles, Imports, Deps         []string
-}
-
-func list(ctx context.Context, args ...string) ([]pkg, error) {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=Dir,ImportPath,Name,ForTest,GoFiles,Imports,Deps"}, args...)...)
+func list(ctx context.Context, args ...string) ([]listed, error) {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=Dir,ImportPath,Name,GoFiles,Imports,Deps"}, args...)...)
 	cmd.Stderr = os.Stderr
-	listed, err := cmd.Output()
+	printed, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
-	var all []pkg
-	for d := json.NewDecoder(bytes.NewReader(listed)); ; {
-		var p pkg
+	var all []listed
+	for d := json.NewDecoder(bytes.NewReader(printed)); ; {
+		var p listed
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
 			return all, nil
 		} else if err != nil {
@@ -143,323 +126,219 @@ func list(ctx context.Context, args ...string) ([]pkg, error) {
 	}
 }
 
-// instrument finds the guards of packages and writes the sources that can switch them off.
-func (m *mutation) instrument(ctx context.Context, patterns []string) error {
+// instrument finds the guards of packages, and writes overlay.json with the sources that can switch them off.
+func instrument(ctx context.Context, dir string, patterns []string) ([]*guard, error) {
 	packages, err := list(ctx, patterns...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	root, err := os.Getwd()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	m.overlay = map[string]string{}
+	var guards []*guard
+	overlay := map[string]string{}
+	replace := func(path, source string) error {
+		overlay[path] = filepath.Join(dir, strconv.Itoa(len(overlay))+".go")
+		return os.WriteFile(overlay[path], []byte(source), 0o600)
+	}
 	for _, p := range packages {
-		if slices.Contains(p.Imports, "testing") { // a package for tests
+		if slices.Contains(p.Imports, "testing") { // it is for tests only
 			continue
 		}
-		before := len(m.guards)
 		for _, name := range p.GoFiles {
 			path := filepath.Join(p.Dir, name)
 			file, err := filepath.Rel(root, path)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			source, guards, err := guardsOf(path, len(m.guards)+1)
+			source, found, err := guardsOf(path, len(guards)+1)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			for _, g := range guards {
+			for _, g := range found {
 				g.file, g.pkg = filepath.ToSlash(file), p.ImportPath
 			}
-			m.guards = append(m.guards, guards...)
-			if err := m.replace(path, source); err != nil {
-				return err
+			guards = append(guards, found...)
+			if err := replace(path, source); err != nil {
+				return nil, err
 			}
 		}
-		if len(m.guards) > before {
-			if err := m.replace(filepath.Join(p.Dir, "kubejoin_mutant.go"), []byte("package "+p.Name+mutantSource)); err != nil {
-				return err
-			}
+		if err := replace(filepath.Join(p.Dir, "kubejoin_mutant.go"), "package "+p.Name+"\n\n"+mutantSource); err != nil {
+			return nil, err
 		}
 	}
-	overlay, err := json.Marshal(map[string]any{"Replace": m.overlay})
+	text, err := json.Marshal(map[string]any{"Replace": overlay})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return os.WriteFile(filepath.Join(m.dir, "overlay.json"), overlay, 0o600)
+	return guards, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600)
 }
-
-func (m *mutation) replace(path string, source []byte) error {
-	m.overlay[path] = filepath.Join(m.dir, fmt.Sprintf("%d.go", len(m.overlay)))
-	return os.WriteFile(m.overlay[path], source, 0o600)
-}
-
-// mutantSource is what a package gets. In a run with KUBEJOIN_MUTANT_REACHED mutant writes its number and the
-// test that has called it to that file, once for each test. A call from another goroutine than the
-// test's counts for all tests that are running; after many of those, for every test (".*").
-const mutantSource = `
-
-import (
-	"fmt"
-	"os"
-	"regexp"
-	"runtime"
-	"slices"
-	"strconv"
-	"strings"
-	"sync"
-)
-
-var (
-	kubejoinMutant, _ = strconv.Atoi(os.Getenv("KUBEJOIN_MUTANT"))
-	kubejoinReached   = os.Getenv("KUBEJOIN_MUTANT_REACHED")
-	kubejoinMutex     sync.Mutex
-	kubejoinLines     = map[string]bool{}
-	kubejoinDumps     = map[int]int{}
-	kubejoinTest      = regexp.MustCompile("_test\\.((?:Test|Fuzz|Example)\\w*)|/[^/. ]*\\.((?:Test|Fuzz|Example)[A-Z0-9_]\\w*)")
-)
-
-func mutant(n int) bool {
-	if kubejoinReached == "" {
-		return n != kubejoinMutant
-	}
-	var callers [100]uintptr
-	frames := runtime.CallersFrames(callers[:runtime.Callers(2, callers[:])])
-	var tests []string
-	for more := true; more && len(tests) == 0; {
-		var frame runtime.Frame
-		if frame, more = frames.Next(); strings.HasSuffix(frame.File, "_test.go") {
-			tests = kubejoinTest.FindAllString(frame.Function, -1)
-		}
-	}
-	kubejoinMutex.Lock()
-	defer kubejoinMutex.Unlock()
-	if len(tests) == 0 && kubejoinDumps[n] < 20 {
-		kubejoinDumps[n]++
-		stacks := make([]byte, 1<<20)
-		tests = kubejoinTest.FindAllString(string(stacks[:runtime.Stack(stacks, true)]), -1)
-	}
-	tests = slices.DeleteFunc(tests, func(test string) bool { return strings.HasSuffix(test, ".TestMain") })
-	if len(tests) == 0 {
-		tests = []string{"..*"}
-	}
-	for _, test := range tests {
-		_, name, _ := strings.Cut(test, ".")
-		line := fmt.Sprintf("%d %s\n", n, name)
-		if kubejoinLines[line] {
-			continue
-		}
-		kubejoinLines[line] = true
-		if f, err := os.OpenFile(kubejoinReached, os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o600); err == nil {
-			_, _ = f.WriteString(line)
-			_ = f.Close()
-		}
-	}
-	return true
-}
-`
 
 // A binary is the compiled tests of one package.
 type binary struct {
 	pkg, dir, path string
 	took           time.Duration
-	reached        map[int][]string         // the tests that reach a guard; ".*" is all
-	tests          map[string]time.Duration // how long each takes
-	skip           []string                 // tests that fail anyway
+	reached        map[int][]string // the tests that reach a guard; ".*" is all
+	slow           map[string]bool  // the tests that take more than a second
+	failing        []string         // the tests that fail with every guard on
 }
 
-// build compiles the tests of all packages that use a package with guards.
-func (m *mutation) build(ctx context.Context, patterns []string) ([]*binary, error) {
+// compile compiles the tests of the packages that use a package with guards.
+func compile(ctx context.Context, dir string, guards []*guard, patterns []string) ([]*binary, error) {
 	packages, err := list(ctx, append([]string{"-test"}, patterns...)...)
 	if err != nil {
 		return nil, err
 	}
+	guarded := map[string]bool{}
+	for _, g := range guards {
+		guarded[g.pkg] = true
+	}
 	var binaries []*binary
 	for _, p := range packages {
-		tested, isTest := strings.CutSuffix(p.ImportPath, ".test")
-		if !isTest || !slices.ContainsFunc(p.Deps, func(dep string) bool {
-			path, _, _ := strings.Cut(dep, " ")
-			return slices.ContainsFunc(m.guards, func(g *guard) bool { return g.pkg == path })
-		}) {
+		pkg, isTest := strings.CutSuffix(p.ImportPath, ".test")
+		if !isTest || !slices.ContainsFunc(p.Deps, func(dep string) bool { return guarded[strings.Fields(dep)[0]] }) {
 			continue
 		}
-		b := &binary{pkg: tested, dir: p.Dir, path: filepath.Join(m.dir, strconv.Itoa(len(binaries)), path.Base(tested)+".test")}
-		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", filepath.Join(m.dir, "overlay.json"), "-o", b.path, tested)
-		if text, err := cmd.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("go test -c %s: %w\n%s", tested, err, text)
+		b := &binary{pkg: pkg, dir: p.Dir, path: filepath.Join(dir, strconv.Itoa(len(binaries)), path.Base(pkg)+".test")}
+		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", b.path, pkg)
+		if printed, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("go test -c %s: %w\n%s", pkg, err, printed)
 		}
-		if _, err := os.Stat(b.path); err == nil { // there are tests
-			binaries = append(binaries, b)
-		}
+		binaries = append(binaries, b)
 	}
 	return binaries, nil
 }
 
-// run runs the tests of a binary, and returns what they print and their error.
-func (m *mutation) run(ctx context.Context, b *binary, limit time.Duration, variable string, args ...string) ([]byte, error) {
+// run runs tests, and returns what they print.
+func (b *binary) run(ctx context.Context, limit time.Duration, variable string, args ...string) ([]byte, error) {
 	tmp, err := os.MkdirTemp("", "m")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(tmp)
-	ctx, cancel := context.WithTimeout(ctx, limit+30*time.Second)
+	limited, cancel := context.WithTimeout(ctx, limit+30*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, b.path, append(args, "-test.v", "-test.timeout="+limit.String())...)
+	cmd := exec.CommandContext(limited, b.path, append(args, "-test.v", "-test.timeout="+limit.String())...)
 	cmd.Dir, cmd.Env, cmd.WaitDelay = b.dir, append(os.Environ(), "TMPDIR="+tmp, variable), 5*time.Second
-	return cmd.CombinedOutput()
+	printed, err := cmd.CombinedOutput()
+	return printed, cmp.Or(ctx.Err(), err)
 }
 
-// reach runs all tests of a binary with every guard on, and notes which tests reach which guard.
-func (m *mutation) reach(ctx context.Context, b *binary) error {
-	file := b.path + ".reached"
-	start := time.Now()
-	printed, err := m.run(ctx, b, 10*time.Minute, "KUBEJOIN_MUTANT_REACHED="+file)
-	for _, f := range failed.FindAllSubmatch(printed, -1) {
-		b.skip = append(b.skip, string(f[1]))
-	}
-	if err != nil && len(b.skip) == 0 || ctx.Err() != nil {
-		return fmt.Errorf("%s fails with every guard on: %w\n%s", b.pkg, err, printed)
-	} else if err != nil {
-		m.print("%s: leaving out tests that fail with every guard on: %s\n", b.pkg, b.skip)
-	}
-	b.took, b.reached, b.tests = time.Since(start), map[int][]string{}, map[string]time.Duration{}
-	for _, f := range passed.FindAllSubmatch(printed, -1) {
-		if b.tests[string(f[1])], err = time.ParseDuration(string(f[2])); err != nil {
+var finished = regexp.MustCompile(`(?m)^--- (PASS|FAIL): (\S+) \((\S+)\)$`)
+
+// reach runs all tests with every guard on, and notes which tests reach which guard.
+func (b *binary) reach(ctx context.Context) error {
+	file, start := b.path+".reached", time.Now()
+	printed, failure := b.run(ctx, 15*time.Minute, "KUBEJOIN_MUTANT_REACHED="+file)
+	b.took, b.reached, b.slow = time.Since(start), map[int][]string{}, map[string]bool{}
+	for _, f := range finished.FindAllSubmatch(printed, -1) {
+		d, err := time.ParseDuration(string(f[3]))
+		if err != nil {
 			return err
 		}
+		b.slow[string(f[2])] = d > time.Second
+		if string(f[1]) == "FAIL" {
+			b.failing = append(b.failing, string(f[2]))
+		}
 	}
-	content, err := os.ReadFile(file)
+	if failure != nil && len(b.failing) == 0 || ctx.Err() != nil {
+		return fmt.Errorf("%s fails with every guard on: %w\n%s", b.pkg, failure, printed)
+	}
+	reached, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	for line := range strings.Lines(string(content)) {
-		number, test, _ := strings.Cut(strings.TrimSpace(line), " ")
-		n, err := strconv.Atoi(number)
-		if err != nil {
+	for line := range strings.Lines(string(reached)) {
+		var n int
+		var test string
+		if _, err := fmt.Sscan(line, &n, &test); err != nil {
 			return err
 		}
 		b.reached[n] = append(b.reached[n], test)
 	}
-	m.print("%s: %.0f s, reaches %d guards\n", b.pkg, b.took.Seconds(), len(b.reached))
+	fmt.Printf("%s: %.0f s, reaches %d guards", b.pkg, b.took.Seconds(), len(b.reached))
+	if len(b.failing) > 0 {
+		fmt.Printf(", left out because they fail with every guard on: %s", b.failing)
+	}
+	fmt.Println()
 	return nil
 }
 
-var passed = regexp.MustCompile(`(?m)^--- PASS: (\S+) \((\S+)\)$`)
-var failed = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
-var cause = regexp.MustCompile(`(?m)^(--- FAIL: \S+|panic: .*|fatal error: .*)`)
-
-// test switches one guard off, and runs the tests that reach it until one fails: those of its own package
-// first.
-func (m *mutation) test(ctx context.Context, g *guard, binaries []*binary) error {
-	if g.reason != "" || ctx.Err() != nil {
-		return ctx.Err()
+// test switches a guard off, and runs the tests that reach it until one fails: those of its own package first,
+// and of each package the quick ones first, because one of them is enough for most guards.
+func (g *guard) test(ctx context.Context, binaries []*binary, limit time.Duration) error {
+	if g.reason != "" {
+		return nil
 	}
-	binaries = slices.Clone(binaries)
-	slices.SortStableFunc(binaries, func(a, b *binary) int {
-		return cmp.Compare(slices.Index([]string{g.pkg}, b.pkg), slices.Index([]string{g.pkg}, a.pkg))
-	})
-	for _, b := range binaries {
-		tests := b.reached[g.number]
-		if len(tests) == 0 {
-			continue
-		}
-		g.reached = true
-		// The quick tests come first. One of them is enough for most guards.
-		slow := func(test string) bool { d, known := b.tests[test]; return !known || d > time.Second }
-		for _, tests := range [][]string{slices.DeleteFunc(slices.Clone(tests), slow), tests} {
+	own := slices.IndexFunc(binaries, func(b *binary) bool { return b.pkg == g.pkg })
+	order := slices.Clone(binaries)
+	if own >= 0 {
+		order = slices.Insert(slices.Delete(order, own, own+1), 0, binaries[own])
+	}
+	for _, b := range order {
+		quick := slices.DeleteFunc(slices.Clone(b.reached[g.number]), func(test string) bool {
+			slow, known := b.slow[test]
+			return slow || !known
+		})
+		for _, tests := range [][]string{quick, b.reached[g.number]} {
 			if len(tests) == 0 {
 				continue
 			}
-			args := []string{"-test.failfast", "-test.run=^(" + strings.Join(tests, "|") + ")$", "-test.skip=^(" + strings.Join(b.skip, "|") + ")$"}
-			printed, err := m.run(ctx, b, min(m.limit, 3*b.took+20*time.Second), fmt.Sprintf("KUBEJOIN_MUTANT=%d", g.number), args...)
+			g.reached = true
+			printed, err := b.run(ctx, min(limit, 3*b.took+20*time.Second), fmt.Sprintf("KUBEJOIN_MUTANT=%d", g.number), "-test.failfast",
+				"-test.run=^("+strings.Join(tests, "|")+")$", "-test.skip=^("+strings.Join(b.failing, "|")+")$")
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			if err != nil {
-				g.killed = true
-				if m.verbose {
-					m.print("killed %s\n\tby %s %s\n", g, b.pkg, cause.Find(printed))
+				g.killer = fmt.Sprintf("%s: %v", b.pkg, err)
+				if f := finished.FindSubmatch(bytes.ReplaceAll(printed, []byte("--- PASS"), nil)); f != nil {
+					g.killer = fmt.Sprintf("%s: %s", b.pkg, f[2])
 				}
 				return nil
 			}
 		}
 	}
-	m.print("%s\n", g)
 	return nil
 }
 
-func (m *mutation) print(format string, args ...any) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	fmt.Fprintf(m.out, format, args...)
-}
-
-// report prints the survivors, which are an error.
-func (m *mutation) report() error {
-	counts := map[string]int{}
-	survivors := 0
-	m.print("\n")
-	for _, g := range m.guards {
-		counts[g.state()]++
-		if !g.killed && g.reason == "" {
+// report prints how many survived, which is an error unless it is none.
+func report(guards []*guard) error {
+	explained, survivors := 0, 0
+	for _, g := range guards {
+		if g.reason != "" {
+			explained++
+		} else if g.killer == "" {
 			survivors++
-			m.print("%s\n", g)
 		}
 	}
-	m.print("%d guards:", len(m.guards))
-	for _, state := range slices.Sorted(maps.Keys(counts)) {
-		m.print(" %d %s;", counts[state], state)
-	}
-	m.print("\n")
+	fmt.Printf("%d guards: %d noticed by a test, %d explained, %d survived\n", len(guards), len(guards)-explained-survivors, explained, survivors)
 	if survivors > 0 {
-		return fmt.Errorf("%d guards can be switched off and no test fails: write a test, or explain in test/mutate/explained.txt", survivors)
+		return fmt.Errorf("no test notices the loss of %d guards: test them, or put the reason why nobody can into %s", survivors, explainedFile)
 	}
 	return nil
 }
 
-// readExplained reads the guards that nobody can test: a line for the guard, then an indented one with the reason.
-func readExplained(path string) (map[string]string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
+// explain gives guards their reasons: lines with guards, and after each an indented one with the reason. An
+// entry for no guard is an error, if the package of its file was looked at.
+func explain(guards []*guard, text string) error {
+	byKey, folders := map[string]*guard{}, map[string]bool{}
+	for _, g := range guards {
+		byKey[g.key()], folders[path.Dir(g.file)] = g, true
 	}
-	defer f.Close()
-	explained, key := map[string]string{}, ""
-	for s := bufio.NewScanner(f); ; {
-		if !s.Scan() {
-			return explained, s.Err()
-		}
-		switch line := s.Text(); {
-		case line == "" || line[0] == '#':
-		case strings.TrimLeft(line, " \t") == line:
-			key = line
-			if _, twice := explained[key]; twice {
-				return nil, fmt.Errorf("%s: %s is there twice", path, key)
-			}
-			explained[key] = ""
-		default:
-			explained[key] = strings.TrimSpace(explained[key] + " " + strings.TrimSpace(line))
-		}
-	}
-}
-
-// explain gives guards their reasons. An explanation of no guard is an error if its file was looked at.
-func (m *mutation) explain(explained map[string]string) error {
-	files := map[string]bool{}
-	for _, g := range m.guards {
-		files[filepath.Dir(g.file)] = true
-		if reason, found := explained[g.key()]; found {
-			if reason == "" {
-				return fmt.Errorf("explained.txt: no reason for %s", g.key())
-			}
-			g.reason = reason
-			delete(explained, g.key())
-		}
-	}
-	for key := range explained {
-		if file, _, _ := strings.Cut(key, ":"); files[filepath.Dir(file)] {
-			return fmt.Errorf("explained.txt: there is no such guard: %s", key)
+	key := ""
+	for line := range strings.Lines(text) {
+		trimmed := strings.TrimSpace(line)
+		file, _, _ := strings.Cut(key, ":")
+		switch g := byKey[key]; {
+		case trimmed == "" || trimmed[0] == '#':
+		case line[0] > ' ':
+			key = trimmed
+		case g == nil && folders[path.Dir(file)]:
+			return fmt.Errorf("%s: there is no guard %s", explainedFile, key)
+		case g != nil:
+			g.reason = trimmed
 		}
 	}
 	return nil

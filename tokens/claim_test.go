@@ -1,0 +1,136 @@
+package tokens_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+func TestDifferentClaimsAreNotEqual(t *testing.T) {
+	zero := tokens.Claim{}
+	for name, other := range map[string]tokens.Claim{
+		"Node":                     {Node: "worker-1"},
+		"TokenID":                  {TokenID: id},
+		"TokenUID":                 {TokenUID: "u"},
+		"Limits":                   {Limits: tokens.Limits{MaxNodes: 1}},
+		"Keys":                     {Keys: []string{"sha256:00"}},
+		"Requests":                 {Requests: []string{"u"}},
+		"NodeUID":                  {NodeUID: "u"},
+		"Past.Until":               {Past: tokens.Past{Until: noon}},
+		"Past.CertificateDuration": {Past: tokens.Past{CertificateDuration: time.Hour}},
+		"Created":                  {Created: noon},
+		"UID":                      {UID: "u"},
+		"Version":                  {Version: "1"},
+	} {
+		if zero.Equal(other) || other.Equal(zero) || !other.Equal(other) {
+			t.Errorf("%s is not compared", name)
+		}
+	}
+}
+
+// A claim that was released and taken again, or taken by another token, is another claim.
+func TestSameClaim(t *testing.T) {
+	claim := tokens.Claim{UID: "u", TokenID: id, TokenUID: "t", Version: "1"}
+	for name, test := range map[string]struct {
+		change func(*tokens.Claim)
+		same   bool
+	}{
+		"version":   {func(c *tokens.Claim) { c.Version = "2" }, true},
+		"keys":      {func(c *tokens.Claim) { c.Keys = []string{"sha256:00"} }, true},
+		"UID":       {func(c *tokens.Claim) { c.UID = "v" }, false},
+		"token ID":  {func(c *tokens.Claim) { c.TokenID = "abc124" }, false},
+		"token UID": {func(c *tokens.Claim) { c.TokenUID = "v" }, false},
+	} {
+		other := claim
+		test.change(&other)
+		if claim.Same(other) != test.same {
+			t.Errorf("another %s: Same = %t, want %t", name, claim.Same(other), test.same)
+		}
+	}
+}
+
+func TestClaimCheck(t *testing.T) {
+	full := tokens.Claim{Node: "worker-1", TokenID: id, TokenUID: "t", Keys: []string{"sha256:00"}, Requests: []string{"u"}, NodeUID: "u",
+		Past: tokens.Past{Until: noon, CertificateDuration: time.Hour}}
+	if err := full.Check(); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*tokens.Claim){
+		"no node name":             func(c *tokens.Claim) { c.Node = "" },
+		"malformed token ID":       func(c *tokens.Claim) { c.TokenID = "ABC123" },
+		"limits":                   func(c *tokens.Claim) { c.Limits.MaxNodes = -1 },
+		"too many keys":            func(c *tokens.Claim) { c.Keys = []string{"a", "b", "c", "d"} },
+		"empty key":                func(c *tokens.Claim) { c.Keys = []string{""} },
+		"key with comma":           func(c *tokens.Claim) { c.Keys = []string{"a,b"} },
+		"empty request":            func(c *tokens.Claim) { c.Requests = []string{""} },
+		"request with space":       func(c *tokens.Claim) { c.Requests = []string{"a b"} },
+		"past without end":         func(c *tokens.Claim) { c.Past.Until = time.Time{} },
+		"past with fraction":       func(c *tokens.Claim) { c.Past.Until = noon.Add(time.Millisecond) },
+		"past with short lifetime": func(c *tokens.Claim) { c.Past.CertificateDuration = time.Minute },
+	} {
+		claim := full.Clone()
+		change(&claim)
+		if claim.Check() == nil {
+			t.Errorf("%s: the claim passes", name)
+		}
+	}
+}
+
+func TestReleasedClaimHasItsPastOnly(t *testing.T) {
+	for name, claim := range map[string]tokens.Claim{
+		"token UID": {TokenUID: "u"},
+		"limits":    {Limits: tokens.Limits{MaxNodes: 1}},
+		"keys":      {Keys: []string{"sha256:00"}},
+		"requests":  {Requests: []string{"u"}},
+		"node UID":  {NodeUID: "u"},
+	} {
+		claim.Node, claim.Past.Until = "worker-1", noon
+		if claim.Check() == nil {
+			t.Errorf("a released claim with %s passes", name)
+		}
+	}
+	if err := (tokens.Claim{Node: "worker-1", Past: tokens.Past{Until: noon}}).Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// oneClaim is the part of Claims that Release calls on one claim.
+type oneClaim struct {
+	tokens.Claims
+	claim   tokens.Claim
+	deleted bool
+}
+
+func (o *oneClaim) Update(_ context.Context, _ string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	err := change(&o.claim)
+	return o.claim, err
+}
+
+func (o *oneClaim) Delete(context.Context, tokens.Claim) error {
+	o.deleted = true
+	return nil
+}
+
+func TestReleaseDeletesClaimWithoutPast(t *testing.T) {
+	claims := &oneClaim{}
+	if err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1"}, tokens.Past{}); err != nil || !claims.deleted {
+		t.Errorf("Release = %v, and the claim was deleted: %t", err, claims.deleted)
+	}
+}
+
+// A store that was restored from a backup may give one version to two claims of a node.
+func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
+	for name, stored := range map[string]tokens.Claim{
+		"UID":     {Node: "worker-1", UID: "new", Version: "1", TokenID: id},
+		"version": {Node: "worker-1", UID: "old", Version: "2", TokenID: id},
+	} {
+		claims := &oneClaim{claim: stored}
+		err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1", UID: "old", Version: "1", TokenID: id}, tokens.Past{Until: noon})
+		if !errors.Is(err, tokens.ErrConflict) || !claims.claim.Equal(stored) {
+			t.Errorf("another %s: Release = %v and leaves %+v, want ErrConflict and the claim as it was", name, err, claims.claim)
+		}
+	}
+}
