@@ -1,0 +1,82 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestFindsGuards(t *testing.T) {
+	for name, test := range map[string]struct {
+		function string
+		want     []string // the guards
+	}{
+		"error":                {`func f() error { if a { return err }; return nil }`, []string{"a"}},
+		"error of a call":      {`func f() error { if err := g(); err != nil { return err }; return nil }`, []string{"err := g(); err != nil"}},
+		"error before":         {`func f() error { err := g(); if err != nil { return err }; return nil }`, []string{"err := g(); err != nil"}},
+		"operands":             {`func f() error { if a || (b || c && d) { return err }; return nil }`, []string{"a", "b", "c && d"}},
+		"the same twice":       {`func f() error { if a { return err }; if a { return err }; return nil }`, []string{"a", "a #2"}},
+		"success":              {`func f() error { if a { return nil }; return err }`, nil},
+		"nothing":              {`func f() (Decision, error) { if a { return Decision{}, nil }; return d, nil }`, []string{"a"}},
+		"false":                {`func f() (int, bool) { if a { return 0, false }; return 1, true }`, []string{"a"}},
+		"true":                 {`func f() bool { if a { return true }; return false }`, nil},
+		"conditions of true":   {`func f() bool { return a && (b || c) }`, []string{"a", "b || c"}},
+		"conditions of false":  {`func f() bool { return a || b && c }`, []string{"a", "b && c"}},
+		"problem":              {`func f() *problem { if a { return p }; return nil }`, []string{"a"}},
+		"list of errors":       {`func f() error { if a { errs = append(errs, e) }; return nil }`, []string{"a"}},
+		"continue":             {`func f() { for { if a { continue }; g() } }`, []string{"a"}},
+		"switch of conditions": {`func f() error { switch { case a, b: return err; case c: return nil }; return nil }`, []string{"a", "b"}},
+		"switch of a value":    {`func f() error { switch a { case b: return err }; return nil }`, nil},
+		"function in function": {`func f() { g(func() error { if a { return err }; return nil }) }`, []string{"a"}},
+	} {
+		path := filepath.Join(t.TempDir(), "x.go")
+		if err := os.WriteFile(path, []byte("package x\n"+test.function), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		source, guards, err := guardsOf(path, 1)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var got []string
+		for _, g := range guards {
+			got = append(got, g.text)
+		}
+		if strings.Join(got, ";;") != strings.Join(test.want, ";;") {
+			t.Errorf("%s: guards %q, want %q", name, got, test.want)
+		}
+		if n := len(regexp.MustCompile(`mutant\(\d+\)`).FindAllString(source, -1)); n != len(test.want) {
+			t.Errorf("%s: %d switches for %d guards in %s", name, n, len(test.want), source)
+		}
+	}
+}
+
+func TestSwitchesKeepConditions(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.go")
+	if err := os.WriteFile(path, []byte("package x\nfunc f() bool {\n\tif a == 1 || b { return false }\n\treturn c && d\n}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	source, _, err := guardsOf(path, 7)
+	want := "package x\nfunc f() bool {\n\tif ((a == 1) && mutant(7)) || ((b) && mutant(8)) { return false }\n\treturn ((c) || !mutant(9)) && ((d) || !mutant(10))\n}"
+	if err != nil || source != want {
+		t.Errorf("guardsOf gives %v and\n%s\nwant\n%s", err, source, want)
+	}
+}
+
+func TestExplanationNeedsGuard(t *testing.T) {
+	for name, test := range map[string]struct{ text, want string }{
+		"no guard":          {"signer/ca.go: f: b\n  reason\n", "there is no guard signer/ca.go: f: b"},
+		"of another folder": {"server/ca.go: f: b\n  reason\n", ""},
+		"guard":             {"# comment\nsigner/ca.go: f: a\n  reason\n", ""},
+	} {
+		g := &guard{file: "signer/ca.go", function: "f", text: "a"}
+		err := explain([]*guard{g}, test.text)
+		if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: explain = %v, want %q", name, err, test.want)
+		}
+		if (name == "guard") != (g.reason == "reason") {
+			t.Errorf("%s: the guard has reason %q", name, g.reason)
+		}
+	}
+}
