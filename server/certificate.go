@@ -76,6 +76,7 @@ func (h *handler) certificate(r *http.Request) (a answer, err error) {
 	defer cancel()
 	chain, err := h.issue(ctx, r, user, request)
 	if err != nil {
+		h.rates.certificate(r, user, err)
 		return answer{}, err
 	}
 	logAttrs(r.Context(), slog.String("serial", serialOf(chain)))
@@ -95,6 +96,8 @@ func resultOf(err error) string {
 	case p != nil && p.Named(api.ProblemCertificateNotPermitted):
 		return "not_permitted"
 	case p != nil && p.Named(api.ProblemCertificateWaits) && (p.cause == nil || errors.Is(p.cause, context.Canceled)): // or the client left
+		return "waits"
+	case p != nil && p.Reason == signer.ReasonTooManyCertificates:
 		return "waits"
 	case p != nil && p.Status < 500:
 		return ""
@@ -377,9 +380,14 @@ func (h *handler) maySign(r *http.Request, user User, name string) *problem {
 // undecided is the problem of an error of an Authority, if there is one.
 func (h *handler) undecided(err error) error {
 	var refused *signer.Refused
+	var many *signer.TooMany
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &many):
+		p := tooMany("%v", many)
+		p.Reason, p.retryAfter = signer.ReasonTooManyCertificates, p.retryAfter+many.After.Truncate(time.Second)
+		return p
 	case errors.As(err, &refused):
 		p := newProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", refused.Message)
 		p.Reason = refused.Reason

@@ -121,7 +121,7 @@ func TestFloodOfOneClass(t *testing.T) {
 # TYPE kubejoin_http_requests_refused_total counter
 `
 			for _, class := range []string{"discovery", "join-command", "lifecycle", "other", "probe"} {
-				for _, reason := range []string{"client-in-flight", "client-rate", "failed-authentications", "overloaded", "user-in-flight", "user-rate"} {
+				for _, reason := range []string{"certificate-rate", "client-in-flight", "client-rate", "failed-authentications", "overloaded", "user-in-flight", "user-rate"} {
 					expected += `kubejoin_http_requests_refused_total{class="` + class + `",reason="` + reason + `"} ` + map[bool]string{true: "1", false: "0"}[class == test.flood && reason == "overloaded"] + "\n"
 				}
 			}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer"
 )
 
 // A Rate is how often something may happen: QPS times a second in the long run, and Burst times
@@ -49,9 +50,10 @@ const (
 	reasonClientRate     = "client-rate"
 	reasonFailures       = "failed-authentications"
 	reasonUserRate       = "user-rate"
+	reasonCertificates   = "certificate-rate" // the work that comes before a certificate is done
 )
 
-var reasons = []string{reasonOverloaded, reasonClientInFlight, reasonUserInFlight, reasonClientRate, reasonFailures, reasonUserRate}
+var reasons = []string{reasonOverloaded, reasonClientInFlight, reasonUserInFlight, reasonClientRate, reasonFailures, reasonUserRate, reasonCertificates}
 
 // errRefused is the cause of problems that were refused without work, of which a flood is expected.
 var errRefused = errors.New("too many requests")
@@ -74,7 +76,7 @@ type rates struct {
 	users    *buckets // requests by user
 	letIn    letIn
 	log      *slog.Logger
-	reported [5]reported // by the index of the reason, but for the first
+	reported [6]reported // by the index of the reason, but for the first
 }
 
 func newRates(s *Server, log *slog.Logger) *rates {
@@ -206,6 +208,14 @@ func (s *rates) user(seen *noted, name string) *problem {
 		seen.seated = name
 	}
 	return nil
+}
+
+// certificate notes that a user was refused one by the signer's rate, if that is the error.
+func (s *rates) certificate(r *http.Request, user User, err error) {
+	var p *problem
+	if seen, ok := r.Context().Value(notedKey{}).(*noted); ok && errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {
+		s.refused(reasonCertificates, seen.class, user.Name, time.Now())
+	}
 }
 
 // refused counts, and tells the log now and then.

@@ -56,10 +56,15 @@ type Authority struct {
 	// Record has every certificate that is issued, refused or could not be issued. What it cannot
 	// keep is not issued. Nil keeps no record.
 	Record issuance.Log
+	// Unthrottled leaves requesters without a rate. Otherwise a machine gets 60 certificates at once and
+	// 4 more a minute, whatever it asks for, and so does each key of others; a bootstrap token gets
+	// 10,000 and one more a second. The rates are of this process and are not stored. See [TooMany].
+	Unthrottled bool
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
-	told told
+	told  told
+	rates rates
 }
 
 // forever is longer than anybody keeps a CA.
@@ -161,6 +166,7 @@ func (s Signer) refuses(r approval.Request) error {
 const (
 	ruleSigner = "signer"
 	ruleNodes  = "node-admission"
+	ruleRate   = "issuance-rate"
 )
 
 // Decide says whether a request is to be approved: the rules of its signer approve of it, and so
@@ -187,7 +193,7 @@ func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.De
 	if d.Verdict == approval.Deny {
 		e := a.entry(r, nil)
 		e.Rule, e.Evidence = d.Rule, d.Evidence
-		if err := a.recordRefusal(ctx, e, d.Reason, d.Message); err != nil {
+		if err := a.recordRefusal(ctx, r, e, d.Reason, d.Message); err != nil {
 			return unavailable(err, d.Rule), nil, err
 		}
 	}
@@ -216,6 +222,9 @@ func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d a
 }
 
 func unavailable(err error, rule string) approval.Decision {
+	if d := Waits(err); d != nil {
+		return *d
+	}
 	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: foreign.Text(fmt.Sprintf("cannot be decided yet: %v", err), foreign.MaxMessage), Rule: rule}
 }
 
@@ -255,6 +264,10 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, admission **Ad
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
+	// Before Nodes as well, which may ask an API server: this request may be looked at again and again.
+	if err := a.take(r, false, false); err != nil {
+		return issued{}, err
+	}
 	if !(*admission).good(r, a.now()) {
 		admitted, err := a.Nodes.Admit(ctx, r)
 		if err != nil {
@@ -265,11 +278,22 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, admission **Ad
 		}
 		*admission = admitted
 	}
+	if err := a.take(r, false, true); err != nil {
+		return issued{}, err
+	}
 	done, err := s.Profile.issue(ca, Template{CSR: r.CSR, Usages: r.Usages, Duration: (*admission).lifetime(r)}, a.now())
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
 	return done, nil
+}
+
+// take is the [*TooMany] of a requester that has had enough for now.
+func (a *Authority) take(r approval.Request, refusal, spend bool) error {
+	if a.Unthrottled {
+		return nil
+	}
+	return a.rates.take(r, refusal, spend, a.now())
 }
 
 func (a *Authority) now() time.Time {

@@ -38,10 +38,10 @@ func (a *Authority) record(ctx context.Context, r approval.Request, admission *A
 	case err == nil:
 		return a.recordIssued(ctx, e, done)
 	case errors.As(err, &refused):
-		return a.recordRefusal(ctx, e, refused.Reason, refused.Message)
+		return a.recordRefusal(ctx, r, e, refused.Reason, refused.Message)
 	}
 	e.Outcome, e.Message = issuance.Failed, err.Error()
-	if recordErr := a.recordOnce(ctx, e); recordErr != nil {
+	if recordErr := a.recordOnce(ctx, r, e); recordErr != nil && Waits(recordErr) == nil { // what has failed is retried anyway
 		return errors.Join(err, recordErr)
 	}
 	return nil
@@ -60,17 +60,18 @@ func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done iss
 
 // recordRefusal keeps a refusal, once for as long as it is the last thing that is known of the
 // request: it may be told again because the first time could not be written.
-func (a *Authority) recordRefusal(ctx context.Context, e issuance.Entry, reason, message string) error {
+func (a *Authority) recordRefusal(ctx context.Context, r approval.Request, e issuance.Entry, reason, message string) error {
 	e.Outcome, e.Reason, e.Message = issuance.Refused, reason, message
-	return a.recordOnce(ctx, e)
+	return a.recordOnce(ctx, r, e)
 }
 
 // toldFor is for how long a machine that asks in vain over HTTP is not recorded again: whoever looks
 // for what was refused in the last day finds one that has tried for a week.
 const toldFor = time.Hour
 
-// recordOnce keeps what the record does not end with about a request.
-func (a *Authority) recordOnce(ctx context.Context, e issuance.Entry) error {
+// recordOnce keeps what the record does not end with about a request, if its requester has not had too
+// many entries for now: that is a [*TooMany].
+func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuance.Entry) error {
 	if a.Record == nil {
 		return nil
 	}
@@ -81,6 +82,9 @@ func (a *Authority) recordOnce(ctx context.Context, e issuance.Entry) error {
 	}
 	if a.told.knows(request, what, oldest) {
 		return nil
+	}
+	if err := a.take(r, true, true); err != nil {
+		return err
 	}
 	if err := a.append(ctx, e); err != nil {
 		return err
@@ -102,7 +106,7 @@ func (a *Authority) append(ctx context.Context, e issuance.Entry) error {
 
 // Refuse records a refusal that was decided before the authority was asked, and returns it.
 func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *Refused) error {
-	if err := a.recordRefusal(ctx, a.entry(r, nil), refused.Reason, refused.Message); err != nil {
+	if err := a.recordRefusal(ctx, r, a.entry(r, nil), refused.Reason, refused.Message); err != nil {
 		return err
 	}
 	return refused
@@ -199,54 +203,71 @@ func short(text string, most int) (cut string, size int) {
 }
 
 // key tells requests apart: a machine makes a new key for each.
-func key(e issuance.Entry) [sha256.Size]byte {
+func key(e issuance.Entry) digest { return digestOf(e.Signer, e.RequestUID, e.Requester, e.SPKI) }
+
+type digest = [sha256.Size]byte
+
+// digestOf tells lists of texts apart.
+func digestOf(texts ...string) digest {
 	var all []byte
-	for _, text := range []string{e.Signer, e.RequestUID, e.Requester, e.SPKI} {
+	for _, text := range texts {
 		all = append(binary.AppendUvarint(all, uint64(len(text))), text...)
 	}
 	return sha256.Sum256(all)
 }
 
-// maxTold is how many requests are remembered at least, if there are as many. It takes 130 bytes
+// maxRecent is how many values are remembered at least, if there are as many. It takes 130 bytes
 // for each, and twice as many are the most.
-const maxTold = 16384
+const maxRecent = 16384
+
+// recent remembers values that were put last, for who holds its lock.
+type recent[V any] struct {
+	sync.Mutex
+	last, earlier map[digest]V
+}
+
+func (m *recent[V]) get(key digest) (V, bool) {
+	v, found := m.last[key]
+	if !found {
+		v, found = m.earlier[key]
+	}
+	return v, found
+}
+
+func (m *recent[V]) put(key digest, v V) {
+	if _, found := m.last[key]; !found && (m.last == nil || len(m.last) >= maxRecent) {
+		m.last, m.earlier = map[digest]V{}, m.last
+	}
+	m.last[key] = v
+}
 
 // told knows what was recorded last of requests that were not signed. What it forgets is recorded
 // twice, to no harm.
-type told struct {
-	mu            sync.Mutex
-	last, earlier map[[sha256.Size]byte]noted
-}
+type told struct{ recent[noted] }
 
 // noted is what was recorded, and when.
 type noted struct {
-	what [sha256.Size]byte
+	what digest
 	at   time.Time
 }
 
 // knows reports whether what is the last that was noted under key, and that after oldest.
-func (t *told) knows(key, what [sha256.Size]byte, oldest time.Time) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	last, found := t.last[key]
-	if !found {
-		last, found = t.earlier[key]
-	}
+func (t *told) knows(key, what digest, oldest time.Time) bool {
+	t.Lock()
+	defer t.Unlock()
+	last, found := t.get(key)
 	return found && last.what == what && last.at.After(oldest)
 }
 
-func (t *told) note(key [sha256.Size]byte, what noted) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.last == nil || len(t.last) >= maxTold {
-		t.last, t.earlier = map[[sha256.Size]byte]noted{}, t.last
-	}
-	t.last[key] = what
+func (t *told) note(key digest, what noted) {
+	t.Lock()
+	defer t.Unlock()
+	t.put(key, what)
 }
 
-func (t *told) forget(key [sha256.Size]byte) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (t *told) forget(key digest) {
+	t.Lock()
+	defer t.Unlock()
 	delete(t.last, key)
 	delete(t.earlier, key)
 }

@@ -7,10 +7,15 @@ import (
 )
 
 // Waits gives, of an error of [Authority.Sign], the verdict to wait if the request is in order and
-// waits for something that may come, such as its Node. It is nil of every other error, and of none.
+// waits for something that may come, such as its Node, or for its turn ([*TooMany]). It is nil of every
+// other error, and of none.
 func Waits(err error) *approval.Decision {
 	var w *waiting
-	if !errors.As(err, &w) {
+	var many *TooMany
+	switch {
+	case errors.As(err, &many):
+		return &approval.Decision{Verdict: approval.Wait, Reason: ReasonTooManyCertificates, Message: many.Error(), Rule: ruleRate}
+	case !errors.As(err, &w):
 		return nil
 	}
 	return &approval.Decision{Verdict: approval.Wait, Reason: w.reason, Message: w.message, Rule: ruleNodes}

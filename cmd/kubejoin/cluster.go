@@ -275,10 +275,12 @@ func (s *service) authority(facts approval.Facts, nodes *signer.NodeAdmission) *
 		return s.ca.Get(), nil
 	}
 	return &signer.Authority{
-		Facts:   facts,
-		Nodes:   nodes,
-		Record:  s.record(),
-		Signers: s.signers(s.approveServing(signer.KubernetesSigners(source, s.options.duration))),
+		Facts:  facts,
+		Nodes:  nodes,
+		Record: s.record(),
+		// --user-qps=0 leaves users without limits, of which this is one.
+		Unthrottled: s.options.users.QPS == 0,
+		Signers:     s.signers(s.approveServing(signer.KubernetesSigners(source, s.options.duration))),
 	}
 }
 

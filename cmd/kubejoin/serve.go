@@ -160,7 +160,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 
 	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "most requests a second, and new connections, from one address, or from one /64 of IPv6; more are answered 429. Credentials that are not accepted are counted apart, 100 and then 10 a second. 0 is no limit of either, nor of what one address has in flight, for where all clients come from one address, as behind a proxy")
 	f.IntVar(&o.clients.Burst, "client-burst", server.DefaultClientBurst, "most of them at once after a while without; 0 is as many as --client-qps")
-	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "most requests a second of one user, be it an operator, a node or a bootstrap token; more are answered 429; 0 is no limit, nor one of what a user has in flight")
+	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "most requests a second of one user, be it an operator, a node or a bootstrap token; more are answered 429; 0 is no limit, nor one of what a user has in flight, nor one of certificates")
 	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "most of them at once after a while without; 0 is as many as --user-qps")
 
 	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "folder of the CA, the tokens and curlrc where kubejoin is standalone; of the tokens with --token-store=file")

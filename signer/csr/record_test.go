@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -195,4 +196,35 @@ func (w *world) askTwice(client kubernetes.Interface, like *certificates.Certifi
 		w.Fatal(err)
 	}
 	return object
+}
+
+// A node that makes request objects without end has the certificates of its rate. Those beyond it wait,
+// are told why, are never denied, and have their certificate when it is their turn.
+func TestRequestsBeyondTheRateWait(t *testing.T) {
+	w := newWorld(t)
+	authority := w.authority(signer.Fixed(w.ca))
+	var later atomic.Int64
+	authority.Now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
+	node, key := w.as("system:node:worker-1", "system:nodes"), newKey(w)
+	for range 60 {
+		w.awaitIssued(w.ask(node, kubelet, "worker-1", nil, key).Name)
+	}
+	object := w.ask(node, kubelet, "worker-1", nil, key)
+	w.poll("an event that says why", func() bool {
+		events, err := w.admin.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + object.Name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == signer.ReasonTooManyCertificates && strings.Contains(e.Message, "system:node:worker-1 has asked for as many certificates as it may for now")
+		})
+	})
+	waiting := w.await(object.Name, "no certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) == 0 })
+	if condition(waiting, certificates.CertificateDenied) != nil || condition(waiting, certificates.CertificateFailed) != nil {
+		t.Errorf("%+v", waiting.Status)
+	}
+	w.awaitIssued(w.ask(w.as("system:node:worker-2", "system:nodes"), kubelet, "worker-2", nil, nil).Name)
+	later.Store(int64(time.Minute))
+	w.awaitIssued(object.Name)
 }

@@ -1,0 +1,161 @@
+package signer_test
+
+import (
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// A throttled authority has a clock that stands.
+type throttled struct {
+	*signer.Authority
+	log *entries
+	now time.Time
+}
+
+func newThrottled(t *testing.T) *throttled {
+	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
+	all := &throttled{a, log, time.Now()}
+	a.Now = func() time.Time { return all.now }
+	a.Nodes = &signer.NodeAdmission{Now: a.Now}
+	return all
+}
+
+// ask asks so many times with a pause before each, and gives how many certificates that made.
+func (a *throttled) ask(t *testing.T, times int, pause time.Duration, request func(i int) approval.Request) (issued int) {
+	t.Helper()
+	for i := range times {
+		a.now = a.now.Add(pause)
+		chain, d, err := a.Issue(t.Context(), request(i))
+		var many *signer.TooMany
+		switch {
+		case err == nil && d.Verdict == approval.Approve && chain != nil:
+			issued++
+		case chain != nil || !errors.As(err, &many) || d.Verdict == approval.Deny || signer.Waits(err).Reason != signer.ReasonTooManyCertificates || many.After <= 0:
+			t.Fatalf("%v %v, want a certificate or %s", d, err, signer.ReasonTooManyCertificates)
+		}
+	}
+	return issued
+}
+
+func ofNode(t *testing.T, name, user string) func(int) approval.Request {
+	r := asks(t, user, name, nil)
+	r.UID, r.Groups = "", []string{"system:nodes"}
+	return func(int) approval.Request { return r }
+}
+
+// Whatever a node does, its entries in the record take few megabytes a day: they took 24 GB, of 100
+// requests a second.
+func TestNodeDoesNotFillTheRecord(t *testing.T) {
+	a := newThrottled(t)
+	client := ofNode(t, "worker-1", "system:node:worker-1")
+	keys := []approval.Request{client(0), ofNode(t, "worker-1", "system:node:worker-1")(0), ofNode(t, "worker-1", "system:node:worker-1")(0)}
+	issued := a.ask(t, 3600, time.Second, func(i int) approval.Request {
+		r := keys[i%len(keys)]
+		if i%2 == 0 {
+			r.Expiration = time.Duration(i) * time.Second
+		}
+		return r
+	})
+	bytes := 0
+	for _, e := range a.log.all {
+		line, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes += len(line) + 1
+	}
+	if day := 24 * bytes; issued > 300 || issued < 299 || day > 30<<20 {
+		t.Errorf("a node has %d certificates in an hour, which is %d bytes a day; want 60 and 240 more", issued, day)
+	}
+	// Others have theirs, and it has its next one when that was said.
+	if n := a.ask(t, 60, 0, ofNode(t, "worker-2", "system:node:worker-2")); n != 60 {
+		t.Errorf("another node has %d certificates at once, want 60", n)
+	}
+	_, _, err := a.Issue(t.Context(), client(0))
+	var many *signer.TooMany
+	if !errors.As(err, &many) || many.After > 15*time.Second {
+		t.Fatalf("%v, want to wait for 15s at most", err)
+	}
+	a.now = a.now.Add(many.After)
+	if _, _, err := a.Issue(t.Context(), client(0)); err != nil {
+		t.Errorf("when it is its turn: %v", err)
+	}
+}
+
+// What a node is refused is bounded like what it gets, with whatever keys it asks, and does not keep it
+// from renewing. No refusal is told that is not in the record.
+func TestRefusalsDoNotFillTheRecord(t *testing.T) {
+	a := newThrottled(t)
+	many := 0
+	for i := range 500 {
+		r := approval.Request{SignerName: certificates.KubeletServingSignerName, User: "system:node:worker-1", Groups: []string{"system:nodes"}}
+		r.CSR = &x509.CertificateRequest{RawSubjectPublicKeyInfo: fmt.Append(nil, i)}
+		var refused *signer.Refused
+		switch err := a.Refuse(t.Context(), r, &signer.Refused{Reason: "Bad", Message: "not today"}); {
+		case errors.As(err, new(*signer.TooMany)):
+			many++
+		case !errors.As(err, &refused):
+			t.Fatal(err)
+		}
+	}
+	if len(a.log.all) != 60 || many != 440 {
+		t.Errorf("%d refusals are recorded and %d wait, want 60 and 440", len(a.log.all), many)
+	}
+	if n := a.ask(t, 1, 0, ofNode(t, "worker-1", "system:node:worker-1")); n != 1 {
+		t.Error("it cannot renew")
+	}
+	// A failure that there is no room for is still the failure.
+	a.Signers = func() map[string]signer.Signer {
+		return signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0)
+	}
+	r := ofNode(t, "worker-1", "system:node:worker-1")(0)
+	r.Approver = "jane"
+	if _, err := a.Sign(t.Context(), r, nil); err == nil || signer.Waits(err) != nil {
+		t.Errorf("%v, want the failure", err)
+	}
+}
+
+// A request that its rule denies is not denied where there is no room for it: it waits.
+func TestDenialWaitsForItsTurn(t *testing.T) {
+	a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
+	for i := range 70 {
+		r := ofNode(t, "worker-1", "system:node:worker-1")(0)
+		_, d, err := a.Issue(t.Context(), r)
+		if want := i < 60; (d.Verdict == approval.Deny) != want || (err == nil) != want || !want && (d.Verdict != approval.Wait || d.Reason != signer.ReasonTooManyCertificates) {
+			t.Fatalf("request %d: %+v %v", i, d, err)
+		}
+	}
+	if len(log.all) != 60 {
+		t.Errorf("%d are recorded, want 60", len(log.all))
+	}
+}
+
+func TestUnthrottledAuthority(t *testing.T) {
+	a := newThrottled(t)
+	a.Unthrottled = true
+	if n := a.ask(t, 500, 0, ofNode(t, "worker-1", "system:node:worker-1")); n != 500 {
+		t.Errorf("%d certificates of 500", n)
+	}
+}
+
+// A request that waits for its turn asks nobody about its Node.
+func TestThrottledRequestAsksNoAPIServer(t *testing.T) {
+	a := newThrottled(t)
+	c := newCluster()
+	c.node("worker-1")
+	a.Nodes = c.admission()
+	client := ofNode(t, "worker-1", "system:node:worker-1")
+	a.ask(t, 60, 0, client)
+	reads := c.writes["read"]
+	if _, err := a.Sign(t.Context(), client(0), nil); signer.Waits(err) == nil || c.writes["read"] != reads {
+		t.Errorf("%v after %d reads", err, c.writes["read"]-reads)
+	}
+}
