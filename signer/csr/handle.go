@@ -61,12 +61,13 @@ func (h *handler) sync(ctx context.Context, name string) (again, error) {
 		}
 	}()
 	csr := cached.DeepCopy() // the cache is shared
-	stale := false
+	// Of an object that is too large the cache lacks labels and annotations, and an update writes them.
+	stale := cutWhy(csr) != nil && has(csr, certificates.CertificateApproved)
 	switch h.step(csr.UID) {
 	case finished:
 		return never, nil
 	case approved: // asking the rules again would be in vain
-		stale = !has(csr, certificates.CertificateApproved)
+		stale = stale || !has(csr, certificates.CertificateApproved)
 	}
 	for range attempts {
 		if stale {
@@ -124,7 +125,7 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 	if !has(csr, certificates.CertificateApproved) {
 		if refusal != nil {
 			// Not for us to approve. A person may deny it, or approve it: then signing it fails.
-			h.logOf(csr).Info("certificate request is left alone", "reason", refusal)
+			h.leave(csr, refusal)
 			return never, nil
 		}
 		updated, leave, next, err := h.decide(ctx, csr, r)
@@ -222,6 +223,17 @@ func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.D
 		log.Info("certificate request waits", "message", d.Message)
 	}
 	return soon
+}
+
+// leave says once that kubejoin neither approves nor denies a request, and why.
+func (h *handler) leave(csr *certificates.CertificateSigningRequest, why error) {
+	if !h.news(csr, signer.ReasonValidation) {
+		return
+	}
+	h.logOf(csr).Info("certificate request is left alone", "reason", why)
+	if _, known := h.Authority.Signer(csr.Spec.SignerName); known {
+		h.recorder.Eventf(csr, corev1.EventTypeWarning, signer.ReasonValidation, "kubejoin leaves this request alone: %v", why)
+	}
 }
 
 // tellOnce says with an Event why a request is not decided or signed, unless that is what was said

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/outage"
@@ -20,9 +21,14 @@ import (
 // their managedFields, so that a certificate that another signer wrote can be told.
 const FieldManager = "kubejoin"
 
+// maxRest is the most bytes of metadata and spec, beside the request itself, of an object that
+// kubejoin handles. A kubelet's object has less than one KiB.
+const maxRest = 64 << 10
+
 // NewInformer is a view of all CSR objects that [Controller] and [Cleaner] can share. The caller
 // runs it. It keeps of an object what these two need: of one that is issued neither the request
-// nor the requester, and of managedFields only who approved it or wrote the certificate.
+// nor the requester, and of managedFields only who approved it or wrote the certificate. Of an
+// object that is too large it keeps why, and what [Cleaner] needs.
 func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
 	informer := cache.NewSharedIndexInformer(outage.Follow(client.CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nil)
@@ -32,12 +38,16 @@ func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
 
 var certificateField = []byte(`"f:certificate"`)
 
+// cutMark is the subresource of the entry of managedFields that says, in its manager, why strip cut
+// an object.
+const cutMark = "kubejoin/too-large"
+
 // strip takes from an object what nobody here reads, before it is stored: a cluster that grows
-// may have ten thousand. Labels and annotations stay, because an update of the status writes
-// them, too.
+// may have ten thousand. Labels and annotations stay while kubejoin may write the status, because
+// that writes them, too. Every requester can make objects of a megabyte: of those little is kept.
 func strip(obj any) (any, error) {
 	csr, ok := obj.(*certificates.CertificateSigningRequest)
-	if !ok {
+	if !ok || cutWhy(csr) != nil { // an informer may pass an object twice
 		return obj, nil
 	}
 	writer, approver := certificateWriter(csr), approvalWriter(csr)
@@ -54,7 +64,49 @@ func strip(obj any) (any, error) {
 		csr.Spec.Request = nil
 		csr.Spec.UID, csr.Spec.Groups, csr.Spec.Extra, csr.Spec.Usages = "", nil, nil, nil
 	}
+	if err := tooLarge(csr); err != nil {
+		csr.ManagedFields = append(csr.ManagedFields, metav1.ManagedFieldsEntry{Manager: err.Error(), Subresource: cutMark})
+		csr.ObjectMeta = metav1.ObjectMeta{
+			Name: csr.Name, UID: csr.UID, ResourceVersion: csr.ResourceVersion, CreationTimestamp: csr.CreationTimestamp, ManagedFields: csr.ManagedFields,
+		}
+		csr.Spec = certificates.CertificateSigningRequestSpec{
+			SignerName: csr.Spec.SignerName, Username: strings.Clone(csr.Spec.Username[:min(len(csr.Spec.Username), 1<<10)]),
+		}
+	}
 	return csr, nil
+}
+
+// tooLarge says, with a [*signer.Refused], why kubejoin does not handle an object of this size, or
+// nil. It knows of an object that strip has cut, too.
+func tooLarge(csr *certificates.CertificateSigningRequest) error {
+	if err := cutWhy(csr); err != nil {
+		return err
+	}
+	request := len(csr.Spec.Request)
+	if request > signer.MaxRequest {
+		_, err := signer.ParseCSR(csr.Spec.Request)
+		return err
+	}
+	meta := csr.ObjectMeta
+	meta.ManagedFields = nil
+	if rest := meta.Size() + csr.Spec.Size() - request; rest > maxRest {
+		return &signer.Refused{
+			Reason:  signer.ReasonValidation,
+			Message: fmt.Sprintf("metadata and spec have %d bytes beside the certificate request, at most %d are allowed", rest, maxRest),
+		}
+	}
+	return nil
+}
+
+// cutWhy says why strip cut the object, or nil if the object is whole. An object of the API server
+// always has a request, so no requester can pretend that it was cut.
+func cutWhy(csr *certificates.CertificateSigningRequest) error {
+	for _, entry := range csr.ManagedFields {
+		if entry.Subresource == cutMark && len(csr.Spec.Request) == 0 {
+			return &signer.Refused{Reason: signer.ReasonValidation, Message: entry.Manager}
+		}
+	}
+	return nil
 }
 
 // certificateWriter is the field manager that wrote status.certificate; empty if that is not
@@ -135,6 +187,9 @@ func Request(csr *certificates.CertificateSigningRequest) (approval.Request, err
 			}
 		}
 		r.Expiration = time.Duration(*s) * time.Second
+	}
+	if err := tooLarge(csr); err != nil {
+		return r, err
 	}
 	var err error
 	r.CSR, err = signer.ParseCSR(csr.Spec.Request)
