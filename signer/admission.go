@@ -87,6 +87,9 @@ type NodeAdmission struct {
 	// Reserved are names and patterns, as in [tokens.Limits], that only tokens of role
 	// control-plane may take.
 	Reserved []string
+	// Lease is the name of kubejoin's own Lease, if claims are Leases beside it. No machine gets
+	// this node name: its claim would be that Lease.
+	Lease string
 	// Retention is how long a spent token stays, for the node to fetch its certificate and
 	// others to be told why they are refused. Zero is [DefaultRetention].
 	Retention time.Duration
@@ -169,6 +172,9 @@ func (n *NodeAdmission) Admit(ctx context.Context, r approval.Request) (*Admissi
 	}
 	if err := tokens.CheckNodeName(node); err != nil {
 		return nil, refuseFor(ReasonNodeNameNotAllowed, "no Node can have this name: %v", err)
+	}
+	if n.Lease != "" && node == n.Lease {
+		return nil, refuseFor(ReasonNodeNameNotAllowed, "the name %s is that of kubejoin's own Lease; give the machine another name", node)
 	}
 	if !bootstrap {
 		if n.reserved(node) {

@@ -52,9 +52,14 @@ func openClaims(ctx context.Context, s *service, client kubernetes.Interface, st
 // admission holds the names of nodes.
 func (s *service) admission(store tokens.Store, claims tokens.Claims, nodes *csr.Nodes) *signer.NodeAdmission {
 	o := s.options
+	lease := ""
+	if o.tokenStore != storeFile && o.leaseNamespace == secretstore.ClaimNamespace {
+		// Without leader election, too: another replica may elect, or this one after a restart.
+		lease = o.leaseName
+	}
 	return &signer.NodeAdmission{
 		Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready,
-		AllowExisting: o.existingNodes == allowExisting, Reserved: o.reservedNodeNames, Retention: o.spentRetention,
+		AllowExisting: o.existingNodes == allowExisting, Reserved: o.reservedNodeNames, Lease: lease, Retention: o.spentRetention,
 		Logger: s.log, Registerer: s.registry,
 	}
 }

@@ -99,7 +99,7 @@ func byDefaults(ctx context.Context, client kubernetes.Interface, store tokens.S
 		noCA := func() (*signer.CA, error) { return nil, errors.New("no CA is at hand") }
 		return &signer.Authority{
 			Facts:   &csr.Facts{Client: client, Nodes: nodes},
-			Nodes:   &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready},
+			Nodes:   &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Lease: leaderLease},
 			Signers: signer.FixedSigners(signer.KubernetesSigners(noCA, signer.DefaultDuration)),
 		}, nil
 	})

@@ -1,0 +1,57 @@
+package signer_test
+
+import (
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// The claim of a machine of this name would be the Lease by which replicas of kubejoin lead.
+func TestDeniesNodeNameOfOwnLease(t *testing.T) {
+	for name, limits := range map[string]*tokens.Limits{
+		"token without limits": {},
+		"token for one node":   {MaxNodes: 1},
+		"token for the name":   {NodeNames: []string{"kubejoin"}},
+		"control plane":        {Role: tokens.RoleControlPlane},
+		"replaces its Node":    {Replaces: tokens.NodeRef{Name: "kubejoin", UID: "node-1"}},
+		"no token":             nil,
+	} {
+		for _, existing := range []bool{false, true} {
+			c := newCluster()
+			if existing {
+				c.node("kubejoin")
+			}
+			user := "jane"
+			if limits != nil {
+				user = by(c.mint(*limits))
+			}
+			n := c.admission()
+			n.Lease, n.AllowExisting = "kubejoin", true
+			for _, n := range []*signer.NodeAdmission{n, n.DryRun()} {
+				_, err := n.Admit(t.Context(), asks(t, user, "kubejoin", nil))
+				wantRefused(t, name, err, signer.ReasonNodeNameNotAllowed, "kubejoin's own Lease", "another name")
+			}
+			if len(c.claims) > 0 {
+				t.Errorf("%s: claims are %v", name, c.claims)
+			}
+		}
+	}
+	// A Node that has the name already goes on.
+	c := newCluster()
+	c.node("kubejoin")
+	n := c.admission()
+	n.Lease = "kubejoin"
+	r := asks(t, "system:node:kubejoin", "kubejoin", nil)
+	r.Groups = []string{"system:nodes"}
+	if _, err := n.Admit(t.Context(), r); err != nil {
+		t.Errorf("renewal: %v", err)
+	}
+	if _, err := n.Admit(t.Context(), asks(t, "jane", "kubejoin-1", nil)); err != nil {
+		t.Errorf("another name: %v", err)
+	}
+	n.Lease = ""
+	if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{})), "kubejoin-2", nil)); err != nil {
+		t.Errorf("without a Lease: %v", err)
+	}
+}
