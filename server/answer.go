@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // MaxBody is the most bytes of a request's body.
@@ -55,6 +55,7 @@ func (p *problem) Unwrap() error { return p.cause }
 
 // newProblem makes a problem whose type is the URI of its name, which does not change.
 func newProblem(status int, name, format string, args ...any) *problem {
+	foreign.Args(args) // before a verb cuts them
 	return &problem{Problem: api.Problem{
 		Type:   api.ProblemType + name,
 		Title:  http.StatusText(status),
@@ -64,6 +65,7 @@ func newProblem(status int, name, format string, args ...any) *problem {
 }
 
 func badField(field, format string, args ...any) *problem {
+	foreign.Args(args)
 	p := newProblem(http.StatusBadRequest, "invalid-field", "%s: %s", field, fmt.Sprintf(format, args...))
 	p.Field = field
 	return p
@@ -150,11 +152,27 @@ func (h *handler) route(name string, of kind, class *class, act action) http.Han
 		took := time.Since(start)
 		h.requests.WithLabelValues(name, strconv.Itoa(status)).Inc()
 		h.duration.WithLabelValues(name).Observe(took.Seconds())
-		h.logRequest(r, name, id, status, took, err, seen.attrs)
+		h.logRequest(r, name, id, status, took, err, seen)
 	}
 }
 
-func (h *handler) logRequest(r *http.Request, route, id string, status int, took time.Duration, err error, extra []slog.Attr) {
+// Bounds, in bytes, of what a client chooses of a problem and of a line of the log.
+const (
+	maxDetail = 4096
+	maxField  = 40
+	maxMethod = 20
+)
+
+// How many requests of strangers the log has at the level that operators see.
+const (
+	strangersQPS   = 1
+	strangersBurst = 100
+)
+
+// logRequest logs a request. Anybody can send any number of requests that are refused for anything but
+// their credentials, whose number [rates.guess] limits: operators see a sample of those, and the others
+// are logged for debugging.
+func (h *handler) logRequest(r *http.Request, route, id string, status int, took time.Duration, err error, seen *noted) {
 	level := slog.LevelDebug // public paths and probes
 	var p *problem
 	switch {
@@ -163,32 +181,47 @@ func (h *handler) logRequest(r *http.Request, route, id string, status int, took
 		level = slog.LevelInfo
 	case status >= 500:
 		level = slog.LevelError
-	case status >= 400, r.Method == http.MethodPost:
+	case status < 400:
+		if r.Method == http.MethodPost {
+			level = slog.LevelInfo
+		}
+	case seen.user.Name != "", status == http.StatusUnauthorized && credential(r) != "", errors.Is(err, ErrBadCredentials), errors.Is(err, ErrForbidden), h.strangers.Allow():
 		level = slog.LevelInfo
 	}
 	if route == "readyz" || route == "tokenreview" && status < 400 { // asked without end; readyz logs changes by itself
 		level = slog.LevelDebug
 	}
 	attrs := append([]slog.Attr{
-		slog.String("route", route), slog.String("method", r.Method), slog.Int("status", status),
+		slog.String("route", route), slog.String("method", foreign.Text(r.Method, maxMethod)), slog.Int("status", status),
 		slog.String("request", id), slog.String("client", r.RemoteAddr), slog.Duration("took", took.Round(time.Microsecond)),
-	}, extra...)
+	}, seen.attrs...)
 	if err != nil {
 		attrs = append(attrs, slog.String("error", err.Error()))
 	}
 	for i, a := range attrs { // into any field a token may have been pasted
 		if a.Value.Kind() == slog.KindString {
-			attrs[i].Value = slog.StringValue(tokens.Redact(a.Value.String()))
+			attrs[i].Value = slog.StringValue(foreign.Text(a.Value.String(), foreign.MaxMessage))
 		}
+	}
+	if panicked := (*panicError)(nil); errors.As(err, &panicked) {
+		attrs = append(attrs, slog.Any("stack", panicked.stack))
 	}
 	h.log.LogAttrs(r.Context(), level, "request", attrs...)
 }
+
+// A panicError is the failure of a request whose action panicked.
+type panicError struct {
+	value any
+	stack []string // lines
+}
+
+func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
 // recovered turns a panic of one request into that request's failure.
 func recovered(act action, r *http.Request) (a answer, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+			err = &panicError{v, strings.Split(strings.TrimSpace(string(debug.Stack())), "\n")}
 		}
 	}()
 	return act(r)
@@ -212,7 +245,8 @@ func (h *handler) failed(err error, id string, kubernetes bool) answer {
 		p.Detail = p.Error()
 	}
 	named := *p
-	named.RequestID, named.Detail, named.Field = id, tokens.Redact(named.Detail), tokens.Redact(named.Field)
+	named.RequestID, named.Detail = id, foreign.Text(named.Detail, maxDetail)
+	named.Field = fmt.Sprintf("%.40s", foreign.Printable(foreign.Redact(named.Field)))
 	a := answer{status: p.Status, contentType: "application/problem+json", header: map[string]string{}}
 	if p.retryAfter > 0 {
 		a.header["Retry-After"] = strconv.Itoa(int(p.retryAfter.Seconds()))

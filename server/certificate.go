@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -71,7 +72,7 @@ func (h *handler) certificate(r *http.Request) (a answer, err error) {
 	if err != nil {
 		return answer{}, err
 	}
-	logAttrs(r.Context(), slog.String("signer", request.SignerName), slog.String("subject", fmt.Sprintf("%.300s", request.CSR.Subject)))
+	logAttrs(r.Context(), slog.String("signer", request.SignerName), slog.String("subject", foreign.Text(request.CSR.Subject.String(), foreign.MaxName)))
 	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout)
 	defer cancel()
 	chain, err := h.issue(ctx, r, user, request)
@@ -350,7 +351,7 @@ func notPermitted(d approval.Decision, r approval.Request) string {
 	case d.Reason == approval.ReasonScopeNotConfigured:
 		return fmt.Sprintf("no addresses or names are configured that kubelets may serve as (--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator may sign it with 'kubejoin sign --signer %s'", r.SignerName)
 	case d.Reason == approval.ReasonNotRecognized && len(d.Evidence) == 0:
-		return fmt.Sprintf("no rule of signer %s applies to subject %.300q with usages %q; who may sign for the signer gets it", r.SignerName, r.CSR.Subject, r.Usages)
+		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %q; who may sign for the signer gets it", r.SignerName, foreign.Text(r.CSR.Subject.String(), foreign.MaxName), r.Usages)
 	case len(d.Evidence) > 0:
 		return strings.Join(d.Evidence, "; ")
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // A Check is one condition of being ready.
@@ -50,7 +51,7 @@ func (h *handler) healthz(*http.Request) (answer, error) {
 }
 
 // readyz asks all checks and, in the form of kube-apiserver's, lists them if one fails or
-// ?verbose is given.
+// ?verbose is given: one line for each, whatever names of objects it repeats.
 func (h *handler) readyz(r *http.Request) (answer, error) {
 	errs, err := h.check(r.Context())
 	if err != nil {
@@ -65,11 +66,11 @@ func (h *handler) readyz(r *http.Request) (answer, error) {
 			fmt.Fprintf(&list, "[+]%s ok\n", c.Name)
 			continue
 		case errors.As(errs[i], &notice):
-			fmt.Fprintf(&list, "[+]%s ok: %s\n", c.Name, notice)
+			fmt.Fprintf(&list, "[+]%s ok: %s\n", c.Name, foreign.Text(string(notice), foreign.MaxMessage))
 			continue
 		}
 		failed++
-		fmt.Fprintf(&list, "[-]%s failed: %v\n", c.Name, errs[i])
+		fmt.Fprintf(&list, "[-]%s failed: %s\n", c.Name, foreign.Text(errs[i].Error(), foreign.MaxMessage))
 	}
 	if was := h.failing.Swap(int32(failed)); was != int32(failed) {
 		h.log.Info("readiness changed", "failing", failed, "checks", strings.TrimSpace(list.String()))
@@ -111,7 +112,7 @@ func (h *handler) notFound(*http.Request) (answer, error) {
 }
 
 func (h *handler) methodNotAllowed(r *http.Request) (answer, error) {
-	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %s", printableMethod(r.Method))
+	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %q", foreign.Text(r.Method, maxMethod))
 	routes := chi.RouteContext(r.Context()).Routes
 	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi has it
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
@@ -123,11 +124,4 @@ func (h *handler) methodNotAllowed(r *http.Request) (answer, error) {
 		return h.notFound(r)
 	}
 	return answer{}, p
-}
-
-func printableMethod(m string) string {
-	if len(m) > 16 {
-		m = m[:16] + "…"
-	}
-	return fmt.Sprintf("%q", m)
 }

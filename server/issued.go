@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -132,7 +133,7 @@ func parseDays(s string) (time.Duration, error) {
 		d = time.Duration(min(n, maxDays)) * 24 * time.Hour
 	}
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%.40q given, want how long, such as 24h or 30d", s)
+		return 0, fmt.Errorf("%q given, want how long, such as 24h or 30d", foreign.Text(s, maxField))
 	}
 	return d, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
@@ -75,7 +76,7 @@ func findJoinFormat(name string) (joinFormat, error) {
 			return f, nil
 		}
 	}
-	return joinFormat{}, fmt.Errorf("%.40q given, want %s", name, enumerate(JoinFormats(), "or"))
+	return joinFormat{}, fmt.Errorf("%q given, want %s", foreign.Text(name, maxField), enumerate(JoinFormats(), "or"))
 }
 
 // enumerate is words as a person reads them.

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 )
@@ -226,7 +227,7 @@ func (s *rates) refused(reason string, class *class, who string, now time.Time) 
 	class.refused[reason].Inc()
 	for i, known := range reasons[1:] { // the class itself tells of the first
 		if known == reason && s.reported[i].due(now) {
-			s.log.Warn("requests are refused, since too many come from one", "reason", reason, "from", who, "class", class.name)
+			s.log.Warn("requests are refused, since too many come from one", "reason", reason, "from", foreign.Text(who, foreign.MaxName), "class", class.name)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"mime"
@@ -16,6 +15,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/tokens"
 	kjson "sigs.k8s.io/json"
 )
@@ -120,9 +120,8 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 // unknownField is the problem of a name that is none of a field. Something else may have been pasted
 // there.
 func unknownField(name, what string, fields []requestField) *problem {
-	name = fmt.Sprintf("%.40s", tokens.Redact(name))
-	p := newProblem(http.StatusBadRequest, "invalid-field", "%q: unknown %s; known are %s", name, what, known(fields))
-	p.Field = name
+	p := newProblem(http.StatusBadRequest, "invalid-field", "%.40q: unknown %s; known are %s", name, what, known(fields))
+	p.Field = name // which [handler.failed] redacts and cuts
 	return p
 }
 
@@ -257,7 +256,7 @@ func (f requestField) decode(value json.RawMessage) error {
 	case int:
 		want = "a whole number"
 		if given == "a number" {
-			given = fmt.Sprintf("%.40s", value)
+			given = foreign.Text(string(value), maxField)
 		}
 	case bool:
 		want = "true or false"

@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -127,7 +128,8 @@ type handler struct {
 	Server
 	log          *slog.Logger
 	rates        *rates
-	failing      atomic.Int32 // checks, when /readyz was asked last
+	strangers    *rate.Limiter // lines of the log about them
+	failing      atomic.Int32  // checks, when /readyz was asked last
 	rounds       rounds
 	unsigned     unsigned
 	target       atomic.Pointer[target]
@@ -154,7 +156,7 @@ func (s Server) Handler() http.Handler {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
-	h.rates = newRates(&s, h.log)
+	h.rates, h.strangers = newRates(&s, h.log), rate.NewLimiter(strangersQPS, strangersBurst)
 	if h.SignTimeout <= 0 {
 		h.SignTimeout = DefaultSignTimeout
 	}

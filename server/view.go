@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -53,7 +54,7 @@ func (h *handler) view(ctx context.Context, now time.Time) view {
 }
 
 func (h *handler) warning(text string, err error) string {
-	h.log.Warn(text, "error", err)
+	h.log.Warn(text, "error", foreign.Text(err.Error(), foreign.MaxMessage))
 	if h.ShowCauses {
 		return text + ": " + err.Error()
 	}

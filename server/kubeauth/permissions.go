@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/prometheus/client_golang/prometheus"
 	authorization "k8s.io/api/authorization/v1"
@@ -103,9 +104,9 @@ func (p *Permissions) review(ctx context.Context, spec authorization.SubjectAcce
 	case s.Allowed && !s.Denied:
 		return "", true, nil
 	case !s.Denied && s.EvaluationError != "":
-		return "", false, errors.New(s.EvaluationError) // an authorizer did not answer: not a no
+		return "", false, errors.New(foreign.Text(s.EvaluationError, foreign.MaxMessage)) // an authorizer did not answer: not a no
 	case s.Reason != "":
-		why = fmt.Sprintf(": %.300s", s.Reason)
+		why = ": " + foreign.Text(s.Reason, foreign.MaxName)
 	}
 	return why, false, nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -108,12 +109,12 @@ func (t *Tokens) review(ctx context.Context, bearer string) (v verdict, yes bool
 		// difference between that and an authenticator of its own that is away.
 		v.why = "not authenticated"
 		if status.Error != "" {
-			v.why = fmt.Sprintf("%.300s", strings.ReplaceAll(status.Error, bearer, "TOKEN"))
+			v.why = foreign.Text(strings.ReplaceAll(status.Error, bearer, "TOKEN"), foreign.MaxName)
 		}
 		return v, false, nil
 	case !slices.ContainsFunc(status.Audiences, func(a string) bool { return slices.Contains(t.audiences(), a) }):
 		// One that knows nothing of audiences names none: its yes is to another question.
-		v.why = fmt.Sprintf("good for audiences %.200q, want one of %q", status.Audiences, t.audiences())
+		v.why = fmt.Sprintf("good for audiences %q, want one of %q", foreign.Text(strings.Join(status.Audiences, ","), foreign.MaxName), t.audiences())
 		return v, false, nil
 	case status.User.Username == "":
 		return v, false, errors.New("the API server says yes, and not to whom")

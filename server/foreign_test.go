@@ -1,0 +1,152 @@
+package server_test
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+)
+
+// Wherever a value is cut in a problem, the problem has no part of a token's secret; nor has the log.
+func TestProblemsHoldNoPartOfAToken(t *testing.T) {
+	s := newSite(t)
+	s.Claims = s.store.Claims()
+	s.start(t)
+	const token = "8w4usg.qwertzuiopasdfgh"
+	for n := range 44 {
+		value := strings.Repeat("-", n) + token
+		if n%2 == 1 { // what hid a token before
+			value = strings.Repeat("-", n) + "_" + token + "X"
+		}
+		inJSON, escaped := `"`+value+`"`, url.QueryEscape(value)
+		for _, asked := range []struct{ method, path, body string }{
+			{"POST", tokenPath, `{` + inJSON + `:1}`},
+			{"POST", tokenPath, `{"ttl":` + inJSON + `}`},
+			{"POST", tokenPath, `{"expires":` + inJSON + `}`},
+			{"POST", tokenPath, `{"usages":[` + inJSON + `]}`},
+			{"POST", tokenPath, `{"groups":[` + inJSON + `]}`},
+			{"POST", tokenPath, `{"nodeNames":[` + inJSON + `,"*_` + value + `"]}`},
+			{"POST", tokenPath, `{"replaceNode":` + inJSON + `}`},
+			{"POST", tokenPath, `{"certificateDuration":` + inJSON + `}`},
+			{"POST", tokenPath, `{"role":` + inJSON + `}`},
+			{"POST", tokenPath, `{"wait":` + inJSON + `}`},
+			{"POST", tokenPath + "?" + escaped, ""},
+			{"POST", tokenPath + "?maxNodes=" + escaped, ""},
+			{"POST", tokenPath + "?dryRun=" + escaped, ""},
+			{"POST", commandPath + "?format=" + escaped, ""},
+			{"GET", "/v1/ca?format=" + escaped, ""},
+			{"GET", "/v1/token/" + escaped, ""},
+			{"GET", "/v1/" + escaped, ""},
+			{"GET", "/v1/explain/" + escaped, ""},
+			{"DELETE", "/v1/claim/" + escaped, ""},
+			{"POST", "/v1/explain", `{"csr":` + inJSON + `}`},
+			{"POST", "/v1/explain", `{"object":{"apiVersion":` + inJSON + `,"kind":` + inJSON + `}}`},
+		} {
+			got := s.do(t, asked.method, asked.path, adminBearer, "application/json", asked.body)
+			if got.status < 400 || strings.Contains(got.body, "8w4usg.q") {
+				t.Fatalf("%s %s %s: %d %s", asked.method, asked.path, asked.body, got.status, got.body)
+			}
+			var p api.Problem
+			if err := json.Unmarshal([]byte(got.body), &p); err == nil && len(p.Field) > 40 {
+				t.Errorf("field %q", p.Field)
+			}
+		}
+	}
+	if logs := s.logs.String(); strings.Contains(logs, "8w4usg.q") || !strings.Contains(logs, "8w4usg.<redacted>") {
+		t.Errorf("the log: %.2000s", logs)
+	}
+}
+
+// Strangers write neither long lines nor, where operators look, many: of what nobody answers there is a
+// sample. Refusals of callers who are known, and of credentials, stay where they can be seen.
+func TestStrangersDoNotFillTheLog(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	long := strings.Repeat("METHOD", 2000)
+	s.http.Transport.(*http.Transport).ForceAttemptHTTP2 = false
+	s.http.Transport.(*http.Transport).TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
+	logOf := func(method, path, bearer string) string {
+		t.Helper()
+		s.logs.Reset()
+		r, err := http.NewRequest(method, s.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("User-Agent", "8w4usg.qwertzuiopasdfgh")
+		if bearer != "" {
+			r.Header.Set("Authorization", "Bearer "+bearer)
+		}
+		response, err := s.http.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, response.Body)
+		_ = response.Body.Close()
+		s.http.CloseIdleConnections()
+		line := s.logs.String()
+		if strings.Count(line, "msg=request ") != 1 || len(line) > 1000 || strings.Contains(line, "8w4usg") || strings.Contains(line, long[:40]) {
+			t.Errorf("%.20s %.40s: %d bytes are logged: %.600s", method, path, len(line), line)
+		}
+		return line
+	}
+	strangers := []struct{ method, path, bearer string }{
+		{"GET", "/nothing?8w4usg.qwertzuiopasdfgh", ""},
+		{"GET", "/8w4usg.qwertzuiopasdfgh", adminBearer}, // nobody looks whose it is
+		{"POST", "/nothing", ""},
+		{"PUT", "/healthz", ""},
+		{long, "/healthz", ""},
+		{long, "/v1/token", adminBearer},
+		{"GET", "/v1/ca?format=" + strings.Repeat("x", 2000), ""},
+		{"POST", "/v1/token", ""},
+	}
+	began, seen := time.Now(), 0
+	for i := range 400 {
+		asked := strangers[i%len(strangers)]
+		if line := logOf(asked.method, asked.path, asked.bearer); strings.Contains(line, "level=INFO") {
+			seen++
+		} else if !strings.Contains(line, "level=DEBUG") || i < 100 {
+			t.Errorf("request %d: %s", i, line)
+		}
+	}
+	if most := 101 + int(time.Since(began)/time.Second); seen > most {
+		t.Errorf("an operator sees %d of 400 requests of strangers, want %d", seen, most)
+	}
+	for _, asked := range []struct{ path, bearer string }{
+		{"/v1/token", "wrong-bearer-0123456789"}, {"/v1/token", viewerBearer}, {"/v1/token?ttl=soon", adminBearer}, {"/v1/token", adminBearer},
+	} {
+		for range 20 {
+			if line := logOf("POST", asked.path, asked.bearer); !strings.Contains(line, "level=INFO") {
+				t.Fatalf("an operator does not see %s", line)
+			}
+		}
+	}
+}
+
+// What a check of readiness repeats is one line of text, whoever has chosen it.
+func TestReadinessIsOneLineForEachCheck(t *testing.T) {
+	s := newSite(t)
+	hostile := "csr x >&2;id>pwned;\x1b[31m\n[+]forged ok\n8w4usg.qwertzuiopasdfgh" + strings.Repeat("x", 100_000)
+	var failing error
+	s.Checks = []server.Check{{Name: "one", Ready: func(context.Context) error { return failing }}}
+	s.start(t)
+	for _, failing = range []error{server.Notice(hostile), fmt.Errorf("because of %s", hostile)} {
+		got := s.do(t, "GET", "/readyz?verbose", "", "", "")
+		if strings.Count(got.body, "\n") != 2 || strings.Contains(got.body, "qwertz") || len(got.body) > 2000 ||
+			strings.ContainsFunc(strings.ReplaceAll(got.body, "\n", ""), unicode.IsControl) {
+			t.Errorf("%d bytes: %.1500q", len(got.body), got.body)
+		}
+	}
+	if logs := s.logs.String(); len(logs) > 5000 || strings.Contains(logs, "qwertz") || !strings.Contains(logs, "readiness changed") {
+		t.Errorf("%d bytes are logged: %.2000s", len(logs), logs)
+	}
+}
