@@ -30,12 +30,14 @@ type User struct {
 // ErrNoCredentials is wrapped by an Authenticate that found nothing to judge in a request.
 var ErrNoCredentials = errors.New("no credentials")
 
-// ErrBadCredentials is wrapped by an Authenticate that does not accept what it found. Any error
-// that wraps neither means that it could not judge: the request is refused with 503, and may
-// be tried again.
+// ErrBadCredentials is wrapped by an Authenticate that does not accept what it found: it counts against
+// the client's address, see Server.ClientRate. Any error that wraps neither means that it could not
+// judge: the request is refused with 503, and may be tried again.
 var ErrBadCredentials = errors.New("credentials not accepted")
 
-// Authenticate says who sent a request. Its errors never hold a credential.
+// Authenticate says who sent a request. Its errors never hold a credential. A client that has shown too many bad ones
+// waits before it is asked again. Only credentials in an Authorization header or a client certificate that were accepted
+// from its address before are exempt, since no other is seen.
 type Authenticate func(*http.Request) (User, error)
 
 // Access is one thing that a user may or may not do, in the terms of Kubernetes RBAC.
@@ -244,10 +246,9 @@ func Bearer(r *http.Request) (string, error) {
 	if len(headers) > 1 {
 		return "", fmt.Errorf("%w: %d Authorization headers given, want one", ErrBadCredentials, len(headers))
 	}
-	scheme, token, _ := strings.Cut(headers[0], " ")
-	token = strings.TrimSpace(token)
+	scheme, token := parseAuthorization(headers[0])
 	switch {
-	case !strings.EqualFold(scheme, "Bearer"): // RFC 9110, section 11.1
+	case scheme != "bearer":
 		return "", fmt.Errorf("%w: want the Bearer scheme", ErrBadCredentials)
 	case token == "":
 		return "", fmt.Errorf("%w: the bearer token is empty", ErrBadCredentials)
@@ -255,4 +256,10 @@ func Bearer(r *http.Request) (string, error) {
 		return "", fmt.Errorf("%w: the bearer token has %d characters, %d allowed", ErrBadCredentials, len(token), MaxBearer)
 	}
 	return token, nil
+}
+
+// parseAuthorization splits an Authorization header. Schemes have no case (RFC 9110, section 11.1): it is a lower one.
+func parseAuthorization(header string) (scheme, credentials string) {
+	scheme, credentials, _ = strings.Cut(header, " ")
+	return strings.ToLower(scheme), strings.TrimSpace(credentials)
 }

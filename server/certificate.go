@@ -133,6 +133,9 @@ func (h *handler) certificateUser(r *http.Request) (User, error) {
 			return user, nil
 		}
 		logAttrs(r.Context(), slog.String("reason", why)) // for the operator alone
+		if why != unknownToken {                          // and of no other kind, which an Authenticate might know
+			return User{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", ErrBadCredentials, why))
+		}
 	}
 	if h.Authenticate == nil {
 		if !given {

@@ -67,7 +67,7 @@ type LetIn struct{ a *letIn }
 
 func NewLetIn() LetIn { return LetIn{&letIn{seed: maphash.MakeSeed()}} }
 
-func (l LetIn) Add(shown string) { l.a.add("client", authenticated, shown) }
+func (l LetIn) Add(shown string) { l.a.add("client", authenticated, shown, shown) }
 
 func (l LetIn) Remove(shown string) { l.a.remove("client", authenticated, shown) }
 
@@ -75,10 +75,10 @@ func (l LetIn) Has(shown string) bool { return l.a.has("client", authenticated, 
 
 // Beside is another credential, one of whose places is one of this one's.
 func (l LetIn) Beside(shown string) string {
-	_, taken := l.a.places("client", authenticated, shown)
+	taken := l.a.places(l.a.hash("client", authenticated, shown))
 	for i := 0; ; i++ {
 		other := strconv.Itoa(i)
-		if _, places := l.a.places("client", authenticated, other); other != shown && (places[0] == taken[0]) != (places[1] == taken[1]) {
+		if places := l.a.places(l.a.hash("client", authenticated, other)); other != shown && (places[0] == taken[0]) != (places[1] == taken[1]) {
 			return other
 		}
 	}

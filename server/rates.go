@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -147,12 +148,13 @@ func (s *rates) refuse(client string, of kind, class *class) *problem {
 // Those are counted much more strictly than requests. A client that has shown too many is refused
 // before those of its next request are looked at, or its guesses would go on. That would let a machine
 // keep all others behind the same address out, so those who have been let in from there before are
-// still looked at, and so are bootstrap tokens that there are: machines come with them for the first
-// time. Such a client can go on guessing these two as often as its requests allow; the secret of a
-// bootstrap token is one of 2^82.
+// still looked at, and so are bootstrap tokens that there are, where machines come with them for the
+// first time. Such a client can go on guessing these two as often as its requests allow; the secret of
+// a bootstrap token is one of 2^82. What an Authenticate finds elsewhere than in an Authorization
+// header or a client certificate is not seen here: none of it is looked at then.
 func (s *rates) guess(client string, r *http.Request, of kind, class *class, isToken func(*http.Request) bool) *problem {
-	shown, now := credential(r), time.Now()
-	if client == "" || of < authenticated || shown == "" || s.failures.left(client, now) || s.letIn.has(client, of, shown) || isToken(r) {
+	now := time.Now()
+	if client == "" || of < authenticated || s.failures.left(client, now) || s.letIn.has(client, of, credential(r)) || class.name == classCertificate && isToken(r) {
 		return nil
 	}
 	s.refused(reasonFailures, class, client, now)
@@ -177,19 +179,19 @@ func (s *rates) enter(client string, class *class) *problem {
 	}
 }
 
-// judge notes what became of the credentials of a request.
+// judge notes what became of the credentials of a request. While a client has shown too many that were not accepted
+// nothing new is remembered of it: one good credential beside guesses would have them all looked at.
 func (s *rates) judge(r *http.Request, of kind, user User, err error) {
-	client, shown := clientOf(r.RemoteAddr), credential(r)
-	if client == "" || of < authenticated || shown == "" || s.clients == nil {
+	client, now := clientOf(r.RemoteAddr), time.Now()
+	if client == "" || of < authenticated || s.clients == nil {
 		return
 	}
-	var p *problem
-	switch {
-	case errors.As(err, &p) && p.Status == http.StatusUnauthorized:
-		s.failures.charge(client, time.Now())
+	switch shown := credential(r); {
+	case errors.Is(err, ErrBadCredentials):
+		s.failures.charge(client, now)
 		s.letIn.remove(client, of, shown)
-	case user.Name != "":
-		s.letIn.add(client, of, shown)
+	case shown != "" && user.Name != "" && s.failures.left(client, now):
+		s.letIn.add(client, of, shown, user.Name)
 	}
 }
 
@@ -240,10 +242,15 @@ func tooMany(format string, args ...any) *problem {
 	return p
 }
 
-// credential is what a request shows to say who sends it, if anything.
+// credential is what a request shows in the usual places to say who sends it: scheme and credentials of its
+// Authorization header, however they are written, or else its client certificate. It is empty if there is none, or a
+// header that nobody accepts.
 func credential(r *http.Request) string {
-	if header := r.Header.Get("Authorization"); header != "" {
-		return header
+	if given := r.Header.Values("Authorization"); len(given) > 0 {
+		if scheme, credentials := parseAuthorization(given[0]); len(given) == 1 && credentials != "" {
+			return scheme + " " + credentials
+		}
+		return ""
 	}
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		return string(r.TLS.PeerCertificates[0].Raw)
@@ -251,28 +258,45 @@ func credential(r *http.Request) string {
 	return ""
 }
 
+// credentialsOfUser is how many credentials of one user are remembered, the latest of them.
+const credentialsOfUser = 16
+
 // letIn remembers which credentials were accepted from where, by the kind of what was asked, when they
 // were last looked at: hashes under a key of this process. Each has two places, and takes one of
-// another only where both are taken.
+// another only where both are taken. Users share a list of their latest where a hash of them is the same.
 type letIn struct {
 	seed  maphash.Seed
 	table [bucketRows][bucketSlots]atomic.Uint64
+
+	mu    sync.Mutex
+	users [bucketSlots][credentialsOfUser]uint64
 }
 
-// places are where the hash of a credential may be.
-func (a *letIn) places(client string, of kind, shown string) (hash uint64, places [bucketRows]*atomic.Uint64) {
-	hash = maphash.String(a.seed, strconv.Itoa(int(of))+" "+client+" "+shown)
+// hash tells credentials apart by the client and the kind as well.
+func (a *letIn) hash(client string, of kind, shown string) uint64 {
+	return maphash.String(a.seed, strconv.Itoa(int(of))+" "+client+" "+shown)
+}
+
+// places are where a hash may be.
+func (a *letIn) places(hash uint64) (places [bucketRows]*atomic.Uint64) {
 	for i := range places {
 		places[i] = &a.table[i][hash>>(32*i)%bucketSlots]
 	}
-	return hash, places
+	return places
 }
 
-func (a *letIn) add(client string, of kind, shown string) {
+func (a *letIn) add(client string, of kind, shown, user string) {
 	if a.has(client, of, shown) {
 		return
 	}
-	hash, places := a.places(client, of, shown)
+	hash := a.hash(client, of, shown)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	latest := &a.users[maphash.String(a.seed, client+" "+user)%bucketSlots]
+	a.forget(latest[credentialsOfUser-1])
+	copy(latest[1:], latest[:])
+	latest[0] = hash
+	places := a.places(hash)
 	for _, place := range places {
 		if place.CompareAndSwap(0, hash) {
 			return
@@ -281,15 +305,17 @@ func (a *letIn) add(client string, of kind, shown string) {
 	places[rand.IntN(bucketRows)].Store(hash)
 }
 
-func (a *letIn) remove(client string, of kind, shown string) {
-	hash, places := a.places(client, of, shown)
-	for _, place := range places {
+func (a *letIn) remove(client string, of kind, shown string) { a.forget(a.hash(client, of, shown)) }
+
+func (a *letIn) forget(hash uint64) {
+	for _, place := range a.places(hash) {
 		place.CompareAndSwap(hash, 0)
 	}
 }
 
 func (a *letIn) has(client string, of kind, shown string) bool {
-	hash, places := a.places(client, of, shown)
+	hash := a.hash(client, of, shown)
+	places := a.places(hash)
 	return shown != "" && slices.ContainsFunc(places[:], func(place *atomic.Uint64) bool { return place.Load() == hash })
 }
 

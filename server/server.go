@@ -80,7 +80,8 @@ type Server struct {
 
 	// ClientRate is how many requests one client may send, and, with HTTPServer, how many connections it
 	// may open; a client is an address, and the /64 of an IPv6 address. Credentials that are not
-	// accepted are counted apart, 100 of them and 10 more a second, and so is what a client has at the same
+	// accepted, for which an Authenticate returns ErrBadCredentials, are counted apart, 100 of them and 10 more a
+	// second, and so is what a client has at the same
 	// time: of the places that there are for requests of a kind, and of connections, no more than are
 	// free. The zero Rate is
 	// DefaultClientQPS and DefaultClientBurst, and one below zero leaves clients without any of these

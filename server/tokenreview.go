@@ -89,7 +89,9 @@ func (h *handler) checkReviewer(r *http.Request) error {
 	case errors.Is(err, ErrNoCredentials):
 		return newProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create tokenreviews, with the credential that 'kubejoin webhook-config' gives it")
 	case errors.Is(err, ErrBadCredentials):
-		return newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not kube-apiserver's")
+		p := newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not kube-apiserver's")
+		p.cause = err
+		return p
 	}
 	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "cannot tell now who is asking; try again")
 	p.cause, p.retryAfter = err, retryAfter
@@ -192,13 +194,16 @@ func (h *handler) isToken(r *http.Request) bool {
 	return err == nil && record.Token.Equal(shown)
 }
 
+// unknownToken is why a token is nobody's that is not in the store.
+const unknownToken = "unknown or another secret"
+
 // refusal is why kube-apiserver's bootstrap token authenticator would not accept the token that
 // was shown, or nothing.
 func refusal(record tokens.Record, shown tokens.Token, now time.Time) string {
 	same := record.Token.Equal(shown) // in constant time, and always
 	switch {
 	case !same:
-		return "unknown or another secret"
+		return unknownToken
 	case record.Problem != nil:
 		return "malformed record"
 	case record.Expired(now):

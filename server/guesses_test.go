@@ -1,0 +1,195 @@
+package server_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// sends sends a GET of the tokens with headers of any kind.
+func sends(t testing.TB, handler http.Handler, remote string, headers http.Header) int {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), "GET", tokenPath, nil)
+	r.RemoteAddr = remote
+	r.Header = headers
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	return w.Code
+}
+
+func authorized(values ...string) http.Header { return http.Header{"Authorization": values} }
+
+// guessing is a site where anybody named in "Bearer NAME-ANYTHING" is known, and its handler.
+func guessing(t *testing.T) http.Handler {
+	s := newSite(t)
+	s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
+	s.Authenticate = func(r *http.Request) (server.User, error) {
+		bearer, err := server.Bearer(r)
+		name, _, known := strings.Cut(bearer, "-")
+		if err == nil && !known {
+			err = server.ErrBadCredentials
+		}
+		return server.User{Name: name}, err
+	}
+	return s.Handler()
+}
+
+// A user neither pushes others out of what is remembered by showing his credential in many forms, nor by many
+// credentials.
+func TestOneUserPushesNobodyOut(t *testing.T) {
+	const here, others = "192.0.2.1:1", 20
+	for what, header := range map[string]func(i int) string{
+		"blanks": func(i int) string {
+			return "Bearer" + strings.Repeat(" ", 1+i%300) + "ada-1" + strings.Repeat(" ", i/300)
+		},
+		"cases":       func(i int) string { return casesOf("bearer", i) + strings.Repeat(" ", 1+i>>6) + "ada-1" },
+		"credentials": func(i int) string { return fmt.Sprintf("Bearer ada-%d", i) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { // the clock stands still
+				handler := guessing(t)
+				for i := range others {
+					if code := sends(t, handler, here, authorized(fmt.Sprintf("Bearer user%d-1", i))); code != 403 {
+						t.Fatalf("%d, want the user known", code)
+					}
+				}
+				for i := range 30_000 {
+					if code := sends(t, handler, here, authorized(header(i))); code != 403 {
+						t.Fatalf("%q: %d", header(i), code)
+					}
+				}
+				for range server.FailureBurst {
+					if code := sends(t, handler, here, authorized("Bearer guess")); code != 401 {
+						t.Fatal(code)
+					}
+				}
+				for i := range others {
+					if code := sends(t, handler, here, authorized(fmt.Sprintf("Bearer user%d-1", i))); code != 403 {
+						t.Errorf("user%d: %d, want that user still let in", i, code)
+					}
+				}
+				if code := sends(t, handler, here, authorized("bearer  ada-"+map[bool]string{true: "29999", false: "1"}[what == "credentials"])); code != 403 {
+					t.Errorf("ada: %d", code)
+				}
+			})
+		})
+	}
+}
+
+// casesOf has each letter in the case that a bit says.
+func casesOf(s string, bits int) string {
+	b := []byte(s)
+	for i := range b {
+		if bits>>i&1 == 1 {
+			b[i] -= 'a' - 'A'
+		}
+	}
+	return string(b)
+}
+
+// Who was let in at one address is a stranger at others.
+func TestLetInCountsForItsAddressAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		handler := guessing(t)
+		const known = "192.0.2.1:1"
+		if code := sends(t, handler, known, authorized("Bearer ada-1")); code != 403 {
+			t.Fatal(code)
+		}
+		for remote, want := range map[string]int{known: 403, "192.0.2.2:1": 429, "[2001:db8::1]:1": 429} {
+			for range server.FailureBurst {
+				if code := sends(t, handler, remote, authorized("Bearer guess")); code != 401 {
+					t.Fatal(code)
+				}
+			}
+			if code := sends(t, handler, remote, authorized("Bearer ada-1")); code != want {
+				t.Errorf("%s: %d, want %d", remote, code, want)
+			}
+		}
+	})
+}
+
+// Headers that nobody accepts count as guesses, in whatever way they are wrong.
+func TestMalformedCredentialsCount(t *testing.T) {
+	for _, header := range []http.Header{
+		authorized("Basic YTpi"), authorized("Bearer"), authorized("Bearer "), authorized(""), authorized("ada-1"), authorized("Bearer\tada-1"),
+		authorized("Bearer ada-1", "Bearer ada-1"), authorized("Bearer " + strings.Repeat("x", server.MaxBearer+1)),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			handler := guessing(t)
+			const here = "192.0.2.1:1"
+			sends(t, handler, here, authorized("Bearer ada-1"))
+			for i := range 2 * server.FailureBurst {
+				want := 401
+				if i >= server.FailureBurst {
+					want = 429
+				}
+				if code := sends(t, handler, here, header); code != want {
+					t.Fatalf("%.60q, the %d.: %d, want %d", header, i, code, want)
+				}
+			}
+			if code := sends(t, handler, here, authorized("Bearer ada-1")); code != 403 {
+				t.Errorf("who was let in before: %d", code)
+			}
+		})
+	}
+}
+
+// An Authenticate of one's own has the same limit on guesses, wherever it looks for credentials, and none of the
+// ways around it: a good credential of a usual kind, or one's own now and then.
+func TestGuessesInAnotherHeader(t *testing.T) {
+	for what, beside := range map[string]func(testing.TB, *site) []http.Header{
+		"alone":                 func(testing.TB, *site) []http.Header { return []http.Header{{}} },
+		"beside another header": func(testing.TB, *site) []http.Header { return []http.Header{authorized("Bearer something-else")} },
+		"beside a bootstrap token": func(t testing.TB, s *site) []http.Header {
+			return []http.Header{authorized("Bearer " + s.token(t, nil))}
+		},
+		"beside one that has ended": func(t testing.TB, s *site) []http.Header {
+			return []http.Header{authorized("Bearer " + s.token(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) }))}
+		},
+		"and one's own, in turns": func(testing.TB, *site) []http.Header {
+			own := authorized("Bearer something-else")
+			own.Set("X-Rack-Key", "own")
+			return []http.Header{own, authorized("Bearer something-else")}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, _ := certifying(t)
+				s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
+				looked := 0
+				s.Authenticate = func(r *http.Request) (server.User, error) {
+					switch key := r.Header.Get("X-Rack-Key"); key {
+					case "":
+						return server.User{}, server.ErrNoCredentials
+					case "own":
+						return server.User{Name: "ada"}, nil
+					default:
+						looked++
+						return server.User{}, fmt.Errorf("%w: not known", server.ErrBadCredentials)
+					}
+				}
+				handler, headers := s.Handler(), beside(t, s)
+				for _, path := range []string{tokenPath, certificatePath} {
+					for i := range 5000 {
+						r := httptest.NewRequestWithContext(t.Context(), map[string]string{tokenPath: "GET", certificatePath: "POST"}[path], path, nil)
+						r.RemoteAddr, r.Header = "192.0.2.1:1", headers[i%len(headers)].Clone()
+						if r.Header.Get("X-Rack-Key") == "" {
+							r.Header.Set("X-Rack-Key", fmt.Sprintf("guess %d", i))
+						}
+						handler.ServeHTTP(httptest.NewRecorder(), r)
+					}
+				}
+				if looked > server.FailureBurst+1 { // the one that was let in before is looked at once more
+					t.Errorf("%d guesses were looked at, want %d", looked, server.FailureBurst)
+				}
+			})
+		})
+	}
+}
