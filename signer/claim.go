@@ -318,7 +318,7 @@ func taken(over, fresh tokens.Claim, past tokens.Past) tokens.Claim {
 
 func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, error) {
 	if err != nil {
-		return claim, fmt.Errorf("claim of node %s: %w", claim.Node, err)
+		return claim, fmt.Errorf("the node name cannot be claimed yet: %w", err) // which has the name
 	}
 	n.count("made")
 	n.log.Info("node name claimed", "node", tokens.Redact(claim.Node), "token", claim.TokenID)

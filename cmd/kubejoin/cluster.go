@@ -131,6 +131,9 @@ func onCluster(ctx context.Context, s *service) error {
 	} else if s.ca != nil || o.signerConfig != "" {
 		s.giveCertificates(authority)
 	}
+	if !o.shadow && (enabled[csrApprover] || enabled[csrSigner] || s.ca != nil || o.signerConfig != "") {
+		s.watchClaims(claims)
+	}
 	s.api.ExplainRequest = kube.Requests{Client: client, Authority: func() (*signer.Authority, error) { return authority, nil }}.Explain
 	if enabled[csrApprover] || enabled[csrSigner] || enabled[csrCleaner] {
 		requests := csr.NewInformer(client)

@@ -161,8 +161,8 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return tokens.Claim{}, fmt.Errorf("create claim %s: %w: Lease %s/%s", c.Node, tokens.ErrExists, s.namespace, c.Node)
-	case err != nil: // not found would be the namespace
-		return tokens.Claim{}, fmt.Errorf("create claim %s: %w", c.Node, err)
+	case err != nil:
+		return tokens.Claim{}, fmt.Errorf("create claim %s: %w", c.Node, s.notCreated(err))
 	}
 	return decodeLease(lease)
 }

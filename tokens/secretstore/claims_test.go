@@ -334,3 +334,28 @@ func TestClaimsNoAnswer(t *testing.T) {
 		t.Error("OpenClaims without a namespace succeeds")
 	}
 }
+
+// Without its namespace no claim can be created, and the error says what to do. It is no ErrNotFound:
+// that would be a claim that is free.
+func TestReportsMissingNamespace(t *testing.T) {
+	s, err := secretstore.OpenClaims(t.Context(), cluster.Shared(t).Client(), "no-such-namespace", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, createErr := s.Create(t.Context(), claim("worker-7"))
+	for what, err := range map[string]error{"Ready": s.Ready(t.Context()), "Create": createErr} {
+		if !errors.Is(err, secretstore.ErrNoNamespace) || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "kubectl create namespace no-such-namespace") {
+			t.Errorf("%s = %v, want ErrNoNamespace with the command", what, err)
+		}
+	}
+	if createErr == nil || !strings.Contains(createErr.Error(), "worker-7") {
+		t.Errorf("Create = %v, want the node name in it", createErr)
+	}
+	there, leases := openClaims(t, nil)
+	if err := there.Ready(t.Context()); err != nil {
+		t.Errorf("Ready = %v", err)
+	}
+	if list, err := leases.List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) > 0 {
+		t.Errorf("Ready left %d Leases, %v", len(list.Items), err)
+	}
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+const (
+	// namespaceLook is how often kubejoin checks that it can create claims, and namespaceRetry
+	// how often while it cannot.
+	namespaceLook, namespaceRetry = time.Minute, 5 * time.Second
+	namespaceTimeout              = 10 * time.Second
+)
+
+// claimSpace knows whether claims can be created: without them nobody joins with a limited token.
+type claimSpace struct {
+	*service
+	ready func(context.Context) error // asks the API server
+
+	mu      sync.Mutex
+	problem error // in words for everybody
+}
+
+// watchClaims has readiness, the log and whoever creates a limited token know why claims cannot be
+// created. A store without Leases always can.
+func (s *service) watchClaims(claims tokens.Claims) {
+	leases, ok := claims.(*secretstore.Claims)
+	if !ok {
+		return
+	}
+	space := &claimSpace{service: s, ready: leases.Ready}
+	s.goBackground(loop.Loop{Name: "claims", Sweep: namespaceLook, Step: space.step, Logger: s.log, Registerer: s.registry}.Run)
+	s.check("claims", func(context.Context) error { return space.get() })
+	s.warnOf(func(_ context.Context, made tokens.Record) string {
+		if err := space.get(); err != nil && !made.Limits.IsZero() {
+			return "no machine can join with this token yet: " + err.Error()
+		}
+		return ""
+	})
+}
+
+// step logs a change. What may pass by itself, such as an API server that does not answer, changes
+// nothing: other checks report it.
+func (c *claimSpace) step(ctx context.Context) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, namespaceTimeout)
+	defer cancel()
+	err := c.ready(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.problem
+	switch {
+	case err == nil:
+		c.problem = nil
+	case errors.Is(err, secretstore.ErrNoNamespace):
+		c.problem = err
+	case apierrors.IsForbidden(err):
+		c.problem = errors.New("kubejoin may not create Leases in " + secretstore.ClaimNamespace + ", see the log")
+	}
+	switch {
+	case c.problem == nil && before != nil:
+		c.log.Info("claims of node names can be created again")
+	case c.problem != nil && before == nil:
+		c.log.Error("claims of node names cannot be created: nobody joins with a limited token", "error", err)
+	}
+	if c.problem != nil {
+		return time.Now().Add(namespaceRetry), nil
+	}
+	return time.Time{}, nil
+}
+
+func (c *claimSpace) get() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.problem
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// A change is logged once. An API server that does not answer changes nothing.
+func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
+	missing := fmt.Errorf("%w: kubejoin-system", secretstore.ErrNoNamespace)
+	forbidden := fmt.Errorf("create: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("user-7 may not")))
+	var log bytes.Buffer
+	var answer error
+	c := &claimSpace{service: &service{log: slog.New(slog.NewTextHandler(&log, nil))}, ready: func(context.Context) error { return answer }}
+	for i, step := range []struct {
+		answer          error
+		problem, logged string // empty is none
+	}{
+		{},
+		{answer: errors.New("connection refused")},
+		{answer: missing, problem: "namespace does not exist: kubejoin-system", logged: "cannot be created"},
+		{answer: missing, problem: "namespace does not exist: kubejoin-system"},
+		{answer: errors.New("connection refused"), problem: "namespace does not exist: kubejoin-system"},
+		{answer: forbidden, problem: "may not create Leases in kubejoin-system"},
+		{logged: "can be created again"},
+		{},
+		{answer: forbidden, problem: "may not create Leases in kubejoin-system", logged: "user-7"},
+	} {
+		answer = step.answer
+		log.Reset()
+		next, err := c.step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		problem := ""
+		if err := c.get(); err != nil {
+			problem = err.Error()
+		}
+		if (problem == "") != (step.problem == "") || !strings.Contains(problem, step.problem) || strings.Contains(problem, "user-7") {
+			t.Errorf("step %d: %q, want %q", i, problem, step.problem)
+		}
+		if (log.Len() == 0) != (step.logged == "") || !strings.Contains(log.String(), step.logged) {
+			t.Errorf("step %d: the log says %q, want %q", i, log.String(), step.logged)
+		}
+		if soon := !next.IsZero() && time.Until(next) <= namespaceRetry; soon != (problem != "") {
+			t.Errorf("step %d: next at %s", i, next)
+		}
+	}
+}
