@@ -34,10 +34,11 @@ import (
 // signingConnections ask for certificates, each for one after the other.
 const signingConnections = 32
 
-// How many machines join on each token. Their number bounds what one measurement can take.
 const (
+	// nodesPerToken is how many machines join on each token.
 	nodesPerToken = 100
-	newNodes      = 24_000
+	// mostPerSecond is how many machines at most join in a second: so many requests are made before.
+	mostPerSecond = 10_000
 )
 
 // A signingLoad is one way to have certificates signed over HTTPS.
@@ -89,7 +90,7 @@ func (b *bench) signCertificates(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	w, err := newSigningWorld(dir, b.kubejoin, program, b.small)
+	w, err := newSigningWorld(dir, b.kubejoin, program, warm(b.signFor)+b.signFor)
 	if err != nil {
 		return err
 	}
@@ -143,7 +144,11 @@ func signingTable(found []signed) string {
 	return table.String()
 }
 
-func newSigningWorld(dir, kubejoin, cfssl string, small bool) (*signingWorld, error) {
+// warm is how long a server signs before it is measured.
+func warm(duration time.Duration) time.Duration { return duration / 5 }
+
+// newSigningWorld makes what loads need that last for duration.
+func newSigningWorld(dir, kubejoin, cfssl string, duration time.Duration) (*signingWorld, error) {
 	w := &signingWorld{dir: dir, kubejoin: kubejoin, cfssl: cfssl, bearer: rand.Text(), authKey: []byte(rand.Text())}
 	if err := w.makeCA(); err != nil {
 		return nil, err
@@ -160,15 +165,11 @@ func newSigningWorld(dir, kubejoin, cfssl string, small bool) (*signingWorld, er
 		}
 		w.requests, w.nodes = append(w.requests, request), append(w.nodes, certificate)
 	}
-	n := newNodes
-	if small {
-		n /= 8
-	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	for i := range n {
+	for i := range int(mostPerSecond * duration.Seconds()) {
 		if i%nodesPerToken == 0 {
 			w.tokens = append(w.tokens, tokens.Generate())
 		}
@@ -286,7 +287,7 @@ func (w *signingWorld) measure(ctx context.Context, load signingLoad, dir string
 		connections[i] = w.connect(load, address, i)
 		defer connections[i].client.CloseIdleConnections()
 	}
-	if _, err := together(ctx, connections, duration/5); err != nil {
+	if _, err := together(ctx, connections, warm(duration)); err != nil {
 		return s, err
 	}
 	before, err := cpu(p.PID())
