@@ -23,6 +23,7 @@ func TestNodesJoin(t *testing.T) {
 	t.Parallel()
 	cluster.NeedRoot(t)
 	s := newSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo, ServerTLSBootstrap: true}, "--cluster-signing-duration=8h")
+	s.makePublic(t)
 	args, token := s.join(t, "?ttl=1h&description=two+nodes")
 	if args[0] != s.Address && !strings.HasSuffix(s.Server(), args[0]) {
 		t.Errorf("the join command names %s, want the API server at %s", args[0], s.Server())
@@ -275,30 +276,58 @@ func TestApprovalByHand(t *testing.T) {
 	}
 }
 
-// An operator who takes cluster-info from the public is not overruled, and discovery through
-// kubejoin still works.
-func TestPublicAccessOff(t *testing.T) {
+// kubejoin has no right to make cluster-info public, and says what is missing. Discovery through
+// kubejoin works without.
+func TestPublicAccessIsReportedWhenMissing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo})
-	if status, _ := s.anonymous(t, s.Server()+discoveryPath); status != 200 {
-		t.Fatalf("the cluster-info that kubejoin made answers the public with %d, want 200", status)
-	}
-	s.kubectl(t, "-n", "kube-public", "delete", "rolebinding", "kubeadm:bootstrap-signer-clusterinfo")
-	args, token := s.join(t, "")
-	pins := []string{args[len(args)-1]}
+	const missing = "anonymous users cannot read kube-public/cluster-info"
 	for range 2 {
+		args, token := s.join(t, "")
 		if status, _ := s.anonymous(t, s.Server()+discoveryPath); status != 403 {
 			t.Fatalf("the API server answers the public with %d, want 403", status)
 		}
-		found, err := clusterinfo.Discover(t.Context(), s.program.address, token, pins)
+		found, err := clusterinfo.Discover(t.Context(), s.program.address, token, []string{args[len(args)-1]})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if found.Server != s.Server() {
 			t.Errorf("discovered %s, want %s", found.Server, s.Server())
 		}
+		wait(t, "the notice", func() error {
+			status, text, err := s.get(t.Context(), "/readyz?verbose", "")
+			if err != nil || status != 200 || !strings.Contains(text, "[+]cluster-info ok: "+missing) || !strings.Contains(text, "kubectl apply -f deploy/cluster-info-public.yaml") {
+				return fmt.Errorf("%d, %v:\n%s", status, err, text)
+			}
+			return nil
+		})
+		if log := s.program.Log(); strings.Count(log, "cluster-info is not public") != 1 || !strings.Contains(log, missing) {
+			t.Errorf("want one line about public access in the log:\n%s", log)
+		}
+		status, text, err := s.do(t.Context(), "POST", "/v1/token", s.bearer(t))
+		if err != nil || status != 201 || !strings.Contains(text, missing) {
+			t.Errorf("want a warning to who makes a token: %d, %v, %s", status, err, text)
+		}
 		// Nor is it after a restart.
 		s.Stop(20 * time.Second)
 		s.start(t)
 	}
+
+	s.makePublic(t)
+	wait(t, "the notice to go", func() error {
+		status, text, err := s.get(t.Context(), "/readyz?verbose", "")
+		if err != nil || status != 200 || strings.Contains(text, missing) {
+			return fmt.Errorf("%d, %v:\n%s", status, err, text)
+		}
+		return nil
+	})
+	if status, _ := s.anonymous(t, s.Server()+discoveryPath); status != 200 {
+		t.Errorf("the API server answers the public with %d, want 200", status)
+	}
+}
+
+// makePublic lets anybody read cluster-info at the API server, as kubeadm init does.
+func (s *site) makePublic(t *testing.T) {
+	t.Helper()
+	s.kubectl(t, "apply", "-f", "../deploy/cluster-info-public.yaml")
 }

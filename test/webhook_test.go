@@ -36,6 +36,7 @@ func TestJoinThroughWebhook(t *testing.T) {
 	}
 	address := "127.0.0.1:" + itoa(port)
 	s := prepare(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--token-store=file", "--listen="+address)
+	s.makePublic(t)
 	dataDir := filepath.Join(s.dir, "data")
 	s.flags = append(s.flags, "--data-dir="+dataDir, "--webhook-client-ca-file="+s.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client")
 	s.kubectl(t, "-n", "kube-system", "delete", "rolebinding", "kubejoin:tokens")

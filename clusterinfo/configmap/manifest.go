@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Manifests are cluster-info with that data and what lets anybody read it, as a [Signer] makes
-// them where there are none: for whoever applies them later, where there is no API server yet.
+// Manifests returns cluster-info with that data, and the Role and RoleBinding that let anybody read
+// it, to be applied when there is an API server.
 func Manifests(data map[string]string) []runtime.Object {
 	binding, role := public()
 	binding.TypeMeta = metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "RoleBinding"}

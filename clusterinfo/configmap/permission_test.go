@@ -23,8 +23,6 @@ func TestSignerWithLeastPrivilege(t *testing.T) {
 			Rules: []rbacv1.PolicyRule{
 				{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"cluster-info"}, Verbs: []string{"get", "list", "watch", "update"}},
 				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}},
-				{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles"}, ResourceNames: []string{configmap.PublicRole}, Verbs: []string{"get", "bind"}},
-				{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles", "rolebindings"}, Verbs: []string{"create"}},
 			},
 		}, metav1.CreateOptions{})),
 		created(rbac.RoleBindings("kube-public").Create(t.Context(), &rbacv1.RoleBinding{
@@ -58,9 +56,6 @@ func TestSignerWithLeastPrivilege(t *testing.T) {
 	for range 2 { // created with the first, updated with the second
 		token := f.store.mint()
 		f.waitSigned(t, token)
-		if _, err := clusterinfo.Discover(t.Context(), f.Address, token, clusterinfo.Pins(f.cas)); err != nil {
-			t.Error(err)
-		}
 	}
 	if t.Failed() {
 		t.Log(f.log)

@@ -2,12 +2,10 @@ package configmap
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -15,29 +13,10 @@ import (
 // anybody read cluster-info: kubeadm's.
 const PublicRole = "kubeadm:bootstrap-signer-clusterinfo"
 
-// create makes cluster-info and, before it, what lets joining nodes read it. What is there
-// already stays as it is. The namespace is kube-apiserver's to make.
+// create creates cluster-info. The namespace is kube-apiserver's to create. Who may read it is not
+// kubejoin's to say: a right to create Roles would outlast a stolen credential of kubejoin.
 func (s *signing) create(ctx context.Context, data map[string]string) (*corev1.ConfigMap, error) {
-	client := s.ConfigMap.client
-	// The Role comes last, and the binding only where it is missing: a Role without a binding
-	// is an operator's way to keep cluster-info from the public, and stays so even if
-	// cluster-info itself is lost.
-	_, err := client.RbacV1().Roles(clusterinfo.Namespace).Get(ctx, PublicRole, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("role %s: %w", PublicRole, err)
-	}
-	if apierrors.IsNotFound(err) {
-		binding, role := public()
-		_, err := client.RbacV1().RoleBindings(clusterinfo.Namespace).Create(ctx, binding, metav1.CreateOptions{})
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("role binding %s: %w", PublicRole, err)
-		}
-		_, err = client.RbacV1().Roles(clusterinfo.Namespace).Create(ctx, role, metav1.CreateOptions{})
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("role %s: %w", PublicRole, err)
-		}
-	}
-	return client.CoreV1().ConfigMaps(clusterinfo.Namespace).Create(ctx, &corev1.ConfigMap{
+	return s.ConfigMap.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: clusterinfo.Name},
 		Data:       data,
 	}, metav1.CreateOptions{})

@@ -36,8 +36,8 @@ const (
 // cluster; more do no harm, nor does kube-controller-manager's bootstrap signer beside it.
 //
 // In namespace kube-public the client needs get, list, watch and update on ConfigMap
-// cluster-info. To create it: create on configmaps, roles and rolebindings, and get and bind on
-// Role [PublicRole].
+// cluster-info, and create on configmaps to create it. A Signer does not make cluster-info public:
+// see [PublicRole].
 type Signer struct {
 	ConfigMap *ConfigMap
 	Tokens    tokens.Store

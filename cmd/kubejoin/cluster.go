@@ -163,7 +163,11 @@ func onCluster(ctx context.Context, s *service) error {
 		controllers = append(controllers, loop.Run)
 	}
 	s.runControllers(leader, controllers)
-	s.checkClusterInfo(info)
+	public, err := s.watchPublicAccess(config)
+	if err != nil {
+		return err
+	}
+	s.checkClusterInfo(info, public)
 	s.api.SignedBy = signedBy(o, enabled)
 	switch {
 	case !enabled[csrSigner]:
@@ -304,7 +308,7 @@ func (s *service) runControllers(leader *election, controllers []func(context.Co
 	s.check("leader", leader.ready)
 }
 
-func (s *service) checkClusterInfo(info *configmap.ConfigMap) {
+func (s *service) checkClusterInfo(info *configmap.ConfigMap, public *publicAccess) {
 	s.check("cluster-info", func(ctx context.Context) error {
 		data, err := info.Data(ctx)
 		var cas []*x509.Certificate
@@ -319,7 +323,7 @@ func (s *service) checkClusterInfo(info *configmap.ConfigMap) {
 		case errors.Is(err, context.DeadlineExceeded):
 			return errors.New("kube-public/cluster-info has not been read yet, see the log")
 		}
-		return s.sized(info, err)
+		return s.sized(info, noticed(err, public.notice()))
 	})
 }
 

@@ -47,14 +47,18 @@ func (s *service) watchSize(info *configmap.ConfigMap) func(context.Context) err
 
 // sized adds to what is said of cluster-info how full it is, if that is worth a notice.
 func (s *service) sized(info *configmap.ConfigMap, found error) error {
-	var notice server.Notice
-	if found != nil && !errors.As(found, &notice) {
-		return found
-	}
 	fill := info.Fill()
 	if !fill.High() {
 		return found
 	}
-	said := fill.String() + "; " + s.sizeAdvice()
+	return noticed(found, fill.String()+"; "+s.sizeAdvice())
+}
+
+// noticed adds a notice to what a check has found. A failure stays as it is.
+func noticed(found error, said string) error {
+	var notice server.Notice
+	if said == "" || found != nil && !errors.As(found, &notice) {
+		return found
+	}
 	return server.Notice(strings.TrimPrefix(string(notice)+"; "+said, "; "))
 }

@@ -24,6 +24,9 @@ const stopGrace = 5 * time.Second
 // manifests is what a cluster needs for kubejoin, from the folder that make runs in.
 const manifests = "deploy/manifests"
 
+// public lets machines that join read cluster-info.
+const public = "deploy/cluster-info-public.yaml"
+
 // A show is a demo that is under way.
 type show struct {
 	out      io.Writer
@@ -101,8 +104,10 @@ func (s *show) startKubejoin(ctx context.Context, program string) error {
 		}
 	}
 	// Its namespace, its rights and what holds them in bounds.
-	if err := s.kubectl(ctx, "apply", "--filename", manifests); err != nil {
-		return err
+	for _, file := range []string{manifests, public} {
+		if err := s.kubectl(ctx, "apply", "--filename", file); err != nil {
+			return err
+		}
 	}
 	identity, err := s.cluster.ServiceAccountKubeconfig(ctx, "kubejoin-system", "kubejoin")
 	if err != nil {

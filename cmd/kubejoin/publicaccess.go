@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// How often publicAccess looks. A refusal is short, and somebody may be mending it.
+const (
+	publicAccessInterval = time.Minute
+	publicAccessRetry    = 10 * time.Second
+)
+
+// A publicAccess knows whether anonymous users can read cluster-info at the API server, as kubeadm
+// join does where join commands name the API server.
+type publicAccess struct {
+	anonymous rest.Interface
+	log       *slog.Logger
+	missing   atomic.Pointer[string]
+}
+
+// watchPublicAccess reports missing public access in the log, in the check cluster-info and to those
+// who create tokens. With --advertise machines read cluster-info at kubejoin, and it returns nil.
+func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) {
+	if s.options.advertise != "" {
+		return nil, nil
+	}
+	client, err := kubernetes.NewForConfig(rest.AnonymousClientConfig(config))
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	p := &publicAccess{anonymous: client.CoreV1().RESTClient(), log: s.log}
+	s.goBackground(loop.Loop{Name: "public-access", Sweep: publicAccessInterval, Step: p.step, Logger: s.log, Registerer: s.registry}.Run)
+	s.warnOf(func(_ context.Context, made tokens.Record) string {
+		if !made.Signing {
+			return ""
+		}
+		return p.notice()
+	})
+	return p, nil
+}
+
+// step reads cluster-info without a credential.
+func (p *publicAccess) step(ctx context.Context) (next time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	body, err := p.anonymous.Get().Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).Stream(ctx)
+	missing := ""
+	switch {
+	case err == nil:
+		_ = body.Close() // only the status counts
+	case apierrors.IsNotFound(err): // which the check cluster-info reports
+	case apierrors.IsForbidden(err):
+		missing = "anonymous users cannot read kube-public/cluster-info, and 'kubeadm join' cannot discover the cluster at the API server: " +
+			"kubectl apply -f deploy/cluster-info-public.yaml, or start kubejoin with --advertise HOST:PORT"
+	case apierrors.IsUnauthorized(err):
+		missing = "the API server refuses anonymous requests, and 'kubeadm join' cannot discover the cluster there: start kubejoin with --advertise HOST:PORT"
+	default:
+		return time.Time{}, fmt.Errorf("reading cluster-info without a credential: %w", err)
+	}
+	if was := p.notice(); missing != was {
+		p.missing.Store(&missing)
+		if missing != "" {
+			p.log.Warn("cluster-info is not public", "problem", missing)
+		} else {
+			p.log.Info("cluster-info is public")
+		}
+	}
+	if missing != "" {
+		return time.Now().Add(publicAccessRetry), nil
+	}
+	return time.Time{}, nil
+}
+
+// notice returns what is missing, or nothing.
+func (p *publicAccess) notice() string {
+	if p == nil {
+		return ""
+	}
+	if missing := p.missing.Load(); missing != nil {
+		return *missing
+	}
+	return ""
+}
