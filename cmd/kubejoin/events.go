@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -21,6 +22,8 @@ func (s *service) recordEvents(ctx context.Context, client kubernetes.Interface)
 	events := record.NewBroadcaster(record.WithContext(ctx))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubejoin"})
-	s.event = func(kind, reason, message string) { recorder.Event(lease, kind, reason, message) }
+	s.event = func(kind, reason, message string) {
+		recorder.Event(lease, kind, reason, foreign.Text(message, foreign.MaxMessage))
+	}
 	s.closers = append(s.closers, func() error { events.Shutdown(); return nil })
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -74,11 +75,11 @@ func flagError(err error) error {
 	var number *strconv.NumError
 	switch kind := f.Value.Type(); {
 	case kind == "bool":
-		return fmt.Errorf("--%s: %.40q given, want true or false", f.Name, invalid.GetValue())
+		return fmt.Errorf("--%s: %.40q given, want true or false", f.Name, foreign.Redact(invalid.GetValue()))
 	case kind == "duration":
-		return fmt.Errorf("--%s: %.40q given, want a duration such as 90s, 30m or 2h", f.Name, invalid.GetValue())
+		return fmt.Errorf("--%s: %.40q given, want a duration such as 90s, 30m or 2h", f.Name, foreign.Redact(invalid.GetValue()))
 	case errors.As(err, &number):
-		return fmt.Errorf("--%s: %.40q given, want a number", f.Name, invalid.GetValue())
+		return fmt.Errorf("--%s: %.40q given, want a number", f.Name, foreign.Redact(invalid.GetValue()))
 	}
 	return fmt.Errorf("--%s: %w", f.Name, invalid.Unwrap())
 }

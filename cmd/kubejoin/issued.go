@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/spf13/cobra"
@@ -275,7 +276,7 @@ func (o *output) entry(w io.Writer, e api.IssuanceEntry) error {
 			if value == "" {
 				continue
 			}
-			if _, err := fmt.Fprintf(lines, "%s\t%s\n", name, strings.Map(printable, value)); err != nil {
+			if _, err := fmt.Fprintf(lines, "%s\t%s\n", name, foreign.Printable(value)); err != nil {
 				return err
 			}
 			name = "" // of the first line alone

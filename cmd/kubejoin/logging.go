@@ -6,7 +6,9 @@ import (
 	"io"
 	"log/slog"
 	"strconv"
+	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"k8s.io/klog/v2"
 )
 
@@ -14,10 +16,25 @@ import (
 // those of Secrets hold tokens.
 const maxVerbosity = 6
 
+// maxLogged is the most bytes of one value in the log.
+const maxLogged = 4096
+
+// cleanAttr cleans what others chose once more, for libraries that log it as it is.
+func cleanAttr(_ []string, a slog.Attr) slog.Attr {
+	switch v := a.Value.Any().(type) {
+	case string:
+		a.Value = slog.StringValue(foreign.Text(v, maxLogged))
+	case slog.Level, time.Time, time.Duration: // which have a form of their own
+	case error, fmt.Stringer:
+		a.Value = slog.StringValue(foreign.Text(fmt.Sprint(v), maxLogged)) // Sprint survives a nil that is one
+	}
+	return a
+}
+
 // newLogger makes the program's logger and routes what libraries log into it. Verbosity is
 // klog's: 0 is what an operator reads, from 1 on debugging, from 4 on each API call's.
 func newLogger(w io.Writer, format string, verbosity int) (*slog.Logger, error) {
-	options := &slog.HandlerOptions{Level: slog.LevelInfo}
+	options := &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: cleanAttr}
 	if verbosity > 0 {
 		options.Level = slog.Level(-4 * verbosity)
 	}

@@ -10,9 +10,10 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
-	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"k8s.io/klog/v2"
 )
 
@@ -33,7 +34,7 @@ func main() {
 		if errors.As(err, &code) {
 			os.Exit(int(code))
 		}
-		fmt.Fprintln(os.Stderr, "kubejoin:", tokens.Redact(err.Error()))
+		fmt.Fprintln(os.Stderr, "kubejoin:", plain(err.Error()))
 		var usage *usageError
 		if errors.As(err, &usage) {
 			fmt.Fprintf(os.Stderr, "hint: %s --help\n", usage.command)
@@ -41,4 +42,14 @@ func main() {
 		}
 		os.Exit(exitFailure)
 	}
+}
+
+// plain is text for a terminal, which others had a part in, without the secrets of tokens. It keeps its
+// lines.
+func plain(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = foreign.Printable(foreign.Redact(line))
+	}
+	return strings.Join(lines, "\n")
 }

@@ -123,7 +123,7 @@ func usageOf(cmd *cobra.Command, err error) error {
 // warn tells a person something beside the output.
 func warn(cmd *cobra.Command, warnings ...string) {
 	for _, w := range warnings {
-		cmd.PrintErrln("kubejoin: warning:", w)
+		cmd.PrintErrln("kubejoin: warning:", plain(w))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -82,7 +83,7 @@ func (l *lateRenewals) tell(waiting []csr.WaitingRenewal, now time.Time) {
 		l.told = time.Time{}
 	case len(waiting) > 0 && now.Sub(l.told) >= toldAgain:
 		text := l.words(now)
-		l.log.Warn("renewals wait for too long", "nodes", len(waiting), "node", waiting[0].Node, "csr", waiting[0].Request, "signer", waiting[0].Signer, "since", waiting[0].Since)
+		l.log.Warn("renewals wait for too long", "nodes", len(waiting), "node", foreign.Text(waiting[0].Node, foreign.MaxName), "csr", foreign.Text(waiting[0].Request, foreign.MaxName), "signer", waiting[0].Signer, "since", waiting[0].Since)
 		l.event(corev1.EventTypeWarning, eventRenewalsWait, text)
 		l.told = now
 	}
@@ -104,6 +105,6 @@ func (l *lateRenewals) words(now time.Time) string {
 	if n := len(l.waiting) - 1; n > 0 {
 		others = fmt.Sprintf(", and %d more", n)
 	}
-	return fmt.Sprintf("node %s has waited for a certificate of signer %s for %s%s; a node whose certificate ends is lost: kubectl describe csr %s",
-		w.Node, w.Signer, now.Sub(w.Since).Round(time.Second), others, w.Request)
+	return fmt.Sprintf("node %s has waited for a certificate of signer %s for %s%s; a node whose certificate ends is lost: %s",
+		foreign.Text(w.Node, foreign.MaxName), w.Signer, now.Sub(w.Since).Round(time.Second), others, foreign.ShowCSR(w.Request, w.UID))
 }

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"io"
 	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -47,6 +49,30 @@ func TestLateRenewals(t *testing.T) {
 		}
 		if len(events) > 0 && !strings.HasPrefix(events[len(events)-1], "Warning RenewalsWait node worker-") {
 			t.Errorf("event %q", events[len(events)-1])
+		}
+	}
+}
+
+// A node gives its requests any names: neither readiness, an Event nor the log repeats one as it is, or in
+// a command.
+func TestLateRenewalsOfHostileNamesArePartOfNoCommand(t *testing.T) {
+	log := &bytes.Buffer{}
+	s := newService(serveOptions{}, slog.New(slog.NewJSONHandler(log, nil)), io.Discard)
+	now := time.Now()
+	for _, hostile := range []string{"x >&2;id>pwned;\x1b[31m", "two\nlines", "$(id)", "-f", "8w4usg.qwertzuiopasdfgh"} {
+		said := ""
+		s.event = func(_, _, message string) { said = message }
+		log.Reset()
+		late := &lateRenewals{service: s}
+		late.tell([]csr.WaitingRenewal{{Node: "worker-1" + hostile, Signer: "kubernetes.io/kubelet-serving", Request: hostile, UID: "0c0ffee0-1", Since: now.Add(-2 * time.Hour)}}, now)
+		for _, text := range []string{said, late.text(now)} {
+			if !strings.HasSuffix(text, `is lost: kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="0c0ffee0-1")]}'`) ||
+				strings.ContainsFunc(text, unicode.IsControl) || strings.Contains(text, "qwertz") {
+				t.Errorf("%q is late: %q", hostile, text)
+			}
+		}
+		if text := log.String(); !strings.Contains(text, "renewals wait") || strings.Contains(text, `\u001b`) || strings.Contains(text, "qwertz") {
+			t.Errorf("%q is logged: %s", hostile, text)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -140,26 +141,18 @@ func tokenTable(w io.Writer, items []api.Token, wide bool, now time.Time) error 
 	return table(w, rows)
 }
 
-// table lines columns up, three spaces apart as kubeadm.
+// table lines columns up, three spaces apart as kubeadm. What others have stored is text and no more.
 func table(w io.Writer, rows [][]string) error {
 	lines := tabwriter.NewWriter(w, 10, 4, 3, ' ', 0)
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = strings.Map(printable, cell)
+			row[i] = foreign.Printable(cell)
 		}
 		if _, err := fmt.Fprintln(lines, strings.Join(row, "\t")); err != nil {
 			return err
 		}
 	}
 	return lines.Flush()
-}
-
-// printable keeps what others have stored from being more than text on a terminal.
-func printable(r rune) rune {
-	if !strconv.IsPrint(r) {
-		return '�'
-	}
-	return r
 }
 
 func orNone(list ...string) string {

@@ -118,10 +118,8 @@ func Args(args []any) {
 				list[j] = Redact(s)
 			}
 			args[i] = list
-		case error:
-			args[i] = Redact(v.Error())
-		case fmt.Stringer:
-			args[i] = Redact(v.String())
+		case error, fmt.Stringer:
+			args[i] = Redact(fmt.Sprint(v)) // which survives a nil that is one
 		default:
 			if reflect.TypeOf(v).Kind() == reflect.String {
 				args[i] = Redact(reflect.ValueOf(v).String())

@@ -92,13 +92,18 @@ func FuzzText(f *testing.F) {
 
 type word string
 
+type stringer struct{ text string }
+
+func (s *stringer) String() string { return s.text }
+
 func TestArgsAreRedactedBeforeTheyAreCut(t *testing.T) {
 	long := strings.Repeat("-", 20) + token
 	for _, arg := range []any{
 		long, word(long), []byte(long), []string{long}, errors.New(long), fmt.Errorf("because: %w", errors.New(long)), pkix.Name{CommonName: long},
 	} {
-		args := []any{arg, 7, nil}
+		args := []any{arg, 7, nil, (*stringer)(nil)}
 		foreign.Args(args)
+		args = args[:3]
 		if got := fmt.Sprintf("%.33q %d %v", args...); strings.Contains(got, "abcdeg.0") || !strings.HasSuffix(got, " 7 <nil>") {
 			t.Errorf("%T is printed as %s", arg, got)
 		}

@@ -42,7 +42,7 @@ func Explain(f Facts, now time.Time) Explanation {
 	if len(v.lacked) > 0 {
 		v.e.Sentence += fmt.Sprintf(" (could not be read: %s)", joinFacts(v.lacked))
 	}
-	return v.e
+	return cleaned(v.e)
 }
 
 // A view is facts in the order in which they are told, and what has been told so far.
@@ -83,7 +83,8 @@ func (v *view) say(s State, since time.Time, format string, args ...any) {
 	v.e.State, v.e.Since, v.e.Sentence = s, since, fmt.Sprintf(format, args...)
 }
 
-// next adds a command, and its words to the sentence unless they are empty.
+// next adds a command, and its words to the sentence unless they are empty. A command has no text of
+// others in it but what [foreign.Pastes].
 func (v *view) next(words, command string) {
 	if command == "" || slices.Contains(v.e.Next, command) {
 		return
@@ -147,7 +148,7 @@ func (v *view) joined() {
 	}
 	v.say(state, since, "joined %s, %s", ago(v.Object.Created, v.now), v.readiness())
 	if state == JoinedNotReady {
-		v.next("", "kubectl describe node "+v.Node)
+		v.next("", v.ofNode("kubectl describe node"))
 	}
 	if len(v.serving) == 0 {
 		return
@@ -157,15 +158,15 @@ func (v *view) joined() {
 	switch {
 	case r.Certificate != nil:
 	case refusal != nil:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was refused %s: %s", r.Name, ago(refusal.At, v.now), refusal.words())
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was refused %s: %s", r.title(), ago(refusal.At, v.now), refusal.words())
 	case r.Approved != nil:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", r.Name, ago(r.Approved.At, v.now))
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", r.title(), ago(r.Approved.At, v.now))
 	default:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate waits to be approved since %s", r.Name, ago(r.Created, v.now))
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate waits to be approved since %s", r.title(), ago(r.Created, v.now))
 		if event := v.event(r); event != nil { // kubejoin says why
 			v.e.Sentence += ": " + clean(event.Message)
 		}
-		v.next("approve it with", "kubectl certificate approve "+r.Name)
+		v.approve("approve it with", r)
 	}
 }
 

@@ -118,7 +118,7 @@ func TestExplain(t *testing.T) {
 		"refused by hand": {
 			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, denied("KubectlDeny", "This CSR was denied by\nkubectl certificate deny.\x1b[31m"))}},
 			state: explain.Denied, since: before(30 * time.Second),
-			sentence: "refused 30 s ago: This CSR was denied by kubectl certificate deny. [31m",
+			sentence: "refused 30 s ago: This CSR was denied by kubectl certificate deny.�[31m",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"failed": {

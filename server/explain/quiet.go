@@ -42,7 +42,7 @@ func (v *view) quiet() {
 	}
 	if len(usable) == 0 {
 		v.say(NothingKnown, time.Time{}, "%s, and there is no token that it could join with", nobody)
-		v.next("make one with", "kubejoin token create --node-name "+v.Node)
+		v.next("make one with", v.ofNode("kubejoin token create --node-name"))
 		return
 	}
 	list := v.list(usable)
@@ -99,5 +99,5 @@ func (v *view) discovery() string {
 	if err != nil {
 		return ""
 	}
-	return fmt.Sprintf(", and whether it reaches %s and the HOST:PORT of its join command", server)
+	return fmt.Sprintf(", and whether it reaches %s and the HOST:PORT of its join command", clean(server))
 }

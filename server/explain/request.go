@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // kubejoinName is the field manager of kubejoin's writes and the source of its Events.
@@ -44,7 +45,7 @@ func (v *view) refused(r Request, c Condition, s State) {
 		words = ""
 	}
 	v.next(words, command)
-	v.next("", "kubectl describe csr "+r.Name)
+	v.next("", foreign.ShowCSR(r.Name, r.UID))
 	if at := slices.IndexFunc(v.client, func(other Request) bool { return other.Certificate != nil }); at >= 0 && v.Object == nil {
 		v.e.Sentence += fmt.Sprintf("; an earlier request for the name was signed %s", ago(v.client[at].Certificate.At, v.now))
 	}
@@ -68,26 +69,25 @@ func (v *view) pending(r Request) {
 		v.next(v.remedy(state))
 		return
 	}
-	approve := "kubectl certificate approve " + r.Name
 	event := v.event(r)
 	notPermitted := event != nil && event.Reason == string(NotPermitted)
 	switch {
 	case r.Permitted == nil && notPermitted, r.Permitted != nil && !*r.Permitted:
 		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so that it waits for a person", asked, clean(r.User), v.subresource(r))
-		v.next("approve it with", approve)
+		v.approve("approve it with", r)
 		v.next("or let all of its kind be approved with", v.permit(r))
 	case notPermitted:
 		v.say(NotApproved, r.Created, "%s: it was not permitted when kubejoin looked, is now, and kubejoin looks again within 17 min", asked)
-		v.next("approve it at once with", approve)
+		v.approve("approve it at once with", r)
 	case event != nil:
 		v.say(ApprovalWaits, r.Created, "%s: %s", asked, clean(event.Message))
-		v.next("", "kubectl describe csr "+r.Name)
+		v.next("", foreign.ShowCSR(r.Name, r.UID))
 	case v.now.Sub(r.Created) < soon:
 		v.say(NotApproved, r.Created, "%s yet", asked)
-		v.next("", approve)
+		v.approve("", r)
 	default:
 		v.say(NotApproved, r.Created, "%s: %s", asked, v.whose("csr-approver", "certificatesigningrequest-approving-controller"))
-		v.next("approve it with", approve)
+		v.approve("approve it with", r)
 	}
 	v.reads(FactPermission)
 	v.reads(FactEvents)
@@ -115,7 +115,9 @@ func (v *view) subresource(r Request) string {
 
 // permit is the command that binds what kubeadm binds, for a group of a bootstrap token.
 func (v *view) permit(r Request) string {
-	at := slices.IndexFunc(r.Groups, func(g string) bool { return strings.HasPrefix(g, "system:bootstrappers:") })
+	at := slices.IndexFunc(r.Groups, func(g string) bool {
+		return strings.HasPrefix(g, "system:bootstrappers:") && len(g) <= foreign.MaxName && strings.Trim(g, "abcdefghijklmnopqrstuvwxyz0123456789:-") == ""
+	})
 	if at < 0 {
 		return ""
 	}
@@ -147,7 +149,7 @@ func (v *view) unsigned(r Request) {
 		}
 	}
 	v.reads(FactEvents)
-	v.next("", "kubectl describe csr "+r.Name)
+	v.next("", foreign.ShowCSR(r.Name, r.UID))
 }
 
 // later are the reasons of Events that do not say why a request is not approved.
@@ -203,7 +205,7 @@ func (v *view) whose(kubejoins, kcms string) string {
 		v.next("", fmt.Sprintf("kubectl -n %s get lease %s", l.Namespace, l.Lease))
 		return fmt.Sprintf("%s, and no kubejoin is at work (its Lease was renewed %s)", either, ago(l.Renewed, v.now))
 	}
-	return fmt.Sprintf("kubejoin's %s on %s should do it, see its log, unless --controllers leaves it to kube-controller-manager", kubejoins, l.Holder)
+	return fmt.Sprintf("kubejoin's %s on %s should do it, see its log, unless --controllers leaves it to kube-controller-manager", kubejoins, clean(l.Holder))
 }
 
 // issued tells of a certificate, where there is no Node.
@@ -227,7 +229,7 @@ func (v *view) issued(r Request) {
 	case leaf != nil && !v.trusts(c.Chain):
 		v.say(WrongIssuer, c.At, "its certificate was issued %s by %s, which is no CA in cluster-info, so that the API server may not know it: %s signs with another CA",
 			ago(c.At, v.now), clean(fmt.Sprintf("%q", leaf.Issuer.String())), cmp.Or(clean(c.Writer), "its signer"))
-		v.next("", "kubectl describe csr "+r.Name)
+		v.next("", foreign.ShowCSR(r.Name, r.UID))
 	case v.reads(FactNode) && (r.User == nodePrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
 		v.say(NodeDeleted, c.At, "its Node was deleted: the machine's certificate was issued %s and there is no Node", ago(c.At, v.now))
 		v.next(v.remedy(NodeDeleted))
@@ -252,7 +254,7 @@ func (v *view) reaching() string {
 	if err != nil {
 		return ""
 	}
-	return " and reaches " + server
+	return " and reaches " + clean(server)
 }
 
 // trusts reports whether a chain leads to a CA in cluster-info; it does where no CA is known. The

@@ -167,18 +167,18 @@ func nodes(n int) string {
 
 // remedy is the command that mends a state, and the words before it; empty where there is none.
 func (v *view) remedy(s State) (words, command string) {
-	another := "kubejoin token create --node-name " + v.Node
+	another := v.ofNode("kubejoin token create --node-name")
 	switch s {
 	case TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenUnknown, TokenLimitsMalformed, NodeNameNotAllowed, NothingKnown:
 		return "make another with", another
 	case NodeDeleted:
 		return "to have it join again, make a token with", another
 	case NodeNameReserved:
-		return "make one for a control plane with", "kubejoin token create --role control-plane --node-name " + v.Node
+		return "make one for a control plane with", v.ofNode("kubejoin token create --role control-plane --node-name")
 	case NodeNameClaimed, Claimed, TooManyKeys:
-		return "release the name with", "kubejoin claim release " + v.Node
+		return "release the name with", v.ofNode("kubejoin claim release")
 	case NodeExists, NodeReplaced:
-		return "to replace it, make a token with", "kubejoin token create --replace-node " + v.Node
+		return "to replace it, make a token with", v.ofNode("kubejoin token create --replace-node")
 	}
 	return "", ""
 }

@@ -68,7 +68,7 @@ type RuleVerdict struct {
 func OfRequest(r approval.Request, status string, refused error, authority *signer.Explanation) RequestExplanation {
 	e := RequestExplanation{
 		APIVersion: api.Version, Kind: RequestKind, Rules: []RuleVerdict{},
-		Name: r.Name, SignerName: r.SignerName, Requester: clean(r.User), Status: status,
+		Name: clean(r.Name), SignerName: clean(r.SignerName), Requester: clean(r.User), Status: status,
 	}
 	if refused != nil {
 		e.Verdict, e.Reason, e.Message = approval.None.String(), signer.ReasonValidation, clean(refused.Error())+"; it is not approved, and fails if somebody approves it"

@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // span is a duration as a person says it.
@@ -28,16 +29,90 @@ func ago(t, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
-// maxMessage is the most characters of another's message in a sentence.
-const maxMessage = 700
+// Bounds of a sentence and of another's message in it, in bytes.
+const (
+	maxSentence = 3000
+	maxMessage  = 700
+)
 
-// clean makes a message that others wrote fit into a sentence: one line, no control characters,
-// not without end.
+// clean makes a message that others wrote fit into a sentence.
 func clean(message string) string {
-	message = strings.Join(strings.FieldsFunc(message, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
-	message = strings.TrimRight(message, " .")
-	if runes := []rune(message); len(runes) > maxMessage {
-		message = string(runes[:maxMessage]) + "…"
+	return strings.TrimRight(foreign.Text(message, maxMessage), " .")
+}
+
+// title names a request in a sentence. A name that could be mistaken for a part of it is quoted.
+func (r Request) title() string {
+	if foreign.Pastes(r.Name) {
+		return r.Name
 	}
-	return message
+	return fmt.Sprintf("%q", foreign.Text(r.Name, foreign.MaxName))
+}
+
+// approve adds the command that approves a request, or the one that shows it if its name must not be
+// part of a command.
+func (v *view) approve(words string, r Request) {
+	if foreign.Pastes(r.Name) {
+		v.next(words, "kubectl certificate approve "+r.Name)
+		return
+	}
+	v.next("its name must not be pasted into a shell; show it with", foreign.ShowCSR(r.Name, r.UID))
+}
+
+// ofNode is a command that ends with the name of the node; empty if that must not be part of one.
+func (v *view) ofNode(command string) string {
+	if !foreign.Pastes(v.Node) {
+		return ""
+	}
+	return command + " " + v.Node
+}
+
+// cleaned is an explanation in which nothing that others wrote is more than text of some length. It
+// changes no fact: what was concluded, was concluded from the text as it is.
+func cleaned(e Explanation) Explanation {
+	name := func(s *string) { *s = foreign.Text(*s, foreign.MaxName) }
+	message := func(s *string) { *s = foreign.Text(*s, foreign.MaxMessage) }
+	e.Sentence = foreign.Text(e.Sentence, maxSentence)
+	name(&e.Node)
+	for i := range e.Unread { // a clone of the facts'
+		message(&e.Unread[i].Reason)
+	}
+	for i := range e.Evidence.Requests { // likewise
+		r := &e.Evidence.Requests[i]
+		for _, s := range []*string{&r.Name, &r.UID, &r.Signer, &r.User} {
+			name(s)
+		}
+		for _, condition := range []**Condition{&r.Approved, &r.Denied, &r.Failed} {
+			if *condition != nil {
+				c := **condition
+				name(&c.Reason)
+				message(&c.Message)
+				*condition = &c
+			}
+		}
+		if r.Certificate != nil {
+			c := *r.Certificate
+			name(&c.Writer)
+			r.Certificate = &c
+		}
+	}
+	if e.Evidence.Event != nil {
+		event := *e.Evidence.Event
+		for _, s := range []*string{&event.Namespace, &event.Name, &event.Kind, &event.Object, &event.Source, &event.Reason} {
+			name(s)
+		}
+		message(&event.Message)
+		e.Evidence.Event = &event
+	}
+	if e.Evidence.Object != nil {
+		node := *e.Evidence.Object
+		name(&node.Reason)
+		message(&node.Message)
+		e.Evidence.Object = &node
+	}
+	if e.Evidence.Leader != nil {
+		leader := *e.Evidence.Leader
+		name(&leader.Holder)
+		e.Evidence.Leader = &leader
+	}
+	return e
 }

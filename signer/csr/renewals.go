@@ -19,9 +19,10 @@ import (
 // A WaitingRenewal is a certificate that a node has asked for under its own name, and has not got.
 type WaitingRenewal struct {
 	Node, Signer string
-	// Request is the first of its requests that waits, since Since.
-	Request string
-	Since   time.Time
+	// Request is the first of its requests that waits, since Since, and UID its UID. A node may give
+	// its requests any names.
+	Request, UID string
+	Since        time.Time
 }
 
 // A renewal identifies what a node asks for again and again.
@@ -52,7 +53,7 @@ func waitingRenewals(requests []*certificates.CertificateSigningRequest, got map
 		if known, found := first[of]; found && !since.Before(known.Since) || !since.After(got[of]) || !ownName(r) {
 			continue
 		}
-		first[of] = WaitingRenewal{Node: strings.TrimPrefix(of.user, nodeUser), Signer: of.signer, Request: r.Name, Since: since}
+		first[of] = WaitingRenewal{Node: strings.TrimPrefix(of.user, nodeUser), Signer: of.signer, Request: r.Name, UID: string(r.UID), Since: since}
 	}
 	all := make([]WaitingRenewal, 0, len(first))
 	for _, w := range first {

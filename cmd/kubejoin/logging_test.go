@@ -1,0 +1,60 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+)
+
+// Whatever a library or a call forgets to clean: a line of the program's log has no secret, no control
+// character and a bound.
+func TestLogIsClean(t *testing.T) {
+	hostile := "8w4usg.qwertzuiopasdfgh_\x1b[31m\u202e" + strings.Repeat("x", 100_000)
+	for _, format := range []string{"text", "json"} {
+		var out bytes.Buffer
+		log, err := newLogger(&out, format, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Info("m", "string", hostile)
+		log.Info(hostile, "number", 7, "none", nil)
+		log.Info("m", "error", errors.New(hostile))
+		log.With("with", hostile).WithGroup("g").Info("m", slog.Group("h", "in a group", hostile))
+		log.Info(hostile, "no event", (*corev1.Event)(nil), "no error", error((*nilError)(nil)))
+		log.Info("m", "object", &corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: hostile}})
+		klog.ErrorS(errors.New(hostile), hostile, "by klog", hostile)
+		klog.Background().Error(errors.New(hostile), "m")
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(lines) != 8 {
+			t.Fatalf("%d lines", len(lines))
+		}
+		for _, line := range lines {
+			if len(line) > 4*maxLogged || strings.Contains(line, "qwertz") || !strings.Contains(line, "8w4usg.<redacted>_") && !strings.Contains(line, `8w4usg.\u003credacted\u003e_`) ||
+				strings.Contains(line, "x1b") || strings.Contains(line, "u001b") || strings.Contains(line, "u202e") || strings.ContainsFunc(line, unicode.IsControl) {
+				t.Errorf("%s: %d bytes: %.500s", format, len(line), line)
+			}
+			if format == "json" && !json.Valid([]byte(line)) {
+				t.Errorf("no JSON: %.500s", line)
+			}
+		}
+	}
+}
+
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
+// An error and a warning on a terminal are lines of text.
+func TestErrorsAreText(t *testing.T) {
+	if got, want := plain("first\n_8w4usg.qwertzuiopasdfgh\x1b[31m\r\nlast"), "first\n_8w4usg.<redacted>�[31m \nlast"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

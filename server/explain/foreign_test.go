@@ -1,0 +1,120 @@
+package explain_test
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+)
+
+// kube-apiserver accepts any name of a request. One that a shell would read in another way is part of no
+// command, and nothing that a requester chose reaches a terminal as it is.
+func TestHostileNamesArePartOfNoCommandAndNoTerminal(t *testing.T) {
+	const (
+		byUID  = `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="uid-1")]}'`
+		pasted = "8w4usg." + secret
+	)
+	ca, other := newAuthority(t, "kubernetes\x1b"), newAuthority(t, "stranger\n\x1b]0;x\a")
+	signed := info(t, ca)
+	leaf := other.leaf(t, now.Add(time.Hour))
+	for _, hostile := range []string{
+		"x >&2;id>pwned;\x1b[31m", "two\nkubectl delete ns default", "$(id)", "`id`", "a b", "a'b", `a"b`, "-f", "A", "a_b", "\u202egnp", pasted, strings.Repeat("x", 10_000),
+	} {
+		named := func(r *explain.Request) { r.Name = hostile }
+		strange := hostile + pasted + "\x1b"
+		by := func(change ...func(*explain.Request)) []explain.Request {
+			return []explain.Request{request(strange, append(change, named)...)}
+		}
+		about := event("FactsUnavailable", strange)
+		for what, f := range map[string]explain.Facts{
+			"pending":                 {Requests: by()},
+			"pending for long":        {Requests: by(made(time.Hour, ""), func(r *explain.Request) { r.UID = "uid-1" })},
+			"not permitted":           {Requests: by(permitted(false), func(r *explain.Request) { r.Groups = []string{"system:bootstrappers:" + strange} })},
+			"permitted by now":        {Requests: by(permitted(true)), Events: []explain.Event{event("NotPermitted", strange)}},
+			"waits":                   {Requests: by(), Events: []explain.Event{about}},
+			"denied":                  {Requests: by(denied(strange, strange))},
+			"denied without a word":   {Requests: by(denied(strange, ""))},
+			"failed":                  {Requests: by(failed("X", strange))},
+			"not signed":              {Requests: by(approved)},
+			"signing fails":           {Requests: by(approved), Events: []explain.Event{event("SigningFailed", strange)}},
+			"of another CA":           {Requests: by(issued(strange, leaf)), ClusterInfo: signed},
+			"by another":              {Requests: by(issued(strange, leaf))},
+			"led by":                  {Requests: by(), Leader: &explain.Leader{Namespace: "n", Lease: "l", Holder: strange, Renewed: now, Duration: 15 * time.Second}},
+			"unread":                  {Requests: by(), Unread: []explain.Unread{{Fact: explain.FactTokens, Reason: strange}}},
+			"Node not ready":          {Object: node("False", strange)},
+			"serving pending":         {Object: node("True", ""), Requests: []explain.Request{request(itself, named, func(r *explain.Request) { r.Signer = servingSigner })}},
+			"serving with a word":     {Object: node("True", ""), Events: []explain.Event{about}, Requests: []explain.Request{request(itself, named, func(r *explain.Request) { r.Signer = servingSigner })}},
+			"serving refused":         {Object: node("True", ""), Requests: []explain.Request{request(itself, named, denied("X", strange), func(r *explain.Request) { r.Signer = servingSigner })}},
+			"serving approved":        {Object: node("True", ""), Requests: []explain.Request{request(itself, named, approved, func(r *explain.Request) { r.Signer = servingSigner })}},
+			"of a Node that is there": {Object: &explain.Node{Created: before(time.Hour), Ready: "False", Reason: strange, Message: strange}, Requests: by()},
+		} {
+			f.Node = name
+			given, err := json.Marshal(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := explain.Explain(f, now)
+			for _, command := range e.Next {
+				if command != byUID && command != "kubectl describe node worker-7" && !strings.HasPrefix(command, "kubejoin ") && !strings.HasPrefix(command, "journalctl ") {
+					t.Errorf("%s of %.30q: next %q", what, hostile, command)
+				}
+			}
+			if strings.Contains(e.Sentence, "kubectl certificate approve") || strings.Contains(e.Sentence, "kubectl describe csr") || strings.Contains(e.Sentence, "its request "+hostile) {
+				t.Errorf("%s of %.30q: %s", what, hostile, e.Sentence)
+			}
+			evidence, err := json.Marshal(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var all any
+			if err := json.Unmarshal(evidence, &all); err != nil {
+				t.Fatal(err)
+			}
+			each(all, func(text string) {
+				if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) || strings.Contains(text, secret[:8]) || len(text) > 3000 {
+					t.Errorf("%s of %.30q: %d bytes: %.1000q", what, hostile, len(text), text)
+				}
+			})
+			if text := strings.TrimSuffix(e.Text(), "\n"); strings.ContainsFunc(strings.ReplaceAll(text, "\n  ", ""), unicode.IsControl) {
+				t.Errorf("%s of %.30q: %.1000q", what, hostile, text)
+			}
+			if after, _ := json.Marshal(f); !slices.Equal(given, after) {
+				t.Errorf("%s of %.30q: the facts have changed", what, hostile)
+			}
+		}
+		said := &signer.Explanation{Decision: approval.Decision{Message: strange, Evidence: []string{strange}}, Steps: []approval.Decision{{Message: strange, Evidence: []string{strange}}}}
+		verdict := explain.OfRequest(approval.Request{Name: strange, User: strange, SignerName: strange, CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: strange}}}, explain.StatusPending, nil, said)
+		for line := range strings.Lines(verdict.Text()) {
+			if strings.ContainsFunc(strings.TrimSuffix(line, "\n"), unicode.IsControl) || strings.Contains(line, secret[:8]) || len(line) > 4000 {
+				t.Errorf("verdict on %.30q: %d bytes: %.1000q", hostile, len(line), line)
+			}
+		}
+		if n := strings.Count(verdict.Text(), "\n"); n != 5 {
+			t.Errorf("verdict on %.30q: %d lines: %.1000s", hostile, n, verdict.Text())
+		}
+	}
+}
+
+// each calls f with all strings of a document of JSON.
+func each(value any, f func(string)) {
+	switch v := value.(type) {
+	case string:
+		f(v)
+	case []any:
+		for _, item := range v {
+			each(item, f)
+		}
+	case map[string]any:
+		for _, item := range v {
+			each(item, f)
+		}
+	}
+}
