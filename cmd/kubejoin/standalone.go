@@ -278,7 +278,7 @@ func (d dataDir) writeCurlrc(file, caFile, bearer string) error {
 
 // shellQuote makes s one word of a shell, as it is where that is safe.
 func shellQuote(s string) string {
-	if strings.ContainsFunc(s, func(c rune) bool {
+	if s == "" || strings.ContainsFunc(s, func(c rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@%+,=", c)
 	}) {
 		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
