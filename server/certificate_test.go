@@ -326,6 +326,23 @@ func TestCertificateForWhoMaySign(t *testing.T) {
 	}
 }
 
+// The rule may-sign approves nothing standalone: what a certificate says of groups makes no admin.
+func TestCertificateForANodeInTheGroupOfAdmins(t *testing.T) {
+	s, kept := certifying(t)
+	signers := s.Certificates.Authority.Signers()
+	peer := signers[peerSigner]
+	peer.Rules = []approval.Rule{approval.MaySign{}}
+	signers[peerSigner] = peer
+	s.Certificates.Authority.Signers = signer.FixedSigners(signers)
+	s.start(t)
+	jane := csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil)
+	_, err := s.as(t, s.userCertificate(t, "system:node:worker-1", "system:nodes", "kubejoin:admins")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(jane), Signer: peerSigner})
+	wantProblem(t, err, 403, api.ProblemCertificateNotPermitted, approval.ReasonNotPermitted)
+	if e := kept.last(); e.Outcome != issuance.Refused {
+		t.Errorf("recorded %+v", e)
+	}
+}
+
 // What cannot be recorded is not refused either, and is to be tried again.
 func TestCertificateRefusalIsRecorded(t *testing.T) {
 	s, _ := certifying(t)

@@ -80,7 +80,7 @@ func certifying(t testing.TB) (*site, *record) {
 		Authority: &signer.Authority{
 			Signers: signer.FixedSigners(signers), Record: kept,
 			Facts: signer.Standalone{
-				Claims: s.store.Claims(), Admins: "kubejoin:admins", DNSSuffixes: scope.DNSSuffixes,
+				Claims: s.store.Claims(), DNSSuffixes: scope.DNSSuffixes,
 				Keep: approval.Reserved{APIServer: []string{"api.example.com"}},
 			},
 			Nodes: &signer.NodeAdmission{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}},

@@ -20,8 +20,6 @@ const bootstrappersGroup = "system:bootstrappers"
 type Standalone struct {
 	// Claims are the names that nodes have taken; nil is that there are none.
 	Claims tokens.Claims
-	// Admins is the group that may sign; empty is that nobody may.
-	Admins string
 	// DNSSuffixes are those under which a node has its name in DNS, such as "example.com" or
 	// ".example.com".
 	DNSSuffixes []string
@@ -31,12 +29,10 @@ type Standalone struct {
 
 var _ approval.Facts = Standalone{}
 
-// Allowed: bootstrap tokens get first certificates of nodes, nodes renew theirs, admins sign.
-// Nobody has any other permission.
+// Allowed: bootstrap tokens get first certificates of nodes, and nodes renew theirs. Nobody has any other permission, so
+// that [approval.MaySign] approves nothing: groups of a requester may be from a client certificate, where anything may
+// stand. Who may sign is known where callers are.
 func (s Standalone) Allowed(_ context.Context, r approval.Request, p approval.Permission) (bool, error) {
-	if p.Verb == "sign" && p.Resource == "signers" && p.Subresource == "" {
-		return s.Admins != "" && slices.Contains(r.Groups, s.Admins), nil
-	}
 	if p.Verb != "create" || p.Resource != "certificatesigningrequests" || p.Name != "" {
 		return false, nil
 	}

@@ -52,7 +52,7 @@ func (s *service) standaloneAuthority(store *boltstore.Store, apiServer string) 
 	}
 	facts := standaloneFacts{
 		Standalone: signer.Standalone{
-			Claims: store.Claims(), Admins: adminGroup, DNSSuffixes: s.scope().DNSSuffixes,
+			Claims: store.Claims(), DNSSuffixes: s.scope().DNSSuffixes,
 			Keep: approval.Reserved{
 				Prefixes: services, APIServer: []string{apiServer},
 				Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise, --tls-san and kubejoin's certificate",
