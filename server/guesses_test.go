@@ -2,8 +2,10 @@ package server_test
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // sends sends a GET of the tokens with headers of any kind.
@@ -113,6 +116,51 @@ func TestLetInCountsForItsAddressAlone(t *testing.T) {
 			}
 		}
 	})
+}
+
+// One machine may have all addresses of a /64: guesses and connections from there are counted together, and those from
+// the next one apart.
+func TestOneNetworkOfIPv6IsOneClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		handler := guessing(t)
+		for i := range server.FailureBurst {
+			if code := sends(t, handler, fmt.Sprintf("[2001:db8::%x:0:0:1]:1", i), authorized("Bearer guess")); code != 401 {
+				t.Fatal(code)
+			}
+		}
+		connected := server.LimitConnections(100, atFirst(3), prometheus.NewRegistry())
+		for i := range 4 {
+			c := &addressed{remote: fmt.Sprintf("[2001:db8::%x:0:0:1]:1", 0x8000+i)}
+			if connected(c, http.StateNew); c.closed != (i == 3) {
+				t.Errorf("connection %d of a network: closed is %v", i, c.closed)
+			}
+		}
+		for remote, same := range map[string]bool{"[2001:db8::ffff:0:0:1]:1": true, "[2001:db8:0:1::1]:1": false} {
+			if code := sends(t, handler, remote, authorized("Bearer guess")); (code == 429) != same {
+				t.Errorf("a guess from %s: %d", remote, code)
+			}
+			c := &addressed{remote: remote}
+			if connected(c, http.StateNew); c.closed != same {
+				t.Errorf("a connection from %s: closed is %v", remote, c.closed)
+			}
+		}
+	})
+}
+
+// addressed is a connection from somewhere.
+type addressed struct {
+	net.Conn
+	remote string
+	closed bool
+}
+
+func (c *addressed) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.remote))
+}
+
+func (c *addressed) Close() error {
+	c.closed = true
+	return nil
 }
 
 // Headers that nobody accepts count as guesses, in whatever way they are wrong.

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -140,6 +141,11 @@ func TestReferencePage(t *testing.T) {
 	sum := sha256.Sum256([]byte(style))
 	if m := policyStyle.FindStringSubmatch(policy); m == nil || m[1] != "sha256-"+base64.StdEncoding.EncodeToString(sum[:]) || !strings.HasPrefix(policy, "default-src 'none';") {
 		t.Errorf("the policy does not let the page have its style: %s", policy)
+	}
+	for _, none := range []string{"default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"} {
+		if !slices.Contains(strings.Split(policy, "; "), none) {
+			t.Errorf("the policy is %s, want %s", policy, none)
+		}
 	}
 }
 

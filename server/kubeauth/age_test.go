@@ -1,0 +1,77 @@
+package kubeauth_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/kubeauth"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// roundTrips is an API server with no network between.
+type roundTrips func(*http.Request) map[string]any
+
+func (f roundTrips) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := json.Marshal(f(r))
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{
+		StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r,
+	}, nil
+}
+
+// What the API server said counts for as long as docs/access.md says, and no longer: a token or a permission that was
+// taken away ends within that time.
+func TestAnswersOfTheAPIServerCountBriefly(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		yes  bool
+		age  time.Duration
+	}{
+		{"good", true, 5 * time.Second},
+		{"bad", false, time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				yes, asked := test.yes, 0
+				client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: roundTrips(func(*http.Request) map[string]any {
+					asked++
+					return map[string]any{"status": map[string]any{"authenticated": yes, "audiences": []string{"kubejoin"}, "user": map[string]any{"username": "ada"}, "allowed": yes}}
+				}), ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				known := &kubeauth.Tokens{Client: client}
+				permissions := &kubeauth.Permissions{Client: client}
+				for what, ask := range map[string]func() error{
+					"a token": func() error { _, err := known.Authenticate(request(t.Context(), bearer)); return err },
+					"a permission": func() error {
+						return permissions.Authorize(request(t.Context(), bearer), server.User{Name: "ada"}, server.Access{Verb: "get", Resource: "tokens"})
+					},
+				} {
+					yes, asked = test.yes, 0
+					if err := ask(); (err == nil) != test.yes || asked != 1 {
+						t.Fatalf("%s: %v, asked %d times", what, err, asked)
+					}
+					yes = !yes
+					time.Sleep(test.age - time.Nanosecond)
+					if err := ask(); (err == nil) != test.yes || asked != 1 {
+						t.Errorf("%s, almost %s later: %v, asked %d times, want what was said before", what, test.age, err, asked)
+					}
+					time.Sleep(time.Nanosecond)
+					if err := ask(); (err == nil) == test.yes || asked != 2 {
+						t.Errorf("%s, %s later: %v, asked %d times, want what is said now", what, test.age, err, asked)
+					}
+				}
+			})
+		})
+	}
+}
