@@ -52,8 +52,8 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 	return User{Name: leaf.Subject.CommonName, Groups: leaf.Subject.Organization}, nil
 }
 
-// AnyOf is an [Authenticate] that knows whom one of several does. If none does, and one of them
-// could not judge, nor can it.
+// AnyOf is an [Authenticate] that knows whom one of several does, also where another refuses what it found:
+// [HeaderOrCertificate] does not. If none does, and one of them could not judge, nor can it.
 func AnyOf(ways ...Authenticate) Authenticate {
 	return func(r *http.Request) (User, error) {
 		var errs []error

@@ -4,11 +4,14 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	kjson "sigs.k8s.io/json"
 )
 
@@ -28,6 +31,9 @@ func (h *handler) explainRequest(r *http.Request) (answer, error) {
 	if asked.CSR == "" {
 		var err error
 		if given, err = readCSR(asked.Object); err != nil {
+			return answer{}, err
+		}
+		if err := h.mayAskAbout(r, given.Spec.Username, given.Spec.Groups); err != nil {
 			return answer{}, err
 		}
 	} else if wrong := validation.IsDNS1123Subdomain(asked.CSR); len(wrong) > 0 {
@@ -56,4 +62,28 @@ func readCSR(content []byte) (*certificates.CertificateSigningRequest, error) {
 		return nil, badField("object", "apiVersion %.60q and kind %.60q given, want %s and CertificateSigningRequest", object.APIVersion, object.Kind, certificates.SchemeGroupVersion)
 	}
 	return &object, nil
+}
+
+// mayAskAbout is a problem unless whoever sent the request may learn what that requester is permitted: an object that
+// need not exist can name anybody. Callers may ask about themselves, nobody, nodes and bootstrap tokens.
+func (h *handler) mayAskAbout(r *http.Request, name string, groups []string) error {
+	caller := userOf(r.Context())
+	var known func(group string) bool
+	switch {
+	case name == "":
+		known = func(string) bool { return false }
+	case name == caller.Name:
+		known = func(group string) bool { return slices.Contains(caller.Groups, group) }
+	case strings.HasPrefix(name, "system:node:"):
+		known = func(group string) bool { return group == "system:nodes" }
+	case isBootstrap(name):
+		known = func(group string) bool { return strings.HasPrefix(group, bootstrapapi.BootstrapDefaultGroup) }
+	}
+	if known != nil && !slices.ContainsFunc(groups, func(group string) bool { return group != "system:authenticated" && !known(group) }) {
+		return nil
+	}
+	return h.mayTake(r, liberty{
+		Access{Verb: "impersonate", Resource: "explanations", Name: name}, "object",
+		"which an object of a requester other than yourself, a node or a bootstrap token needs; ask by the name of a request that exists",
+	})
 }

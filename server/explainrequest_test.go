@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -66,5 +67,57 @@ func TestExplainRequestRefused(t *testing.T) {
 	}
 	if r := s.do(t, http.MethodPost, "/v1/explain?object={}", adminBearer, "", ""); r.status != http.StatusBadRequest || !strings.Contains(r.body, api.ProblemType+"invalid-field") {
 		t.Errorf("an object in the URL: %d %s", r.status, r.body)
+	}
+}
+
+// Who may ask for explanations learns nothing of what people of his choice are permitted.
+func TestExplainsNoInventedRequester(t *testing.T) {
+	s := newSite(t)
+	s.ExplainRequest = func(_ context.Context, _ string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+		return explain.OfRequest(approval.Request{Name: object.Name}, explain.StatusPending, errors.New("unread"), nil), nil
+	}
+	var asked []server.Access
+	s.Authenticate = func(r *http.Request) (server.User, error) {
+		bearer, err := server.Bearer(r)
+		return server.User{Name: bearer, Groups: []string{"dev"}}, err
+	}
+	s.Authorize = func(_ *http.Request, u server.User, a server.Access) error {
+		asked = append(asked, a)
+		if u.Name == "admin" || a == (server.Access{Verb: "get", Resource: "explanations"}) {
+			return nil
+		}
+		return server.ErrForbidden
+	}
+	s.start(t)
+	for _, test := range []struct {
+		name, groups string
+		refused      bool
+	}{
+		{name: "", groups: ""},
+		{name: "", groups: `"system:masters"`, refused: true},
+		{name: "vic", groups: `"dev","system:authenticated"`},
+		{name: "vic", groups: `"dev","ops"`, refused: true},
+		{name: "ada", groups: `"system:authenticated"`, refused: true},
+		{name: "ada", groups: "", refused: true},
+		{name: "system:serviceaccount:kube-system:x", groups: "", refused: true},
+		{name: "system:node:worker-1", groups: `"system:nodes","system:authenticated"`},
+		{name: "system:node:worker-1", groups: `"system:nodes","ops"`, refused: true},
+		{name: "system:bootstrap:abcdef", groups: `"system:bootstrappers","system:bootstrappers:rack-7","system:authenticated"`},
+		{name: "system:bootstrap:abcdef", groups: `"system:masters"`, refused: true},
+	} {
+		object := fmt.Sprintf(`{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "x"}, "spec": {"username": %q, "groups": [%s]}}}`, test.name, test.groups)
+		for caller, refused := range map[string]bool{"vic": test.refused, "admin": false} {
+			if caller == "admin" && test.name == "vic" {
+				continue
+			}
+			asked = nil
+			r := s.do(t, http.MethodPost, "/v1/explain", caller, "application/json", object)
+			if (r.status == 403) != refused || !refused && r.status != 200 {
+				t.Errorf("%s about %q in %s: %d %s", caller, test.name, test.groups, r.status, r.body)
+			}
+			if refused && (!strings.Contains(r.body, "impersonate explanations.kubejoin.io") || asked[len(asked)-1] != (server.Access{Verb: "impersonate", Resource: "explanations", Name: test.name})) {
+				t.Errorf("%s about %q: asked for %v, said %s", caller, test.name, asked, r.body)
+			}
+		}
 	}
 }

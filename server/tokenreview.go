@@ -27,7 +27,8 @@ const reviewTimeout = 10 * time.Second
 // authenticator, which need not be enabled beside it.
 type TokenReview struct {
 	// Authenticate knows kube-apiserver: whoever it knows may ask. An error that wraps
-	// [ErrForbidden] is about somebody whom it knows as another. nil refuses everybody.
+	// [ErrForbidden] is about somebody whom it knows as another. nil refuses everybody. For a bearer
+	// token or a client certificate it is [HeaderOrCertificate].
 	Authenticate Authenticate
 	// Audiences are the API server's --api-audiences, by default its service account issuer. A
 	// review for others alone is answered no. Empty leaves that to the API server: an answer

@@ -307,7 +307,7 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
 	way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Name: "kube-apiserver-kubelet-client"}
-	s.TokenReview.Authenticate = server.AnyOf(s.TokenReview.Authenticate, way.Authenticate)
+	s.TokenReview.Authenticate = server.HeaderOrCertificate(s.TokenReview.Authenticate, way.Authenticate)
 	own := certificate(t, "server", nil, x509.ExtKeyUsageServerAuth)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -323,7 +323,7 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 		status      int
 	}{
 		{"kube-apiserver", certificate(t, way.Name, ca, x509.ExtKeyUsageClientAuth), "", 200},
-		{"kube-apiserver with another bearer", certificate(t, way.Name, ca, x509.ExtKeyUsageClientAuth), adminBearer, 200},
+		{"kube-apiserver with another bearer", certificate(t, way.Name, ca, x509.ExtKeyUsageClientAuth), adminBearer, 401},
 		{"bearer and another's certificate", certificate(t, "eve", ca, x509.ExtKeyUsageClientAuth), reviewerBearer, 200},
 		{"another name", certificate(t, "eve", ca, x509.ExtKeyUsageClientAuth), "", 403},
 		{"another CA", certificate(t, way.Name, other, x509.ExtKeyUsageClientAuth), "", 401},

@@ -31,7 +31,7 @@ func (s *service) reviewTokens(dir dataDir) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", dir.path(webhookToken), err)
 	}
-	callers := []server.Authenticate{known.Authenticate}
+	var byCertificate server.Authenticate
 	if file := s.options.webhookClientCA; file != "" {
 		cas, err := reload.Files[*x509.CertPool]{
 			Name: "webhook-client-ca", Paths: []string{file},
@@ -48,9 +48,9 @@ func (s *service) reviewTokens(dir dataDir) error {
 			}
 			return nil
 		})
-		callers = append(callers, server.ClientCertificate{CAs: cas.Get, Name: s.options.webhookClientName}.Remembering())
+		byCertificate = server.ClientCertificate{CAs: cas.Get, Name: s.options.webhookClientName}.Remembering()
 	}
-	s.api.TokenReview = &server.TokenReview{Authenticate: server.AnyOf(callers...), Audiences: s.options.webhookAudiences}
+	s.api.TokenReview = &server.TokenReview{Authenticate: server.HeaderOrCertificate(known.Authenticate, byCertificate), Audiences: s.options.webhookAudiences}
 	return nil
 }
 

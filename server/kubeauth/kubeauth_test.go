@@ -180,6 +180,7 @@ func TestTokensNotShown(t *testing.T) {
 		"two":               {two, server.ErrBadCredentials},
 		"too long":          {request(t.Context(), strings.Repeat("a", server.MaxBearer+1)), server.ErrBadCredentials},
 		"a bootstrap token": {request(t.Context(), tokens.Generate().Reveal()), server.ErrBadCredentials},
+		"a published one":   {request(t.Context(), "abcdef.0123456789abcdef"), server.ErrBadCredentials},
 	} {
 		if _, err := known.Authenticate(test.r); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)

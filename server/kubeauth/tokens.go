@@ -67,7 +67,7 @@ func (t *Tokens) Authenticate(r *http.Request) (server.User, error) {
 	if err != nil {
 		return server.User{}, err
 	}
-	if _, err := tokens.Parse(bearer); err == nil {
+	if _, err := tokens.Parse(bearer); err == nil || errors.Is(err, tokens.ErrPublicExample) {
 		return server.User{}, fmt.Errorf("%w: a bootstrap token, which is for machines that join", server.ErrBadCredentials)
 	}
 	t.once.Do(func() {

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+)
+
+// kube-apiserver is known by its bearer token or its certificate, and a bad header is refused beside a good certificate.
+func TestReviewerIsKnownByHeaderOrCertificate(t *testing.T) {
+	ca, err := signer.GenerateCA("kube-apiserver", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pem, _, err := ca.PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "ca.crt")
+	if err := os.WriteFile(file, pem, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, options := range map[string]serveOptions{
+		"with a CA":    {webhookClientCA: file, webhookClientName: "kube-apiserver"},
+		"without a CA": {},
+	} {
+		s := newService(options, slog.New(slog.DiscardHandler), io.Discard)
+		if err := s.reviewTokens(dataDir(dir)); err != nil {
+			t.Fatal(err)
+		}
+		bearer, err := readBearer(filepath.Join(dir, webhookToken))
+		if err != nil {
+			t.Fatal(err)
+		}
+		byCertificate := error(nil)
+		if options.webhookClientCA == "" {
+			byCertificate = server.ErrNoCredentials
+		}
+		for _, test := range []struct {
+			name, header string
+			certificate  bool
+			want         error
+		}{
+			{name: "nothing", want: server.ErrNoCredentials},
+			{name: "its bearer token", header: "Bearer " + bearer},
+			{name: "its certificate", certificate: true, want: byCertificate},
+			{name: "both", header: "Bearer " + bearer, certificate: true},
+			{name: "another bearer token beside its certificate", header: "Bearer x" + bearer, certificate: true, want: server.ErrBadCredentials},
+			{name: "another header beside its certificate", header: "Basic YTpi", certificate: true, want: server.ErrBadCredentials},
+		} {
+			r := httptest.NewRequestWithContext(t.Context(), "POST", "/", nil)
+			if test.header != "" {
+				r.Header.Set("Authorization", test.header)
+			}
+			if test.certificate {
+				r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{ca.Certificate()}}
+			}
+			user, err := s.api.TokenReview.Authenticate(r)
+			if !errors.Is(err, test.want) || (err == nil) != (user.Name == "kube-apiserver") {
+				t.Errorf("%s, %s: %q %v, want %v", name, test.name, user.Name, err, test.want)
+			}
+		}
+	}
+}
