@@ -104,6 +104,14 @@ func TestErrors(t *testing.T) {
 		{"nothing", known + "duration:\n", []string{":5: signers[0].duration: nothing given, want the fields min, default, max"}},
 		{"no list", known + "approval: may-sign\n", []string{`:5: signers[0].approval: "may-sign" given, want a list of rules`}},
 		{"mapping for a text", known + "approval: [{a: b}]\n", []string{`:5: signers[0].approval[0]: a mapping given, want the name of a rule`}},
+		{"mapping of another tag", known + "duration: !x {max: 1h}\n", []string{`:5: signers[0].duration: a mapping given, want the fields min, default, max`}},
+		{"text tagged as a mapping", known + "duration: !!map 1h\n", []string{`:5: signers[0].duration: "1h" given, want the fields min, default, max`}},
+		{"list for a key", known + "? [approval]\n  : []\n", []string{`:5: signers[0]: a list is no field, want name, ca, duration, usages, subject, names, keys, approval`}},
+		{"key of another tag", known + "!x approval: []\n", []string{`:5: signers[0]: "approval" is no field, want name, ca, duration, usages, subject, names, keys, approval`}},
+		{"mapping tagged as a text", known + "approval: [!!str {a: b}]\n", []string{`:5: signers[0].approval[0]: a mapping given, want the name of a rule`}},
+		{"text tagged as a number", known + "keys: {rsa: {min: !!int x}}\n", []string{`:5: signers[0].keys.rsa.min: "x" given, want a number of bits from 2048 to 8192`}},
+		{"list tagged as a number", known + "keys: {rsa: {min: !!int [2048]}}\n", []string{`:5: signers[0].keys.rsa.min: a list given, want a number of bits from 2048 to 8192`}},
+		{"text for a signer", head + "- x\n", []string{`:4: signers[0]: "x" given, want the fields name, ca, duration, usages, subject, names, keys, approval`}},
 		{"own tag", known + "approval: !x []\n", []string{`:5: signers[0].approval: a list given, want a list of rules`}},
 
 		{"no name", head + "- approval: []\n", []string{":4: signers[0].name: missing"}},
@@ -286,11 +294,26 @@ func TestErrorsEnd(t *testing.T) {
 	}
 }
 
+// Compile builds what it could read. An item that is no mapping is one error, and no signer to build.
+func TestItemThatIsNoSigner(t *testing.T) {
+	_, _, err := config.Compile("x", []byte("apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n- x\n"), config.Defaults{})
+	if err == nil || strings.Contains(err.Error(), "\n") {
+		t.Errorf("Compile = %v, want one error", err)
+	}
+}
+
 func TestLoad(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "signers.yaml")
 	if _, err := config.Load(file); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
+	}
+	if _, _, err := config.Open(file, config.Defaults{}); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+	var unreadable *os.PathError
+	if _, err := config.Load(dir); !errors.As(err, &unreadable) {
+		t.Errorf("Load of a folder = %v, want the error of reading it", err)
 	}
 	if err := os.WriteFile(file, make([]byte, 10*config.MaxSize), 0o600); err != nil {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ func (r *nodes) mapping(n *yaml.Node, path string, fields ...field) bool {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		at := slices.Index(names, key.Value)
-		if key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str" || at < 0 {
+		if key.ShortTag() != "!!str" || at < 0 {
 			r.fail(key.Line, path, "%s is no field, want %s", shown(key), want)
 			continue
 		}
@@ -87,7 +87,7 @@ func (r *nodes) list(n *yaml.Node, path, what string, most int, read func(n *yam
 
 // text reads a string that is not empty.
 func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
-	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" || n.Value == "" {
+	if n.ShortTag() != "!!str" || n.Value == "" { // a list or mapping has no Value
 		r.fail(n.Line, path, "%s given, want %s", shown(n), want)
 		return "", false
 	}
@@ -97,7 +97,7 @@ func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
 // number reads a whole number.
 func (r *nodes) number(n *yaml.Node, path, want string) (int, bool) {
 	var i int
-	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" || n.Decode(&i) != nil {
+	if n.ShortTag() != "!!int" || n.Decode(&i) != nil {
 		r.fail(n.Line, path, "%s given, want %s", shown(n), want)
 		return 0, false
 	}
@@ -107,7 +107,7 @@ func (r *nodes) number(n *yaml.Node, path, want string) (int, bool) {
 // plain refuses anchors and aliases, by which few bytes can stand for very many, and reports
 // whether there are none.
 func (r *nodes) plain(n *yaml.Node) bool {
-	if n.Kind == yaml.AliasNode || n.Anchor != "" {
+	if n.Anchor != "" { // which an alias has before it
 		r.fail(n.Line, "", "anchors (&) and aliases (*) are not read: write out what they stand for, and put a value that begins with * in quotes")
 		return false
 	}

@@ -120,8 +120,8 @@ func parsePrefix(text string) (netip.Prefix, error) {
 
 // matchIP matches an address. One of IPv4 that is written as IPv6 is in no range.
 func matchIP(prefix netip.Prefix, ip net.IP) bool {
-	addr, ok := netip.AddrFromSlice(ip)
-	return ok && prefix.Contains(addr)
+	addr, _ := netip.AddrFromSlice(ip) // the zero Addr is in no range
+	return prefix.Contains(addr)
 }
 
 func checkEmailPattern(pattern string) error {
@@ -135,8 +135,8 @@ func checkEmailPattern(pattern string) error {
 // matchEmail matches an address, the domain in any case. What is quoted is matched by none.
 func matchEmail(pattern, address string) bool {
 	wantLocal, wantDomain, _ := strings.Cut(pattern, "@")
-	local, domain, found := strings.Cut(address, "@")
-	return found && !strings.Contains(local, `"`) && matchPart(wantLocal, local) && matchDNS(wantDomain, domain)
+	local, domain, _ := strings.Cut(address, "@") // matchDNS refuses an empty domain
+	return !strings.Contains(local, `"`) && matchPart(wantLocal, local) && matchDNS(wantDomain, domain)
 }
 
 func checkURIPattern(pattern string) error {

@@ -53,7 +53,7 @@ func checkName(name string) error {
 		return fmt.Errorf("%s given, want a domain and a name such as example.com/etcd-peer", quoted(name))
 	case len(validation.IsDNS1123Subdomain(domain)) > 0 || !strings.Contains(domain, "."):
 		return fmt.Errorf("%s given, want a domain with a dot in it, in small letters, before the slash, such as example.com", quoted(name))
-	case len(path) > validation.DNS1123SubdomainMaxLength || len(validation.IsDNS1123Subdomain(path)) > 0:
+	case len(validation.IsDNS1123Subdomain(path)) > 0:
 		return fmt.Errorf("%s given, want [a-z0-9.-] after the slash, beginning and ending with a letter or digit, such as etcd-peer", quoted(name))
 	}
 	for label := range strings.SplitSeq(domain, ".") {
