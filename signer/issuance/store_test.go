@@ -47,8 +47,10 @@ func TestMatch(t *testing.T) {
 			t.Errorf("asked by worker-1 for worker-2, %s: %t", node, got)
 		}
 	}
-	if (issuance.Query{EndsBefore: at}).Match(issuance.Entry{Outcome: issuance.Refused}) {
-		t.Error("what was refused ends")
+	for name, q := range map[string]issuance.Query{"before": {EndsBefore: at}, "after": {EndsAfter: at.Add(-time.Hour)}} {
+		if q.Match(issuance.Entry{Outcome: issuance.Refused, NotAfter: at.Add(-time.Minute)}) {
+			t.Errorf("ends %s: a query about the end of certificates matches a refusal", name)
+		}
 	}
 }
 

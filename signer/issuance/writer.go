@@ -115,16 +115,11 @@ func (w *Writer) follow(now time.Time) error {
 	if age := now.Sub(w.looked); !w.missing && age >= 0 && age < reopen {
 		return nil
 	}
-	at, err := os.Stat(w.path)
-	if err == nil {
-		var mine os.FileInfo
-		if mine, err = w.file.Stat(); err == nil && os.SameFile(at, mine) {
+	if at, err := os.Stat(w.path); err == nil {
+		if mine, err := w.file.Stat(); err == nil && os.SameFile(at, mine) {
 			w.looked, w.missing = now, false
 			return nil
 		}
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
 	}
 	before := w.file
 	if err := w.open(); err != nil {

@@ -105,6 +105,13 @@ func TestLine(t *testing.T) {
 	}
 }
 
+func TestAppendWritesNothingOfMalformedEntry(t *testing.T) {
+	var out bytes.Buffer
+	if err := issuance.NewWriter(&out).Append(t.Context(), issuance.Entry{Time: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}); err == nil || out.Len() > 0 {
+		t.Errorf("Append = %v and wrote %q, want an error and nothing", err, &out)
+	}
+}
+
 // Whatever is in a subject, an entry is one line of printable, valid UTF-8, and reads back.
 func TestHostileText(t *testing.T) {
 	for name, text := range map[string]string{
