@@ -78,7 +78,7 @@ func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time
 		return time.Time{}, err
 	}
 	chains, err := shown[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: parents(shown), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Roots: roots, Intermediates: parents(shown, roots, now), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
 		return time.Time{}, fmt.Errorf("%.300s", err.Error()) // those of x509 keep certificates and quote them
@@ -94,15 +94,24 @@ func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time
 	return end, nil
 }
 
-// parents are the certificates that each signed the one before, as RFC 8446, section 4.4.2, orders them. x509.Verify
-// would try all combinations of what is shown.
-func parents(shown []*x509.Certificate) *x509.CertPool {
+// parents are the certificates between the first and a root, as RFC 8446, section 4.4.2, orders them: each signed the one
+// before. x509.Verify alone would try all combinations of what is shown, up to 100 signatures. This begins at the roots,
+// so that no key is used which they did not sign.
+func parents(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) *x509.CertPool {
+	anchored := func(c *x509.Certificate) bool {
+		_, err := c.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		return err == nil
+	}
+	top := len(shown) - 1
+	for top > 0 && !anchored(shown[top]) {
+		top--
+	}
 	pool := x509.NewCertPool()
-	for i, parent := range shown[1:] {
-		if shown[i].CheckSignatureFrom(parent) != nil {
-			break
+	for ; top > 0; top-- {
+		if shown[top-1].CheckSignatureFrom(shown[top]) != nil {
+			return nil
 		}
-		pool.AddCert(parent)
+		pool.AddCert(shown[top])
 	}
 	return pool
 }

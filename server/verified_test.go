@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -117,6 +118,30 @@ func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 				t.Errorf("%s: %v, good is to be %v", test.name, err, test.good)
 			}
 		}
+	}
+}
+
+// Keys of strangers may take milliseconds to check a signature with. These here panic.
+func TestUsesNoKeyThatNoCASigned(t *testing.T) {
+	authority := func(issuer *tls.Certificate) *tls.Certificate {
+		return issued(t, &x509.Certificate{
+			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "client-ca"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			BasicConstraintsValid: true, IsCA: true, KeyUsage: x509.KeyUsageCertSign,
+		}, issuer)
+	}
+	ca, outer := authority(nil), authority(nil)
+	inner := authority(outer)
+	var shown []*x509.Certificate
+	for _, c := range []*tls.Certificate{certificate(t, "system:node:worker-1", inner, x509.ExtKeyUsageClientAuth), inner, outer} {
+		unusable := *c.Leaf
+		unusable.PublicKey = &ecdsa.PublicKey{}
+		shown = append(shown, &unusable)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.Leaf)
+	way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
+	if _, err := way.Authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}}); !errors.Is(err, server.ErrBadCredentials) {
+		t.Error(err)
 	}
 }
 
