@@ -81,11 +81,8 @@ func (k KeyPolicy) String() string {
 	return strings.Join(kinds, ", ")
 }
 
-// check refuses a key that the policy does not allow.
+// check refuses a key that [checkKey] has passed and the policy does not allow.
 func (k KeyPolicy) check(key any) error {
-	if err := checkKey(key); err != nil {
-		return err
-	}
 	k = k.whole()
 	switch key := key.(type) {
 	case *rsa.PublicKey:

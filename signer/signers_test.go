@@ -2,17 +2,14 @@ package signer_test
 
 import (
 	"context"
-	"crypto"
-	"crypto/elliptic"
-	"crypto/x509"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -67,27 +64,75 @@ func TestDecideReturnsErrorOfNodes(t *testing.T) {
 	}
 }
 
-// opaque is a key that is none of the standard library's.
-type opaque struct{ crypto.Signer }
+func TestExplainSaysThatRequestIsForged(t *testing.T) {
+	name := certificates.KubeAPIServerClientKubeletSignerName
+	authority := &signer.Authority{Facts: yes{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))}
+	r := kubernetesRequest(t, name, nil)
+	forged := *r.CSR
+	forged.RawTBSCertificateRequest = kubernetesRequest(t, name, nil).CSR.RawTBSCertificateRequest
+	r.CSR = &forged
+	steps := authority.Explain(t.Context(), r).Steps
+	if last := steps[len(steps)-1]; last.Rule != "signer" || last.Verdict != approval.Deny || !strings.Contains(last.Message, "not signed by its own key") {
+		t.Errorf("the last step is %+v, want the signer to deny", last)
+	}
+}
 
-func (opaque) Public() crypto.PublicKey { return struct{}{} }
+func TestIssueRefusesRequestWithoutUsages(t *testing.T) {
+	template := signer.Template{CSR: kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil).CSR}
+	var refused *signer.Refused
+	if _, err := (signer.Profile{Usages: clientUsages}).Issue(newCA(t), template, time.Now()); !errors.As(err, &refused) {
+		t.Errorf("Issue = %v, want a refusal", err)
+	}
+}
 
-func TestNewCARefusesWhatCannotSign(t *testing.T) {
-	key := newKey(elliptic.P256())
-	good := caCertificate(t, "ca", key, nil, nil, nil)
-	without := *good
-	without.BasicConstraintsValid = false
-	for name, test := range map[string]struct {
-		certs []*x509.Certificate
-		key   crypto.Signer
-		want  string
+func TestIsNode(t *testing.T) {
+	for _, test := range []struct {
+		user   string
+		groups []string
+		want   bool
 	}{
-		"nil certificate":           {[]*x509.Certificate{good, nil}, key, "certificate 2 of 2: none given"},
-		"without basic constraints": {[]*x509.Certificate{&without}, key, "is not a CA"},
-		"key of an unknown type":    {[]*x509.Certificate{good}, opaque{key}, "want RSA, ECDSA or Ed25519"},
+		{"system:node:worker-1", []string{"system:authenticated", "system:nodes"}, true},
+		{"system:node:worker-1", []string{"system:authenticated"}, false},
+		{"system:node:worker-1", nil, false},
+		{"jane", []string{"system:nodes"}, false},
 	} {
-		if _, err := signer.NewCA(slices.Clone(test.certs), test.key); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: NewCA = %v, want %q", name, err, test.want)
+		if got := signer.IsNode(test.user, test.groups); got != test.want {
+			t.Errorf("IsNode(%q, %q) = %t, want %t", test.user, test.groups, got, test.want)
 		}
+	}
+}
+
+func TestKnownUsage(t *testing.T) {
+	for usage, want := range map[certificates.KeyUsage]bool{
+		certificates.UsageDigitalSignature: true, certificates.UsageClientAuth: true,
+		certificates.UsageCertSign: false, certificates.UsageCRLSign: false, "flying": false, "": false,
+	} {
+		if got := signer.KnownUsage(usage); got != want {
+			t.Errorf("KnownUsage(%q) = %t, want %t", usage, got, want)
+		}
+	}
+}
+
+func TestStandaloneAllowsPermissionsOfKubeadmOnly(t *testing.T) {
+	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
+	r.User, r.Groups = "system:bootstrap:abcdef", []string{"system:bootstrappers"}
+	for what, p := range map[string]approval.Permission{
+		"another resource": {Verb: "create", Resource: "nodes", Subresource: "nodeclient"},
+		"one object":       {Verb: "create", Resource: "certificatesigningrequests", Subresource: "nodeclient", Name: "csr-x"},
+		"another verb":     {Verb: "update", Resource: "certificatesigningrequests", Subresource: "nodeclient"},
+	} {
+		if allowed, err := (signer.Standalone{}).Allowed(t.Context(), r, p); allowed || err != nil {
+			t.Errorf("%s: Allowed = %t, %v, want false", what, allowed, err)
+		}
+	}
+}
+
+// A claim of a node name that reads as an address says nothing about who has the address.
+func TestStandaloneKnowsNothingOfAddresses(t *testing.T) {
+	c := newCluster()
+	c.claims["10.0.0.5"] = tokens.Claim{Node: "10.0.0.5", TokenID: "abcdef"}
+	facts := signer.Standalone{Claims: claims{cluster: c}}
+	if reporters, err := facts.Reporters(t.Context(), "worker-1", []string{"10.0.0.5"}); err != nil || len(reporters) > 0 {
+		t.Errorf("Reporters = %q, %v, want none", reporters, err)
 	}
 }

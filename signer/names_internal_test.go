@@ -1,0 +1,144 @@
+package signer
+
+import (
+	"crypto/ecdh"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/pem"
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestSubjectAltNamesAreWellFormed(t *testing.T) {
+	for name, test := range map[string]struct {
+		der  string // of the extension
+		want string // in the refusal; empty is none
+	}{
+		"DNS":                      {"\x30\x03\x82\x01a", ""},
+		"nothing":                  {"", "malformed"},
+		"cut off":                  {"\x30\x03\x82", "malformed"},
+		"bytes behind":             {"\x30\x03\x82\x01a\x00", "malformed"},
+		"a set":                    {"\x31\x03\x82\x01a", "malformed"},
+		"not a universal sequence": {"\xb0\x03\x82\x01a", "malformed"},
+		"name cut off":             {"\x30\x02\x82\x05", "malformed"},
+		"integer in place of DNS":  {"\x30\x03\x02\x01a", "malformed"},
+		"other name":               {"\x30\x03\x80\x01a", "otherName"},
+		"unknown kind":             {"\x30\x03\x89\x01a", "kind 9"},
+		"empty":                    {"\x30\x02\x82\x00", "empty"},
+		"space":                    {"\x30\x03\x82\x01 ", "no visible ASCII"},
+		"delete":                   {"\x30\x03\x82\x01\x7f", "no visible ASCII"},
+		"above ASCII":              {"\x30\x03\x86\x01\xe9", "no visible ASCII"},
+		"IPv4 as IPv6":             {"\x30\x12\x87\x10" + strings.Repeat("\x00", 10) + "\xff\xff\x0a\x00\x00\x01", "IPv4 address as IPv6"},
+	} {
+		err := checkNames(&x509.CertificateRequest{
+			Subject:    pkix.Name{CommonName: "a"},
+			Extensions: []pkix.Extension{{Id: oidSubjectAltName, Value: []byte(test.der)}},
+		})
+		var refused *Refused
+		if (err == nil) != (test.want == "") || err != nil && (!errors.As(err, &refused) || !strings.Contains(refused.Message, test.want)) {
+			t.Errorf("%s: %v, want a refusal with %q", name, err, test.want)
+		}
+	}
+}
+
+func TestNamesThatReadAsKubernetesOwn(t *testing.T) {
+	for _, name := range []string{"jane", "system", "systematic:x", "system:masters", "system:node:a", "system:Etcd"} {
+		if err := checkReserved(name); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, name := range []string{
+		"System:etcd", " system:etcd", "sy\u200bstem:etcd", "ѕystem:etcd", "ｓystem:etcd", "system∶etcd",
+		"system:a b", "system:\u00e9", "system:a\u200b", "system:Masters", "system:NODES",
+	} {
+		var refused *Refused
+		if err := checkReserved(name); !errors.As(err, &refused) {
+			t.Errorf("checkReserved(%+q) = %v, want a refusal", name, err)
+		}
+	}
+}
+
+func TestParsePEM(t *testing.T) {
+	agreement, err := ecdh.X25519().GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(agreement)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(typ string) []byte { return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: []byte("x")}) }
+	cut := []byte("-----BEGIN CERTIFICATE-----\nAAAA\n")
+	certificates := func(data []byte) error { _, err := parseCertificates(data); return err }
+	key := func(data []byte) error { _, err := parseKey(data); return err }
+	for name, test := range map[string]struct {
+		parse func([]byte) error
+		data  []byte
+		want  string
+	}{
+		"no certificate":         {certificates, nil, "no certificate found"},
+		"certificate cut off":    {certificates, cut, "damaged or cut off"},
+		"malformed certificate":  {certificates, block("CERTIFICATE"), "certificate 1: x509"},
+		"no key":                 {key, nil, "no private key found"},
+		"key beside a cut block": {key, append(block("EC PARAMETERS"), cut...), "damaged or cut off"},
+		"malformed key":          {key, block("PRIVATE KEY"), "holds no valid key"},
+		"key that cannot sign":   {key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), "cannot sign"},
+		"key of another type":    {key, block("DSA PRIVATE KEY"), "PEM block of type DSA PRIVATE KEY"},
+	} {
+		if err := test.parse(test.data); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want an error with %q", name, err, test.want)
+		}
+	}
+}
+
+// requestOf is a request with these attributes in its subject.
+func requestOf(attributes ...pkix.AttributeTypeAndValue) *x509.CertificateRequest {
+	csr := &x509.CertificateRequest{}
+	csr.Subject.Names = attributes
+	return csr
+}
+
+func TestSubjectAttributes(t *testing.T) {
+	name := asn1.ObjectIdentifier{2, 5, 4, attrCommonName}
+	for what, test := range map[string]struct {
+		attributes []pkix.AttributeTypeAndValue
+		want       string // in the refusal; empty is none
+	}{
+		"common name":           {[]pkix.AttributeTypeAndValue{{Type: name, Value: "a"}}, ""},
+		"two common names":      {[]pkix.AttributeTypeAndValue{{Type: name, Value: "a"}, {Type: name, Value: "b"}}, "more than once"},
+		"number":                {[]pkix.AttributeTypeAndValue{{Type: name, Value: 1}}, "no text"},
+		"not UTF-8":             {[]pkix.AttributeTypeAndValue{{Type: name, Value: "\xff"}}, "no encoding"},
+		"control character":     {[]pkix.AttributeTypeAndValue{{Type: name, Value: "a\x1b"}}, "control character"},
+		"reserved look":         {[]pkix.AttributeTypeAndValue{{Type: name, Value: "System:etcd"}}, "reads as"},
+		"short identifier":      {[]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 4}, Value: "a"}}, ""},
+		"longer identifier":     {[]pkix.AttributeTypeAndValue{{Type: append(name, 1), Value: "System:etcd"}}, ""},
+		"identifier of another": {[]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 5, 4, 3}, Value: "System:etcd"}}, ""},
+		"of another standard":   {[]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 6, 4, 3}, Value: "System:etcd"}}, ""},
+		"of another part":       {[]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 5, 3}, Value: "System:etcd"}}, ""},
+	} {
+		err := checkAttributes(requestOf(test.attributes...))
+		var refused *Refused
+		if (err == nil) != (test.want == "") || err != nil && (!errors.As(err, &refused) || !strings.Contains(refused.Message, test.want)) {
+			t.Errorf("%s: %v, want a refusal with %q", what, err, test.want)
+		}
+	}
+}
+
+// cfssl would drop a street or postal code of a subject that kubejoin gives it.
+func TestUnknownAttributeBesideStreetIsRefused(t *testing.T) {
+	unknown := pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}, Value: "a@example.com"}
+	street, postal := requestOf(unknown), requestOf(unknown)
+	street.Subject.StreetAddress, postal.Subject.PostalCode = []string{"a"}, []string{"1"}
+	for _, csr := range []*x509.CertificateRequest{street, postal} {
+		var refused *Refused
+		if subject, err := subjectOverride(csr); !errors.As(err, &refused) || subject != nil {
+			t.Errorf("subjectOverride = %v, %v, want a refusal", subject, err)
+		}
+	}
+	if subject, err := subjectOverride(requestOf(unknown)); err != nil || subject == nil {
+		t.Errorf("subjectOverride = %v, %v, want a subject without the attribute", subject, err)
+	}
+}

@@ -1,0 +1,110 @@
+package signer_test
+
+import (
+	"crypto"
+	"crypto/elliptic"
+	"crypto/x509"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+)
+
+// opaque is a key that is none of the standard library's.
+type opaque struct{ crypto.Signer }
+
+func (opaque) Public() crypto.PublicKey { return struct{}{} }
+
+func TestNewCARefusesWhatCannotSign(t *testing.T) {
+	key := newKey(elliptic.P256())
+	good := caCertificate(t, "ca", key, nil, nil, nil)
+	without := *good
+	without.BasicConstraintsValid = false
+	for name, test := range map[string]struct {
+		certs []*x509.Certificate
+		key   crypto.Signer
+		want  string
+	}{
+		"nil certificate":           {[]*x509.Certificate{good, nil}, key, "certificate 2 of 2: none given"},
+		"without basic constraints": {[]*x509.Certificate{&without}, key, "is not a CA"},
+		"key of an unknown type":    {[]*x509.Certificate{good}, opaque{key}, "want RSA, ECDSA or Ed25519"},
+	} {
+		if _, err := signer.NewCA(test.certs, test.key); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: NewCA = %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+// A new root that the old one has signed has one name as subject and issuer. Clients that have the old root
+// alone need it in the chain.
+func TestChainHasCrossSignedRoot(t *testing.T) {
+	oldKey, key := newKey(elliptic.P256()), newKey(elliptic.P256())
+	old := caCertificate(t, "kubernetes", oldKey, nil, nil, nil)
+	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "kubernetes", key, old, oldKey, nil), old}, key))
+	chain, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil), Usages: clientUsages}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	certs := decode(t, chain)
+	if len(certs) != 2 || !certs[1].Equal(ca.Certificate()) {
+		t.Errorf("the chain has %d certificates, want the certificate and the cross-signed root", len(certs))
+	}
+}
+
+func TestGenerateCAWantsName(t *testing.T) {
+	if _, err := signer.GenerateCA("", time.Now(), 24*time.Hour); err == nil || !strings.Contains(err.Error(), "common name is empty") {
+		t.Errorf("GenerateCA = %v, want an error about the name", err)
+	}
+}
+
+func TestIssueNeedsCAAndProfile(t *testing.T) {
+	template := signer.Template{CSR: newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil), Usages: clientUsages}
+	good := signer.Profile{Usages: clientUsages}
+	for name, test := range map[string]struct {
+		profile signer.Profile
+		ca      *signer.CA
+		want    string
+	}{
+		"no CA":             {good, nil, "no CA given"},
+		"zero CA":           {good, &signer.CA{}, "no CA given"},
+		"malformed profile": {signer.Profile{Usages: clientUsages, Min: 2 * time.Hour, Default: time.Hour}, newCA(t), "shortest duration"},
+	} {
+		if chain, err := test.profile.Issue(test.ca, template, time.Now()); err == nil || chain != nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: Issue = %d bytes, %v, want an error with %q", name, len(chain), err, test.want)
+		}
+	}
+}
+
+func TestLoadCAReportsMissingFile(t *testing.T) {
+	certs, key, err := newCA(t).PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	certFile, keyFile, missing := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"), filepath.Join(dir, "missing")
+	for path, data := range map[string][]byte{certFile: certs, keyFile: key} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, files := range [][2]string{{missing, keyFile}, {certFile, missing}} {
+		if _, err := signer.LoadCA(files[0], files[1]); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("LoadCA%q = %v, want an error that wraps os.ErrNotExist", files, err)
+		}
+	}
+}
+
+// inDevice is a key that signs and cannot be read.
+type inDevice struct{ crypto.Signer }
+
+func TestKeyInDeviceIsNotWritten(t *testing.T) {
+	key := newKey(elliptic.P256())
+	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, inDevice{key}))
+	if certs, private, err := ca.PEM(); err == nil || certs != nil || private != nil {
+		t.Errorf("PEM = %d and %d bytes, %v, want an error alone", len(certs), len(private), err)
+	}
+}
