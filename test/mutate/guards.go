@@ -66,15 +66,23 @@ func guardsOf(path string, first int) (string, []*guard, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	for _, d := range file.Decls {
-		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil {
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch fn := n.(type) {
+		case *ast.FuncDecl:
 			name := fn.Name.Name
 			if fn.Recv != nil {
 				name = strings.TrimPrefix(f.print(fn.Recv.List[0].Type), "*") + "." + name
 			}
-			f.function(name, fn.Type, fn.Body)
+			if fn.Body != nil {
+				f.function(name, fn.Type, fn.Body)
+			}
+			return false
+		case *ast.FuncLit: // of a variable of the package
+			f.function("var", fn.Type, fn.Body)
+			return false
 		}
-	}
+		return true
+	})
 	slices.SortStableFunc(f.insertions, func(a, b insertion) int { return a.at - b.at })
 	var out bytes.Buffer
 	done := 0 // bytes of the source

@@ -29,6 +29,7 @@ func TestFindsGuards(t *testing.T) {
 		"continue":             {`func f() { for { if a { continue }; g() } }`, []string{"a"}},
 		"switch of conditions": {`func f() error { switch { case a, b: return err; case c: return nil }; return nil }`, []string{"a", "b"}},
 		"switch of a value":    {`func f() error { switch a { case b: return err }; return nil }`, nil},
+		"function of variable": {`var f = func() error { if a { return err }; return nil }`, []string{"a"}},
 		"function in function": {`func f() { g(func() error { if a { return err }; return nil }) }`, []string{"a"}},
 	} {
 		path := filepath.Join(t.TempDir(), "x.go")

@@ -2,7 +2,8 @@
 //
 // It compiles each test once, from sources in which each guard asks whether it is on: cond becomes
 // ((cond) && mutant(7)). The environment variable KUBEJOIN_MUTANT=7 then switches that guard off. The sources
-// go to the compiler with -overlay, so the work tree does not change.
+// go to the compiler with -overlay, so the work tree does not change. Only the tests that reach a guard run, so
+// each test has to pass when it runs alone.
 package main
 
 import (
@@ -225,7 +226,10 @@ func (b *binary) run(ctx context.Context, limit time.Duration, variable string, 
 	return printed, cmp.Or(ctx.Err(), err)
 }
 
-var finished = regexp.MustCompile(`(?m)^--- (PASS|FAIL): (\S+) \((\S+)\)$`)
+var (
+	finished = regexp.MustCompile(`(?m)^--- (PASS|FAIL): (\S+) \((\S+)\)$`)
+	failed   = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
+)
 
 // reach runs all tests with every guard on, and notes which tests reach which guard.
 func (b *binary) reach(ctx context.Context) error {
@@ -277,11 +281,15 @@ func (g *guard) test(ctx context.Context, binaries []*binary, limit time.Duratio
 		order = slices.Insert(slices.Delete(order, own, own+1), 0, binaries[own])
 	}
 	for _, b := range order {
-		quick := slices.DeleteFunc(slices.Clone(b.reached[g.number]), func(test string) bool {
+		reached := b.reached[g.number]
+		quick := slices.DeleteFunc(slices.Clone(reached), func(test string) bool {
 			slow, known := b.slow[test]
 			return slow || !known
 		})
-		for _, tests := range [][]string{quick, b.reached[g.number]} {
+		if len(quick) == len(reached) {
+			quick = nil
+		}
+		for _, tests := range [][]string{quick, reached} {
 			if len(tests) == 0 {
 				continue
 			}
@@ -293,8 +301,8 @@ func (g *guard) test(ctx context.Context, binaries []*binary, limit time.Duratio
 			}
 			if err != nil {
 				g.killer = fmt.Sprintf("%s: %v", b.pkg, err)
-				if f := finished.FindSubmatch(bytes.ReplaceAll(printed, []byte("--- PASS"), nil)); f != nil {
-					g.killer = fmt.Sprintf("%s: %s", b.pkg, f[2])
+				if f := failed.FindSubmatch(printed); f != nil {
+					g.killer = fmt.Sprintf("%s: %s", b.pkg, f[1])
 				}
 				return nil
 			}
