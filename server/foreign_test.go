@@ -20,10 +20,10 @@ import (
 // Wherever a value is cut in a problem, the problem has no part of a token's secret; nor has the log.
 func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 	s := newSite(t)
-	s.Claims = s.store.Claims()
+	s.Claims, s.Issued = s.store.Claims(), s.store.Issued()
 	s.start(t)
 	const token = "8w4usg.qwertzuiopasdfgh"
-	for n := range 44 {
+	for n := range 64 {
 		value := strings.Repeat("-", n) + token
 		if n%2 == 1 { // what hid a token before
 			value = strings.Repeat("-", n) + "_" + token + "X"
@@ -48,6 +48,7 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 			{"GET", "/v1/token/" + escaped, ""},
 			{"GET", "/v1/" + escaped, ""},
 			{"GET", "/v1/explain/" + escaped, ""},
+			{"GET", "/v1/issued/" + escaped, ""},
 			{"DELETE", "/v1/claim/" + escaped, ""},
 			{"POST", "/v1/explain", `{"csr":` + inJSON + `}`},
 			{"POST", "/v1/explain", `{"object":{"apiVersion":` + inJSON + `,"kind":` + inJSON + `}}`},

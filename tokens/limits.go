@@ -155,7 +155,7 @@ func CheckNodeName(name string) error {
 	}
 	for label := range strings.SplitSeq(name, ".") {
 		if label == "" || strings.Trim(label, nodeNameCharacters) != "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return fmt.Errorf("node name %q, want parts of [a-z0-9-] with dots between, each beginning and ending with a letter or digit", name)
+			return fmt.Errorf("node name %q, want parts of [a-z0-9-] with dots between, each beginning and ending with a letter or digit", Redact(name))
 		}
 	}
 	return nil
@@ -169,7 +169,7 @@ func CheckNodePattern(pattern string) error {
 		return CheckNodeName(pattern)
 	}
 	if len(pattern) > 253 || strings.Trim(pattern, nodeNameCharacters+".*") != "" {
-		return fmt.Errorf("node name pattern %.300q, want at most 253 of [a-z0-9.-] and *", pattern)
+		return fmt.Errorf("node name pattern %.300q, want at most 253 of [a-z0-9.-] and *", Redact(pattern))
 	}
 	return nil
 }

@@ -107,7 +107,7 @@ func (o *output) explain(ctx context.Context, w io.Writer, r *remote, node strin
 	}
 	done, err := o.object(w, e)
 	if !done {
-		_, err = io.WriteString(w, e.Text())
+		_, err = io.WriteString(w, plain(e.Text()))
 	}
 	if err == nil && !e.HasJoined() {
 		err = exitNotJoined

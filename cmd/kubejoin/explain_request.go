@@ -79,7 +79,7 @@ func (o *output) explainRequest(cmd *cobra.Command, remotes *remoteOptions, requ
 		}
 		done, err := o.object(cmd.OutOrStdout(), e)
 		if !done {
-			_, err = io.WriteString(cmd.OutOrStdout(), e.Text())
+			_, err = io.WriteString(cmd.OutOrStdout(), plain(e.Text()))
 		}
 		if err == nil && !e.Granted() {
 			err = exitNotJoined

@@ -38,7 +38,7 @@ var limitAnnotations = []struct {
 		func(l *tokens.Limits, value string) error {
 			n, err := strconv.Atoi(value)
 			if err != nil || strconv.Itoa(n) != value || n < 1 || n > tokens.MaxNodes {
-				return fmt.Errorf("%.100q given, want 1 to %d", value, tokens.MaxNodes)
+				return fmt.Errorf("%.100q given, want 1 to %d", tokens.Redact(value), tokens.MaxNodes)
 			}
 			l.MaxNodes = n
 			return nil
@@ -70,7 +70,7 @@ var limitAnnotations = []struct {
 		func(l *tokens.Limits, value string) error {
 			d, err := time.ParseDuration(value)
 			if err != nil || d == 0 || (tokens.Limits{CertificateDuration: d}).Check() != nil {
-				return fmt.Errorf("%.100q given, want whole seconds from %s to %s, such as 8h0m0s", value, tokens.MinCertificateDuration, tokens.MaxCertificateDuration)
+				return fmt.Errorf("%.100q given, want whole seconds from %s to %s, such as 8h0m0s", tokens.Redact(value), tokens.MinCertificateDuration, tokens.MaxCertificateDuration)
 			}
 			l.CertificateDuration = d
 			return nil
@@ -88,7 +88,7 @@ var limitAnnotations = []struct {
 			name, uid, _ := strings.Cut(value, "/")
 			node := tokens.NodeRef{Name: name, UID: uid}
 			if name == "" || (tokens.Limits{Replaces: node}).Check() != nil {
-				return fmt.Errorf("%.300q given, want NAME/UID of a Node", value)
+				return fmt.Errorf("%.300q given, want NAME/UID of a Node", tokens.Redact(value))
 			}
 			l.Replaces = node
 			return nil
@@ -99,7 +99,7 @@ var limitAnnotations = []struct {
 		func(l tokens.Limits) string { return l.Role },
 		func(l *tokens.Limits, value string) error {
 			if value != tokens.RoleControlPlane {
-				return fmt.Errorf("%.100q given, want %s or no such annotation", value, tokens.RoleControlPlane)
+				return fmt.Errorf("%.100q given, want %s or no such annotation", tokens.Redact(value), tokens.RoleControlPlane)
 			}
 			l.Role = value
 			return nil
@@ -130,7 +130,7 @@ func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 		}
 	}
 	if slices.Sort(unknown); len(unknown) > 0 {
-		problems = append(problems, fmt.Errorf("%.300s: not known, want %s%s", strings.Join(unknown, ", "), annotationPrefix, strings.Join(known, ", ")))
+		problems = append(problems, fmt.Errorf("%.300s: not known, want %s%s", tokens.Redact(strings.Join(unknown, ", ")), annotationPrefix, strings.Join(known, ", ")))
 	}
 	if len(problems) == 0 {
 		if err := l.Check(); err != nil { // of two that do not go together
