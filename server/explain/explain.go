@@ -38,6 +38,7 @@ func Explain(f Facts, now time.Time) Explanation {
 	v.e.Evidence.Object, v.e.Evidence.Claim = f.Object, claimEvidence(f.Claim)
 
 	v.story()
+	v.shared()
 	v.e.Sentence = f.Node + ": " + v.e.Sentence
 	if len(v.lacked) > 0 {
 		v.e.Sentence += fmt.Sprintf(" (could not be read: %s)", joinFacts(v.lacked))

@@ -23,6 +23,7 @@ const (
 func TestExplain(t *testing.T) {
 	ca, other := newAuthority(t, "kubernetes"), newAuthority(t, "stranger")
 	good, old := ca.leaf(t, now.Add(time.Hour)), ca.leaf(t, before(time.Minute))
+	again := ca.leaf(t, now.Add(time.Hour))
 	plain, bound := token(t, "abcdef"), token(t, "bbbbbb", forNames("worker-*"))
 	signed := info(t, ca, plain, bound)
 	unsigned := info(t, ca)
@@ -85,6 +86,23 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{request(itself, serving, approved)}},
 			state: explain.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate was approved 30 s ago and is not signed",
+		},
+
+		"ready, and two machines were let in": {
+			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{
+				request(bootstrap, made(4*time.Hour, "csr-0"), issued("kubejoin", good)), request("system:bootstrap:bbbbbb", made(5*time.Hour, "csr-1"), issued("kubejoin", again)),
+			}},
+			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago; 2 first certificates with different keys are valid for this name: several machines may hold it, unless one machine asked again",
+		},
+		"ready, and the other certificates do not count": {
+			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{
+				request(bootstrap, made(4*time.Hour, "csr-0"), issued("kubejoin", good)), request(bootstrap, made(5*time.Hour, "csr-1"), issued("kubejoin", good)),
+				request(bootstrap, made(6*time.Hour, "csr-2"), issued("kubejoin", old)), request(itself, made(6*time.Hour, "csr-3"), issued("kubejoin", again)),
+				request(bootstrap, made(6*time.Hour, "csr-4"), func(r *explain.Request) { r.Certificate = &explain.Certificate{} }),
+			}},
+			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago",
 		},
 
 		// Refused.

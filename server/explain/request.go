@@ -153,7 +153,7 @@ func (v *view) unsigned(r Request) {
 }
 
 // later are the reasons of Events that do not say why a request is not approved.
-var later = []string{"SignedByOther", "SigningFailed", "AnotherKey"}
+var later = []string{"SignedByOther", "SigningFailed", "AnotherKey", "SharedNodeName"}
 
 // event is the newest Event of kubejoin about a request with one of the reasons; none given are
 // all that may say why it is not approved.

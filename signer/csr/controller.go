@@ -90,6 +90,7 @@ type handler struct {
 	counts   instruments
 	recorder record.EventRecorder
 	store    cache.Store
+	byNode   cache.Indexer
 	queue    workqueue.TypedRateLimitingInterface[item]
 	turns    *turns
 	looks    workqueue.TypedRateLimiter[item]
@@ -130,6 +131,7 @@ func (c Controller) Run(ctx context.Context) error {
 		counts:     newInstruments(c.Registerer),
 		recorder:   cleanEvents{events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager})},
 		store:      informer.GetStore(),
+		byNode:     informer.GetIndexer(),
 		queue:      workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry)),
 		turns:      newTurns(),
 		looks:      workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstLook, lastLook),
@@ -141,6 +143,11 @@ func (c Controller) Run(ctx context.Context) error {
 	}
 	defer h.queue.ShutDown()
 
+	if _, found := h.byNode.GetIndexers()[byNode]; !found { // an informer of the caller's own
+		if err := informer.AddIndexers(nodeIndex); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("CSR controller: %w", err)
+		}
+	}
 	registration, err := informer.AddEventHandler(h.handlers())
 	if err != nil {
 		if ctx.Err() != nil { // an informer that has stopped with it takes no handler

@@ -39,6 +39,7 @@ const (
 	eventApprovalFailed = "ApprovalFailed"
 	eventSignedByOther  = "SignedByOther"
 	eventAnotherKey     = "AnotherKey"
+	eventSharedNodeName = "SharedNodeName"
 )
 
 // sync does what is left to do about one request.
@@ -391,6 +392,7 @@ func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 	if !h.signs(csr) {
 		return
 	}
+	h.noticeShared(csr)
 	writer := certificateWriter(csr)
 	if writer == FieldManager || h.isOurs(csr) {
 		h.countIssued(csr)

@@ -12,6 +12,7 @@ type instruments struct {
 	signed    *prometheus.CounterVec
 	failures  *prometheus.CounterVec
 	byOther   *prometheus.CounterVec
+	shared    *prometheus.CounterVec
 	shadow    *prometheus.CounterVec
 	seconds   *prometheus.HistogramVec
 }
@@ -26,6 +27,8 @@ func newInstruments(reg prometheus.Registerer) instruments {
 			"Failures to sign a CSR or to write its certificate. Those of reason SignerValidationFailure are final, the others are tried again.", "signer", "reason"),
 		byOther: metrics.Counter(reg, "kubejoin_csr_signed_by_other_total",
 			"CSRs of a signer that kubejoin serves whose certificate another signer wrote while kubejoin was running.", "signer"),
+		shared: metrics.Counter(reg, "kubejoin_csr_shared_node_names_total",
+			"CSRs that were issued for a node while another certificate of the same name and another key was valid.", "signer"),
 		shadow: metrics.Counter(reg, "kubejoin_csr_shadow_total",
 			"What would have been done about CSRs if kubejoin did not only look on: the verdicts of its rules, sign and fail.", "signer", "would", "reason"),
 		seconds: metrics.Histogram(reg, "kubejoin_csr_issue_seconds",

@@ -31,7 +31,7 @@ const maxRest = 64 << 10
 // object that is too large it keeps why, and what [Cleaner] needs.
 func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
 	informer := cache.NewSharedIndexInformer(outage.Follow(client.CertificatesV1().CertificateSigningRequests(), "", nil),
-		&certificates.CertificateSigningRequest{}, 0, nil)
+		&certificates.CertificateSigningRequest{}, 0, nodeIndex)
 	_ = informer.SetTransform(strip) // fails on an informer that runs already
 	return informer
 }

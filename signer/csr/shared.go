@@ -1,0 +1,93 @@
+package csr
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// byNode is the index of issued requests by the node that their certificate is for.
+const byNode = "certificate-of-node"
+
+// maxShared is how many certificates of one name are compared with a new one: a token without
+// limits can have any number.
+const maxShared = 100
+
+var nodeIndex = cache.Indexers{byNode: func(object any) ([]string, error) {
+	csr, ok := object.(*certificates.CertificateSigningRequest)
+	if !ok || !issued(csr) {
+		return nil, nil
+	}
+	if node := nodeOf(leaf(csr)); node != "" {
+		return []string{node}, nil
+	}
+	return nil, nil
+}}
+
+// leaf is the certificate that was issued; nil if it cannot be read.
+func leaf(csr *certificates.CertificateSigningRequest) *x509.Certificate {
+	block, _ := pem.Decode(csr.Status.Certificate)
+	if block == nil {
+		return nil
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil
+	}
+	return cert
+}
+
+// nodeOf is the node that an API server takes the holder of the certificate for; empty if none.
+func nodeOf(cert *x509.Certificate) string {
+	if cert == nil || !slices.Contains(cert.Subject.Organization, nodesGroup) {
+		return ""
+	}
+	node, found := strings.CutPrefix(cert.Subject.CommonName, nodeUser)
+	client := len(cert.ExtKeyUsage) == 0 || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageClientAuth) || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny)
+	if !found || !client || tokens.CheckNodeName(node) != nil {
+		return ""
+	}
+	return node
+}
+
+const nodesGroup = "system:nodes"
+
+// noticeShared reports a first certificate for a node name of which another certificate is valid:
+// two machines may hold the name. A token without limits leaves no claim, so nothing else shows it.
+func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
+	cert := leaf(csr)
+	node := nodeOf(cert)
+	if node == "" || csr.Spec.Username == nodeUser+node { // a node renews
+		return
+	}
+	names, err := h.byNode.IndexKeys(byNode, node)
+	if err != nil {
+		h.log.Error("certificates of a node cannot be looked up", "error", err) // the index is missing
+		return
+	}
+	for _, name := range names[:min(len(names), maxShared)] {
+		object, _, _ := h.byNode.GetByKey(name)
+		other, ok := object.(*certificates.CertificateSigningRequest)
+		if !ok || !h.signs(other) {
+			continue
+		}
+		known := leaf(other)
+		if known == nil || !time.Now().Before(known.NotAfter) || bytes.Equal(known.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
+			continue
+		}
+		h.counts.shared.WithLabelValues(csr.Spec.SignerName).Inc()
+		h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSharedNodeName,
+			"Another certificate for node %s is valid until %s, with another key: it was issued on request %.253q of user %.253q. Two machines may hold this name, unless one machine asked again; see: kubejoin explain %s",
+			node, known.NotAfter.UTC().Format(time.RFC3339), other.Name, other.Spec.Username, node)
+		h.log.Warn("two certificates of one node name are valid", "node", node, "csr", csr.Name, "user", csr.Spec.Username, "other_csr", other.Name, "other_user", other.Spec.Username)
+		return
+	}
+}
