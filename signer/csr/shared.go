@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -83,11 +84,12 @@ func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 		if known == nil || !time.Now().Before(known.NotAfter) || bytes.Equal(known.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
 			continue
 		}
+		otherName, otherUser := foreign.Text(other.Name, foreign.MaxName), foreign.Text(other.Spec.Username, foreign.MaxName)
 		h.counts.shared.WithLabelValues(csr.Spec.SignerName).Inc()
 		h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSharedNodeName,
-			"Another certificate for node %s is valid until %s, with another key: it was issued on request %.253q of user %.253q. Two machines may hold this name, unless one machine asked again; see: kubejoin explain %s",
-			node, known.NotAfter.UTC().Format(time.RFC3339), other.Name, other.Spec.Username, node)
-		h.log.Warn("two certificates of one node name are valid", "node", node, "csr", csr.Name, "user", csr.Spec.Username, "other_csr", other.Name, "other_user", other.Spec.Username)
+			"Another certificate for node %s is valid until %s, with another key: it was issued on request %q of user %q. Two machines may hold this name, unless one machine asked again; see: kubejoin explain %s",
+			node, known.NotAfter.UTC().Format(time.RFC3339), otherName, otherUser, node)
+		h.logOf(csr).Warn("two certificates of one node name are valid", "node", node, "other_csr", otherName, "other_user", otherUser)
 		return
 	}
 }
