@@ -42,3 +42,30 @@ func TestURLWithPath(t *testing.T) {
 		}
 	}
 }
+
+// A kubejoin server redirects nobody. What follows a redirect would carry the bearer token elsewhere.
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	for _, status := range []int{http.StatusMovedPermanently, http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
+		elsewhere := make(chan string, 10)
+		web := newWebServer(t, func(api http.Handler) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("/v1/", http.RedirectHandler("/elsewhere/", status))
+			mux.HandleFunc("/elsewhere/", func(w http.ResponseWriter, r *http.Request) {
+				elsewhere <- r.Method + " " + r.Header.Get("Authorization")
+				r.URL.Path = "/v1/token"
+				api.ServeHTTP(w, r)
+			})
+			return mux
+		})
+		for _, command := range []string{"create", "list"} {
+			if text, err := web.run(t, "", "token", command); err == nil {
+				t.Errorf("%d: %s: no error, and %q", status, command, text)
+			}
+		}
+		select {
+		case got := <-elsewhere:
+			t.Errorf("%d: a redirect was followed: %s", status, got)
+		default:
+		}
+	}
+}
