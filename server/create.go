@@ -125,7 +125,7 @@ func (h *handler) tryCreate(ctx context.Context, asked api.TokenSpec, record tok
 	case !errors.Is(err, tokens.ErrNotFound):
 		return answer{}, h.unavailable(err)
 	default:
-		if err := h.reserve(record, true); err != nil {
+		if err := h.reserve(ctx, record, true); err != nil {
 			return answer{}, err
 		}
 	}

@@ -66,7 +66,7 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 // that the client chose is an error that wraps tokens.ErrExists if there is one of its ID. A
 // problem is an error before anything was tried.
 func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool) (_ tokens.Record, err error) {
-	if err := h.reserve(record, false); err != nil {
+	if err := h.reserve(ctx, record, false); err != nil {
 		return record, err
 	}
 	defer func() {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"net/http"
 	"sync"
 	"time"
@@ -25,8 +26,12 @@ type unsigned struct {
 }
 
 // reserve keeps room for the signature of a token that is about to be made, or says that there is
-// none: nobody is to wait for what will not come. A dry run keeps none.
-func (h *handler) reserve(record tokens.Record, dryRun bool) error {
+// none: nobody is to wait for what will not come. A dry run keeps none. It says so, too, where the
+// user has as many tokens as one user may have.
+func (h *handler) reserve(ctx context.Context, record tokens.Record, dryRun bool) error {
+	if err := h.mayHold(ctx, record, dryRun); err != nil {
+		return err
+	}
 	info, isBounded := h.ClusterInfo.(bounded)
 	if !isBounded || !record.Signing {
 		return nil

@@ -93,6 +93,10 @@ type Server struct {
 	// DefaultUserQPS and DefaultUserBurst, and one below zero no limit of either.
 	UserRate Rate
 
+	// UserTokens is how many tokens that are alive one user may have made, over all replicas. Zero is
+	// DefaultUserTokens, and less than zero no limit. What exceeds it is answered 507.
+	UserTokens int
+
 	// Checks are what /readyz asks. None is ready.
 	Checks []Check
 	// Version is what /version answers.
@@ -133,6 +137,7 @@ type handler struct {
 	failing      atomic.Int32  // checks, when /readyz was asked last
 	rounds       rounds
 	unsigned     unsigned
+	held         held
 	target       atomic.Pointer[target]
 	published    atomic.Pointer[published]
 	discovered   publication // the ConfigMap

@@ -16,6 +16,9 @@ const MaxTTL = 10 * 365 * 24 * time.Hour
 // newRecord is the token that a request asks for with a spec. Whoever sends it may make that token.
 func (h *handler) newRecord(r *http.Request, spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
+	if h.UserTokens >= 0 {
+		record.Creator = tokens.CreatorOf(userOf(r.Context()).Name)
+	}
 	var err error
 	if record.Expires, err = expiry(spec.TTL, spec.Expires, now); err != nil {
 		return record, err
@@ -46,7 +49,7 @@ func (h *handler) newRecord(r *http.Request, spec api.TokenSpec, t tokens.Token,
 	if record.Limits, err = h.limits(r, spec); err != nil {
 		return record, err
 	}
-	if err := record.Check(); err != nil {
+	if err := record.CheckNew(); err != nil {
 		return record, badRecord(err)
 	}
 	return record, h.mayMake(r, record)

@@ -11,9 +11,13 @@ import (
 const (
 	// MaxNodes is the most nodes that a token can be limited to.
 	MaxNodes = 1000
-	// MaxNodeNames is the most bytes of all names and patterns of a token, with one between
-	// each two.
+	// MaxNodeNames is the most bytes of all names and patterns of a stored token, with one between
+	// each two. [Record.CheckNew] allows a new token fewer.
 	MaxNodeNames = 64 << 10
+	// MaxNewNodeNames is the most names and patterns of a new token.
+	MaxNewNodeNames = 256
+	// MaxNewNodeNamesBytes is what MaxNodeNames is for a new token.
+	MaxNewNodeNamesBytes = 8 << 10
 	// MinCertificateDuration is the shortest lifetime of certificates that a token can ask
 	// for, as for a CertificateSigningRequest.
 	MinCertificateDuration = 10 * time.Minute

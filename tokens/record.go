@@ -1,6 +1,8 @@
 package tokens
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"regexp"
@@ -20,6 +22,9 @@ const DefaultTTL = 24 * time.Hour
 
 // MaxDescription is the most bytes of a description.
 const MaxDescription = 1024
+
+// MaxNewGroups is the most groups of a new token.
+const MaxNewGroups = 32
 
 // A Record is a bootstrap token and what it is good for: the content of one
 // bootstrap.kubernetes.io/token Secret, or of one row of the file store.
@@ -49,6 +54,10 @@ type Record struct {
 	// does not accept such a token. Where its secret cannot be used Token holds the ID only,
 	// and a malformed expiration has passed, as upstream has it.
 	Problem error
+
+	// Creator is whom a bound on the tokens of one user counts the token for, as [CreatorOf] returns
+	// it; empty is nobody. It is at most 64 bytes. A store that does not keep it bounds nobody.
+	Creator string
 
 	// Created, UID and Version are the store's: when this record was made, what tells it from
 	// an earlier one of the same ID, and its revision. [Store.Create] sets them.
@@ -83,7 +92,35 @@ func (r Record) Signs(now time.Time) bool {
 	return r.Signing && r.Token.HasSecret() && !r.Expired(now)
 }
 
+const maxCreator = 64
+
 var groupPattern = regexp.MustCompile(`\Asystem:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]\z`)
+
+// CreatorOf returns the [Record.Creator] of a user: a hash of the name, which has a bounded size and
+// tells readers of the store no names. No name is nobody.
+func CreatorOf(user string) string {
+	if user == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(user))
+	return hex.EncodeToString(sum[:16])
+}
+
+// CheckNew is Check for a record that somebody asks for. It bounds what one token costs in memory
+// further than Check, which records of earlier versions have to pass.
+func (r Record) CheckNew() error {
+	errs := []error{r.Check()}
+	if n := len(r.Groups); n > MaxNewGroups {
+		errs = append(errs, fmt.Errorf("groups: %d given, %d allowed", n, MaxNewGroups))
+	}
+	if n := len(r.Limits.NodeNames); n > MaxNewNodeNames {
+		errs = append(errs, fmt.Errorf("node-names: %d names given, %d allowed; a pattern such as rack7-* stands for many", n, MaxNewNodeNames))
+	}
+	if n := len(strings.Join(r.Limits.NodeNames, ",")); n > MaxNewNodeNamesBytes && n <= MaxNodeNames {
+		errs = append(errs, fmt.Errorf("node-names: %d bytes given, %d allowed", n, MaxNewNodeNamesBytes))
+	}
+	return errors.Join(errs...)
+}
 
 // Check says what is wrong with a record that is to be stored, or nil. It names the field and
 // the value wanted, never a secret. All that it finds is joined.
@@ -116,6 +153,9 @@ func (r Record) Check() error {
 	}
 	if !utf8.ValidString(r.Description) || strings.ContainsFunc(r.Description, unicode.IsControl) {
 		errs = append(errs, errors.New("description: want one line of valid UTF-8 without control characters"))
+	}
+	if len(r.Creator) > maxCreator {
+		errs = append(errs, fmt.Errorf("creator: %d bytes given, %d allowed", len(r.Creator), maxCreator))
 	}
 	if err := r.Limits.Check(); err != nil {
 		errs = append(errs, err)

@@ -65,6 +65,7 @@ type serveOptions struct {
 	tlsCert, tlsKey              string
 	tlsMinVersion                string
 	clients, users               server.Rate // zero is no limit
+	userTokens                   int         // zero is no limit
 	tokenAuthFile                string
 	clientCA                     string
 	apiAudiences                 []string
@@ -163,6 +164,8 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "most requests a second of one user, be it an operator, a node or a bootstrap token; more are answered 429; 0 is no limit, nor one of what a user has in flight, nor one of certificates")
 	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "most of them at once after a while without; 0 is as many as --user-qps")
 
+	f.IntVar(&o.userTokens, "user-tokens", server.DefaultUserTokens, "most live tokens that one user may have made over HTTPS, over all replicas; more are answered 507; 0 is no limit")
+
 	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "folder of the CA, the tokens and curlrc where kubejoin is standalone; of the tokens with --token-store=file")
 	f.StringVar(&o.tokenStore, "token-store", "", "where tokens and claims are: kubernetes is Secrets and Leases, file one file in --data-dir, of which kube-apiserver learns as 'kubejoin webhook-config' says; one replica (default: kubernetes on a cluster, file standalone)")
 	f.StringVar(&o.webhookClientCA, "webhook-client-ca-file", "", "with tokens in a file: CA of kube-apiserver's client certificate, by which it may ask about tokens instead of by the bearer token in --data-dir")
@@ -232,6 +235,9 @@ func (o *serveOptions) check() error {
 			fail(flag+"-qps", "%g and --%s-burst %d given; want 0 or more, and a million a second at most", rate.QPS, flag, rate.Burst)
 		}
 	}
+	if o.userTokens < 0 {
+		fail("user-tokens", "%d given; want 0 or more", o.userTokens)
+	}
 	if o.duration < signer.MinDuration {
 		fail("cluster-signing-duration", "%s given, want at least %s: a certificate begins 5m before it is issued, and a kubelet would renew a shorter one again at once", o.duration, signer.MinDuration)
 	}
@@ -295,6 +301,14 @@ func limit(r server.Rate) server.Rate {
 		r.QPS = -1
 	}
 	return r
+}
+
+// userTokens is the bound of a flag, of which zero is no limit.
+func userTokens(n int) int {
+	if n == 0 {
+		return -1
+	}
+	return n
 }
 
 // serve chooses the way to run.

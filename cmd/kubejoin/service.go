@@ -77,6 +77,7 @@ func newService(o serveOptions, log *slog.Logger, stdout io.Writer) *service {
 			Metrics:    promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
 			ClientRate: limit(o.clients),
 			UserRate:   limit(o.users),
+			UserTokens: userTokens(o.userTokens),
 			Logger:     log,
 			Registerer: registry,
 		},

@@ -32,6 +32,8 @@ const (
 	// ProblemExists: there is a token of that ID, with another secret or made for something else.
 	ProblemExists = "token-exists"
 	ProblemSpent  = "token-spent"
+	// ProblemTooManyTokens: no token was made, since the user has as many as one user may have.
+	ProblemTooManyTokens = "too-many-tokens"
 	// ProblemFull: no token was made, since cluster-info has no room for its signature.
 	ProblemFull = "cluster-info-full"
 	// ProblemWouldShorten: a renewal needs RenewToken.Shorten.

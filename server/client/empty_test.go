@@ -52,3 +52,19 @@ func TestZeroRequests(t *testing.T) {
 		}
 	}
 }
+
+// The bound on the tokens of one user is for users of the HTTPS API.
+func TestInProcessCountsNoTokens(t *testing.T) {
+	s, _, _ := newServer(t)
+	s.UserTokens = 1
+	c := client.InProcess(s)
+	for range 2 {
+		made, err := c.CreateToken(t.Context(), api.CreateToken{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := s.Tokens.Get(t.Context(), made.ID); err != nil || r.Creator != "" {
+			t.Errorf("counted for %q, %v", r.Creator, err)
+		}
+	}
+}

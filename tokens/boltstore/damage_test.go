@@ -92,11 +92,11 @@ func TestOtherSchema(t *testing.T) {
 		want   string
 	}{
 		"newer": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("6"))
-		}, `schema version "6", want "5"`},
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("7"))
+		}, `schema version "7", want "6"`},
 		"none": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
-		}, `schema version "", want "5"`},
+		}, `schema version "", want "6"`},
 		"another program's": {func(tx *bbolt.Tx) error {
 			if err := tx.DeleteBucket([]byte("meta")); err != nil {
 				return err

@@ -111,7 +111,7 @@ func TestSchema2(t *testing.T) {
 		}
 	}
 	edit(t, path, func(tx *bbolt.Tx) error {
-		if v := tx.Bucket([]byte("meta")).Get([]byte("schema")); string(v) != "5" {
+		if v := tx.Bucket([]byte("meta")).Get([]byte("schema")); string(v) != "6" {
 			t.Errorf("schema %s, want 5", v)
 		}
 		return nil

@@ -31,10 +31,11 @@ var (
 )
 
 // Schema 1 had tokens without limits, and no claims; schema 2 had no issuance record, schema 3
-// no journal beside the file, and schema 4 claims without a past. What they wrote is good in schema 5.
-const schemaVersion = "5"
+// no journal beside the file, schema 4 claims without a past, and schema 5 tokens without a creator.
+// What they wrote is good in schema 6.
+const schemaVersion = "6"
 
-var schemasBefore = []string{"1", "2", "3", "4"}
+var schemasBefore = []string{"1", "2", "3", "4", "5"}
 
 // A program that is stopping lets go of the file within this time.
 const openTimeout = time.Second

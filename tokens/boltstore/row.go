@@ -25,6 +25,7 @@ type row struct {
 	Description    string    `json:"description,omitempty"`
 	Limits         limitsRow `json:"limits,omitzero"`
 	Nodes          []string  `json:"nodes,omitempty"`
+	Creator        string    `json:"creator,omitempty"`
 	Created        time.Time `json:"created"`
 	UID            string    `json:"uid"`
 	Version        uint64    `json:"version"`
@@ -69,6 +70,7 @@ func put(tx *bbolt.Tx, r tokens.Record) error {
 		Description:    r.Description,
 		Limits:         encodeLimits(r.Limits),
 		Nodes:          r.Nodes,
+		Creator:        r.Creator,
 		Created:        r.Created,
 		UID:            r.UID,
 		Version:        version,
@@ -111,6 +113,7 @@ func decodeRow(k, v []byte) (tokens.Record, error) {
 		Description:    w.Description,
 		Limits:         limits,
 		Nodes:          w.Nodes,
+		Creator:        w.Creator,
 		Created:        w.Created,
 		UID:            w.UID,
 		Version:        strconv.FormatUint(w.Version, 10),

@@ -20,6 +20,13 @@ const annotationPrefix = "kubejoin.io/"
 // nodesAnnotation has the names in [tokens.Record.Nodes] on the Secret.
 const nodesAnnotation = "nodes"
 
+// creatorAnnotation has [tokens.Record.Creator] on the Secret. It is no limit: earlier versions, which
+// let nobody join with an unknown annotation under annotationPrefix, are to pass it over.
+const creatorAnnotation = "tokens.kubejoin.io/creator"
+
+// maxCreator is the most bytes of it. Longer ones are not kubejoin's.
+const maxCreator = 64
+
 // limitAnnotations are how each limit is written, as "" where it is none, and read. An error of
 // read says what was given, shortened, and what is wanted.
 var limitAnnotations = []struct {

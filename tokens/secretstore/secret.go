@@ -69,6 +69,9 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 	}
 	r.Problem = errors.Join(problems...)
 
+	if creator := secret.Annotations[creatorAnnotation]; len(creator) <= maxCreator {
+		r.Creator = creator
+	}
 	r.Limits = readLimits(secret.Annotations, nodesAnnotation)
 	if value, given := secret.Annotations[annotationPrefix+nodesAnnotation]; given {
 		// Without them all, the token may be spent and not know it.
@@ -137,6 +140,9 @@ func apply(secret *corev1.Secret, before, after tokens.Record) {
 	set(!slices.Equal(after.Groups, before.Groups), api.BootstrapTokenExtraGroupsKey, strings.Join(after.Groups, ","))
 	set(after.Description != before.Description, api.BootstrapTokenDescriptionKey, after.Description)
 
+	if after.Creator != before.Creator {
+		annotateKey(secret, creatorAnnotation, after.Creator)
+	}
 	applyLimits(secret, before.Limits, after.Limits, nodesAnnotation)
 	if before.Limits.Problem != nil || !slices.Equal(after.Nodes, before.Nodes) {
 		annotate(secret, nodesAnnotation, strings.Join(after.Nodes, ","))

@@ -53,6 +53,12 @@ func TestDecode(t *testing.T) {
 		problem  string
 	}{
 		{name: "full"},
+		{name: "creator", change: func(s *corev1.Secret) {
+			s.Annotations = map[string]string{"tokens.kubejoin.io/creator": strings.Repeat("a", 64)}
+		}, want: func(r *tokens.Record) { r.Creator = strings.Repeat("a", 64) }},
+		{name: "creator that kubejoin did not write", change: func(s *corev1.Secret) {
+			s.Annotations = map[string]string{"tokens.kubejoin.io/creator": strings.Repeat("a", 65)}
+		}},
 		{name: "only the token", change: func(s *corev1.Secret) {
 			s.Data = map[string][]byte{"token-id": []byte(id), "token-secret": []byte(value)}
 		}, want: func(r *tokens.Record) {
@@ -111,7 +117,7 @@ func TestDecode(t *testing.T) {
 				t.Errorf("token %v with secret %t, want %t", r.Token, r.Token.HasSecret(), !test.noSecret)
 			}
 			if r.Expires != want.Expires || r.Signing != want.Signing || r.Authentication != want.Authentication || !slices.Equal(r.Groups, want.Groups) ||
-				r.Description != want.Description || !r.Limits.IsZero() || r.Nodes != nil || r.Created != want.Created || r.UID != want.UID || r.Version != want.Version {
+				r.Description != want.Description || !r.Limits.IsZero() || r.Nodes != nil || r.Creator != want.Creator || r.Created != want.Created || r.UID != want.UID || r.Version != want.Version {
 				t.Errorf("decode gives\n%+v\nwant\n%+v", r, want)
 			}
 			switch {

@@ -205,7 +205,7 @@ func testKeepsFields(t *testing.T, s tokens.Store) {
 		blank := create(t, s, tokens.Record{Token: tokens.Generate()})
 		got, err := s.Update(t.Context(), blank.Token.ID(), func(b *tokens.Record) error {
 			b.Expires, b.Signing, b.Authentication = r.Expires, r.Signing, r.Authentication
-			b.Groups, b.Description, b.Limits, b.Nodes = r.Groups, r.Description, r.Limits, r.Nodes
+			b.Groups, b.Description, b.Limits, b.Nodes, b.Creator = r.Groups, r.Description, r.Limits, r.Nodes, r.Creator
 			return nil
 		})
 		if err != nil {

@@ -61,7 +61,8 @@ func sample() tokens.Record {
 			MaxNodes: 3, NodeNames: []string{"worker-*", "db.example"},
 			CertificateDuration: 8 * time.Hour, Role: tokens.RoleControlPlane,
 		},
-		Nodes: []string{"worker-2", "worker-1"},
+		Nodes:   []string{"worker-2", "worker-1"},
+		Creator: tokens.CreatorOf("ada"),
 	}
 }
 
@@ -102,7 +103,7 @@ func wantSame(t *testing.T, what string, got, want tokens.Record) {
 func same(a, b tokens.Record) bool {
 	return a.Token.Equal(b.Token) && a.Expires == b.Expires && a.Signing == b.Signing &&
 		a.Authentication == b.Authentication && slices.Equal(a.Groups, b.Groups) &&
-		a.Description == b.Description && a.Limits.Equal(b.Limits) && slices.Equal(a.Nodes, b.Nodes) && a.Problem == b.Problem && //nolint:errorlint // nil in both
+		a.Description == b.Description && a.Limits.Equal(b.Limits) && slices.Equal(a.Nodes, b.Nodes) && a.Creator == b.Creator && a.Problem == b.Problem && //nolint:errorlint // nil in both
 		a.Created == b.Created && a.UID == b.UID && a.Version == b.Version
 }
 
