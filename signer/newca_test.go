@@ -55,6 +55,21 @@ func TestChainHasCrossSignedRoot(t *testing.T) {
 	}
 }
 
+// A CA with a new name and the key of the old one is not self-signed, although its own key verifies it.
+func TestChainHasRenamedCA(t *testing.T) {
+	key := newKey(elliptic.P256())
+	old := caCertificate(t, "old", key, nil, nil, nil)
+	renamed := caCertificate(t, "new", key, old, key, func(c *x509.Certificate) { c.NotAfter = old.NotAfter.Add(time.Hour) })
+	ca := must(signer.NewCA([]*x509.Certificate{old, renamed}, key))
+	chain, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil), Usages: clientUsages}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if certs := decode(t, chain); len(certs) != 2 || !certs[1].Equal(renamed) {
+		t.Errorf("the chain has %d certificates, want the certificate and the renamed CA", len(certs))
+	}
+}
+
 func TestGenerateCAWantsName(t *testing.T) {
 	if _, err := signer.GenerateCA("", time.Now(), 24*time.Hour); err == nil || !strings.Contains(err.Error(), "common name is empty") {
 		t.Errorf("GenerateCA = %v, want an error about the name", err)

@@ -49,6 +49,7 @@ func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("mutate", flag.ExitOnError)
 	only := flags.String("only", "./tokens/... ./signer/... ./server/...", "packages whose guards to switch off")
 	tests := flags.String("tests", "./tokens/... ./signer/... ./server/...", "packages whose tests to run")
+	pattern := flags.String("run", ".", "tests to run, as for 'go test'")
 	workers := flags.Int("workers", 2, "guards to switch off at the same time")
 	limit := flags.Duration("limit", 3*time.Minute, "longest run of one package's tests with a guard off")
 	verbose := flags.Bool("v", false, "print the test that noticed each guard, too")
@@ -75,7 +76,8 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := each(ctx, *workers, binaries, (*binary).reach); err != nil {
+	err = each(ctx, *workers, binaries, func(b *binary, ctx context.Context) error { return b.reach(ctx, *pattern) })
+	if err != nil {
 		return err
 	}
 	slices.SortFunc(binaries, func(a, b *binary) int { return cmp.Compare(a.took, b.took) })
@@ -231,10 +233,10 @@ var (
 	failed   = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
 )
 
-// reach runs all tests with every guard on, and notes which tests reach which guard.
-func (b *binary) reach(ctx context.Context) error {
+// reach runs tests with every guard on, and notes which of them reach which guard.
+func (b *binary) reach(ctx context.Context, pattern string) error {
 	file, start := b.path+".reached", time.Now()
-	printed, failure := b.run(ctx, 15*time.Minute, "KUBEJOIN_MUTANT_REACHED="+file)
+	printed, failure := b.run(ctx, 15*time.Minute, "KUBEJOIN_MUTANT_REACHED="+file, "-test.run="+pattern)
 	b.took, b.reached, b.slow = time.Since(start), map[int][]string{}, map[string]bool{}
 	for _, f := range finished.FindAllSubmatch(printed, -1) {
 		d, err := time.ParseDuration(string(f[3]))
