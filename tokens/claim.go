@@ -27,12 +27,22 @@ type Claim struct {
 	// Keys are the public keys that have been admitted, at most [MaxKeys]: "sha256:" and the
 	// SHA-256 of the SubjectPublicKeyInfo in lower-case hex, as in CA pins.
 	Keys []string
-	// Requests are the UIDs of the certificate requests that those keys came with, as far as
-	// they have any.
+	// Requests are the UIDs of the last certificate requests that those keys came with, at most
+	// [MaxKeys], the newest last. Requests over HTTPS have no UID.
 	Requests []string
+	// Pending is set while the token may not have counted the name yet. Nothing is issued on a
+	// pending claim, and it can be taken away: whoever is about to issue something has to find it
+	// as it was first, and ends this.
+	Pending bool
 	// NodeUID is that of the Node that has registered; empty as long as none is known to have.
 	// Where there are no Nodes it is [ByCertificate] instead.
 	NodeUID string
+	// ReadyBefore is which spell of being Ready the Node was in when a token that replaces it took
+	// its name, as [ClaimCleaner.Ready] gives it; empty if the Node was not Ready.
+	ReadyBefore string
+	// ReadyAgain is set for good when the replaced Node is seen in another spell of being Ready:
+	// a machine has taken its place, and the token admits nobody.
+	ReadyAgain bool
 	// Past is what claims that were released before have left.
 	Past Past
 
@@ -63,12 +73,17 @@ type Claims interface {
 	// their names, and none that was released. It may lag behind writes, and costs little.
 	OfToken(ctx context.Context, id string) ([]Claim, error)
 
+	// HeldBy is OfToken as it is now, never from a cache. It fails if one of the claims cannot be
+	// read.
+	HeldBy(ctx context.Context, id string) ([]Claim, error)
+
 	// Create stores a claim that passes [Claim.Check] for a name that has none, and returns it with Created, UID and
 	// Version set. It is one atomic write: of several at once for a name, one succeeds.
 	Create(ctx context.Context, c Claim) (Claim, error)
 
 	// Update reads the claim as it is now, lets change alter it and writes it back if it is
-	// still as it was read; otherwise it starts over with a fresh one. An error of change ends
+	// still as it was read; otherwise it starts over with a fresh one. A claim that the same Claims
+	// has just made may be given to change without being read. An error of change ends
 	// it and is returned as it is. It is an error to change Node, Created or UID. Without a
 	// difference nothing is written.
 	Update(ctx context.Context, node string, change func(*Claim) error) (Claim, error)
@@ -86,18 +101,32 @@ func (c Claim) Check() error {
 	errs := []error{CheckNodeName(c.Node), c.Limits.Check(), c.Past.check()}
 	if !c.Released() {
 		errs = append(errs, CheckID(c.TokenID))
-	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.NodeUID != "" {
+	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.Pending || c.NodeUID != "" || c.ReadyBefore != "" || c.ReadyAgain {
 		errs = append(errs, errors.New("a claim that was released has more than its past"))
 	}
-	if n := len(c.Keys); n > MaxKeys {
-		errs = append(errs, fmt.Errorf("keys: %d given, %d allowed", n, MaxKeys))
-	}
 	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
-		if slices.ContainsFunc(words, func(w string) bool { return w == "" || strings.ContainsAny(w, ", \n") }) {
-			errs = append(errs, fmt.Errorf("%s: want words without space or comma", what))
+		if n := len(words); n > MaxKeys {
+			errs = append(errs, fmt.Errorf("%s: %d given, %d allowed", what, n, MaxKeys))
+		}
+		if slices.ContainsFunc(words, func(w string) bool { return w == "" || !isShortWord(w) }) {
+			errs = append(errs, fmt.Errorf("%s: want words of at most %d bytes without space or comma", what, maxWord))
 		}
 	}
+	if !isShortWord(c.ReadyBefore) {
+		errs = append(errs, fmt.Errorf("ready-before: want a word of at most %d bytes without space or comma", maxWord))
+	}
 	return errors.Join(errs...)
+}
+
+// maxWord is the most bytes of a key, the UID of a request and [Claim.ReadyBefore].
+const maxWord = 128
+
+func isShortWord(w string) bool { return len(w) <= maxWord && !strings.ContainsAny(w, ", \n") }
+
+// NewestRequests returns the last [MaxKeys] of requests. Stores use it to read claims of versions
+// that kept all of them.
+func NewestRequests(requests []string) []string {
+	return requests[max(0, len(requests)-MaxKeys):]
 }
 
 // Same reports whether both are one claim of one token, changed or not.
@@ -117,6 +146,7 @@ func (c Claim) Clone() Claim {
 // Equal reports whether both say the same.
 func (c Claim) Equal(d Claim) bool {
 	return c.Node == d.Node && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID && c.Limits.Equal(d.Limits) &&
-		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.NodeUID == d.NodeUID && c.Past.equal(d.Past) &&
+		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.Pending == d.Pending && c.NodeUID == d.NodeUID &&
+		c.ReadyBefore == d.ReadyBefore && c.ReadyAgain == d.ReadyAgain && c.Past.equal(d.Past) &&
 		c.Created.Equal(d.Created) && c.UID == d.UID && c.Version == d.Version
 }

@@ -31,7 +31,11 @@ type ClaimCleaner struct {
 	// Nodes gives the UIDs of all Nodes by name. It may lag: nothing is released on its word
 	// alone. Nil asks Node about each claim.
 	Nodes func(ctx context.Context) (map[string]string, error)
-	// NodesChanged hints at changes of Nodes; nil never does.
+	// Ready says which spell of being Ready a Node is in now, and not from a cache: a short word
+	// that is another one each time the Node has become Ready, and empty while it is not. The error
+	// is as with Node. Nil leaves it to others to note that a replaced Node is Ready again.
+	Ready func(ctx context.Context, name string) (spell string, err error)
+	// NodesChanged hints at changes of Nodes, their condition Ready included; nil never does.
 	NodesChanged <-chan struct{}
 	// Sweep is the longest time between two looks at all claims; zero is one minute.
 	Sweep time.Duration
@@ -112,7 +116,13 @@ func (c *claimCleaning) step(ctx context.Context) (time.Time, error) {
 	for _, claim := range claims {
 		seen, known := nodes[claim.Node], c.Nodes != nil
 		at, found := slices.BinarySearchFunc(records, claim.TokenID, func(r Record, id string) int { return strings.Compare(r.Token.ID(), id) })
-		alive := found && records[at].UID == claim.TokenUID && !records[at].Expired(c.Now())
+		// Whatever its UID: a Secret that was replaced is still what the machine joins with.
+		alive := found && !records[at].Expired(c.Now())
+		if alive {
+			if err := c.readyAgain(ctx, claim); err != nil {
+				errs = append(errs, err)
+			}
+		}
 		switch {
 		case known && claim.NodeUID != "" && seen == claim.NodeUID:
 			continue
@@ -172,7 +182,7 @@ func (c *claimCleaning) clean(ctx context.Context, claim Claim) error {
 		return c.release(ctx, claim, "node_deleted")
 	}
 	switch r, err := c.Tokens.Get(ctx, claim.TokenID); {
-	case errors.Is(err, ErrNotFound), err == nil && (r.UID != claim.TokenUID || r.Expired(c.Now())):
+	case errors.Is(err, ErrNotFound), err == nil && r.Expired(c.Now()):
 		return c.release(ctx, claim, "token_gone")
 	case err != nil:
 		return fmt.Errorf("claim of node %s: token %s: %w", claim.Node, claim.TokenID, err)
@@ -180,12 +190,34 @@ func (c *claimCleaning) clean(ctx context.Context, claim Claim) error {
 	return nil
 }
 
+// readyAgain notes on the claim of a Node that is replaced that it has become Ready since.
+func (c *claimCleaning) readyAgain(ctx context.Context, claim Claim) error {
+	if c.Ready == nil || claim.Limits.Replaces.Name != claim.Node || claim.ReadyAgain {
+		return nil
+	}
+	spell, err := c.Ready(ctx, claim.Node)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
+	case spell == "" || spell == claim.ReadyBefore:
+		return nil
+	}
+	return c.note(ctx, claim, func(now *Claim) { now.ReadyAgain = now.ReadyAgain || spell != now.ReadyBefore })
+}
+
 func (c *claimCleaning) registered(ctx context.Context, claim Claim, uid string) error {
+	return c.note(ctx, claim, func(now *Claim) { now.NodeUID = uid })
+}
+
+// note changes a claim, unless it is another one by now.
+func (c *claimCleaning) note(ctx context.Context, claim Claim, change func(*Claim)) error {
 	_, err := c.Claims.Update(ctx, claim.Node, func(now *Claim) error {
 		if !now.Same(claim) {
 			return ErrConflict // its change is on the way
 		}
-		now.NodeUID = uid
+		change(now)
 		return nil
 	})
 	if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {

@@ -20,10 +20,15 @@ type claimRow struct {
 	Keys     []string  `json:"keys,omitempty"`
 	Requests []string  `json:"requests,omitempty"`
 	NodeUID  string    `json:"nodeUID,omitempty"`
-	Past     pastRow   `json:"past,omitzero"`
-	Created  time.Time `json:"created"`
-	UID      string    `json:"uid"`
-	Version  uint64    `json:"version"`
+
+	Pending     bool   `json:"pending,omitempty"`
+	ReadyBefore string `json:"readyBefore,omitempty"`
+	ReadyAgain  bool   `json:"readyAgain,omitempty"`
+
+	Past    pastRow   `json:"past,omitzero"`
+	Created time.Time `json:"created"`
+	UID     string    `json:"uid"`
+	Version uint64    `json:"version"`
 }
 
 // pastRow is what claims on the name have left.
@@ -86,10 +91,15 @@ func putClaim(tx *bbolt.Tx, before, c tokens.Claim) error {
 		Keys:     c.Keys,
 		Requests: c.Requests,
 		NodeUID:  c.NodeUID,
-		Past:     pastRow{c.Past.Until, int64(c.Past.CertificateDuration / time.Second)},
-		Created:  c.Created,
-		UID:      c.UID,
-		Version:  version,
+
+		Pending:     c.Pending,
+		ReadyBefore: c.ReadyBefore,
+		ReadyAgain:  c.ReadyAgain,
+
+		Past:    pastRow{c.Past.Until, int64(c.Past.CertificateDuration / time.Second)},
+		Created: c.Created,
+		UID:     c.UID,
+		Version: version,
 	})
 	if err != nil {
 		return fmt.Errorf("claim %s: encode: %w", c.Node, err)
@@ -136,12 +146,17 @@ func decodeClaim(k, v []byte) (tokens.Claim, error) {
 		TokenUID: w.TokenUID,
 		Limits:   limits,
 		Keys:     w.Keys,
-		Requests: w.Requests,
+		Requests: tokens.NewestRequests(w.Requests),
 		NodeUID:  w.NodeUID,
-		Past:     tokens.Past{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
-		Created:  w.Created,
-		UID:      w.UID,
-		Version:  strconv.FormatUint(w.Version, 10),
+
+		Pending:     w.Pending,
+		ReadyBefore: w.ReadyBefore,
+		ReadyAgain:  w.ReadyAgain,
+
+		Past:    tokens.Past{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
+		Created: w.Created,
+		UID:     w.UID,
+		Version: strconv.FormatUint(w.Version, 10),
 	}
 	if c.Check() != nil || int64(c.Past.CertificateDuration/time.Second) != w.Past.CertificateDuration {
 		return damaged(errors.New("a claim that nobody may have made"))

@@ -79,6 +79,11 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 	return all, err
 }
 
+// HeldBy implements [tokens.Claims]. It is OfToken.
+func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	return s.OfToken(ctx, id)
+}
+
 // Create implements [tokens.Claims].
 func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
 	if err := ctx.Err(); err != nil {

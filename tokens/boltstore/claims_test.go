@@ -3,6 +3,7 @@ package boltstore_test
 import (
 	"errors"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -138,4 +139,38 @@ func TestClaimsAndTokensAtOnce(t *testing.T) {
 	if len(records) != n || of != n/2 {
 		t.Errorf("%d tokens have %d claims, want %d and %d", len(records), of, n, n/2)
 	}
+}
+
+// TestClaimOfManyRequests is a claim as an earlier version left it: all requests were kept. It can be
+// read, and the next write cuts it.
+func TestClaimOfManyRequests(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", Requests: []string{"1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	row := func(want string) {
+		t.Helper()
+		edit(t, path, func(tx *bbolt.Tx) error {
+			claims := tx.Bucket([]byte("claims"))
+			value := string(claims.Get([]byte("worker-1")))
+			if !strings.Contains(value, want) {
+				t.Errorf("the row is %s, want %s in it", value, want)
+			}
+			return claims.Put([]byte("worker-1"), []byte(strings.Replace(value, `["1"]`, `["1","2","3","4","5"]`, 1)))
+		})
+	}
+	row(`"requests":["1"]`)
+	s = open(t, path)
+	got, err := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "n"; return nil })
+	if err != nil || !slices.Equal(got.Requests, []string{"3", "4", "5"}) {
+		t.Errorf("Update gives %+v, %v, want the last three requests", got, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	row(`"requests":["3","4","5"]`)
 }

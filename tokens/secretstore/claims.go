@@ -5,7 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
 
+	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -27,13 +32,21 @@ const ClaimNamespace = "kubejoin-system"
 // server, and what Watch hints at is in it; everything else asks the server.
 //
 // A Lease without such a label is no claim, and keeps its name from being claimed all the same. So
-// does a claim that cannot be read: List and OfToken leave it out, and Get, Find and Update fail
+// does a claim that cannot be read: List and OfToken leave it out, and Get, Find, HeldBy and Update fail
 // with an error that is no [tokens.ErrNotFound].
 type Claims struct {
 	leases    typedcoordinationv1.LeaseInterface
 	namespace string
 	cache     *cache[*coordinationv1.Lease, tokens.Claim]
+
+	questions batch.Queue[struct{}, *heldBy]
+
+	mu      sync.Mutex
+	created map[string]*coordinationv1.Lease // as the API server returned them, by node
 }
+
+// maxCreated is how many Leases are kept for their first update.
+const maxCreated = 1000
 
 var _ tokens.Claims = (*Claims)(nil)
 
@@ -142,6 +155,59 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 	return cloned(s.cache.grouped(ctx, id))
 }
 
+// A heldBy is the question which claims a token has, and its answer.
+type heldBy struct {
+	id     string
+	claims []tokens.Claim
+	err    error
+}
+
+// tokensPerList is how many tokens one list of Leases is about: the selector is part of a URL.
+const tokensPerList = 200
+
+// HeldBy implements [tokens.Claims]. Tokens that are asked about at the same time share a list: when
+// machines join with a token each, one list for each of them would cost more than their claims.
+func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	if err := tokens.CheckID(id); err != nil {
+		return nil, fmt.Errorf("list claims: %w", err)
+	}
+	q := &heldBy{id: id}
+	if err := s.questions.Do(ctx, struct{}{}, q, s.answer); err != nil {
+		return nil, fmt.Errorf("list claims of token %s: %w", id, err)
+	}
+	return q.claims, q.err
+}
+
+// answer answers questions with what the API server has from now on.
+func (s *Claims) answer(ctx context.Context, all []*heldBy) {
+	for part := range slices.Chunk(all, tokensPerList) {
+		ids := map[string][]*heldBy{}
+		for _, q := range part {
+			ids[q.id] = append(ids[q.id], q)
+		}
+		selector := claimLabel + "=" + held + "," + tokenIDLabel + " in (" + strings.Join(slices.Sorted(maps.Keys(ids)), ",") + ")"
+		list, err := s.leases.List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			for _, q := range part {
+				q.err = fmt.Errorf("list claims of token %s: %w", q.id, err)
+			}
+			continue
+		}
+		for i := range list.Items { // in the order of their names
+			lease := &list.Items[i]
+			c, err := decodeLease(lease)
+			for _, q := range ids[lease.Labels[tokenIDLabel]] {
+				switch {
+				case err != nil:
+					q.err = errors.Join(q.err, fmt.Errorf("list claims of token %s: %w", q.id, err))
+				case c.TokenID == q.id:
+					q.claims = append(q.claims, c.Clone())
+				}
+			}
+		}
+	}
+}
+
 func cloned(all []tokens.Claim, err error) ([]tokens.Claim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
@@ -164,11 +230,57 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	case err != nil:
 		return tokens.Claim{}, fmt.Errorf("create claim %s: %w", c.Node, s.notCreated(err))
 	}
+	s.mu.Lock()
+	if s.created == nil || len(s.created) >= maxCreated {
+		s.created = map[string]*coordinationv1.Lease{}
+	}
+	s.created[c.Node] = lease.DeepCopy()
+	s.mu.Unlock()
 	return decodeLease(lease)
+}
+
+// forget gives the Lease of a node as it was created, and keeps it no longer.
+func (s *Claims) forget(node string) *coordinationv1.Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lease := s.created[node]
+	delete(s.created, node)
+	return lease
+}
+
+// firstUpdate updates a Lease as it was created, which saves a read: a claim is confirmed right after
+// its creation. It reports whether it has. If the Lease is not as it was created, or is to stay
+// as it is, nothing was done.
+func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, bool) {
+	lease := s.forget(node)
+	if lease == nil {
+		return tokens.Claim{}, false
+	}
+	before, err := decodeLease(lease)
+	if err != nil {
+		return tokens.Claim{}, false
+	}
+	after := before.Clone()
+	if change(&after) != nil || after.Node != before.Node || after.UID != before.UID || !after.Created.Equal(before.Created) || after.Check() != nil {
+		return tokens.Claim{}, false
+	}
+	if after.Version = before.Version; after.Equal(before) {
+		return tokens.Claim{}, false
+	}
+	applyClaim(lease, before, after)
+	updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
+	if err != nil {
+		return tokens.Claim{}, false
+	}
+	after, err = decodeLease(updated)
+	return after, err == nil
 }
 
 // Update implements [tokens.Claims]. What others have put on the Lease stays as it is.
 func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	if c, done := s.firstUpdate(ctx, node, change); done {
+		return c, nil
+	}
 	for {
 		lease, before, err := s.get(ctx, node)
 		if err != nil {
@@ -188,6 +300,7 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 			return before, nil
 		}
 		applyClaim(lease, before, after)
+		s.forget(node)
 		// The resourceVersion in lease makes it conditional.
 		updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
 		switch {
@@ -204,6 +317,7 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 	if err := tokens.CheckNodeName(c.Node); err != nil {
 		return fmt.Errorf("delete claim: %w", err)
 	}
+	s.forget(c.Node)
 	uid := types.UID(c.UID)
 	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Version},

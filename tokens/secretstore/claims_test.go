@@ -3,8 +3,12 @@ package secretstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -118,6 +122,151 @@ func TestLease(t *testing.T) {
 	if *lease.Spec.HolderIdentity != "def456" {
 		t.Errorf("the Lease is held by %s, want the other token", *lease.Spec.HolderIdentity)
 	}
+}
+
+// TestLeaseOfManyRequests is a claim as an earlier version left it: all requests were kept. It can be
+// read, and the next write of anything cuts it.
+func TestLeaseOfManyRequests(t *testing.T) {
+	s, leases := openClaims(t, nil)
+	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := leases.Get(t.Context(), "worker-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for i := range 7000 { // near the 256 KiB that annotations may have
+		all = append(all, fmt.Sprintf("8c1d3c0e-6a55-4bb5-b0a4-%012d", i))
+	}
+	lease.Annotations["kubejoin.io/requests"] = strings.Join(all, ",")
+	if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitClaims(t, s, "the newest requests", func(cs []tokens.Claim) bool { return len(cs) == 1 && slices.Equal(cs[0].Requests, all[6997:]) })
+	got, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = strings.Repeat("n", 1000); return nil })
+	if err != nil || !slices.Equal(got.Requests, all[6997:]) {
+		t.Fatalf("Update gives requests %.200q, %v", got.Requests, err)
+	}
+	if lease, err = leases.Get(t.Context(), "worker-1", metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := lease.Annotations["kubejoin.io/requests"]; got != strings.Join(all[6997:], ",") {
+		t.Errorf("the Lease has %d bytes of requests, want the last three", len(got))
+	}
+}
+
+// TestLeaseOfReplacedNode is what others see of a claim that replaces a Node: annotations under a
+// prefix that an earlier kubejoin does not stumble over.
+func TestLeaseOfReplacedNode(t *testing.T) {
+	s, leases := openClaims(t, nil)
+	c := claim("worker-1")
+	c.ReadyBefore = "spell"
+	if _, err := s.Create(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.ReadyAgain = true; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := leases.Get(t.Context(), "worker-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{"replaced.kubejoin.io/ready-before": "spell", "replaced.kubejoin.io/ready-again": "true"} {
+		if got := lease.Annotations[key]; got != want {
+			t.Errorf("annotation %s is %q, want %q", key, got, want)
+		}
+	}
+}
+
+// TestFirstUpdateReadsNothing has a claim confirmed after its creation with one call, unless somebody
+// else was there in between.
+func TestFirstUpdateReadsNothing(t *testing.T) {
+	c := cluster.Shared(t)
+	var calls calledVerbs
+	config := c.AdminConfig()
+	config.Wrap(calls.wrap)
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, leases := openClaims(t, nil)
+	list, err := leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "namespace"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := secretstore.OpenClaims(t.Context(), client, list.Namespace, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, between := range []bool{false, true} {
+		node := fmt.Sprint("worker-", between)
+		made, err := s.Create(t.Context(), claim(node))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "PUT"
+		if between {
+			want = "PUT GET PUT"
+			lease, err := leases.Get(t.Context(), node, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			lease.Annotations["example.com/a"] = "1"
+			if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		calls.reset()
+		got, err := s.Update(t.Context(), node, func(c *tokens.Claim) error { c.NodeUID = "n"; return nil })
+		if err != nil || got.NodeUID != "n" || got.Version == made.Version {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		if got := calls.about(node); got != want {
+			t.Errorf("the update took %s, want %s", got, want)
+		}
+		calls.reset()
+		if _, err := s.Update(t.Context(), node, func(c *tokens.Claim) error { c.NodeUID = "m"; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if got := calls.about(node); got != "GET PUT" {
+			t.Errorf("the next update took %s, want GET PUT", got)
+		}
+	}
+}
+
+// calledVerbs are the requests that were sent.
+type calledVerbs struct {
+	mu   sync.Mutex
+	sent []*http.Request
+	next http.RoundTripper
+}
+
+func (c *calledVerbs) wrap(next http.RoundTripper) http.RoundTripper { c.next = next; return c }
+
+func (c *calledVerbs) RoundTrip(r *http.Request) (*http.Response, error) {
+	c.mu.Lock()
+	c.sent = append(c.sent, r)
+	c.mu.Unlock()
+	return c.next.RoundTrip(r)
+}
+
+func (c *calledVerbs) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent = nil
+}
+
+func (c *calledVerbs) about(name string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var verbs []string
+	for _, r := range c.sent {
+		if strings.HasSuffix(r.URL.Path, "/"+name) {
+			verbs = append(verbs, r.Method)
+		}
+	}
+	return strings.Join(verbs, " ")
 }
 
 // TestReleasedLease is what others see of a claim that was released, and of the next one.
@@ -261,6 +410,13 @@ func TestSpoiltClaim(t *testing.T) {
 	}
 	if of, err := s.OfToken(t.Context(), "abc123"); err != nil || len(of) > 0 {
 		t.Errorf("OfToken = %+v, %v, want none that is spoilt", of, err)
+	}
+	// What a token may still do is not decided without them.
+	if held, err := s.HeldBy(t.Context(), "abc123"); err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "/unknown is a Lease") {
+		t.Errorf("HeldBy = %+v, %v, want an error that names what is spoilt", held, err)
+	}
+	if held, err := s.HeldBy(t.Context(), "def456"); err != nil || len(held) > 0 {
+		t.Errorf("HeldBy of another token = %+v, %v, want none", held, err)
 	}
 	// Once after the warning, which comes after the change can be listed.
 	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {

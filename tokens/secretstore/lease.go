@@ -34,6 +34,15 @@ const (
 	pastDurationAnnotation = "released." + annotationPrefix + "certificate-duration"
 )
 
+// What is known of a Node that the claim replaces is under a prefix of its own as well, and so is that
+// the claim is pending: a kubejoin that knows nothing of it reads the claim all the same.
+const (
+	pendingAnnotation = "pending." + annotationPrefix + "claim"
+
+	readyBeforeAnnotation = "replaced." + annotationPrefix + "ready-before"
+	readyAgainAnnotation  = "replaced." + annotationPrefix + "ready-again"
+)
+
 // claimAnnotations are those on a claim that are no limits.
 var claimAnnotations = []string{tokenUIDAnnotation, keysAnnotation, requestsAnnotation, nodeUIDAnnotation}
 
@@ -60,11 +69,16 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 		TokenUID: annotation(tokenUIDAnnotation),
 		Limits:   readLimits(lease.Annotations, claimAnnotations...),
 		Keys:     list(keysAnnotation),
-		Requests: list(requestsAnnotation),
+		Requests: tokens.NewestRequests(list(requestsAnnotation)),
 		NodeUID:  annotation(nodeUIDAnnotation),
-		Created:  lease.CreationTimestamp.UTC(),
-		UID:      string(lease.UID),
-		Version:  lease.ResourceVersion,
+
+		Pending:     lease.Annotations[pendingAnnotation] != "",
+		ReadyBefore: lease.Annotations[readyBeforeAnnotation],
+		ReadyAgain:  lease.Annotations[readyAgainAnnotation] != "",
+
+		Created: lease.CreationTimestamp.UTC(),
+		UID:     string(lease.UID),
+		Version: lease.ResourceVersion,
 	}
 	if at := lease.Spec.AcquireTime; at != nil {
 		c.Created = at.UTC().Truncate(time.Second)
@@ -115,7 +129,19 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 	}
 	set(after.TokenUID != before.TokenUID, tokenUIDAnnotation, after.TokenUID)
 	set(!slices.Equal(after.Keys, before.Keys), keysAnnotation, strings.Join(after.Keys, ","))
-	set(!slices.Equal(after.Requests, before.Requests), requestsAnnotation, strings.Join(after.Requests, ","))
+	// Before may have been cut: an older kubejoin kept all requests.
+	if all := strings.Join(after.Requests, ","); lease.Annotations[annotationPrefix+requestsAnnotation] != all {
+		annotate(lease, requestsAnnotation, all)
+	}
+	if after.Pending != before.Pending {
+		annotateKey(lease, pendingAnnotation, map[bool]string{true: "true"}[after.Pending])
+	}
+	if after.ReadyBefore != before.ReadyBefore {
+		annotateKey(lease, readyBeforeAnnotation, after.ReadyBefore)
+	}
+	if after.ReadyAgain != before.ReadyAgain {
+		annotateKey(lease, readyAgainAnnotation, map[bool]string{true: "true"}[after.ReadyAgain])
+	}
 	set(after.NodeUID != before.NodeUID, nodeUIDAnnotation, after.NodeUID)
 	applyLimits(lease, before.Limits, after.Limits)
 	if after.Past != before.Past {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,6 +28,8 @@ func RunClaims(t *testing.T, open func(t *testing.T) tokens.Claims) {
 		{"CreateAtOnce", testCreateClaimAtOnce},
 		{"KeepsFields", testKeepsClaimFields},
 		{"List", testListClaims},
+		{"HeldBy", testHeldBy},
+		{"HeldByAtOnce", testHeldByAtOnce},
 		{"Update", testUpdateClaim},
 		{"UpdateNothing", testUpdateClaimNothing},
 		{"UpdateFails", testUpdateClaimFails},
@@ -60,7 +64,12 @@ func sampleClaim() tokens.Claim {
 		Keys:     []string{key("b"), key("a")},
 		Requests: []string{"8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0b", "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0a"},
 		NodeUID:  "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0c",
-		Past:     tokens.Past{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 90 * time.Minute},
+
+		Pending:     true,
+		ReadyBefore: "0123456789abcdef0123456789abcdef",
+		ReadyAgain:  true,
+
+		Past: tokens.Past{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 90 * time.Minute},
 	}
 }
 
@@ -214,6 +223,74 @@ func testListClaims(t *testing.T, s tokens.Claims) {
 	}
 }
 
+// testHeldBy has each change shown at once, and does not wait for a hint.
+func testHeldBy(t *testing.T, s tokens.Claims) {
+	id, other := tokens.Generate().ID(), tokens.Generate().ID()
+	wantHeld := func(what, id string, want ...tokens.Claim) {
+		t.Helper()
+		got, err := s.HeldBy(t.Context(), id)
+		if err != nil || !slices.EqualFunc(got, want, sameClaim) {
+			t.Errorf("%s: HeldBy gives\n%+v, %v\nwant\n%+v", what, got, err, want)
+		}
+	}
+	wantHeld("no claims", id)
+	var made []tokens.Claim
+	for i, node := range []string{"b", "a", "a.b", "a-b", longName(0)} {
+		c := sampleClaim()
+		c.Node, c.TokenID, c.TokenUID = node, id, strconv.Itoa(i)
+		made = append(made, createClaim(t, s, c))
+		slices.SortFunc(made, func(a, b tokens.Claim) int { return strings.Compare(a.Node, b.Node) })
+		wantHeld("created", id, made...)
+	}
+	wantHeld("created for another token", other)
+	moved, err := s.Update(t.Context(), made[1].Node, func(c *tokens.Claim) error { c.TokenID = other; return nil })
+	if err != nil {
+		t.Fatalf("Update: %v", err)
+	}
+	made = slices.Delete(made, 1, 2)
+	wantHeld("taken over", id, made...)
+	wantHeld("taken over", other, moved)
+	if err := tokens.Release(t.Context(), s, moved, moved.Past); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+	wantHeld("released", other)
+	if err := s.Delete(t.Context(), made[0]); err != nil {
+		t.Fatalf("Delete: %v", err)
+	}
+	made = made[1:]
+	wantHeld("deleted", id, made...)
+
+	// What it gives is the caller's to change.
+	got, err := s.HeldBy(t.Context(), id)
+	if err != nil || len(got) == 0 {
+		t.Fatalf("HeldBy = %+v, %v", got, err)
+	}
+	got[0].Keys[0], got[0].Requests[0], got[0].Limits.NodeNames[0] = "changed", "changed", "changed"
+	wantHeld("what it gave before was changed", id, made...)
+}
+
+// testHeldByAtOnce has many tokens asked about at the same time: each answer is about the token that was
+// asked about, and has what was there before.
+func testHeldByAtOnce(t *testing.T, s tokens.Claims) {
+	var asking sync.WaitGroup
+	for i := range 40 {
+		asking.Go(func() {
+			c := sampleClaim()
+			if i%2 == 0 {
+				c = createClaim(t, s, c)
+			}
+			got, err := s.HeldBy(t.Context(), c.TokenID)
+			switch {
+			case err != nil:
+				t.Errorf("HeldBy: %v", err)
+			case i%2 == 0 && (len(got) != 1 || !sameClaim(got[0], c)), i%2 != 0 && len(got) > 0:
+				t.Errorf("HeldBy of token %s gives %+v", c.TokenID, got)
+			}
+		})
+	}
+	asking.Wait()
+}
+
 // testClaimCopies changes what the store was given and what it gave.
 func testClaimCopies(t *testing.T, s tokens.Claims) {
 	spoil := func(c tokens.Claim) {
@@ -281,6 +358,11 @@ func testMalformedClaim(t *testing.T, s tokens.Claims) {
 	if err != nil && strings.Contains(err.Error(), whole) {
 		t.Errorf("OfToken of a whole token repeats it in %q", err)
 	}
+	_, err = s.HeldBy(ctx, whole)
+	wantError(t, "HeldBy of a whole token", err, tokens.ErrMalformed)
+	if err != nil && strings.Contains(err.Error(), whole) {
+		t.Errorf("HeldBy of a whole token repeats it in %q", err)
+	}
 }
 
 func testClaimsCanceled(t *testing.T, s tokens.Claims) {
@@ -291,10 +373,11 @@ func testClaimsCanceled(t *testing.T, s tokens.Claims) {
 	_, findErr := s.Find(ctx, c.Node)
 	_, listErr := s.List(ctx)
 	_, ofErr := s.OfToken(ctx, c.TokenID)
+	_, heldErr := s.HeldBy(ctx, c.TokenID)
 	_, createErr := s.Create(ctx, sampleClaim())
 	_, updateErr := s.Update(ctx, c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
 	for what, err := range map[string]error{
-		"Get": getErr, "Find": findErr, "List": listErr, "OfToken": ofErr,
+		"Get": getErr, "Find": findErr, "List": listErr, "OfToken": ofErr, "HeldBy": heldErr,
 		"Create": createErr, "Update": updateErr, "Delete": s.Delete(ctx, c),
 	} {
 		wantError(t, what, err, context.Canceled)

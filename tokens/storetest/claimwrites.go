@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -49,6 +50,11 @@ var malformed = map[string]func(*tokens.Claim){
 	"limits":                   func(c *tokens.Claim) { c.Limits.MaxNodes = -1 },
 	"limits' problem":          func(c *tokens.Claim) { c.Limits.Problem = errors.New("known before") },
 	"too many keys":            func(c *tokens.Claim) { c.Keys = []string{key("1"), key("2"), key("3"), key("4")} },
+	"too many requests":        func(c *tokens.Claim) { c.Requests = []string{"1", "2", "3", "4"} },
+	"long key":                 func(c *tokens.Claim) { c.Keys = []string{strings.Repeat("k", 129)} },
+	"long request":             func(c *tokens.Claim) { c.Requests = []string{strings.Repeat("r", 129)} },
+	"long spell":               func(c *tokens.Claim) { c.ReadyBefore = strings.Repeat("s", 129) },
+	"spell with a space":       func(c *tokens.Claim) { c.ReadyBefore = "a b" },
 	"key with a comma":         func(c *tokens.Claim) { c.Keys = []string{key("1") + "," + key("2")} },
 	"empty key":                func(c *tokens.Claim) { c.Keys = []string{""} },
 	"empty request":            func(c *tokens.Claim) { c.Requests = []string{"", ""} },
@@ -60,6 +66,9 @@ var malformed = map[string]func(*tokens.Claim){
 	"released, with a token":   func(c *tokens.Claim) { *c = released(*c); c.TokenUID = "u" },
 	"released, with limits":    func(c *tokens.Claim) { *c = released(*c); c.Limits.MaxNodes = 1 },
 	"released, with a Node":    func(c *tokens.Claim) { *c = released(*c); c.NodeUID = "u" },
+	"released, pending":        func(c *tokens.Claim) { *c = released(*c); c.Pending = true },
+	"released, with a spell":   func(c *tokens.Claim) { *c = released(*c); c.ReadyBefore = "s" },
+	"released, ready again":    func(c *tokens.Claim) { *c = released(*c); c.ReadyAgain = true },
 	"released, with a request": func(c *tokens.Claim) { *c = released(*c); c.Requests = []string{"u"} },
 }
 
@@ -120,6 +129,10 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		"253 characters": func(c *tokens.Claim) { c.Node = longName(0) },
 		"one character":  func(c *tokens.Claim) { c.Node = "0" },
 		"most keys":      func(c *tokens.Claim) { c.Keys = []string{key("3"), key("1"), key("2")} },
+		"most requests":  func(c *tokens.Claim) { c.Requests = []string{strings.Repeat("r", 128), "1", "2"} },
+		"not pending":    func(c *tokens.Claim) { c.Pending = false },
+		"never Ready":    func(c *tokens.Claim) { c.ReadyBefore = "" },
+		"not Ready yet":  func(c *tokens.Claim) { c.ReadyAgain = false },
 		"no limits":      func(c *tokens.Claim) { c.Limits = tokens.Limits{} },
 		"a Node to replace": func(c *tokens.Claim) {
 			c.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"*"}, Replaces: tokens.NodeRef{Name: longName(1), UID: c.NodeUID}}
@@ -144,6 +157,7 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		got, err := s.Update(t.Context(), blank.Node, func(b *tokens.Claim) error {
 			b.TokenID, b.TokenUID, b.Limits, b.NodeUID = c.TokenID, c.TokenUID, c.Limits, c.NodeUID
 			b.Keys, b.Requests, b.Past = c.Keys, c.Requests, c.Past
+			b.Pending, b.ReadyBefore, b.ReadyAgain = c.Pending, c.ReadyBefore, c.ReadyAgain
 			return nil
 		})
 		if err != nil {
