@@ -104,12 +104,11 @@ func (h *handler) releaseClaim(r *http.Request) (answer, error) {
 	}
 }
 
-var errAnotherToken = errors.New("the token of the claim is gone")
-
-// uncount takes a claim's name off the count of its token, if that is still there.
+// uncount takes a claim's name off the count of its token, if that is still there. A Secret that was
+// replaced counts what the claims of its ID hold, whatever its UID.
 func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []string, err error) {
 	record, err := h.Tokens.Get(ctx, claim.TokenID)
-	if errors.Is(err, tokens.ErrNotFound) || err == nil && record.UID != claim.TokenUID {
+	if errors.Is(err, tokens.ErrNotFound) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
@@ -118,14 +117,11 @@ func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []s
 		return []string{"token " + claim.TokenID + " is no good and still counts the name: " + problemOf(record)}, nil
 	}
 	record, err = h.Tokens.Update(ctx, claim.TokenID, func(r *tokens.Record) error {
-		if r.UID != claim.TokenUID {
-			return errAnotherToken
-		}
 		r.Nodes = slices.DeleteFunc(r.Nodes, func(name string) bool { return name == claim.Node })
 		return nil
 	})
 	switch {
-	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, errAnotherToken):
+	case errors.Is(err, tokens.ErrNotFound):
 		return nil, nil
 	case err != nil:
 		return nil, err

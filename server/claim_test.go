@@ -126,7 +126,8 @@ func TestReleasedClaimIsRemembered(t *testing.T) {
 	}
 }
 
-// The claim of a token that is gone, or was made anew, is released, and nothing else is touched.
+// The claim of a token that is gone is released. One of a token that was replaced since has a place on
+// that one, which is free then.
 func TestReleaseClaimOfAnotherToken(t *testing.T) {
 	s, r := claimed(t)
 	if err := s.store.Delete(t.Context(), r); err != nil {
@@ -142,7 +143,7 @@ func TestReleaseClaimOfAnotherToken(t *testing.T) {
 	if got := s.do(t, "DELETE", "/v1/claim/worker-2", adminBearer, "", ""); got.status != 200 {
 		t.Errorf("%d %s", got.status, got.body)
 	}
-	if now := s.record(t, r.Token.ID()); len(now.Nodes) != 2 || len(s.claims(t)) != 0 {
+	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-1"}) || len(s.claims(t)) != 0 {
 		t.Errorf("left are claims %v and nodes %v", s.claims(t), now.Nodes)
 	}
 }
@@ -252,5 +253,34 @@ func TestNoClaims(t *testing.T) {
 		if got := s.do(t, route[0], route[1], adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "not claimed here") {
 			t.Errorf("%s %s: %d %s", route[0], route[1], got.status, got.body)
 		}
+	}
+}
+
+// Whoever may make tokens chooses their IDs: one whose claims are there is not made again.
+func TestCreateTokenUnderClaimedID(t *testing.T) {
+	s, r := claimed(t)
+	s.start(t)
+	body := `{"token":"` + tokens.Generate().Reveal() + `","maxNodes":1}`
+	body = strings.Replace(body, body[10:16], r.Token.ID(), 1)
+	// As long as there is a token, that is what the answer is about.
+	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 409 || !p.Named(api.ProblemExists) || !strings.Contains(p.Detail, "there is a token") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if err := s.store.Delete(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	for _, dryRun := range []string{`"dryRun":true`, `"dryRun":false`} {
+		_, p, got := askFor[api.Token](t, s, "POST", tokenPath, strings.TrimSuffix(body, "}")+","+dryRun+"}")
+		if got.status != 409 || !p.Named(api.ProblemExists) || !strings.Contains(p.Detail, "kubejoin claim release worker-1") {
+			t.Errorf("%s: %d %s", dryRun, got.status, got.body)
+		}
+	}
+	for _, c := range s.claims(t) {
+		if got := s.do(t, "DELETE", "/v1/claim/"+c, adminBearer, "", ""); got.status != 200 {
+			t.Fatalf("%d %s", got.status, got.body)
+		}
+	}
+	if got := s.do(t, "POST", tokenPath, adminBearer, "application/json", body); got.status != 201 {
+		t.Errorf("%d %s", got.status, got.body)
 	}
 }

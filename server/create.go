@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // MaxWait is the longest time that a client can have a signature waited for.
@@ -44,6 +45,11 @@ func (h *handler) createToken(r *http.Request) (answer, error) {
 		return answer{}, err
 	}
 	logAttrs(r.Context(), slog.String("token", token.ID()))
+	if chosen {
+		if err := h.checkUnclaimed(r.Context(), token.ID()); err != nil {
+			return answer{}, err
+		}
+	}
 	if asked.DryRun {
 		return h.tryCreate(r.Context(), asked.TokenSpec, record, now)
 	}
@@ -99,6 +105,28 @@ func taken(t tokens.Token, fields ...string) *problem {
 		differs = ", which differs in " + strings.Join(fields, ", ")
 	}
 	return newProblem(http.StatusConflict, api.ProblemExists, "there is a token %s already, and it is another one than is asked for%s; take another one, or delete that with: kubejoin token delete %s", t.ID(), differs, t.ID())
+}
+
+// checkUnclaimed refuses the ID of a token that is gone and whose claims are there: what they say of
+// the one would hold for the other. IDs are public, and whoever may make tokens chooses them.
+func (h *handler) checkUnclaimed(ctx context.Context, id string) error {
+	if h.Claims == nil {
+		return nil
+	}
+	held, err := h.Claims.HeldBy(ctx, id)
+	switch {
+	case apierrors.IsForbidden(err): // to whoever uses a kubeconfig; nothing rests on it
+		return nil
+	case err != nil:
+		return h.unavailable(err)
+	case len(held) == 0:
+		return nil
+	}
+	if _, err := h.Tokens.Get(ctx, id); !errors.Is(err, tokens.ErrNotFound) {
+		return nil // which is another matter
+	}
+	return newProblem(http.StatusConflict, api.ProblemExists, "the ID %s was that of a token which is gone, and node %s holds its name by it (%d in all); take another ID, or make the names free with: kubejoin claim release %s",
+		id, held[0].Node, len(held), held[0].Node)
 }
 
 // wait is how long a signature is waited for.

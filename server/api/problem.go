@@ -29,7 +29,8 @@ const ProblemType = "https://kubejoin.io/problems/"
 const (
 	// ProblemNotSigned: the token of TokenID was made, and nobody has signed it in time.
 	ProblemNotSigned = "token-not-signed"
-	// ProblemExists: there is a token of that ID, with another secret or made for something else.
+	// ProblemExists: there is a token of that ID, with another secret or made for something else, or
+	// claims of one that is gone.
 	ProblemExists = "token-exists"
 	ProblemSpent  = "token-spent"
 	// ProblemTooManyTokens: no token was made, since the user has as many as one user may have.
