@@ -78,10 +78,10 @@ type NodeAdmission struct {
 	// Node gives the UID of a Node, as it is now and not from a cache; the error wraps
 	// [tokens.ErrNotFound] if there is none. Nil is for where there are no Nodes.
 	Node func(ctx context.Context, name string) (uid string, err error)
-	// Ready says whether a Node is Ready now, which ends what a token that replaces it is good
-	// for: its UID stays. The error is as with Node. Nil lets such a token admit as many keys as
-	// one for a new node.
-	Ready func(ctx context.Context, name string) (bool, error)
+	// Ready says which spell of being Ready a Node is in now, as [tokens.ClaimCleaner.Ready] does. A
+	// new spell ends what a token that replaces the Node is good for: its UID stays. The error is as
+	// with Node. Nil lets such a token admit as many keys as one for a new node.
+	Ready func(ctx context.Context, name string) (spell string, err error)
 	// AllowExisting hands out the names of Nodes that exist, as kube-controller-manager does.
 	AllowExisting bool
 	// Reserved are names and patterns, as in [tokens.Limits], that only tokens of role
@@ -99,6 +99,8 @@ type NodeAdmission struct {
 	Registerer prometheus.Registerer
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+
+	dry bool // nothing is written, and so nothing is there to be confirmed
 
 	once   sync.Once
 	log    *slog.Logger

@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"crypto/elliptic"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"slices"
 	"strings"
@@ -31,7 +32,7 @@ func asks(t testing.TB, user, node string, key crypto.Signer) approval.Request {
 func by(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
 
 func (c *cluster) admission() *signer.NodeAdmission {
-	return &signer.NodeAdmission{Tokens: store{cluster: c}, Claims: claims{cluster: c}, Node: c.Node, Reserved: []string{"cp-*"}}
+	return &signer.NodeAdmission{Tokens: store{cluster: c}, Claims: claims{cluster: c}, Node: c.Node, Ready: c.Ready, Reserved: []string{"cp-*"}}
 }
 
 func wantRefused(t testing.TB, what string, err error, reason string, parts ...string) {
@@ -105,7 +106,7 @@ func TestAdmit(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c := newCluster()
 			token := tokens.Generate()
-			record := tokens.NewRecord(token, time.Hour, time.Now())
+			record := tokens.NewRecord(token, 24*time.Hour, time.Now())
 			record.Limits, record.Created = test.limits, time.Now().Add(-time.Minute)
 			if test.change != nil {
 				test.change(c, &record)
@@ -136,8 +137,8 @@ func TestAdmit(t *testing.T) {
 			if counts := slices.Contains(now.Nodes, name); counts != (record.Limits.Most() > 0) {
 				t.Errorf("counted: %q", now.Nodes)
 			}
-			if left := time.Until(now.Expires); now.Spent() && (left > time.Hour || left < 59*time.Minute) {
-				t.Errorf("spent, and expires in %s", left)
+			if left := time.Until(now.Expires); now.Spent() != (left <= time.Hour) || left < 59*time.Minute {
+				t.Errorf("spent: %v, and expires in %s", now.Spent(), left)
 			}
 		})
 	}
@@ -189,6 +190,13 @@ func TestAdmitOthers(t *testing.T) {
 	r.SignerName = certificates.KubeAPIServerClientSignerName
 	_, err = c.admission().Admit(t.Context(), r)
 	wantRefused(t, "another signer", err, "NodeExists")
+	// So is one that is in other groups as well, in whatever order.
+	for _, groups := range [][]string{{"system:nodes", "ops"}, {"ops", "system:nodes"}} {
+		r = asks(t, "jane", "exists", nil)
+		r.CSR = newCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:exists", Organization: groups}}, nil)
+		_, err = c.admission().Admit(t.Context(), r)
+		wantRefused(t, strings.Join(groups, ", "), err, "NodeExists")
+	}
 }
 
 // A node renews while its Node exists, and keeps the duration of its claim.
@@ -253,7 +261,6 @@ func TestAdmitKeys(t *testing.T) {
 	claim := c.claims["worker-1"]
 	claim.NodeUID = "gone"
 	c.claims["worker-1"] = claim
-	c.older = map[string][]tokens.Record{} // what lagged is up to date
 	_, err = n.Admit(t.Context(), asks(t, by(token), "worker-1", key))
 	wantRefused(t, "deleted", err, "TokenSpent")
 	if _, found := c.claims["worker-1"]; found {

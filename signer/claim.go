@@ -12,11 +12,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// settled is how old a claim is that no request is in the middle of making. Claims that are
-// younger, and whose Node is not known to have registered, are not taken for ones that the count
-// of their token has lost.
-const settled = 10 * time.Second
-
 // attempts is how often a claim is looked at anew because others change it at the same time.
 const attempts = 10
 
@@ -27,73 +22,82 @@ func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, 
 	if n.Tokens == nil || n.Claims == nil {
 		return refuseFor(ReasonTokenRevoked, "there are no bootstrap tokens here")
 	}
-	before, err := n.Claims.OfToken(ctx, id)
-	if err != nil {
-		return fmt.Errorf("claims of token %s: %w", id, err)
-	}
-	// The count reads a token once more, live. One that has room and is in order as of a while
-	// ago need not be read for the claim, too.
+	// The cache only says where to begin: whether a token counts nodes shows when it is read live.
 	record, err := n.Tokens.Find(ctx, id)
-	if mend(&record, before, node, n.now()); err != nil || record.Limits.Most() == 0 || n.admits(record, r, node) != nil {
-		if record, err = n.live(ctx, id, a.at); err != nil {
+	counts := err == nil && record.Limits.Most() > 0
+	for range attempts {
+		if !counts {
+			if record, err = n.live(ctx, id, a.at); err != nil {
+				return err
+			}
+			counts = record.Limits.Most() > 0
+		}
+		if record.Limits.IsZero() {
+			if err := n.check(record, r, node); err != nil {
+				return err
+			}
+			n.remember(record, a.at)
+			return n.free(ctx, node)
+		}
+		// No try at a request that nobody can sign has left a claim.
+		if err := checkCSR(r.CSR); err != nil {
 			return err
 		}
-		mend(&record, before, node, n.now())
-	}
-	if record.Limits.IsZero() {
-		if err := n.check(record, r, node); err != nil {
+		if err := r.CSR.CheckSignature(); err != nil {
+			return refuse("the certificate request is not signed by its own key: %v", err)
+		}
+		p := &place{request: r, node: node}
+		if counts {
+			err = n.take(ctx, id, p)
+		} else {
+			err = n.claimName(ctx, record, p)
+		}
+		if errors.Is(err, errCountsNothing) {
+			counts = false
+			continue
+		}
+		if refused := (*Refused)(nil); errors.As(err, &refused) && refused.Reason != ReasonTooManyKeys {
+			// Perhaps a claim was made just now, or by a try whose answer was lost.
+			if undoErr := n.undo(ctx, id, node, r); undoErr != nil {
+				return fmt.Errorf("refused (%s), and the claim of %s cannot be undone yet: %w", refused.Reason, node, undoErr)
+			}
+		}
+		if err != nil {
 			return err
 		}
-		n.remember(record, a.at)
-		return n.free(ctx, node)
+		a.Duration, a.TokenID, a.Keys = p.record.Limits.CertificateDuration, id, len(p.claim.Keys)
+		return nil
 	}
-	// No try at a request that nobody can sign has left a claim.
-	if err := checkCSR(r.CSR); err != nil {
-		return err
-	}
-	if err := r.CSR.CheckSignature(); err != nil {
-		return refuse("the certificate request is not signed by its own key: %v", err)
-	}
-	keys, err := n.claimName(ctx, record, r, node)
-	if refused := (*Refused)(nil); errors.As(err, &refused) && refused.Reason != ReasonTooManyKeys {
-		// Perhaps a claim was made just now, or by a try whose answer was lost.
-		if undoErr := n.undo(ctx, id, node, r); undoErr != nil {
-			return fmt.Errorf("refused (%s), and the claim of %s cannot be undone yet: %w", refused.Reason, node, undoErr)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	a.Duration, a.TokenID, a.Keys = record.Limits.CertificateDuration, id, keys
-	return nil
+	return fmt.Errorf("token %s: its limits changed %d times in a row", id, attempts)
 }
 
-// claimName does all about a limited token but undo it.
-func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, r approval.Request, node string) (keys int, err error) {
+// claimName has the token hold the claim of a name if the record, which was read live, and the Node
+// have nothing against it. It may be called again with a record that was read later.
+func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, p *place) error {
+	if p.record.UID != "" && p.record.UID != record.UID {
+		return fmt.Errorf("token %s was replaced while this request was looked at", record.Token.ID())
+	}
 	// What can be refused without a write comes before the first one: a kubelet that is refused
 	// asks about a hundred times an hour.
-	if err := n.admits(record, r, node); err != nil {
-		return 0, err
+	if err := n.admits(record, p.request, p.node); err != nil {
+		return err
 	}
-	replaces, err := n.checkNode(ctx, node, record.Limits.Replaces)
+	replaces, err := n.checkNode(ctx, p.node, record.Limits.Replaces)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	counted := slices.Contains(record.Nodes, node)
-	claim, err := n.claim(ctx, record, r, node, counted, replaces)
-	if err != nil {
-		return 0, err
+	if p.record.UID == "" {
+		// A name that is counted later on is counted for the claim that is made here.
+		p.counted = slices.Contains(record.Nodes, p.node)
 	}
-	if err := n.take(ctx, &place{seen: record, request: r, node: node}); err != nil {
-		return 0, err
-	}
-	if !counted && record.Limits.Most() > 0 {
-		// Until the name was counted another try with this key could undo the claim.
-		if claim, err = n.hold(ctx, record, r, node, false, replaces); err != nil {
-			return 0, err
+	p.record, p.replaces = record, replaces
+	if replaces {
+		if p.ready, err = n.readySpell(ctx, p.node); err != nil {
+			return err
 		}
 	}
-	return len(claim.Keys), nil
+	p.claim, err = n.claim(ctx, p)
+	return err
 }
 
 // admits is what a token with limits says about a request by itself.
@@ -119,11 +123,16 @@ func (n *NodeAdmission) live(ctx context.Context, id string, now time.Time) (tok
 	record, err := n.Tokens.Get(ctx, id)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
-		return record, refuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
+		return record, refuseGone(id)
 	case err != nil:
 		return record, fmt.Errorf("token %s: %w", id, err)
 	}
-	return record, nil
+	_, _, err = n.mend(ctx, &record)
+	return record, err
+}
+
+func refuseGone(id string) error {
+	return refuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
 }
 
 func (n *NodeAdmission) remember(record tokens.Record, now time.Time) {
@@ -181,75 +190,42 @@ func refuseSpent(record tokens.Record, node string) error {
 	return refuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, who, node)
 }
 
-// mend puts back on a record what its claims know and it has lost: limits that somebody erased,
-// and names that are missing in the count, as far as there is room. It reports whether there was
-// something. The name of the node that is asked about is never put in: it is counted by [take].
-func mend(record *tokens.Record, claims []tokens.Claim, node string, now time.Time) bool {
-	if len(claims) == 0 || record.Limits.Problem != nil {
-		return false
-	}
-	mended := false
-	l := &record.Limits
-	for _, c := range claims {
-		if l.MaxNodes == 0 && c.Limits.MaxNodes > 0 {
-			l.MaxNodes, mended = c.Limits.MaxNodes, true
-		}
-		if l.Replaces == (tokens.NodeRef{}) && c.Limits.Replaces != l.Replaces && l.MaxNodes <= 1 && len(l.NodeNames) == 0 {
-			l.Replaces, mended = c.Limits.Replaces, true
-		}
-		if len(l.NodeNames) == 0 && len(c.Limits.NodeNames) > 0 {
-			l.NodeNames, mended = slices.Clone(c.Limits.NodeNames), true
-		}
-		if l.CertificateDuration == 0 && c.Limits.CertificateDuration > 0 {
-			l.CertificateDuration, mended = c.Limits.CertificateDuration, true
-		}
-	}
-	if l.Most() == 0 {
-		return mended
-	}
-	for _, registered := range []bool{true, false} {
-		for _, c := range claims {
-			if (c.NodeUID != "") == registered && !record.Spent() && c.Node != node && !slices.Contains(record.Nodes, c.Node) &&
-				(registered || now.Sub(c.Created) >= settled) {
-				record.Nodes = append(record.Nodes, c.Node)
-				mended = true
-			}
-		}
-	}
-	return mended
-}
-
 // claim is hold for a name that most probably has no claim.
-func (n *NodeAdmission) claim(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (tokens.Claim, error) {
-	if _, err := n.Claims.Find(ctx, node); errors.Is(err, tokens.ErrNotFound) && !counted {
-		if claim, err := n.Claims.Create(ctx, freshClaim(record, r, node)); !errors.Is(err, tokens.ErrExists) {
+func (n *NodeAdmission) claim(ctx context.Context, p *place) (tokens.Claim, error) {
+	if _, err := n.Claims.Find(ctx, p.node); errors.Is(err, tokens.ErrNotFound) && !p.counted {
+		if claim, err := n.Claims.Create(ctx, p.fresh()); !errors.Is(err, tokens.ErrExists) {
 			return n.made(claim, err)
 		}
 	}
-	return n.hold(ctx, record, r, node, counted, replaces)
+	return n.hold(ctx, p)
 }
 
-func freshClaim(record tokens.Record, r approval.Request, node string) tokens.Claim {
-	return tokens.Claim{Node: node, TokenID: record.Token.ID(), TokenUID: record.UID, Limits: record.Limits, Keys: []string{keyOf(r)}, Requests: requests(r)}
+// fresh is the claim for a name that has none.
+func (p *place) fresh() tokens.Claim {
+	return tokens.Claim{
+		Node: p.node, TokenID: p.record.Token.ID(), TokenUID: p.record.UID, Limits: p.record.Limits,
+		Keys: []string{keyOf(p.request)}, Requests: requests(p.request),
+		Pending: p.record.Limits.Most() > 0, ReadyBefore: p.ready,
+	}
 }
 
 // hold has the token hold the claim of a name, with the request's key in it: nothing is written if
-// that is so. counted is whether the token's count is known to have the name already, replaces
-// whether it is for the Node that has the name now.
-func (n *NodeAdmission) hold(ctx context.Context, record tokens.Record, r approval.Request, node string, counted, replaces bool) (tokens.Claim, error) {
-	id, key, fresh := record.Token.ID(), keyOf(r), freshClaim(record, r, node)
+// that is so. A token that has counted the name before keeps the claim that it has, and gets no
+// other one.
+func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error) {
+	id, node, key, fresh := p.record.Token.ID(), p.node, keyOf(p.request), p.fresh()
 	for range attempts {
 		change := ""
 		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
 			change = ""
 			switch {
-			case c.Released() && counted && !replaces:
-				return refuseJoined(id, node)
+			case p.counted && (c.Released() || c.TokenID != id && p.replaces):
+				return refuseJoined(id, node, p.replaces)
 			case c.Released():
 				change = "made"
 				*c = taken(*c, fresh, c.Past)
 				return nil
-			case c.TokenID != id && replaces:
+			case c.TokenID != id && p.replaces:
 				change = "taken_over"
 				*c = taken(*c, fresh, c.Leaves(n.now(), 0))
 				return nil
@@ -257,28 +233,30 @@ func (n *NodeAdmission) hold(ctx context.Context, record tokens.Record, r approv
 				return refuseClaimed(*c)
 			case c.TokenID == id && c.NodeUID != "" && n.Node == nil:
 				return refuseFor(ReasonNodeExists, "%s has joined on token %s, and asks with its certificate; to put another machine in its place: kubejoin claim release %s", node, id, node)
-			case c.NodeUID != "" && !replaces:
+			case c.NodeUID != "" && !p.replaces:
 				return errRegistered
+			case p.replaces && (c.ReadyAgain || p.ready != "" && p.ready != c.ReadyBefore):
+				c.ReadyAgain = true // and is kept, whatever becomes of the Node
+				return nil
 			case c.HasKey(key):
 			case len(c.Keys) >= tokens.MaxKeys:
 				return refuseFor(ReasonTooManyKeys, "a machine called %s has asked on token %s with %d other keys, and has not registered; if it is only one: kubejoin claim release %s",
 					node, id, len(c.Keys), node)
 			default:
-				if err := n.begunAnew(ctx, node, replaces); err != nil {
-					return err
-				}
 				change = "another_key"
 				c.Keys = append(c.Keys, key)
 			}
-			for _, uid := range requests(r) {
+			for _, uid := range requests(p.request) {
 				if !slices.Contains(c.Requests, uid) {
-					c.Requests = append(c.Requests, uid)
+					c.Requests = tokens.NewestRequests(append(c.Requests, uid))
 				}
 			}
-			c.TokenUID = record.UID
+			c.TokenUID = p.record.UID
 			return nil
 		})
 		switch {
+		case err == nil && p.replaces && claim.ReadyAgain:
+			return claim, refuseFor(ReasonNodeExists, "a machine has taken the place of Node %s, which was Ready since; for one more make a token with: kubejoin token create --replace-node %s", node, node)
 		case err == nil && change == "made":
 			return n.made(claim, nil)
 		case err == nil:
@@ -294,8 +272,8 @@ func (n *NodeAdmission) hold(ctx context.Context, record tokens.Record, r approv
 			continue
 		case !errors.Is(err, tokens.ErrNotFound):
 			return claim, refusedOr(err, "claim of node %s", node)
-		case counted && !replaces:
-			return claim, refuseJoined(id, node)
+		case p.counted:
+			return claim, refuseJoined(id, node, p.replaces)
 		}
 		if claim, err = n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
 			return n.made(claim, err)
@@ -325,24 +303,24 @@ func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, error
 	return claim, nil
 }
 
-// begunAnew refuses another key for a Node that was replaced and is Ready again: the machine that
-// took its place is there. Any other Node is none before it has registered.
-func (n *NodeAdmission) begunAnew(ctx context.Context, node string, replaces bool) error {
-	if !replaces || n.Ready == nil {
-		return nil
+// readySpell is which spell of being Ready a Node is in, or empty.
+func (n *NodeAdmission) readySpell(ctx context.Context, node string) (string, error) {
+	if n.Ready == nil {
+		return "", nil
 	}
-	ready, err := n.Ready(ctx, node)
+	spell, err := n.Ready(ctx, node)
 	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
-		return fmt.Errorf("node %s: %w", node, err)
+		return "", fmt.Errorf("node %s: %w", node, err)
 	}
-	if ready {
-		return refuseFor(ReasonNodeExists, "a machine has taken the place of Node %s, which is Ready; for one more make a token with: kubejoin token create --replace-node %s", node, node)
-	}
-	return nil
+	return spell, nil
 }
 
-func refuseJoined(id, node string) error {
-	return refuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create --node-name %s", node, id, node)
+func refuseJoined(id, node string, replaces bool) error {
+	flag := "--node-name"
+	if replaces {
+		flag = "--replace-node"
+	}
+	return refuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create %s %s", node, id, flag, node)
 }
 
 func requests(r approval.Request) []string {

@@ -8,6 +8,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -266,7 +267,7 @@ func TestClaimUndoneMeanwhile(t *testing.T) {
 			leave := make(chan struct{})
 			wait := func() { <-leave }
 			refused := c.admission()
-			refused.Tokens, refused.Claims = steppedTokens{store{cluster: c}, wait, wait}, steppedClaims{claims{cluster: c}, wait}
+			refused.Tokens, refused.Claims = steppedTokens{store{cluster: c}, wait, wait, func() {}}, steppedClaims{claims{cluster: c}, wait}
 			calls := func(most int) {
 				for n := 0; n < most; n++ {
 					synctest.Wait()
@@ -288,7 +289,7 @@ func TestClaimUndoneMeanwhile(t *testing.T) {
 			})
 			counted := false
 			n := c.admission()
-			n.Tokens = steppedTokens{store{cluster: c}, func() {}, func() { atCount(); counted = true }}
+			n.Tokens = steppedTokens{store{cluster: c}, func() {}, func() {}, func() { atCount(); counted = true }}
 			n.Claims = steppedClaims{claims{cluster: c}, func() {
 				if counted {
 					counted = false
@@ -307,10 +308,10 @@ func TestClaimUndoneMeanwhile(t *testing.T) {
 	}
 }
 
-// steppedTokens does something before each call.
+// steppedTokens does something before each call, and before an update is written.
 type steppedTokens struct {
 	store
-	get, update func()
+	get, update, write func()
 }
 
 func (s steppedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
@@ -320,7 +321,11 @@ func (s steppedTokens) Get(ctx context.Context, id string) (tokens.Record, error
 
 func (s steppedTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
 	s.update()
-	return s.store.Update(ctx, id, change)
+	return s.store.Update(ctx, id, func(r *tokens.Record) error {
+		err := change(r)
+		s.write()
+		return err
+	})
 }
 
 type steppedClaims struct {
@@ -385,12 +390,15 @@ func TestWithdraw(t *testing.T) {
 		counted  bool
 		requests []string
 		another  bool // token
+		admitted bool // a certificate may have been issued
 		half     bool // undone, by who did not get further
 		keys     int  // of others
 		stays    bool
 	}{
 		"left over":            {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}},
 		"counted":              {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, counted: true, stays: true},
+		"admitted":             {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, counted: true, admitted: true, stays: true},
+		"admitted, uncounted":  {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, admitted: true, stays: true},
 		"of two requests":      {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}},
 		"of two keys":          {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}, keys: 1, stays: true},
 		"of another request":   {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-2"}, stays: true},
@@ -409,7 +417,7 @@ func TestWithdraw(t *testing.T) {
 			}
 			r := asks(t, by(token), node, newKey(elliptic.P256()))
 			r.UID = "uid-1"
-			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests}
+			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests, Pending: test.limits.Most() > 0 && !test.admitted}
 			if !test.half {
 				claim.Keys = []string{fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo)), "sha256:another"}[:1+test.keys]
 			}
@@ -433,5 +441,42 @@ func TestWithdraw(t *testing.T) {
 	}
 	if err := (*signer.NodeAdmission)(nil).Withdraw(t.Context(), approval.Request{}); err != nil {
 		t.Error(err)
+	}
+}
+
+// What an admission costs in calls, beside the look at the Node and those about the certificate request:
+// each counts when a rack joins.
+func TestCallsOfAnAdmission(t *testing.T) {
+	for name, test := range map[string]struct {
+		limits tokens.Limits
+		before bool // another machine has joined on the token
+		want   map[string]int
+	}{
+		// The token is read, its claims are listed, the claim is made, the name is counted, and the claim
+		// is confirmed, for which secretstore does not read it first.
+		"a token for one node":         {limits: tokens.Limits{MaxNodes: 1}, want: map[string]int{"read": 2, "list": 1, "token": 1, "claim": 2}},
+		"the next on one for many":     {limits: tokens.Limits{MaxNodes: 9}, before: true, want: map[string]int{"read": 2, "token": 1, "claim": 2}},
+		"a token for names":            {limits: tokens.Limits{NodeNames: []string{"w*"}}, want: map[string]int{"read": 1, "list": 1, "claim": 1}},
+		"a token without limits":       {want: map[string]int{"read": 1, "list": 1}},
+		"the next on an unlimited one": {before: true, want: map[string]int{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			token := c.mint(test.limits)
+			n := c.admission()
+			if test.before {
+				if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.catchesUp()
+			clear(c.writes)
+			if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil)); err != nil {
+				t.Fatal(err)
+			}
+			if !maps.Equal(c.writes, test.want) {
+				t.Errorf("%v, want %v", c.writes, test.want)
+			}
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -14,61 +15,108 @@ import (
 // countTimeout ends a write of a count that nobody answers: others wait for it.
 const countTimeout = 30 * time.Second
 
-// A place is one node's on a token that is limited to a number of nodes. Those who ask for one
-// on the same token at the same time are written together: of a rack that comes up on one token,
-// each machine would otherwise start over once for each other one.
+// A place is one node's on a token. Those who ask for one on the same token at the same time are
+// written together: of a rack that comes up on one token, each machine would otherwise start over
+// once for each other one.
 type place struct {
-	seen    tokens.Record
 	request approval.Request
 	node    string
-	err     error
+
+	record   tokens.Record // that the name was claimed by; zero before
+	counted  bool          // the token had counted the name before this request came
+	replaces bool          // the token is for the Node that has the name now
+	ready    string        // which spell of being Ready that Node is in
+	claim    tokens.Claim
+	err      error
 }
 
-// take counts the name on a token that is limited to a number of nodes, by compare-and-swap: of
-// all who ask at once, the token's limit is how many get past here. The last one also brings the
-// token's expiration forward.
-func (n *NodeAdmission) take(ctx context.Context, p *place) error {
-	if p.seen.Limits.Most() == 0 {
-		return nil
-	}
-	id := p.seen.Token.ID()
-	if err := n.places.Do(ctx, id, p, func(ctx context.Context, all []*place) {
-		ctx, cancel := context.WithTimeout(ctx, countTimeout)
-		defer cancel()
-		if err := n.write(ctx, id, all); err != nil {
-			for _, p := range all {
-				p.err = err
+// errCountsNothing says that a token is not limited to a number of nodes.
+var errCountsNothing = errors.New("the token counts nothing")
+
+// take claims a name with a token that is limited to a number of nodes, and counts it by
+// compare-and-swap: of all who ask at once, the token's limit is how many get past here. The last
+// one also brings the token's expiration forward.
+func (n *NodeAdmission) take(ctx context.Context, id string, p *place) error {
+	for range attempts {
+		if err := n.places.Do(ctx, id, p, func(ctx context.Context, all []*place) {
+			ctx, cancel := context.WithTimeout(ctx, countTimeout)
+			defer cancel()
+			if err := n.write(ctx, id, all); err != nil {
+				for _, p := range all {
+					p.err = err
+				}
 			}
+		}); err != nil {
+			return fmt.Errorf("count of token %s: %w", id, err)
 		}
-	}); err != nil {
-		return fmt.Errorf("count of token %s: %w", id, err)
+		if p.err != nil || !p.claim.Pending || n.dry {
+			return p.err
+		}
+		if kept, err := n.confirm(ctx, p); err != nil || kept {
+			return err
+		}
 	}
-	return p.err
+	return fmt.Errorf("claim of node %s: it was taken away %d times in a row", p.node, attempts)
 }
 
-// errNothing ends a change of a record that has nothing to change.
+// errNothing ends a change of a record, or a claim, that has nothing to change.
 var errNothing = errors.New("nothing to change")
 
-// write counts all that have a place, and says of each other one why it has none.
-func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) error {
-	claims, err := n.Claims.OfToken(ctx, id)
-	if err != nil {
-		return fmt.Errorf("claims of token %s: %w", id, err)
-	}
-	// A claim that is in the middle of being made counts itself.
-	claims = slices.DeleteFunc(claims, func(c tokens.Claim) bool {
-		return slices.ContainsFunc(all, func(p *place) bool { return p.node == c.Node })
+// confirm ends that a claim is pending, now that its name is counted, and reports whether the claim was
+// as it was before the count. It is not if another try with its key was refused meanwhile, if the count
+// was lost and somebody else was about to have the place, or if another key came.
+func (n *NodeAdmission) confirm(ctx context.Context, p *place) (kept bool, err error) {
+	claim, err := n.Claims.Update(ctx, p.node, func(c *tokens.Claim) error {
+		if c.UID != p.claim.UID || c.Version != p.claim.Version {
+			return errNothing
+		}
+		c.Pending = false
+		return nil
 	})
+	switch {
+	case errors.Is(err, errNothing), errors.Is(err, tokens.ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("claim of node %s: %w", p.node, err)
+	}
+	p.claim = claim
+	return true, nil
+}
+
+// write claims and counts the names of all, and says of each other one why it has no place. The
+// claims are made between the live read of the token and its write: when that write succeeds no name
+// of them was counted before its claim.
+func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) error {
 	mended := false
-	_, err = n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
-		if mended = mend(record, claims, "", n.now()); record.Limits.Most() == 0 { // erased meanwhile
-			record.Limits, mended = all[0].seen.Limits, true
+	_, err := n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
+		var pending []tokens.Claim
+		var err error
+		if mended, pending, err = n.mend(ctx, record); err != nil {
+			return err
 		}
-		before, spent := len(record.Nodes), record.Spent()
+		if record.Limits.Most() == 0 {
+			return errCountsNothing
+		}
+		var claiming sync.WaitGroup
 		for _, p := range all {
-			p.err = n.place(record, p)
+			claiming.Go(func() { p.err = n.claimName(ctx, *record, p) })
 		}
-		if !mended && len(record.Nodes) == before {
+		claiming.Wait()
+		before, spent, unsure := len(record.Nodes), record.Spent(), false
+		for _, p := range all {
+			if p.err == nil {
+				p.err = n.place(record, p)
+			}
+			unsure = unsure || p.err == nil && p.claim.Pending
+		}
+		// Once anything is counted nobody sees that the count was lost.
+		if mended || len(record.Nodes) > before {
+			pending = slices.DeleteFunc(pending, func(c tokens.Claim) bool { return slices.Contains(record.Nodes, c.Node) })
+			if err := n.evict(ctx, pending); err != nil {
+				return err
+			}
+		}
+		if !mended && len(record.Nodes) == before && !unsure { // what is unsure is written to see that nothing has changed
 			return errNothing
 		}
 		if end := n.now().Add(n.retention()); record.Spent() && !spent && (record.Expires.IsZero() || record.Expires.After(end)) {
@@ -80,7 +128,9 @@ func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) erro
 	case errors.Is(err, errNothing):
 		return nil
 	case errors.Is(err, tokens.ErrNotFound):
-		return refuseFor(ReasonTokenRevoked, "token %s was deleted while this request was looked at", id)
+		return refuseGone(id)
+	case errors.Is(err, errCountsNothing):
+		return err
 	case err != nil:
 		return fmt.Errorf("count of token %s: %w", id, err)
 	case mended:
@@ -97,12 +147,9 @@ func (n *NodeAdmission) retention() time.Duration {
 	return DefaultRetention
 }
 
-// place puts a name on the record, if it may be there. One that is there has its place: another
+// place puts a name on the record, if there is room. One that is there has its place: another
 // replica may be at work on the same request.
 func (n *NodeAdmission) place(record *tokens.Record, p *place) error {
-	if record.UID != p.seen.UID {
-		return fmt.Errorf("token %s was replaced while this request was looked at", record.Token.ID())
-	}
 	if err := n.admits(*record, p.request, p.node); err != nil {
 		return err
 	}

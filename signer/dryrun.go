@@ -19,7 +19,7 @@ func (n *NodeAdmission) DryRun() *NodeAdmission {
 		return nil
 	}
 	dry := &NodeAdmission{
-		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Lease: n.Lease, Retention: n.Retention, Now: n.Now,
+		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Lease: n.Lease, Retention: n.Retention, Now: n.Now, dry: true,
 	}
 	if n.Tokens != nil {
 		dry.Tokens = dryTokens{n.Tokens}

@@ -78,24 +78,13 @@ func (n *NodeAdmission) Withdraw(ctx context.Context, r approval.Request) error 
 	return nil
 }
 
-// undo takes the key of a request that was refused out of a claim of the token, and takes away a
-// claim that has no other one, or that nobody can be in the middle of making. On a claim whose name
-// the token has counted something may have been issued: it stays. So do claims of a token that counts
-// nothing, until the token is gone.
+// undo takes the key of a request that was refused out of a pending claim of the token, and takes away
+// one that has no other key, or that a spent token cannot count any more. Where the token has counted
+// the name the claim stays. So do claims of a token that counts nothing, until the token is gone.
 //
-// Another try may get past the count meanwhile. It looks at the claim after that, and the count is
-// looked at here after the keys have left the claim: one of the two sees the other.
+// Another try may get past the count meanwhile: it does not confirm a claim without its key.
 func (n *NodeAdmission) undo(ctx context.Context, id, node string, r approval.Request) error {
 	key := keyOf(r)
-	kept := func(c tokens.Claim) []string {
-		if n.now().Sub(c.Created) >= settled {
-			return nil
-		}
-		return slices.DeleteFunc(slices.Clone(c.Keys), func(k string) bool { return k == key })
-	}
-	stays := func(c tokens.Claim) bool {
-		return c.TokenID != id || c.NodeUID != "" || c.Limits.Most() == 0 || len(c.Keys) > 0 && len(kept(c)) == len(c.Keys)
-	}
 	for range attempts {
 		c, err := n.Claims.Get(ctx, node)
 		switch {
@@ -103,77 +92,36 @@ func (n *NodeAdmission) undo(ctx context.Context, id, node string, r approval.Re
 			return nil
 		case err != nil:
 			return err
-		case stays(c):
+		case c.TokenID != id || !c.Pending || c.NodeUID != "":
 			return nil
 		}
-		if counted, err := n.counted(ctx, id, node); err != nil || counted {
+		record, err := n.Tokens.Get(ctx, id)
+		switch {
+		case errors.Is(err, tokens.ErrNotFound): // its claims go with it
+			return nil
+		case err != nil:
 			return err
+		case slices.Contains(record.Nodes, node):
+			return nil
 		}
-		without, err := n.Claims.Update(ctx, node, func(now *tokens.Claim) error {
-			if c = now.Clone(); stays(c) {
-				return errNothing
+		if record.Spent() || !slices.ContainsFunc(c.Keys, func(k string) bool { return k != key }) {
+			err = n.drop(ctx, c)
+		} else {
+			_, err = n.Claims.Update(ctx, node, func(now *tokens.Claim) error {
+				if now.Version != c.Version {
+					return tokens.ErrConflict
+				}
+				now.Keys = slices.DeleteFunc(now.Keys, func(k string) bool { return k == key })
+				now.Requests = slices.DeleteFunc(now.Requests, func(uid string) bool { return uid == r.UID })
+				return nil
+			})
+		}
+		if !errors.Is(err, tokens.ErrConflict) {
+			if errors.Is(err, tokens.ErrNotFound) {
+				return nil
 			}
-			now.Keys = kept(c)
-			now.Requests = slices.DeleteFunc(now.Requests, func(uid string) bool { return uid == r.UID })
-			return nil
-		})
-		switch {
-		case errors.Is(err, errNothing), errors.Is(err, tokens.ErrNotFound):
-			return nil
-		case err != nil:
-			return err
-		}
-		counted, err := n.counted(ctx, id, node)
-		switch {
-		case err != nil:
-			return err
-		case counted:
-			return n.putBack(ctx, c)
-		case len(without.Keys) > 0:
-			return nil
-		}
-		left := without.Past
-		if !left.Held(n.now()) {
-			left = tokens.Past{}
-		}
-		switch err := tokens.Release(ctx, n.Claims, without, left); {
-		case err == nil:
-			n.count("undone")
-			n.log.Info("claim undone", "node", tokens.Redact(node), "token", id)
-			return nil
-		case errors.Is(err, tokens.ErrNotFound):
-			return nil
-		case !errors.Is(err, tokens.ErrConflict):
 			return err
 		}
 	}
 	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
-}
-
-// putBack adds the keys of a claim again that were taken out of it.
-func (n *NodeAdmission) putBack(ctx context.Context, before tokens.Claim) error {
-	_, err := n.Claims.Update(ctx, before.Node, func(c *tokens.Claim) error {
-		if !c.Same(before) {
-			return nil
-		}
-		for _, key := range before.Keys {
-			if !c.HasKey(key) && len(c.Keys) < tokens.MaxKeys {
-				c.Keys = append(c.Keys, key)
-			}
-		}
-		return nil
-	})
-	if errors.Is(err, tokens.ErrNotFound) {
-		return nil
-	}
-	return err
-}
-
-// counted reports whether the token has counted the name, as of now. Of one that is gone nobody knows.
-func (n *NodeAdmission) counted(ctx context.Context, id, node string) (bool, error) {
-	record, err := n.Tokens.Get(ctx, id)
-	if errors.Is(err, tokens.ErrNotFound) {
-		return true, nil
-	}
-	return slices.Contains(record.Nodes, node), err
 }

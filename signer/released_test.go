@@ -40,7 +40,7 @@ func (c *cluster) cleans(t *testing.T, node func(context.Context, string) (strin
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- tokens.ClaimCleaner{Claims: claims{cluster: c}, Tokens: store{cluster: c}, Node: node}.Run(ctx)
+		done <- tokens.ClaimCleaner{Claims: claims{cluster: c}, Tokens: store{cluster: c}, Node: node, Ready: c.Ready}.Run(ctx)
 	}()
 	synctest.Wait()
 	cancel()
@@ -65,7 +65,6 @@ func TestRenewalAfterRelease(t *testing.T) {
 			c.node(node)
 			c.cleans(t, c.Node)
 			c.deleteNode(node)
-			c.older = map[string][]tokens.Record{} // what lagged is up to date
 			_, err := c.admission().Admit(t.Context(), asks(t, "system:bootstrap:"+id, node, nil))
 			wantRefused(t, "the spent token", err, "TokenSpent")
 		},
@@ -384,3 +383,58 @@ func TestClaimOfDeletedNode(t *testing.T) {
 		})
 	}
 }
+
+// The claim cleaner releases nothing by the word of what may lag: neither that a Node is gone nor that
+// a token is.
+func TestClaimCleanerReadsLiveBeforeItReleases(t *testing.T) {
+	for name, test := range map[string]struct {
+		registered bool
+		gone       bool // is the Node, or the token if none has registered
+	}{
+		"Node is there":  {registered: true},
+		"Node is gone":   {registered: true, gone: true},
+		"token is there": {},
+		"token is gone":  {gone: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster()
+				token := c.mint(tokens.Limits{MaxNodes: 1})
+				if _, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+					t.Fatal(err)
+				}
+				if test.registered {
+					c.registers("worker-1")
+				}
+				switch {
+				case test.gone && test.registered:
+					c.deleteNode("worker-1")
+				case test.gone:
+					delete(c.records, token.ID())
+				}
+				c.history = nil
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error)
+				go func() {
+					done <- tokens.ClaimCleaner{
+						Claims: claims{cluster: c}, Tokens: listsNothing{store{cluster: c}}, Node: c.Node,
+						Nodes: func(context.Context) (map[string]string, error) { return nil, nil },
+					}.Run(ctx)
+				}()
+				synctest.Wait()
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				if _, stays := c.claims["worker-1"]; stays == test.gone {
+					t.Errorf("the claim stays: %t", stays)
+				}
+			})
+		})
+	}
+}
+
+// listsNothing is tokens whose cache is empty.
+type listsNothing struct{ store }
+
+func (listsNothing) List(context.Context) ([]tokens.Record, error) { return nil, nil }

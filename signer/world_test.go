@@ -26,11 +26,17 @@ type cluster struct {
 	claims  map[string]tokens.Claim
 	history []map[string]tokens.Claim // of claims, the newest last
 	nodes   map[string]string
-	writes  map[string]int // by kind
+	ready   map[string]string // which spell of being Ready a Node is in
+
+	// What the caches have, if they are stuck; nil otherwise.
+	cachedRecords map[string]tokens.Record
+	cachedClaims  map[string]tokens.Claim
+
+	writes map[string]int // by kind
 }
 
 func newCluster() *cluster {
-	return &cluster{records: map[string]tokens.Record{}, older: map[string][]tokens.Record{}, claims: map[string]tokens.Claim{}, nodes: map[string]string{}, writes: map[string]int{}}
+	return &cluster{records: map[string]tokens.Record{}, older: map[string][]tokens.Record{}, claims: map[string]tokens.Claim{}, nodes: map[string]string{}, ready: map[string]string{}, writes: map[string]int{}}
 }
 
 var errInjected = errors.New("injected failure")
@@ -64,6 +70,9 @@ func (c *cluster) call(kind string, do func() error) error {
 func (c *cluster) lagging() map[string]tokens.Claim {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.cachedClaims != nil {
+		return c.cachedClaims
+	}
 	if len(c.history) == 0 {
 		return maps.Clone(c.claims)
 	}
@@ -120,6 +129,58 @@ func (c *cluster) Node(_ context.Context, name string) (uid string, err error) {
 	return uid, err
 }
 
+// Ready gives the spell of being Ready that a Node is in.
+func (c *cluster) Ready(_ context.Context, name string) (spell string, err error) {
+	err = c.call("read", func() error {
+		if c.nodes[name] == "" {
+			return tokens.ErrNotFound
+		}
+		spell = c.ready[name]
+		return nil
+	})
+	return spell, err
+}
+
+// sticks has the caches show what there is now, until they are told to catch up.
+func (c *cluster) sticks() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cachedClaims, c.cachedRecords = maps.Clone(c.claims), map[string]tokens.Record{}
+	for id, r := range c.records {
+		c.cachedRecords[id] = copied(r)
+	}
+}
+
+// catchesUp has the caches lag no more than they do otherwise.
+func (c *cluster) catchesUp() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cachedClaims, c.cachedRecords, c.history, c.older = nil, nil, nil, map[string][]tokens.Record{}
+	for id, r := range c.records {
+		c.older[id] = []tokens.Record{copied(r)}
+	}
+}
+
+// registers is what the claim cleaner does about the Node of a claim.
+func (c *cluster) registers(name string) {
+	uid := c.node(name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	claim := c.claims[name]
+	claim.NodeUID, claim.Version = uid, c.next()
+	c.claims[name] = claim
+}
+
+// edits is what somebody does to the Secret of a token. Another UID makes it another Secret.
+func (c *cluster) edits(id string, edit func(*tokens.Record)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := copied(c.records[id])
+	edit(&r)
+	r.Version = c.next()
+	c.keep(r)
+}
+
 // store is the cluster's tokens.
 type store struct {
 	tokens.Store
@@ -148,6 +209,12 @@ func (s store) Find(_ context.Context, id string) (tokens.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	versions := s.older[id]
+	if s.cachedRecords != nil {
+		versions = nil
+		if r, found := s.cachedRecords[id]; found {
+			versions = []tokens.Record{r}
+		}
+	}
 	if len(versions) == 0 {
 		return tokens.Record{}, tokens.ErrNotFound
 	}
@@ -222,6 +289,19 @@ func (s claims) List(context.Context) ([]tokens.Claim, error) {
 func (s claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
 	all, err := s.List(ctx)
 	return slices.DeleteFunc(all, func(c tokens.Claim) bool { return c.TokenID != id }), err
+}
+
+// HeldBy is live.
+func (s claims) HeldBy(_ context.Context, id string) (all []tokens.Claim, err error) {
+	err = s.call("list", func() error {
+		for _, node := range slices.Sorted(maps.Keys(s.cluster.claims)) {
+			if c := s.cluster.claims[node]; c.TokenID == id {
+				all = append(all, c.Clone())
+			}
+		}
+		return nil
+	})
+	return all, err
 }
 
 func (s claims) Watch(context.Context) <-chan struct{} { return nil }

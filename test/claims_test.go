@@ -265,7 +265,7 @@ func TestClaimsOfTwoLeaders(t *testing.T) {
 		}
 		for _, run := range []func(context.Context) error{
 			csr.Controller{Client: client, Authority: authority, Approve: true, Sign: true, Logger: log}.Run,
-			tokens.ClaimCleaner{Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, NodesChanged: nodes.Watch(ctx), Logger: log}.Run,
+			tokens.ClaimCleaner{Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(ctx), Logger: log}.Run,
 		} {
 			running.Go(func() {
 				if err := run(ctx); err != nil {

@@ -157,7 +157,7 @@ func onCluster(ctx context.Context, s *service) error {
 	}
 	if enabled[claimCleaner] {
 		loop := tokens.ClaimCleaner{
-			Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, NodesChanged: nodes.Watch(watch),
+			Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(watch),
 			Logger: s.log, Registerer: s.registry,
 		}
 		controllers = append(controllers, loop.Run)

@@ -47,7 +47,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Nodes = &signer.NodeAdmission{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Ready: w.nodes.Ready, Reserved: []string{"cp-*"}}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
-	w.run(tokens.ClaimCleaner{Claims: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, NodesChanged: w.nodes.Watch(t.Context())}.Run)
+	w.run(tokens.ClaimCleaner{Claims: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, Ready: w.nodes.Ready, NodesChanged: w.nodes.Watch(t.Context())}.Run)
 	return w
 }
 
@@ -370,4 +370,40 @@ func (l *lines) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
+}
+
+// conditionReady sets the condition Ready of a Node, as its kubelet or the node lifecycle controller does.
+func (w *limitedWorld) conditionReady(name string, status corev1.ConditionStatus, since time.Time) {
+	w.Helper()
+	node, err := w.admin.CoreV1().Nodes().Get(w.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, LastTransitionTime: metav1.NewTime(since)}}
+	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(w.Context(), node, metav1.UpdateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// A replaced Node that was Ready again for a moment has closed its token, although nobody asked
+// meanwhile. One that is Ready still, since its machine has died only just now, has not.
+func TestReplacedNodeReadyForAMoment(t *testing.T) {
+	w := newLimitedWorld(t)
+	node := w.node("replaced-" + tokens.Generate().ID())
+	died := time.Now().Add(-time.Hour)
+	w.conditionReady(node.Name, corev1.ConditionTrue, died)
+	_, client := w.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node.Name, UID: string(node.UID)}})
+	w.joins(client, node.Name, nil)
+	w.joins(client, node.Name, nil)
+	w.conditionReady(node.Name, corev1.ConditionUnknown, died.Add(time.Minute))
+	if c, err := w.claims.Get(t.Context(), node.Name); err != nil || c.ReadyAgain || c.ReadyBefore == "" || c.Pending {
+		t.Errorf("%+v %v, want the claim of a Node that was Ready and is not so again", c, err)
+	}
+	w.conditionReady(node.Name, corev1.ConditionTrue, died.Add(2*time.Minute))
+	w.poll("note that the Node is Ready again", func() bool {
+		c, err := w.claims.Get(t.Context(), node.Name)
+		return err == nil && c.ReadyAgain
+	})
+	w.conditionReady(node.Name, corev1.ConditionFalse, died.Add(3*time.Minute))
+	w.refused(client, node.Name, nil, "NodeExists")
 }

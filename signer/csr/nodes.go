@@ -2,6 +2,8 @@ package csr
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -37,7 +39,8 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error)
 		AddFunc:    func(any) { n.known.Add(1); n.hints.Send() },
 		DeleteFunc: func(any) { n.known.Add(-1); n.hints.Send() },
 		UpdateFunc: func(before, now any) {
-			if uid(before) != uid(now) { // deleted and made again while nobody looked
+			// Deleted and made again while nobody looked, or Ready again.
+			if uid(before) != uid(now) || spell(before) != spell(now) {
 				n.hints.Send()
 			}
 		},
@@ -56,16 +59,31 @@ func uid(object any) string {
 	return ""
 }
 
-// nameUIDAndAddresses keeps what is needed of a Node: its kubelet writes it every few minutes.
+// spell is the readySpell of an object that nameUIDAndAddresses has made.
+func spell(object any) string {
+	if node, ok := object.(*corev1.Node); ok {
+		return readySpell(node)
+	}
+	return ""
+}
+
+// nameUIDAndAddresses keeps what is needed of a Node, and when it has become Ready: its kubelet
+// writes it every few minutes.
 func nameUIDAndAddresses(object any) (any, error) {
 	node, ok := object.(*corev1.Node)
 	if !ok {
 		return object, nil
 	}
-	return &corev1.Node{
+	kept := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
-		Status:     corev1.NodeStatus{Addresses: node.Status.Addresses},
-	}, nil
+		Status:     corev1.NodeStatus{Addresses: node.Status.Addresses, NodeInfo: corev1.NodeSystemInfo{BootID: node.Status.NodeInfo.BootID}},
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			kept.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime}}
+		}
+	}
+	return kept, nil
 }
 
 func (n *Nodes) get(ctx context.Context, name string) (*corev1.Node, error) {
@@ -76,18 +94,27 @@ func (n *Nodes) get(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, err
 }
 
-// Ready reports whether a Node is Ready now, by the word of its kubelet. The error is as with Node.
-func (n *Nodes) Ready(ctx context.Context, name string) (bool, error) {
+// Ready says which spell of being Ready a Node is in now, or gives an empty string if it is not
+// Ready. A spell ends when the condition changes, and when the machine boots: one that takes the place
+// of a machine which has just died may find the condition as that has left it. The error is as with
+// Node.
+func (n *Nodes) Ready(ctx context.Context, name string) (spell string, err error) {
 	node, err := n.get(ctx, name)
 	if err != nil {
-		return false, err
+		return "", err
 	}
+	return readySpell(node), nil
+}
+
+// readySpell is of one length, whatever a kubelet writes.
+func readySpell(node *corev1.Node) string {
 	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue, nil
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			sum := sha256.Sum256(fmt.Appendf(nil, "%d %s", c.LastTransitionTime.Unix(), node.Status.NodeInfo.BootID))
+			return hex.EncodeToString(sum[:16])
 		}
 	}
-	return false, nil
+	return ""
 }
 
 // Nodes gives the UIDs of all Nodes by name. It may lag, and waits for the first answer of the
@@ -105,5 +132,5 @@ func (n *Nodes) Nodes(ctx context.Context) (map[string]string, error) {
 	return all, nil
 }
 
-// Watch hints at Nodes that have come or gone.
+// Watch hints at Nodes that have come or gone, or whose condition Ready has changed.
 func (n *Nodes) Watch(ctx context.Context) <-chan struct{} { return n.hints.Watch(ctx) }

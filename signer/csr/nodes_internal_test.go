@@ -1,0 +1,46 @@
+package csr
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A spell of being Ready is the same for as long as nothing has changed, and what the informer keeps
+// of a Node has it as the Node itself.
+func TestReadySpell(t *testing.T) {
+	node := func(status corev1.ConditionStatus, since int64, boot string) *corev1.Node {
+		return &corev1.Node{Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{
+				{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue},
+				{Type: corev1.NodeReady, Status: status, LastTransitionTime: metav1.NewTime(time.Unix(since, 0)), LastHeartbeatTime: metav1.Now()},
+			},
+			NodeInfo: corev1.NodeSystemInfo{BootID: boot, MachineID: "m"},
+		}}
+	}
+	base := readySpell(node(corev1.ConditionTrue, 1, "boot"))
+	for name, test := range map[string]struct {
+		node *corev1.Node
+		want string // same, other or none
+	}{
+		"heartbeat":      {node(corev1.ConditionTrue, 1, "boot"), "same"},
+		"Ready again":    {node(corev1.ConditionTrue, 2, "boot"), "other"},
+		"booted":         {node(corev1.ConditionTrue, 1, "reboot"), "other"},
+		"a long boot ID": {node(corev1.ConditionTrue, 1, strings.Repeat("b", 1<<20)), "other"},
+		"not Ready":      {node(corev1.ConditionFalse, 1, "boot"), "none"},
+		"unknown":        {node(corev1.ConditionUnknown, 1, "boot"), "none"},
+		"no condition":   {&corev1.Node{}, "none"},
+	} {
+		got := readySpell(test.node)
+		if is := map[bool]string{true: "same", false: "other"}[got == base]; got == "" && test.want != "none" || got != "" && is != test.want || len(got) > 64 {
+			t.Errorf("%s: spell %q after %q, want %s", name, got, base, test.want)
+		}
+		kept, err := nameUIDAndAddresses(test.node)
+		if err != nil || spell(kept) != got {
+			t.Errorf("%s: the informer has spell %q, %v; want %q", name, spell(kept), err, got)
+		}
+	}
+}

@@ -1,0 +1,293 @@
+package signer_test
+
+import (
+	"context"
+	"crypto/elliptic"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// What grants a name is read live: caches that are stuck at any earlier state change nothing.
+func TestStuckCachesGrantNothing(t *testing.T) {
+	const node = "worker-1"
+	for name, test := range map[string]struct {
+		limits tokens.Limits
+		happen func(t *testing.T, c *cluster, id string) // after the caches got stuck
+		asks   string
+		reason string // empty: admitted
+	}{
+		"spent on a Node that was deleted": {limits: tokens.Limits{MaxNodes: 1}, asks: node, reason: "TokenSpent",
+			happen: func(_ *testing.T, c *cluster, _ string) { c.registers(node); c.deleteNode(node) }},
+		"spent on another": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent"},
+		"count erased": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent",
+			happen: func(_ *testing.T, c *cluster, id string) { c.edits(id, func(r *tokens.Record) { r.Nodes = nil }) }},
+		"limits erased": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent",
+			happen: func(_ *testing.T, c *cluster, id string) {
+				c.edits(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} })
+			}},
+		"limits and count erased": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent",
+			happen: func(_ *testing.T, c *cluster, id string) {
+				c.edits(id, func(r *tokens.Record) { r.Limits, r.Nodes = tokens.Limits{}, nil })
+			}},
+		"names erased": {limits: tokens.Limits{NodeNames: []string{node}}, asks: "worker-2", reason: "NodeNameNotAllowed",
+			happen: func(_ *testing.T, c *cluster, id string) {
+				c.edits(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} })
+			}},
+		"replaced": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent",
+			happen: func(_ *testing.T, c *cluster, id string) {
+				c.edits(id, func(r *tokens.Record) { r.UID, r.Limits, r.Nodes = "another", tokens.Limits{}, nil })
+			}},
+		"released by a person": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2",
+			happen: func(_ *testing.T, c *cluster, id string) {
+				c.edits(id, func(r *tokens.Record) { r.Nodes = nil })
+				delete(c.claims, node)
+			}},
+	} {
+		for _, stuck := range []string{"before the first machine", "after it"} {
+			t.Run(name+", stuck "+stuck, func(t *testing.T) {
+				c := newCluster()
+				token := c.mint(test.limits)
+				n := c.admission()
+				if stuck == "before the first machine" {
+					c.sticks()
+				}
+				if _, err := n.Admit(t.Context(), asks(t, by(token), node, nil)); err != nil {
+					t.Fatal(err)
+				}
+				if stuck == "after it" {
+					c.sticks()
+				}
+				if test.happen != nil {
+					test.happen(t, c, token.ID())
+				}
+				_, err := n.Admit(t.Context(), asks(t, by(token), test.asks, nil))
+				if test.reason == "" {
+					if err != nil {
+						t.Error(err)
+					}
+					return
+				}
+				wantRefused(t, name, err, test.reason)
+			})
+		}
+	}
+}
+
+// A token whose leave to replace a Node was withdrawn replaces none, whatever the caches say.
+func TestWithdrawnReplacementReplacesNothing(t *testing.T) {
+	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "without limits": {}, "by name": {NodeNames: []string{"worker-1"}}} {
+		c := newCluster()
+		token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: c.node("worker-1")}})
+		c.sticks()
+		c.edits(token.ID(), func(r *tokens.Record) { r.Limits = limits })
+		_, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		wantRefused(t, name, err, "NodeExists")
+	}
+}
+
+// The claim of a machine that has not registered yet counts, although its Secret was replaced, and
+// although it is not a second old.
+func TestReplacedSecretCountsMachineThatIsJoining(t *testing.T) {
+	for name, edit := range map[string]func(*tokens.Record){
+		"annotations erased":     func(r *tokens.Record) { r.Limits, r.Nodes = tokens.Limits{}, nil },
+		"count erased":           func(r *tokens.Record) { r.Nodes = nil },
+		"replaced":               func(r *tokens.Record) { r.UID, r.Limits, r.Nodes = "another", tokens.Limits{}, nil },
+		"replaced, with a limit": func(r *tokens.Record) { r.UID, r.Nodes = "another", nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster()
+				token := c.mint(tokens.Limits{MaxNodes: 1})
+				first := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+				n := c.admission()
+				if _, err := n.Admit(t.Context(), first); err != nil {
+					t.Fatal(err)
+				}
+				c.edits(token.ID(), edit)
+				c.catchesUp()
+				c.cleans(t, c.Node)
+				c.cleans(t, func(context.Context, string) (string, error) { return "", tokens.ErrNotFound })
+				_, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+				wantRefused(t, "a second machine", err, "TokenSpent", "worker-1 took it")
+				if a, err := n.Admit(t.Context(), first); err != nil || a.Keys != 1 {
+					t.Errorf("the first machine, which asks again: %+v %v", a, err)
+				}
+				if r := c.records[token.ID()]; !slices.Equal(r.Nodes, []string{"worker-1"}) || r.Limits.MaxNodes != 1 {
+					t.Errorf("the token counts %q and is for %d", r.Nodes, r.Limits.MaxNodes)
+				}
+			})
+		})
+	}
+}
+
+// The claim of a machine that replaced a Node does not let another token of that ID replace it.
+func TestClaimRestoresNoReplacement(t *testing.T) {
+	const node = "worker-1"
+	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "for many": {MaxNodes: 10}, "by name": {NodeNames: []string{node}}, "without limits": {}} {
+		for _, same := range []bool{false, true} {
+			c := newCluster()
+			uid := c.node(node)
+			token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
+			if _, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil)); err != nil {
+				t.Fatal(err)
+			}
+			c.edits(token.ID(), func(r *tokens.Record) {
+				r.Limits, r.Nodes = limits, nil
+				if !same {
+					r.UID = "another"
+				}
+			})
+			c.catchesUp()
+			_, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil))
+			wantRefused(t, name, err, "NodeExists")
+			if limits.MaxNodes > 1 {
+				continue
+			}
+			// What it restricted stays: one node, of that name.
+			_, err = c.admission().Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+			if err == nil || !strings.Contains(err.Error(), node) {
+				t.Errorf("%s: another name: %v, want a refusal that names %s", name, err, node)
+			}
+		}
+	}
+}
+
+// A token that is replaced by another one of its ID between its count's read and write is another
+// one: the request, which was made with the first, is not admitted on it.
+func TestTokenReplacedDuringCount(t *testing.T) {
+	c := newCluster()
+	token := c.mint(tokens.Limits{MaxNodes: 1})
+	n := c.admission()
+	replaced := false
+	n.Tokens = steppedTokens{store{cluster: c}, func() {}, func() {}, func() {
+		if !replaced {
+			replaced = true
+			c.edits(token.ID(), func(r *tokens.Record) { r.UID = "another" })
+		}
+	}}
+	a, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
+		t.Errorf("%+v %v, want an error about a token that was replaced", a, err)
+	}
+	if got := c.records[token.ID()].Nodes; len(got) > 0 {
+		t.Errorf("the other token counts %q", got)
+	}
+}
+
+// However often a machine asks with one key, its claim does not grow.
+func TestClaimKeepsFewRequests(t *testing.T) {
+	c := newCluster()
+	token := c.mint(tokens.Limits{MaxNodes: 1})
+	n := c.admission()
+	r := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+	for _, uid := range []string{"1", "2", "3", "4", "5", "6", "7"} {
+		r.UID = uid
+		if _, err := n.Admit(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.claims["worker-1"].Check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := c.claims["worker-1"].Requests; !slices.Equal(got, []string{"5", "6", "7"}) {
+		t.Errorf("the claim has requests %q, want the last three", got)
+	}
+}
+
+// A replaced Node that becomes Ready again ends what the token is good for, for good and whoever
+// sees it. A Node that is still Ready from before does not.
+func TestReplacedNodeReadyAgainClosesToken(t *testing.T) {
+	const node = "worker-1"
+	for name, sees := range map[string]func(t *testing.T, c *cluster, token tokens.Token){
+		"as the next request sees": func(t *testing.T, c *cluster, token tokens.Token) {
+			_, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil))
+			wantRefused(t, "while Ready again", err, "NodeExists", "--replace-node worker-1")
+		},
+		"as the claim cleaner sees": func(t *testing.T, c *cluster, _ tokens.Token) { c.cleans(t, c.Node) },
+	} {
+		for _, before := range []string{"", "old"} { // the condition when the first machine asks
+			t.Run(name+", was "+before, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := newCluster()
+					token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: c.node(node)}})
+					c.ready[node] = before
+					first := asks(t, by(token), node, newKey(elliptic.P256()))
+					admitted := func(what string, r int) {
+						t.Helper()
+						request := first
+						if r > 1 {
+							request = asks(t, by(token), node, nil)
+						}
+						if a, err := c.admission().Admit(t.Context(), request); err != nil || a.Keys != r {
+							t.Fatalf("%s: %+v %v, want key %d", what, a, err, r)
+						}
+						c.catchesUp()
+						c.cleans(t, c.Node)
+					}
+					admitted("first", 1)
+					admitted("a kubelet that began anew", 2)
+					c.ready[node] = ""
+					admitted("one more, since the Node is not Ready", 3)
+					if c.claims[node].ReadyAgain {
+						t.Fatal("a Node that was never Ready again counts as such")
+					}
+					c.ready[node] = "new"
+					sees(t, c, token)
+					for _, spell := range []string{"", "new", "", before, "newer"} {
+						c.ready[node] = spell
+						claim := c.claims[node]
+						claim.Keys = claim.Keys[:1] // it is not the number of keys
+						c.claims[node] = claim
+						for what, r := range map[string]int{"another key": 2, "the first key": 1} {
+							request := first
+							if r > 1 {
+								request = asks(t, by(token), node, nil)
+							}
+							_, err := c.admission().Admit(t.Context(), request)
+							wantRefused(t, what+" in spell "+spell, err, "NodeExists", "has taken the place of Node worker-1")
+							if keys := len(c.claims[node].Keys); keys != 1 {
+								t.Errorf("%s in spell %s: refused, and the claim has %d keys", what, spell, keys)
+							}
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A replacing token that has counted its name gets no other claim than the one that it made.
+func TestReplacingTokenClaimsOnce(t *testing.T) {
+	const node = "worker-1"
+	for name, loses := range map[string]func(t *testing.T, c *cluster, uid string){
+		"Lease deleted": func(_ *testing.T, c *cluster, _ string) { delete(c.claims, node) },
+		"released, by hand": func(_ *testing.T, c *cluster, _ string) {
+			c.claims[node] = tokens.Claim{Node: node, Past: tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second)}, UID: "u", Version: c.next()}
+		},
+		"another token took it over": func(t *testing.T, c *cluster, uid string) {
+			other := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
+			if _, err := c.admission().Admit(t.Context(), asks(t, by(other), node, nil)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		for _, spell := range []string{"", "new"} {
+			c := newCluster()
+			uid := c.node(node)
+			token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
+			if _, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil)); err != nil {
+				t.Fatal(err)
+			}
+			loses(t, c, uid)
+			c.catchesUp()
+			c.ready[node] = spell
+			_, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil))
+			wantRefused(t, name, err, "TokenSpent", "kubejoin token create --replace-node worker-1")
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package signer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// mend puts back on a record, which was read live, what the claims of its ID know and it has lost:
+// restrictions that somebody erased, and names that are missing in the count. It reports whether
+// there was something, and returns the claims that are pending, if it has read them.
+//
+// A record without a count may have lost it, or be another one under the same ID: then the claims
+// are read live, after the record. Otherwise a cache says whether it is worth reading them, and
+// nothing more.
+func (n *NodeAdmission) mend(ctx context.Context, record *tokens.Record) (mended bool, pending []tokens.Claim, err error) {
+	if record.Problem != nil || record.Limits.Problem != nil {
+		return false, nil, nil
+	}
+	id := record.Token.ID()
+	if record.Limits.Most() > 0 && len(record.Nodes) > 0 {
+		known, err := n.Claims.OfToken(ctx, id)
+		if err != nil {
+			return false, nil, fmt.Errorf("claims of token %s: %w", id, err)
+		}
+		try := *record
+		try.Nodes = slices.Clone(record.Nodes)
+		if !restrict(&try, known) {
+			return false, nil, nil
+		}
+	}
+	claims, err := n.Claims.HeldBy(ctx, id)
+	if err != nil {
+		return false, nil, fmt.Errorf("claims of token %s: %w", id, err)
+	}
+	for _, c := range claims {
+		if c.Pending && c.NodeUID == "" && len(c.Keys) > 0 {
+			pending = append(pending, c)
+		}
+	}
+	return restrict(record, claims), pending, nil
+}
+
+// restrict is mend with these claims. It never gives a record a liberty that it does not have: what
+// a claim has of a Node to replace or of a role is not put back, whichever token of this ID made it.
+func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
+	l := &record.Limits
+	before := *l
+	for _, c := range claims {
+		maxNodes, names := c.Limits.MaxNodes, c.Limits.NodeNames
+		if to := c.Limits.Replaces.Name; to != "" {
+			maxNodes, names = 1, []string{to}
+		}
+		if l.Replaces == (tokens.NodeRef{}) { // which is for one node of one name
+			if before.MaxNodes == 0 {
+				l.MaxNodes = least(l.MaxNodes, maxNodes)
+			}
+			if len(l.NodeNames) == 0 {
+				l.NodeNames = slices.Clone(names)
+			}
+		}
+		if before.CertificateDuration == 0 {
+			l.CertificateDuration = least(l.CertificateDuration, c.Limits.CertificateDuration)
+		}
+	}
+	changed = !l.Equal(before)
+	if l.Most() == 0 {
+		return changed
+	}
+	for _, registered := range []bool{true, false} {
+		for _, c := range claims {
+			counts := c.NodeUID != "" || !c.Pending && len(c.Keys) > 0
+			if counts && registered == (c.NodeUID != "") && !record.Spent() && !slices.Contains(record.Nodes, c.Node) {
+				record.Nodes = append(record.Nodes, c.Node)
+				changed = true
+			}
+		}
+	}
+	return changed
+}
+
+// least is the lesser of two limits, of which zero is none.
+func least[T int | time.Duration](a, b T) T {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// evict takes the keys out of claims that may have been counted before the count was lost, and that
+// nothing was issued on: whoever made one does not find its key, and starts over. The claim stays, for
+// its name may be counted. It fails if a claim is not as it was read.
+func (n *NodeAdmission) evict(ctx context.Context, pending []tokens.Claim) error {
+	for _, c := range pending {
+		_, err := n.Claims.Update(ctx, c.Node, func(now *tokens.Claim) error {
+			if now.UID != c.UID || now.Version != c.Version {
+				return tokens.ErrConflict
+			}
+			now.Keys, now.Requests = nil, nil
+			return nil
+		})
+		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+			return fmt.Errorf("claim of node %s: %w", c.Node, err)
+		}
+	}
+	return nil
+}
+
+// drop takes away a claim that nothing was issued on: what claims before it have left stays.
+func (n *NodeAdmission) drop(ctx context.Context, c tokens.Claim) error {
+	left := c.Past
+	if !left.Held(n.now()) {
+		left = tokens.Past{}
+	}
+	err := tokens.Release(ctx, n.Claims, c, left)
+	if err == nil {
+		n.count("undone")
+		n.log.Info("claim undone", "node", tokens.Redact(c.Node), "token", c.TokenID)
+	}
+	return err
+}

@@ -1,0 +1,109 @@
+package signer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+func TestRestrict(t *testing.T) {
+	id := tokens.Generate()
+	claim := func(node string, change func(*tokens.Claim)) tokens.Claim {
+		c := tokens.Claim{Node: node, TokenID: id.ID(), TokenUID: "u", Keys: []string{"k"}}
+		if change != nil {
+			change(&c)
+		}
+		return c
+	}
+	names := func(list ...string) func(*tokens.Claim) {
+		return func(c *tokens.Claim) { c.Limits.NodeNames = list }
+	}
+	most := func(n int) func(*tokens.Claim) { return func(c *tokens.Claim) { c.Limits.MaxNodes = n } }
+	replaces := func(c *tokens.Claim) { c.Limits.Replaces = tokens.NodeRef{Name: c.Node, UID: "old"} }
+	for name, test := range map[string]struct {
+		limits tokens.Limits
+		nodes  []string
+		claims []tokens.Claim
+		want   tokens.Limits
+		counts []string
+	}{
+		"no claims":                     {limits: tokens.Limits{MaxNodes: 2}, want: tokens.Limits{MaxNodes: 2}},
+		"nothing lost":                  {limits: tokens.Limits{MaxNodes: 2}, nodes: []string{"a"}, claims: []tokens.Claim{claim("a", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a"}},
+		"count":                         {limits: tokens.Limits{MaxNodes: 2}, claims: []tokens.Claim{claim("a", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a"}},
+		"limit and count":               {claims: []tokens.Claim{claim("a", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a"}},
+		"limit, of two the lesser":      {claims: []tokens.Claim{claim("a", most(3)), claim("b", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a", "b"}},
+		"a limit that was raised stays": {limits: tokens.Limits{MaxNodes: 5}, claims: []tokens.Claim{claim("a", most(1))}, want: tokens.Limits{MaxNodes: 5}, counts: []string{"a"}},
+		"names":                         {claims: []tokens.Claim{claim("a", names("a", "b*"))}, want: tokens.Limits{NodeNames: []string{"a", "b*"}}},
+		"names that were changed stay":  {limits: tokens.Limits{NodeNames: []string{"x"}}, claims: []tokens.Claim{claim("a", names("a"))}, want: tokens.Limits{NodeNames: []string{"x"}}},
+		"another token's claim counts": {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.TokenUID = "before" })},
+			want: tokens.Limits{MaxNodes: 1}, counts: []string{"a"}},
+		"duration": {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.CertificateDuration = time.Hour })}, want: tokens.Limits{CertificateDuration: time.Hour}},
+		"a Node to replace is one node of one name": {claims: []tokens.Claim{claim("a", replaces)}, want: tokens.Limits{MaxNodes: 1, NodeNames: []string{"a"}}, counts: []string{"a"}},
+		"another Node to replace stays":             {limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "b", UID: "u"}}, claims: []tokens.Claim{claim("a", names("a"))}, want: tokens.Limits{Replaces: tokens.NodeRef{Name: "b", UID: "u"}}, counts: []string{"a"}},
+		"a role is not put back":                    {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.Role = tokens.RoleControlPlane })}},
+		"registered first":                          {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", nil), claim("b", func(c *tokens.Claim) { c.NodeUID = "n" })}, want: tokens.Limits{MaxNodes: 1}, counts: []string{"b"}},
+		"pending ones do not count":                 {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Pending = true })}, want: tokens.Limits{MaxNodes: 1}},
+		"half undone ones do not count":             {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Keys = nil })}, want: tokens.Limits{MaxNodes: 1}},
+		"no more than there is room for":            {limits: tokens.Limits{MaxNodes: 2}, nodes: []string{"x"}, claims: []tokens.Claim{claim("a", nil), claim("b", nil)}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"x", "a"}},
+	} {
+		r := tokens.Record{Token: id, UID: "u", Limits: test.limits, Nodes: slices.Clone(test.nodes)}
+		changed := restrict(&r, test.claims)
+		if !r.Limits.Equal(test.want) || !slices.Equal(r.Nodes, test.counts) {
+			t.Errorf("%s: %+v, counts %q; want %+v, %q", name, r.Limits, r.Nodes, test.want, test.counts)
+		}
+		if differs := !test.limits.Equal(r.Limits) || !slices.Equal(test.nodes, r.Nodes); changed != differs {
+			t.Errorf("%s: reports %t", name, changed)
+		}
+		if err := r.Check(); err != nil {
+			t.Errorf("%s: the record cannot be stored: %v", name, err)
+		}
+	}
+}
+
+// Whatever claims say, a record allows no name, no Node and no number of nodes that it did not allow.
+func TestRestrictGrantsNothing(t *testing.T) {
+	random := rand.New(rand.NewPCG(11, 1))
+	pool := []string{"a", "b", "c"}
+	limits := func() (l tokens.Limits) {
+		for l.Problem = fmt.Errorf("none yet"); l.Check() != nil; {
+			l = tokens.Limits{MaxNodes: random.IntN(3)}
+			for _, name := range pool {
+				if random.IntN(3) == 0 {
+					l.NodeNames = append(l.NodeNames, name)
+				}
+			}
+			if random.IntN(3) == 0 {
+				l.Replaces = tokens.NodeRef{Name: pool[random.IntN(3)], UID: "u"}
+			}
+			if random.IntN(3) == 0 {
+				l.Role = tokens.RoleControlPlane
+			}
+			l.CertificateDuration = time.Duration(random.IntN(3)) * time.Hour
+		}
+		return l
+	}
+	for range 20_000 {
+		before := tokens.Record{Token: tokens.Generate(), UID: "u", Limits: limits()}
+		after := before
+		var claims []tokens.Claim
+		for _, node := range pool[:random.IntN(4)] {
+			claims = append(claims, tokens.Claim{Node: node, TokenUID: []string{"u", "v"}[random.IntN(2)], Limits: limits(), Keys: []string{"k"}, Pending: random.IntN(3) == 0})
+		}
+		restrict(&after, claims)
+		b, a := before.Limits, after.Limits
+		if a.Replaces != b.Replaces || a.Role != b.Role ||
+			b.Most() > 0 && a.Most() != b.Most() || b.CertificateDuration > 0 && a.CertificateDuration != b.CertificateDuration ||
+			len(after.Nodes) > a.Most() || after.Check() != nil {
+			t.Fatalf("%+v becomes %+v, which counts %q, by %+v", b, a, after.Nodes, claims)
+		}
+		for _, name := range append(pool, "d") {
+			if a.AllowsName(name) && !b.AllowsName(name) {
+				t.Fatalf("%+v becomes %+v, which allows %s", b, a, name)
+			}
+		}
+	}
+}

@@ -1,0 +1,345 @@
+package signer_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/elliptic"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A schedule lets the calls of several replicas go on one after the other, in an order of chance.
+type schedule struct {
+	mu      sync.Mutex
+	waiting []chan struct{}
+}
+
+func (s *schedule) turn() {
+	mine := make(chan struct{})
+	s.mu.Lock()
+	s.waiting = append(s.waiting, mine)
+	s.mu.Unlock()
+	<-mine
+}
+
+// next lets one call go on, and reports whether there was one.
+func (s *schedule) next(random *rand.Rand) bool {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) == 0 {
+		return false
+	}
+	i := random.IntN(len(s.waiting))
+	close(s.waiting[i])
+	s.waiting = slices.Delete(s.waiting, i, i+1)
+	return true
+}
+
+// scheduledTokens and scheduledClaims wait for their turn before each live call.
+type scheduledTokens struct {
+	store
+	*schedule
+}
+
+func (s scheduledTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
+	s.turn()
+	return s.store.Get(ctx, id)
+}
+
+func (s scheduledTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	s.turn()
+	return s.store.Update(ctx, id, func(r *tokens.Record) error {
+		err := change(r)
+		s.turn()
+		return err
+	})
+}
+
+type scheduledClaims struct {
+	claims
+	*schedule
+}
+
+func (s scheduledClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	s.turn()
+	return s.claims.Get(ctx, node)
+}
+
+func (s scheduledClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	s.turn()
+	return s.claims.HeldBy(ctx, id)
+}
+
+func (s scheduledClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+	s.turn()
+	return s.claims.Create(ctx, c)
+}
+
+func (s scheduledClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	s.turn()
+	return s.claims.Update(ctx, node, func(c *tokens.Claim) error {
+		err := change(c)
+		s.turn()
+		return err
+	})
+}
+
+func (s scheduledClaims) Delete(ctx context.Context, c tokens.Claim) error {
+	s.turn()
+	return s.claims.Delete(ctx, c)
+}
+
+// In whatever order the calls of two leaders go on, calls fail, caches lag and people do what they
+// should not: a token admits no more names than it is for, a name has no more keys than it may, and no
+// Node that exists is given away. Machines that go on asking have all of the places in the end.
+func TestAdmissionInAnyOrder(t *testing.T) {
+	keys := make([]crypto.Signer, 8)
+	for i := range keys {
+		keys[i] = newKey(elliptic.P256())
+	}
+	erase := []func(c *cluster, r *tokens.Record){
+		func(_ *cluster, r *tokens.Record) { r.Nodes = nil },
+		func(_ *cluster, r *tokens.Record) { r.Limits = tokens.Limits{} },
+		func(_ *cluster, r *tokens.Record) { r.Nodes, r.Limits = nil, tokens.Limits{} },
+		func(c *cluster, r *tokens.Record) {
+			r.UID, r.Nodes, r.Limits = "replaced-"+c.next(), nil, tokens.Limits{}
+		},
+		func(c *cluster, r *tokens.Record) { r.UID, r.Nodes = "replaced-"+c.next(), nil },
+	}
+	runs := 150
+	if testing.Short() {
+		runs = 40
+	}
+	for _, test := range []struct {
+		name    string
+		limits  tokens.Limits
+		names   int
+		failing float64
+		erases  bool // once
+		leases  bool // are deleted
+		nodes   bool // register, and are deleted
+	}{
+		{name: "two for one", limits: tokens.Limits{MaxNodes: 1}, names: 2},
+		{name: "three for two, calls fail", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.2},
+		{name: "erased", limits: tokens.Limits{MaxNodes: 1}, names: 3, erases: true},
+		{name: "erased, calls fail", limits: tokens.Limits{MaxNodes: 2}, names: 4, failing: 0.2, erases: true},
+		{name: "Leases deleted", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, leases: true},
+		{name: "Nodes come and go", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, nodes: true},
+		{name: "Nodes come and go, Leases deleted", limits: tokens.Limits{MaxNodes: 2}, names: 3, nodes: true, leases: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			for run := range runs {
+				if t.Failed() {
+					return
+				}
+				synctest.Test(t, func(t *testing.T) {
+					random := rand.New(rand.NewPCG(uint64(run), 11))
+					c := newCluster()
+					token := c.mint(test.limits)
+					c.failing = test.failing
+					s := &schedule{}
+					var replicas []*signer.NodeAdmission
+					for range 2 {
+						n := c.admission()
+						n.Tokens, n.Claims = scheduledTokens{store{cluster: c}, s}, scheduledClaims{claims{cluster: c}, s}
+						replicas = append(replicas, n)
+					}
+					issued := map[string]map[int]bool{} // keys by name
+					var mu sync.Mutex
+					// ask asks until it is decided, or a few times.
+					ask := func(n *signer.NodeAdmission, node string, key, tries int) {
+						r := asks(t, by(token), node, keys[key])
+						r.UID = fmt.Sprintf("%s-%d", node, key)
+						for range tries {
+							c.mu.Lock()
+							existed := c.nodes[node] != ""
+							c.mu.Unlock()
+							_, err := n.Admit(t.Context(), r)
+							if errors.As(err, new(*signer.Refused)) {
+								return
+							} else if err != nil {
+								continue
+							}
+							mu.Lock()
+							defer mu.Unlock()
+							if existed {
+								t.Errorf("%s was admitted although its Node existed", node)
+							}
+							if issued[node] == nil {
+								issued[node] = map[int]bool{}
+							}
+							issued[node][key] = true
+							return
+						}
+					}
+					var asking sync.WaitGroup
+					for i := range test.names * 2 * len(keys) / 3 {
+						node, key := fmt.Sprintf("worker-%d", i%test.names), i/test.names%len(keys)
+						if random.IntN(2) == 0 {
+							continue
+						}
+						asking.Go(func() { ask(replicas[random.IntN(2)], node, key, 4) })
+						for range random.IntN(8) {
+							s.next(random)
+						}
+					}
+					erased := false
+					for s.next(random) {
+						mu.Lock()
+						names := slices.Sorted(maps.Keys(issued))
+						mu.Unlock()
+						switch happens := random.IntN(40); {
+						case happens == 0:
+							c.sticks()
+						case happens == 1:
+							c.catchesUp()
+						case happens == 2 && test.erases && !erased:
+							erased = true
+							what := erase[random.IntN(len(erase))]
+							c.edits(token.ID(), func(r *tokens.Record) { what(c, r) })
+						case happens == 3 && test.leases:
+							c.mu.Lock()
+							delete(c.claims, fmt.Sprintf("worker-%d", random.IntN(test.names)))
+							c.mu.Unlock()
+						case happens == 4 && test.nodes && len(names) > 0:
+							name := names[random.IntN(len(names))]
+							c.mu.Lock()
+							claim, claimed := c.claims[name]
+							exists := c.nodes[name] != ""
+							if claimed && exists { // the claim cleaner
+								claim.NodeUID, claim.Version = c.nodes[name], c.next()
+								c.claims[name] = claim
+							}
+							c.mu.Unlock()
+							if !exists {
+								c.node(name)
+							} else if claim.NodeUID != "" && random.IntN(2) == 0 {
+								c.deleteNode(name)
+							}
+						}
+					}
+					asking.Wait()
+					if !test.nodes && !test.leases {
+						// Whoever was refused asks again, and nothing fails any more.
+						c.failing = 0
+						c.catchesUp()
+						for i := range test.names {
+							asking.Go(func() {
+								for key := range keys { // three of which may be on the claim
+									ask(replicas[0], fmt.Sprintf("worker-%d", i), key, 4)
+								}
+							})
+						}
+						for s.next(random) {
+						}
+						asking.Wait()
+						if len(issued) != test.limits.Most() {
+							t.Errorf("run %d: %d names were admitted in the end, want %d; the token counts %q, claims are %v", run, len(issued), test.limits.Most(), c.records[token.ID()].Nodes, c.claims)
+						}
+					}
+					if len(issued) > test.limits.Most() {
+						t.Errorf("run %d: names %v were admitted on a token for %d", run, issued, test.limits.Most())
+					}
+					for name, used := range issued {
+						// Who deletes a Lease lets machines that are just asking have other keys.
+						if len(used) > tokens.MaxKeys && !test.leases {
+							t.Errorf("run %d: %s was admitted with %d keys", run, name, len(used))
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// beforeConfirming is an admission that does something once, when its name is counted and its claim is
+// pending still.
+func (c *cluster) beforeConfirming(do func()) *signer.NodeAdmission {
+	n := c.admission()
+	counted := false
+	once := sync.OnceFunc(do)
+	n.Tokens = steppedTokens{store{cluster: c}, func() {}, func() {}, func() { counted = true }}
+	n.Claims = steppedClaims{claims{cluster: c}, func() {
+		if counted {
+			once()
+		}
+	}}
+	return n
+}
+
+func eraseCount(r *tokens.Record) { r.Nodes = nil }
+
+// A machine whose count is lost before its claim is confirmed has to compete for its place again, also
+// if its key is on the claim once more, as by another try at the same request.
+func TestEvictedClaimIsNotConfirmed(t *testing.T) {
+	for name, back := range map[string]bool{"without its key": false, "with its key again": true} {
+		c := newCluster()
+		token := c.mint(tokens.Limits{MaxNodes: 1})
+		n := c.beforeConfirming(func() {
+			before := c.claims["worker-1"]
+			c.edits(token.ID(), eraseCount)
+			if _, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-2", nil)); err != nil {
+				t.Error(err)
+			}
+			if back {
+				now := c.claims["worker-1"]
+				now.Keys, now.Version = before.Keys, c.next()
+				c.claims["worker-1"] = now
+			}
+		})
+		_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		wantRefused(t, name, err, "TokenSpent", "worker-2 took it")
+	}
+}
+
+// What puts a part of a lost count back evicts the others: nobody sees any more that it was lost.
+func TestMendedCountEvictsPendingClaims(t *testing.T) {
+	c := newCluster()
+	token := c.mint(tokens.Limits{MaxNodes: 2})
+	first := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+	if _, err := c.admission().Admit(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	c.sticks()
+	n := c.beforeConfirming(func() {
+		c.edits(token.ID(), eraseCount)
+		if _, err := c.admission().Admit(t.Context(), first); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-3", nil)); err != nil {
+			t.Error(err)
+		}
+	})
+	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+	wantRefused(t, "evicted", err, "TokenSpent")
+}
+
+// A claim that gets its key after its name was counted is of use only if it is counted still.
+func TestCountIsReadAgainWhenAClaimGetsItsKeyLater(t *testing.T) {
+	c := newCluster()
+	token := c.mint(tokens.Limits{MaxNodes: 1})
+	c.edits(token.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-1"} })
+	c.claims["worker-1"] = tokens.Claim{Node: "worker-1", TokenID: token.ID(), TokenUID: c.records[token.ID()].UID, Pending: true, UID: "u", Version: c.next()}
+	c.catchesUp()
+	n := c.admission()
+	once := sync.OnceFunc(func() {
+		c.edits(token.ID(), eraseCount)
+		if _, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-2", nil)); err != nil {
+			t.Error(err)
+		}
+	})
+	n.Claims = steppedClaims{claims{cluster: c}, once}
+	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	wantRefused(t, "counted before", err, "TokenSpent", "worker-2 took it")
+}
