@@ -25,12 +25,16 @@ func TestDamagedClaim(t *testing.T) {
 		"wrong type":    {strings.Replace(good, `["k"]`, `"k"`, 1), `field "keys" is of the wrong type`},
 		"limits":        {strings.Replace(good, `"maxNodes":1`, `"maxNodes":-1`, 1), "limits"},
 		"duration":      {strings.Replace(good, `"maxNodes":1`, `"certificateDuration":9223372036854775807`, 1), "limits"},
+		"overflow":      {strings.Replace(good, `"maxNodes":1`, `"certificateDuration":36028797018967568`, 1), "limits"},
+		"past overflow": {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":36028797018967568},"uid":"u"`, 1), "a claim that nobody"},
 		"replaces":      {strings.Replace(good, `"name":"worker-1","uid":"n"`, `"name":"","uid":""`, 1), "limits"},
 		"token":         {strings.Replace(good, "abc123", "", 1), "a claim that nobody"},
 		"keys":          {strings.Replace(good, `["k"]`, `["1","2","3","4"]`, 1), "a claim that nobody"},
 		"past":          {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05.5Z"},"uid":"u"`, 1), "a claim that nobody"},
 		"long past":     {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":9223372036854775807},"uid":"u"`, 1), "a claim that nobody"},
 		"released":      {strings.Replace(good, `"tokenID":"abc123",`, "", 1), "a claim that nobody"},
+		"not created":   {strings.Replace(good, "2026-01-02T03:04:05Z", "0001-01-01T00:00:00Z", 1), "missing"},
+		"version 0":     {strings.Replace(good, `"version":1`, `"version":0`, 1), "missing"},
 		"no uid":        {strings.Replace(good, `"uid":"u"`, `"uid":""`, 1), "missing"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -50,6 +50,7 @@ func TestDamagedRow(t *testing.T) {
 		"no uid":        {"abc123", strings.Replace(good, `"u"`, `""`, 1), "missing"},
 		"limits":        {"abc123", strings.Replace(good, "{", `{"limits":{"role":"`+secret+`"},`, 1), "limits that nobody"},
 		"nodes":         {"abc123", strings.Replace(good, "{", `{"nodes":["a,`+secret+`"],`, 1), "nodes that cannot have joined"},
+		"not created":   {"abc123", strings.Replace(good, "2026-01-02T03:04:05Z", "0001-01-01T00:00:00Z", 1), "missing"},
 		"version 0":     {"abc123", strings.Replace(good, `"version":1`, `"version":0`, 1), "missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
