@@ -50,7 +50,7 @@ func TestSwappedCA(t *testing.T) {
 		}
 		return current.Load(), nil
 	}
-	authority := signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(replaced, 365*24*time.Hour))}
+	authority := signer.Authority{Unthrottled: true, Signers: signer.FixedSigners(signer.KubernetesSigners(replaced, 365*24*time.Hour))}
 	request := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, newKey(elliptic.P256()))
 
 	var left atomic.Int64

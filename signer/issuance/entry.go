@@ -2,6 +2,7 @@ package issuance
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 )
@@ -72,27 +73,34 @@ type Log interface {
 	Append(ctx context.Context, e Entry) error
 }
 
-// Logs keeps every entry in each of several logs, in their order. An entry that one of them cannot
-// keep has failed, and the logs before it have it: of a certificate in that case, one that did not
-// leave. Nil logs are left out; none at all is nil.
-func Logs(logs ...Log) Log {
+// Copies keeps every entry in each of several logs, in their order. An entry is kept when one of them has
+// it: a disk that is full stops nothing while another log has room. failed is called for each log that
+// could not keep an entry; nil is nobody. Nil logs are left out; none at all is nil.
+func Copies(failed func(Log, error), logs ...Log) Log {
 	all := slices.DeleteFunc(slices.Clone(logs), func(l Log) bool { return l == nil })
-	switch len(all) {
-	case 0:
+	if len(all) == 0 {
 		return nil
-	case 1:
-		return all[0]
 	}
-	return several(all)
+	return copies{failed, all}
 }
 
-type several []Log
+type copies struct {
+	failed func(Log, error)
+	logs   []Log
+}
 
-func (s several) Append(ctx context.Context, e Entry) error {
-	for _, l := range s {
+func (c copies) Append(ctx context.Context, e Entry) error {
+	var errs []error
+	for _, l := range c.logs {
 		if err := l.Append(ctx, e); err != nil {
-			return err
+			errs = append(errs, err)
+			if c.failed != nil {
+				c.failed(l, err)
+			}
 		}
 	}
-	return nil
+	if len(errs) < len(c.logs) {
+		return nil
+	}
+	return errors.Join(errs...)
 }

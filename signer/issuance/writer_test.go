@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -370,18 +371,33 @@ func TestManyWriters(t *testing.T) {
 	}
 }
 
-func TestLogs(t *testing.T) {
-	var a, b bytes.Buffer
-	failing := &moody{err: errors.New("no space left on device")}
-	if issuance.Logs() != nil || issuance.Logs(nil, nil) != nil {
+// An entry that one log cannot keep is kept if another one can, and somebody is told of it.
+func TestEntryIsKeptWhereThereIsRoom(t *testing.T) {
+	if issuance.Copies(nil) != nil || issuance.Copies(nil, nil, nil) != nil {
 		t.Error("no logs are a log")
 	}
-	appended(t, issuance.Logs(nil, issuance.NewWriter(&a)), "1")
-	appended(t, issuance.Logs(issuance.NewWriter(&a), issuance.NewWriter(&b)), "2")
+	var a, b bytes.Buffer
+	appended(t, issuance.Copies(nil, nil, issuance.NewWriter(&a)), "1")
+	appended(t, issuance.Copies(nil, issuance.NewWriter(&a), issuance.NewWriter(&b)), "2")
 	if strings.Count(a.String(), "\n") != 2 || strings.Count(b.String(), "\n") != 1 {
 		t.Errorf("kept are\n%s and\n%s", &a, &b)
 	}
-	if err := issuance.Logs(issuance.NewWriter(&a), issuance.NewWriter(failing)).Append(t.Context(), issuance.Entry{}); !errors.Is(err, failing.err) {
-		t.Errorf("Append = %v, want that one of them is full", err)
+	full := &moody{err: errors.New("no space left on device")}
+	good, bad, told := issuance.NewWriter(&a), issuance.NewWriter(full), []issuance.Log(nil)
+	failed := func(l issuance.Log, err error) {
+		if told = append(told, l); !errors.Is(err, full.err) {
+			t.Errorf("told of %v", err)
+		}
+	}
+	for i, logs := range [][]issuance.Log{{good, bad}, {bad, good}} {
+		if err := issuance.Copies(failed, logs...).Append(t.Context(), issuance.Entry{Serial: "3"}); err != nil || strings.Count(a.String(), "\n") != 3+i {
+			t.Errorf("Append = %v, and kept are\n%s", err, &a)
+		}
+	}
+	if err := issuance.Copies(failed, bad, bad).Append(t.Context(), issuance.Entry{}); !errors.Is(err, full.err) {
+		t.Errorf("Append = %v, want that all of them are full", err)
+	}
+	if !slices.Equal(told, []issuance.Log{bad, bad, bad, bad}) {
+		t.Errorf("told of %v", told)
 	}
 }

@@ -85,7 +85,8 @@ func runControllers(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	authority := &signer.Authority{
-		Facts: &csr.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)),
+		Unthrottled: true,
+		Facts:       &csr.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)),
 		Nodes: &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log, Registerer: registry},
 	}
 	group, ctx := errgroup.WithContext(ctx)

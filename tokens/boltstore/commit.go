@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"runtime/debug"
+	"strings"
+	"syscall"
 
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
@@ -38,8 +40,9 @@ func (s *Store) write(hints *tokens.Hints, do func(*bbolt.Tx) error) error {
 func (s *Store) writeAll(_ context.Context, all []*write) {
 	s.commit.Lock()
 	defer s.commit.Unlock()
-	changed := map[*tokens.Hints]bool{}
-	err := s.update(func(tx *bbolt.Tx) error {
+	var changed map[*tokens.Hints]bool
+	err := s.updateWithRoom(func(tx *bbolt.Tx) error {
+		changed = map[*tokens.Hints]bool{}
 		for _, w := range all {
 			switch w.err = w.do(tx); {
 			case w.err == nil:
@@ -64,6 +67,77 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 	for hints := range changed {
 		hints.Send()
 	}
+}
+
+// updateWithRoom is update, for which entries of the issuance record are dropped if the disk is full.
+func (s *Store) updateWithRoom(do func(*bbolt.Tx) error) error {
+	err := s.update(do)
+	// A transaction needs free pages even to delete, and there may be none.
+	if !isFull(err) || s.update(giveUpReserve) != nil {
+		return err
+	}
+	for room, left := minRoom, true; left && room <= maxRoom && isFull(err); room *= 2 {
+		var out swept
+		if s.update(func(tx *bbolt.Tx) (err error) {
+			out, err = recordIn(tx).sweep(s.issued.now(), 0, room)
+			return err
+		}) != nil {
+			break
+		}
+		s.issued.drops(out)
+		left = out.bytes >= room
+		err = s.update(do)
+	}
+	_ = s.update(keepReserve) // without it there is less to begin with the next time
+	return err
+}
+
+// How many bytes of entries are dropped at first, for a small change and the reserve, and at most. A reader
+// holds on to the room that they had for as long as it reads.
+const (
+	minRoom int64 = 1 << 20
+	maxRoom int64 = 4 << 20
+)
+
+// reservePages are kept so that entries can be dropped when the disk is full.
+const reservePages = 64
+
+// keepReserve makes the reserve of values that take a page each.
+func keepReserve(tx *bbolt.Tx) error {
+	if tx.Bucket(reserveBucket) != nil {
+		return nil
+	}
+	b, err := tx.CreateBucket(reserveBucket)
+	for i := range reservePages {
+		if err == nil {
+			err = b.Put([]byte{byte(i)}, make([]byte, tx.DB().Info().PageSize*3/4))
+		}
+	}
+	return err
+}
+
+func giveUpReserve(tx *bbolt.Tx) error {
+	if tx.Bucket(reserveBucket) == nil {
+		return nil
+	}
+	return tx.DeleteBucket(reserveBucket)
+}
+
+func (s *Store) freePages() int {
+	stats := s.db.Stats()
+	return stats.FreePageN + stats.PendingPageN
+}
+
+// inUse is how many bytes of the file are in use in a transaction.
+func (s *Store) inUse(tx *bbolt.Tx) int64 {
+	return tx.Size() - int64(s.freePages())*int64(s.db.Info().PageSize)
+}
+
+// isFull reports whether an error says that there is no room on the disk. Of the one that a file cannot
+// grow bbolt keeps the text alone.
+func isFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG) ||
+		err != nil && strings.Contains(err.Error(), "file resize error: ")
 }
 
 // update is a transaction that writes, for the holder of commit. After a panic in the middle of

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
+	"go.etcd.io/bbolt"
 )
 
 // DecodeRow reads a row as List does.
@@ -49,4 +50,13 @@ func ReadJournal(path string, known uint64) (entries [][]byte, complete bool, er
 		entries = append(entries, l.v)
 	}
 	return entries, complete, err
+}
+
+// SetMaxSize gives the record another bound than MaxSize.
+func (s *Issued) SetMaxSize(bytes int64) { s.maxSize = bytes }
+
+// InUse is how many bytes of the file are in use.
+func (s *Store) InUse() (n int64) {
+	_ = s.read(func(tx *bbolt.Tx) error { n = s.inUse(tx); return nil })
+	return n
 }

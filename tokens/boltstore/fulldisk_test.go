@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -14,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
@@ -28,60 +27,97 @@ func limitFiles(size uint64) error {
 	return syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit)
 }
 
-// fullDisk is the other process of TestJournalFullDisk.
+// fullDisk is the other process of TestRecordGoesOnWithAFullDisk.
 func fullDisk(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
-	kept := map[string]bool{}
-	if err := appendUntil(s.Issued(), kept, 10); err != nil {
+	var kept []string
+	add := func(most int) error {
+		for range most {
+			e := large(issued(time.Now(), newSerial(), time.Hour))
+			if err := s.Issued().Append(context.Background(), e); err != nil {
+				return err
+			}
+			kept = append(kept, e.Serial)
+		}
+		return nil
+	}
+	// check looks for all that was kept and not dropped, which are the last ones.
+	check := func() error {
+		found, err := serials(s.Issued())
+		if err != nil {
+			return err
+		}
+		dropped, _ := s.Issued().Dropped()
+		for _, serial := range kept[dropped:] {
+			if found[serial] != 1 {
+				return fmt.Errorf("certificate %s was acknowledged, and is there %d times; %d of %d were dropped", serial, found[serial], dropped, len(kept))
+			}
+		}
+		return nil
+	}
+	if err := add(10); err != nil {
 		return err
 	}
-	info, err := os.Stat(path)
-	if err != nil {
+	// The database cannot grow: what comes takes the room of what is there.
+	if err := limitFiles(2 * boltstore.JournalHalf); err != nil {
 		return err
 	}
-	// The database cannot grow: the journal has what comes until it is full.
-	if err := limitFiles(max(uint64(info.Size()), 2*boltstore.JournalHalf)); err != nil {
+	if err := add(500); err != nil {
+		return fmt.Errorf("with a full disk: %w", err)
+	}
+	if err := check(); err != nil {
 		return err
 	}
-	if err := appendUntil(s.Issued(), kept, 10_000); err == nil || !strings.Contains(err.Error(), syscall.EFBIG.Error()) || !strings.Contains(err.Error(), path) {
-		return fmt.Errorf("with a full disk: %w, want %w that names the file", err, syscall.EFBIG)
+	if dropped, last := s.Issued().Dropped(); len(kept)-dropped < 80 || dropped < 250 || time.Since(last) > time.Minute {
+		return fmt.Errorf("%d of %d entries were dropped, the last at %s: the disk has room for more than 80", dropped, len(kept), last)
 	}
-	if _, err := s.Issued().List(context.Background(), issuance.Query{}); err == nil {
-		return errors.New("a record that cannot be read as a whole is shown in part")
+	// Tokens and claims need room as well.
+	for range 100 {
+		if _, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate(), Description: strings.Repeat("x", 200)}); err != nil {
+			return fmt.Errorf("a token with a full disk: %w", err)
+		}
 	}
-	// The journal cannot be written, either.
+	// Nothing can be written, and nothing is lost by that.
+	before, _ := s.Issued().Dropped()
 	if err := limitFiles(4096); err != nil {
 		return err
 	}
-	if err := appendUntil(s.Issued(), map[string]bool{}, 1); err == nil {
-		return errors.New("kept with a full disk")
+	if err := s.Issued().Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
+		return fmt.Errorf("kept where nothing can be written: %w", err)
+	}
+	if after, _ := s.Issued().Dropped(); after != before {
+		return fmt.Errorf("%d entries were dropped for nothing", after-before)
 	}
 	if err := limitFiles(1 << 40); err != nil {
 		return err
 	}
-	if err := appendUntil(s.Issued(), kept, 300); err != nil {
+	if err := add(300); err != nil {
 		return fmt.Errorf("with room again: %w", err)
 	}
-	found, err := serials(s.Issued())
-	for serial := range kept {
-		if found[serial] != 1 {
-			return fmt.Errorf("certificate %s was acknowledged, and is there %d times: %w", serial, found[serial], err)
-		}
+	if after, _ := s.Issued().Dropped(); after != before {
+		return fmt.Errorf("%d entries were dropped with room again", after-before)
+	}
+	if err := check(); err != nil {
+		return err
 	}
 	// In the middle of a half: the next ones go where the failed one would have gone.
 	if err := limitFiles(1); err != nil {
 		return err
 	}
-	if err := appendUntil(s.Issued(), map[string]bool{}, 1); err == nil {
+	if err := s.Issued().Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil {
 		return errors.New("kept with a full disk")
 	}
 	if err := limitFiles(1 << 40); err != nil {
 		return err
 	}
-	if err := appendUntil(s.Issued(), kept, 3); err != nil {
+	if err := add(3); err != nil {
 		return err
 	}
-	for serial := range kept {
+	if err := check(); err != nil {
+		return err
+	}
+	dropped, _ := s.Issued().Dropped()
+	for _, serial := range kept[dropped:] {
 		fmt.Println(serial)
 	}
 	fmt.Println("end")
@@ -89,9 +125,9 @@ func fullDisk(s *boltstore.Store, path string) error {
 	return nil
 }
 
-// What a full disk has no room for is not acknowledged, and what was is there after it, and after a
-// crash.
-func TestJournalFullDisk(t *testing.T) {
+// A full disk stops nothing: the entries that end first make room for new ones. What was acknowledged
+// and not dropped is there after it, and after a crash.
+func TestRecordGoesOnWithAFullDisk(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	c := child(t, "full", path)
 	var kept []string
@@ -100,11 +136,54 @@ func TestJournalFullDisk(t *testing.T) {
 	}
 	c.kill(t)
 	_ = c.cmd.Wait() // it was killed
-	if len(kept)*largeEntry < 4*boltstore.JournalHalf {
+	if len(kept) < 300 {
 		t.Fatalf("%d entries were kept", len(kept))
 	}
 	found, err := serials(open(t, path).Issued())
 	for _, serial := range kept {
+		if found[serial] != 1 {
+			t.Fatalf("certificate %s was acknowledged, and is there %d times: %v", serial, found[serial], err)
+		}
+	}
+}
+
+// noJournal is the other process of TestRecordWithoutRoomForItsJournal.
+func noJournal(s *boltstore.Store, _ string) error {
+	signal.Ignore(syscall.SIGXFSZ)
+	if err := limitFiles(boltstore.JournalHalf); err != nil {
+		return err
+	}
+	for range 150 {
+		e := large(issued(time.Now(), newSerial(), time.Hour))
+		if err := s.Issued().Append(context.Background(), e); err != nil {
+			return err
+		}
+		fmt.Println(e.Serial)
+	}
+	dropped, _ := s.Issued().Dropped()
+	fmt.Println("end", dropped)
+	time.Sleep(time.Hour)
+	return nil
+}
+
+// A disk that is full before there is a journal stops nothing, either.
+func TestRecordWithoutRoomForItsJournal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	c := child(t, "no journal", path)
+	var kept []string
+	dropped := -1
+	for dropped < 0 && c.out.Scan() {
+		if _, err := fmt.Sscanf(c.out.Text(), "end %d", &dropped); err != nil {
+			kept = append(kept, c.out.Text())
+		}
+	}
+	c.kill(t)
+	_ = c.cmd.Wait() // it was killed
+	if len(kept) != 150 || dropped < 30 || dropped > 140 {
+		t.Fatalf("%d entries were kept, %d of them dropped", len(kept), dropped)
+	}
+	found, err := serials(open(t, path).Issued())
+	for _, serial := range kept[dropped:] {
 		if found[serial] != 1 {
 			t.Fatalf("certificate %s was acknowledged, and is there %d times: %v", serial, found[serial], err)
 		}

@@ -27,11 +27,14 @@ const (
 	// anybody who may ask can be refused.
 	KeepUnissued = 30 * 24 * time.Hour
 	MaxUnissued  = 100_000
+	// MaxSize is how many bytes of the file may be in use, 1.4 million certificates. Beyond that, and
+	// when the disk is full, entries are dropped before they are due: see [Issued.Dropped].
+	MaxSize = 4 << 30
 )
 
-// swept is how many entries go at most as one comes: more than one, so that the record gets
+// sweptForOne is how many entries go at most as one comes: more than one, so that the record gets
 // smaller, and few, since somebody waits for a certificate.
-const swept = 4
+const sweptForOne = 4
 
 // Issued is the [issuance.Store] in the file of a [Store]. A row is an entry as JSON: a change of
 // its fields or of their meaning needs another schemaVersion.
@@ -56,8 +59,11 @@ type Issued struct {
 	mu      sync.Mutex // guards what follows
 	pending []*line    // in the journal, and not in the database
 	known   uint64     // number of the last one in the database
+	dropped int
+	last    time.Time // when one was dropped
 
-	cut bool
+	maxSize int64
+	cut     bool
 }
 
 var _ issuance.Store = (*Issued)(nil)
@@ -88,6 +94,23 @@ func (s *Issued) Append(ctx context.Context, e issuance.Entry) error {
 // came while entries were written, of certificates that have not left, or a disk has lost some.
 func (s *Issued) Cut() bool { return s.cut }
 
+// Dropped is how many entries were taken out before they were due since the store was opened, and when
+// the last one was: the disk was full, or the file had reached [MaxSize]. Refusals and failures go first,
+// then the certificates that end first.
+func (s *Issued) Dropped() (entries int, last time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dropped, s.last
+}
+
+func (s *Issued) drops(out swept) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if out.dropped > 0 {
+		s.dropped, s.last = s.dropped+out.dropped, s.now()
+	}
+}
+
 // appendAll keeps lines in the journal, with one write and sync for as many as it has room for.
 func (s *Issued) appendAll(_ context.Context, all []*line) {
 	s.writing.Lock()
@@ -113,24 +136,31 @@ func (s *Issued) keep(lines []*line) error {
 		l.number = s.number + 1 + uint64(i)
 	}
 	if size := sizeOf(lines...); size > journalHalf { // of a request that is larger than any that is served
-		if err := s.importAll(lines...); err != nil {
-			return err
-		}
-		s.number++
-		s.journal.used = 0 // numbers go on from entry to entry, and all is in the database
-		return nil
+		return s.keepWithoutJournal(lines)
 	} else if !s.journal.fits(size) {
 		if err := s.turn(); err != nil {
 			return err
 		}
 	}
-	if err := s.journal.write(lines); err != nil {
+	if err := s.journal.write(lines); isFull(err) { // which has no place yet, or not where it was
+		return s.keepWithoutJournal(lines)
+	} else if err != nil {
 		return err
 	}
 	s.number += uint64(len(lines))
 	s.mu.Lock()
 	s.pending = append(s.pending, lines...)
 	s.mu.Unlock()
+	return nil
+}
+
+// keepWithoutJournal brings lines into the database, after all that is pending.
+func (s *Issued) keepWithoutJournal(lines []*line) error {
+	if err := s.importAll(lines...); err != nil {
+		return err
+	}
+	s.number += uint64(len(lines))
+	s.journal.used = 0 // numbers go on from entry to entry, and all is in the database
 	return nil
 }
 
@@ -161,17 +191,20 @@ func (s *Issued) importAll(more ...*line) error {
 	if len(all) == 0 {
 		return nil
 	}
-	if err := s.store.write(&s.hints, func(tx *bbolt.Tx) error {
+	var out swept
+	if err := s.store.write(&s.hints, func(tx *bbolt.Tx) (err error) {
 		r := recordIn(tx)
 		for _, l := range all {
 			if err := r.put(l); err != nil {
 				return err
 			}
 		}
-		return r.sweep(s.now(), swept*len(all))
+		out, err = r.sweep(s.now(), sweptForOne*len(all), s.store.inUse(tx)+sizeOf(all...)-s.maxSize)
+		return err
 	}); err != nil {
 		return err
 	}
+	s.drops(out)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending, s.known = slices.Clone(s.pending[len(pending):]), all[len(all)-1].number

@@ -287,18 +287,6 @@ func TestJournalCannotBeMade(t *testing.T) {
 	}
 }
 
-// appendUntil keeps entries until one fails.
-func appendUntil(s *boltstore.Issued, kept map[string]bool, most int) error {
-	for range most {
-		e := large(issued(time.Now(), newSerial(), time.Hour))
-		if err := s.Append(context.Background(), e); err != nil {
-			return err
-		}
-		kept[e.Serial] = true
-	}
-	return nil
-}
-
 // serials counts the entries of each certificate.
 func serials(s *boltstore.Issued) (map[string]int, error) {
 	found := map[string]int{}

@@ -19,6 +19,7 @@ import (
 // bucket "holders" has the keys ID/NODE of all claims and no values, to find those of a token.
 // Bucket "issued" has the issuance record in the order of time; bucket "ends" the keys of what was
 // issued in the order of when it ends; bucket "unissued" those of the rest, and how many they are.
+// Bucket "reserve" holds pages for when the disk is full; it may be missing.
 var (
 	metaBucket     = []byte("meta")
 	tokensBucket   = []byte("tokens")
@@ -27,6 +28,7 @@ var (
 	issuedBucket   = []byte("issued")
 	endsBucket     = []byte("ends")
 	unissuedBucket = []byte("unissued")
+	reserveBucket  = []byte("reserve")
 	schemaKey      = []byte("schema")
 )
 
@@ -80,9 +82,14 @@ func Open(path string) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{db: db, path: path}
-	s.claims.store, s.issued.store, s.issued.now = s, s, time.Now
+	s.claims.store, s.issued.store, s.issued.now, s.issued.maxSize = s, s, time.Now, MaxSize
 	if err = s.prepare(); err == nil {
 		err = s.issued.replay()
+	}
+	if err == nil {
+		if err = s.update(keepReserve); isFull(err) {
+			err = nil
+		}
 	}
 	if err != nil {
 		_ = s.Close() // err says what is wrong

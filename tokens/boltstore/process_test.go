@@ -60,6 +60,8 @@ func other(role, path string) error {
 		}
 	case "full":
 		return fullDisk(s, path)
+	case "no journal":
+		return noJournal(s, path)
 	}
 	var mu sync.Mutex
 	failed := make(chan error)

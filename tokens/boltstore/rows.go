@@ -74,28 +74,47 @@ func (r record) put(l *line) error {
 	return errors.Join(r.unissued.Put(key, nil), r.unissued.SetSequence(r.unissued.Sequence()+1))
 }
 
-// sweep takes away some of what is due.
-func (r record) sweep(now time.Time, left int) error {
-	ended := r.ends.Cursor()
-	for at, key := ended.First(); at != nil && left > 0 && timeOf(at).Add(KeepEnded).Before(now); at, key = ended.First() {
-		at, key = bytes.Clone(at), bytes.Clone(key)
-		if err := errors.Join(r.entries.Delete(key), r.ends.Delete(at)); err != nil {
-			return err
+// A swept is what was taken out: how many entries, how many of them before they were due, and their size.
+type swept struct {
+	taken, dropped int
+	bytes          int64
+}
+
+// sweep takes out entries that are due, as many as most, and if that makes less room than so many bytes,
+// others: refusals and failures first, the oldest of them before others, then the certificates that end
+// first.
+func (r record) sweep(now time.Time, most int, room int64) (out swept, err error) {
+	goes := func(due bool) bool { return due && out.taken < most || out.bytes < room }
+	take := func(entry []byte, index *bbolt.Bucket, key []byte, due bool) error {
+		entry, key = bytes.Clone(entry), bytes.Clone(key)
+		out.taken++
+		out.bytes += int64(len(r.entries.Get(entry)))
+		if !due {
+			out.dropped++
 		}
-		left--
+		return errors.Join(r.entries.Delete(entry), index.Delete(key))
 	}
 	oldest := r.unissued.Cursor()
-	for key, _ := oldest.First(); key != nil && left > 0; key, _ = oldest.First() {
-		if r.unissued.Sequence() <= MaxUnissued && !timeOf(key).Add(KeepUnissued).Before(now) {
+	for key, _ := oldest.First(); key != nil; key, _ = oldest.First() {
+		due := r.unissued.Sequence() > MaxUnissued || timeOf(key).Add(KeepUnissued).Before(now)
+		if !goes(due) {
 			break
 		}
-		key = bytes.Clone(key)
-		if err := errors.Join(r.entries.Delete(key), r.unissued.Delete(key), r.unissued.SetSequence(r.unissued.Sequence()-1)); err != nil {
-			return err
+		if err := errors.Join(take(key, r.unissued, key, due), r.unissued.SetSequence(r.unissued.Sequence()-1)); err != nil {
+			return out, err
 		}
-		left--
 	}
-	return nil
+	ended := r.ends.Cursor()
+	for at, key := ended.First(); at != nil; at, key = ended.First() {
+		due := timeOf(at).Add(KeepEnded).Before(now)
+		if !goes(due) {
+			break
+		}
+		if err := take(key, r.ends, at, due); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
 }
 
 // newestFirst visits entries from the newest on, or from the one before after.

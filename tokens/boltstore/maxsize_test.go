@@ -1,0 +1,76 @@
+package boltstore_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+)
+
+// The record has a size that it does not exceed. What goes first is what is refused, and then the
+// certificates that end first.
+func TestRecordIsOfBoundedSize(t *testing.T) {
+	const most = 2 << 20
+	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
+	record := s.Issued()
+	record.SetMaxSize(most)
+	now := time.Now()
+	for i := range 20 {
+		add(t, record, refused(now, i), issued(now, fmt.Sprintf("a%x", i), 365*24*time.Hour))
+	}
+	if n, last := record.Dropped(); n != 0 || !last.IsZero() {
+		t.Fatalf("%d entries were dropped at %s, with room for all", n, last)
+	}
+	var last []string
+	for round := range 12 {
+		last = nil
+		if err := record.AppendAll(func(yield func(issuance.Entry) bool) {
+			for i := range 100 {
+				serial := fmt.Sprintf("b%x%03x", round, i)
+				if last = append(last, serial); !yield(large(issued(now.Add(time.Duration(round)), serial, time.Duration(round+1)*time.Hour))) {
+					return
+				}
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.InUse(); round > 3 && n > most+2<<20 { // and what one import adds
+			t.Errorf("round %d: %d bytes are in use", round, n)
+		}
+	}
+	found, err := serials(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		if found[fmt.Sprintf("a%x", i)] != 1 {
+			t.Errorf("certificate a%x was dropped, which ends last", i)
+		}
+	}
+	if slices.ContainsFunc(last, func(serial string) bool { return found[serial] != 1 }) || found["b0000"] != 0 {
+		t.Errorf("%d certificates of the first round are there, and not all of the last", found["b0000"])
+	}
+	if got := list(t, record, issuance.Query{Outcome: issuance.Refused}); len(got) != 0 {
+		t.Errorf("%d refusals are there, and certificates were dropped", len(got))
+	}
+	if n, at := record.Dropped(); n != 1240-len(found) && n != 1240-len(found)+1 || at.IsZero() {
+		t.Errorf("%d are said to be dropped, and %d certificates are there", n, len(found))
+	}
+}
+
+// What goes when it is due is not dropped.
+func TestDueEntriesAreNotDropped(t *testing.T) {
+	record := openIssued(t)
+	now := time.Now()
+	old := now.Add(-200 * 24 * time.Hour)
+	add(t, record, issued(old, "1f", time.Hour), refused(old, 1), issued(now, "2f", time.Hour))
+	if got := list(t, record, issuance.Query{}); !slices.Equal(got, []string{"2f"}) {
+		t.Errorf("the record has %v", got)
+	}
+	if n, _ := record.Dropped(); n != 0 {
+		t.Errorf("%d are said to be dropped", n)
+	}
+}
