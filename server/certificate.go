@@ -303,7 +303,13 @@ func (h *handler) issue(ctx context.Context, r *http.Request, user User, request
 	authority := h.Certificates.Authority
 	machine := isBootstrap(user.Name) || signer.IsNode(user.Name, user.Groups)
 	if !machine {
-		if p := h.maySign(r, user, request.SignerName); p != nil && p.Status == http.StatusForbidden {
+		p := h.maySigner(r, user, "sign", request.SignerName)
+		if name := approval.ReservedName(request.CSR); p == nil && name != "" {
+			if p = h.maySigner(r, user, "approve", request.SignerName); p != nil && p.Status == http.StatusForbidden {
+				p.Detail = fmt.Sprintf("%s, which a certificate for %.100q takes: Kubernetes has this name for itself", p.Detail, name)
+			}
+		}
+		if p != nil && p.Status == http.StatusForbidden {
 			return nil, h.refuse(ctx, request, approval.ReasonNotPermitted, p)
 		} else if p != nil {
 			return nil, p
@@ -361,9 +367,9 @@ func notPermitted(d approval.Decision, r approval.Request) string {
 	return d.Message
 }
 
-// maySign asks as an API server does: for the signer, and for all of its domain.
-func (h *handler) maySign(r *http.Request, user User, name string) *problem {
-	access := Access{Verb: "sign", Resource: "signers", Group: certificates.GroupName, Name: name}
+// maySigner asks as an API server does: for the signer, and for all of its domain.
+func (h *handler) maySigner(r *http.Request, user User, verb, name string) *problem {
+	access := Access{Verb: verb, Resource: "signers", Group: certificates.GroupName, Name: name}
 	if h.Authorize == nil {
 		return unauthorized(ErrForbidden, user, access)
 	}

@@ -119,9 +119,18 @@ func (a *Authority) Check() error {
 func CheckSigners(signers map[string]Signer) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(signers)) {
-		if err := signers[name].check(name); err != nil {
-			errs = append(errs, err)
+		s := signers[name]
+		err := s.check(name)
+		if err == nil {
+			// A CA that cannot be had now may be later.
+			if ca, caErr := s.CA(); caErr == nil && ca != nil && ca.cert != nil {
+				err = ca.checkUsages(s.Profile.Usages)
+			}
+			if err != nil {
+				err = fmt.Errorf("signer %s: %w", name, err)
+			}
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

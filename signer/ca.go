@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	certificates "k8s.io/api/certificates/v1"
 )
 
 // A CA is a certificate authority that can sign: a certificate, its key, and the certificates
@@ -26,9 +28,9 @@ type CA struct {
 type publicKey interface{ Equal(crypto.PublicKey) bool }
 
 // NewCA makes a CA of its certificates and the key of one of them. The certificate that matches
-// the key signs, and of several the one that lasts longest; the others are only trusted, so that
-// a CA can be replaced step by step. Every certificate must be a CA that may sign certificates.
-// The one that signs must not have expired.
+// the key signs, and of several that are valid now the one that lasts longest; the others are only
+// trusted, so that a CA can be replaced step by step. Every certificate must be a CA that may sign
+// certificates. The one that signs must be valid now.
 func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 	if key == nil {
 		return nil, errors.New("no CA key given")
@@ -37,7 +39,7 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 	if !ok {
 		return nil, fmt.Errorf("CA key of type %T, want RSA, ECDSA or Ed25519", key)
 	}
-	ca := &CA{key: key}
+	ca, now := &CA{key: key}, time.Now()
 	for i, cert := range certs {
 		if err := checkCA(cert); err != nil {
 			return nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(certs), err)
@@ -45,14 +47,22 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 		if !slices.ContainsFunc(ca.bundle, cert.Equal) {
 			ca.bundle = append(ca.bundle, cert)
 		}
-		if public.Equal(cert.PublicKey) && (ca.cert == nil || cert.NotAfter.After(ca.cert.NotAfter)) {
+		if !public.Equal(cert.PublicKey) {
+			continue
+		}
+		if before := ca.cert; before == nil || begun(cert, now) && !begun(before, now) ||
+			begun(cert, now) == begun(before, now) && cert.NotAfter.After(before.NotAfter) {
 			ca.cert = cert
 		}
 	}
 	if ca.cert == nil {
 		return nil, fmt.Errorf("the CA key matches none of the %d certificates given", len(certs))
 	}
-	if now := time.Now(); !now.Before(ca.cert.NotAfter) {
+	if !begun(ca.cert, now) {
+		return nil, fmt.Errorf("the CA is not valid yet: %s is valid from %s, it is %s; check the clock of this machine, and of the one that made the CA", ca.cert.Subject,
+			ca.cert.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	if !now.Before(ca.cert.NotAfter) {
 		return nil, fmt.Errorf("%w: %s ended at %s, it is %s", ErrExpiredCA, ca.cert.Subject,
 			ca.cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
@@ -60,6 +70,29 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 		ca.chain = append(ca.chain, encodeCertificate(cert.Raw)...)
 	}
 	return ca, nil
+}
+
+func begun(cert *x509.Certificate, now time.Time) bool { return !now.Before(cert.NotBefore) }
+
+// checkUsages says why certificates of these usages would be good for nothing, or nil: a CA that is
+// limited to extended usages, or one between it and the root, limits what is below it as well
+// (crypto/x509 and others hold chains to that).
+func (ca *CA) checkUsages(usages []certificates.KeyUsage) error {
+	_, wanted, err := x509Usages(usages)
+	if err != nil {
+		return err
+	}
+	for _, cert := range append([]*x509.Certificate{ca.cert}, ca.path()...) {
+		if len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) == 0 || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny) {
+			continue
+		}
+		for _, usage := range wanted {
+			if !slices.Contains(cert.ExtKeyUsage, usage) {
+				return fmt.Errorf("CA %q is limited by its extended key usage, and certificates for %q that it signs are not accepted; want a CA without that limit", cert.Subject, usages)
+			}
+		}
+	}
+	return nil
 }
 
 // checkCA says why a certificate cannot sign others, or nil (RFC 5280, sections 4.2.1.3 and

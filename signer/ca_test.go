@@ -6,17 +6,20 @@ import (
 	"crypto/elliptic"
 	"crypto/rsa"
 	"crypto/x509"
+	"encoding/asn1"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/big"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	certificates "k8s.io/api/certificates/v1"
 )
 
 func TestNewCA(t *testing.T) {
@@ -247,5 +250,106 @@ func TestCAPrintsNoKey(t *testing.T) {
 	}
 	if _, ok := any(key).(*rsa.PrivateKey); !ok {
 		t.Fatal("the test has no RSA key")
+	}
+}
+
+// A CA key that every user may read is nobody's secret, and what every user may write is not the
+// operator's. A group may have it, as with a Secret volume in a pod.
+func TestRefusesCAFilesThatAreOpenToEveryUser(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("modes are Unix's")
+	}
+	certs, key, err := newCA(t).PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
+	if err := errors.Join(os.WriteFile(certFile, certs, 0o600), os.WriteFile(keyFile, key, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		cert, key os.FileMode
+		good      bool
+	}{
+		{0o644, 0o600, true}, {0o644, 0o400, true}, {0o644, 0o640, true}, {0o664, 0o660, true}, {0o644, 0o601, true},
+		{0o644, 0o644, false}, {0o644, 0o604, false}, {0o644, 0o602, false}, {0o644, 0o666, false}, {0o646, 0o600, false}, {0o666, 0o600, false},
+	} {
+		if err := errors.Join(os.Chmod(certFile, test.cert), os.Chmod(keyFile, test.key)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := signer.LoadCA(certFile, keyFile)
+		named := keyFile
+		if test.cert&0o002 != 0 {
+			named = certFile
+		}
+		if test.good && err != nil || !test.good && (!errors.Is(err, signer.ErrExposed) || !strings.Contains(err.Error(), named)) {
+			t.Errorf("certificate %04o, key %04o: %v, want it good: %t", test.cert, test.key, err, test.good)
+		}
+	}
+}
+
+// A CA of tomorrow signs nothing today: nobody would accept it. If there is one of the same key for
+// today, that one signs.
+func TestRefusesCAThatIsNotValidYet(t *testing.T) {
+	key := newKey(elliptic.P256())
+	start := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	tomorrow := caCertificate(t, "kubernetes", key, nil, nil, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = start, start.AddDate(10, 0, 0) })
+	_, err := signer.NewCA([]*x509.Certificate{tomorrow}, key)
+	if err == nil || !strings.Contains(err.Error(), "not valid yet") || !strings.Contains(err.Error(), start.Format(time.RFC3339)) {
+		t.Errorf("%v, want an error that says from when it is valid", err)
+	}
+	today := caCertificate(t, "kubernetes", key, nil, nil, nil)
+	for _, certs := range [][]*x509.Certificate{{today, tomorrow}, {tomorrow, today}} {
+		ca, err := signer.NewCA(certs, key)
+		if err != nil || !ca.Certificate().Equal(today) {
+			t.Errorf("%v %v, want the one of today", ca, err)
+		}
+	}
+}
+
+// A CA that is limited to servers signs no client certificate, and neither does one below it: clients
+// of Go would be refused with it.
+func TestRefusesUsagesThatTheCAIsNotFor(t *testing.T) {
+	servers := func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }
+	rootKey, key := newKey(elliptic.P256()), newKey(elliptic.P256())
+	root := caCertificate(t, "root", rootKey, nil, nil, nil)
+	limited := caCertificate(t, "limited", key, root, rootKey, servers)
+	belowKey := newKey(elliptic.P256())
+	below := caCertificate(t, "below", belowKey, limited, key, nil)
+	every := caCertificate(t, "every", key, nil, nil, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} })
+	both := caCertificate(t, "both", key, nil, nil, func(c *x509.Certificate) {
+		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	})
+	unknown := caCertificate(t, "unknown", key, nil, nil, func(c *x509.Certificate) { c.UnknownExtKeyUsage = []asn1.ObjectIdentifier{{1, 2, 3}} })
+	csr := newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, nil)
+	for _, test := range []struct {
+		certs           []*x509.Certificate
+		key             crypto.Signer
+		client, serving bool
+	}{
+		{[]*x509.Certificate{caCertificate(t, "self", key, nil, nil, servers)}, key, false, true},
+		{[]*x509.Certificate{limited, root}, key, false, true},
+		{[]*x509.Certificate{below, limited, root}, belowKey, false, true},
+		{[]*x509.Certificate{unknown}, key, false, false},
+		{[]*x509.Certificate{every}, key, true, true},
+		{[]*x509.Certificate{both}, key, true, true},
+	} {
+		ca, err := signer.NewCA(test.certs, test.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, of := range []struct {
+			usages []certificates.KeyUsage
+			good   bool
+		}{{clientUsages, test.client}, {servingUsages, test.serving}} {
+			_, err := signer.Profile{Usages: of.usages}.Issue(ca, signer.Template{CSR: csr, Usages: of.usages}, time.Now())
+			if (err == nil) != of.good || errors.As(err, new(*signer.Refused)) {
+				t.Errorf("%s for %q: %v, want it issued: %t", ca, of.usages, err, of.good)
+			}
+		}
+		if err := signer.CheckSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)); (err == nil) != (test.client && test.serving) {
+			t.Errorf("%s: the signers' check says %v", ca, err)
+		}
 	}
 }

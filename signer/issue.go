@@ -62,6 +62,9 @@ func (p Profile) issue(ca *CA, t Template, now time.Time) (issued, error) {
 	if err := p.refuses(t.CSR, t.Usages); err != nil {
 		return issued{}, err
 	}
+	if err := ca.checkUsages(t.Usages); err != nil {
+		return issued{}, err
+	}
 	if t.Duration < 0 {
 		return issued{}, refuse("a lifetime of %s is asked for, want a positive one", t.Duration)
 	}

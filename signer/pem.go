@@ -7,7 +7,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
+	"runtime"
 	"strings"
 )
 
@@ -19,13 +22,15 @@ func encodeCertificate(der []byte) []byte {
 
 // LoadCA reads a CA from PEM files: certFile holds one or more certificates, keyFile the private
 // key of one of them (PKCS #8, PKCS #1 or SEC 1; RSA, ECDSA or Ed25519; not encrypted). The
-// files may be the same one. Errors name the file, and never hold anything of a key.
+// files may be the same one. Errors name the file, and never hold anything of a key. A key file that
+// every user may read or write is refused with [ErrExposed], and so is a certificate file that every
+// user may write: what is in it, machines trust.
 func LoadCA(certFile, keyFile string) (*CA, error) {
-	certPEM, err := os.ReadFile(certFile)
+	certPEM, err := readPrivate(certFile, 0o002)
 	if err != nil {
 		return nil, fmt.Errorf("CA certificate: %w", err)
 	}
-	keyPEM, err := os.ReadFile(keyFile)
+	keyPEM, err := readPrivate(keyFile, 0o006)
 	if err != nil {
 		return nil, fmt.Errorf("CA key: %w", err)
 	}
@@ -42,6 +47,27 @@ func LoadCA(certFile, keyFile string) (*CA, error) {
 		return nil, fmt.Errorf("CA certificate %s and key %s: %w", certFile, keyFile, err)
 	}
 	return ca, nil
+}
+
+// ErrExposed is wrapped when every user of the machine may read or write a file of a CA.
+var ErrExposed = errors.New("file is open to every user")
+
+// readPrivate reads a file whose mode has none of the bits. A group may have it: the files of a Secret
+// in a pod belong to one.
+func readPrivate(path string, bits fs.FileMode) (content []byte, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if mode := info.Mode(); runtime.GOOS != "windows" && mode.IsRegular() && mode.Perm()&bits != 0 {
+		return nil, fmt.Errorf("%s: %w: mode %04o, want %04o or less (in a Secret volume: defaultMode)", path, ErrExposed, mode.Perm(), mode.Perm()&^bits)
+	}
+	return io.ReadAll(f)
 }
 
 // PEM encodes what [LoadCA] reads: the bundle, and the key as PKCS #8. A key that is not in

@@ -82,6 +82,9 @@ func standalone(ctx context.Context, s *service) error {
 		return err
 	}
 	authority := s.standaloneAuthority(store, hostOf(apiServer))
+	if err := authority.Check(); err != nil {
+		return err
+	}
 	s.giveCertificates(authority)
 	s.api.Longest = authority.Longest
 	s.warnOfCA(authority, nothing)

@@ -51,6 +51,8 @@ func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
 		if !s.isWrong("name", "usages", "keys", "duration") {
 			if err := made.Profile.Check(); err != nil {
 				fail("duration", "%v", err)
+			} else if err := signer.CheckSigners(map[string]signer.Signer{s.Name: made}); err != nil && made.CA != nil {
+				fail("ca", "%v", err)
 			}
 		}
 		if !s.isWrong("approval") {

@@ -1,0 +1,59 @@
+package server_test
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// To sign for kube-apiserver-client is not to make cluster-admins: names that Kubernetes and kubeadm
+// have for themselves take the permission to approve as well.
+func TestSignIsNotWorthReservedNames(t *testing.T) {
+	s, kept := certifying(t)
+	may := map[string]bool{"sign": true}
+	s.Authorize = func(_ *http.Request, _ server.User, a server.Access) error {
+		if may[a.Verb] && a.Resource == "signers" && a.Group == certificates.GroupName && a.Name == certificates.KubeAPIServerClientSignerName {
+			return nil
+		}
+		return fmt.Errorf("%w: not %s", server.ErrForbidden, a)
+	}
+	s.start(t)
+	ask := func(subject pkix.Name) error {
+		_, err := s.by(viewerBearer).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: subject}, nil)), Signer: certificates.KubeAPIServerClientSignerName})
+		return err
+	}
+	free := []pkix.Name{{CommonName: "jane", Organization: []string{"dev"}}, {CommonName: "system"}, {CommonName: "system:node:w", Organization: []string{"system:nodes"}}}
+	reserved := []pkix.Name{
+		{CommonName: "jane", Organization: []string{"kubeadm:cluster-admins"}},
+		{CommonName: "jane", Organization: []string{"dev", "system:cluster-admins"}},
+		{CommonName: "system:kube-controller-manager"},
+		{CommonName: "system:serviceaccount:kube-system:clusterrole-aggregation-controller"},
+		{CommonName: "system:node:w"},
+	}
+	for _, subject := range free {
+		if err := ask(subject); err != nil {
+			t.Errorf("%s: %v", subject, err)
+		}
+	}
+	for _, subject := range reserved {
+		p := wantProblem(t, ask(subject), 403, "forbidden", "")
+		if !strings.Contains(p.Detail, "may not approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client") || !strings.Contains(kept.last().Message, "approve") {
+			t.Errorf("%s: %q, recorded %+v", subject, p.Detail, kept.last())
+		}
+	}
+	may["approve"] = true
+	for _, subject := range reserved {
+		if err := ask(subject); err != nil {
+			t.Errorf("%s for who may approve: %v", subject, err)
+		}
+	}
+	may["sign"] = false
+	wantProblem(t, ask(free[0]), 403, "forbidden", "")
+}
