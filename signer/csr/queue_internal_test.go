@@ -91,6 +91,13 @@ func (o *office) served(requester string) int {
 	return len(o.doneAt[requester])
 }
 
+// busiest is the most requests of a requester at work at once since the last reset.
+func (o *office) busiest(requester string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.most[requester]
+}
+
 func TestTurns(t *testing.T) {
 	q := newTurns()
 	q.fill("a", 3)
@@ -136,6 +143,8 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 				if took := time.Since(began); o.served("rack") < rack || took > 15*time.Second {
 					t.Errorf("%d of %d machines were served within %s", o.served("rack"), rack, took)
 				}
+				o.mu.Lock()
+				defer o.mu.Unlock()
 				if o.wait["steady"] > 2*took {
 					t.Errorf("the other requester waited %s for a worker", o.wait["steady"])
 				}
@@ -151,8 +160,8 @@ func TestHoldsBackFlood(t *testing.T) {
 		o := newOffice(t, DefaultWorkers, func(string) time.Duration { return took })
 		o.ask("flood", 50_000)
 		time.Sleep(time.Second)
-		if o.most["flood"] != DefaultWorkers {
-			t.Fatalf("alone it has %d workers, want all %d", o.most["flood"], DefaultWorkers)
+		if o.busiest("flood") != DefaultWorkers {
+			t.Fatalf("alone it has %d workers, want all %d", o.busiest("flood"), DefaultWorkers)
 		}
 		for i := range 100 {
 			other := fmt.Sprint("machine-", i)
@@ -169,12 +178,12 @@ func TestHoldsBackFlood(t *testing.T) {
 			}
 			time.Sleep(calm / 2)
 		}
-		if n := o.most["flood"]; n != 1 {
+		if n := o.busiest("flood"); n != 1 {
 			t.Errorf("it has %d workers while others are served, want 1", n)
 		}
 		time.Sleep(calm)
-		if o.most["flood"] != DefaultWorkers {
-			t.Errorf("it has %d workers after the others were served, want all %d", o.most["flood"], DefaultWorkers)
+		if o.busiest("flood") != DefaultWorkers {
+			t.Errorf("it has %d workers after the others were served, want all %d", o.busiest("flood"), DefaultWorkers)
 		}
 	})
 }
@@ -193,7 +202,7 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 		synctest.Wait()
 		o.ask("flood", 50_000)
 		time.Sleep(slow + calm - 20*time.Millisecond)
-		if n := o.most["flood"]; n != 1 {
+		if n := o.busiest("flood"); n != 1 {
 			t.Errorf("it has %d workers, want 1", n)
 		}
 	})
@@ -213,7 +222,7 @@ func TestCalmEndsBesideSlowRequest(t *testing.T) {
 		o.ask("rack", 50)
 		time.Sleep(2 * calm)
 		synctest.Wait()
-		if n := o.most["rack"]; n != 50 {
+		if n := o.busiest("rack"); n != 50 {
 			t.Errorf("it has %d workers, want 50", n)
 		}
 	})
@@ -249,7 +258,7 @@ func TestLimitsWorkersOfSlowRequests(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		synctest.Wait()
-		if n := o.most["slow"]; n > crowd {
+		if n := o.busiest("slow"); n > crowd {
 			t.Errorf("slow requests have %d workers, want at most %d", n, crowd)
 		}
 		if o.served("other") < 499 {
