@@ -264,8 +264,10 @@ func TestLimitsHoldForWhatOthersApprove(t *testing.T) {
 // uncountable is tokens whose count cannot be written.
 type uncountable struct{ *secretstore.Store }
 
-func (uncountable) Update(context.Context, string, func(*tokens.Record) error) (tokens.Record, error) {
-	return tokens.Record{}, errors.New("this write fails")
+func (u uncountable) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	return u.Store.Update(ctx, id, func(r *tokens.Record) error {
+		return errors.Join(change(r), errors.New("this write fails"))
+	})
 }
 
 // A claim goes whose request somebody else denied while it was being made: nobody comes back to it.
