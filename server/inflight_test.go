@@ -142,7 +142,7 @@ func TestPlacesOfOneUser(t *testing.T) {
 	s.waitFor(t, "places are not taken yet", func() int { return server.MaxCertificates/2 - int(s.inFlight(t, "certificate")) })
 	wantTooMany(t, "half of all", ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))))
 	for i := range server.MaxCertificates { // one after the other
-		if w := ask(i, other, strings.NewReader(nodeCSR(t, "worker-2"))); w.Code != 200 {
+		if w := ask(i, other, strings.NewReader(nodeCSR(t, fmt.Sprint("worker-", i+2)))); w.Code != 200 {
 			t.Fatalf("another token: %d %s", w.Code, w.Body)
 		}
 	}

@@ -104,7 +104,7 @@ func TestOtherSchema(t *testing.T) {
 			}
 			_, err := tx.CreateBucket([]byte("members"))
 			return err
-		}, `not a file of kubejoin: no bucket "meta" beside "claims", "ends", "holders", "issued", "members", "tokens", "unissued"`},
+		}, `not a file of kubejoin: no bucket "meta" beside "claims", "ends", "holders", "issued", "members", "reserve", "tokens", "unissued"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")
