@@ -22,6 +22,7 @@ func TestStandaloneAllows(t *testing.T) {
 	first := approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: "nodeclient"}
 	renewal := approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: "selfnodeclient"}
 	sign := approval.Permission{Verb: "sign", Resource: "signers", Name: "example.com/any"}
+	approve := approval.Permission{Verb: "approve", Resource: "signers", Name: "example.com/any"}
 	for _, test := range []struct {
 		name   string
 		user   string
@@ -41,7 +42,7 @@ func TestStandaloneAllows(t *testing.T) {
 	} {
 		r := approval.Request{User: test.user, Groups: test.groups, CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: test.cn}}}
 		for _, p := range []approval.Permission{
-			first, renewal, sign, {}, {Verb: "approve", Resource: "signers", Name: "example.com/any"}, {Verb: "create", Resource: "certificatesigningrequests"},
+			first, renewal, sign, approve, {}, {Verb: "watch", Resource: "signers", Name: "example.com/any"}, {Verb: "create", Resource: "certificatesigningrequests"},
 			{Verb: "delete", Resource: "certificatesigningrequests", Subresource: "nodeclient"},
 		} {
 			if got, err := facts.Allowed(t.Context(), r, p); err != nil || got != slices.Contains(test.allows, p) {

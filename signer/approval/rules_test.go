@@ -2,6 +2,8 @@ package approval_test
 
 import (
 	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"slices"
 	"strings"
@@ -62,6 +64,36 @@ type signers struct {
 func (s *signers) Allowed(_ context.Context, _ approval.Request, p approval.Permission) (bool, error) {
 	s.asked = append(s.asked, p)
 	return slices.Contains(s.may, p.Name), s.err
+}
+
+// A name that Kubernetes has for itself takes the permission to approve as well.
+func TestMaySignAsksToApproveReservedNames(t *testing.T) {
+	const name = "example.com/users"
+	for _, test := range []struct {
+		subject pkix.Name
+		may     map[string]bool
+		verdict approval.Verdict
+	}{
+		{pkix.Name{CommonName: "jane"}, map[string]bool{"sign": true}, approval.Approve},
+		{pkix.Name{CommonName: "jane", Organization: []string{"kubeadm:cluster-admins"}}, map[string]bool{"sign": true}, approval.None},
+		{pkix.Name{CommonName: "jane", Organization: []string{"kubeadm:cluster-admins"}}, map[string]bool{"approve": true}, approval.None},
+		{pkix.Name{CommonName: "jane", Organization: []string{"kubeadm:cluster-admins"}}, map[string]bool{"sign": true, "approve": true}, approval.Approve},
+	} {
+		r := kubeletRequest("jane", func(r *approval.Request) { r.SignerName, r.CSR = name, &x509.CertificateRequest{Subject: test.subject} })
+		if d, err := approval.Decide(t.Context(), []approval.Rule{approval.MaySign{}}, r, &verbs{may: test.may}); err != nil || d.Verdict != test.verdict {
+			t.Errorf("%s for who may %v: %+v %v", test.subject, test.may, d, err)
+		}
+	}
+}
+
+// verbs allows verbs, whatever they are for.
+type verbs struct {
+	approval.Facts
+	may map[string]bool
+}
+
+func (v *verbs) Allowed(_ context.Context, _ approval.Request, p approval.Permission) (bool, error) {
+	return v.may[p.Verb], nil
 }
 
 func TestMaySign(t *testing.T) {
