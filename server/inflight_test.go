@@ -123,6 +123,7 @@ func (u unfinished) Read([]byte) (int, error) { <-u; return 0, io.ErrUnexpectedE
 // others their places.
 func TestPlacesOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
+	s.Certificates.Authority.Unthrottled = true
 	s.Logger = nil
 	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
 	stolen, other := s.token(t, nil), s.token(t, nil)
