@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -35,7 +36,15 @@ func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) 
 	if s.options.advertise != "" {
 		return nil, nil
 	}
-	client, err := kubernetes.NewForConfig(rest.AnonymousClientConfig(config))
+	// HTTP/1.1, of which a connection that is still being made can be closed when kubejoin stops.
+	anonymous := rest.AnonymousClientConfig(config)
+	anonymous.NextProtos = []string{"http/1.1"}
+	web, err := rest.HTTPClientFor(anonymous)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	s.closers = append(s.closers, func() error { utilnet.CloseIdleConnectionsFor(web.Transport); return nil })
+	client, err := kubernetes.NewForConfigAndClient(anonymous, web)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
@@ -54,7 +63,8 @@ func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) 
 func (p *publicAccess) step(ctx context.Context) (next time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
-	body, err := p.anonymous.Get().Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).Stream(ctx)
+	request := p.anonymous.Get().SetHeader("Connection", "close") // one look a minute is not worth a connection
+	body, err := request.Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).Stream(ctx)
 	missing := ""
 	switch {
 	case err == nil:
