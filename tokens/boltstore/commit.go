@@ -76,7 +76,7 @@ func (s *Store) updateWithRoom(do func(*bbolt.Tx) error) error {
 	if !isFull(err) || s.update(giveUpReserve) != nil {
 		return err
 	}
-	for room, left := minRoom, true; left && room <= maxRoom && isFull(err); room *= 2 {
+	for room, left := minRoom, true; left && room <= maxRoom; room *= 2 {
 		var out swept
 		if s.update(func(tx *bbolt.Tx) (err error) {
 			out, err = recordIn(tx).sweep(s.issued.now(), 0, room)
@@ -86,16 +86,20 @@ func (s *Store) updateWithRoom(do func(*bbolt.Tx) error) error {
 		}
 		s.issued.drops(out)
 		left = out.bytes >= room
-		err = s.update(do)
+		if isFull(err) {
+			err = s.update(do)
+		}
+		if !isFull(err) && !isFull(s.update(keepReserve)) { // which is for the next time
+			break
+		}
 	}
-	_ = s.update(keepReserve) // without it there is less to begin with the next time
 	return err
 }
 
-// How many bytes of entries are dropped at first, for a small change and the reserve, and at most. A reader
-// holds on to the room that they had for as long as it reads.
+// How many bytes of entries are dropped at first, and at most. The first are few, because deleting them must not
+// need more free pages than the reserve has. A reader holds on to the room that they had for as long as it reads.
 const (
-	minRoom int64 = 1 << 20
+	minRoom int64 = 16 << 10
 	maxRoom int64 = 4 << 20
 )
 

@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"iter"
 	"time"
@@ -59,4 +60,25 @@ func (s *Issued) SetMaxSize(bytes int64) { s.maxSize = bytes }
 func (s *Store) InUse() (n int64) {
 	_ = s.read(func(tx *bbolt.Tx) error { n = s.inUse(tx); return nil })
 	return n
+}
+
+// Fill takes the free pages of the file, one by one, until there is no room for another.
+func (s *Store) Fill() error {
+	s.commit.Lock()
+	defer s.commit.Unlock()
+	for i := uint32(0); ; i++ {
+		err := s.update(func(tx *bbolt.Tx) error {
+			b, err := tx.CreateBucketIfNotExists([]byte("filler"))
+			if err != nil {
+				return err
+			}
+			return b.Put(binary.BigEndian.AppendUint32(nil, i), make([]byte, tx.DB().Info().PageSize*3/4))
+		})
+		if isFull(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -144,6 +145,51 @@ func TestRecordGoesOnWithAFullDisk(t *testing.T) {
 		if found[serial] != 1 {
 			t.Fatalf("certificate %s was acknowledged, and is there %d times: %v", serial, found[serial], err)
 		}
+	}
+}
+
+// noPage is the other process of TestRecordMakesRoomWithoutAFreePage.
+func noPage(s *boltstore.Store, path string) error {
+	signal.Ignore(syscall.SIGXFSZ)
+	for i := range 2000 { // in an order of their ends in which each is on a page of its own
+		e := large(issued(time.Now(), newSerial(), time.Hour+time.Duration(i*7919%2000)*time.Minute))
+		if err := s.Issued().Append(context.Background(), e); err != nil {
+			return err
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if err := limitFiles(uint64(info.Size())); err != nil {
+		return err
+	}
+	if err := s.Fill(); err != nil {
+		return err
+	}
+	for range 200 {
+		if _, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate(), Description: strings.Repeat("x", 1000)}); err != nil {
+			return fmt.Errorf("a token without a free page: %w", err)
+		}
+	}
+	dropped, _ := s.Issued().Dropped()
+	fmt.Println("end", dropped)
+	time.Sleep(time.Hour)
+	return nil
+}
+
+// A transaction needs free pages even to delete. Where the file has none, those of the reserve are enough for a
+// small one.
+func TestRecordMakesRoomWithoutAFreePage(t *testing.T) {
+	c := child(t, "no page", filepath.Join(t.TempDir(), "tokens.db"))
+	dropped := -1
+	for dropped < 0 && c.out.Scan() {
+		_, _ = fmt.Sscanf(c.out.Text(), "end %d", &dropped) // another line is an error of the other process
+	}
+	c.kill(t)
+	_ = c.cmd.Wait() // it was killed
+	if dropped <= 0 {
+		t.Errorf("%d entries were dropped to make room, want some", dropped)
 	}
 }
 

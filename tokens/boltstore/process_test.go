@@ -58,6 +58,8 @@ func other(role, path string) error {
 			e := large(issued(time.Now(), newSerial(), time.Hour))
 			return e.Serial, s.Issued().Append(context.Background(), e)
 		}
+	case "no page":
+		return noPage(s, path)
 	case "full":
 		return fullDisk(s, path)
 	case "no journal":
