@@ -343,6 +343,19 @@ func (n *NodeAdmission) free(ctx context.Context, node string) error {
 			return n.forget(ctx, c)
 		}
 	}
+	if n.abandoned(c) {
+		if err := n.releaseAbandoned(ctx, node); err != nil {
+			return err
+		}
+		switch c, err = n.Claims.Get(ctx, node); {
+		case errors.Is(err, tokens.ErrNotFound):
+			return nil
+		case err != nil:
+			return fmt.Errorf("claim of node %s: %w", node, err)
+		case c.Released():
+			return n.forget(ctx, c)
+		}
+	}
 	return refuseClaimed(c)
 }
 

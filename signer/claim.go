@@ -229,21 +229,26 @@ func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error
 				change = "taken_over"
 				*c = taken(*c, fresh, c.Leaves(n.now(), 0))
 				return nil
+			case c.TokenID != id && n.abandoned(*c):
+				return errAbandoned
 			case c.TokenID != id && c.NodeUID == "":
 				return refuseClaimed(*c)
 			case c.TokenID == id && c.NodeUID != "" && n.Node == nil:
 				return refuseFor(ReasonNodeExists, "%s has joined on token %s, and asks with its certificate; to put another machine in its place: kubejoin claim release %s", node, id, node)
-			case c.NodeUID != "" && !p.replaces:
+			case c.NodeUID != "" && !p.replaces && !(n.AllowExisting && c.TokenID == id && c.Pending && c.HasKey(key)):
 				return errRegistered
 			case p.replaces && (c.ReadyAgain || p.ready != "" && p.ready != c.ReadyBefore):
 				c.ReadyAgain = true // and is kept, whatever becomes of the Node
 				return nil
 			case c.HasKey(key):
-			case len(c.Keys) >= tokens.MaxKeys:
+			case len(c.Keys) >= tokens.MaxKeys && !c.Pending:
 				return refuseFor(ReasonTooManyKeys, "a machine called %s has asked on token %s with %d other keys, and has not registered; if it is only one: kubejoin claim release %s",
 					node, id, len(c.Keys), node)
 			default:
 				change = "another_key"
+				if len(c.Keys) >= tokens.MaxKeys { // of tries that came to nothing: nothing is issued on a pending claim
+					c.Keys = c.Keys[1:]
+				}
 				c.Keys = append(c.Keys, key)
 			}
 			for _, uid := range requests(p.request) {
@@ -267,6 +272,11 @@ func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error
 			return claim, nil
 		case errors.Is(err, errRegistered):
 			if err := n.release(ctx, node); err != nil {
+				return claim, err
+			}
+			continue
+		case errors.Is(err, errAbandoned):
+			if err := n.releaseAbandoned(ctx, node); err != nil {
 				return claim, err
 			}
 			continue

@@ -50,6 +50,44 @@ func (n *NodeAdmission) release(ctx context.Context, node string) error {
 	return err
 }
 
+// pendingFor is how long a claim may be pending before other tokens take its name: no try takes longer
+// to count it.
+const pendingFor = 2 * countTimeout
+
+// errAbandoned says that a claim of another token is pending for too long.
+var errAbandoned = errors.New("the claim was not confirmed")
+
+// abandoned reports whether a claim is pending for so long that nobody may come back to it: a client has
+// left, or kubejoin was stopped, between the claim and its confirmation.
+func (n *NodeAdmission) abandoned(c tokens.Claim) bool {
+	return c.Pending && c.NodeUID == "" && n.now().Sub(c.Created) > pendingFor
+}
+
+// releaseAbandoned takes away the claim of a name if it is abandoned, and refuses if its token has counted
+// the name. A try that is under way all the same does not confirm a claim that is gone.
+func (n *NodeAdmission) releaseAbandoned(ctx context.Context, node string) error {
+	c, err := n.Claims.Get(ctx, node)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("claim of node %s: %w", node, err)
+	case !n.abandoned(c):
+		return nil // it has changed, or the cache was stale
+	}
+	record, err := n.Tokens.Get(ctx, c.TokenID)
+	switch {
+	case err != nil && !errors.Is(err, tokens.ErrNotFound):
+		return fmt.Errorf("token %s: %w", c.TokenID, err)
+	case err == nil && slices.Contains(record.Nodes, node):
+		return refuseClaimed(c)
+	}
+	if err = n.drop(ctx, c); errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict) {
+		return nil
+	}
+	return err
+}
+
 // Withdraw takes away the claim that a try at a request may have left, when somebody else has denied
 // the request since: nobody would come back to it, and the name would be taken until the token is
 // gone. A claim that others have a part in, and one that is counted, stay.

@@ -1,0 +1,123 @@
+package signer_test
+
+import (
+	"context"
+	"crypto/elliptic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// beforeCount does something when claims are made and the count of their token is about to be written.
+type beforeCount struct {
+	store
+	do func()
+}
+
+func (s beforeCount) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	return s.store.Update(ctx, id, func(r *tokens.Record) error {
+		err := change(r)
+		s.do()
+		if err == nil {
+			err = ctx.Err()
+		}
+		return err
+	})
+}
+
+// leaves asks for a node's certificate and gives up before the token has counted the name.
+func leaves(t *testing.T, c *cluster, token tokens.Token, node string) {
+	t.Helper()
+	ctx, leave := context.WithCancel(t.Context())
+	n := c.admission()
+	n.Tokens = beforeCount{store{cluster: c}, func() {
+		leave()
+		time.Sleep(10 * time.Millisecond) // until the call has noticed
+	}}
+	if a, err := n.Admit(ctx, asks(t, by(token), node, newKey(elliptic.P256()))); a != nil || err == nil {
+		t.Fatalf("%s left and was admitted: %v", node, err)
+	}
+	for range 100 { // the call may end after Admit
+		c.mu.Lock()
+		claim := c.claims[node]
+		c.mu.Unlock()
+		if claim.Pending {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("there is no pending claim of %s", node)
+}
+
+// A client that leaves at the right moment would keep any number of names from other machines, with a
+// token for one node.
+func TestPendingClaimThatNobodyConfirmsKeepsNoName(t *testing.T) {
+	for name, limits := range map[string]tokens.Limits{"limited": {MaxNodes: 1}, "by name": {NodeNames: []string{"worker-*"}}, "unlimited": {}} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			squats, other := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(limits)
+			for _, node := range []string{"worker-1", "worker-2"} {
+				leaves(t, c, squats, node)
+			}
+			n := c.admission()
+			_, err := n.Admit(t.Context(), asks(t, by(other), "worker-1", nil))
+			wantRefused(t, "while the count may be under way", err, "NodeNameClaimed")
+			c.catchesUp()
+			later := time.Now().Add(5 * time.Minute)
+			n.Now = func() time.Time { return later }
+			if _, err := n.Admit(t.Context(), asks(t, by(other), "worker-1", nil)); err != nil {
+				t.Errorf("a claim that was never counted keeps the name: %v", err)
+			}
+			// One that was counted does, confirmed or not.
+			c.edits(squats.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-2"} })
+			_, err = n.Admit(t.Context(), asks(t, by(c.mint(limits)), "worker-2", nil))
+			wantRefused(t, "counted", err, "NodeNameClaimed")
+		})
+	}
+}
+
+// Nothing was issued on a pending claim: keys of tries that came to nothing do not lock a machine out.
+func TestKeysOfTriesThatCameToNothingAreReplaced(t *testing.T) {
+	c := newCluster()
+	token := c.mint(tokens.Limits{MaxNodes: 1})
+	for range tokens.MaxKeys {
+		leaves(t, c, token, "worker-1")
+	}
+	n := c.admission()
+	for i := range tokens.MaxKeys + 1 {
+		_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", newKey(elliptic.P256())))
+		switch {
+		case i == 0 && err != nil:
+			t.Errorf("the first key that anything is issued on: %v", err)
+		case i == tokens.MaxKeys && err == nil:
+			t.Errorf("%d keys were admitted", i+1)
+		}
+	}
+	if keys := len(c.claims["worker-1"].Keys); keys != tokens.MaxKeys {
+		t.Errorf("the claim has %d keys", keys)
+	}
+}
+
+// Where Nodes that exist are handed out the claim cleaner notes the Node at once, also between the
+// claim and its confirmation.
+func TestExistingNodeIsNotedBeforeItsClaimIsConfirmed(t *testing.T) {
+	c := newCluster()
+	token, uid := c.mint(tokens.Limits{MaxNodes: 1}), c.node("worker-1")
+	n := c.admission()
+	n.AllowExisting = true
+	n.Tokens = beforeCount{store{cluster: c}, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if claim, ok := c.claims["worker-1"]; ok && claim.NodeUID == "" {
+			claim.NodeUID, claim.Version = uid, c.next()
+			c.claims["worker-1"] = claim
+		}
+	}}
+	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+		t.Error(err)
+	}
+	if claim := c.claims["worker-1"]; claim.Pending || claim.NodeUID != uid {
+		t.Errorf("claim %+v", claim)
+	}
+}
