@@ -72,13 +72,14 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 		Requests: tokens.NewestRequests(list(requestsAnnotation)),
 		NodeUID:  annotation(nodeUIDAnnotation),
 
-		Pending:     lease.Annotations[pendingAnnotation] != "",
-		ReadyBefore: lease.Annotations[readyBeforeAnnotation],
-		ReadyAgain:  lease.Annotations[readyAgainAnnotation] != "",
-
 		Created: lease.CreationTimestamp.UTC(),
 		UID:     string(lease.UID),
 		Version: lease.ResourceVersion,
+	}
+	if label == held { // an earlier version that releases a claim leaves these
+		c.Pending = lease.Annotations[pendingAnnotation] != ""
+		c.ReadyBefore = lease.Annotations[readyBeforeAnnotation]
+		c.ReadyAgain = lease.Annotations[readyAgainAnnotation] != ""
 	}
 	if at := lease.Spec.AcquireTime; at != nil {
 		c.Created = at.UTC().Truncate(time.Second)
@@ -133,15 +134,10 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 	if all := strings.Join(after.Requests, ","); lease.Annotations[annotationPrefix+requestsAnnotation] != all {
 		annotate(lease, requestsAnnotation, all)
 	}
-	if after.Pending != before.Pending {
-		annotateKey(lease, pendingAnnotation, map[bool]string{true: "true"}[after.Pending])
-	}
-	if after.ReadyBefore != before.ReadyBefore {
-		annotateKey(lease, readyBeforeAnnotation, after.ReadyBefore)
-	}
-	if after.ReadyAgain != before.ReadyAgain {
-		annotateKey(lease, readyAgainAnnotation, map[bool]string{true: "true"}[after.ReadyAgain])
-	}
+	// An older kubejoin may have left these on what it released.
+	annotateKey(lease, pendingAnnotation, map[bool]string{true: "true"}[after.Pending])
+	annotateKey(lease, readyBeforeAnnotation, after.ReadyBefore)
+	annotateKey(lease, readyAgainAnnotation, map[bool]string{true: "true"}[after.ReadyAgain])
 	set(after.NodeUID != before.NodeUID, nodeUIDAnnotation, after.NodeUID)
 	applyLimits(lease, before.Limits, after.Limits)
 	if after.Past != before.Past {
