@@ -70,11 +70,11 @@ func (n *NodeAdmission) serves(ctx context.Context, node string) error {
 // joined notes on the claim of a node that asks with its certificate that it has one: no other key
 // gets in on the token from then on. Where there are Nodes its Node says so.
 func (n *NodeAdmission) joined(ctx context.Context, c tokens.Claim) error {
-	if n.Node != nil || c.NodeUID != "" {
+	if n.Node != nil || c.NodeUID != "" || c.Pending { // nothing is issued on a pending claim
 		return nil
 	}
 	_, err := n.Claims.Update(ctx, c.Node, func(now *tokens.Claim) error {
-		if now.Same(c) && now.NodeUID == "" {
+		if now.Same(c) && now.NodeUID == "" && !now.Pending {
 			now.NodeUID = tokens.ByCertificate
 		}
 		return nil

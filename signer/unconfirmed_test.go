@@ -121,3 +121,25 @@ func TestExistingNodeIsNotedBeforeItsClaimIsConfirmed(t *testing.T) {
 		t.Errorf("claim %+v", claim)
 	}
 }
+
+// Where there are no Nodes a machine that renews is not the one of a pending claim, on which nothing was
+// issued: it does not end what the claim's token is good for.
+func TestRenewalIsNotThatOfAPendingClaim(t *testing.T) {
+	c := newCluster()
+	token := c.mint(tokens.Limits{MaxNodes: 1})
+	n := c.admission()
+	n.Node, n.Ready = nil, nil
+	renews := asks(t, "system:node:worker-1", "worker-1", nil)
+	renews.Groups = []string{"system:nodes"}
+	n.Tokens = beforeCount{store{cluster: c}, func() {
+		c.mu.Lock()
+		c.history = nil // where there are no Nodes no cache lags
+		c.mu.Unlock()
+		if _, err := n.Admit(t.Context(), renews); err != nil {
+			t.Error(err)
+		}
+	}}
+	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+		t.Error(err)
+	}
+}
