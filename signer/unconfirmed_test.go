@@ -60,10 +60,10 @@ func TestPendingClaimThatNobodyConfirmsKeepsNoName(t *testing.T) {
 			for _, node := range []string{"worker-1", "worker-2"} {
 				leaves(t, c, squats, node)
 			}
+			c.catchesUp()
 			n := c.admission()
 			_, err := n.Admit(t.Context(), asks(t, by(other), "worker-1", nil))
 			wantRefused(t, "while the count may be under way", err, "NodeNameClaimed")
-			c.catchesUp()
 			later := time.Now().Add(5 * time.Minute)
 			n.Now = func() time.Time { return later }
 			if _, err := n.Admit(t.Context(), asks(t, by(other), "worker-1", nil)); err != nil {
