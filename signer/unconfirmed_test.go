@@ -3,6 +3,7 @@ package signer_test
 import (
 	"context"
 	"crypto/elliptic"
+	"sync"
 	"testing"
 	"time"
 
@@ -141,5 +142,27 @@ func TestRenewalIsNotThatOfAPendingClaim(t *testing.T) {
 	}}
 	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
 		t.Error(err)
+	}
+}
+
+// A try that was stopped for longer than claims may be pending finds that another token has its name.
+func TestStoppedTryDoesNotConfirmAnothersClaim(t *testing.T) {
+	c := newCluster()
+	stopped, other := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{MaxNodes: 1})
+	n := c.admission()
+	once := sync.OnceFunc(func() {
+		c.catchesUp()
+		later := time.Now().Add(5 * time.Minute)
+		next := c.admission()
+		next.Now = func() time.Time { return later }
+		if _, err := next.Admit(t.Context(), asks(t, by(other), "worker-1", nil)); err != nil {
+			t.Error(err)
+		}
+	})
+	n.Tokens = beforeCount{store{cluster: c}, once}
+	_, err := n.Admit(t.Context(), asks(t, by(stopped), "worker-1", nil))
+	wantRefused(t, "stopped", err, "NodeNameClaimed")
+	if claim := c.claims["worker-1"]; claim.TokenID != other.ID() || claim.Pending {
+		t.Errorf("claim %+v", claim)
 	}
 }

@@ -1,0 +1,100 @@
+package signer_test
+
+import (
+	"crypto/elliptic"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// Two tokens for one node each are used for the same names on two leaders, calls fail, and so much time
+// passes between calls that claims count as abandoned: a name is with one token, and a token admits one.
+func TestRivalsInAnyOrder(t *testing.T) {
+	runs := 600
+	if testing.Short() {
+		runs = 50
+	}
+	key := newKey(elliptic.P256())
+	for run := range runs {
+		if t.Failed() {
+			return
+		}
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(uint64(run), 12))
+			c := newCluster()
+			c.failing = 0.1
+			all := []tokens.Token{c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{MaxNodes: 1})}
+			for _, token := range all {
+				c.edits(token.ID(), func(r *tokens.Record) { r.Expires = time.Time{} })
+			}
+			s := &schedule{}
+			var replicas []*signer.NodeAdmission
+			for range 2 {
+				n := c.admission()
+				n.Retention = 1000 * time.Hour
+				n.Tokens, n.Claims = scheduledTokens{store{cluster: c}, s}, scheduledClaims{claims{cluster: c}, s}
+				replicas = append(replicas, n)
+			}
+			var mu sync.Mutex
+			tokenOf, nameOf := map[string]string{}, map[string]string{}
+			ask := func(n *signer.NodeAdmission, token tokens.Token, node string, tries int) {
+				r := asks(t, by(token), node, key)
+				for range tries {
+					_, err := n.Admit(t.Context(), r)
+					if errors.As(err, new(*signer.Refused)) {
+						return
+					} else if err != nil {
+						continue
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					if other, taken := tokenOf[node]; taken && other != token.ID() {
+						t.Errorf("run %d: %s was issued on two tokens", run, node)
+					}
+					if other, taken := nameOf[token.ID()]; taken && other != node {
+						t.Errorf("run %d: a token for one node admitted %s and %s", run, other, node)
+					}
+					tokenOf[node], nameOf[token.ID()] = token.ID(), node
+					return
+				}
+			}
+			var asking sync.WaitGroup
+			for i := range 12 {
+				token, node := all[i%2], fmt.Sprint("worker-", random.IntN(2))
+				asking.Go(func() { ask(replicas[random.IntN(2)], token, node, 1+i%4) })
+				for range random.IntN(8) {
+					s.next(random)
+				}
+			}
+			for s.next(random) {
+				switch random.IntN(8) {
+				case 0:
+					time.Sleep(70 * time.Second)
+				case 1:
+					c.catchesUp()
+				}
+			}
+			asking.Wait()
+			// A token that counts nobody still admits a machine.
+			c.failing = 0
+			time.Sleep(5 * time.Minute)
+			c.catchesUp()
+			n := c.admission()
+			n.Retention = 1000 * time.Hour
+			for i, token := range all {
+				if len(c.records[token.ID()].Nodes) == 0 {
+					if _, err := n.Admit(t.Context(), asks(t, by(token), fmt.Sprint("free-", i), key)); err != nil {
+						t.Errorf("run %d: %v", run, err)
+					}
+				}
+			}
+		})
+	}
+}
