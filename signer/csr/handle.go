@@ -209,7 +209,9 @@ const maxUndecided = 24 * time.Hour
 // wait says until when a request is looked at again, and that it no longer is.
 func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.Decision, log *slog.Logger) again {
 	most := approval.MaxWait
-	if d.Reason == approval.ReasonFactsUnavailable {
+	// One that was approved waits for nothing but its turn, and may be old: a person approved it.
+	turn := d.Reason == signer.ReasonTooManyCertificates && has(csr, certificates.CertificateApproved)
+	if d.Reason == approval.ReasonFactsUnavailable || turn {
 		most = maxUndecided
 	}
 	deadline := csr.CreationTimestamp.Add(most)

@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
@@ -70,5 +72,19 @@ func TestWait(t *testing.T) {
 	csr.CreationTimestamp = metav1.NewTime(time.Now().Add(-maxUndecided))
 	if next := h.wait(csr, d, h.log); next != never || !strings.HasPrefix(event(), "Warning FactsUnavailable timeout; it has waited for 24h0m0s") {
 		t.Errorf("a day later it is looked at again %v", next)
+	}
+}
+
+// A person may approve an old request: it was in order, and waits for its turn alone.
+func TestApprovedRequestWaitsForItsTurnHoweverOld(t *testing.T) {
+	h := &handler{recorder: record.NewFakeRecorder(10), log: slog.New(slog.DiscardHandler)}
+	d := approval.Decision{Verdict: approval.Wait, Reason: signer.ReasonTooManyCertificates, Message: "later"}
+	csr := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.NewTime(time.Now().Add(-2 * approval.MaxWait))}}
+	if next := h.wait(csr, d, h.log); next != never {
+		t.Errorf("one that nobody has approved is looked at again %v", next)
+	}
+	csr.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateApproved, Status: corev1.ConditionTrue}}
+	if next := h.wait(csr, d, h.log); next != soon {
+		t.Errorf("one that was approved is looked at again %v", next)
 	}
 }
