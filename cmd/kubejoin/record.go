@@ -85,10 +85,12 @@ func (w *watchedRecord) Append(ctx context.Context, e issuance.Entry) error {
 func (w *watchedRecord) drops(dropped int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	more := dropped - w.counted
-	w.dropped.Add(float64(more))
+	if dropped <= w.counted { // another request has reported more, or there is nothing new
+		return false
+	}
+	w.dropped.Add(float64(dropped - w.counted))
 	w.counted = dropped
-	return more > 0 && w.due("dropped")
+	return w.due("dropped")
 }
 
 // due reports whether the log is to have something of a kind, for who holds the lock.

@@ -1,0 +1,22 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// Two requests read how many entries were dropped, and the second one reports first. A counter panics
+// when it is to go down.
+func TestCountsDroppedEntriesInAnyOrder(t *testing.T) {
+	w := &watchedRecord{dropped: metrics.Counter(nil, "dropped_total", "").WithLabelValues()}
+	w.drops(6)
+	if w.drops(5) {
+		t.Error("an old count is reported as new")
+	}
+	w.drops(7)
+	if got := testutil.ToFloat64(w.dropped); got != 7 {
+		t.Errorf("%v counted, want 7", got)
+	}
+}
