@@ -35,26 +35,27 @@ func TestHostileNamesArePartOfNoCommandAndNoTerminal(t *testing.T) {
 		}
 		about := event("FactsUnavailable", strange)
 		for what, f := range map[string]explain.Facts{
-			"pending":                 {Requests: by()},
-			"pending for long":        {Requests: by(made(time.Hour, ""), func(r *explain.Request) { r.UID = "uid-1" })},
-			"not permitted":           {Requests: by(permitted(false), func(r *explain.Request) { r.Groups = []string{"system:bootstrappers:" + strange} })},
-			"permitted by now":        {Requests: by(permitted(true)), Events: []explain.Event{event("NotPermitted", strange)}},
-			"waits":                   {Requests: by(), Events: []explain.Event{about}},
-			"denied":                  {Requests: by(denied(strange, strange))},
-			"denied without a word":   {Requests: by(denied(strange, ""))},
-			"failed":                  {Requests: by(failed("X", strange))},
-			"not signed":              {Requests: by(approved)},
-			"signing fails":           {Requests: by(approved), Events: []explain.Event{event("SigningFailed", strange)}},
-			"of another CA":           {Requests: by(issued(strange, leaf)), ClusterInfo: signed},
-			"by another":              {Requests: by(issued(strange, leaf))},
-			"led by":                  {Requests: by(), Leader: &explain.Leader{Namespace: "n", Lease: "l", Holder: strange, Renewed: now, Duration: 15 * time.Second}},
-			"unread":                  {Requests: by(), Unread: []explain.Unread{{Fact: explain.FactTokens, Reason: strange}}},
-			"Node not ready":          {Object: node("False", strange)},
-			"serving pending":         {Object: node("True", ""), Requests: []explain.Request{request(itself, named, func(r *explain.Request) { r.Signer = servingSigner })}},
-			"serving with a word":     {Object: node("True", ""), Events: []explain.Event{about}, Requests: []explain.Request{request(itself, named, func(r *explain.Request) { r.Signer = servingSigner })}},
-			"serving refused":         {Object: node("True", ""), Requests: []explain.Request{request(itself, named, denied("X", strange), func(r *explain.Request) { r.Signer = servingSigner })}},
-			"serving approved":        {Object: node("True", ""), Requests: []explain.Request{request(itself, named, approved, func(r *explain.Request) { r.Signer = servingSigner })}},
-			"of a Node that is there": {Object: &explain.Node{Created: before(time.Hour), Ready: "False", Reason: strange, Message: strange}, Requests: by()},
+			"pending":                    {Requests: by()},
+			"pending for long":           {Requests: by(made(time.Hour, ""), func(r *explain.Request) { r.UID = "uid-1" })},
+			"not permitted":              {Requests: by(permitted(false), func(r *explain.Request) { r.Groups = []string{"system:bootstrappers:" + strange} })},
+			"permitted by now":           {Requests: by(permitted(true)), Events: []explain.Event{event("NotPermitted", strange)}},
+			"waits":                      {Requests: by(), Events: []explain.Event{about}},
+			"denied":                     {Requests: by(denied(strange, strange))},
+			"denied without a word":      {Requests: by(denied(strange, ""))},
+			"failed":                     {Requests: by(failed("X", strange))},
+			"not signed":                 {Requests: by(approved)},
+			"signing fails":              {Requests: by(approved), Events: []explain.Event{event("SigningFailed", strange)}},
+			"of another CA":              {Requests: by(issued(strange, leaf)), ClusterInfo: signed},
+			"by another":                 {Requests: by(issued(strange, leaf))},
+			"led by":                     {Requests: by(), Leader: &explain.Leader{Namespace: "n", Lease: "l", Holder: strange, Renewed: now, Duration: 15 * time.Second}},
+			"unread":                     {Requests: by(), Unread: []explain.Unread{{Fact: explain.FactTokens, Reason: strange}}},
+			"Node not ready":             {Object: node("False", strange)},
+			"serving pending":            {Object: node("True", ""), Requests: []explain.Request{request(itself, named, func(r *explain.Request) { r.Signer = servingSigner })}},
+			"serving with a word":        {Object: node("True", ""), Events: []explain.Event{about}, Requests: []explain.Request{request(itself, named, func(r *explain.Request) { r.Signer = servingSigner })}},
+			"serving refused":            {Object: node("True", ""), Requests: []explain.Request{request(itself, named, denied("X", strange), func(r *explain.Request) { r.Signer = servingSigner })}},
+			"serving approved":           {Object: node("True", ""), Requests: []explain.Request{request(itself, named, approved, func(r *explain.Request) { r.Signer = servingSigner })}},
+			"Node with a strange status": {Object: &explain.Node{Created: before(time.Hour), Ready: strange}},
+			"of a Node that is there":    {Object: &explain.Node{Created: before(time.Hour), Ready: "False", Reason: strange, Message: strange}, Requests: by()},
 		} {
 			f.Node = name
 			given, err := json.Marshal(f)
@@ -99,6 +100,22 @@ func TestHostileNamesArePartOfNoCommandAndNoTerminal(t *testing.T) {
 		}
 		if n := strings.Count(verdict.Text(), "\n"); n != 5 {
 			t.Errorf("verdict on %.30q: %d lines: %.1000s", hostile, n, verdict.Text())
+		}
+	}
+}
+
+// A person may paste a token as the name of a node, and kube-apiserver accepts it: it is a DNS name.
+func TestNodeNamedLikeTokenIsPartOfNoCommand(t *testing.T) {
+	const pasted = "8w4usg.0123456789abcdef"
+	ca := newAuthority(t, "kubernetes")
+	for what, r := range map[string]explain.Request{
+		"expired":     request("system:bootstrap:8w4usg", issued("kubejoin", ca.leaf(t, before(time.Hour)))),
+		"not expired": request("system:bootstrap:8w4usg", issued("kubejoin", ca.leaf(t, now.Add(time.Hour)))),
+		"denied":      request("system:bootstrap:8w4usg", denied("TokenSpent", "")),
+	} {
+		e := explain.Explain(explain.Facts{Node: pasted, Requests: []explain.Request{r}}, now)
+		if text, err := json.Marshal(e); err != nil || strings.Contains(string(text), pasted) || strings.Contains(string(text), "--node-name 8w4usg") {
+			t.Errorf("%s: %s, %v", what, text, err)
 		}
 	}
 }

@@ -225,7 +225,7 @@ func (v *view) issued(r Request) {
 	switch {
 	case leaf != nil && v.now.After(leaf.NotAfter):
 		v.say(CertificateExpired, leaf.NotAfter, "its certificate was issued %s and expired %s, and there is no Node", ago(c.At, v.now), ago(leaf.NotAfter, v.now))
-		v.next("to have it join again, make a token with", "kubejoin token create --node-name "+v.Node)
+		v.next(v.remedy(NodeDeleted))
 	case leaf != nil && !v.trusts(c.Chain):
 		v.say(WrongIssuer, c.At, "its certificate was issued %s by %s, which is no CA in cluster-info, so that the API server may not know it: %s signs with another CA",
 			ago(c.At, v.now), clean(fmt.Sprintf("%q", leaf.Issuer.String())), cmp.Or(clean(c.Writer), "its signer"))

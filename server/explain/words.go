@@ -105,6 +105,7 @@ func cleaned(e Explanation) Explanation {
 	}
 	if e.Evidence.Object != nil {
 		node := *e.Evidence.Object
+		name(&node.Ready) // kube-apiserver accepts any text here
 		name(&node.Reason)
 		message(&node.Message)
 		e.Evidence.Object = &node
