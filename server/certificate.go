@@ -306,7 +306,7 @@ func (h *handler) issue(ctx context.Context, r *http.Request, user User, request
 		p := h.maySigner(r, user, "sign", request.SignerName)
 		if name := approval.ReservedName(request.CSR); p == nil && name != "" {
 			if p = h.maySigner(r, user, "approve", request.SignerName); p != nil && p.Status == http.StatusForbidden {
-				p.Detail = fmt.Sprintf("%s, which a certificate for %.100q takes: Kubernetes has this name for itself", p.Detail, name)
+				p.Detail = fmt.Sprintf("%s, which a certificate for %.100q takes: Kubernetes has this name for itself", p.Detail, foreign.Redact(name))
 			}
 		}
 		if p != nil && p.Status == http.StatusForbidden {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // A ClientCertificate knows one user, or everybody, by the certificate that the client shows in TLS, for which
@@ -47,7 +49,7 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 		return User{}, fmt.Errorf("%w: client certificate without a common name", ErrBadCredentials)
 	}
 	if !c.Everybody && (c.Name == "" || leaf.Subject.CommonName != c.Name) {
-		return User{}, fmt.Errorf("%w: client certificate of %.100q, want %q", ErrForbidden, leaf.Subject.CommonName, c.Name)
+		return User{}, fmt.Errorf("%w: client certificate of %.100q, want %q", ErrForbidden, foreign.Redact(leaf.Subject.CommonName), c.Name)
 	}
 	return User{Name: leaf.Subject.CommonName, Groups: leaf.Subject.Organization}, nil
 }

@@ -48,6 +48,13 @@ func TestSignIsNotWorthReservedNames(t *testing.T) {
 			t.Errorf("%s: %q, recorded %+v", subject, p.Detail, kept.last())
 		}
 	}
+	const token = "8w4usg.qwertzuiopasdfgh" // pasted into a name that the problem cuts
+	for n := range 100 {
+		p := wantProblem(t, ask(pkix.Name{CommonName: "system:" + strings.Repeat("-", n) + token}), 403, "forbidden", "")
+		if strings.Contains(p.Detail+kept.last().Message, "8w4usg.q") {
+			t.Errorf("after %d: %q, recorded %q", n, p.Detail, kept.last().Message)
+		}
+	}
 	may["approve"] = true
 	for _, subject := range reserved {
 		if err := ask(subject); err != nil {

@@ -360,6 +360,14 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 	}}); !errors.Is(err, server.ErrForbidden) {
 		t.Errorf("no name and a certificate without one: %v", err)
 	}
+	const token = "8w4usg.qwertzuiopasdfgh" // pasted into a name that the error cuts
+	for n := range 100 {
+		if _, err := way.Authenticate(&http.Request{TLS: &tls.ConnectionState{
+			PeerCertificates: []*x509.Certificate{certificate(t, strings.Repeat("-", n)+token, ca, x509.ExtKeyUsageClientAuth).Leaf},
+		}}); !errors.Is(err, server.ErrForbidden) || strings.Contains(err.Error(), "8w4usg.q") {
+			t.Errorf("after %d: %v", n, err)
+		}
+	}
 }
 
 // Reviews have room of their own: neither a flood of discovery nor one of reviews takes the

@@ -4,9 +4,11 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/binary"
-	"fmt"
+	"errors"
 	"sync"
 	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // How long the results of verifying certificates are cached, and how many of each kind.
@@ -81,7 +83,7 @@ func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time
 		Roots: roots, Intermediates: parents(shown, roots, now), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return time.Time{}, fmt.Errorf("%.300s", err.Error()) // those of x509 keep certificates and quote them
+		return time.Time{}, errors.New(foreign.Text(err.Error(), foreign.MaxName)) // those of x509 keep certificates and quote them
 	}
 	end := shown[0].NotAfter
 	for _, chain := range chains {

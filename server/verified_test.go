@@ -6,9 +6,11 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"math/big"
 	"net/http"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,6 +119,29 @@ func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 			if (err == nil) != test.good || err != nil && !errors.Is(err, server.ErrBadCredentials) {
 				t.Errorf("%s: %v, good is to be %v", test.name, err, test.good)
 			}
+		}
+	}
+}
+
+// x509 repeats names of a certificate in its errors, and a token may have been pasted into one.
+func TestErrorOfClientCertificateHoldsNoPartOfAToken(t *testing.T) {
+	root := certificate(t, "root", nil, x509.ExtKeyUsageAny)
+	template := func(n int64) *x509.Certificate {
+		return &x509.Certificate{SerialNumber: big.NewInt(n), Subject: pkix.Name{CommonName: fmt.Sprint(n)}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	}
+	below := template(1)
+	below.BasicConstraintsValid, below.IsCA, below.KeyUsage, below.PermittedDNSDomains = true, true, x509.KeyUsageCertSign, []string{"example.com"}
+	inner := issued(t, below, root)
+	pool := x509.NewCertPool()
+	pool.AddCert(root.Leaf)
+	for n := 100; n < 300; n += 7 {
+		leaf := template(2)
+		leaf.DNSNames = []string{strings.Repeat("abcdef0.", n/8) + strings.Repeat("a", n%8) + "8w4usg.qwertzuiopasdfgh"}
+		_, err := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate(&http.Request{TLS: &tls.ConnectionState{
+			PeerCertificates: []*x509.Certificate{issued(t, leaf, inner).Leaf, inner.Leaf},
+		}})
+		if !errors.Is(err, server.ErrBadCredentials) || strings.Contains(err.Error(), "8w4usg.q") {
+			t.Errorf("after %d: %v", n, err)
 		}
 	}
 }
