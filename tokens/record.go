@@ -97,7 +97,7 @@ const maxCreator = 64
 var groupPattern = regexp.MustCompile(`\Asystem:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]\z`)
 
 // CreatorOf returns the [Record.Creator] of a user: a hash of the name, which has a bounded size and
-// tells readers of the store no names. No name is nobody.
+// does not show the name. A reader of the store can check a name that they guess. No name is nobody.
 func CreatorOf(user string) string {
 	if user == "" {
 		return ""
