@@ -1,0 +1,60 @@
+package main
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/kubejoin/kubejoin/server/api"
+)
+
+// A server of an earlier version, or another one, repeats what others chose as it is.
+func TestProblemsOfAServerAreTextOnATerminal(t *testing.T) {
+	status, name := 0, ""
+	web := newWebServer(t, func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(status)
+			_ = json.NewEncoder(w).Encode(api.Problem{Type: api.ProblemType + name, Status: status, Detail: "8w4usg.qwertzuiopasdfgh\x1b[31m", Reason: "\x1b[32m"})
+		})
+	})
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := filepath.Join(t.TempDir(), "csr")
+	if err := os.WriteFile(request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		status int
+		name   string
+		args   []string
+	}{
+		{403, api.ProblemCertificateRefused, []string{"sign", request}},
+		{503, api.ProblemCertificateWaits, []string{"sign", request, "--wait", "3s"}},
+		{400, "invalid-field", []string{"token", "delete", "8w4usg", "8w4usf"}},
+	} {
+		status, name = test.status, test.name
+		var out, errs bytes.Buffer
+		err := run(t.Context(), append(test.args, "--url", web.url, "--ca-file", filepath.Join(web.dir, "ca"), "--bearer-file", filepath.Join(web.dir, "bearer")), &out, &errs)
+		got := strings.ReplaceAll(errs.String(), "\n", "")
+		if err == nil || !strings.Contains(got, "8w4usg.<redacted>") || strings.Contains(got, "qwertz") || strings.ContainsFunc(got, unicode.IsControl) {
+			t.Errorf("%s: %v, %q", test.args, err, got)
+		}
+	}
+}
