@@ -41,15 +41,8 @@ func (h *handler) mayHold(ctx context.Context, record tokens.Record, dryRun bool
 	defer h.held.mu.Unlock()
 	now := time.Now()
 	if age := now.Sub(h.held.counted); age > heldInterval || h.held.tokens[who] >= most && age > heldRefused {
-		all, err := h.Tokens.List(ctx)
-		if err != nil {
+		if err := h.countHeld(ctx, now); err != nil {
 			return h.unavailable(err)
-		}
-		h.held.counted, h.held.tokens = now, map[string]int{}
-		for _, r := range all {
-			if r.Creator != "" && !r.Expired(now) {
-				h.held.tokens[r.Creator]++
-			}
 		}
 	}
 	if h.held.tokens[who] >= most {
@@ -58,6 +51,30 @@ func (h *handler) mayHold(ctx context.Context, record tokens.Record, dryRun bool
 	}
 	if !dryRun {
 		h.held.tokens[who]++
+	}
+	return nil
+}
+
+// countHeld counts the live tokens of each user. It gives up the lock while it reads the store, which may
+// not answer. If another request has counted meanwhile, that count stays: it has what was made since.
+func (h *handler) countHeld(ctx context.Context, now time.Time) error {
+	before := h.held.counted
+	list := func() ([]tokens.Record, error) {
+		h.held.mu.Unlock()
+		defer h.held.mu.Lock() // also if the store panics
+		ctx, cancel := context.WithTimeout(ctx, viewTimeout)
+		defer cancel()
+		return h.Tokens.List(ctx)
+	}
+	all, err := list()
+	if err != nil || !h.held.counted.Equal(before) {
+		return err
+	}
+	h.held.counted, h.held.tokens = now, map[string]int{}
+	for _, r := range all {
+		if r.Creator != "" && !r.Expired(now) {
+			h.held.tokens[r.Creator]++
+		}
 	}
 	return nil
 }

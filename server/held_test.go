@@ -1,12 +1,14 @@
 package server_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,6 +109,42 @@ func TestTokensOfOneUserAreUnlimited(t *testing.T) {
 	if r := s.record(t, made.ID); r.Creator != "" {
 		t.Errorf("counted for %q, and there is no bound", r.Creator)
 	}
+}
+
+// unlisted is a store that has not been read yet, since the API server does not answer.
+type unlisted struct{ tokens.Store }
+
+func (unlisted) List(ctx context.Context) ([]tokens.Record, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Who cannot be told how many tokens there are hears so, and does not wait in line for others.
+func TestCountOfTokensDoesNotWaitForever(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Tokens = unlisted{s.store}
+		handler := s.Handler()
+		ask := func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			r := httptest.NewRequestWithContext(ctx, "POST", tokenPath, nil)
+			r.Header.Set("Authorization", "Bearer "+adminBearer)
+			w, began := httptest.NewRecorder(), time.Now()
+			handler.ServeHTTP(w, r)
+			if took := time.Since(began); w.Code != 503 || took > 10*time.Second {
+				t.Errorf("%d after %s: %s", w.Code, took, w.Body)
+			}
+		}
+		if ask(); t.Failed() {
+			return
+		}
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(ask)
+		}
+		all.Wait()
+	})
 }
 
 // A token that a user chose and that is there takes no more.
