@@ -321,42 +321,36 @@ func (n *NodeAdmission) checkNode(ctx context.Context, node string, replaces tok
 	return false, refuseFor(ReasonNodeExists, "a Node %s exists; to put another machine in its place make a token with: kubejoin token create --replace-node %s; if it is gone for good: kubectl delete node %s", node, node, node)
 }
 
-// free refuses a name that a Node has, or that a limited token has taken.
+// free refuses a name that a Node has, or that a limited token has taken. It reads the claim live: a stale cache would
+// give the name away.
 func (n *NodeAdmission) free(ctx context.Context, node string) error {
 	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
 		return err
 	}
-	c, err := n.Claims.Find(ctx, node)
-	switch {
-	case errors.Is(err, tokens.ErrNotFound):
-		return nil
-	case err != nil:
-		return fmt.Errorf("claim of node %s: %w", node, err)
-	case c.Released():
-		return n.forget(ctx, c)
-	}
-	if c.NodeUID != "" && n.Node != nil {
-		// Not yet released, perhaps.
-		if gone, err := n.gone(ctx, node); err != nil {
-			return err
-		} else if gone {
-			return n.forget(ctx, c)
-		}
-	}
-	if n.abandoned(c) {
-		if err := n.releaseAbandoned(ctx, node); err != nil {
-			return err
-		}
-		switch c, err = n.Claims.Get(ctx, node); {
+	for range attempts {
+		c, err := n.Claims.Get(ctx, node)
+		switch {
 		case errors.Is(err, tokens.ErrNotFound):
 			return nil
 		case err != nil:
 			return fmt.Errorf("claim of node %s: %w", node, err)
 		case c.Released():
 			return n.forget(ctx, c)
+		case c.NodeUID != "" && n.Node != nil: // not yet released, perhaps
+			if gone, err := n.gone(ctx, node); err != nil {
+				return err
+			} else if gone {
+				return n.forget(ctx, c)
+			}
+			return refuseClaimed(c)
+		case !n.abandoned(c):
+			return refuseClaimed(c)
+		}
+		if err := n.releaseAbandoned(ctx, node); err != nil {
+			return err
 		}
 	}
-	return refuseClaimed(c)
+	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
 }
 
 func (n *NodeAdmission) gone(ctx context.Context, node string) (bool, error) {

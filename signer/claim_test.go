@@ -454,9 +454,10 @@ func TestCallsOfAnAdmission(t *testing.T) {
 	}{
 		// The token is read, its claims are listed, the claim is made, the name is counted, and the claim
 		// is confirmed, for which secretstore does not read it first.
-		"a token for one node":         {limits: tokens.Limits{MaxNodes: 1}, want: map[string]int{"read": 2, "list": 1, "token": 1, "claim": 2}},
-		"the next on one for many":     {limits: tokens.Limits{MaxNodes: 9}, before: true, want: map[string]int{"read": 2, "token": 1, "claim": 2}},
-		"a token for names":            {limits: tokens.Limits{NodeNames: []string{"w*"}}, want: map[string]int{"read": 1, "list": 1, "claim": 1}},
+		"a token for one node":     {limits: tokens.Limits{MaxNodes: 1}, want: map[string]int{"read": 2, "list": 1, "token": 1, "claim": 2}},
+		"the next on one for many": {limits: tokens.Limits{MaxNodes: 9}, before: true, want: map[string]int{"read": 2, "token": 1, "claim": 2}},
+		"a token for names":        {limits: tokens.Limits{NodeNames: []string{"w*"}}, want: map[string]int{"read": 1, "list": 1, "claim": 1}},
+		// Reads that find nothing are not counted, as those of the Node and of the claim.
 		"a token without limits":       {want: map[string]int{"read": 1, "list": 1}},
 		"the next on an unlimited one": {before: true, want: map[string]int{}},
 	} {

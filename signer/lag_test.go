@@ -78,6 +78,21 @@ func TestStuckCachesGrantNothing(t *testing.T) {
 	}
 }
 
+// A stale cache of claims gives a name away neither to a token without limits nor to another user.
+func TestStuckCacheGivesNoClaimedNameAway(t *testing.T) {
+	c := newCluster()
+	limited, unlimited := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{})
+	c.sticks()
+	n := c.admission()
+	if _, err := n.Admit(t.Context(), asks(t, by(limited), "worker-1", nil)); err != nil {
+		t.Fatal(err)
+	}
+	for _, user := range []string{by(unlimited), "jane"} {
+		_, err := n.Admit(t.Context(), asks(t, user, "worker-1", nil))
+		wantRefused(t, user, err, "NodeNameClaimed")
+	}
+}
+
 // A token whose leave to replace a Node was withdrawn replaces none, whatever the caches say.
 func TestWithdrawnReplacementReplacesNothing(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "without limits": {}, "by name": {NodeNames: []string{"worker-1"}}} {
