@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// A node that asks without end is told when to come back, and others have theirs meanwhile.
+// A node over its rate gets 429 with Retry-After. Other nodes still get certificates.
 func TestNodeGetsCertificatesAtARate(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
@@ -24,7 +24,7 @@ func TestNodeGetsCertificatesAtARate(t *testing.T) {
 	for range 3 {
 		_, err := node.Certificate(t.Context(), request)
 		p := wantProblem(t, err, 429, api.ProblemTooManyRequests, signer.ReasonTooManyCertificates)
-		if !strings.Contains(p.Detail, "system:node:w has asked for as many certificates as it may for now; retry in ") {
+		if !strings.Contains(p.Detail, "system:node:w has used up its rate of certificates; retry in ") {
 			t.Errorf("detail %q", p.Detail)
 		}
 	}

@@ -256,7 +256,7 @@ func TestNoClaims(t *testing.T) {
 	}
 }
 
-// Whoever may make tokens chooses their IDs: one whose claims are there is not made again.
+// Callers choose token IDs. An ID that still has claims is refused.
 func TestCreateTokenUnderClaimedID(t *testing.T) {
 	s, r := claimed(t)
 	s.start(t)

@@ -107,15 +107,15 @@ func taken(t tokens.Token, fields ...string) *problem {
 	return newProblem(http.StatusConflict, api.ProblemExists, "there is a token %s already, and it is another one than is asked for%s; take another one, or delete that with: kubejoin token delete %s", t.ID(), differs, t.ID())
 }
 
-// checkUnclaimed refuses the ID of a token that is gone and whose claims are there: what they say of
-// the one would hold for the other. IDs are public, and whoever may make tokens chooses them.
+// checkUnclaimed refuses the ID of a deleted token that still has claims: they would restrict the new
+// token, and count for it. IDs are public, and callers choose them.
 func (h *handler) checkUnclaimed(ctx context.Context, id string) error {
 	if h.Claims == nil {
 		return nil
 	}
 	held, err := h.Claims.HeldBy(ctx, id)
 	switch {
-	case apierrors.IsForbidden(err): // to whoever uses a kubeconfig; nothing rests on it
+	case apierrors.IsForbidden(err): // a caller with a kubeconfig need not have this right: the check is a courtesy
 		return nil
 	case err != nil:
 		return h.unavailable(err)

@@ -64,8 +64,8 @@ func readCSR(content []byte) (*certificates.CertificateSigningRequest, error) {
 	return &object, nil
 }
 
-// mayAskAbout is a problem unless whoever sent the request may learn what that requester is permitted: an object that
-// need not exist can name anybody. Callers may ask about themselves, nobody, nodes and bootstrap tokens.
+// mayAskAbout returns a problem if the caller may not learn what a requester is permitted. The object need not exist, so
+// it can name any requester. Callers may ask about themselves, nodes, bootstrap tokens and an object without requester.
 func (h *handler) mayAskAbout(r *http.Request, name string, groups []string) error {
 	caller := userOf(r.Context())
 	var known func(group string) bool

@@ -12,7 +12,7 @@ import (
 )
 
 // Limits of the certificates that a client shows. crypto/tls accepts 256 KiB of them, parses them into as much as
-// 10 MB and keeps that for as long as the connection is open, whoever signed them.
+// 10 MB and keeps that for as long as the connection is open, also if no known CA signed them.
 const (
 	maxChain       = 4        // certificates
 	maxChainBytes  = 16 << 10 // as they are sent

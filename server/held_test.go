@@ -119,7 +119,7 @@ func (unlisted) List(ctx context.Context) ([]tokens.Record, error) {
 	return nil, ctx.Err()
 }
 
-// Who cannot be told how many tokens there are hears so, and does not wait in line for others.
+// A caller gets an error when the tokens cannot be counted, and does not wait for other callers.
 func TestCountOfTokensDoesNotWaitForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)

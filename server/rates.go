@@ -242,9 +242,8 @@ func tooMany(format string, args ...any) *problem {
 	return p
 }
 
-// credential is what a request shows in the usual places to say who sends it: scheme and credentials of its
-// Authorization header, however they are written, or else its client certificate. It is empty if there is none, or a
-// header that nobody accepts.
+// credential returns the credential of a request: scheme and credentials of its Authorization header, in one spelling, or
+// else its client certificate. It is empty without either, and for a header that no route accepts.
 func credential(r *http.Request) string {
 	if given := r.Header.Values("Authorization"); len(given) > 0 {
 		if scheme, credentials := parseAuthorization(given[0]); len(given) == 1 && credentials != "" {

@@ -66,7 +66,7 @@ func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	return nil
 }
 
-// remember adds a judgement, and starts anew where there are too many.
+// remember adds a judgement. It empties a full map first.
 func remember(all *map[[sha256.Size]byte]judgement, key [sha256.Size]byte, j judgement) {
 	if *all == nil || len(*all) >= verifiedMost {
 		*all = map[[sha256.Size]byte]judgement{}

@@ -39,7 +39,7 @@ func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, 
 			n.remember(record, a.at)
 			return n.free(ctx, node)
 		}
-		// No try at a request that nobody can sign has left a claim.
+		// A request that cannot be signed leaves no claim.
 		if err := checkCSR(r.CSR); err != nil {
 			return err
 		}

@@ -15,9 +15,9 @@ import (
 // countTimeout ends a write of a count that nobody answers: others wait for it.
 const countTimeout = 30 * time.Second
 
-// A place is one node's on a token. Those who ask for one on the same token at the same time are
-// written together: of a rack that comes up on one token, each machine would otherwise start over
-// once for each other one.
+// A place is one node's slot on a token. Slots that are requested on the same token at the same time are
+// written together. Otherwise each machine of a rack on one token would start over once for each
+// other machine.
 type place struct {
 	request approval.Request
 	node    string
@@ -62,9 +62,9 @@ func (n *NodeAdmission) take(ctx context.Context, id string, p *place) error {
 // errNothing ends a change of a record, or a claim, that has nothing to change.
 var errNothing = errors.New("nothing to change")
 
-// confirm ends that a claim is pending, now that its name is counted, and reports whether the claim was
-// as it was before the count. It is not if another try with its key was refused meanwhile, if the count
-// was lost and somebody else was about to have the place, or if another key came.
+// confirm clears Pending on a claim whose name is counted now. It reports whether the claim is still as it
+// was before the count. The claim has changed if another attempt with its key was refused meanwhile, if the
+// count was lost and another machine was about to take the slot, or if another key was added.
 func (n *NodeAdmission) confirm(ctx context.Context, p *place) (kept bool, err error) {
 	claim, err := n.Claims.Update(ctx, p.node, func(c *tokens.Claim) error {
 		if c.UID != p.claim.UID || c.Version != p.claim.Version {
@@ -83,9 +83,9 @@ func (n *NodeAdmission) confirm(ctx context.Context, p *place) (kept bool, err e
 	return true, nil
 }
 
-// write claims and counts the names of all, and says of each other one why it has no place. The
-// claims are made between the live read of the token and its write: when that write succeeds no name
-// of them was counted before its claim.
+// write claims and counts the names of all, or sets the error of those that get no slot. The claims are
+// made between the live read of the token and its write. So when the write succeeds, no name was counted
+// before it was claimed.
 func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) error {
 	mended := false
 	_, err := n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
@@ -109,14 +109,14 @@ func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) erro
 			}
 			unsure = unsure || p.err == nil && p.claim.Pending
 		}
-		// Once anything is counted nobody sees that the count was lost.
+		// After this write the record no longer shows that its count was lost.
 		if mended || len(record.Nodes) > before {
 			pending = slices.DeleteFunc(pending, func(c tokens.Claim) bool { return slices.Contains(record.Nodes, c.Node) })
 			if err := n.evict(ctx, pending); err != nil {
 				return err
 			}
 		}
-		if !mended && len(record.Nodes) == before && !unsure { // what is unsure is written to see that nothing has changed
+		if !mended && len(record.Nodes) == before && !unsure { // the write proves that the record has not changed
 			return errNothing
 		}
 		if end := n.now().Add(n.retention()); record.Spent() && !spent && (record.Expires.IsZero() || record.Expires.After(end)) {

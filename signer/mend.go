@@ -10,9 +10,9 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// mend puts back on a record, which was read live, what the claims of its ID know and it has lost:
-// restrictions that somebody erased, and names that are missing in the count. It reports whether
-// there was something, and returns the claims that are pending, if it has read them.
+// mend restores what a record, which was read live, has lost and the claims of its ID still have:
+// restrictions that were erased, and names that are missing in the count. It reports whether it changed
+// the record, and returns the pending claims if it has read them.
 //
 // A record without a count may have lost it, or be another one under the same ID: then the claims
 // are read live, after the record. Otherwise a cache says whether it is worth reading them, and
@@ -45,8 +45,9 @@ func (n *NodeAdmission) mend(ctx context.Context, record *tokens.Record) (mended
 	return restrict(record, claims), pending, nil
 }
 
-// restrict is mend with these claims. It never gives a record a liberty that it does not have: what
-// a claim has of a Node to replace or of a role is not put back, whichever token of this ID made it.
+// restrict restores from the claims what the record has lost, and reports whether it changed the record.
+// It restores restrictions only: never a Node to replace and never a role, whichever token of this ID
+// made the claim.
 func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 	l := &record.Limits
 	before := *l
@@ -83,7 +84,7 @@ func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 	return changed
 }
 
-// least is the lesser of two limits, of which zero is none.
+// least returns the lesser of two limits. Zero is unlimited.
 func least[T int | time.Duration](a, b T) T {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -91,9 +92,9 @@ func least[T int | time.Duration](a, b T) T {
 	return a
 }
 
-// evict takes the keys out of claims that may have been counted before the count was lost, and that
-// nothing was issued on: whoever made one does not find its key, and starts over. The claim stays, for
-// its name may be counted. It fails if a claim is not as it was read.
+// evict removes the keys of pending claims, which may have been counted before the count was lost. Nothing
+// was issued on them. The request that made such a claim does not find its key and starts over. The claim
+// stays, because its name may be counted. evict fails if a claim has changed since it was read.
 func (n *NodeAdmission) evict(ctx context.Context, pending []tokens.Claim) error {
 	for _, c := range pending {
 		_, err := n.Claims.Update(ctx, c.Node, func(now *tokens.Claim) error {
@@ -110,7 +111,7 @@ func (n *NodeAdmission) evict(ctx context.Context, pending []tokens.Claim) error
 	return nil
 }
 
-// drop takes away a claim that nothing was issued on: what claims before it have left stays.
+// drop releases a claim that nothing was issued on. It keeps the past of earlier claims of the name.
 func (n *NodeAdmission) drop(ctx context.Context, c tokens.Claim) error {
 	left := c.Past
 	if !left.Held(n.now()) {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// ReasonTooManyCertificates: the requester has been given as many certificates, or has been refused as
-// often, as it may be for now. It is a reason to wait.
+// ReasonTooManyCertificates: the requester has used up its rate of certificates or of refusals. It is a
+// reason to wait.
 const ReasonTooManyCertificates = "TooManyCertificates"
 
 // Rates of certificates. Each one is an entry of the record, of 3 KB.
@@ -19,7 +19,7 @@ const (
 	// for many. A kubelet whose two certificates last for [MinDuration] renews three times a minute.
 	machineEvery, machineBurst = 15 * time.Second, 60
 	// manyEvery and manyBurst are for a bootstrap token, on which thousands of machines may join at once,
-	// and for what is refused to somebody who asks for thousands.
+	// and for the refusals of a requester that asks for thousands of certificates.
 	manyEvery, manyBurst = time.Second, 10_000
 )
 
@@ -33,7 +33,7 @@ type TooMany struct {
 
 // Error says who has to wait, and for how long.
 func (t *TooMany) Error() string {
-	return fmt.Sprintf("%.300s has asked for as many certificates as it may for now; retry in %s", t.requester, t.After.Round(time.Second))
+	return fmt.Sprintf("%.300s has used up its rate of certificates; retry in %s", t.requester, t.After.Round(time.Second))
 }
 
 // An allowance is burst certificates at once, and one more each time every has passed.
@@ -70,7 +70,8 @@ func allowances(r approval.Request, refusal bool) []allowance {
 	return []allowance{machine(keyOf(r))}
 }
 
-// rates are what is left of allowances. What is not used for long is forgotten, and whole again.
+// rates keep what is left of each allowance. An allowance that is not used for long is dropped, and is whole
+// at its next use.
 type rates struct{ left recent[*rate.Limiter] }
 
 // take takes one of each allowance, or is a [*TooMany] and takes none. With spend false nothing is taken.

@@ -50,15 +50,15 @@ func (n *NodeAdmission) release(ctx context.Context, node string) error {
 	return err
 }
 
-// pendingFor is how long a claim may be pending before other tokens take its name: no try takes longer
-// to count it.
+// pendingFor is how long a claim may be pending before another token can take its name. No attempt takes
+// longer to count the name.
 const pendingFor = 2 * countTimeout
 
 // errAbandoned says that a claim of another token is pending for too long.
 var errAbandoned = errors.New("the claim was not confirmed")
 
-// abandoned reports whether a claim is pending for so long that nobody may come back to it: a client has
-// left, or kubejoin was stopped, between the claim and its confirmation.
+// abandoned reports whether a claim has been pending for longer than any attempt takes: the client left, or
+// kubejoin stopped, between the claim and its confirmation.
 func (n *NodeAdmission) abandoned(c tokens.Claim) bool {
 	return c.Pending && c.NodeUID == "" && n.now().Sub(c.Created) > pendingFor
 }

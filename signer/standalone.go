@@ -29,9 +29,9 @@ type Standalone struct {
 
 var _ approval.Facts = Standalone{}
 
-// Allowed: bootstrap tokens get first certificates of nodes, and nodes renew theirs. Nobody has any other permission, so
-// that [approval.MaySign] approves nothing: groups of a requester may be from a client certificate, where anything may
-// stand. Who may sign is known where callers are.
+// Allowed lets bootstrap tokens get first certificates of nodes, and nodes renew theirs. It allows nothing else, so
+// [approval.MaySign] approves nothing: the groups of a requester may come from a client certificate, which can hold any
+// group. The server knows which callers may sign.
 func (s Standalone) Allowed(_ context.Context, r approval.Request, p approval.Permission) (bool, error) {
 	if p.Verb != "create" || p.Resource != "certificatesigningrequests" || p.Name != "" {
 		return false, nil

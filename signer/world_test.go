@@ -141,7 +141,7 @@ func (c *cluster) Ready(_ context.Context, name string) (spell string, err error
 	return spell, err
 }
 
-// sticks has the caches show what there is now, until they are told to catch up.
+// sticks freezes the caches at the present state, until catchesUp.
 func (c *cluster) sticks() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -31,17 +31,17 @@ type Claim struct {
 	// [MaxKeys], the newest last. Requests over HTTPS have no UID.
 	Requests []string
 	// Pending is set while the token may not have counted the name yet. Nothing is issued on a
-	// pending claim, and it can be taken away: whoever is about to issue something has to find it
-	// as it was first, and ends this.
+	// pending claim, and it can be removed: the issuing side clears Pending first, and only if the
+	// claim has not changed.
 	Pending bool
 	// NodeUID is that of the Node that has registered; empty as long as none is known to have.
 	// Where there are no Nodes it is [ByCertificate] instead.
 	NodeUID string
-	// ReadyBefore is which spell of being Ready the Node was in when a token that replaces it took
-	// its name, as [ClaimCleaner.Ready] gives it; empty if the Node was not Ready.
+	// ReadyBefore identifies the period of being Ready that the Node was in when a token that
+	// replaces it took its name, as [ClaimCleaner.Ready] returns it; empty if the Node was not Ready.
 	ReadyBefore string
-	// ReadyAgain is set for good when the replaced Node is seen in another spell of being Ready:
-	// a machine has taken its place, and the token admits nobody.
+	// ReadyAgain is set for good when the replaced Node is seen in another period of being Ready:
+	// a machine has taken its place, and the token admits no other.
 	ReadyAgain bool
 	// Past is what claims that were released before have left.
 	Past Past

@@ -25,11 +25,11 @@ type claimSpace struct {
 	ready func(context.Context) error // asks the API server
 
 	mu      sync.Mutex
-	problem error // in words for everybody
+	problem error // as readiness and warnings show it
 }
 
-// watchClaims has readiness, the log and whoever creates a limited token know why claims cannot be
-// created. A store without Leases always can.
+// watchClaims reports why claims cannot be created: in readiness, in the log and to callers that
+// create a limited token. A store without Leases can always create them.
 func (s *service) watchClaims(claims tokens.Claims) {
 	leases, ok := claims.(*secretstore.Claims)
 	if !ok {

@@ -22,7 +22,7 @@ const maxLinks = 40
 // path, or put another one in its place. The error names the path that is at fault, its owner and
 // mode, and the command that mends it. It wraps [fs.ErrNotExist] if there is nothing at path.
 //
-// What path names must belong to the caller or root, and nobody else may write it. The same holds
+// The file or folder must belong to the caller or root, and no other user may write it. The same holds
 // for every folder above it and for every symbolic link on the way, with two exceptions for the
 // folders: anyone may write a folder with the sticky bit, such as /tmp, and members of the caller's
 // own groups may write any.

@@ -217,7 +217,7 @@ func TestRequestsBeyondTheRateWait(t *testing.T) {
 			t.Fatal(err)
 		}
 		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-			return e.Reason == signer.ReasonTooManyCertificates && strings.Contains(e.Message, "system:node:worker-1 has asked for as many certificates as it may for now")
+			return e.Reason == signer.ReasonTooManyCertificates && strings.Contains(e.Message, "system:node:worker-1 has used up its rate of certificates")
 		})
 	})
 	waiting := w.await(object.Name, "no certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) == 0 })

@@ -371,7 +371,7 @@ func TestManyWriters(t *testing.T) {
 	}
 }
 
-// An entry that one log cannot keep is kept if another one can, and somebody is told of it.
+// An entry is kept if one log can keep it, and each failure is reported.
 func TestEntryIsKeptWhereThereIsRoom(t *testing.T) {
 	if issuance.Copies(nil) != nil || issuance.Copies(nil, nil, nil) != nil {
 		t.Error("no logs are a log")
