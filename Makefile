@@ -55,7 +55,7 @@ fuzz: ## run each fuzz target for FUZZTIME (1m)
 	@GO='$(GO)' test/fuzz.sh $(FUZZTIME)
 
 # make mutate ONLY=./signer switches off the guards of one package; RUN=TestIssue runs these tests alone.
-mutate: kube ## switch off each guard of tokens, signer and server, and report those that no test misses
+mutate: kube ## switch off each guard of tokens, signer and server, and report those that no test protects
 	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(RUN),-run '$(RUN)')
 
 clean: ## remove what was built (not kubejoin-data)
