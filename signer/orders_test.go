@@ -189,7 +189,8 @@ func TestAdmissionInAnyOrder(t *testing.T) {
 						if random.IntN(2) == 0 {
 							continue
 						}
-						asking.Go(func() { ask(replicas[random.IntN(2)], node, key, 4) })
+						replica := replicas[random.IntN(2)] // here: a source of random numbers is for one goroutine
+						asking.Go(func() { ask(replica, node, key, 4) })
 						for range random.IntN(8) {
 							s.next(random)
 						}

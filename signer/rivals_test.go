@@ -68,7 +68,8 @@ func TestRivalsInAnyOrder(t *testing.T) {
 			var asking sync.WaitGroup
 			for i := range 12 {
 				token, node := all[i%2], fmt.Sprint("worker-", random.IntN(2))
-				asking.Go(func() { ask(replicas[random.IntN(2)], token, node, 1+i%4) })
+				replica := replicas[random.IntN(2)]
+				asking.Go(func() { ask(replica, token, node, 1+i%4) })
 				for range random.IntN(8) {
 					s.next(random)
 				}

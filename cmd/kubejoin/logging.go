@@ -31,8 +31,8 @@ func cleanAttr(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// newLogger makes the program's logger and routes what libraries log into it. Verbosity is
-// klog's: 0 is what an operator reads, from 1 on debugging, from 4 on each API call's.
+// newLogger makes the program's logger. Verbosity is klog's: 0 is what an operator reads, from 1 on
+// debugging, from 4 on each API call's.
 func newLogger(w io.Writer, format string, verbosity int) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: cleanAttr}
 	if verbosity > 0 {
@@ -47,14 +47,18 @@ func newLogger(w io.Writer, format string, verbosity int) (*slog.Logger, error) 
 	default:
 		return nil, fmt.Errorf("--log-format: %q given, want text or json", format)
 	}
-	log := slog.New(h)
+	return slog.New(h), nil
+}
+
+// routeKlog routes what client-go and other libraries log into the program's logger.
+func routeKlog(log *slog.Logger, verbosity int) error {
 	if verbosity >= 4 {
 		flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 		klog.InitFlags(flags)
 		if err := flags.Set("v", strconv.Itoa(min(verbosity, maxVerbosity))); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	klog.SetSlogLogger(log)
-	return log, nil
+	return nil
 }

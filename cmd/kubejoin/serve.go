@@ -317,6 +317,9 @@ func serve(ctx context.Context, o serveOptions, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
+	if err := routeKlog(log, o.verbosity); err != nil {
+		return err
+	}
 	defer runtime.KeepAlive(roomForGarbage())
 	return serveWith(ctx, o, log, stdout)
 }
