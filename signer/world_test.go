@@ -20,6 +20,8 @@ import (
 type cluster struct {
 	mu      sync.Mutex
 	failing float64 // share of calls that fail
+	failAt  int     // the call of this number fails, from 1 on; 0 is none
+	calls   int
 	version int
 	records map[string]tokens.Record
 	older   map[string][]tokens.Record // the last versions of each, the newest last
@@ -45,6 +47,9 @@ var errInjected = errors.New("injected failure")
 func (c *cluster) call(kind string, do func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.calls++; c.calls == c.failAt {
+		return errInjected
+	}
 	before := rand.Float64() < c.failing/2
 	after := rand.Float64() < c.failing/2
 	if before && rand.IntN(2) == 0 {
