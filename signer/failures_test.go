@@ -2,8 +2,11 @@ package signer_test
 
 import (
 	"crypto/elliptic"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -48,6 +51,35 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 			c.deleteNode("worker-1")
 			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
 		},
+		"a name that was released": func(t *testing.T, c *cluster) approval.Request {
+			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
+			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
+		},
+		"no limits, a name that was released": func(t *testing.T, c *cluster) approval.Request {
+			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
+			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
+		},
+		"a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
+			c.claims["worker-1"] = abandoned(c.mint(tokens.Limits{MaxNodes: 1}))
+			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
+		},
+		"no limits, a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
+			c.claims["worker-1"] = abandoned(c.mint(tokens.Limits{MaxNodes: 1}))
+			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
+		},
+		"a count that was lost beside a pending claim": func(t *testing.T, c *cluster) approval.Request {
+			token := c.mint(tokens.Limits{MaxNodes: 2})
+			pending := abandoned(token)
+			pending.Node, pending.Created = "worker-2", time.Now()
+			c.claims["worker-2"] = pending
+			return asks(t, by(token), "worker-1", nil)
+		},
+		"a renewal after release": func(t *testing.T, c *cluster) approval.Request {
+			c.node("worker-1")
+			past := tokens.Past{Until: time.Now().Add(time.Minute).Truncate(time.Second), CertificateDuration: time.Hour}
+			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: past}
+			return renews(t, "worker-1")
+		},
 		"a user": func(t *testing.T, _ *cluster) approval.Request { return asks(t, "jane", "worker-1", nil) },
 		"a renewal": func(t *testing.T, c *cluster) approval.Request {
 			c.node("worker-1")
@@ -75,6 +107,89 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// abandoned is a claim of worker-1 that was left two minutes ago, between the claim and its count.
+func abandoned(token tokens.Token) tokens.Claim {
+	return tokens.Claim{
+		Node: "worker-1", TokenID: token.ID(), TokenUID: "another", UID: "1", Version: "1", Created: time.Now().Add(-2 * time.Minute),
+		Limits: tokens.Limits{MaxNodes: 1}, Keys: []string{"sha256:1"}, Pending: true,
+	}
+}
+
+// A refusal is told when the claim of an earlier try is undone, and not before.
+func TestFailedUndoIsNoRefusal(t *testing.T) {
+	for at, done := 1, false; !done; at++ {
+		c := newCluster()
+		token := c.mint(tokens.Limits{MaxNodes: 1})
+		c.admits(t, asks(t, by(token), "worker-2", nil))
+		r := asks(t, by(token), "worker-1", nil)
+		claim := abandoned(token)
+		claim.Created, claim.Keys = time.Now(), append(claim.Keys, keyOf(r))
+		c.claims["worker-1"] = claim
+		c.catchesUp()
+		c.calls, c.failAt = 0, at
+		admission, err := c.admission().Admit(t.Context(), r)
+		if done = c.calls < at; done {
+			wantRefused(t, "nothing fails", err, "TokenSpent")
+			if _, found := c.claims["worker-1"]; found || at < 4 {
+				t.Errorf("after %d calls the claim is there: %v", c.calls, found)
+			}
+		} else if admission != nil || err == nil || errors.As(err, new(*signer.Refused)) {
+			t.Errorf("call %d fails: %v, %v; want an error that may pass", at, admission, err)
+		}
+	}
+}
+
+// Where there are no Nodes a failed call neither renews nor serves.
+func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
+	for name, ask := range map[string]func(testing.TB, string) approval.Request{"renewal": renews, "serving": serves} {
+		for at, done := 1, false; !done; at++ {
+			c := newCluster()
+			token := c.mint(tokens.Limits{MaxNodes: 1})
+			n := &signer.NodeAdmission{Tokens: store{cluster: c}, Claims: claims{cluster: c}}
+			if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+				t.Fatal(err)
+			}
+			c.catchesUp()
+			c.calls, c.failAt = 0, at
+			admission, err := n.Admit(t.Context(), ask(t, "worker-1"))
+			if done = c.calls < at; done {
+				if err != nil || at < 3 {
+					t.Errorf("%s: %d calls, %v; want the claim read and written", name, c.calls, err)
+				}
+			} else if admission != nil || err == nil || errors.As(err, new(*signer.Refused)) {
+				t.Errorf("%s, call %d fails: %v, %v; want an error that may pass", name, at, admission, err)
+			}
+		}
+	}
+}
+
+// A request that is withdrawn while a call fails is withdrawn again.
+func TestFailedWithdrawIsAnError(t *testing.T) {
+	for at, done := 1, false; !done; at++ {
+		c := newCluster()
+		token := c.mint(tokens.Limits{MaxNodes: 1})
+		r := asks(t, by(token), "worker-1", nil)
+		claim := abandoned(token)
+		claim.Keys, claim.Requests = []string{keyOf(r)}, []string{r.UID}
+		c.claims["worker-1"] = claim
+		c.catchesUp()
+		c.calls, c.failAt = 0, at
+		err := c.admission().Withdraw(t.Context(), r)
+		if done = c.calls < at; done {
+			if _, found := c.claims["worker-1"]; err != nil || found || at < 4 {
+				t.Errorf("%d calls, %v, the claim is there: %v", c.calls, err, found)
+			}
+		} else if err == nil {
+			t.Errorf("call %d fails, and Withdraw does not", at)
+		}
+	}
+}
+
+// keyOf names the key of a request as claims do.
+func keyOf(r approval.Request) string {
+	return fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo))
 }
 
 // admits admits a request while nothing fails.
