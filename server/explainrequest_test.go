@@ -37,20 +37,22 @@ func TestExplainRequestRefused(t *testing.T) {
 		status       int
 		problem      string // part of the body
 	}{
-		"an object":      {s, adminBearer, `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "x"}}}`, http.StatusOK, `"name":"x"`},
-		"nobody":         {s, "", `{"csr": "x"}`, http.StatusUnauthorized, "unauthorized"},
-		"somebody":       {s, viewerBearer, `{"csr": "x"}`, http.StatusForbidden, "forbidden"},
-		"neither":        {s, adminBearer, `{}`, http.StatusBadRequest, "want the name of a CertificateSigningRequest, or one as object"},
-		"both":           {s, adminBearer, `{"csr": "x", "object": {}}`, http.StatusBadRequest, "and not both"},
-		"no name":        {s, adminBearer, `{"csr": "a/../b"}`, http.StatusBadRequest, "is not the name of an object"},
-		"another kind":   {s, adminBearer, `{"object": {"apiVersion": "v1", "kind": "Secret"}}`, http.StatusBadRequest, `kind \"Secret\" given`},
-		"no object":      {s, adminBearer, `{"object": [1]}`, http.StatusBadRequest, "it is no CertificateSigningRequest"},
-		"unknown field":  {s, adminBearer, `{"name": "x"}`, http.StatusBadRequest, "known are csr and object"},
-		"none there":     {s, adminBearer, `{"csr": "x"}`, http.StatusNotFound, "no-such-request"},
-		"a pasted token": {s, adminBearer, `{"csr": "` + pasted.Reveal() + `"}`, http.StatusNotFound, "no-such-request"},
-		"cluster away":   {s, adminBearer, `{"csr": "away"}`, http.StatusServiceUnavailable, "cluster-unavailable"},
-		"no cluster":     {bare, adminBearer, `{"csr": "x"}`, http.StatusNotFound, "no-cluster"},
-		"too large":      {s, adminBearer, `{"csr": "` + strings.Repeat("x", 70<<10) + `"}`, http.StatusRequestEntityTooLarge, "body-too-large"},
+		"an object":         {s, adminBearer, `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "x"}}}`, http.StatusOK, `"name":"x"`},
+		"nobody":            {s, "", `{"csr": "x"}`, http.StatusUnauthorized, "unauthorized"},
+		"somebody":          {s, viewerBearer, `{"csr": "x"}`, http.StatusForbidden, "forbidden"},
+		"neither":           {s, adminBearer, `{}`, http.StatusBadRequest, "want the name of a CertificateSigningRequest, or one as object"},
+		"both":              {s, adminBearer, `{"csr": "x", "object": {}}`, http.StatusBadRequest, "and not both"},
+		"no name":           {s, adminBearer, `{"csr": "a/../b"}`, http.StatusBadRequest, "is not the name of an object"},
+		"another kind":      {s, adminBearer, `{"object": {"apiVersion": "v1", "kind": "Secret"}}`, http.StatusBadRequest, `kind \"Secret\" given`},
+		"another version":   {s, adminBearer, `{"object": {"apiVersion": "certificates.k8s.io/v1beta1", "kind": "CertificateSigningRequest"}}`, http.StatusBadRequest, `certificates.k8s.io/v1beta1`},
+		"kind of the group": {s, adminBearer, `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "Secret"}}`, http.StatusBadRequest, `kind \"Secret\" given`},
+		"no object":         {s, adminBearer, `{"object": [1]}`, http.StatusBadRequest, "it is no CertificateSigningRequest"},
+		"unknown field":     {s, adminBearer, `{"name": "x"}`, http.StatusBadRequest, "known are csr and object"},
+		"none there":        {s, adminBearer, `{"csr": "x"}`, http.StatusNotFound, "no-such-request"},
+		"a pasted token":    {s, adminBearer, `{"csr": "` + pasted.Reveal() + `"}`, http.StatusNotFound, "no-such-request"},
+		"cluster away":      {s, adminBearer, `{"csr": "away"}`, http.StatusServiceUnavailable, "cluster-unavailable"},
+		"no cluster":        {bare, adminBearer, `{"csr": "x"}`, http.StatusNotFound, "no-cluster"},
+		"too large":         {s, adminBearer, `{"csr": "` + strings.Repeat("x", 70<<10) + `"}`, http.StatusRequestEntityTooLarge, "body-too-large"},
 	} {
 		t.Run(about, func(t *testing.T) {
 			r := c.site.do(t, http.MethodPost, "/v1/explain", c.bearer, "application/json", c.body)

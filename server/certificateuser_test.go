@@ -1,0 +1,177 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A client certificate that is refused, or that cannot be judged now, is no reason to ask another way to know the caller.
+func TestCertificateUserIsKnownByOneCredential(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want int
+	}{
+		{server.ErrForbidden, 403},
+		{server.ErrBadCredentials, 401},
+		{errors.New("the CA cannot be read"), 503},
+		{server.ErrNoCredentials, 200},
+	} {
+		s, _ := certifying(t)
+		s.Certificates.ClientCertificate = func(*http.Request) (server.User, error) { return server.User{}, fmt.Errorf("x: %w", test.err) }
+		s.Authenticate = func(*http.Request) (server.User, error) {
+			return server.User{Name: "ada", Groups: []string{"kubejoin:admins"}}, nil
+		}
+		if w := from(t, s.Handler(), "192.0.2.1:1", "POST", certificatePath+"?signer=kubernetes.io/kube-apiserver-client-kubelet", "", strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != test.want {
+			t.Errorf("%v: %d %s, want %d", test.err, w.Code, w.Body, test.want)
+		}
+	}
+}
+
+func TestCertificateForNobodyWithoutAuthorize(t *testing.T) {
+	s, _ := certifying(t)
+	s.Authorize = nil
+	if w := from(t, s.Handler(), "192.0.2.1:1", "POST", certificatePath+"?signer=kubernetes.io/kube-apiserver-client-kubelet", adminBearer, strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != 403 {
+		t.Errorf("%d %s, want 403", w.Code, w.Body)
+	}
+}
+
+// failing is a store and its claims of which one call fails, by its number from 1 on.
+type failing struct {
+	tokens.Store
+	claims tokens.Claims
+	at     int
+	calls  int
+}
+
+var errStore = errors.New("the store does not answer")
+
+func (f *failing) fails() error {
+	if f.calls++; f.calls == f.at {
+		return errStore
+	}
+	return nil
+}
+
+func (f *failing) Get(ctx context.Context, id string) (tokens.Record, error) {
+	if err := f.fails(); err != nil {
+		return tokens.Record{}, err
+	}
+	return f.Store.Get(ctx, id)
+}
+
+func (f *failing) List(ctx context.Context) ([]tokens.Record, error) {
+	if err := f.fails(); err != nil {
+		return nil, err
+	}
+	return f.Store.List(ctx)
+}
+
+func (f *failing) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	if err := f.fails(); err != nil {
+		return tokens.Record{}, err
+	}
+	return f.Store.Create(ctx, r)
+}
+
+func (f *failing) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	if err := f.fails(); err != nil {
+		return tokens.Record{}, err
+	}
+	return f.Store.Update(ctx, id, change)
+}
+
+// failingClaims are the claims of a failing store.
+type failingClaims struct {
+	tokens.Claims
+	*failing
+}
+
+func (f failingClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	if err := f.fails(); err != nil {
+		return tokens.Claim{}, err
+	}
+	return f.Claims.Get(ctx, node)
+}
+
+func (f failingClaims) List(ctx context.Context) ([]tokens.Claim, error) {
+	if err := f.fails(); err != nil {
+		return nil, err
+	}
+	return f.Claims.List(ctx)
+}
+
+func (f failingClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	if err := f.fails(); err != nil {
+		return nil, err
+	}
+	return f.Claims.HeldBy(ctx, id)
+}
+
+func (f failingClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	if err := f.fails(); err != nil {
+		return tokens.Claim{}, err
+	}
+	return f.Claims.Update(ctx, node, change)
+}
+
+func (f failingClaims) Delete(ctx context.Context, c tokens.Claim) error {
+	if err := f.fails(); err != nil {
+		return err
+	}
+	return f.Claims.Delete(ctx, c)
+}
+
+func (f failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+	return f.Claims.Create(ctx, c)
+}
+
+func (f failingClaims) Watch(ctx context.Context) <-chan struct{} { return f.Claims.Watch(ctx) }
+
+// Whichever call of the store fails up to the write, the answer is 503 and never a success.
+func TestFailedCallOfTheStoreIsUnavailable(t *testing.T) {
+	const chosen = "q2w3e4.qwertzuiopasdfgh"
+	for name, test := range map[string]struct {
+		method, path, body string
+		write              int // the call that writes; 0 is the last one
+	}{
+		"claims":  {"GET", "/v1/claim", "", 0},
+		"release": {"DELETE", "/v1/claim/worker-1", "", 0},
+		"dry run": {"POST", "/v1/token", `{"token": "` + chosen + `", "dryRun": true}`, 0},
+		"renew":   {"POST", "/v1/token/ID/renew", `{"ttl": "3h"}`, 2},
+		"create":  {"POST", "/v1/token", `{"token": "` + chosen + `", "wait": "0s"}`, 2},
+	} {
+		for at, done := 1, false; !done; at++ {
+			s, _ := certifying(t)
+			held := s.token(t, once)
+			id, _, _ := strings.Cut(s.token(t, nil), ".")
+			handler := s.Handler()
+			if w := from(t, handler, "192.0.2.1:1", "POST", certificatePath, held, strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != 200 {
+				t.Fatalf("%d %s", w.Code, w.Body)
+			}
+			store := &failing{Store: s.Tokens, at: at}
+			s.Claims, s.Tokens = failingClaims{s.Claims, store}, store
+			r := httptest.NewRequestWithContext(t.Context(), test.method, strings.ReplaceAll(test.path, "ID", id), strings.NewReader(test.body))
+			r.Header.Set("Authorization", "Bearer "+adminBearer)
+			if test.body != "" {
+				r.Header.Set("Content-Type", "application/json")
+			}
+			w := httptest.NewRecorder()
+			s.Handler().ServeHTTP(w, r)
+			if done = store.calls < at; done {
+				if w.Code >= 300 || at == 1 {
+					t.Errorf("%s: %d %s after %d calls", name, w.Code, w.Body, store.calls)
+				}
+			} else if w.Code < 500 && (test.write == 0 || at <= test.write) {
+				t.Errorf("%s, call %d of the store fails: %d %s, want 503", name, at, w.Code, w.Body)
+			}
+		}
+	}
+}
