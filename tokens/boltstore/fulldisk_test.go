@@ -157,6 +157,9 @@ func noPage(s *boltstore.Store, path string) error {
 			return err
 		}
 	}
+	if _, err := serials(s.Issued()); err != nil { // which waits until the journal is in the file
+		return err
+	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
