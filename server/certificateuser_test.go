@@ -46,9 +46,8 @@ func TestCertificateForNobodyWithoutAuthorize(t *testing.T) {
 // failing is a store and its claims of which one call fails, by its number from 1 on.
 type failing struct {
 	tokens.Store
-	claims tokens.Claims
-	at     int
-	calls  int
+	at    int
+	calls int
 }
 
 var errStore = errors.New("the store does not answer")
