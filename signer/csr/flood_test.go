@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -18,7 +20,9 @@ import (
 func TestFlood(t *testing.T) {
 	const flood, others = 5000, 40
 	w := newWorld(t)
-	w.control()
+	authority := w.authority(signer.Fixed(w.ca))
+	authority.Unthrottled = true // the flood is to be signed: the rate of its key would end it
+	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 	key := newKey(t)
 	serve := func(round string, i int) time.Duration {
 		client := w.as(fmt.Sprintf("machine-%s-%d", round, i), "system:bootstrappers", bootstrapGroup)
