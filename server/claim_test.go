@@ -262,7 +262,7 @@ func TestCreateTokenUnderClaimedID(t *testing.T) {
 	s.start(t)
 	body := `{"token":"` + tokens.Generate().Reveal() + `","maxNodes":1}`
 	body = strings.Replace(body, body[10:16], r.Token.ID(), 1)
-	// As long as there is a token, that is what the answer is about.
+	// While the token exists, the response is about the token.
 	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 409 || !p.Named(api.ProblemExists) || !strings.Contains(p.Detail, "there is a token") {
 		t.Errorf("%d %s", got.status, got.body)
 	}

@@ -102,7 +102,7 @@ func (s Server) Routes() []Route {
 	return all
 }
 
-// CheckChain is what a handshake has of a certificate that is shown.
+// CheckChain checks the certificates that a client shows, as the handshake does.
 func CheckChain(der []byte) error {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {

@@ -133,7 +133,7 @@ func TestStrangersDoNotFillTheLog(t *testing.T) {
 	}
 }
 
-// What a check of readiness repeats is one line of text, whoever has chosen it.
+// Readiness prints one clean line for each check, also if a client chose the text.
 func TestReadinessIsOneLineForEachCheck(t *testing.T) {
 	s := newSite(t)
 	hostile := "csr x >&2;id>pwned;\x1b[31m\n[+]forged ok\n8w4usg.qwertzuiopasdfgh" + strings.Repeat("x", 100_000)

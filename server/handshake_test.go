@@ -81,7 +81,7 @@ func (k anotherKey) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 	return make([]byte, 1024), nil
 }
 
-// withRSA is a certificate for a key of so many bits, which nobody has.
+// withRSA makes a certificate for an RSA key of that many bits, without a private key.
 func withRSA(t testing.TB, bits int) tls.Certificate {
 	t.Helper()
 	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), uint(bits-1)))
@@ -213,7 +213,7 @@ func TestRefusesClientCertificatesWithConfigsOfAnImporter(t *testing.T) {
 	}
 }
 
-// Nobody can have more than this of an idle connection, whatever certificates he shows. docs/security-model.md says so.
+// An idle connection holds at most this much memory, whatever certificates the client shows (docs/security-model.md).
 func TestIdleConnectionsWithCertificatesHoldLittle(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil

@@ -85,7 +85,7 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			made("after one was deleted", first, adminBearer)
 			refused("the fourth after one was deleted", first, path)
-			// One that expired counts no more, although nobody has deleted it.
+			// An expired token no longer counts, also before it is deleted.
 			time.Sleep(2 * time.Hour)
 			made("after all expired", first, adminBearer)
 			// What another replica makes is noticed.

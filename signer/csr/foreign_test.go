@@ -36,7 +36,7 @@ func (j *journal) String() string {
 	return j.lines.String()
 }
 
-// rawLines is a slog.Handler that quotes nothing: what it writes is what is logged.
+// rawLines is a slog.Handler that writes values without quotes.
 type rawLines struct {
 	to    *journal
 	attrs []slog.Attr
