@@ -118,6 +118,8 @@ func TestCheck(t *testing.T) {
 		{"nodes", func(r *tokens.Record) { r.Nodes = []string{"a", "b"} }, ""},
 		{"node name", func(r *tokens.Record) { r.Nodes = []string{"A"} }, `node name "A"`},
 		{"node twice", func(r *tokens.Record) { r.Nodes = []string{"a", "b", "a"} }, `"a"`},
+		{"creator", func(r *tokens.Record) { r.Creator = strings.Repeat("x", 64) }, ""},
+		{"longer creator", func(r *tokens.Record) { r.Creator = strings.Repeat("x", 65) }, "creator: 65 bytes given, 64 allowed"},
 		{"never", func(r *tokens.Record) { r.Expires = time.Time{} }, ""},
 		{"last second", func(r *tokens.Record) { r.Expires = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }, ""},
 		{"year 10000", func(r *tokens.Record) { r.Expires = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }, "expiration: year 10000 given, want 1970 to 9999"},
@@ -138,6 +140,36 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: Check = %v, want %q", test.name, err, test.want)
 		case strings.Contains(err.Error(), secret):
 			t.Errorf("%s: Check = %v, with the secret in it", test.name, err)
+		}
+	}
+}
+
+func TestNewRecordsHaveSmallerBounds(t *testing.T) {
+	many := func(n int, format string) (all []string) {
+		for i := range n {
+			all = append(all, fmt.Sprintf(format, i))
+		}
+		return all
+	}
+	for name, test := range map[string]struct {
+		change func(*tokens.Record)
+		want   string
+	}{
+		"most groups":     {func(r *tokens.Record) { r.Groups = many(tokens.MaxNewGroups, "system:bootstrappers:g%d") }, ""},
+		"more groups":     {func(r *tokens.Record) { r.Groups = many(tokens.MaxNewGroups+1, "system:bootstrappers:g%d") }, "groups: "},
+		"most node names": {func(r *tokens.Record) { r.Limits.NodeNames = many(tokens.MaxNewNodeNames, "n%d") }, ""},
+		"more node names": {func(r *tokens.Record) { r.Limits.NodeNames = many(tokens.MaxNewNodeNames+1, "n%d") }, "node-names: 257 names given, 256 allowed"},
+		"more bytes": {func(r *tokens.Record) {
+			r.Limits.NodeNames = many(tokens.MaxNewNodeNamesBytes/200+1, strings.Repeat("x", 60)+"."+strings.Repeat("x", 60)+"."+strings.Repeat("x", 60)+".%018d")
+		}, "bytes given, 8192 allowed"},
+	} {
+		r := tokens.Record{Token: parse(t, id+"."+secret), Authentication: true}
+		test.change(&r)
+		if err := r.Check(); err != nil {
+			t.Errorf("%s: Check = %v, want nil for a record that is stored already", name, err)
+		}
+		if err := r.CheckNew(); (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: CheckNew = %v, want %q", name, err, test.want)
 		}
 	}
 }

@@ -1,0 +1,224 @@
+package tokens_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// memoryClaims is a Claims in memory. Its calls fail as the map says, and List can lag.
+type memoryClaims struct {
+	hints  tokens.Hints
+	rows   map[string]tokens.Claim
+	listed []tokens.Claim // what List returns instead of rows
+	fails  map[string]error
+}
+
+func (m *memoryClaims) Get(_ context.Context, node string) (tokens.Claim, error) {
+	c, found := m.rows[node]
+	if !found {
+		return c, fmt.Errorf("claim %s: %w", node, tokens.ErrNotFound)
+	}
+	return c, nil
+}
+
+func (m *memoryClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
+	return m.Get(ctx, node)
+}
+
+func (m *memoryClaims) List(context.Context) ([]tokens.Claim, error) {
+	if m.fails["list claims"] != nil || m.listed != nil {
+		return m.listed, m.fails["list claims"]
+	}
+	return slices.Collect(maps.Values(m.rows)), nil
+}
+
+func (m *memoryClaims) OfToken(context.Context, string) ([]tokens.Claim, error) {
+	return nil, errors.New("not called by a cleaner")
+}
+
+func (m *memoryClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	return m.OfToken(ctx, id)
+}
+
+func (m *memoryClaims) Create(_ context.Context, c tokens.Claim) (tokens.Claim, error) {
+	return c, errors.New("not called by a cleaner")
+}
+
+func (m *memoryClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	c, err := m.Get(ctx, node)
+	if err := errors.Join(err, m.fails["update"]); err != nil {
+		return c, err
+	}
+	if err := change(&c); err != nil {
+		return c, err
+	}
+	m.rows[node] = c
+	return c, nil
+}
+
+func (m *memoryClaims) Delete(_ context.Context, c tokens.Claim) error {
+	if err := m.fails["delete"]; err != nil {
+		return err
+	}
+	delete(m.rows, c.Node)
+	return nil
+}
+
+func (m *memoryClaims) Watch(ctx context.Context) <-chan struct{} { return m.hints.Watch(ctx) }
+
+func TestClaimCleanerFollowsTheNode(t *testing.T) {
+	const node, gone = "worker-1", "abc999"
+	long := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) // ago: in a bubble it is the year 2000
+	type calls struct{ node, tokens int }
+	for name, test := range map[string]struct {
+		claim  tokens.Claim
+		live   string            // UID of the Node; empty is none
+		cached map[string]string // UIDs of Nodes; nil is no cache
+		ready  string            // period of being Ready; empty is not Ready
+		fails  string            // the call that fails
+		err    error             // what it fails with; nil is errBroken
+		other  bool              // List shows a claim of another token
+		want   func(*tokens.Claim)
+		failed bool // the step is reported as failed
+		calls  calls
+	}{
+		"new Node":                            {live: "u1", want: func(c *tokens.Claim) { c.NodeUID = "u1" }, calls: calls{1, 1}},
+		"new Node in the cache":               {live: "u1", cached: map[string]string{node: "u1"}, want: func(c *tokens.Claim) { c.NodeUID = "u1" }, calls: calls{1, 1}},
+		"known Node in the cache":             {claim: tokens.Claim{NodeUID: "u1"}, live: "u1", cached: map[string]string{node: "u1"}, calls: calls{0, 1}},
+		"known Node without a cache":          {claim: tokens.Claim{NodeUID: "u1"}, live: "u1", calls: calls{1, 1}},
+		"Node created again":                  {claim: tokens.Claim{NodeUID: "u1"}, live: "u2", want: func(c *tokens.Claim) { c.NodeUID = "u2" }, calls: calls{1, 1}},
+		"Node deleted":                        {claim: tokens.Claim{NodeUID: "u1"}, cached: map[string]string{}, want: func(c *tokens.Claim) { c.Node = "" }, calls: calls{1, 1}},
+		"Node missing in the cache alone":     {claim: tokens.Claim{NodeUID: "u1"}, live: "u1", cached: map[string]string{}, calls: calls{1, 1}},
+		"not registered yet":                  {cached: map[string]string{}, calls: calls{0, 1}},
+		"not registered yet, without a cache": {calls: calls{1, 1}},
+		"token deleted":                       {claim: tokens.Claim{TokenID: gone}, cached: map[string]string{}, want: func(c *tokens.Claim) { c.Node = "" }, calls: calls{1, 1}},
+		"token expired":                       {claim: tokens.Claim{TokenID: "abc888"}, cached: map[string]string{}, want: func(c *tokens.Claim) { c.Node = "" }, calls: calls{1, 1}},
+		"Ready again":                         {claim: tokens.Claim{NodeUID: "u1", ReadyBefore: "r1"}, live: "u1", ready: "r2", want: func(c *tokens.Claim) { c.ReadyAgain = true }, calls: calls{1, 1}},
+		"still Ready":                         {claim: tokens.Claim{NodeUID: "u1", ReadyBefore: "r1"}, live: "u1", ready: "r1", calls: calls{1, 1}},
+		"not Ready":                           {claim: tokens.Claim{NodeUID: "u1", ReadyBefore: "r1"}, live: "u1", calls: calls{1, 1}},
+		"released, not yet due":               {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)}}},
+		"released, due":                       {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: long}}, want: func(c *tokens.Claim) { c.Node = "" }},
+		"claim of another token by now":       {live: "u1", other: true, calls: calls{1, 1}},
+
+		"claims not listed":      {live: "u1", fails: "list claims", failed: true},
+		"tokens not listed":      {live: "u1", fails: "list tokens", failed: true},
+		"Nodes not listed":       {live: "u1", cached: map[string]string{}, fails: "list nodes", failed: true, calls: calls{0, 1}},
+		"Node not read":          {claim: tokens.Claim{NodeUID: "u1"}, fails: "node", failed: true, calls: calls{1, 1}},
+		"token not read":         {claim: tokens.Claim{TokenID: gone}, fails: "get token", failed: true, calls: calls{1, 1}},
+		"condition not read":     {claim: tokens.Claim{NodeUID: "u1"}, live: "u1", ready: "r1", fails: "ready", failed: true, calls: calls{1, 1}},
+		"condition of no Node":   {live: "", ready: "r1", fails: "ready", err: tokens.ErrNotFound, calls: calls{1, 1}},
+		"claim not updated":      {live: "u1", fails: "update", failed: true, calls: calls{1, 1}},
+		"claim gone meanwhile":   {live: "u1", fails: "update", err: tokens.ErrNotFound, calls: calls{1, 1}},
+		"claim not released":     {claim: tokens.Claim{NodeUID: "u1"}, fails: "delete", failed: true, calls: calls{1, 1}},
+		"rest not deleted":       {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: long}}, fails: "delete", failed: true},
+		"rest deleted by others": {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: long}}, fails: "delete", err: tokens.ErrConflict},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				claim, err := test.claim, test.err
+				claim.Node, claim.UID = node, "c"
+				switch claim.TokenID {
+				case "":
+					claim.TokenID = "abc123"
+				case "-": // released
+					claim.TokenID = ""
+				}
+				if test.ready != "" || claim.ReadyBefore != "" {
+					claim.Limits.Replaces = tokens.NodeRef{Name: node, UID: "u0"}
+				}
+				if err == nil {
+					err = errBroken
+				}
+				fail := func(call string) error {
+					if call == test.fails {
+						return err
+					}
+					return nil
+				}
+				var got calls
+				claims := &memoryClaims{rows: map[string]tokens.Claim{node: claim}, fails: map[string]error{test.fails: err}}
+				if test.other {
+					listed := claim
+					listed.TokenUID = "another"
+					claims.listed = []tokens.Claim{listed}
+				}
+				store := &cleanedTokens{memory: &memory{failList: fail("list tokens")}, fail: fail("get token"), lists: &got.tokens}
+				store.put(tokens.Record{Token: parse(t, "abc123."+secret)})
+				store.put(tokens.Record{Token: parse(t, "abc888."+secret), Expires: time.Now().Add(-time.Hour)})
+				reg := prometheus.NewRegistry()
+				cleaner := tokens.ClaimCleaner{Claims: claims, Tokens: store, Registerer: reg,
+					Node: func(context.Context, string) (string, error) {
+						if got.node++; test.live == "" && fail("node") == nil {
+							return "", tokens.ErrNotFound
+						}
+						return test.live, fail("node")
+					},
+					Ready: func(context.Context, string) (string, error) { return test.ready, fail("ready") },
+				}
+				if test.cached != nil {
+					cleaner.Nodes = func(context.Context) (map[string]string, error) { return test.cached, fail("list nodes") }
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error)
+				go func() { done <- cleaner.Run(ctx) }()
+				if failed := steps(t, reg, "error") > 0; failed != test.failed {
+					t.Errorf("step failed: %t, want %t", failed, test.failed)
+				}
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				want := claim
+				if test.want != nil {
+					test.want(&want)
+				}
+				left, found := claims.rows[node]
+				if found != (want.Node != "") || found && !left.Equal(want) {
+					t.Errorf("the claim is there: %t, %+v\nwant %+v", found, left, want)
+				}
+				if test.fails == "list tokens" {
+					test.calls.tokens = got.tokens
+				}
+				if got != test.calls {
+					t.Errorf("%+v calls, want %+v", got, test.calls)
+				}
+			})
+		})
+	}
+}
+
+// cleanedTokens counts lists, and fails to get a token.
+type cleanedTokens struct {
+	*memory
+	fail  error
+	lists *int
+}
+
+func (c *cleanedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
+	if c.fail != nil {
+		return tokens.Record{}, c.fail
+	}
+	return c.memory.Get(ctx, id)
+}
+
+func (c *cleanedTokens) List(ctx context.Context) ([]tokens.Record, error) {
+	*c.lists++
+	return c.memory.List(ctx)
+}
+
+func TestClaimCleanerNeedsStores(t *testing.T) {
+	for _, c := range []tokens.ClaimCleaner{{Claims: &memoryClaims{}}, {Tokens: &memory{}}} {
+		if err := c.Run(t.Context()); err == nil {
+			t.Errorf("Run of %+v does not fail", c)
+		}
+	}
+}
