@@ -70,6 +70,8 @@ func TestExplanationNeedsGuard(t *testing.T) {
 		"no guard":          {"signer/ca.go: f: b\n  reason\n", "there is no guard signer/ca.go: f: b"},
 		"of another folder": {"server/ca.go: f: b\n  reason\n", ""},
 		"guard":             {"# comment\nsigner/ca.go: f: a\n  reason\n", ""},
+		"one of two":        {"signer/ca.go: f: b\nsigner/ca.go: f: a\n  reason\n", "there is no guard signer/ca.go: f: b"},
+		"no reason":         {"signer/ca.go: f: a\n", "no reason for signer/ca.go: f: a"},
 	} {
 		g := &guard{file: "signer/ca.go", function: "f", text: "a"}
 		err := explain([]*guard{g}, test.text)

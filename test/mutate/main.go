@@ -330,26 +330,35 @@ func report(guards []*guard) error {
 	return nil
 }
 
-// explain gives guards their reasons: lines with guards, and after each an indented one with the reason. An
-// entry for no guard is an error, if the package of its file was looked at.
+// explain gives guards their reasons: one or more lines with guards, and after them an indented one with their
+// reason. A line for no guard is an error, if the package of its file was looked at.
 func explain(guards []*guard, text string) error {
 	byKey, folders := map[string]*guard{}, map[string]bool{}
 	for _, g := range guards {
 		byKey[g.key()], folders[path.Dir(g.file)] = g, true
 	}
-	key := ""
+	var about []*guard
 	for line := range strings.Lines(text) {
 		trimmed := strings.TrimSpace(line)
-		file, _, _ := strings.Cut(key, ":")
-		switch g := byKey[key]; {
-		case trimmed == "" || trimmed[0] == '#':
-		case line[0] > ' ':
-			key = trimmed
-		case g == nil && folders[path.Dir(file)]:
-			return fmt.Errorf("%s: there is no guard %s", explainedFile, key)
-		case g != nil:
-			g.reason = trimmed
+		if trimmed == "" || trimmed[0] == '#' {
+			continue
 		}
+		if line[0] == '\t' || line[0] == ' ' {
+			for _, g := range about {
+				g.reason = trimmed
+			}
+			about = nil
+			continue
+		}
+		file, _, _ := strings.Cut(trimmed, ":")
+		if g := byKey[trimmed]; g != nil {
+			about = append(about, g)
+		} else if folders[path.Dir(file)] {
+			return fmt.Errorf("%s: there is no guard %s", explainedFile, trimmed)
+		}
+	}
+	if len(about) > 0 {
+		return fmt.Errorf("%s: no reason for %s", explainedFile, about[0].key())
 	}
 	return nil
 }

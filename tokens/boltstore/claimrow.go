@@ -67,7 +67,7 @@ func claimsOf(tx *bbolt.Tx, id string, known *listing[tokens.Claim]) ([]tokens.C
 		node := k[len(prefix):]
 		v := tx.Bucket(claimsBucket).Get(node)
 		if v == nil {
-			return nil, noClaim(string(node))
+			return nil, fmt.Errorf("%w: bucket %q has no key %q, which bucket %q names", ErrDamaged, claimsBucket, node, holdersBucket)
 		}
 		c, err := known.one(node, v, decodeClaim)
 		if err != nil {

@@ -75,6 +75,22 @@ func TestDamagedClaim(t *testing.T) {
 	}
 }
 
+// A token whose claim is missing is not taken for one that has fewer claims.
+func TestMissingClaimIsDamage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("claims")).Delete([]byte("worker-1")) })
+	if all, err := open(t, path).Claims().HeldBy(t.Context(), "abc123"); !errors.Is(err, boltstore.ErrDamaged) {
+		t.Errorf("HeldBy = %+v, %v, want ErrDamaged", all, err)
+	}
+}
+
 // TestHintsApart: who watches tokens is not woken by claims, nor the other way round.
 func TestHintsApart(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))

@@ -82,6 +82,13 @@ func TestDamagedRow(t *testing.T) {
 				if r, err := s.Get(t.Context(), test.key); err == nil {
 					t.Errorf("Get = %+v, want an error", r)
 				}
+				token, err := tokens.New(test.key, "0123456789abcdeg")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if r, err := s.Create(t.Context(), tokens.Record{Token: token}); !errors.Is(err, boltstore.ErrDamaged) {
+					t.Errorf("Create = %+v, %v, want ErrDamaged", r, err)
+				}
 			}
 		})
 	}

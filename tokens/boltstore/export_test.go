@@ -3,7 +3,10 @@ package boltstore
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
+	"io"
 	"iter"
+	"os"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -82,3 +85,32 @@ func (s *Store) Fill() error {
 		}
 	}
 }
+
+// Break makes every write fail from now on.
+func (s *Store) Break(err error) {
+	s.commit.Lock()
+	defer s.commit.Unlock()
+	s.broken = err
+}
+
+// Transaction returns the number of the last transaction that was committed.
+func (s *Store) Transaction() (n int) {
+	_ = s.read(func(tx *bbolt.Tx) error { n = tx.ID(); return nil })
+	return n
+}
+
+// WriteJournal makes a journal with one group of entries, of which the first has this number.
+func WriteJournal(path string, number uint64, entries ...[]byte) error {
+	j := &journal{path: path}
+	var lines []*line
+	for i, v := range entries {
+		lines = append(lines, &line{number: number + uint64(i), v: v})
+	}
+	return errors.Join(j.write(lines), j.file.Close())
+}
+
+// IsFull reports whether an error says that the disk or a limit of it is full.
+func IsFull(err error) bool { return isFull(err) }
+
+// HolderIn finds the process that holds a file in the content of /proc/locks.
+func HolderIn(locks io.Reader, file os.FileInfo) string { return holderIn(locks, file) }

@@ -3,6 +3,7 @@ package boltstore
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -11,8 +12,9 @@ import (
 
 // holder says which process has the file locked, as Linux tells in /proc. It is for an error
 // message only: the process may be gone by now.
+const unknown = "another process"
+
 func holder(path string) string {
-	const unknown = "another process"
 	file, err := os.Stat(path)
 	if err != nil {
 		return unknown
@@ -22,6 +24,10 @@ func holder(path string) string {
 		return unknown
 	}
 	defer locks.Close() //nolint:errcheck // only read
+	return holderIn(locks, file)
+}
+
+func holderIn(locks io.Reader, file os.FileInfo) string {
 	for lines := bufio.NewScanner(locks); lines.Scan(); {
 		// 1: FLOCK  ADVISORY  WRITE 4711 fd:01:131085 0 EOF
 		f := strings.Fields(lines.Text())

@@ -388,11 +388,10 @@ func (s *Issued) Get(ctx context.Context, serial string) (issuance.Entry, error)
 				return true, nil
 			}
 			e, err := decodeEntry(key, v)
-			if err != nil || e.Serial != serial {
-				return true, err
+			if err == nil {
+				found = e
 			}
-			found = e
-			return false, nil
+			return false, err
 		})
 	})
 	if err == nil && found.Serial == "" {

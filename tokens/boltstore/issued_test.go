@@ -303,6 +303,9 @@ func TestIssuedDamaged(t *testing.T) {
 		"other row": func(tx *bbolt.Tx, key []byte) error {
 			return tx.Bucket([]byte("issued")).Put(key, []byte(`{"outcome":"issued"}`))
 		},
+		"no such row": func(tx *bbolt.Tx, key []byte) error {
+			return tx.Bucket([]byte("issued")).Put(key, []byte(`{"tokenID":"qwertz","serial":"1f"}`))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")
@@ -315,9 +318,22 @@ func TestIssuedDamaged(t *testing.T) {
 				key, _ := tx.Bucket([]byte("issued")).Cursor().First()
 				return change(tx, slices.Clone(key))
 			})
-			_, err := open(t, path).Issued().List(t.Context(), issuance.Query{EndsAfter: time.Now()})
+			record := open(t, path).Issued()
+			_, err := record.List(t.Context(), issuance.Query{EndsAfter: time.Now()})
 			if !errors.Is(err, boltstore.ErrDamaged) || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("List = %v, want ErrDamaged that names the file", err)
+			}
+			if name == "no row" || name == "no such row" {
+				if _, err := record.List(t.Context(), issuance.Query{EndsAfter: time.Now(), TokenID: "qwertz"}); !errors.Is(err, boltstore.ErrDamaged) {
+					t.Errorf("List of a token = %v, want ErrDamaged", err)
+				}
+			}
+			want := issuance.ErrNotFound
+			if name == "no such row" {
+				want = boltstore.ErrDamaged
+			}
+			if e, err := record.Get(t.Context(), "1f"); !errors.Is(err, want) {
+				t.Errorf("Get = %+v, %v, want %v", e, err, want)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package boltstore
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -108,7 +109,7 @@ func openPrivate(path string, flag int, mode os.FileMode) (*os.File, error) {
 	}
 	if err := checkPrivate(f); err != nil {
 		_ = f.Close()
-		return nil, err
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	if created {
 		// Without this the file itself may be gone after a power failure, whatever was

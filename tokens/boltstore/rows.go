@@ -117,7 +117,7 @@ func (r record) sweep(now time.Time, most int, room int64) (out swept, err error
 	return out, nil
 }
 
-// newestFirst visits entries from the newest on, or from the one before after.
+// newestFirst visits entries from the newest on, or from the one before after, until visit returns false or an error.
 func (r record) newestFirst(after []byte, visit func(place, key, v []byte) (bool, error)) error {
 	entries := r.entries.Cursor()
 	k, v := entries.Last()
@@ -136,7 +136,8 @@ func (r record) newestFirst(after []byte, visit func(place, key, v []byte) (bool
 	return nil
 }
 
-// soonestFirst visits the entries of certificates in the order of their ends, from one on.
+// soonestFirst visits the entries of certificates in the order of their ends, from one on, until visit returns false
+// or an error.
 func (r record) soonestFirst(from time.Time) func([]byte, func(place, key, v []byte) (bool, error)) error {
 	return func(after []byte, visit func(place, key, v []byte) (bool, error)) error {
 		ends := r.ends.Cursor()

@@ -1,0 +1,283 @@
+package boltstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"go.etcd.io/bbolt"
+)
+
+var errBroken = fmt.Errorf("page 7: %w", boltstore.ErrDamaged)
+
+// After a write has found the file damaged, no write is tried again, and each says why.
+func TestBrokenStoreWritesNoMore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Break(errBroken)
+	_, createErr := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
+	_, updateErr := s.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Description = "x"; return nil })
+	_, claimErr := s.Claims().Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "u"; return nil })
+	for what, err := range map[string]error{
+		"Create":       createErr,
+		"Update":       updateErr,
+		"Delete":       s.Delete(t.Context(), r),
+		"claim Update": claimErr,
+		"claim Delete": s.Claims().Delete(t.Context(), c),
+		"Close":        s.Close(),
+	} {
+		if !errors.Is(err, errBroken) {
+			t.Errorf("%s = %v, want %v", what, err, errBroken)
+		}
+	}
+}
+
+// What cannot be brought into the database stays in the journal: it is not written over, and Close keeps it.
+func TestBrokenStoreKeepsItsJournal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	s.Break(errBroken)
+	var kept []string
+	for {
+		e := large(issued(time.Now(), newSerial(), time.Hour))
+		if err := s.Issued().Append(t.Context(), e); errors.Is(err, errBroken) {
+			break
+		} else if err != nil || len(kept)*largeEntry > 4*boltstore.JournalHalf {
+			t.Fatalf("%d entries, then Append = %v, want %v when the journal is full", len(kept), err, errBroken)
+		}
+		kept = append(kept, e.Serial)
+	}
+	if len(kept)*largeEntry < boltstore.JournalHalf {
+		t.Fatalf("%d entries were kept, want both halves of the journal full", len(kept))
+	}
+	if _, err := s.Issued().List(t.Context(), issuance.Query{}); !errors.Is(err, errBroken) {
+		t.Errorf("List = %v, want %v", err, errBroken)
+	}
+	if e, err := s.Issued().Get(t.Context(), kept[0]); !errors.Is(err, errBroken) {
+		t.Errorf("Get = %+v, %v, want %v", e, err, errBroken)
+	}
+	if err := s.Close(); !errors.Is(err, errBroken) {
+		t.Errorf("Close = %v, want %v", err, errBroken)
+	}
+	left, _, err := boltstore.ReadJournal(journalOf(path), 0)
+	if err != nil || len(left) != len(kept) {
+		t.Fatalf("the journal has %d entries, %v, want %d", len(left), err, len(kept))
+	}
+	for i, v := range left {
+		if !bytes.Contains(v, []byte(kept[i])) {
+			t.Errorf("entry %d is not of certificate %s", i, kept[i])
+		}
+	}
+}
+
+// An entry that a half of the journal has no room for is in the database when Append returns.
+func TestEntryLargerThanTheJournalSurvivesACrash(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	add(t, s.Issued(), issued(time.Now(), "1f", time.Hour))
+	e := issued(time.Now(), "2f", time.Hour)
+	e.Message = strings.Repeat("x", 3*boltstore.JournalHalf)
+	add(t, s.Issued(), e)
+	again := open(t, crash(t, path))
+	for _, serial := range []string{"1f", "2f"} {
+		if _, err := again.Issued().Get(t.Context(), serial); err != nil {
+			t.Errorf("after a crash Get(%s) = %v", serial, err)
+		}
+	}
+}
+
+// A journal that cannot be read is not taken for an empty one, and stays where it is.
+func TestUnreadableJournalStopsOpen(t *testing.T) {
+	const good = `{"time":"2026-01-02T03:04:05Z","outcome":"refused"}`
+	for name, test := range map[string]struct {
+		journal func(path string) error
+		want    string
+	}{
+		"good":         {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good)) }, ""},
+		"not JSON":     {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte("hunter2")) }, "file is damaged: entry 2: "},
+		"no such row":  {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{}`)) }, "file is damaged: entry 1: an entry that nobody may have made"},
+		"folder":       {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file but d"},
+		"open to all":  {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is open to others"},
+		"named socket": {func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) }, "no such device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tokens.db")
+			if err := test.journal(journalOf(path)); err != nil {
+				t.Fatal(err)
+			}
+			s, err := boltstore.Open(path)
+			if test.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), journalOf(path)) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("Open = %v, want %q and the file in it", err, test.want)
+			}
+			if _, err := os.Lstat(journalOf(path)); err != nil {
+				t.Errorf("the journal is gone: %v", err)
+			}
+		})
+	}
+}
+
+// A journal whose entries cannot be brought into the database is kept for somebody who mends the database.
+func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	if err := s.Issued().AppendAll(func(yield func(issuance.Entry) bool) {
+		for i := range 300 {
+			if !yield(issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
+				return
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	add(t, s.Issued(), issued(time.Now().Add(time.Hour), "1f", time.Hour))
+	left := crash(t, path)
+	whole, err := os.ReadFile(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	journal, err := os.ReadFile(journalOf(left))
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for page := 0; page*os.Getpagesize() < len(whole); page++ {
+		content := bytes.Clone(whole)
+		for i := range os.Getpagesize() {
+			content[page*os.Getpagesize()+i] = 0xa5
+		}
+		path := filepath.Join(t.TempDir(), "tokens.db")
+		if err := errors.Join(os.WriteFile(path, content, 0o600), os.WriteFile(journalOf(path), journal, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := boltstore.Open(path)
+		if err != nil {
+			failed++
+			if after, err := os.ReadFile(journalOf(path)); err != nil || !bytes.Equal(after, journal) {
+				t.Errorf("page %d is overwritten: the journal is another one, %v", page, err)
+			}
+			continue
+		}
+		if _, err := s.Issued().Get(t.Context(), "1f"); err != nil {
+			t.Errorf("page %d is overwritten: Open = nil, and then Get = %v", page, err)
+		}
+		_ = s.Close() // it may be damaged
+	}
+	if failed < 3 {
+		t.Errorf("%d damaged pages were noticed, want more", failed)
+	}
+}
+
+// endsSoon is a context that ends after one look at it.
+type endsSoon struct {
+	context.Context
+	looks int
+}
+
+func (c *endsSoon) Err() error {
+	if c.looks++; c.looks > 1 {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestListOfTheRecordEndsWithItsContext(t *testing.T) {
+	s := openIssued(t)
+	if err := s.AppendAll(func(yield func(issuance.Entry) bool) {
+		for i := range 1500 {
+			if !yield(issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
+				return
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if page, err := s.List(&endsSoon{Context: t.Context()}, issuance.Query{TokenID: "none00"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("List = %d entries, %v, want context.Canceled", len(page.Entries), err)
+	}
+}
+
+// A write that is refused costs no write to the disk.
+func TestRefusedWriteCommitsNothing(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
+	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.Transaction()
+	if _, err := s.Create(t.Context(), r); !errors.Is(err, tokens.ErrExists) {
+		t.Fatalf("Create = %v, want ErrExists", err)
+	}
+	if after := s.Transaction(); after != before {
+		t.Errorf("transaction %d after the refusal, %d before", after, before)
+	}
+}
+
+func TestIsFull(t *testing.T) {
+	for err, want := range map[error]bool{
+		&os.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}: true,
+		&os.PathError{Op: "write", Path: "x", Err: syscall.EDQUOT}: true,
+		&os.PathError{Op: "write", Path: "x", Err: syscall.EFBIG}:  true,
+		errors.New("file resize error: no space left"):             true,
+		&os.PathError{Op: "write", Path: "x", Err: syscall.EIO}:    false,
+		bbolt.ErrTxNotWritable:                                     false,
+	} {
+		if got := boltstore.IsFull(err); got != want {
+			t.Errorf("%v: full %t, want %t", err, got, want)
+		}
+	}
+}
+
+func TestHolderIsTheProcessThatHasTheFileOpen(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "tokens.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // it is empty
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := func(kind, pid string) string {
+		return fmt.Sprintf("1: %s  ADVISORY  WRITE %s fd:01:131085 0 EOF\n", kind, pid)
+	}
+	self := fmt.Sprint(os.Getpid())
+	for name, test := range map[string]struct{ locks, want string }{
+		"this process":        {line("FLOCK", self), "this process itself"},
+		"after others":        {"1: FLOCK\n" + line("FLOCK", "x") + line("FLOCK", fmt.Sprint(os.Getppid())) + line("FLOCK", self), "this process itself"},
+		"lock of POSIX":       {line("POSIX", self), "another process"},
+		"short line":          {"1: FLOCK ADVISORY WRITE " + self + "\n", "another process"},
+		"another file's lock": {line("FLOCK", fmt.Sprint(os.Getppid())), "another process"},
+		"no locks":            {"", "another process"},
+	} {
+		if got := boltstore.HolderIn(strings.NewReader(test.locks), info); got != test.want {
+			t.Errorf("%s: held by %q, want %q", name, got, test.want)
+		}
+	}
+}
