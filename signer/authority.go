@@ -316,7 +316,7 @@ func (a *Authority) now() time.Time {
 // certificate and no error; the error beside the verdict to wait is the one of [Authority.Decide].
 func (a *Authority) Issue(ctx context.Context, r approval.Request) ([]byte, approval.Decision, error) {
 	d, admission, err := a.Decide(ctx, r)
-	if err != nil || d.Verdict != approval.Approve {
+	if d.Verdict != approval.Approve {
 		return nil, d, err
 	}
 	chain, err := a.Sign(ctx, r, admission)

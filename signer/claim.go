@@ -281,7 +281,10 @@ func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error
 			}
 			continue
 		case !errors.Is(err, tokens.ErrNotFound):
-			return claim, refusedOr(err, "claim of node %s", node)
+			if errors.As(err, new(*Refused)) {
+				return claim, err
+			}
+			return claim, fmt.Errorf("claim of node %s: %w", node, err)
 		case p.counted:
 			return claim, refuseJoined(id, node, p.replaces)
 		}
@@ -338,12 +341,4 @@ func requests(r approval.Request) []string {
 		return nil
 	}
 	return []string{r.UID}
-}
-
-// refusedOr passes a refusal on as it is and says of every other error what it is about.
-func refusedOr(err error, format string, args ...any) error {
-	if refused := (*Refused)(nil); err == nil || errors.As(err, &refused) {
-		return err
-	}
-	return fmt.Errorf(format+": %w", append(args, err)...)
 }

@@ -129,8 +129,6 @@ func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) erro
 		return nil
 	case errors.Is(err, tokens.ErrNotFound):
 		return refuseGone(id)
-	case errors.Is(err, errCountsNothing):
-		return err
 	case err != nil:
 		return fmt.Errorf("count of token %s: %w", id, err)
 	case mended:

@@ -61,6 +61,11 @@ func TestDryRun(t *testing.T) {
 	}
 	c.deleteNode("worker-1")
 	both(other, "worker-1", "")
+	// A claim that the cache does not have yet.
+	third := c.mint(tokens.Limits{MaxNodes: 1})
+	c.sticks()
+	c.claims["worker-5"] = tokens.Claim{Node: "worker-5", TokenID: one.ID(), UID: "5", Version: c.next()}
+	both(third, "worker-5", signer.ReasonNodeNameClaimed)
 	if (*signer.NodeAdmission)(nil).DryRun() != nil {
 		t.Error("no admission has a dry run")
 	}

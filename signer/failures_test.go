@@ -87,25 +87,31 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for at, most := 1, 1; at <= most; at++ {
-				c := newCluster()
-				r := prepare(t, c)
-				c.catchesUp()
-				c.calls, c.failAt = 0, at
-				admission, err := c.admission().Admit(t.Context(), r)
-				if most = max(most, c.calls); c.calls < at {
-					break // it has no such call
-				}
-				if admission != nil || err == nil || errors.As(err, new(*signer.Refused)) {
-					t.Errorf("call %d of %d fails: %v, %v; want an error that may pass", at, c.calls, admission, err)
-				}
-				c.failAt = 0
-				if _, err := c.admission().Admit(t.Context(), r); err != nil {
-					t.Errorf("again after call %d failed: %v", at, err)
-				}
-				most++
-			}
+			everyCallFails(t, prepare, (*cluster).admission)
+			everyCallFails(t, prepare, func(c *cluster) *signer.NodeAdmission { return c.admission().DryRun() })
 		})
+	}
+}
+
+// everyCallFails admits a request that nothing is against, once for each call that an admission makes: that call fails.
+func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approval.Request, of func(*cluster) *signer.NodeAdmission) {
+	t.Helper()
+	for at := 1; ; at++ {
+		c := newCluster()
+		r := prepare(t, c)
+		c.catchesUp()
+		c.calls, c.failAt = 0, at
+		admission, err := of(c).Admit(t.Context(), r)
+		if c.calls < at {
+			return // there is no such call
+		}
+		if admission != nil || err == nil || errors.As(err, new(*signer.Refused)) {
+			t.Errorf("call %d of %d fails: %v, %v; want an error that may pass", at, c.calls, admission, err)
+		}
+		c.failAt = 0
+		if _, err := of(c).Admit(t.Context(), r); err != nil {
+			t.Errorf("again after call %d failed: %v", at, err)
+		}
 	}
 }
 

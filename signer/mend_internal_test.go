@@ -107,3 +107,21 @@ func TestRestrictGrantsNothing(t *testing.T) {
 		}
 	}
 }
+
+func TestAbandonedIsPendingForLongWithoutNode(t *testing.T) {
+	now := time.Now()
+	n := &NodeAdmission{Now: func() time.Time { return now }}
+	for name, test := range map[string]struct {
+		c    tokens.Claim
+		want bool
+	}{
+		"pending for long":  {tokens.Claim{Pending: true, Created: now.Add(-pendingFor - 1)}, true},
+		"not so long yet":   {tokens.Claim{Pending: true, Created: now.Add(-pendingFor)}, false},
+		"confirmed":         {tokens.Claim{Created: now.Add(-pendingFor - 1)}, false},
+		"its Node is there": {tokens.Claim{Pending: true, NodeUID: "u", Created: now.Add(-pendingFor - 1)}, false},
+	} {
+		if got := n.abandoned(test.c); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

@@ -255,8 +255,8 @@ type noted struct {
 func (t *told) knows(key, what digest, oldest time.Time) bool {
 	t.Lock()
 	defer t.Unlock()
-	last, found := t.get(key)
-	return found && last.what == what && last.at.After(oldest)
+	last, _ := t.get(key)
+	return last.what == what && last.at.After(oldest)
 }
 
 func (t *told) note(key digest, what noted) {
