@@ -147,7 +147,7 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 	if err != nil {
 		return fmt.Errorf("%s: the answer ended early: %w", c.URL, err)
 	}
-	if response.StatusCode < 200 || response.StatusCode > 299 {
+	if response.StatusCode/100 != 2 {
 		return problem(c.URL, response, content)
 	}
 	if text, ok := into.(*[]byte); ok {

@@ -174,7 +174,13 @@ func TestErrors(t *testing.T) {
 		"a redirect":    func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNotModified) },
 		"empty problem": func(w http.ResponseWriter, _ *http.Request) { problem(w, `{}`) },
 		"broken":        func(w http.ResponseWriter, _ *http.Request) { problem(w, `{`) },
-		"no JSON":       func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") },
+		"wrong type":    func(w http.ResponseWriter, _ *http.Request) { problem(w, `{"detail": "x", "status": "500"}`) },
+		"JSON": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(500)
+			_, _ = io.WriteString(w, `{"detail": "x"}`)
+		},
+		"no JSON": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") },
 		"cut off": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "100")
 			w.WriteHeader(200)
@@ -189,6 +195,25 @@ func TestErrors(t *testing.T) {
 		if _, err := (&client.Client{URL: other.URL}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "connection refused") {
 			t.Errorf("closed: %v", err)
 		}
+	}
+}
+
+// A join command that was cut off is no join command: it would be pasted.
+func TestJoinCommandThatWasCutOffIsAnError(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		_, _ = io.WriteString(w, "kubeadm join 192.0.2.1:6443 --token")
+	}))
+	defer other.Close()
+	command, err := (&client.Client{URL: other.URL}).PrintJoinCommand(t.Context(), api.PrintJoinCommand{})
+	if err == nil || !strings.Contains(err.Error(), "ended early") || command != "" {
+		t.Errorf("%q, %v", command.Reveal(), err)
+	}
+}
+
+func TestMalformedURLIsAnError(t *testing.T) {
+	if _, err := (&client.Client{URL: "https://[::1"}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "[::1") {
+		t.Errorf("%v", err)
 	}
 }
 

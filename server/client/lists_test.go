@@ -73,6 +73,17 @@ func TestListThatDoesNotGoOn(t *testing.T) {
 	}
 }
 
+// A page that cannot be read ends the list, wherever it says that it goes on.
+func TestListEndsWithAnErrorOfAPage(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"continue":"x","kind":5}`))
+	}))
+	defer other.Close()
+	if list, err := (&client.Client{URL: other.URL}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "not of a kubejoin server") {
+		t.Errorf("%d tokens, %v", len(list.Items), err)
+	}
+}
+
 // What anybody may read.
 func TestDiscovery(t *testing.T) {
 	s, _, ca := newServer(t)

@@ -532,6 +532,47 @@ func TestEvidence(t *testing.T) {
 	}
 }
 
+// Requests of other signers, and Events of others or about other requests, are no evidence.
+func TestEvidenceOfOthersIsLeftOut(t *testing.T) {
+	foreign := request(itself, denied("X", "y"), func(r *explain.Request) { r.Signer, r.Name = "example.com/x", "csr-x" })
+	another, of := event("NotPermitted", "another request"), event("NotPermitted", "another program")
+	another.UID, of.Source = "uid-2", "kubelet"
+	e := explain.Explain(explain.Facts{Node: name, Requests: []explain.Request{foreign, request(bootstrap)}, Events: []explain.Event{another, of}}, now)
+	if e.Evidence.RequestCount != 1 || e.Evidence.Refused != 0 || e.Evidence.Event != nil || e.State == explain.NotPermitted {
+		t.Errorf("%s: %+v", e.Sentence, e.Evidence)
+	}
+}
+
+// A group that is too long to be shown is part of no command.
+func TestLongGroupIsPartOfNoCommand(t *testing.T) {
+	long := request(bootstrap, permitted(false), func(r *explain.Request) { r.Groups = []string{"system:bootstrappers:" + strings.Repeat("a", 10_000)} })
+	e := explain.Explain(explain.Facts{Node: name, Tokens: []tokens.Record{token(t, "abcdef")}, Requests: []explain.Request{long}}, now)
+	if e.State != explain.NotPermitted || slices.ContainsFunc(e.Next, func(c string) bool { return strings.Contains(c, "--group=") }) {
+		t.Errorf("%s, next %.300q", e.State, e.Next)
+	}
+}
+
+func TestGranted(t *testing.T) {
+	for _, test := range []struct {
+		status, verdict string
+		want            bool
+	}{
+		{explain.StatusIssued, "", true},
+		{explain.StatusIssued, "deny", true},
+		{explain.StatusPending, "approve", true},
+		{explain.StatusApproved, "approve", true},
+		{explain.StatusPending, "deny", false},
+		{explain.StatusApproved, "wait", false},
+		{explain.StatusPending, "", false},
+		{explain.StatusDenied, "approve", false},
+		{explain.StatusFailed, "approve", false},
+	} {
+		if got := (explain.RequestExplanation{Status: test.status, Verdict: test.verdict}).Granted(); got != test.want {
+			t.Errorf("%s, verdict %q: granted %t", test.status, test.verdict, got)
+		}
+	}
+}
+
 // Many tokens for a name are counted, and a few are named.
 func TestManyTokens(t *testing.T) {
 	ca := newAuthority(t, "kubernetes")
