@@ -87,6 +87,7 @@ func TestClaimCleanerFollowsTheNode(t *testing.T) {
 		fails  string            // the call that fails
 		err    error             // what it fails with; nil is errBroken
 		other  bool              // List shows a claim of another token
+		alone  bool              // there are no Nodes
 		want   func(*tokens.Claim)
 		failed bool // the step is reported as failed
 		calls  calls
@@ -107,6 +108,7 @@ func TestClaimCleanerFollowsTheNode(t *testing.T) {
 		"not Ready":                           {claim: tokens.Claim{NodeUID: "u1", ReadyBefore: "r1"}, live: "u1", calls: calls{1, 1}},
 		"released, not yet due":               {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)}}},
 		"released, due":                       {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: long}}, want: func(c *tokens.Claim) { c.Node = "" }},
+		"token deleted, no Nodes":             {claim: tokens.Claim{TokenID: gone}, alone: true},
 		"claim of another token by now":       {live: "u1", other: true, calls: calls{1, 1}},
 
 		"claims not listed":      {live: "u1", fails: "list claims", failed: true},
@@ -166,6 +168,9 @@ func TestClaimCleanerFollowsTheNode(t *testing.T) {
 				}
 				if test.cached != nil {
 					cleaner.Nodes = func(context.Context) (map[string]string, error) { return test.cached, fail("list nodes") }
+				}
+				if test.alone {
+					cleaner.Node = nil
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error)

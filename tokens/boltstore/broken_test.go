@@ -68,6 +68,11 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	if len(kept)*largeEntry < boltstore.JournalHalf {
 		t.Fatalf("%d entries were kept, want both halves of the journal full", len(kept))
 	}
+	larger := issued(time.Now(), "1f", time.Hour)
+	larger.Message = strings.Repeat("x", boltstore.JournalHalf)
+	if err := s.Issued().Append(t.Context(), larger); !errors.Is(err, errBroken) {
+		t.Errorf("Append of an entry that is larger than the journal = %v, want %v", err, errBroken)
+	}
 	if _, err := s.Issued().List(t.Context(), issuance.Query{}); !errors.Is(err, errBroken) {
 		t.Errorf("List = %v, want %v", err, errBroken)
 	}
@@ -112,7 +117,7 @@ func TestUnreadableJournalStopsOpen(t *testing.T) {
 		want    string
 	}{
 		"good":         {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good)) }, ""},
-		"not JSON":     {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte("hunter2")) }, "file is damaged: entry 2: "},
+		"not JSON":     {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte("hunter2")) }, "file is damaged: entry 2: not JSON from byte"},
 		"no such row":  {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{}`)) }, "file is damaged: entry 1: an entry that nobody may have made"},
 		"folder":       {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file but d"},
 		"open to all":  {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is open to others"},

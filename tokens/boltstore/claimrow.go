@@ -50,12 +50,10 @@ func keptClaim(c tokens.Claim) tokens.Claim {
 func getClaim(tx *bbolt.Tx, node string) (tokens.Claim, error) {
 	v := tx.Bucket(claimsBucket).Get([]byte(node))
 	if v == nil {
-		return tokens.Claim{}, noClaim(node)
+		return tokens.Claim{}, fmt.Errorf("claim %s: %w", node, tokens.ErrNotFound)
 	}
 	return decodeClaim([]byte(node), v)
 }
-
-func noClaim(node string) error { return fmt.Errorf("claim %s: %w", node, tokens.ErrNotFound) }
 
 // claimsOf gives the claims of a token in the order of their names, and shares with known what
 // they point at. A token for many nodes has all of its claims looked at for each of them.
@@ -65,11 +63,7 @@ func claimsOf(tx *bbolt.Tx, id string, known *listing[tokens.Claim]) ([]tokens.C
 	holders := tx.Bucket(holdersBucket).Cursor()
 	for k, _ := holders.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = holders.Next() {
 		node := k[len(prefix):]
-		v := tx.Bucket(claimsBucket).Get(node)
-		if v == nil {
-			return nil, fmt.Errorf("%w: bucket %q has no key %q, which bucket %q names", ErrDamaged, claimsBucket, node, holdersBucket)
-		}
-		c, err := known.one(node, v, decodeClaim)
+		c, err := known.one(node, tx.Bucket(claimsBucket).Get(node), decodeClaim) // damaged if there is none
 		if err != nil {
 			return nil, err
 		}

@@ -34,8 +34,8 @@ func holderIn(locks io.Reader, file os.FileInfo) string {
 		if len(f) < 6 || f[1] != "FLOCK" {
 			continue
 		}
-		pid, err := strconv.Atoi(f[4])
-		if err != nil || !hasOpen(pid, file) {
+		pid, _ := strconv.Atoi(f[4]) // process 0 has nothing open
+		if !hasOpen(pid, file) {
 			continue
 		}
 		if pid == os.Getpid() {
