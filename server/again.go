@@ -25,7 +25,7 @@ const (
 func (h *handler) again(ctx context.Context, asked api.TokenSpec, record tokens.Record, now time.Time) (tokens.Record, error) {
 	stored, err := h.Tokens.Get(ctx, record.Token.ID())
 	switch {
-	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
+	case errors.Is(err, tokens.ErrNotFound):
 		return record, taken(record.Token) // or was, a moment ago
 	case err != nil:
 		return record, h.unavailable(err)

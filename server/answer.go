@@ -270,11 +270,8 @@ func (h *handler) failed(err error, id string, kubernetes bool) answer {
 	return a
 }
 
-// object is the answer of an object of package api.
+// object is the answer of an object in JSON.
 func object(status int, v any) (answer, error) {
 	body, err := json.Marshal(v)
-	if err != nil {
-		return answer{}, err
-	}
-	return answer{status: status, contentType: "application/json", body: append(body, '\n')}, nil
+	return answer{status: status, contentType: "application/json", body: append(body, '\n')}, err
 }

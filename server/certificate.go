@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"mime"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -176,10 +175,8 @@ func (h *handler) readCertificateRequest(r *http.Request, user User) (approval.R
 	if err := readQuery(r, &asked); err != nil {
 		return approval.Request{}, err
 	}
-	if header := r.Header.Get("Content-Type"); header != "" {
-		if media, _, err := mime.ParseMediaType(header); err != nil || !slices.Contains(requestTypes, media) {
-			return approval.Request{}, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a certificate request in PEM, as one of %s", strings.Join(requestTypes, ", "))
-		}
+	if r.Header.Get("Content-Type") != "" && !hasType(r, requestTypes...) {
+		return approval.Request{}, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a certificate request in PEM, as one of %s", strings.Join(requestTypes, ", "))
 	}
 	body, err := readAll(r)
 	if err != nil {
@@ -274,9 +271,6 @@ func usages(asked []string) ([]certificates.KeyUsage, error) {
 			return nil, badField("usages", "%q is given twice", u)
 		}
 		list = append(list, u)
-	}
-	if len(list) == 0 {
-		return nil, badField("usages", "is empty; leave it out for the usual ones")
 	}
 	return list, nil
 }

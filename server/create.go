@@ -204,10 +204,11 @@ func (h *handler) unsignedCommand(ctx context.Context, record tokens.Record) str
 	if err != nil {
 		return ""
 	}
-	command, err := h.joinCommand([]byte(data["kubeconfig"]), record.Token)
+	join, err := h.join([]byte(data["kubeconfig"]), record.Token)
 	if err != nil {
 		return ""
 	}
+	command, _ := joinLine(join) // empty beside an error
 	return command
 }
 

@@ -241,3 +241,29 @@ func TestGuessesInAnotherHeader(t *testing.T) {
 		})
 	}
 }
+
+// A credential that kubejoin does not see is not remembered: every request without a seen one would be exempt.
+func TestCredentialInAnotherHeaderIsNoExemption(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // the clock stands still
+		s := newSite(t)
+		s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
+		s.Authenticate = func(r *http.Request) (server.User, error) {
+			if r.Header.Get("X-Rack-Key") == "own" {
+				return server.User{Name: "ada"}, nil
+			}
+			return server.User{}, server.ErrBadCredentials
+		}
+		handler, own := s.Handler(), http.Header{"X-Rack-Key": {"own"}}
+		if code := sends(t, handler, "192.0.2.1:1", own.Clone()); code != 403 {
+			t.Fatalf("%d, want the user known", code)
+		}
+		for range server.FailureBurst {
+			if code := sends(t, handler, "192.0.2.1:1", authorized("Bearer guess")); code != 401 {
+				t.Fatal(code)
+			}
+		}
+		if code := sends(t, handler, "192.0.2.1:1", own.Clone()); code != 429 {
+			t.Errorf("%d, want 429", code)
+		}
+	})
+}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -96,11 +95,7 @@ type notReady struct{ list []byte }
 func (n *notReady) Error() string { return string(bytes.TrimSpace(n.list)) }
 
 func (h *handler) version(*http.Request) (answer, error) {
-	body, err := json.Marshal(h.Version)
-	if err != nil {
-		return answer{}, err
-	}
-	return answer{contentType: "application/json", body: append(body, '\n')}, nil
+	return object(http.StatusOK, h.Version)
 }
 
 func (h *handler) metrics(*http.Request) (answer, error) {

@@ -100,15 +100,6 @@ func (h *handler) join(kubeconfig []byte, t tokens.Token) (joinformat.Join, erro
 	return j, nil
 }
 
-// joinCommand is the line of join.
-func (h *handler) joinCommand(kubeconfig []byte, t tokens.Token) (string, error) {
-	j, err := h.join(kubeconfig, t)
-	if err != nil {
-		return "", err
-	}
-	return joinLine(j)
-}
-
 func joinLine(j joinformat.Join) (string, error) {
 	line, err := j.Line()
 	return strings.TrimSpace(string(line)), err

@@ -31,8 +31,5 @@ func (h *handler) openAPIJSON(r *http.Request) (answer, error) {
 		return answer{}, err
 	}
 	body, err := openAPIInJSON()
-	if err != nil {
-		return answer{}, err
-	}
-	return h.describedJSON.answer(r, body, "application/json"), nil
+	return h.describedJSON.answer(r, body, "application/json"), err
 }

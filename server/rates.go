@@ -315,7 +315,7 @@ func (a *letIn) forget(hash uint64) {
 func (a *letIn) has(client string, of kind, shown string) bool {
 	hash := a.hash(client, of, shown)
 	places := a.places(hash)
-	return shown != "" && slices.ContainsFunc(places[:], func(place *atomic.Uint64) bool { return place.Load() == hash })
+	return slices.ContainsFunc(places[:], func(place *atomic.Uint64) bool { return place.Load() == hash })
 }
 
 // reported is when the log was told last, in Unix nanoseconds.

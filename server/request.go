@@ -82,7 +82,7 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 	}
 	// What curl -d sends without a header is taken for a form by name, and is JSON in fact
 	// or nothing that could be read.
-	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" && media != "application/x-www-form-urlencoded" {
+	if !hasType(r, "application/json", "application/x-www-form-urlencoded") {
 		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a body of application/json, or none")
 	}
 	if !utf8.Valid(body) { // a decoder would put something else in its place
@@ -115,6 +115,12 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 		}
 	}
 	return given, nil
+}
+
+// hasType reports whether a request says that its body is of one of these types.
+func hasType(r *http.Request, types ...string) bool {
+	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return err == nil && slices.Contains(types, media)
 }
 
 // unknownField is the problem of a name that is none of a field. Something else may have been pasted

@@ -37,9 +37,6 @@ func (h *handler) newRecord(r *http.Request, spec api.TokenSpec, t tokens.Token,
 			return record, badField("usages", "%.40q given, want signing, authentication or both", usage)
 		}
 	}
-	if len(usages) == 0 {
-		return record, badField("usages", "none given, want signing, authentication or both")
-	}
 	switch {
 	case spec.Groups != nil:
 		record.Groups = spec.Groups

@@ -2,10 +2,8 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
-	"mime"
 	"net/http"
 	"slices"
 	"time"
@@ -66,11 +64,7 @@ func (h *handler) tokenReview(r *http.Request) (answer, error) {
 	result := map[bool]string{true: "authenticated", false: "refused"}[status.Authenticated]
 	h.tokenReviews.WithLabelValues(result).Inc()
 	logAttrs(r.Context(), slog.String("result", result))
-	body, err := json.Marshal(authenticationv1.TokenReview{TypeMeta: asked.TypeMeta, Status: status})
-	if err != nil {
-		return answer{}, err
-	}
-	return answer{contentType: "application/json", body: append(body, '\n')}, nil
+	return object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: asked.TypeMeta, Status: status})
 }
 
 // checkReviewer lets nobody ask but kube-apiserver: an answer tells whether a guess was right.
@@ -112,7 +106,7 @@ type askedReview struct {
 // v1beta1 unless it is told otherwise, and reads the answer in the version that it sent.
 func readTokenReview(r *http.Request) (askedReview, error) {
 	var asked askedReview
-	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
+	if !hasType(r, "application/json") {
 		return asked, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
 	}
 	body, err := readAll(r)
@@ -181,10 +175,7 @@ func (h *handler) bootstrapUser(ctx context.Context, shown tokens.Token, now fun
 // isToken is whether a request shows a bootstrap token that there is, as far as kubejoin remembers: no
 // store is asked.
 func (h *handler) isToken(r *http.Request) bool {
-	bearer, err := Bearer(r)
-	if err != nil {
-		return false
-	}
+	bearer, _ := Bearer(r) // empty beside an error, which is no token
 	shown, err := tokens.Parse(bearer)
 	if err != nil {
 		return false

@@ -118,8 +118,7 @@ func (v view) status(r tokens.Record) string {
 }
 
 func (v view) signed(t tokens.Token) bool {
-	jws := v.data[clusterinfo.SignatureKey(t.ID())]
-	return jws != "" && clusterinfo.Verify([]byte(v.data[clusterinfo.KubeconfigKey]), jws, t) == nil
+	return clusterinfo.Verify([]byte(v.data[clusterinfo.KubeconfigKey]), v.data[clusterinfo.SignatureKey(t.ID())], t) == nil
 }
 
 // nodes are the names that were taken with a token: those that are counted, and those that are
