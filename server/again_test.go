@@ -250,3 +250,16 @@ func TestCreateTokenAgainWithoutRoom(t *testing.T) {
 }
 
 var _ server.ClusterInfo = (*narrow)(nil)
+
+// A dry run reads the token twice. The token may be deleted in between, or the store may fail.
+func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {
+	for err, want := range map[error]int{fmt.Errorf("x: %w", tokens.ErrNotFound): 409, errStore: 503} {
+		s := newSite(t)
+		own := s.token(t, nil)
+		s.Tokens = &failing{Store: s.store, at: 2, err: err}
+		s.start(t)
+		if _, _, got := askFor[api.Token](t, s, "POST", tokenPath, `{"token":"`+own+`","dryRun":true}`); got.status != want {
+			t.Errorf("%v: %d %s, want %d", err, got.status, got.body, want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bytes"
+	"context"
 	"crypto"
 	"crypto/rand"
 	"crypto/rsa"
@@ -453,6 +454,7 @@ func TestCertificateRequests(t *testing.T) {
 		{name: "PEM file", contentType: "application/x-pem-file", body: good, status: 200},
 		{name: "with a parameter", contentType: "text/plain; charset=utf-8", body: good, status: 200},
 		{name: "JSON", contentType: "application/json", body: good, status: 415, want: "application/pkcs10"},
+		{name: "malformed type", contentType: `text/plain; charset="`, body: good, status: 415, want: "application/pkcs10"},
 		{name: "usages with commas", query: "?usages=digital+signature,client+auth", body: good, status: 200},
 		{name: "usages repeated", query: "?usages=digital%20signature&usages=client%20auth", body: good, status: 200},
 		{name: "usages that do not fit", query: "?usages=server%20auth", body: good, status: 403, want: `"reason":"NotRecognized"`},
@@ -497,9 +499,13 @@ func TestCertificateByClientCertificate(t *testing.T) {
 	// Where nobody is known by certificates, and nobody by tokens.
 	s.Certificates.ClientCertificate, s.Authenticate, s.Registerer = nil, nil, nil
 	s.start(t)
-	for _, c := range []*client.Client{s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")), s.by(adminBearer), s.by("")} {
+	for c, want := range map[*client.Client]string{
+		s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")): "who is asking?", s.by(adminBearer): "are not accepted", s.by(""): "who is asking?",
+	} {
 		_, err := c.Certificate(t.Context(), request)
-		wantProblem(t, err, 401, "unauthorized", "")
+		if p := wantProblem(t, err, 401, "unauthorized", ""); !strings.Contains(p.Detail, want) {
+			t.Errorf("%q, want %q", p.Detail, want)
+		}
 	}
 }
 
@@ -528,6 +534,31 @@ func TestCertificateWaits(t *testing.T) {
 			t.Errorf("%+v\n%s", p, s.logs)
 		}
 	})
+	t.Run("claims", func(t *testing.T) {
+		s, _ := certifying(t)
+		s.Certificates.Authority.Nodes.Claims = failingClaims{s.Claims, &failing{at: 1, err: errReset}}
+		s.start(t)
+		_, err := s.by(s.token(t, once)).Certificate(t.Context(), request)
+		p := wantProblem(t, err, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable)
+		if strings.Contains(p.Detail, errReset.Error()) || !strings.Contains(s.logs.String(), errReset.Error()) {
+			t.Errorf("%+v\n%s", p, s.logs)
+		}
+	})
+	t.Run("deleted Node", func(t *testing.T) {
+		s, _ := certifying(t)
+		asked := 0
+		nodes := s.Certificates.Authority.Nodes
+		nodes.Node = func(context.Context, string) (string, error) {
+			if asked++; asked > 1 {
+				return "", tokens.ErrNotFound
+			}
+			return "uid", nil
+		}
+		nodes.Now = func() time.Time { return time.Now().Add(-time.Minute) } // so that the signer asks again
+		s.start(t)
+		_, err := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), request)
+		wantProblem(t, err, 503, api.ProblemCertificateWaits, signer.ReasonNodeNotFound)
+	})
 	t.Run("authorizer", func(t *testing.T) {
 		s, _ := certifying(t)
 		s.Authorize = func(*http.Request, server.User, server.Access) error { return errors.New("reviewer down") }
@@ -535,6 +566,22 @@ func TestCertificateWaits(t *testing.T) {
 		_, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: peerSigner})
 		wantProblem(t, err, 503, "authorization-unavailable", "")
 	})
+}
+
+// The configuration may change between two looks at it. The client must not try again then.
+func TestRefusesSignerThatIsNoLongerConfigured(t *testing.T) {
+	s, _ := certifying(t)
+	signers := s.Certificates.Authority.Signers()
+	s.Certificates.Authority.Signers = func() map[string]signer.Signer {
+		all := signers
+		signers = nil
+		return all
+	}
+	s.start(t)
+	_, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner})
+	if p := wantProblem(t, err, 400, "invalid-field", ""); p.Field != "signer" {
+		t.Errorf("%+v", p)
+	}
 }
 
 // Of 200 machines that ask at once on a token for one, one has a certificate.

@@ -246,6 +246,25 @@ func TestReleaseClaimThatIsReplaced(t *testing.T) {
 	}
 }
 
+func TestReleasesClaimThatAnotherCallerReleases(t *testing.T) {
+	s, r := claimed(t)
+	store := s.store.Claims()
+	s.Claims = &deleting{Claims: s.Claims, before: func(_ int, c tokens.Claim) error { return store.Delete(t.Context(), c) }}
+	s.start(t)
+	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 || !slices.Equal(s.record(t, r.Token.ID()).Nodes, []string{"worker-2"}) {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+}
+
+func TestReleasesClaimOfTokenDeletedMeanwhile(t *testing.T) {
+	s, _ := claimed(t)
+	s.Tokens = going{s.store}
+	s.start(t)
+	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 || !slices.Equal(s.claims(t), []string{"worker-2"}) {
+		t.Errorf("%d with claims %v: %s", got.status, s.claims(t), got.body)
+	}
+}
+
 func TestNoClaims(t *testing.T) {
 	s := newSite(t)
 	s.start(t)

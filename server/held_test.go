@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,6 +146,44 @@ func TestCountOfTokensDoesNotWaitForever(t *testing.T) {
 		}
 		all.Wait()
 	})
+}
+
+// listing is a store whose first list is old before it is returned.
+type listing struct {
+	tokens.Store
+	lists         atomic.Int64
+	entered, free chan struct{}
+}
+
+func (s *listing) List(ctx context.Context) ([]tokens.Record, error) {
+	all, err := s.Store.List(ctx)
+	if s.lists.Add(1) == 1 {
+		close(s.entered)
+		<-s.free
+	}
+	return all, err
+}
+
+// A slow count must not replace a newer one, which includes what was made since.
+func TestCountsTokensMadeDuringTheCount(t *testing.T) {
+	s := newSite(t)
+	s.UserTokens = 1
+	store := &listing{Store: s.store, entered: make(chan struct{}), free: make(chan struct{})}
+	s.Tokens = store
+	handler := s.Handler()
+	ask := func() int {
+		return from(t, handler, "192.0.2.1:1", "POST", tokenPath+"?wait=0", adminBearer, nil).Code
+	}
+	first := make(chan int)
+	go func() { first <- ask() }()
+	<-store.entered
+	if status := ask(); status != 201 {
+		t.Errorf("during the count: %d", status)
+	}
+	close(store.free)
+	if status := <-first; status != 507 || len(s.ids(t)) != 1 {
+		t.Errorf("after the count: %d with %d tokens, want 507 with one", status, len(s.ids(t)))
+	}
 }
 
 // A token that a user chose and that is there takes no more.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -58,10 +59,12 @@ func (s *troubled) Delete(ctx context.Context, r tokens.Record) error {
 
 func always(int) error { return errReset }
 
-func first(fail int) func(int) error {
+func first(fail int) func(int) error { return firstWith(fail, errReset) }
+
+func firstWith(fail int, err error) func(int) error {
 	return func(n int) error {
 		if n < fail {
-			return errReset
+			return err
 		}
 		return nil
 	}
@@ -92,6 +95,8 @@ func TestTroubledStore(t *testing.T) {
 			},
 			after: always,
 		},
+		{name: "an API server that fails", before: firstWith(5, apierrors.NewServiceUnavailable("x")), status: 200, left: 1, atMost: 5 * time.Second},
+		{name: "a redirect on the way", before: firstWith(5, &apierrors.StatusError{ErrStatus: metav1.Status{Code: 302}}), status: 200, left: 1, atMost: 5 * time.Second},
 		{name: "a plain no", before: func(int) error { return forbidden }, status: 503, left: 0, atMost: 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -126,5 +131,38 @@ func TestTroubledStore(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// occupied is a store that has another token of the first ID that it is given.
+type occupied struct {
+	tokens.Store
+	other tokens.Token
+}
+
+func (s *occupied) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	if s.other.IsZero() {
+		var err error
+		if s.other, err = tokens.New(r.Token.ID(), tokens.Generate().RevealSecret()); err != nil {
+			return r, err
+		}
+		other := r
+		other.Token = s.other
+		if _, err := s.Store.Create(ctx, other); err != nil {
+			return r, err
+		}
+	}
+	return s.Store.Create(ctx, r)
+}
+
+// A caller must not get the secret of a token that happens to have the ID of the new one.
+func TestGeneratesTokenOfFreeID(t *testing.T) {
+	s := newSite(t)
+	s.Advertise = "192.0.2.1:9443"
+	store := &occupied{Store: s.store}
+	s.Tokens = store
+	_, token, _ := parseLine(t, serveOnce(t, s.Handler(), commandPath))
+	if token.ID() == store.other.ID() || s.record(t, store.other.ID()).Token != store.other || s.record(t, token.ID()).Token != token {
+		t.Errorf("token %s was handed out beside %s", token, store.other)
 	}
 }

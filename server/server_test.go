@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -215,6 +216,41 @@ func TestClientThatLeavesTakesItsTokenAlong(t *testing.T) {
 	if ids := s.ids(t); len(ids) != 0 {
 		t.Errorf("tokens %v are left", ids)
 	}
+	if !strings.Contains(s.logs.String(), "the client left: ") {
+		t.Errorf("the log does not say it:\n%s", s.logs)
+	}
+}
+
+// A token that nobody can join with must not be left.
+func TestNoJoinCommandOfUnusableClusterInfo(t *testing.T) {
+	for name, test := range map[string]struct {
+		info      *told
+		advertise string
+		want      string
+	}{
+		"unreadable":         {&told{err: errors.New("etcd is on fire")}, "192.0.2.1:9443", "internal"},
+		"malformed":          {&told{config: []byte("kind: Config")}, "192.0.2.1:9443", "malformed-cluster-info"},
+		"malformed endpoint": {&told{config: []byte("https://api_1.example.com:6443")}, "", "internal"},
+	} {
+		for _, format := range server.JoinFormats() {
+			s := newSite(t)
+			if server := string(test.info.config); strings.HasPrefix(server, "https:") {
+				var err error
+				if test.info.config, err = clusterinfo.Kubeconfig(server, s.ca.Bundle()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.ClusterInfo, s.Advertise = test.info, test.advertise
+			w := from(t, s.Handler(), "192.0.2.1:1", "POST", commandPath+"?format="+format, adminBearer, nil)
+			var p api.Problem
+			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 500 || !p.Named(test.want) || !strings.Contains(p.Detail, "was deleted again") {
+				t.Errorf("%s, %s: %d %s, want 500 %s", name, format, w.Code, w.Body, test.want)
+			}
+			if ids := s.ids(t); len(ids) > 0 {
+				t.Errorf("%s, %s: tokens %v are left", name, format, ids)
+			}
+		}
+	}
 }
 
 func TestWhoMay(t *testing.T) {
@@ -231,6 +267,7 @@ func TestWhoMay(t *testing.T) {
 		{name: "a prefix", bearer: adminBearer[:20], status: 401},
 		{name: "no authenticator", bearer: adminBearer, change: func(s *server.Server) { s.Authenticate = nil }, status: 403},
 		{name: "no authorizer", bearer: adminBearer, change: func(s *server.Server) { s.Authorize = nil }, status: 403},
+		{name: "no authorizer and no bearer", change: func(s *server.Server) { s.Authorize = nil }, status: 403},
 		{name: "authenticator away", bearer: adminBearer, change: func(s *server.Server) { s.Authenticate = broken }, status: 503},
 		{name: "authorizer away", bearer: adminBearer, change: func(s *server.Server) {
 			s.Authorize = func(*http.Request, server.User, server.Access) error { return errors.New("reviewer down") }

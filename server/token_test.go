@@ -60,6 +60,7 @@ func TestTokensAsTheyAreShown(t *testing.T) {
 		r.Limits = tokens.Limits{Replaces: tokens.NodeRef{Name: "c", UID: "u"}, CertificateDuration: time.Hour, Role: "control-plane"}
 	})
 	unsigned := s.stored(t, nil)
+	forged := s.stored(t, nil)
 	silent := s.stored(t, func(r *tokens.Record) { r.Signing = false })
 	bad := s.stored(t, nil)
 	badLimits := s.stored(t, nil)
@@ -79,14 +80,14 @@ func TestTokensAsTheyAreShown(t *testing.T) {
 			r.Limits.Problem = errors.New("max-nodes: many")
 		}
 	}}
-	s.ClusterInfo = withoutSignature{s.ClusterInfo, unsigned.Token.ID()}
+	s.ClusterInfo = withoutSignature{s.ClusterInfo, unsigned.Token.ID(), forged.Token.ID()}
 	s.start(t)
 
 	list, _, got := askFor[api.TokenList](t, s, "GET", tokenPath, "")
-	if got.status != 200 || list.Kind != api.KindTokenList || len(list.Items) != 8 || len(list.Warnings) != 0 {
+	if got.status != 200 || list.Kind != api.KindTokenList || len(list.Items) != 9 || len(list.Warnings) != 0 {
 		t.Fatalf("%d %s", got.status, got.body)
 	}
-	for _, r := range []tokens.Record{plain, expired, spent, limited, unsigned, silent, bad, badLimits} {
+	for _, r := range []tokens.Record{plain, expired, spent, limited, unsigned, forged, silent, bad, badLimits} {
 		if strings.Contains(got.body, r.Token.RevealSecret()) {
 			t.Error("a secret is in the list")
 		}
@@ -108,6 +109,7 @@ func TestTokensAsTheyAreShown(t *testing.T) {
 			return t.Expires.IsZero() && *t.ReplacesNode == api.Node{Name: "c", UID: "u"} && t.CertificateDuration == "1h0m0s" && t.Role == "control-plane"
 		}},
 		{name: "unsigned", record: unsigned, status: api.StatusUnsigned},
+		{name: "with the signature of another", record: forged, status: api.StatusUnsigned},
 		{name: "not for signing", record: silent, status: api.StatusActive, check: func(t api.Token) bool { return slices.Equal(t.Usages, []string{"authentication"}) }},
 		{name: "bad", record: bad, status: api.StatusInvalid, problem: "token-secret is missing"},
 		{name: "bad limits", record: badLimits, status: api.StatusInvalid, problem: "max-nodes: many"},
@@ -129,15 +131,40 @@ func TestTokensAsTheyAreShown(t *testing.T) {
 	}
 }
 
-// withoutSignature is a cluster-info that lacks one signature.
+// withoutSignature is a cluster-info that lacks the signature of one token, which another has.
 type withoutSignature struct {
 	server.ClusterInfo
-	id string
+	id, other string
 }
 
 func (c withoutSignature) JSON(ctx context.Context) ([]byte, error) {
 	body, err := c.ClusterInfo.JSON(ctx)
-	return []byte(strings.ReplaceAll(string(body), "jws-kubeconfig-"+c.id, "jws-kubeconfig-xxxxxx")), err
+	text := strings.ReplaceAll(string(body), "jws-kubeconfig-"+c.other, "jws-kubeconfig-xxxxxx")
+	return []byte(strings.ReplaceAll(text, "jws-kubeconfig-"+c.id, "jws-kubeconfig-"+c.other)), err
+}
+
+// undecoded is a cluster-info whose data can be had without its JSON.
+type undecoded struct {
+	server.ClusterInfo
+	t *testing.T
+}
+
+func (u undecoded) JSON(context.Context) ([]byte, error) {
+	u.t.Error("cluster-info is encoded and decoded for one signature")
+	return nil, errors.New("not to be asked for")
+}
+
+func (undecoded) Data(context.Context) (map[string]string, error) { return map[string]string{}, nil }
+
+// Cluster-info may have megabytes of signatures.
+func TestTokensAreShownWithoutDecoding(t *testing.T) {
+	s := newSite(t)
+	s.stored(t, nil)
+	s.ClusterInfo = undecoded{s.ClusterInfo, t}
+	s.start(t)
+	if list, _, got := askFor[api.TokenList](t, s, "GET", tokenPath, ""); len(list.Items) != 1 || list.Items[0].Status != api.StatusUnsigned {
+		t.Errorf("%d %s", got.status, got.body)
+	}
 }
 
 // unreadable is what cannot be read.
@@ -248,6 +275,12 @@ func TestDeleteTokenThatChanges(t *testing.T) {
 				t.Error(err)
 			}
 		}},
+		{name: "a node joins, and the store is away", expires: time.Hour, status: 503, left: 1, then: func(t *testing.T, s *site, r tokens.Record) {
+			if _, err := s.store.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Nodes = []string{"a"}; return nil }); err != nil {
+				t.Error(err)
+			}
+			s.Tokens.(*racing).Store = &failing{Store: s.store, at: 1}
+		}},
 		{name: "deleted", expires: time.Hour, status: 200, then: func(t *testing.T, s *site, r tokens.Record) {
 			if err := s.store.Delete(t.Context(), r); err != nil {
 				t.Error(err)
@@ -336,11 +369,40 @@ func TestRenewToken(t *testing.T) {
 
 // A token that others have stored badly is not renewed into something that looks good.
 func TestRenewBadToken(t *testing.T) {
+	for problem, alter := range map[string]func(*tokens.Record){
+		"max-nodes: many":         func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") },
+		"token-secret is missing": func(r *tokens.Record) { r.Problem = errors.New("token-secret is missing") },
+	} {
+		s := newSite(t)
+		r := s.stored(t, nil)
+		s.Tokens = updated{s.store, alter}
+		s.start(t)
+		if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 409 || !strings.Contains(p.Detail, "is no good, and would still not be: "+problem) {
+			t.Errorf("%d %s", got.status, got.body)
+		}
+	}
+}
+
+// going is a store whose records another caller deletes before a change.
+type going struct{ tokens.Store }
+
+func (s going) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	r, err := s.Get(ctx, id)
+	if err == nil {
+		err = s.Delete(ctx, r)
+	}
+	if err != nil {
+		return r, err
+	}
+	return s.Store.Update(ctx, id, change)
+}
+
+func TestRefusesToRenewTokenDeletedMeanwhile(t *testing.T) {
 	s := newSite(t)
 	r := s.stored(t, nil)
-	s.Tokens = updated{s.store, func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") }}
+	s.Tokens = going{s.store}
 	s.start(t)
-	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 409 || !strings.Contains(p.Detail, "is no good, and would still not be: max-nodes: many") {
+	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 404 || !p.Named("no-token") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 }
