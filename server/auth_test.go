@@ -20,9 +20,10 @@ func TestParseTokenFile(t *testing.T) {
 		{name: "five columns", file: token + ",ada,1,a,b\n", err: "row 1: 5 columns given"},
 		{name: "short token", file: "password,ada,1\n", err: "row 1: token has 8 characters"},
 		{name: "token with a space", file: `"31ada4fd adec 460c 809a",ada,1` + "\n", err: "no HTTP header can carry"},
+		{name: "token with a letter beyond ASCII", file: "31ada4fd-adec-460c-809\u00e4,ada,1\n", err: "no HTTP header can carry"},
 		{name: "no user", file: token + ",,1\n", err: "row 1: user is empty"},
 		{name: "twice", file: token + ",ada,1\n" + token + ",eve,2\n", err: "row 2: this token stands in an earlier row"},
-		{name: "open quote", file: token + `,ada,1,"a` + "\n", err: "line"},
+		{name: "open quote", file: token + `,ada,1,"a` + "\n", err: "line 1: extraneous"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f, err := server.ParseTokenFile([]byte(test.file))

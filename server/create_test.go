@@ -155,6 +155,7 @@ func TestCreateTokenRequests(t *testing.T) {
 		{name: "no name", body: `{"nodeNames":["Worker"]}`, status: 400, field: "nodeNames", detail: `node name "Worker"`},
 		{name: "two at once", body: `{"maxNodes":-1,"role":"king"}`, status: 400, field: "maxNodes", detail: `role: "king" given`},
 		{name: "no duration", body: `{"certificateDuration":"long"}`, status: 400, field: "certificateDuration", detail: `"long" given`},
+		{name: "no certificates", body: `{"certificateDuration":"0s"}`, status: 400, field: "certificateDuration", detail: `"0s" given`},
 		{name: "too short certificates", body: `{"certificateDuration":"1m"}`, status: 400, field: "certificateDuration", detail: "1m0s given, want whole seconds from 10m0s"},
 		{name: "in place of a Node", body: `{"replaceNode":"worker-3"}`, want: limited(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}}), warning: "nobody is at work"},
 		{name: "in place of none", body: `{"replaceNode":"worker-4"}`, status: 400, field: "replaceNode", detail: "there is no Node worker-4"},
@@ -190,8 +191,12 @@ func TestCreateTokenRequests(t *testing.T) {
 				}
 				return
 			}
-			if r := s.record(t, made.ID); !test.want(r) || made.Token.Reveal() != r.Token.Reveal() {
+			r := s.record(t, made.ID)
+			if !test.want(r) || made.Token.Reveal() != r.Token.Reveal() {
 				t.Errorf("record %+v", r)
+			}
+			if joins := made.JoinCommand != ""; joins != (r.Signing && r.Authentication) {
+				t.Errorf("there is a join command: %v, for signing: %v, for authentication: %v", joins, r.Signing, r.Authentication)
 			}
 			if warnings := strings.Join(made.Warnings, "\n"); !strings.Contains(warnings, test.warning) || test.warning == "" && warnings != "" {
 				t.Errorf("warnings %q, want %q", warnings, test.warning)
@@ -222,8 +227,10 @@ func TestJoinCommandOfLimitedToken(t *testing.T) {
 	if r := s.record(t, token.ID()); !r.Limits.Equal(tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-7"}, CertificateDuration: 48 * time.Hour}) {
 		t.Errorf("limits %+v", r.Limits)
 	}
-	if _, p, got := askFor[struct{}](t, s, "POST", commandPath, `{"usages":["signing"]}`); got.status != 400 || p.Field != "usages" {
-		t.Errorf("a join command for signing alone: %d %+v", got.status, p)
+	for _, usage := range []string{"signing", "authentication"} {
+		if _, p, got := askFor[struct{}](t, s, "POST", commandPath, `{"usages":["`+usage+`"]}`); got.status != 400 || p.Field != "usages" {
+			t.Errorf("a join command for %s alone: %d %+v", usage, got.status, p)
+		}
 	}
 	for _, query := range []string{"?wait=1s", "?dryRun=true", "?token=x"} {
 		if got := s.do(t, "POST", commandPath+query, adminBearer, "", ""); got.status != 400 || !strings.Contains(got.body, "unknown query parameter") {

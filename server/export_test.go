@@ -111,6 +111,13 @@ func CheckChain(der []byte) error {
 	return checkChain([]*x509.Certificate{cert})
 }
 
+// Verified caches what [ClientCertificate.Remembering] does.
+type Verified struct{ v verified }
+
+func (v *Verified) Verify(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) error {
+	return v.v.verify(shown, roots, now)
+}
+
 // RememberingIn is c.Remembering, and how many good and bad chains it has cached.
 func RememberingIn(c ClientCertificate) (way Authenticate, known func() (good, bad int)) {
 	v := &verified{}

@@ -57,7 +57,7 @@ func TestListIssued(t *testing.T) {
 	}
 	for query, want := range map[string]string{
 		"?tokenID=x": "tokenID: ", "?tokenID=qwertz.qwertzuiopasdfgh": "tokenID: ", "?outcome=maybe": "outcome: ", "?limit=1001": "limit: ", "?limit=-1": "limit: ", "?limit=x": "limit: ",
-		"?endsWithin=soon": "endsWithin: ", "?endsWithin=-1h": "endsWithin: ", "?endsWithin=0d": "endsWithin: ", "?endsWithin=1e9d": "endsWithin: ", "?endsWithin=30d&outcome=refused": "endsWithin: ",
+		"?endsWithin=soon": "endsWithin: ", "?endsWithin=-1h": "endsWithin: ", "?endsWithin=0d": "endsWithin: ", "?endsWithin=1e9d": "endsWithin: ", "?endsWithin=99999999999999999999d": "endsWithin: ", "?endsWithin=30d&outcome=refused": "endsWithin: ",
 		"?since=tomorrow": "since: ", "?since=": "since: ", "?continue=x": "continue: ", "?serial=1f": "unknown query parameter", "?node=a&node=b": "node: given more than once",
 	} {
 		_, p, got := askFor[api.IssuanceEntryList](t, s, "GET", "/v1/issued"+query, "")

@@ -141,8 +141,16 @@ func TestJoinFormatRefused(t *testing.T) {
 	if ids := s.ids(t); len(ids) > 0 {
 		t.Errorf("tokens %v were made", ids)
 	}
-	if _, err := server.WriteJoin("toml", joinformat.Join{}, time.Time{}); err == nil {
+	good := joinformat.Join{Endpoint: s.Advertise, Token: tokens.Generate(), Server: "https://api.example.com:6443", CAs: s.ca.Bundle()}
+	if _, err := server.WriteJoin("toml", good, time.Time{}); err == nil {
 		t.Error("WriteJoin knows toml")
+	}
+	for _, name := range server.JoinFormats() {
+		without := good
+		without.CAs = nil
+		if _, err := server.WriteJoin(name, without, time.Time{}); err == nil {
+			t.Errorf("%s: how to join without a CA", name)
+		}
 	}
 	// Nor may those have a script who may not have a token.
 	if r := s.do(t, "POST", commandPath+"?format=script", viewerBearer, "", ""); r.status != 403 {

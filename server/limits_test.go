@@ -185,6 +185,9 @@ func TestReadinessIsShared(t *testing.T) {
 	if rounds += len(began); rounds > 5 {
 		t.Errorf("%d rounds for %d that asked", rounds, n)
 	}
+	if strings.Contains(s.logs.String(), "panic") {
+		t.Errorf("the request of the client that left has panicked:\n%s", s.logs)
+	}
 }
 
 // Queries are not read if they are too long, or have too many parameters, on any route.

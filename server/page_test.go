@@ -114,7 +114,7 @@ func TestPages(t *testing.T) {
 	for path, other := range map[string]string{tokenPath: "/v1/claim", "/v1/claim": tokenPath} {
 		for query, field := range map[string]string{
 			"?limit=-1": "limit", "?limit=1001": "limit", "?limit=x": "limit", "?limit=": "limit",
-			"?continue=x": "continue", "?continue=": "continue", "?continue=" + cursors[other]: "continue",
+			"?continue=x": "continue", "?continue=" + cursors[path] + "!": "continue", "?continue=": "continue", "?continue=" + cursors[other]: "continue",
 			"?continue=" + base64.RawURLEncoding.EncodeToString([]byte(api.KindTokenList+"/")): "continue",
 		} {
 			if _, p, got := askFor[struct{}](t, s, "GET", path+query, ""); got.status != 400 || p.Field != field {

@@ -196,6 +196,8 @@ func testFailedAuthentications(t *testing.T) {
 	if w := sign(here, ended); w.Code != 401 {
 		t.Errorf("a token that has ended: %d %s", w.Code, w.Body)
 	}
+	id, _, _ := strings.Cut(other, ".")
+	wantTooMany(t, "another secret of a token that there is", sign(here, id+"."+tokens.Generate().RevealSecret()))
 	wantTooMany(t, "another operator", from(t, handler, here, "POST", commandPath, adminBearer, nil))
 	if w := sign(here, token); w.Code != 200 {
 		t.Errorf("the token that was good here: %d %s", w.Code, w.Body)

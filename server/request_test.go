@@ -1,11 +1,13 @@
 package server_test
 
 import (
+	"io"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -91,6 +93,18 @@ func TestEmptyCertificateFields(t *testing.T) {
 		if _, p, got := askFor[struct{}](t, s, "POST", "/v1/certificate?"+field+"=", ""); got.status != 400 || p.Field != field || !strings.Contains(p.Detail, "is empty") {
 			t.Errorf("%s: %d %s", field, got.status, got.body)
 		}
+	}
+}
+
+// The part of a body that has arrived may be a whole object.
+func TestRefusesBodyThatEndsEarly(t *testing.T) {
+	s := newSite(t)
+	w := send(s.Handler(), tokenPath, adminBearer, "application/json", io.MultiReader(strings.NewReader("{}"), iotest.ErrReader(io.ErrUnexpectedEOF)))
+	if w.Code != 400 || !strings.Contains(w.Body.String(), "the body ended early") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if ids := s.ids(t); len(ids) > 0 {
+		t.Errorf("tokens %v", ids)
 	}
 }
 

@@ -81,6 +81,21 @@ func TestRememberedClientCertificate(t *testing.T) {
 	})
 }
 
+// The clock may be set back.
+func TestRefusesRememberedClientCertificateBeforeItIsValid(t *testing.T) {
+	ca := certificate(t, "client-ca", nil, x509.ExtKeyUsageAny)
+	shown := []*x509.Certificate{certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf}
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.Leaf)
+	var known server.Verified
+	if err := known.Verify(shown, pool, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if known.Verify(shown, pool, shown[0].NotBefore.Add(-time.Second)) == nil {
+		t.Error("it is good before it begins")
+	}
+}
+
 // Junk between a certificate and its CA would have x509 try all combinations.
 func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 	root := certificate(t, "root", nil, x509.ExtKeyUsageAny)
