@@ -78,7 +78,7 @@ type NodeAdmission struct {
 	// Node gives the UID of a Node, as it is now and not from a cache; the error wraps
 	// [tokens.ErrNotFound] if there is none. Nil is for where there are no Nodes.
 	Node func(ctx context.Context, name string) (uid string, err error)
-	// Ready says which spell of being Ready a Node is in now, as [tokens.ClaimCleaner.Ready] does. A
+	// Ready says which spell of being Ready a Node is in now, as the Ready of cleaner.Claims does. A
 	// new spell ends what a token that replaces the Node is good for: its UID stays. The error is as
 	// with Node. Nil lets such a token admit as many keys as one for a new node.
 	Ready func(ctx context.Context, name string) (spell string, err error)

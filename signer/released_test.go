@@ -5,7 +5,6 @@ import (
 	"crypto/elliptic"
 	"crypto/x509"
 	"errors"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -40,7 +40,7 @@ func (c *cluster) cleans(t *testing.T, node func(context.Context, string) (strin
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- tokens.ClaimCleaner{Claims: claims{cluster: c}, Tokens: store{cluster: c}, Node: node, Ready: c.Ready}.Run(ctx)
+		done <- cleaner.Claims{Store: claims{cluster: c}, Tokens: store{cluster: c}, Node: node, Ready: c.Ready}.Run(ctx)
 	}()
 	synctest.Wait()
 	cancel()
@@ -302,32 +302,6 @@ func TestReleasedAndJoinedStandalone(t *testing.T) {
 	}
 }
 
-// Where there are no Nodes the claim cleaner takes away nothing but what was released, when its
-// time has come.
-func TestClaimCleanerStandalone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster()
-		c.claims["gone"] = tokens.Claim{Node: "gone", TokenID: "gone00", NodeUID: tokens.ByCertificate, UID: "1", Version: c.next()}
-		c.claims["quiet"] = tokens.Claim{Node: "quiet", TokenID: "gone00", UID: "2", Version: c.next()}
-		c.claims["over"] = tokens.Claim{Node: "over", Past: tokens.Past{Until: time.Now().Add(-time.Second)}, UID: "3", Version: c.next()}
-		c.claims["later"] = tokens.Claim{Node: "later", Past: tokens.Past{Until: time.Now().Add(time.Hour)}, UID: "4", Version: c.next()}
-		left := func(want ...string) {
-			t.Helper()
-			c.cleans(t, nil)
-			var got []string
-			for name := range c.claims {
-				got = append(got, name)
-			}
-			if slices.Sort(got); !slices.Equal(got, want) {
-				t.Errorf("left are %q, want %q", got, want)
-			}
-		}
-		left("gone", "later", "quiet")
-		time.Sleep(time.Hour)
-		left("gone", "quiet")
-	})
-}
-
 // A serving certificate for a node that asks with something else is none of the claim's.
 func TestServesIsOwn(t *testing.T) {
 	c := newCluster()
@@ -383,58 +357,3 @@ func TestClaimOfDeletedNode(t *testing.T) {
 		})
 	}
 }
-
-// The claim cleaner releases nothing by the word of what may lag: neither that a Node is gone nor that
-// a token is.
-func TestClaimCleanerReadsLiveBeforeItReleases(t *testing.T) {
-	for name, test := range map[string]struct {
-		registered bool
-		gone       bool // is the Node, or the token if none has registered
-	}{
-		"Node is there":  {registered: true},
-		"Node is gone":   {registered: true, gone: true},
-		"token is there": {},
-		"token is gone":  {gone: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster()
-				token := c.mint(tokens.Limits{MaxNodes: 1})
-				if _, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
-					t.Fatal(err)
-				}
-				if test.registered {
-					c.registers("worker-1")
-				}
-				switch {
-				case test.gone && test.registered:
-					c.deleteNode("worker-1")
-				case test.gone:
-					delete(c.records, token.ID())
-				}
-				c.history = nil
-				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan error)
-				go func() {
-					done <- tokens.ClaimCleaner{
-						Claims: claims{cluster: c}, Tokens: listsNothing{store{cluster: c}}, Node: c.Node,
-						Nodes: func(context.Context) (map[string]string, error) { return nil, nil },
-					}.Run(ctx)
-				}()
-				synctest.Wait()
-				cancel()
-				if err := <-done; err != nil {
-					t.Error(err)
-				}
-				if _, stays := c.claims["worker-1"]; stays == test.gone {
-					t.Errorf("the claim stays: %t", stays)
-				}
-			})
-		})
-	}
-}
-
-// listsNothing is tokens whose cache is empty.
-type listsNothing struct{ store }
-
-func (listsNothing) List(context.Context) ([]tokens.Record, error) { return nil, nil }

@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -265,7 +266,7 @@ func TestClaimsOfTwoLeaders(t *testing.T) {
 		}
 		for _, run := range []func(context.Context) error{
 			csr.Controller{Client: client, Authority: authority, Approve: true, Sign: true, Logger: log}.Run,
-			tokens.ClaimCleaner{Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(ctx), Logger: log}.Run,
+			cleaner.Claims{Store: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(ctx), Logger: log}.Run,
 		} {
 			running.Go(func() {
 				if err := run(ctx); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -124,7 +125,7 @@ func newWorkshop(t *testing.T) *workshop {
 		func(ctx context.Context) error { requests.RunWithContext(ctx); return nil },
 		configmap.Signer{ConfigMap: w.info, Tokens: store, Logger: log}.Run,
 		// An injected Conflict is one that nothing follows: the next look is at the sweep.
-		tokens.Cleaner{Store: store, Sweep: 2 * time.Second, Logger: log}.Run,
+		cleaner.Tokens{Store: store, Sweep: 2 * time.Second, Logger: log}.Run,
 		csr.Controller{Client: client, Informer: requests, Authority: authority, Approve: true, Sign: true, Logger: log}.Run,
 		csr.Cleaner{Client: client, Informer: requests, Retention: csr.Retention{Denied: 2 * time.Second}, Logger: log}.Run,
 	} {

@@ -38,7 +38,7 @@ type Claim struct {
 	// Where there are no Nodes it is [ByCertificate] instead.
 	NodeUID string
 	// ReadyBefore identifies the period of being Ready that the Node was in when a token that
-	// replaces it took its name, as [ClaimCleaner.Ready] returns it; empty if the Node was not Ready.
+	// replaces it took its name, as the Ready of cleaner.Claims returns it; empty if the Node was not Ready.
 	ReadyBefore string
 	// ReadyAgain is set for good when the replaced Node is seen in another period of being Ready:
 	// a machine has taken its place, and the token admits no other.

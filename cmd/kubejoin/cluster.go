@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -118,7 +119,7 @@ func onCluster(ctx context.Context, s *service) error {
 		controllers = append(controllers, loop.Run)
 	}
 	if enabled[tokenCleaner] {
-		loop := tokens.Cleaner{Store: store, Logger: s.log, Registerer: s.registry}
+		loop := cleaner.Tokens{Store: store, Logger: s.log, Registerer: s.registry}
 		controllers = append(controllers, loop.Run)
 	}
 	facts := s.facts(client, api, nodes, info)
@@ -156,8 +157,8 @@ func onCluster(ctx context.Context, s *service) error {
 		}
 	}
 	if enabled[claimCleaner] {
-		loop := tokens.ClaimCleaner{
-			Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(watch),
+		loop := cleaner.Claims{
+			Store: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(watch),
 			Logger: s.log, Registerer: s.registry,
 		}
 		controllers = append(controllers, loop.Run)

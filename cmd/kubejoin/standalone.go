@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 )
 
 // caLifetime is that of a CA made here, as kubeadm's.
@@ -115,12 +116,12 @@ func standalone(ctx context.Context, s *service) error {
 		return err
 	}
 	if enabled[tokenCleaner] {
-		cleaner := tokens.Cleaner{Store: store, Logger: s.log, Registerer: s.registry}
-		s.goBackground(cleaner.Run)
+		loop := cleaner.Tokens{Store: store, Logger: s.log, Registerer: s.registry}
+		s.goBackground(loop.Run)
 	}
 	if enabled[claimCleaner] {
-		cleaner := tokens.ClaimCleaner{Claims: store.Claims(), Tokens: store, Logger: s.log, Registerer: s.registry}
-		s.goBackground(cleaner.Run)
+		loop := cleaner.Claims{Store: store.Claims(), Tokens: store, Logger: s.log, Registerer: s.registry}
+		s.goBackground(loop.Run)
 	}
 	s.banner = standaloneBanner(*o, curlrc)
 	return nil

@@ -17,7 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
-	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -75,9 +75,9 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	group.Go(func() error {
 		return csr.Controller{Client: client, Authority: authority, Approve: true, Sign: true, Logger: log}.Run(ctx)
 	})
-	group.Go(func() error { return tokens.Cleaner{Store: store, Logger: log}.Run(ctx) })
+	group.Go(func() error { return cleaner.Tokens{Store: store, Logger: log}.Run(ctx) })
 	group.Go(func() error {
-		return tokens.ClaimCleaner{Claims: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(ctx), Logger: log}.Run(ctx)
+		return cleaner.Claims{Store: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(ctx), Logger: log}.Run(ctx)
 	})
 	return group.Wait()
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -47,7 +48,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Nodes = &signer.NodeAdmission{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Ready: w.nodes.Ready, Reserved: []string{"cp-*"}}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
-	w.run(tokens.ClaimCleaner{Claims: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, Ready: w.nodes.Ready, NodesChanged: w.nodes.Watch(t.Context())}.Run)
+	w.run(cleaner.Claims{Store: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, Ready: w.nodes.Ready, NodesChanged: w.nodes.Watch(t.Context())}.Run)
 	return w
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
-	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -93,7 +93,7 @@ func runControllers(ctx context.Context, args []string) (err error) {
 	for _, run := range []func(context.Context) error{
 		func(ctx context.Context) error { requests.RunWithContext(ctx); return nil },
 		configmap.Signer{ConfigMap: configmap.Open(ctx, client), Tokens: store, Logger: log, Registerer: registry}.Run,
-		tokens.Cleaner{Store: store, Logger: log, Registerer: registry}.Run,
+		cleaner.Tokens{Store: store, Logger: log, Registerer: registry}.Run,
 		csr.Controller{Client: client, Informer: requests, Authority: authority, Approve: true, Sign: true, Logger: log, Registerer: registry}.Run,
 		csr.Cleaner{Client: client, Informer: requests, Logger: log, Registerer: registry}.Run,
 	} {

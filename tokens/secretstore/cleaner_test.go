@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cluster-bootstrap/token/api"
@@ -17,7 +18,7 @@ import (
 func clean(t testing.TB, s tokens.Store) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- tokens.Cleaner{Store: s, Sweep: time.Hour}.Run(ctx) }()
+	go func() { done <- cleaner.Tokens{Store: s, Sweep: time.Hour}.Run(ctx) }()
 	return func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -1,4 +1,4 @@
-package tokens_test
+package cleaner_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -75,7 +76,7 @@ func (m *memoryClaims) Delete(_ context.Context, c tokens.Claim) error {
 
 func (m *memoryClaims) Watch(ctx context.Context) <-chan struct{} { return m.hints.Watch(ctx) }
 
-func TestClaimCleanerFollowsTheNode(t *testing.T) {
+func TestClaimsFollowTheirNodes(t *testing.T) {
 	const node, gone = "worker-1", "abc999"
 	long := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) // ago: in a bubble it is the year 2000
 	type calls struct{ node, tokens int }
@@ -154,10 +155,10 @@ func TestClaimCleanerFollowsTheNode(t *testing.T) {
 					claims.listed = []tokens.Claim{listed}
 				}
 				store := &cleanedTokens{memory: &memory{failList: fail("list tokens")}, fail: fail("get token"), lists: &got.tokens}
-				store.put(tokens.Record{Token: parse(t, "abc123."+secret)})
-				store.put(tokens.Record{Token: parse(t, "abc888."+secret), Expires: time.Now().Add(-time.Hour)})
+				store.put(tokens.Record{Token: newToken(t, "abc123")})
+				store.put(tokens.Record{Token: newToken(t, "abc888"), Expires: time.Now().Add(-time.Hour)})
 				reg := prometheus.NewRegistry()
-				cleaner := tokens.ClaimCleaner{Claims: claims, Tokens: store, Registerer: reg,
+				cleaner := cleaner.Claims{Store: claims, Tokens: store, Registerer: reg,
 					Node: func(context.Context, string) (string, error) {
 						if got.node++; test.live == "" && fail("node") == nil {
 							return "", tokens.ErrNotFound
@@ -218,12 +219,4 @@ func (c *cleanedTokens) Get(ctx context.Context, id string) (tokens.Record, erro
 func (c *cleanedTokens) List(ctx context.Context) ([]tokens.Record, error) {
 	*c.lists++
 	return c.memory.List(ctx)
-}
-
-func TestClaimCleanerNeedsStores(t *testing.T) {
-	for _, c := range []tokens.ClaimCleaner{{Claims: &memoryClaims{}}, {Tokens: &memory{}}} {
-		if err := c.Run(t.Context()); err == nil {
-			t.Errorf("Run of %+v does not fail", c)
-		}
-	}
 }

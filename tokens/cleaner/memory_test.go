@@ -1,4 +1,4 @@
-package tokens_test
+package cleaner_test
 
 import (
 	"cmp"
@@ -16,21 +16,21 @@ import (
 
 var errBroken = errors.New("the store is broken")
 
-// memory is a Store that misbehaves as a remote one does: it lags, fails, and fails after the
-// write has taken effect. The test looks at it from within.
+// memory is a Store that misbehaves like a remote one: it lags, fails, and fails after a write has
+// taken effect. Tests look inside it.
 type memory struct {
 	hints tokens.Hints
 
 	mu      sync.Mutex
 	rows    map[string]tokens.Record
-	listed  []tokens.Record // what List gives while it lags
+	listed  []tokens.Record // what List returns while it lags
 	lags    bool
 	version int
 	deletes []string // IDs in the order of the calls
-	// failDelete is asked before and after a deletion; an error is what Delete returns.
+	// failDelete runs before and after a deletion; Delete returns its error.
 	failDelete func(id string, after bool) error
 	failList   error
-	slow       time.Duration // that Delete takes
+	slow       time.Duration // how long Delete takes
 	running    int
 	mostAtOnce int
 }
@@ -65,7 +65,7 @@ func (m *memory) sorted() []tokens.Record {
 	return slices.SortedFunc(maps.Values(m.rows), func(a, b tokens.Record) int { return cmp.Compare(a.Token.ID(), b.Token.ID()) })
 }
 
-// lag freezes what List gives, or lets it catch up.
+// lag freezes what List returns, or lets it catch up.
 func (m *memory) lag(lags bool) {
 	m.mu.Lock()
 	m.listed, m.lags = m.sorted(), lags
@@ -146,7 +146,7 @@ func (m *memory) left() []string {
 	return slices.Sorted(maps.Keys(m.rows))
 }
 
-// tried is the IDs of the calls of Delete since the last time.
+// tried returns the IDs that Delete was called with since the last call of tried.
 func (m *memory) tried() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

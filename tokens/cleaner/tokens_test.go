@@ -1,4 +1,4 @@
-package tokens_test
+package cleaner_test
 
 import (
 	"bytes"
@@ -15,13 +15,14 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 )
 
-// clean runs a cleaner of m in a bubble of synctest until the test ends.
-func clean(t *testing.T, c tokens.Cleaner) {
+// clean runs c in a bubble of synctest until the test ends.
+func clean(t *testing.T, c cleaner.Tokens) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- c.Run(ctx) }()
@@ -34,10 +35,22 @@ func clean(t *testing.T, c tokens.Cleaner) {
 	synctest.Wait()
 }
 
-// add stores a token of this ID that expires after d; zero is never.
+// secret is the secret of each token here.
+const secret = "s3cr3ts3cr3ts3cr"
+
+func newToken(t *testing.T, id string) tokens.Token {
+	t.Helper()
+	token, err := tokens.New(id, secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+// add stores a token of this ID that expires after d; zero means never.
 func (m *memory) add(t *testing.T, id string, d time.Duration) tokens.Record {
 	t.Helper()
-	r := tokens.Record{Token: parse(t, id+"."+secret)}
+	r := tokens.Record{Token: newToken(t, id)}
 	if d != 0 {
 		r.Expires = time.Now().Add(d)
 	}
@@ -56,7 +69,7 @@ func (m *memory) wantLeft(t *testing.T, when string, want ...string) {
 	}
 }
 
-func TestCleanerDeletesAtTheDeadline(t *testing.T) {
+func TestTokensDeletesAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		m.add(t, "aaaaaa", -time.Hour)
@@ -64,7 +77,7 @@ func TestCleanerDeletesAtTheDeadline(t *testing.T) {
 		m.add(t, "cccccc", 90*time.Minute)
 		m.add(t, "dddddd", 0)
 		reg := prometheus.NewPedanticRegistry()
-		clean(t, tokens.Cleaner{Store: m, Sweep: 24 * time.Hour, Registerer: reg})
+		clean(t, cleaner.Tokens{Store: m, Sweep: 24 * time.Hour, Registerer: reg})
 		m.wantLeft(t, "at the start", "bbbbbb", "cccccc", "dddddd")
 
 		time.Sleep(30*time.Minute - time.Nanosecond)
@@ -72,7 +85,7 @@ func TestCleanerDeletesAtTheDeadline(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		m.wantLeft(t, "at the deadline", "cccccc", "dddddd")
 
-		// One that is created meanwhile, and is to go before the deadline that was known.
+		// A token that is created meanwhile and expires before the known deadline.
 		m.add(t, "eeeeee", time.Minute)
 		time.Sleep(time.Minute)
 		m.wantLeft(t, "at the new deadline", "cccccc", "dddddd")
@@ -100,12 +113,12 @@ kubejoin_tokens_expired_deleted_total 4
 	})
 }
 
-func TestCleanerNoticesSteppedClock(t *testing.T) {
+func TestTokensNoticesSteppedClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		m.add(t, "aaaaaa", 10*time.Hour)
 		var step atomic.Int64
-		clean(t, tokens.Cleaner{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
+		clean(t, cleaner.Tokens{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
 		time.Sleep(time.Hour)
 		m.wantLeft(t, "before the step", "aaaaaa")
 		step.Store(int64(9 * time.Hour))
@@ -114,12 +127,12 @@ func TestCleanerNoticesSteppedClock(t *testing.T) {
 	})
 }
 
-func TestCleanerNoticesClockSetBack(t *testing.T) {
+func TestTokensNoticesClockSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		m.add(t, "aaaaaa", time.Hour)
 		var step atomic.Int64
-		clean(t, tokens.Cleaner{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
+		clean(t, cleaner.Tokens{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
 		time.Sleep(30 * time.Minute)
 		step.Store(-int64(10 * time.Hour))
 		time.Sleep(31 * time.Minute)
@@ -132,14 +145,14 @@ func TestCleanerNoticesClockSetBack(t *testing.T) {
 	})
 }
 
-// TestCleanerKeepsToItsClock has a clock that is not the timer's.
-func TestCleanerKeepsToItsClock(t *testing.T) {
+// TestTokensKeepsToItsClock uses a clock that differs from the timer's.
+func TestTokensKeepsToItsClock(t *testing.T) {
 	for _, ahead := range []time.Duration{10 * time.Hour, -10 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			m := &memory{}
 			m.add(t, "aaaaaa", ahead+time.Hour)
 			reg := prometheus.NewPedanticRegistry()
-			clean(t, tokens.Cleaner{Store: m, Sweep: 24 * time.Hour, Registerer: reg, Now: func() time.Time { return time.Now().Add(ahead) }})
+			clean(t, cleaner.Tokens{Store: m, Sweep: 24 * time.Hour, Registerer: reg, Now: func() time.Time { return time.Now().Add(ahead) }})
 			time.Sleep(time.Hour - time.Nanosecond)
 			m.wantLeft(t, "just before the deadline", "aaaaaa")
 			if n := steps(t, reg, "ok"); n > 2 { // the start, and the hint at the start
@@ -151,14 +164,14 @@ func TestCleanerKeepsToItsClock(t *testing.T) {
 	}
 }
 
-// TestCleanerSparesRenewed has a list that lags behind a renewal.
-func TestCleanerSparesRenewed(t *testing.T) {
+// TestTokensSparesRenewed uses a list that lags behind a renewal.
+func TestTokensSparesRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		m.add(t, "aaaaaa", time.Hour)
 		m.add(t, "bbbbbb", time.Hour)
 		reg := prometheus.NewPedanticRegistry()
-		clean(t, tokens.Cleaner{Store: m, Sweep: 24 * time.Hour, Registerer: reg})
+		clean(t, cleaner.Tokens{Store: m, Sweep: 24 * time.Hour, Registerer: reg})
 		m.lag(true)
 		if _, err := m.Update(t.Context(), "aaaaaa", func(r *tokens.Record) error {
 			r.Expires = r.Expires.Add(time.Hour)
@@ -171,7 +184,7 @@ func TestCleanerSparesRenewed(t *testing.T) {
 		if got, want := m.tried(), []string{"aaaaaa", "bbbbbb"}; !slices.Equal(got[:2], want) {
 			t.Errorf("deletions tried: %v, want %v", got, want)
 		}
-		// ErrConflict and ErrNotFound of the lagging list are no failures: no backoff.
+		// ErrConflict and ErrNotFound because of the lagging list cause no backoff.
 		wantSteps(t, reg, "error", 0)
 		m.lag(false)
 		time.Sleep(time.Hour)
@@ -205,7 +218,7 @@ func steps(t *testing.T, reg *prometheus.Registry, result string) int {
 	return 0
 }
 
-func TestCleanerRetries(t *testing.T) {
+func TestTokensRetries(t *testing.T) {
 	for _, when := range []string{"before", "after"} {
 		t.Run("fails "+when+" taking effect", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -222,7 +235,7 @@ func TestCleanerRetries(t *testing.T) {
 					return nil
 				}
 				var log bytes.Buffer
-				clean(t, tokens.Cleaner{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+				clean(t, cleaner.Tokens{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 				time.Sleep(5 * time.Second) // backoff 0.1, 0.2, 0.4 s
 				m.wantLeft(t, "in the end")
 				if want := map[string]int{"before": 3, "after": 1}[when]; failures != want {
@@ -241,12 +254,12 @@ func TestCleanerRetries(t *testing.T) {
 	}
 }
 
-func TestCleanerRetriesList(t *testing.T) {
+func TestTokensRetriesList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{failList: errBroken}
 		m.add(t, "aaaaaa", -time.Minute)
 		reg := prometheus.NewPedanticRegistry()
-		clean(t, tokens.Cleaner{Store: m, Registerer: reg})
+		clean(t, cleaner.Tokens{Store: m, Registerer: reg})
 		wantSteps(t, reg, "error", 1)
 		m.mu.Lock()
 		m.failList = nil
@@ -256,9 +269,9 @@ func TestCleanerRetriesList(t *testing.T) {
 	})
 }
 
-// TestCleanerOneNeverGoes has a token that fails for ever: the others go, and the log does not
-// grow with the number of those that fail.
-func TestCleanerOneNeverGoes(t *testing.T) {
+// TestTokensOneNeverGoes has tokens whose deletion always fails. The cleaner deletes the others, and
+// the log does not grow with the number of failures.
+func TestTokensOneNeverGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{slow: 10 * time.Millisecond}
 		var stay []string
@@ -275,7 +288,7 @@ func TestCleanerOneNeverGoes(t *testing.T) {
 			return nil
 		}
 		var log bytes.Buffer
-		clean(t, tokens.Cleaner{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		clean(t, cleaner.Tokens{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 		time.Sleep(time.Hour + 700*time.Millisecond) // 500 deletions of 10 ms, 8 at once
 		m.wantLeft(t, "after the first try", stay...)
 		m.mu.Lock()
@@ -289,9 +302,9 @@ func TestCleanerOneNeverGoes(t *testing.T) {
 	})
 }
 
-// TestCleanerProblems: a malformed expiration counts as passed, as upstream has it; what is
-// being deleted already is not deleted again and again.
-func TestCleanerProblems(t *testing.T) {
+// TestTokensProblems has a malformed expiration, which counts as expired as it does upstream, and a
+// token that is being deleted already, which the cleaner leaves alone.
+func TestTokensProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		malformed := m.add(t, "aaaaaa", 0)
@@ -300,7 +313,7 @@ func TestCleanerProblems(t *testing.T) {
 		deleting := m.add(t, "bbbbbb", -time.Hour)
 		deleting.Problem = fmt.Errorf("finalizer x: %w", tokens.ErrDeleting)
 		m.put(deleting)
-		clean(t, tokens.Cleaner{Store: m})
+		clean(t, cleaner.Tokens{Store: m})
 		time.Sleep(time.Hour)
 		m.wantLeft(t, "in the end", "bbbbbb")
 		if got, want := m.tried(), []string{"aaaaaa"}; !slices.Equal(got, want) {
@@ -309,14 +322,14 @@ func TestCleanerProblems(t *testing.T) {
 	})
 }
 
-func TestCleanerStopsWholly(t *testing.T) {
+func TestTokensStopsWholly(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	for range 1000 {
 		m := &memory{}
 		m.add(t, "aaaaaa", -time.Hour)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- tokens.Cleaner{Store: m}.Run(ctx) }()
+		go func() { done <- cleaner.Tokens{Store: m}.Run(ctx) }()
 		for len(m.tried()) == 0 {
 			runtime.Gosched()
 		}
@@ -327,8 +340,8 @@ func TestCleanerStopsWholly(t *testing.T) {
 	}
 }
 
-func TestCleanerNeedsStore(t *testing.T) {
-	if err := (tokens.Cleaner{}).Run(t.Context()); err == nil {
+func TestTokensNeedsStore(t *testing.T) {
+	if err := (cleaner.Tokens{}).Run(t.Context()); err == nil {
 		t.Error("Run without a Store does not fail")
 	}
 }

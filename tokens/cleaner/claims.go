@@ -1,0 +1,242 @@
+package cleaner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// claimsGap collects the hints of a rack of machines that register together.
+const claimsGap = 200 * time.Millisecond
+
+// Claims follows claims to their end. It notes on each claim which Node has registered. It releases
+// a claim whose Node was deleted after that, and one whose Node never registered and whose token is
+// gone: the name is free then. The token's own count stays as it is, because a machine that joined
+// and left has used the token. Claims deletes what a released claim leaves when its Past is over.
+type Claims struct {
+	Store  tokens.Claims
+	Tokens tokens.Store
+	// Node returns the UID of a Node, read live and not from a cache; the error wraps
+	// [tokens.ErrNotFound] if there is none. Nil means that there are no Nodes: only people
+	// release claims then.
+	Node func(ctx context.Context, name string) (uid string, err error)
+	// Nodes returns the UIDs of all Nodes by name. It may lag: before a release Claims asks Node.
+	// Nil asks Node about each claim.
+	Nodes func(ctx context.Context) (map[string]string, error)
+	// Ready identifies the period of being Ready that a Node is in, read live and not from a cache:
+	// a short word that differs each time the Node has become Ready, and empty while it is not. The
+	// error is as for Node. With nil, Claims does not note that a replaced Node is Ready again.
+	Ready func(ctx context.Context, name string) (period string, err error)
+	// NodesChanged hints at changes of Nodes, their condition Ready included; nil never does.
+	NodesChanged <-chan struct{}
+	// Sweep is the longest time between two lists of all claims; zero means one minute.
+	Sweep time.Duration
+	// Logger logs releases and failures; nil logs nothing.
+	Logger *slog.Logger
+	// Registerer gets kubejoin_claims, kubejoin_claims_released_total and the loop's metrics with
+	// loop="claim-cleaner"; nil counts nothing.
+	Registerer prometheus.Registerer
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+}
+
+// Run cleans until ctx ends, and returns nil then. Several may run on one Store.
+func (c Claims) Run(ctx context.Context) error {
+	if c.Store == nil || c.Tokens == nil {
+		return errors.New("claim cleaner: want Store and Tokens")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	cleaning := &claimLoop{
+		Claims:   c,
+		count:    metrics.Gauge(c.Registerer, "kubejoin_claims", "Claims of node names, by whether their Node has registered.", "registered"),
+		released: metrics.Counter(c.Registerer, "kubejoin_claims_released_total", "Claims released, by why: node_deleted or token_gone.", "reason"),
+	}
+	var hint <-chan struct{} // without Nodes nothing is urgent
+	if c.Node != nil {
+		hint = loop.Either(ctx, c.Store.Watch(ctx), c.Tokens.Watch(ctx), c.NodesChanged)
+	}
+	return loop.Loop{
+		Name:       "claim-cleaner",
+		Step:       cleaning.step,
+		Hint:       hint,
+		Gap:        claimsGap,
+		Sweep:      c.Sweep,
+		Logger:     c.Logger,
+		Registerer: c.Registerer,
+	}.Run(ctx)
+}
+
+// claimLoop is a Claims that runs, with its metrics.
+type claimLoop struct {
+	Claims
+	count    *prometheus.GaugeVec
+	released *prometheus.CounterVec
+}
+
+func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
+	claims, err := c.Store.List(ctx)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("list claims: %w", err)
+	}
+	next, errs := c.forget(ctx, claims)
+	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
+	registered := 0
+	for _, claim := range claims {
+		if claim.NodeUID != "" {
+			registered++
+		}
+	}
+	c.count.WithLabelValues("true").Set(float64(registered))
+	c.count.WithLabelValues("false").Set(float64(len(claims) - registered))
+	if len(claims) == 0 || c.Node == nil {
+		return c.timer(next), errors.Join(errs...)
+	}
+	records, err := c.Tokens.List(ctx)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("list tokens: %w", err)
+	}
+	var nodes map[string]string
+	if c.Nodes != nil {
+		if nodes, err = c.Nodes(ctx); err != nil {
+			return time.Time{}, fmt.Errorf("list nodes: %w", err)
+		}
+	}
+	for _, claim := range claims {
+		seen, known := nodes[claim.Node], c.Nodes != nil
+		at, found := slices.BinarySearchFunc(records, claim.TokenID, func(r tokens.Record, id string) int { return strings.Compare(r.Token.ID(), id) })
+		// The UID does not matter: the machine joins with the token of a replaced Secret, too.
+		alive := found && !records[at].Expired(c.Now())
+		if alive {
+			if err := c.readyAgain(ctx, claim); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		switch {
+		case known && claim.NodeUID != "" && seen == claim.NodeUID:
+			continue
+		case known && claim.NodeUID == "" && seen == "" && alive:
+			if end := records[at].Expires; !end.IsZero() && (next.IsZero() || end.Before(next)) {
+				next = end // no hint announces it
+			}
+			continue
+		}
+		if err := c.clean(ctx, claim); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return c.timer(next), errors.Join(errs...)
+}
+
+// timer converts a time of c.Now to one of time.Now, which the timer follows.
+func (c *claimLoop) timer(next time.Time) time.Time {
+	if next.IsZero() {
+		return next
+	}
+	return time.Now().Add(next.Sub(c.Now()))
+}
+
+// forget deletes the released claims whose Past is over, and returns when the next one is.
+func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next time.Time, errs []error) {
+	for _, claim := range claims {
+		switch end := claim.Past.Until; {
+		case !claim.Released():
+		case claim.Past.Held(c.Now()):
+			if next.IsZero() || end.Before(next) {
+				next = end
+			}
+		default:
+			if err := c.Store.Delete(ctx, claim); err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
+				errs = append(errs, fmt.Errorf("what is left of the claim of node %s: %w", claim.Node, err))
+			}
+		}
+	}
+	return next, errs
+}
+
+// clean handles one claim by what its Node and its token are now, not by what a cache has.
+func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
+	uid, err := c.Node(ctx, claim.Node)
+	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
+	}
+	switch {
+	case uid != "" && uid != claim.NodeUID:
+		// The Node has registered, or was deleted and registered again by a machine that still
+		// has its certificate. Both times it is the Node of the claim.
+		return c.registered(ctx, claim, uid)
+	case uid != "":
+		return nil
+	case claim.NodeUID != "":
+		return c.release(ctx, claim, "node_deleted")
+	}
+	switch r, err := c.Tokens.Get(ctx, claim.TokenID); {
+	case errors.Is(err, tokens.ErrNotFound), err == nil && r.Expired(c.Now()):
+		return c.release(ctx, claim, "token_gone")
+	case err != nil:
+		return fmt.Errorf("claim of node %s: token %s: %w", claim.Node, claim.TokenID, err)
+	}
+	return nil
+}
+
+// readyAgain notes on the claim of a replaced Node that the Node has become Ready since.
+func (c *claimLoop) readyAgain(ctx context.Context, claim tokens.Claim) error {
+	if c.Ready == nil || claim.Limits.Replaces.Name != claim.Node || claim.ReadyAgain {
+		return nil
+	}
+	period, err := c.Ready(ctx, claim.Node)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
+	case period == "" || period == claim.ReadyBefore:
+		return nil
+	}
+	return c.note(ctx, claim, func(now *tokens.Claim) { now.ReadyAgain = now.ReadyAgain || period != now.ReadyBefore })
+}
+
+func (c *claimLoop) registered(ctx context.Context, claim tokens.Claim, uid string) error {
+	return c.note(ctx, claim, func(now *tokens.Claim) { now.NodeUID = uid })
+}
+
+// note changes a claim unless another one has taken its place.
+func (c *claimLoop) note(ctx context.Context, claim tokens.Claim, change func(*tokens.Claim)) error {
+	_, err := c.Store.Update(ctx, claim.Node, func(now *tokens.Claim) error {
+		if !now.Same(claim) {
+			return tokens.ErrConflict // a hint will follow
+		}
+		change(now)
+		return nil
+	})
+	if err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
+		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
+	}
+	return nil
+}
+
+func (c *claimLoop) release(ctx context.Context, claim tokens.Claim, reason string) error {
+	err := tokens.Release(ctx, c.Store, claim, claim.Leaves(c.Now(), 0))
+	switch {
+	case err == nil:
+		c.released.WithLabelValues(reason).Inc()
+		c.Logger.Info("claim released", "node", tokens.Redact(claim.Node), "token", claim.TokenID, "reason", reason)
+	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrConflict): // a hint will follow
+	default:
+		return fmt.Errorf("release claim of node %s: %w", claim.Node, err)
+	}
+	return nil
+}
