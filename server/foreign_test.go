@@ -15,12 +15,13 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 )
 
 // Wherever a value is cut in a problem, the problem has no part of a token's secret; nor has the log.
 func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 	s := newSite(t)
-	s.Claims, s.Issued = s.store.Claims(), s.store.Issued()
+	s.Claims, s.Issued = s.store.Claims(), boltrecord.New(s.store.Issued())
 	s.start(t)
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 64 {

@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 )
 
 // recorded is a site with a record: of token qwertz a certificate that ends in 10 days and one that
@@ -19,7 +20,7 @@ import (
 func recorded(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
-	s.Issued = s.store.Issued()
+	s.Issued = boltrecord.New(s.store.Issued())
 	now := time.Now()
 	for i, e := range []issuance.Entry{
 		{Outcome: issuance.Issued, TokenID: "qwertz", Node: "worker-1", Serial: "1f", NotAfter: now.AddDate(0, 0, 10), Certificate: "-----BEGIN CERTIFICATE-----\n"},

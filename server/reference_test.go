@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	certificates "k8s.io/api/certificates/v1"
@@ -179,8 +180,8 @@ func TestReferenceForThoseWhoAreNoBrowsers(t *testing.T) {
 // The lines of the page are pasted into a shell.
 func TestReferenceLines(t *testing.T) {
 	s, _ := certifying(t)
-	s.Issued = s.store.Issued()
-	s.Certificates.Authority.Record = s.store.Issued()
+	s.Issued = boltrecord.New(s.store.Issued())
+	s.Certificates.Authority.Record = boltrecord.New(s.store.Issued())
 	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
 	s.Explain = func(_ context.Context, node string) (explain.Explanation, error) {
 		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil

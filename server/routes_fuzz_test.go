@@ -25,6 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,7 +53,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 		t.Fatal(err)
 	}
 	s.Advertise, s.Logger, s.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
-	s.Issued, s.Certificates.Authority.Record = s.store.Issued(), s.store.Issued()
+	s.Issued, s.Certificates.Authority.Record = boltrecord.New(s.store.Issued()), boltrecord.New(s.store.Issued())
 	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
 	s.Explain = explained
 	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {

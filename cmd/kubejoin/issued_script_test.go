@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -27,7 +28,7 @@ func scriptRecord(ts *testscript.TestScript, negated bool, args []string) {
 	now := time.Now()
 	entry := func(ago time.Duration, e issuance.Entry) {
 		e.Time = now.Add(-ago)
-		ts.Check(store.Issued().Append(context.Background(), e))
+		ts.Check(boltrecord.New(store.Issued()).Append(context.Background(), e))
 	}
 	for i := range 150 {
 		entry(48*time.Hour, issuance.Entry{Outcome: issuance.Issued, Signer: "example.com/many", Requester: "jane", Serial: fmt.Sprintf("a%03x", i), NotAfter: now.AddDate(1, 0, 0)})

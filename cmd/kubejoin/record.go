@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -41,7 +41,7 @@ func (s *service) record() issuance.Log {
 		failures: metrics.Counter(s.registry, "kubejoin_issuance_record_failures_total", "Entries of the issuance record that could not be kept: in the store of --data-dir, or in the lines of --issuance-record.", "log"),
 		dropped:  metrics.Counter(s.registry, "kubejoin_issuance_record_dropped_total", "Entries of the issuance record in --data-dir that were dropped before they were due, since the disk was full or the file had its full size.").WithLabelValues(),
 	}
-	w.store, _ = s.kept.(*boltstore.Issued)
+	w.store, _ = s.kept.(*boltrecord.Record)
 	if w.copies = issuance.Copies(w.failed, s.kept, s.lines); w.copies == nil {
 		return nil
 	}
@@ -58,7 +58,7 @@ const recordWarned = time.Minute
 // A watchedRecord is the issuance record, and reports what of it is not kept.
 type watchedRecord struct {
 	copies   issuance.Log
-	store    *boltstore.Issued // nil if there is none
+	store    *boltrecord.Record // nil if there is none
 	log      *slog.Logger
 	failures *prometheus.CounterVec
 	dropped  prometheus.Counter

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -70,8 +71,9 @@ func (s *service) openFileStore() (*boltstore.Store, error) {
 		return nil, err
 	}
 	s.closers = append(s.closers, store.Close)
-	s.kept, s.api.Issued = store.Issued(), store.Issued()
-	if store.Issued().Cut() {
+	record := boltrecord.New(store.Issued())
+	s.kept, s.api.Issued = record, record
+	if record.Cut() {
 		s.log.Warn("the end of the issuance record could not be read: entries of certificates that have not left may be missing, or a disk has lost some")
 	}
 	s.check("tokens", func(ctx context.Context) error {

@@ -1,7 +1,7 @@
 // Package boltstore keeps bootstrap tokens, claims and the issuance record in one file: the embedded
 // default, for an installer or a signer that has no Kubernetes API to keep them in. It leaves the
-// meaning of a token to package tokens, and of an entry to signer/issuance; several replicas need
-// tokens/secretstore instead.
+// meaning of a token to package tokens, and of an entry to signer/issuance/boltrecord. Several
+// replicas need tokens/secretstore instead.
 package boltstore
 
 import (

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"go.etcd.io/bbolt"
@@ -58,7 +59,7 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	var kept []string
 	for {
 		e := large(issued(time.Now(), newSerial(), time.Hour))
-		if err := s.Issued().Append(t.Context(), e); errors.Is(err, errBroken) {
+		if err := boltrecord.New(s.Issued()).Append(t.Context(), e); errors.Is(err, errBroken) {
 			break
 		} else if err != nil || len(kept)*largeEntry > 4*boltstore.JournalHalf {
 			t.Fatalf("%d entries, then Append = %v, want %v when the journal is full", len(kept), err, errBroken)
@@ -70,13 +71,13 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	}
 	larger := issued(time.Now(), "1f", time.Hour)
 	larger.Message = strings.Repeat("x", boltstore.JournalHalf)
-	if err := s.Issued().Append(t.Context(), larger); !errors.Is(err, errBroken) {
+	if err := boltrecord.New(s.Issued()).Append(t.Context(), larger); !errors.Is(err, errBroken) {
 		t.Errorf("Append of an entry that is larger than the journal = %v, want %v", err, errBroken)
 	}
-	if _, err := s.Issued().List(t.Context(), issuance.Query{}); !errors.Is(err, errBroken) {
+	if _, err := boltrecord.New(s.Issued()).List(t.Context(), issuance.Query{}); !errors.Is(err, errBroken) {
 		t.Errorf("List = %v, want %v", err, errBroken)
 	}
-	if e, err := s.Issued().Get(t.Context(), kept[0]); !errors.Is(err, errBroken) {
+	if e, err := boltrecord.New(s.Issued()).Get(t.Context(), kept[0]); !errors.Is(err, errBroken) {
 		t.Errorf("Get = %+v, %v, want %v", e, err, errBroken)
 	}
 	if err := s.Close(); !errors.Is(err, errBroken) {
@@ -103,7 +104,7 @@ func TestEntryLargerThanTheJournalSurvivesACrash(t *testing.T) {
 	add(t, s.Issued(), e)
 	again := open(t, crash(t, path))
 	for _, serial := range []string{"1f", "2f"} {
-		if _, err := again.Issued().Get(t.Context(), serial); err != nil {
+		if _, err := boltrecord.New(again.Issued()).Get(t.Context(), serial); err != nil {
 			t.Errorf("after a crash Get(%s) = %v", serial, err)
 		}
 	}
@@ -152,7 +153,7 @@ func TestUnreadableJournalStopsOpen(t *testing.T) {
 func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	if err := s.Issued().AppendAll(func(yield func(issuance.Entry) bool) {
+	if err := appendAll(s.Issued(), func(yield func(issuance.Entry) bool) {
 		for i := range 300 {
 			if !yield(issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
 				return
@@ -189,7 +190,7 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 			}
 			continue
 		}
-		if _, err := s.Issued().Get(t.Context(), "1f"); err != nil {
+		if _, err := boltrecord.New(s.Issued()).Get(t.Context(), "1f"); err != nil {
 			t.Errorf("page %d is overwritten: Open = nil, and then Get = %v", page, err)
 		}
 		_ = s.Close() // it may be damaged
@@ -214,7 +215,7 @@ func (c *endsSoon) Err() error {
 
 func TestListOfTheRecordEndsWithItsContext(t *testing.T) {
 	s := openIssued(t)
-	if err := s.AppendAll(func(yield func(issuance.Entry) bool) {
+	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 1500 {
 			if !yield(issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
 				return
@@ -223,7 +224,7 @@ func TestListOfTheRecordEndsWithItsContext(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if page, err := s.List(&endsSoon{Context: t.Context()}, issuance.Query{TokenID: "none00"}); !errors.Is(err, context.Canceled) {
+	if page, err := boltrecord.New(s).List(&endsSoon{Context: t.Context()}, issuance.Query{TokenID: "none00"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("List = %d entries, %v, want context.Canceled", len(page.Entries), err)
 	}
 }

@@ -2,14 +2,12 @@ package boltstore
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"io"
 	"iter"
 	"os"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
 )
@@ -24,25 +22,18 @@ func DecodeClaim(key, value []byte) (tokens.Claim, error) { return decodeClaim(k
 func (s *Issued) SetNow(now func() time.Time) { s.now = now }
 
 // AppendAll is Append of many in one transaction.
-func (s *Issued) AppendAll(entries iter.Seq[issuance.Entry]) error {
+func (s *Issued) AppendAll(rows iter.Seq[Row]) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	var lines []*line
-	for e := range entries {
-		v, err := json.Marshal(e)
-		if err != nil {
-			return err
-		}
-		l := lineOf(e, v)
+	for r := range rows {
+		l := lineOf(r)
 		s.number++
 		l.number = s.number
 		lines = append(lines, l)
 	}
 	return s.importAll(lines...)
 }
-
-// DecodeEntry reads a row as List does.
-func DecodeEntry(key, value []byte) (issuance.Entry, error) { return decodeEntry(key, value) }
 
 // JournalHalf is how much goes into the journal before it goes on with the other half.
 const JournalHalf = journalHalf

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -35,7 +36,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	add := func(most int) error {
 		for range most {
 			e := large(issued(time.Now(), newSerial(), time.Hour))
-			if err := s.Issued().Append(context.Background(), e); err != nil {
+			if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 				return err
 			}
 			kept = append(kept, e.Serial)
@@ -83,7 +84,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := limitFiles(4096); err != nil {
 		return err
 	}
-	if err := s.Issued().Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
+	if err := boltrecord.New(s.Issued()).Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
 		return fmt.Errorf("kept where nothing can be written: %w", err)
 	}
 	if after, _ := s.Issued().Dropped(); after != before {
@@ -105,7 +106,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := limitFiles(1); err != nil {
 		return err
 	}
-	if err := s.Issued().Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil {
+	if err := boltrecord.New(s.Issued()).Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil {
 		return errors.New("kept with a full disk")
 	}
 	if err := limitFiles(1 << 40); err != nil {
@@ -153,7 +154,7 @@ func noPage(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	for i := range 2000 { // in an order of their ends in which each is on a page of its own
 		e := large(issued(time.Now(), newSerial(), time.Hour+time.Duration(i*7919%2000)*time.Minute))
-		if err := s.Issued().Append(context.Background(), e); err != nil {
+		if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 			return err
 		}
 	}
@@ -204,7 +205,7 @@ func noJournal(s *boltstore.Store, _ string) error {
 	}
 	for range 150 {
 		e := large(issued(time.Now(), newSerial(), time.Hour))
-		if err := s.Issued().Append(context.Background(), e); err != nil {
+		if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 			return err
 		}
 		fmt.Println(e.Serial)

@@ -1,9 +1,7 @@
 package boltstore
 
 import (
-	"bytes"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +12,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
 )
@@ -36,8 +33,8 @@ const (
 // smaller, and few, since somebody waits for a certificate.
 const sweptForOne = 4
 
-// Issued is the [issuance.Store] in the file of a [Store]. A row is an entry as JSON: a change of
-// its fields or of their meaning needs another schemaVersion.
+// Issued keeps the issuance record in the file of a [Store], as rows. Package
+// signer/issuance/boltrecord encodes and decodes them.
 //
 // Entries go into a journal beside the file first, and many of them at once from there into the
 // database: when a half of the journal is full, when the record is asked, and at Close. After a
@@ -66,24 +63,62 @@ type Issued struct {
 	cut     bool
 }
 
-var _ issuance.Store = (*Issued)(nil)
+// A Row is one entry of the issuance record.
+type Row struct {
+	// Time is when the entry was made.
+	Time time.Time
+	// Ends is when the certificate of the entry ends; zero if none was issued.
+	Ends time.Time
+	// Value is the entry as a JSON object. Its fields "time", "outcome" and "notAfter" say the same
+	// as Time and Ends: after a crash, Open reads them from the journal. A change of its fields or of
+	// their meaning needs another schemaVersion.
+	Value []byte
 
-// Issued gives the issuance record in the file, for as long as the store is open.
+	key []byte // of a row that was read
+}
+
+// readRow returns the row with this value. Its errors never show the value.
+func readRow(value []byte) (Row, error) {
+	var e struct {
+		Time     time.Time `json:"time"`
+		Outcome  string    `json:"outcome"`
+		NotAfter time.Time `json:"notAfter"`
+	}
+	if err := json.Unmarshal(value, &e); err != nil {
+		return Row{}, withoutValue(err)
+	}
+	if e.Time.Before(firstTime) {
+		return Row{}, errors.New("an entry that nobody may have made")
+	}
+	r := Row{Time: e.Time, Value: value}
+	if e.Outcome == "issued" {
+		r.Ends = e.NotAfter
+	}
+	return r, nil
+}
+
+// Decode reads Value strictly into e. Its errors are as those of [Row.Damaged] and never show the value.
+func (r Row) Decode(e any) error {
+	if err := unmarshal(r.Value, e); err != nil {
+		return r.Damaged(err)
+	}
+	return nil
+}
+
+// Damaged returns an error that wraps [ErrDamaged] and err, and names the row.
+func (r Row) Damaged(err error) error {
+	return fmt.Errorf("%w: bucket %q, key %x: %w", ErrDamaged, issuedBucket, r.key, err)
+}
+
+// Issued returns the issuance record in the file. It can be used until the store is closed.
 func (s *Store) Issued() *Issued { return &s.issued }
 
-// Append implements [issuance.Log]. The entry is on the disk when it returns.
-func (s *Issued) Append(ctx context.Context, e issuance.Entry) error {
+// Append keeps a row. It is on the disk when Append returns.
+func (s *Issued) Append(ctx context.Context, r Row) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := checkEntry(e); err != nil {
-		return fmt.Errorf("issuance record: %w", err)
-	}
-	v, err := json.Marshal(e)
-	if err != nil {
-		return fmt.Errorf("issuance record: encode: %w", err)
-	}
-	l := lineOf(e, v)
+	l := lineOf(r)
 	if err := s.appends.Do(context.Background(), struct{}{}, l, s.appendAll); err != nil {
 		return err
 	}
@@ -228,13 +263,11 @@ func (s *Issued) replay() error {
 		return err
 	}
 	for i, l := range lines {
-		var e issuance.Entry
-		if err := unmarshal(l.v, &e); err != nil {
+		r, err := readRow(l.v)
+		if err != nil {
 			return fmt.Errorf("%s: %w: entry %d: %w", s.journal.path, ErrDamaged, l.number, err)
-		} else if err := checkEntry(e); err != nil {
-			return fmt.Errorf("%s: %w: entry %d: an entry that nobody may have made", s.journal.path, ErrDamaged, l.number)
 		}
-		lines[i] = lineOf(e, l.v)
+		lines[i] = lineOf(r)
 		lines[i].number = l.number
 		s.number = l.number
 	}
@@ -260,155 +293,28 @@ func (s *Issued) close() error {
 	return s.journal.remove()
 }
 
-// checkEntry refuses what would not be found, or not go, again.
-func checkEntry(e issuance.Entry) error {
-	if e.Time.Before(firstTime) || e.Time.After(lastTime) {
-		return fmt.Errorf("time %s given, want one of these centuries", e.Time)
-	}
-	switch e.Outcome {
-	case issuance.Refused, issuance.Failed:
-		return nil
-	case issuance.Issued:
-		if serial, err := issuance.ParseSerial(e.Serial); err != nil || serial != e.Serial {
-			return fmt.Errorf("serial %.60q given, want lower case hexadecimal digits", e.Serial)
-		}
-		if e.NotAfter.Before(firstTime) {
-			return fmt.Errorf("notAfter %s given, want the end of the certificate", e.NotAfter)
-		}
-		return nil
-	}
-	return fmt.Errorf("outcome %.20q given, want %s, %s or %s", e.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
+// PlaceLen is the length of a place in the record, in bytes.
+const PlaceLen = 16
+
+// A Visitor is called with a row and with its place, from which a later walk can go on. It returns
+// whether it wants more rows. Both are valid during the call only.
+type Visitor func(place []byte, r Row) (more bool, err error)
+
+// NewestFirst visits all rows, the newest first. With a place in after it begins behind that place.
+// The rows have no Ends.
+func (s *Issued) NewestFirst(after []byte, visit Visitor) error {
+	return s.walk(func(r record) error { return r.newestFirst(after, visit) })
 }
 
-// List implements [issuance.Store]. What is not asked for in the order of a bucket is looked for in
-// all entries, newest first, without reading those that cannot match: 100,000 take a fraction of
-// a second.
-func (s *Issued) List(ctx context.Context, q issuance.Query) (issuance.Page, error) {
-	var page issuance.Page
-	if err := ctx.Err(); err != nil {
-		return page, err
-	}
-	limit := q.Limit
-	if limit <= 0 {
-		limit = issuance.DefaultLimit
-	}
-	limit = min(limit, issuance.MaxLimit)
-	after, err := hex.DecodeString(q.After)
-	if err != nil || len(after) != 0 && len(after) != placeLen {
-		return page, fmt.Errorf("%w: %.80q", issuance.ErrCursor, q.After)
-	}
+// SoonestFirst visits the rows of certificates that end at from or later, the one that ends first
+// first. With a place in after it begins behind that place instead.
+func (s *Issued) SoonestFirst(after []byte, from time.Time, visit Visitor) error {
+	return s.walk(func(r record) error { return r.soonestFirst(after, from, visit) })
+}
+
+func (s *Issued) walk(visit func(record) error) error {
 	if err := s.importAll(); err != nil {
-		return page, err
+		return err
 	}
-	err = s.store.read(func(tx *bbolt.Tx) error {
-		r := recordIn(tx)
-		var walk func(after []byte, visit func(place, key, v []byte) (bool, error)) error = r.newestFirst
-		if q.ByEnd() {
-			walk = r.soonestFirst(q.EndsAfter)
-		}
-		parts := rawParts(q)
-		var last []byte
-		looked := 0
-		return walk(after, func(place, key, v []byte) (bool, error) {
-			if looked++; looked%1000 == 0 && ctx.Err() != nil {
-				return false, ctx.Err()
-			}
-			if past(q, place) {
-				return false, nil
-			}
-			for _, part := range parts {
-				if !bytes.Contains(v, part) {
-					return true, nil
-				}
-			}
-			e, err := decodeEntry(key, v)
-			if err != nil {
-				return false, err
-			}
-			if !q.Match(e) {
-				return true, nil
-			}
-			if len(page.Entries) == limit { // one more that would be on the next page
-				page.Next = hex.EncodeToString(last)
-				return false, nil
-			}
-			page.Entries, last = append(page.Entries, e), bytes.Clone(place)
-			return true, nil
-		})
-	})
-	if err != nil {
-		return issuance.Page{}, err
-	}
-	return page, nil
-}
-
-// past reports whether nothing that comes after a place can match.
-func past(q issuance.Query, place []byte) bool {
-	at := timeOf(place)
-	if q.ByEnd() {
-		return !q.EndsBefore.IsZero() && !at.Before(q.EndsBefore)
-	}
-	return at.Before(q.Since)
-}
-
-// rawParts are bytes that the row of each entry has that matches: to look for them takes a
-// hundredth of the time of reading the row.
-func rawParts(q issuance.Query) [][]byte {
-	var parts [][]byte
-	for name, value := range map[string]string{
-		"tokenID": q.TokenID, "requester": q.Requester, "signer": q.Signer, "outcome": string(q.Outcome),
-	} {
-		if value == "" {
-			continue
-		}
-		if quoted, err := json.Marshal(value); err == nil {
-			parts = append(parts, fmt.Appendf(nil, "%q:%s", name, quoted))
-		}
-	}
-	if quoted, err := json.Marshal(q.Node); err == nil && q.Node != "" {
-		parts = append(parts, quoted[1:]) // after "node":" or "requester":"system:node:
-	}
-	return parts
-}
-
-// Get implements [issuance.Store].
-func (s *Issued) Get(ctx context.Context, serial string) (issuance.Entry, error) {
-	var found issuance.Entry
-	serial, err := issuance.ParseSerial(serial)
-	if err = errors.Join(err, ctx.Err()); err != nil {
-		return found, err
-	}
-	if err := s.importAll(); err != nil {
-		return found, err
-	}
-	part := fmt.Appendf(nil, `"serial":%q`, serial)
-	err = s.store.read(func(tx *bbolt.Tx) error {
-		return recordIn(tx).newestFirst(nil, func(_, key, v []byte) (bool, error) {
-			if !bytes.Contains(v, part) {
-				return true, nil
-			}
-			e, err := decodeEntry(key, v)
-			if err == nil {
-				found = e
-			}
-			return false, err
-		})
-	})
-	if err == nil && found.Serial == "" {
-		err = fmt.Errorf("certificate of serial number %s: %w", serial, issuance.ErrNotFound)
-	}
-	return found, err
-}
-
-// decodeEntry reads what Append wrote. Its errors name the key and never show the value.
-func decodeEntry(k, v []byte) (issuance.Entry, error) {
-	var e issuance.Entry
-	err := unmarshal(v, &e)
-	if err == nil && (checkEntry(e) != nil || !e.Time.Equal(timeOf(k))) {
-		err = errors.New("an entry that nobody may have made")
-	}
-	if err != nil {
-		return e, fmt.Errorf("%w: bucket %q, key %x: %w", ErrDamaged, issuedBucket, k, err)
-	}
-	return e, nil
+	return s.store.read(func(tx *bbolt.Tx) error { return visit(recordIn(tx)) })
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"go.etcd.io/bbolt"
 )
@@ -111,7 +112,7 @@ func TestJournalTurns(t *testing.T) {
 		size += len(e.Message)
 		add(t, s.Issued(), e)
 		if entries%50 == 0 {
-			if got, err := s.Issued().Get(t.Context(), e.Serial); err != nil || got.Message != e.Message {
+			if got, err := boltrecord.New(s.Issued()).Get(t.Context(), e.Serial); err != nil || got.Message != e.Message {
 				t.Fatalf("entry %d: %v", entries, err)
 			}
 		}
@@ -272,7 +273,7 @@ func TestJournalCannotBeMade(t *testing.T) {
 	if err := os.Mkdir(journalOf(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Issued().Append(t.Context(), issued(time.Now(), "1f", time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
+	if err := boltrecord.New(s.Issued()).Append(t.Context(), issued(time.Now(), "1f", time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("Append = %v, want an error that names the file", err)
 	}
 	if err := os.Remove(journalOf(path)); err != nil {
@@ -291,7 +292,7 @@ func TestJournalCannotBeMade(t *testing.T) {
 func serials(s *boltstore.Issued) (map[string]int, error) {
 	found := map[string]int{}
 	for q := (issuance.Query{Limit: issuance.MaxLimit}); ; {
-		page, err := s.List(context.Background(), q)
+		page, err := boltrecord.New(s).List(context.Background(), q)
 		if err != nil {
 			return nil, err
 		}

@@ -27,7 +27,7 @@ func TestRecordIsOfBoundedSize(t *testing.T) {
 	var last []string
 	for round := range 12 {
 		last = nil
-		if err := record.AppendAll(func(yield func(issuance.Entry) bool) {
+		if err := appendAll(record, func(yield func(issuance.Entry) bool) {
 			for i := range 100 {
 				serial := fmt.Sprintf("b%x%03x", round, i)
 				if last = append(last, serial); !yield(large(issued(now.Add(time.Duration(round)), serial, time.Duration(round+1)*time.Hour))) {

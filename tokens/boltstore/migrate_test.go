@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
 )
@@ -100,10 +101,10 @@ func TestSchema2(t *testing.T) {
 		if claims, err := s.Claims().List(t.Context()); err != nil || len(claims) != 1 || claims[0].Node != "worker-1" {
 			t.Errorf("List of claims = %+v, %v, want worker-1's", claims, err)
 		}
-		if page, err := s.Issued().List(t.Context(), issuance.Query{}); err != nil || len(page.Entries) != i {
+		if page, err := boltrecord.New(s.Issued()).List(t.Context(), issuance.Query{}); err != nil || len(page.Entries) != i {
 			t.Errorf("List of issued = %+v, %v, want %d", page, err, i)
 		}
-		if err := s.Issued().Append(t.Context(), issued(time.Now(), "1f", time.Hour)); err != nil {
+		if err := boltrecord.New(s.Issued()).Append(t.Context(), issued(time.Now(), "1f", time.Hour)); err != nil {
 			t.Error(err)
 		}
 		if err := s.Close(); err != nil {

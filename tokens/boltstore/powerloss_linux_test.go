@@ -18,6 +18,7 @@ import (
 	"unsafe"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
@@ -52,7 +53,7 @@ func traced(t *testing.T, role string) {
 func holdsCertificates(s *boltstore.Store, serials []string) error {
 	found := map[string]int{}
 	for q := (issuance.Query{Limit: issuance.MaxLimit}); ; {
-		page, err := s.Issued().List(context.Background(), q)
+		page, err := boltrecord.New(s.Issued()).List(context.Background(), q)
 		if err != nil {
 			return err
 		}

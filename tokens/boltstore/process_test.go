@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -56,7 +57,7 @@ func other(role, path string) error {
 	case "issue":
 		work = func() (string, error) {
 			e := large(issued(time.Now(), newSerial(), time.Hour))
-			return e.Serial, s.Issued().Append(context.Background(), e)
+			return e.Serial, boltrecord.New(s.Issued()).Append(context.Background(), e)
 		}
 	case "no page":
 		return noPage(s, path)

@@ -9,14 +9,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer/issuance"
 	"go.etcd.io/bbolt"
 )
 
 // Places in the record are 8 bytes of a time, in nanoseconds, and 8 of a number that tells entries
 // of the same time apart, so that their order is that of time. In bucket "issued" the time is that
 // of the entry.
-const placeLen = 16
 
 // firstTime and lastTime are what a place can say. What ends later, as certificates that never do,
 // is last.
@@ -37,7 +35,7 @@ func numbered(place []byte, number uint64) []byte {
 }
 
 func timeOf(place []byte) time.Time {
-	if len(place) != placeLen {
+	if len(place) != PlaceLen {
 		return time.Time{}
 	}
 	return time.Unix(0, int64(binary.BigEndian.Uint64(place)))
@@ -52,11 +50,10 @@ func recordIn(tx *bbolt.Tx) record {
 	return r
 }
 
-// lineOf is an entry of which v is the row.
-func lineOf(e issuance.Entry, v []byte) *line {
-	l := &line{place: place(e.Time, 0), v: v}
-	if e.Outcome == issuance.Issued {
-		l.ends = place(e.NotAfter, 0)
+func lineOf(r Row) *line {
+	l := &line{place: place(r.Time, 0), v: r.Value}
+	if !r.Ends.IsZero() {
+		l.ends = place(r.Ends, 0)
 	}
 	return l
 }
@@ -118,7 +115,7 @@ func (r record) sweep(now time.Time, most int, room int64) (out swept, err error
 }
 
 // newestFirst visits entries from the newest on, or from the one before after, until visit returns false or an error.
-func (r record) newestFirst(after []byte, visit func(place, key, v []byte) (bool, error)) error {
+func (r record) newestFirst(after []byte, visit Visitor) error {
 	entries := r.entries.Cursor()
 	k, v := entries.Last()
 	if len(after) > 0 {
@@ -129,7 +126,7 @@ func (r record) newestFirst(after []byte, visit func(place, key, v []byte) (bool
 		}
 	}
 	for ; k != nil; k, v = entries.Prev() {
-		if more, err := visit(k, k, v); err != nil || !more {
+		if more, err := visit(k, Row{Time: timeOf(k), Value: v, key: k}); err != nil || !more {
 			return err
 		}
 	}
@@ -138,29 +135,27 @@ func (r record) newestFirst(after []byte, visit func(place, key, v []byte) (bool
 
 // soonestFirst visits the entries of certificates in the order of their ends, from one on, until visit returns false
 // or an error.
-func (r record) soonestFirst(from time.Time) func([]byte, func(place, key, v []byte) (bool, error)) error {
-	return func(after []byte, visit func(place, key, v []byte) (bool, error)) error {
-		ends := r.ends.Cursor()
-		start := after
-		if len(after) == 0 && !from.IsZero() {
-			start = place(from, 0)
-		}
-		at, key := ends.First()
-		if len(start) > 0 {
-			at, key = ends.Seek(start)
-		}
-		for ; at != nil; at, key = ends.Next() {
-			if bytes.Equal(at, after) {
-				continue
-			}
-			v := r.entries.Get(key)
-			if v == nil {
-				return fmt.Errorf("%w: bucket %q has no key %x, which bucket %q names", ErrDamaged, issuedBucket, key, endsBucket)
-			}
-			if more, err := visit(at, key, v); err != nil || !more {
-				return err
-			}
-		}
-		return nil
+func (r record) soonestFirst(after []byte, from time.Time, visit Visitor) error {
+	ends := r.ends.Cursor()
+	start := after
+	if len(after) == 0 && !from.IsZero() {
+		start = place(from, 0)
 	}
+	at, key := ends.First()
+	if len(start) > 0 {
+		at, key = ends.Seek(start)
+	}
+	for ; at != nil; at, key = ends.Next() {
+		if bytes.Equal(at, after) {
+			continue
+		}
+		v := r.entries.Get(key)
+		if v == nil {
+			return fmt.Errorf("%w: bucket %q has no key %x, which bucket %q names", ErrDamaged, issuedBucket, key, endsBucket)
+		}
+		if more, err := visit(at, Row{Time: timeOf(key), Ends: timeOf(at), Value: v, key: key}); err != nil || !more {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,0 +1,189 @@
+// Package boltrecord is the issuance record in the file of a boltstore.Store: an [issuance.Store]
+// whose entries are rows of that file.
+package boltrecord
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+// A Record is an [issuance.Store]. [New] makes it.
+type Record struct{ rows *boltstore.Issued }
+
+var _ issuance.Store = (*Record)(nil)
+
+// New returns the record of these rows, which the Issued method of a [boltstore.Store] returns. The
+// record can be used until that store is closed.
+func New(rows *boltstore.Issued) *Record { return &Record{rows} }
+
+// Cut is as [boltstore.Issued.Cut].
+func (r *Record) Cut() bool { return r.rows.Cut() }
+
+// Dropped is as [boltstore.Issued.Dropped].
+func (r *Record) Dropped() (entries int, last time.Time) { return r.rows.Dropped() }
+
+// Append implements [issuance.Log]. The entry is on the disk when it returns.
+func (r *Record) Append(ctx context.Context, e issuance.Entry) error {
+	if err := check(e); err != nil {
+		return fmt.Errorf("issuance record: %w", err)
+	}
+	v, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("issuance record: encode: %w", err)
+	}
+	row := boltstore.Row{Time: e.Time, Value: v}
+	if e.Outcome == issuance.Issued {
+		row.Ends = e.NotAfter
+	}
+	return r.rows.Append(ctx, row)
+}
+
+// firstTime and lastTime limit the times that rows can be ordered by.
+var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
+
+// check refuses an entry that no query would find again, or that would never expire.
+func check(e issuance.Entry) error {
+	if e.Time.Before(firstTime) || e.Time.After(lastTime) {
+		return fmt.Errorf("time %s given, want one of these centuries", e.Time)
+	}
+	switch e.Outcome {
+	case issuance.Refused, issuance.Failed:
+		return nil
+	case issuance.Issued:
+		if serial, err := issuance.ParseSerial(e.Serial); err != nil || serial != e.Serial {
+			return fmt.Errorf("serial %.60q given, want lower case hexadecimal digits", e.Serial)
+		}
+		if e.NotAfter.Before(firstTime) {
+			return fmt.Errorf("notAfter %s given, want the end of the certificate", e.NotAfter)
+		}
+		return nil
+	}
+	return fmt.Errorf("outcome %.20q given, want %s, %s or %s", e.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
+}
+
+// decode reads what Append wrote.
+func decode(row boltstore.Row) (issuance.Entry, error) {
+	var e issuance.Entry
+	err := row.Decode(&e)
+	if err == nil && (check(e) != nil || !e.Time.Equal(row.Time)) {
+		err = row.Damaged(errors.New("an entry that nobody may have made"))
+	}
+	return e, err
+}
+
+// List implements [issuance.Store]. A query that neither order of the rows answers reads all of them,
+// newest first, and decodes only those that can match: 100,000 take a fraction of a second.
+func (r *Record) List(ctx context.Context, q issuance.Query) (issuance.Page, error) {
+	var page issuance.Page
+	if err := ctx.Err(); err != nil {
+		return page, err
+	}
+	limit := q.Limit
+	if limit <= 0 {
+		limit = issuance.DefaultLimit
+	}
+	limit = min(limit, issuance.MaxLimit)
+	after, err := hex.DecodeString(q.After)
+	if err != nil || len(after) != 0 && len(after) != boltstore.PlaceLen {
+		return page, fmt.Errorf("%w: %.80q", issuance.ErrCursor, q.After)
+	}
+	parts := rawParts(q)
+	var last []byte
+	visited := 0
+	visit := func(place []byte, row boltstore.Row) (bool, error) {
+		if visited++; visited%1000 == 0 && ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+		if past(q, row) {
+			return false, nil
+		}
+		for _, part := range parts {
+			if !bytes.Contains(row.Value, part) {
+				return true, nil
+			}
+		}
+		e, err := decode(row)
+		if err != nil {
+			return false, err
+		}
+		if !q.Match(e) {
+			return true, nil
+		}
+		if len(page.Entries) == limit { // one more that would be on the next page
+			page.Next = hex.EncodeToString(last)
+			return false, nil
+		}
+		page.Entries, last = append(page.Entries, e), bytes.Clone(place)
+		return true, nil
+	}
+	if q.ByEnd() {
+		err = r.rows.SoonestFirst(after, q.EndsAfter, visit)
+	} else {
+		err = r.rows.NewestFirst(after, visit)
+	}
+	if err != nil {
+		return issuance.Page{}, err
+	}
+	return page, nil
+}
+
+// past reports whether neither the row nor any later one can match.
+func past(q issuance.Query, row boltstore.Row) bool {
+	if q.ByEnd() {
+		return !q.EndsBefore.IsZero() && !row.Ends.Before(q.EndsBefore)
+	}
+	return row.Time.Before(q.Since)
+}
+
+// rawParts returns bytes that are in the row of each entry that matches. To look for them takes a
+// hundredth of the time of decoding the row.
+func rawParts(q issuance.Query) [][]byte {
+	var parts [][]byte
+	for name, value := range map[string]string{
+		"tokenID": q.TokenID, "requester": q.Requester, "signer": q.Signer, "outcome": string(q.Outcome),
+	} {
+		if value == "" {
+			continue
+		}
+		if quoted, err := json.Marshal(value); err == nil {
+			parts = append(parts, fmt.Appendf(nil, "%q:%s", name, quoted))
+		}
+	}
+	if quoted, err := json.Marshal(q.Node); err == nil && q.Node != "" {
+		parts = append(parts, quoted[1:]) // after "node":" or "requester":"system:node:
+	}
+	return parts
+}
+
+// Get implements [issuance.Store].
+func (r *Record) Get(ctx context.Context, serial string) (issuance.Entry, error) {
+	var found issuance.Entry
+	serial, err := issuance.ParseSerial(serial)
+	if err = errors.Join(err, ctx.Err()); err != nil {
+		return found, err
+	}
+	part := fmt.Appendf(nil, `"serial":%q`, serial)
+	err = r.rows.NewestFirst(nil, func(_ []byte, row boltstore.Row) (bool, error) {
+		if !bytes.Contains(row.Value, part) {
+			return true, nil
+		}
+		e, err := decode(row)
+		if err == nil {
+			found = e
+		}
+		return false, err
+	})
+	if err == nil && found.Serial == "" {
+		err = fmt.Errorf("certificate of serial number %s: %w", serial, issuance.ErrNotFound)
+	}
+	return found, err
+}
