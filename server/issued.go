@@ -66,7 +66,7 @@ func (h *handler) getIssued(r *http.Request) (answer, error) {
 }
 
 func entryShown(e issuance.Entry) api.IssuanceEntry {
-	return api.IssuanceEntry{APIVersion: api.Version, Kind: api.KindIssuanceEntry, Entry: e}
+	return api.IssuanceEntry{APIVersion: api.Version, Kind: api.KindIssuanceEntry, Issuance: api.Issuance(e)}
 }
 
 func noRecord() *problem {
@@ -82,7 +82,7 @@ func recordUnavailable(err error) *problem {
 // issuanceQuery reads what is asked of the record.
 func issuanceQuery(asked api.ListIssued, now time.Time) (issuance.Query, error) {
 	q := issuance.Query{
-		TokenID: asked.TokenID, Node: asked.Node, Requester: asked.Requester, Signer: asked.Signer, Outcome: issuance.Outcome(asked.Outcome),
+		TokenID: asked.TokenID, Node: asked.Node, Requester: asked.Requester, Signer: asked.Signer, Outcome: asked.Outcome,
 		Limit: asked.Limit, After: asked.Continue,
 	}
 	if q.TokenID != "" {

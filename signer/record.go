@@ -75,7 +75,7 @@ func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuan
 	if a.Record == nil {
 		return nil
 	}
-	request, what := key(e), sha256.Sum256([]byte(string(e.Outcome)+" "+e.Message))
+	request, what := key(e), sha256.Sum256([]byte(e.Outcome+" "+e.Message))
 	oldest := time.Time{}
 	if e.RequestUID == "" { // no object that is tried again and again, but a machine that asks
 		oldest = e.Time.Add(-toldFor)

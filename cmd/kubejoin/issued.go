@@ -85,7 +85,7 @@ have to hold.` + issuedHelp,
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // fails for a flag that there is not
 	}
-	complete("outcome", string(issuance.Issued), string(issuance.Refused), string(issuance.Failed))
+	complete("outcome", issuance.Issued, issuance.Refused, issuance.Failed)
 	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
 	o.output.register(cmd, "text")
 	o.remoteOptions.register(cmd)
@@ -171,7 +171,7 @@ func (o *output) entries(w io.Writer, list api.IssuanceEntryList) error {
 			last = e.Message // of a failure
 		}
 		rows = append(rows, []string{
-			e.Time.UTC().Format(time.RFC3339), string(e.Outcome), e.Signer, orNone(e.Requester), orNone(e.Subject), orNone(e.TokenID), orNone(ends), orNone(last),
+			e.Time.UTC().Format(time.RFC3339), e.Outcome, e.Signer, orNone(e.Requester), orNone(e.Subject), orNone(e.TokenID), orNone(ends), orNone(last),
 		})
 	}
 	return table(w, rows)
@@ -248,7 +248,7 @@ func (o *output) entry(w io.Writer, e api.IssuanceEntry) error {
 		values []string
 	}{
 		{"Serial", []string{e.Serial}},
-		{"Outcome", []string{string(e.Outcome)}},
+		{"Outcome", []string{e.Outcome}},
 		{"Recorded", []string{e.Time.UTC().Format(time.RFC3339)}},
 		{"Signer", []string{e.Signer}},
 		{"Subject", []string{e.Subject}},

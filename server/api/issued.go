@@ -1,14 +1,58 @@
 package api
 
-import "github.com/kubejoin/kubejoin/signer/issuance"
+import "time"
 
-// An IssuanceEntry is what became of a request for a certificate.
+// An IssuanceEntry is one entry of the issuance record.
 type IssuanceEntry struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 
-	// The certificate itself is in an entry that was asked for by serial number alone.
-	issuance.Entry
+	Issuance
+}
+
+// An Issuance says what became of a request for a certificate. Its fields are those of a line of
+// 'kubejoin serve --issuance-record FILE'.
+type Issuance struct {
+	Time time.Time `json:"time"`
+	// Outcome is "issued", "refused" or "failed".
+	Outcome string `json:"outcome"`
+	Signer  string `json:"signer"`
+
+	// Request and RequestUID name the CertificateSigningRequest object, if there is one.
+	Request    string `json:"request,omitempty"`
+	RequestUID string `json:"requestUID,omitempty"`
+	// Requester is the user that sent the request, TokenID its bootstrap token, and From the address
+	// of a client that sent the request to kubejoin itself.
+	Requester string `json:"requester"`
+	TokenID   string `json:"tokenID,omitempty"`
+	From      string `json:"from,omitempty"`
+
+	// What the request asks for; empty if it cannot be read. Node is the node that the subject names.
+	Node           string   `json:"node,omitempty"`
+	Subject        string   `json:"subject,omitempty"` // RFC 2253
+	DNSNames       []string `json:"dnsNames,omitempty"`
+	IPAddresses    []string `json:"ipAddresses,omitempty"`
+	EmailAddresses []string `json:"emailAddresses,omitempty"`
+	URIs           []string `json:"uris,omitempty"`
+	Usages         []string `json:"usages,omitempty"`
+	// SPKI is "sha256:" and the SHA-256 of the public key in hex, as in CA pins.
+	SPKI string `json:"spki,omitempty"`
+
+	// These describe an issued certificate. Serial is in lower-case hexadecimal digits.
+	Serial    string    `json:"serial,omitempty"`
+	NotBefore time.Time `json:"notBefore,omitzero"`
+	NotAfter  time.Time `json:"notAfter,omitzero"`
+	// Certificate is PEM, without the chain. Lists leave it out.
+	Certificate string `json:"certificate,omitempty"`
+
+	// Approver approved the request; Rule is kubejoin's rule, and Evidence what that rule saw.
+	Approver string   `json:"approver,omitempty"`
+	Rule     string   `json:"rule,omitempty"`
+	Evidence []string `json:"evidence,omitempty"`
+
+	// Reason and Message say why the request was refused or failed.
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
 }
 
 // An IssuanceEntryList is a page of the issuance record: the newest entries first, or, where it was

@@ -7,25 +7,23 @@ import (
 	"time"
 )
 
-// An Outcome is how a request for a certificate ended.
-type Outcome string
-
+// How a request for a certificate ended: the values of [Entry.Outcome].
 const (
-	// Issued: a certificate was signed. It is recorded before it leaves, so that one which was
-	// signed and then not delivered, because a write failed, is in the record as well.
-	Issued Outcome = "issued"
-	// Refused: it will never be signed as it is. Of a request without an object that is made again
-	// and again there is an entry every hour.
-	Refused Outcome = "refused"
-	// Failed: it could not be signed, and is tried again. A failure that repeats itself is
-	// recorded once, or every hour like a refusal.
-	Failed Outcome = "failed"
+	// Issued: the signer signed a certificate. It records that before the certificate leaves, so that
+	// the record also has a certificate that was never delivered because a write failed.
+	Issued = "issued"
+	// Refused: the signer will never sign the request as it is. A request without an object that
+	// is repeated is recorded once an hour.
+	Refused = "refused"
+	// Failed: the signer could not sign the request, and retries it. A failure that repeats itself is
+	// recorded once, or once an hour like a refusal.
+	Failed = "failed"
 )
 
 // An Entry is one line of the record.
 type Entry struct {
 	Time    time.Time `json:"time"`
-	Outcome Outcome   `json:"outcome"`
+	Outcome string    `json:"outcome"`
 	Signer  string    `json:"signer"`
 
 	// Request and RequestUID are those of the CertificateSigningRequest object, if there is one.

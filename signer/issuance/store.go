@@ -47,7 +47,7 @@ type Query struct {
 	Node      string
 	Requester string
 	Signer    string
-	Outcome   Outcome
+	Outcome   string
 	// Since leaves out what was recorded before.
 	Since time.Time
 	// EndsAfter and EndsBefore are about certificates that were issued: when they end. Both

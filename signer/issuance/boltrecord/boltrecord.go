@@ -149,7 +149,7 @@ func past(q issuance.Query, row boltstore.Row) bool {
 func rawParts(q issuance.Query) [][]byte {
 	var parts [][]byte
 	for name, value := range map[string]string{
-		"tokenID": q.TokenID, "requester": q.Requester, "signer": q.Signer, "outcome": string(q.Outcome),
+		"tokenID": q.TokenID, "requester": q.Requester, "signer": q.Signer, "outcome": q.Outcome,
 	} {
 		if value == "" {
 			continue
