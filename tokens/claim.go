@@ -3,7 +3,6 @@ package tokens
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -106,14 +105,14 @@ func (c Claim) Check() error {
 	}
 	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
 		if n := len(words); n > MaxKeys {
-			errs = append(errs, fmt.Errorf("%s: %d given, %d allowed", what, n, MaxKeys))
+			errs = append(errs, fieldErrorf(what, "%d given, %d allowed", n, MaxKeys))
 		}
 		if slices.ContainsFunc(words, func(w string) bool { return w == "" || !isShortWord(w) }) {
-			errs = append(errs, fmt.Errorf("%s: want words of at most %d bytes without space or comma", what, maxWord))
+			errs = append(errs, fieldErrorf(what, "want words of at most %d bytes without space or comma", maxWord))
 		}
 	}
 	if !isShortWord(c.ReadyBefore) {
-		errs = append(errs, fmt.Errorf("ready-before: want a word of at most %d bytes without space or comma", maxWord))
+		errs = append(errs, fieldErrorf("ready-before", "want a word of at most %d bytes without space or comma", maxWord))
 	}
 	return errors.Join(errs...)
 }

@@ -88,40 +88,40 @@ func (l Limits) Check() error {
 		errs = append(errs, l.Problem)
 	}
 	if l.MaxNodes < 0 || l.MaxNodes > MaxNodes {
-		errs = append(errs, fmt.Errorf("max-nodes: %d given, want 1 to %d", l.MaxNodes, MaxNodes))
+		errs = append(errs, fieldErrorf("max-nodes", "%d given, want 1 to %d", l.MaxNodes, MaxNodes))
 	}
 	seen, bad := make(map[string]bool, len(l.NodeNames)), len(errs)
 	for i, name := range l.NodeNames {
 		if len(errs)-bad == 10 { // nobody reads thousands of them
-			errs = append(errs, fmt.Errorf("node-names: %d more are not looked at", len(l.NodeNames)-i))
+			errs = append(errs, fieldErrorf("node-names", "%d more are not looked at", len(l.NodeNames)-i))
 			break
 		}
 		if err := CheckNodePattern(name); err != nil {
-			errs = append(errs, fmt.Errorf("node-names: %w", err))
+			errs = append(errs, &FieldError{"node-names", err})
 		} else if seen[name] {
-			errs = append(errs, fmt.Errorf("node-names: %q is given twice", name))
+			errs = append(errs, fieldErrorf("node-names", "%q is given twice", name))
 		}
 		seen[name] = true
 	}
 	if n := len(strings.Join(l.NodeNames, ",")); n > MaxNodeNames {
-		errs = append(errs, fmt.Errorf("node-names: %d bytes given, %d allowed", n, MaxNodeNames))
+		errs = append(errs, fieldErrorf("node-names", "%d bytes given, %d allowed", n, MaxNodeNames))
 	}
 	switch d := l.CertificateDuration; {
 	case d == 0:
 	case d < MinCertificateDuration, d > MaxCertificateDuration, d%time.Second != 0:
-		errs = append(errs, fmt.Errorf("certificate-duration: %s given, want whole seconds from %s to %s", d, MinCertificateDuration, MaxCertificateDuration))
+		errs = append(errs, fieldErrorf("certificate-duration", "%s given, want whole seconds from %s to %s", d, MinCertificateDuration, MaxCertificateDuration))
 	}
 	if l.Role != "" && l.Role != RoleControlPlane {
-		errs = append(errs, fmt.Errorf("role: %q given, want %s or none", l.Role, RoleControlPlane))
+		errs = append(errs, fieldErrorf("role", "%q given, want %s or none", l.Role, RoleControlPlane))
 	}
 	if l.Replaces != (NodeRef{}) {
 		switch {
 		case CheckNodeName(l.Replaces.Name) != nil || l.Replaces.UID == "" || strings.ContainsAny(l.Replaces.UID, "/, \n"):
-			errs = append(errs, fmt.Errorf("replaces-node: %q given, want NAME/UID of a Node", l.Replaces.Name+"/"+l.Replaces.UID))
+			errs = append(errs, fieldErrorf("replaces-node", "%q given, want NAME/UID of a Node", l.Replaces.Name+"/"+l.Replaces.UID))
 		case l.MaxNodes > 1:
-			errs = append(errs, fmt.Errorf("max-nodes: %d given, and replaces-node is for one node", l.MaxNodes))
+			errs = append(errs, fieldErrorf("max-nodes", "%d given, and replaces-node is for one node", l.MaxNodes))
 		case !l.AllowsName(l.Replaces.Name):
-			errs = append(errs, fmt.Errorf("node-names: %q do not allow %s, which the token is to replace", l.NodeNames, l.Replaces.Name))
+			errs = append(errs, fieldErrorf("node-names", "%q do not allow %s, which the token is to replace", l.NodeNames, l.Replaces.Name))
 		}
 	}
 	return errors.Join(errs...)

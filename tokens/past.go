@@ -2,7 +2,6 @@ package tokens
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -45,12 +44,12 @@ func (p Past) equal(q Past) bool {
 func (p Past) check() error {
 	switch {
 	case p.Until.IsZero() && p.CertificateDuration != 0:
-		return errors.New("past: a certificate-duration without end")
+		return fieldErrorf("past", "a certificate-duration without end")
 	case p.Until.Nanosecond() != 0:
-		return fmt.Errorf("past: end %s given, want whole seconds", p.Until)
+		return fieldErrorf("past", "end %s given, want whole seconds", p.Until)
 	}
 	if err := (Limits{CertificateDuration: p.CertificateDuration}).Check(); err != nil {
-		return fmt.Errorf("past: %w", err)
+		return &FieldError{"past", err}
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -111,13 +110,13 @@ func CreatorOf(user string) string {
 func (r Record) CheckNew() error {
 	errs := []error{r.Check()}
 	if n := len(r.Groups); n > MaxNewGroups {
-		errs = append(errs, fmt.Errorf("groups: %d given, %d allowed", n, MaxNewGroups))
+		errs = append(errs, fieldErrorf("groups", "%d given, %d allowed", n, MaxNewGroups))
 	}
 	if n := len(r.Limits.NodeNames); n > MaxNewNodeNames {
-		errs = append(errs, fmt.Errorf("node-names: %d names given, %d allowed; a pattern such as rack7-* stands for many", n, MaxNewNodeNames))
+		errs = append(errs, fieldErrorf("node-names", "%d names given, %d allowed; a pattern such as rack7-* stands for many", n, MaxNewNodeNames))
 	}
 	if n := len(strings.Join(r.Limits.NodeNames, ",")); n > MaxNewNodeNamesBytes && n <= MaxNodeNames {
-		errs = append(errs, fmt.Errorf("node-names: %d bytes given, %d allowed", n, MaxNewNodeNamesBytes))
+		errs = append(errs, fieldErrorf("node-names", "%d bytes given, %d allowed", n, MaxNewNodeNamesBytes))
 	}
 	return errors.Join(errs...)
 }
@@ -127,49 +126,49 @@ func (r Record) CheckNew() error {
 func (r Record) Check() error {
 	var errs []error
 	if !r.Token.HasSecret() {
-		errs = append(errs, errors.New("token: none given"))
+		errs = append(errs, fieldErrorf("token", "none given"))
 	}
 	if r.Problem != nil {
 		errs = append(errs, r.Problem)
 	}
 	if !r.Authentication && len(r.Groups) > 0 {
-		errs = append(errs, fmt.Errorf("groups: %s need usage authentication", strings.Join(r.Groups, ",")))
+		errs = append(errs, fieldErrorf("groups", "%s need usage authentication", strings.Join(r.Groups, ",")))
 	}
 	bad := len(errs)
 	for i, g := range r.Groups {
 		if len(errs)-bad == 10 { // nobody reads thousands of them
-			errs = append(errs, fmt.Errorf("groups: %d more are not looked at", len(r.Groups)-i))
+			errs = append(errs, fieldErrorf("groups", "%d more are not looked at", len(r.Groups)-i))
 			break
 		}
 		switch {
 		case !groupPattern.MatchString(g):
-			errs = append(errs, fmt.Errorf("groups: %q does not match %s", g, groupPattern))
+			errs = append(errs, fieldErrorf("groups", "%q does not match %s", g, groupPattern))
 		case slices.Contains(r.Groups[:i], g):
-			errs = append(errs, fmt.Errorf("groups: %q is given twice", g))
+			errs = append(errs, fieldErrorf("groups", "%q is given twice", g))
 		}
 	}
 	if len(r.Description) > MaxDescription {
-		errs = append(errs, fmt.Errorf("description: %d bytes given, %d allowed", len(r.Description), MaxDescription))
+		errs = append(errs, fieldErrorf("description", "%d bytes given, %d allowed", len(r.Description), MaxDescription))
 	}
 	if !utf8.ValidString(r.Description) || strings.ContainsFunc(r.Description, unicode.IsControl) {
-		errs = append(errs, errors.New("description: want one line of valid UTF-8 without control characters"))
+		errs = append(errs, fieldErrorf("description", "want one line of valid UTF-8 without control characters"))
 	}
 	if len(r.Creator) > maxCreator {
-		errs = append(errs, fmt.Errorf("creator: %d bytes given, %d allowed", len(r.Creator), maxCreator))
+		errs = append(errs, fieldErrorf("creator", "%d bytes given, %d allowed", len(r.Creator), maxCreator))
 	}
 	if err := r.Limits.Check(); err != nil {
 		errs = append(errs, err)
 	}
 	for i, name := range r.Nodes {
 		if err := CheckNodeName(name); err != nil {
-			errs = append(errs, fmt.Errorf("nodes: %w", err))
+			errs = append(errs, &FieldError{"nodes", err})
 		} else if slices.Contains(r.Nodes[:i], name) {
-			errs = append(errs, fmt.Errorf("nodes: %q is given twice", name))
+			errs = append(errs, fieldErrorf("nodes", "%q is given twice", name))
 		}
 	}
 	// RFC 3339 has four digits for the year.
 	if !r.Expires.IsZero() && (r.Expires.UTC().Year() < 1970 || r.Expires.UTC().Year() > 9999) {
-		errs = append(errs, fmt.Errorf("expiration: year %d given, want 1970 to 9999", r.Expires.UTC().Year()))
+		errs = append(errs, fieldErrorf("expiration", "year %d given, want 1970 to 9999", r.Expires.UTC().Year()))
 	}
 	return errors.Join(errs...)
 }

@@ -127,7 +127,7 @@ func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 			continue
 		}
 		if err := a.read(&l, value); err != nil {
-			problems = append(problems, fmt.Errorf("%s%s: %w", annotationPrefix, a.name, err))
+			problems = append(problems, annotationError(a.name, err))
 		}
 	}
 	var unknown []string
@@ -140,12 +140,17 @@ func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 		problems = append(problems, fmt.Errorf("%.300s: not known, want %s%s", tokens.Redact(strings.Join(unknown, ", ")), annotationPrefix, strings.Join(known, ", ")))
 	}
 	if len(problems) == 0 {
-		if err := l.Check(); err != nil { // of two that do not go together
-			problems = append(problems, fmt.Errorf("%s%.300s", annotationPrefix, err))
+		for _, e := range tokens.FieldErrors(l.Check()) { // of two that do not go together
+			problems = append(problems, annotationError(e.Field, fmt.Errorf("%.300s", tokens.Redact(e.Err.Error()))))
 		}
 	}
 	l.Problem = errors.Join(problems...)
 	return l
+}
+
+// annotationError returns what is wrong with the annotation of this name.
+func annotationError(name string, err error) error {
+	return &tokens.FieldError{Field: annotationPrefix + name, Err: err}
 }
 
 // readNames gives the names of a list up to the first that is no good.

@@ -77,7 +77,7 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 		// Without them all, the token may be spent and not know it.
 		names, err := readNames(value, tokens.CheckNodeName)
 		if err != nil {
-			r.Limits.Problem = errors.Join(r.Limits.Problem, fmt.Errorf("%s%s: %w", annotationPrefix, nodesAnnotation, err))
+			r.Limits.Problem = errors.Join(r.Limits.Problem, annotationError(nodesAnnotation, err))
 		}
 		r.Nodes = names
 	}
