@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,8 +67,16 @@ func newProblem(status int, name, format string, args ...any) *problem {
 
 func badField(field, format string, args ...any) *problem {
 	foreign.Args(args)
-	p := newProblem(http.StatusBadRequest, "invalid-field", "%s: %s", field, fmt.Sprintf(format, args...))
-	p.Field = field
+	return badFields(api.FieldProblem{Field: field, Detail: fmt.Sprintf(format, args...)})
+}
+
+func badFields(all ...api.FieldProblem) *problem {
+	var details []string
+	for _, e := range all {
+		details = append(details, e.String())
+	}
+	p := newProblem(http.StatusBadRequest, "invalid-field", "%s", strings.Join(details, "; "))
+	p.Field, p.Errors = all[0].Field, all
 	return p
 }
 
@@ -246,7 +255,13 @@ func (h *handler) failed(err error, id string, kubernetes bool) answer {
 	}
 	named := *p
 	named.RequestID, named.Detail = id, foreign.Text(named.Detail, maxDetail)
-	named.Field = fmt.Sprintf("%.40s", foreign.Printable(foreign.Redact(named.Field)))
+	named.Field = fieldShown(named.Field)
+	named.Errors = slices.Clone(named.Errors)
+	room := maxDetail
+	for i, e := range named.Errors {
+		named.Errors[i] = api.FieldProblem{Field: fieldShown(e.Field), Detail: foreign.Text(e.Detail, room)}
+		room -= len(named.Errors[i].Detail)
+	}
 	a := answer{status: p.Status, contentType: "application/problem+json", header: map[string]string{}}
 	if p.retryAfter > 0 {
 		a.header["Retry-After"] = strconv.Itoa(int(p.retryAfter.Seconds()))
@@ -268,6 +283,11 @@ func (h *handler) failed(err error, id string, kubernetes bool) answer {
 	}
 	a.body = append(body, '\n')
 	return a
+}
+
+// fieldShown returns the name of a field, which the client may have chosen.
+func fieldShown(name string) string {
+	return fmt.Sprintf("%.40s", foreign.Printable(foreign.Redact(name)))
 }
 
 // object is the answer of an object in JSON.

@@ -1,9 +1,9 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
@@ -126,32 +126,20 @@ func expiry(ttl, expires string, now time.Time) (time.Time, error) {
 	return end, nil
 }
 
-// Fields as package tokens calls them in its errors, and as requests do.
+// fieldNames has the fields of package tokens that have another name in requests.
 var fieldNames = map[string]string{
-	"groups":               "groups",
-	"description":          "description",
 	"expiration":           "expires",
 	"max-nodes":            "maxNodes",
 	"node-names":           "nodeNames",
 	"certificate-duration": "certificateDuration",
 	"replaces-node":        "replaceNode",
-	"role":                 "role",
 }
 
-// badRecord is what tokens.Record.Check finds wrong with a request.
+// badRecord returns the problem of what tokens.Record.Check finds wrong with a request.
 func badRecord(err error) *problem {
-	lines := strings.Split(err.Error(), "\n")
-	var field string
-	for i, line := range lines {
-		theirs, rest, _ := strings.Cut(line, ":")
-		if ours, known := fieldNames[theirs]; known {
-			lines[i] = ours + ":" + rest
-			if field == "" {
-				field = ours
-			}
-		}
+	var all []api.FieldProblem
+	for _, e := range tokens.FieldErrors(err) {
+		all = append(all, api.FieldProblem{Field: cmp.Or(fieldNames[e.Field], e.Field), Detail: e.Err.Error()})
 	}
-	p := newProblem(http.StatusBadRequest, "invalid-field", "%s", strings.Join(lines, "; "))
-	p.Field = field
-	return p
+	return badFields(all...)
 }

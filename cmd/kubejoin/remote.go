@@ -274,11 +274,15 @@ func explain(err error) error {
 	if p.Field == "" || p.Status != http.StatusBadRequest {
 		return err
 	}
-	lines := strings.Split(p.Detail, "; ")
-	for i, line := range lines {
-		if field, rest, found := strings.Cut(line, ": "); found && !strings.ContainsAny(field, " \"") {
-			lines[i] = "--" + cmp.Or(flagNames[field], field) + ": " + rest
+	if len(p.Errors) == 0 {
+		return &usageError{err: errors.New(p.Detail)}
+	}
+	var lines []string
+	for _, e := range p.Errors {
+		if e.Field != "" {
+			e.Field = "--" + cmp.Or(flagNames[e.Field], e.Field)
 		}
+		lines = append(lines, e.String())
 	}
 	return &usageError{err: errors.New(strings.Join(lines, "; "))}
 }

@@ -276,8 +276,10 @@ func (o *signOptions) refused(cmd *cobra.Command, p *api.Problem) error {
 	case p.Status == http.StatusNotFound:
 		return errors.New("the server signs no certificates: it has no CA; start it with --cluster-signing-cert-file and --cluster-signing-key-file")
 	default:
-		if rest, found := strings.CutPrefix(p.Detail, "usages: "); found { // a flag is one of them
-			p.Detail = "usage: " + rest
+		for i, e := range p.Errors {
+			if e.Field == "usages" {
+				p.Errors[i].Field = "usage" // the flag is one of them
+			}
 		}
 		return p
 	}

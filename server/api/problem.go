@@ -9,8 +9,10 @@ type Problem struct {
 	Title  string `json:"title"`
 	Status int    `json:"status"`
 	Detail string `json:"detail,omitempty"`
-	// Field is the query parameter or body field at fault.
+	// Field is the query parameter or body field at fault, the first one if there are several.
 	Field string `json:"field,omitempty"`
+	// Errors has what Detail says about each field at fault.
+	Errors []FieldProblem `json:"errors,omitempty"`
 	// Reason is why there is no certificate, one word in CamelCase: see packages signer and
 	// signer/approval.
 	Reason string `json:"reason,omitempty"`
@@ -20,6 +22,20 @@ type Problem struct {
 	// RetryAfter is how long to wait before the same is asked again; zero is that it says
 	// nothing of that. It is in a header.
 	RetryAfter time.Duration `json:"-"`
+}
+
+// A FieldProblem says what is wrong with one field of a request.
+type FieldProblem struct {
+	Field  string `json:"field,omitempty"`
+	Detail string `json:"detail"`
+}
+
+// String returns the detail after the name of the field, if there is one.
+func (p FieldProblem) String() string {
+	if p.Field == "" {
+		return p.Detail
+	}
+	return p.Field + ": " + p.Detail
 }
 
 // ProblemType is what all types of problems begin with.
