@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/leader"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
@@ -86,11 +87,11 @@ func onCluster(ctx context.Context, s *service) error {
 	}
 	// What the controllers write with. Deletions of expired tokens are harmless at any time.
 	working := client
-	var leader *election
+	var election *leader.Election
 	if o.leaderElect {
-		leader = &election{client: client, namespace: o.leaseNamespace, name: o.leaseName, log: s.log, registerer: s.registry}
+		election = &leader.Election{Client: client, Namespace: o.leaseNamespace, Name: o.leaseName, Logger: s.log, Registerer: s.registry}
 		fenced := rest.CopyConfig(config)
-		fenced.Wrap(leader.fence)
+		fenced.Wrap(election.Fence)
 		if working, err = kubernetes.NewForConfig(fenced); err != nil {
 			return fmt.Errorf("kubeconfig: %w", err)
 		}
@@ -163,7 +164,7 @@ func onCluster(ctx context.Context, s *service) error {
 		}
 		controllers = append(controllers, loop.Run)
 	}
-	s.runControllers(leader, controllers)
+	s.runControllers(election, controllers)
 	public, err := s.watchPublicAccess(config)
 	if err != nil {
 		return err
@@ -182,7 +183,9 @@ func onCluster(ctx context.Context, s *service) error {
 		s.warnOfCA(authority, caWarning(info))
 		s.warnOfDuration(authority)
 	}
-	s.warnOfLeader(leader)
+	if election != nil {
+		s.warnOfLeader(o.leaseNamespace+"/"+o.leaseName, election.Ready)
+	}
 	s.warnOfSize(info)
 	s.warnOfTrust(info)
 	s.banner = clusterBanner(o, config.Host)
@@ -293,7 +296,7 @@ func (s *service) authority(facts approval.Facts, nodes *signer.NodeAdmission) *
 }
 
 // runControllers runs them all, while leading where replicas elect.
-func (s *service) runControllers(leader *election, controllers []func(context.Context) error) {
+func (s *service) runControllers(election *leader.Election, controllers []func(context.Context) error) {
 	all := func(ctx context.Context) error {
 		group, ctx := errgroup.WithContext(ctx)
 		for _, run := range controllers {
@@ -301,12 +304,12 @@ func (s *service) runControllers(leader *election, controllers []func(context.Co
 		}
 		return group.Wait()
 	}
-	if leader == nil {
+	if election == nil {
 		s.goBackground(all)
 		return
 	}
-	s.goBackground(func(ctx context.Context) error { return leader.run(ctx, all) })
-	s.check("leader", leader.ready)
+	s.goBackground(func(ctx context.Context) error { return election.Run(ctx, all) })
+	s.check("leader", election.Ready)
 }
 
 func (s *service) checkClusterInfo(info *configmap.ConfigMap, public *publicAccess) {

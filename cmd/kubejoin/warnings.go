@@ -177,16 +177,13 @@ func (s *service) warnOfTrust(info *configmap.ConfigMap) {
 // untrustedServing is said where discovery at kubejoin cannot work.
 const untrustedServing = "the CA that signs kubejoin's serving certificate is none of those in cluster-info: discovery at kubejoin fails"
 
-// warnOfLeader tells of replicas none of which is known to run the controllers.
-func (s *service) warnOfLeader(leader *election) {
-	if leader == nil {
-		return
-	}
+// warnOfLeader warns unless a replica is known to run the controllers. ready is that of the election.
+func (s *service) warnOfLeader(lease string, ready func(context.Context) error) {
 	s.warnOf(func(ctx context.Context, _ tokens.Record) string {
-		if leader.ready(ctx) == nil {
+		if ready(ctx) == nil {
 			return ""
 		}
-		return fmt.Sprintf("no kubejoin is known to lead (Lease %s/%s), and its controllers rest until one does: neither signatures nor certificates come from it", leader.namespace, leader.name)
+		return fmt.Sprintf("no kubejoin is known to lead (Lease %s), and its controllers rest until one does: neither signatures nor certificates come from it", lease)
 	})
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -54,8 +55,8 @@ func TestTokenWarnings(t *testing.T) {
 	s := newService(serveOptions{}, slog.New(slog.DiscardHandler), nil)
 	s.warnOfLimits("and nobody does")
 	s.warnOfCA(&signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), time.Hour*24))}, nothing)
-	leader := &election{namespace: "kubejoin-system", name: "kubejoin"}
-	s.warnOfLeader(leader)
+	nobodyLeads := errors.New("nobody leads")
+	s.warnOfLeader("kubejoin-system/kubejoin", func(context.Context) error { return nobodyLeads })
 	s.warnBy(func(context.Context) error { return server.Notice("somebody else signs") })
 	for _, test := range []struct {
 		name string
@@ -69,7 +70,7 @@ func TestTokenWarnings(t *testing.T) {
 		{"led", tokens.Record{Authentication: true}, true, []string{"the CA expires at"}},
 	} {
 		if test.led {
-			leader.led.wrote("replica-1", time.Now())
+			nobodyLeads = nil
 		}
 		got := s.api.Warnings(t.Context(), test.made)
 		ok := len(got) == len(test.want)

@@ -1,4 +1,6 @@
-package main
+// Package leader runs work on one of several replicas at a time: on the one that holds a Lease. Each
+// replica also learns whether any of them leads, and an old leader cannot write any more.
+package leader
 
 import (
 	"context"
@@ -18,36 +20,36 @@ import (
 )
 
 // Times of the Lease. Another replica sees a renewal up to 2.2 retry periods late, and as late that
-// there was none for leaseDuration: a leader that is gone is replaced within 15 s, with takeover.
+// there was none for leaseDuration: with takeover, it replaces a lost leader within 15 s.
 const (
 	leaseDuration = 10 * time.Second
 	renewDeadline = 7 * time.Second
 	retryPeriod   = time.Second
 )
 
-// An election runs something on one replica at a time.
-type election struct {
-	client          kubernetes.Interface
-	namespace, name string
-	log             *slog.Logger
-	registerer      prometheus.Registerer
+// An Election runs work on one replica at a time.
+type Election struct {
+	Client          kubernetes.Interface
+	Namespace, Name string // of the Lease
+	Logger          *slog.Logger
+	Registerer      prometheus.Registerer
 
 	led     leadership
-	renewed atomic.Pointer[time.Time] // when the Lease held was asked for; nil: none is held
+	renewed atomic.Pointer[time.Time] // when this replica sent its last renewal; nil: it does not hold the Lease
 }
 
-// run leads whenever it can until ctx ends, and runs lead while it does. lead is given up, and
-// waited for, before the Lease is. An error of lead ends it all.
-func (e *election) run(ctx context.Context, lead func(context.Context) error) error {
+// Run leads whenever it can until ctx ends, and runs lead while it does. It gives up the Lease only
+// after lead has ended. An error of lead ends Run.
+func (e *Election) Run(ctx context.Context, lead func(context.Context) error) error {
 	host, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("leader election: %w", err)
 	}
 	identity := host + "_" + rand.Text()[:8]
-	leading := metrics.Gauge(e.registerer, "kubejoin_leader", "Whether this replica runs the controllers: 1 or 0.").WithLabelValues()
+	leading := metrics.Gauge(e.Registerer, "kubejoin_leader", "Whether this replica runs the controllers: 1 or 0.").WithLabelValues()
 	leading.Set(0)
 
-	// The Lease is held until lead has ended, so it does not hang on ctx itself.
+	// This replica holds the Lease until lead has ended, so hold outlives ctx.
 	hold, release := context.WithCancel(context.WithoutCancel(ctx))
 	defer release()
 	var failure error
@@ -58,9 +60,9 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 		started := make(chan struct{})
 		ended := make(chan error, 1)
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Lock: &lease{client: e.client, led: &e.led, renewed: &e.renewed, lost: lose, LeaseLock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: e.namespace, Name: e.name},
-				Client:     e.client.CoordinationV1(),
+			Lock: &lease{client: e.Client, led: &e.led, renewed: &e.renewed, lost: lose, LeaseLock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
+				Client:     e.Client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 			}},
 			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
@@ -70,7 +72,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 				OnStartedLeading: func(elected context.Context) {
 					close(started)
 					leading.Set(1)
-					e.log.Info("leading: controllers start", "lease", e.namespace+"/"+e.name, "identity", identity)
+					e.Logger.Info("leading: controllers start", "lease", e.Namespace+"/"+e.Name, "identity", identity)
 					work, stop := context.WithCancel(elected)
 					defer stop()
 					defer context.AfterFunc(ctx, stop)()
@@ -78,12 +80,12 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 					err := lead(work)
 					leading.Set(0)
 					ended <- err
-					endTerm() // lead has ended by itself or because ctx has: give up the Lease
+					endTerm() // lead has ended, by itself or because ctx has: give up the Lease
 				},
 				OnStoppedLeading: func() {},
 				OnNewLeader: func(leader string) {
 					if leader != "" && leader != identity {
-						e.log.Info("standing by", "leader", leader)
+						e.Logger.Info("standing by", "leader", leader)
 					}
 				},
 			},
@@ -93,7 +95,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 			lose()
 			return fmt.Errorf("leader election: %w", err)
 		}
-		// Before it leads there is nothing to wait for.
+		// Before lead has started, the end of ctx ends the term at once.
 		stop := context.AfterFunc(ctx, func() {
 			select {
 			case <-started:
@@ -108,17 +110,17 @@ func (e *election) run(ctx context.Context, lead func(context.Context) error) er
 		select {
 		case <-started:
 			failure = <-ended
-			e.log.Info("no longer leading: controllers have stopped", "lease", e.namespace+"/"+e.name)
+			e.Logger.Info("no longer leading: controllers have stopped", "lease", e.Namespace+"/"+e.Name)
 		default:
 		}
 	}
 	return failure
 }
 
-// ready is whether somebody leads as far as this replica knows.
-func (e *election) ready(context.Context) error {
+// Ready returns an error unless this replica knows that one of them leads.
+func (e *Election) Ready(context.Context) error {
 	if !e.led.known(time.Now()) {
-		return fmt.Errorf("no kubejoin is known to lead: none was seen to renew the Lease %s/%s within %s; if this lasts, see the log for it", e.namespace, e.name, leaseDuration+takeover)
+		return fmt.Errorf("no kubejoin is known to lead: none was seen to renew the Lease %s/%s within %s; if this lasts, see the log for it", e.Namespace, e.Name, leaseDuration+takeover)
 	}
 	return nil
 }

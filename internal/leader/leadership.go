@@ -1,4 +1,4 @@
-package main
+package leader
 
 import (
 	"bytes"
@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// takeover is how long others may take to lead once nobody does any more.
+// takeover is how long another replica may take to lead after the last leader is gone.
 const takeover = 5 * time.Second
 
-// A leadership is whether anybody leads, as far as a replica has seen the Lease change. Times are
-// its own: those in a Lease are of another machine's clock. The zero value has seen nothing.
+// A leadership knows whether a replica leads, from changes of the Lease. It uses the time of this
+// machine: those in a Lease come from another machine's clock. The zero value has seen no Lease.
 type leadership struct {
 	mu    sync.Mutex
-	raw   []byte    // the Lease as read last
-	until time.Time // somebody leads until then if no more is seen
+	raw   []byte    // the Lease of the last read
+	until time.Time // a replica leads until then, unless the Lease changes
 }
 
-// read takes a Lease as it is now. One that is seen for the first time counts as just renewed.
+// read records a read of the Lease. A Lease that it has not seen counts as just renewed.
 func (l *leadership) read(holder string, raw []byte, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -27,7 +27,7 @@ func (l *leadership) read(holder string, raw []byte, now time.Time) {
 	}
 }
 
-// wrote takes a change of this replica's own.
+// wrote records a write of this replica.
 func (l *leadership) wrote(holder string, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -38,12 +38,12 @@ func (l *leadership) changed(holder string, now time.Time) {
 	switch soon := now.Add(takeover); {
 	case holder != "":
 		l.until = soon.Add(leaseDuration)
-	case l.until.After(soon): // it was given up
+	case l.until.After(soon): // the holder has released it
 		l.until = soon
 	}
 }
 
-// known reports whether somebody leads.
+// known reports whether a replica leads.
 func (l *leadership) known(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,4 +1,4 @@
-package main
+package leader
 
 import (
 	"context"
@@ -15,14 +15,14 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// lease is the LeaseLock of one term. Beside what that does it
-//   - makes its namespace where that is missing and permitted (in a cluster that was set up from
-//     the manifests it is there, and kubejoin may not make any);
-//   - knows since when the Lease is held for certain, and tells led who holds it;
-//   - sees at once that another replica holds it, where client-go goes on leading until
+// lease is the LeaseLock of one term. In addition to a LeaseLock it
+//   - creates a missing namespace, if RBAC allows it (the manifests create the namespace, and do not
+//     allow it);
+//   - records when this replica last renewed the Lease, and reports to led who holds it;
+//   - stops leading at once when another replica holds the Lease; client-go goes on until
 //     renewDeadline;
-//   - does not give up a Lease that another replica holds by now, which client-go does when it
-//     was stopped in the middle of a renewal.
+//   - does not release a Lease that another replica holds; client-go does that when it was stopped
+//     in the middle of a renewal.
 type lease struct {
 	*resourcelock.LeaseLock
 	client  kubernetes.Interface
@@ -30,7 +30,7 @@ type lease struct {
 	renewed *atomic.Pointer[time.Time]
 	lost    func()
 
-	holder string // as read last
+	holder string // as of the last read or write
 }
 
 func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
@@ -49,7 +49,7 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 func (l *lease) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	began := time.Now()
 	err := l.LeaseLock.Create(ctx, r)
-	if apierrors.IsNotFound(err) { // of a create, it is the namespace that is not found
+	if apierrors.IsNotFound(err) { // of a create: the namespace is missing
 		if err := l.createNamespace(ctx); err != nil {
 			return err
 		}
@@ -92,30 +92,30 @@ func (l *lease) note(began time.Time, r resourcelock.LeaderElectionRecord, err e
 	}
 }
 
-// errNotLeading is why a write was not sent.
+// errNotLeading is the error of a write that the fence stops.
 var errNotLeading = errors.New("not sent: the Lease was not renewed in time, and another replica may lead by now")
 
-// fence lets writes pass while the Lease is held for certain. A replica that was stopped, with
-// its whole machine perhaps, goes on where it was when it is woken: it would write what it knew
-// then, before it has learned that another one leads.
-func (e *election) fence(next http.RoundTripper) http.RoundTripper {
+// Fence stops writes unless this replica certainly holds the Lease. A replica that was suspended, for
+// example with its machine, resumes where it was: without a fence it would write stale data before it
+// learns that another replica leads.
+func (e *Election) Fence(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Method == http.MethodGet || r.Method == http.MethodHead || e.holds() {
 			return next.RoundTrip(r)
 		}
 		if r.Body != nil {
-			_ = r.Body.Close() // as a RoundTripper has to
+			_ = r.Body.Close() // a RoundTripper must close it
 		}
 		return nil, errNotLeading
 	})
 }
 
-func (e *election) holds() bool {
+func (e *Election) holds() bool {
 	renewed := e.renewed.Load()
 	if renewed == nil {
 		return false
 	}
-	// Clocks differ in whether they go on while a machine sleeps: the later one counts.
+	// The monotonic clock may stop while a machine sleeps: the longer time counts.
 	return max(time.Since(*renewed), time.Since(renewed.Round(0))) < renewDeadline
 }
 

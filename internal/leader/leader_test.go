@@ -1,4 +1,4 @@
-package main
+package leader
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Who leads is known for as long as the Lease changes, whatever times are in it.
-func TestLeadership(t *testing.T) {
+// The times in the Lease are another machine's: only its changes count.
+func TestKnowsALeaderWhileTheLeaseChanges(t *testing.T) {
 	type seen struct {
 		at     time.Duration
 		holder string
@@ -57,8 +57,8 @@ func TestLeadership(t *testing.T) {
 	}
 }
 
-// A replica that may read the Lease and not take it tells whether others lead.
-func TestNobodyLeads(t *testing.T) {
+// A replica that can read the Lease and not write it knows whether another one leads.
+func TestStandbyKnowsWhetherAReplicaLeads(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	kubeconfig, err := c.ServiceAccountKubeconfig(t.Context(), "default", "onlooker")
 	if err != nil {
@@ -101,14 +101,14 @@ func TestNobodyLeads(t *testing.T) {
 	t.Run("a leader that comes and goes", func(t *testing.T) {
 		t.Parallel()
 		onlooker := elect(t, onlooking, "led")
-		if err := onlooker.ready(t.Context()); err == nil {
+		if err := onlooker.Ready(t.Context()); err == nil {
 			t.Error("before there is a Lease: ready")
 		}
 		leader := elect(t, c.Client(), "led")
 		leader.await(t, true)
 		onlooker.await(t, true)
 		for end := time.Now().Add(leaseDuration + takeover + 2*time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-			if err := onlooker.ready(t.Context()); err != nil {
+			if err := onlooker.Ready(t.Context()); err != nil {
 				t.Fatalf("while another one leads: %v", err)
 			}
 		}
@@ -117,17 +117,17 @@ func TestNobodyLeads(t *testing.T) {
 	})
 }
 
-// An elected takes part in an election until it is stopped.
+// An elected takes part in an Election until stop.
 type elected struct {
-	*election
+	*Election
 	stop func()
 }
 
 func elect(t *testing.T, client kubernetes.Interface, lease string) elected {
-	e := &election{client: client, namespace: "default", name: lease, log: slog.New(slog.DiscardHandler), registerer: prometheus.NewRegistry()}
+	e := &Election{Client: client, Namespace: "default", Name: lease, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- e.run(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil }) }()
+	go func() { ended <- e.Run(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil }) }()
 	stop := func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -142,7 +142,7 @@ func elect(t *testing.T, client kubernetes.Interface, lease string) elected {
 func (e elected) await(t *testing.T, led bool) {
 	t.Helper()
 	for deadline := time.Now().Add(50 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		err := e.ready(t.Context())
+		err := e.Ready(t.Context())
 		if (err == nil) == led {
 			return
 		}
