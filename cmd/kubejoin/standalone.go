@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
@@ -181,7 +182,7 @@ func standaloneBanner(o serveOptions, curlrc string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.listen, o.dataDir)
 	if curlrc != "" {
-		fmt.Fprintf(&b, "A join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", shellQuote(curlrc), dialable(o.listen))
+		fmt.Fprintf(&b, "A join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", foreign.Quote(curlrc), dialable(o.listen))
 	} else {
 		fmt.Fprintf(&b, "A join command, for those in %s:\n  POST https://%s/v1/token/print-join-command\n\n", o.tokenAuthFile, dialable(o.listen))
 	}
@@ -223,7 +224,7 @@ func (d dataDir) open() error {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return fmt.Errorf("--data-dir: %s has mode %04o and will hold keys; want 0700: chmod 700 %s", d, mode, shellQuote(string(d)))
+		return fmt.Errorf("--data-dir: %s has mode %04o and will hold keys; want 0700: chmod 700 %s", d, mode, foreign.Quote(string(d)))
 	}
 	return nil
 }
@@ -278,14 +279,4 @@ func (d dataDir) writeCurlrc(file, caFile, bearer string) error {
 	// Without capath curl trusts the CAs of the system as well.
 	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\ncacert = \"%s\"\ncapath = \"/dev/null\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", quote.Replace(ca), quote.Replace(bearer))
 	return writeFile(file, []byte(content))
-}
-
-// shellQuote makes s one word of a shell, as it is where that is safe.
-func shellQuote(s string) string {
-	if s == "" || strings.ContainsFunc(s, func(c rune) bool {
-		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@%+,=", c)
-	}) {
-		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-	}
-	return s
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
@@ -166,7 +167,7 @@ func (o webhookOptions) advice() string {
 and no --enable-bootstrap-token-auth. It accepts a token for %s at most after its end,
 and refuses one that was tried before it was made for %s.
 kube-controller-manager has to be without bootstrap-signer-controller (bootstrapsigner).
-`, shellQuote(file), o.cacheTTL, o.cacheTTL+successCache, o.cacheTTL)
+`, foreign.Quote(file), o.cacheTTL, o.cacheTTL+successCache, o.cacheTTL)
 	if o.clientCert != "" {
 		b.WriteString("kubejoin serve knows the certificate by --webhook-client-ca-file and --webhook-client-name.\n")
 	}

@@ -137,6 +137,16 @@ func Pastes(name string) bool {
 	return len(name) <= 253 && subdomain.MatchString(name) && Redact(name) == name
 }
 
+// Quote returns s as one word of a POSIX shell. A word of safe characters stays as it is.
+func Quote(s string) string {
+	if s == "" || strings.ContainsFunc(s, func(c rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@%+,=", c)
+	}) {
+		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	}
+	return s
+}
+
 // ShowCSR returns a command that shows a CertificateSigningRequest: by its UID if its name must not
 // be pasted.
 func ShowCSR(name, uid string) string {

@@ -5,20 +5,17 @@ package owned
 import (
 	"strconv"
 	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
 // quote returns s as one word of a shell. A path that cannot be printed becomes a placeholder:
 // another user may have chosen it.
 func quote(s string) string {
-	switch {
-	case strings.ContainsFunc(s, func(c rune) bool { return !strconv.IsPrint(c) }):
+	if strings.ContainsFunc(s, func(c rune) bool { return !strconv.IsPrint(c) }) {
 		return "PATH"
-	case strings.ContainsFunc(s, func(c rune) bool {
-		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@%+,=", c)
-	}):
-		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 	}
-	return s
+	return foreign.Quote(s)
 }
 
 // show returns a path for a message.
