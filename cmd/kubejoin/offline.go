@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
@@ -182,7 +183,7 @@ func (p prepared) write(dir string) error {
 		if err != nil {
 			return err
 		}
-		if err := writeFile(filepath.Join(dir, name), content); err != nil {
+		if err := atomicfile.Write(filepath.Join(dir, name), content); err != nil {
 			return err
 		}
 	}

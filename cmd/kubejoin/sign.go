@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
@@ -250,11 +251,11 @@ func (o *signOptions) destination(stdout io.Writer) (destination, error) {
 			return errors.Join(err, f.Close())
 		}, func() { _ = f.Close() }}, nil
 	}
-	r, err := replace(o.file)
+	r, err := atomicfile.Prepare(o.file)
 	if err != nil {
 		return destination{}, err
 	}
-	return destination{func(chain []byte) error { return r.write(chain, anybody) }, r.drop}, nil
+	return destination{func(chain []byte) error { return r.Write(chain, anybody) }, r.Drop}, nil
 }
 
 func reasonOf(p *api.Problem) string {

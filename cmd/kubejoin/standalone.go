@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/kubejoin/kubejoin/server"
@@ -243,7 +244,7 @@ func (d dataDir) makeCA(file string, now time.Time) (made bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return true, writeFile(file, append(cert, key...))
+	return true, atomicfile.Write(file, append(cert, key...))
 }
 
 // adminBearer makes the file of operators with one admin unless there is one, and gives the
@@ -252,7 +253,7 @@ func (d dataDir) adminBearer(file string) (string, error) {
 	content, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		content = fmt.Appendf(nil, "%s,admin,,\"%s\"\n", rand.Text()+rand.Text(), adminGroup)
-		err = writeFile(file, content)
+		err = atomicfile.Write(file, content)
 	}
 	if err != nil {
 		return "", fmt.Errorf("operators: %w", err)
@@ -278,5 +279,5 @@ func (d dataDir) writeCurlrc(file, caFile, bearer string) error {
 	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 	// Without capath curl trusts the CAs of the system as well.
 	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\ncacert = \"%s\"\ncapath = \"/dev/null\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", quote.Replace(ca), quote.Replace(bearer))
-	return writeFile(file, []byte(content))
+	return atomicfile.Write(file, []byte(content))
 }

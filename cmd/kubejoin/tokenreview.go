@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/server"
@@ -79,7 +80,7 @@ func (d dataDir) webhookToken() (string, error) {
 	content, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		content = []byte(rand.Text() + rand.Text() + "\n")
-		err = writeFile(file, content)
+		err = atomicfile.Write(file, content)
 	}
 	if err != nil {
 		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)

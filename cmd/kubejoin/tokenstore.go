@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -94,7 +95,7 @@ func (s *service) keepBundle(file string) error {
 		if err != nil {
 			return err
 		}
-		return writeFile(file, bundle)
+		return atomicfile.Write(file, bundle)
 	}
 	if err := write(s.ca.Get()); err != nil {
 		return fmt.Errorf("CA for clients: %w", err)

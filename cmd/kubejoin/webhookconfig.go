@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/spf13/cobra"
@@ -210,5 +211,5 @@ func emit(file string, content []byte, stdout io.Writer) error {
 		_, err := stdout.Write(content)
 		return err
 	}
-	return writeFile(file, content)
+	return atomicfile.Write(file, content)
 }
