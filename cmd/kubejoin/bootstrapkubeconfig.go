@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
@@ -330,7 +331,7 @@ func staticBearer(content []byte, user string) (string, error) {
 		case row[1] != user || row[0] == "": // kube-apiserver passes over an empty token
 		case bearer != "":
 			return "", fmt.Errorf("line %d: another line for user %q; want one, so that it is clear which token is meant", line, user)
-		case !bearerPattern.MatchString(row[0]):
+		case !datadir.IsBearer(row[0]):
 			return "", fmt.Errorf("line %d: the token has characters that no bearer token has (RFC 6750)", line)
 		default:
 			bearer = row[0]

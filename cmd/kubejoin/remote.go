@@ -12,11 +12,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/owned"
+	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
@@ -154,10 +153,11 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 	if o.curlrc == "" && o.bearerFile == "" && o.clientCert == "" && exists(defaultCurlrc) {
 		o.curlrc = defaultCurlrc
 	}
-	var rc curlrc
+	var caFile string
+	var bearer api.Secret
 	if o.curlrc != "" {
 		var err error
-		if rc, err = readCurlrc(o.curlrc); err != nil {
+		if caFile, bearer, err = datadir.ReadCurlrc(o.curlrc); err != nil {
 			return nil, nil, fmt.Errorf("--curlrc: %w", err)
 		}
 	}
@@ -167,7 +167,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		return nil, nil, &usageError{err: errors.New("--url: want https://HOST:PORT, or https://HOST:PORT/PATH where the server is mounted under a path")}
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	if file := cmp.Or(o.caFile, rc.caFile); file != "" {
+	if file := cmp.Or(o.caFile, caFile); file != "" {
 		bundle, err := os.ReadFile(file)
 		if err != nil {
 			return nil, nil, fmt.Errorf("--ca-file: %w", err)
@@ -177,7 +177,6 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 			return nil, nil, fmt.Errorf("--ca-file: %s has no certificate in PEM", file)
 		}
 	}
-	bearer := rc.bearer
 	if o.bearerFile != "" {
 		content, err := os.ReadFile(o.bearerFile)
 		if err != nil {
@@ -208,48 +207,6 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		return http.ErrUseLastResponse // a kubejoin server sends nobody elsewhere
 	}}
 	return &remote{Client: &client.Client{URL: address, Bearer: bearer, HTTP: web}}, transport.CloseIdleConnections, nil
-}
-
-// A curlrc is what matters of a file for curl -K.
-type curlrc struct {
-	caFile string
-	bearer api.Secret
-}
-
-// readCurlrc reads the CA and the bearer token. Other lines are for curl. It refuses a file that
-// another user could have written, who would choose the CA and so the server to trust.
-func readCurlrc(file string) (curlrc, error) {
-	var rc curlrc
-	if err := owned.Check(file); err != nil {
-		return rc, err
-	}
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return rc, err
-	}
-	for line := range strings.Lines(string(content)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		value = strings.TrimSpace(value)
-		if unquoted, found := strings.CutPrefix(value, `"`); found {
-			value = strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(strings.TrimSuffix(unquoted, `"`))
-		}
-		switch strings.TrimSpace(name) {
-		case "cacert":
-			if rc.caFile = value; !filepath.IsAbs(value) { // as it is for curl
-				rc.caFile = filepath.Clean(value)
-			}
-		case "header":
-			key, credential, _ := strings.Cut(value, ":")
-			scheme, bearer, found := strings.Cut(strings.TrimSpace(credential), " ")
-			if strings.EqualFold(strings.TrimSpace(key), "Authorization") && strings.EqualFold(scheme, "Bearer") && found {
-				rc.bearer = api.Secret(strings.TrimSpace(bearer))
-			}
-		}
-	}
-	if rc.bearer == "" {
-		return rc, fmt.Errorf(`%s: want a line such as: header = "Authorization: Bearer TOKEN"`, file)
-	}
-	return rc, nil
 }
 
 // flagNames are the flags of the fields of requests, where these differ.

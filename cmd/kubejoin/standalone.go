@@ -1,32 +1,21 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/csv"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/foreign"
-	"github.com/kubejoin/kubejoin/internal/owned"
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 )
-
-// caLifetime is that of a CA made here, as kubeadm's.
-const caLifetime = 10 * 365 * 24 * time.Hour
 
 // standalone keeps everything in one folder.
 func standalone(ctx context.Context, s *service) error {
@@ -34,7 +23,7 @@ func standalone(ctx context.Context, s *service) error {
 	if err := checkStandalone(o); err != nil {
 		return err
 	}
-	dir := dataDir(o.dataDir)
+	dir := datadir.Dir(o.dataDir)
 	// The store first: it is the lock on the folder.
 	store, err := s.openFileStore()
 	if err != nil {
@@ -42,9 +31,9 @@ func standalone(ctx context.Context, s *service) error {
 	}
 
 	if o.caCert == "" {
-		o.caCert = dir.path("ca.pem")
+		o.caCert = dir.Path(datadir.CA)
 		o.caKey = o.caCert
-		made, err := dir.makeCA(o.caCert, time.Now())
+		made, err := dir.MakeCA(time.Now())
 		if err != nil {
 			return fmt.Errorf("cluster CA: %w", err)
 		}
@@ -92,20 +81,19 @@ func standalone(ctx context.Context, s *service) error {
 	s.api.Longest = authority.Longest
 	s.warnOfCA(authority, nothing)
 	s.warnOfDuration(authority)
-	caFile := dir.path("ca.crt")
-	if err := s.keepBundle(caFile); err != nil {
+	if err := s.keepBundle(dir.Path(datadir.Bundle)); err != nil {
 		return err
 	}
 
 	curlrc := ""
 	if o.tokenAuthFile == "" {
-		o.tokenAuthFile = dir.path("operators.csv")
-		bearer, err := dir.adminBearer(o.tokenAuthFile)
+		o.tokenAuthFile = dir.Path(datadir.Operators)
+		bearer, err := dir.AdminBearer(adminGroup)
 		if err != nil {
 			return err
 		}
-		curlrc = dir.path("curlrc")
-		if err := dir.writeCurlrc(curlrc, caFile, bearer); err != nil {
+		curlrc = dir.Path(datadir.Curlrc)
+		if err := dir.WriteCurlrc(bearer); err != nil {
 			return err
 		}
 	}
@@ -193,91 +181,4 @@ func standaloneBanner(o serveOptions, curlrc string) string {
 		fmt.Fprintf(&b, "Joins go on to %s, which has to be told to ask kubejoin\nabout tokens: see 'kubejoin webhook-config --help'. With --kubeconfig FILE tokens are kept there.\n", o.apiServer)
 	}
 	return b.String()
-}
-
-// dataDir is the folder of a standalone kubejoin.
-type dataDir string
-
-func (d dataDir) path(name string) string { return filepath.Join(string(d), name) }
-
-// dataFiles are the files in a dataDir that kubejoin reads or writes.
-var dataFiles = []string{"ca.pem", "ca.crt", "operators.csv", "curlrc", webhookToken, "kubejoin.db", "kubejoin.db-journal"}
-
-// open makes the folder if there is none. It refuses a folder that others can look into, and one
-// whose content another user could have written or could replace.
-func (d dataDir) open() error {
-	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return fmt.Errorf("--data-dir: %w", err)
-	}
-	if err := owned.Check(string(d)); err != nil {
-		return fmt.Errorf("--data-dir: %w", err)
-	}
-	for _, name := range dataFiles {
-		if _, err := os.Lstat(d.path(name)); errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err := owned.Check(d.path(name)); err != nil {
-			return fmt.Errorf("--data-dir: %w", err)
-		}
-	}
-	info, err := os.Stat(string(d))
-	if err != nil {
-		return fmt.Errorf("--data-dir: %w", err)
-	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return fmt.Errorf("--data-dir: %s has mode %04o and will hold keys; want 0700: chmod 700 %s", d, mode, foreign.Quote(string(d)))
-	}
-	return nil
-}
-
-// makeCA makes a cluster CA unless there is one. Certificate and key are one file, so that a
-// start that is interrupted never leaves the one without the other.
-func (d dataDir) makeCA(file string, now time.Time) (made bool, err error) {
-	if _, err := os.Stat(file); err == nil || !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
-	ca, err := signer.GenerateCA("kubernetes", now, caLifetime)
-	if err != nil {
-		return false, err
-	}
-	cert, key, err := ca.PEM()
-	if err != nil {
-		return false, err
-	}
-	return true, atomicfile.Write(file, append(cert, key...))
-}
-
-// adminBearer makes the file of operators with one admin unless there is one, and gives the
-// bearer token of the first operator in it.
-func (d dataDir) adminBearer(file string) (string, error) {
-	content, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		content = fmt.Appendf(nil, "%s,admin,,\"%s\"\n", rand.Text()+rand.Text(), adminGroup)
-		err = atomicfile.Write(file, content)
-	}
-	if err != nil {
-		return "", fmt.Errorf("operators: %w", err)
-	}
-	if _, err := server.ParseTokenFile(content); err != nil {
-		return "", fmt.Errorf("operators: %s: %w", file, err)
-	}
-	rows := csv.NewReader(bytes.NewReader(content))
-	rows.Comment, rows.TrimLeadingSpace, rows.FieldsPerRecord = '#', true, -1 // as ParseTokenFile reads it
-	first, err := rows.Read()
-	if err != nil {
-		return "", fmt.Errorf("operators: %s: want one at least: %w", file, err)
-	}
-	return first[0], nil
-}
-
-// writeCurlrc writes what curl -K reads, so that no secret is in a command line.
-func (d dataDir) writeCurlrc(file, caFile, bearer string) error {
-	ca, err := filepath.Abs(caFile)
-	if err != nil {
-		return err
-	}
-	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-	// Without capath curl trusts the CAs of the system as well.
-	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\ncacert = \"%s\"\ncapath = \"/dev/null\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", quote.Replace(ca), quote.Replace(bearer))
-	return atomicfile.Write(file, []byte(content))
 }

@@ -2,35 +2,26 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"regexp"
-	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/owned"
+	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// webhookToken is the file in --data-dir that has the bearer token by which kube-apiserver is
-// known, and nothing else, as a kubeconfig's tokenFile wants it.
-const webhookToken = "kube-apiserver.token"
-
 // reviewTokens answers kube-apiserver about the tokens of the store.
-func (s *service) reviewTokens(dir dataDir) error {
-	bearer, err := dir.webhookToken()
+func (s *service) reviewTokens(dir datadir.Dir) error {
+	bearer, err := dir.WebhookBearer()
 	if err != nil {
 		return err
 	}
 	known, err := server.ParseTokenFile([]byte(bearer + ",kube-apiserver,\n"))
 	if err != nil {
-		return fmt.Errorf("%s: %w", dir.path(webhookToken), err)
+		return fmt.Errorf("%s: %w", dir.Path(datadir.WebhookToken), err)
 	}
 	var byCertificate server.Authenticate
 	if file := s.options.webhookClientCA; file != "" {
@@ -69,40 +60,4 @@ func loadPool(file string) (*x509.CertPool, error) {
 		pool.AddCert(ca)
 	}
 	return pool, nil
-}
-
-// RFC 6750, section 2.1. None of it means anything in a token file.
-var bearerPattern = regexp.MustCompile(`\A[A-Za-z0-9._~+/-]+=*\n?\z`)
-
-// webhookToken gives the bearer token of kube-apiserver, and makes one unless there is one.
-func (d dataDir) webhookToken() (string, error) {
-	file := d.path(webhookToken)
-	content, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		content = []byte(rand.Text() + rand.Text() + "\n")
-		err = atomicfile.Write(file, content)
-	}
-	if err != nil {
-		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)
-	}
-	return parseBearer(file, content)
-}
-
-// readBearer reads what webhookToken made.
-func readBearer(file string) (string, error) {
-	if err := owned.Check(file); err != nil {
-		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)
-	}
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)
-	}
-	return parseBearer(file, content)
-}
-
-func parseBearer(file string, content []byte) (string, error) {
-	if !bearerPattern.Match(content) {
-		return "", fmt.Errorf("%s: want one line with a bearer token of letters, digits and ._~+/-", file)
-	}
-	return strings.TrimSuffix(string(content), "\n"), nil
 }

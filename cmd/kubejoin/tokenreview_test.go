@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 )
@@ -36,10 +37,10 @@ func TestReviewerIsKnownByHeaderOrCertificate(t *testing.T) {
 		"without a CA": {},
 	} {
 		s := newService(options, slog.New(slog.DiscardHandler), io.Discard)
-		if err := s.reviewTokens(dataDir(dir)); err != nil {
+		if err := s.reviewTokens(datadir.Dir(dir)); err != nil {
 			t.Fatal(err)
 		}
-		bearer, err := readBearer(filepath.Join(dir, webhookToken))
+		bearer, err := datadir.Dir(dir).ReadWebhookBearer()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -43,7 +44,7 @@ func (s *service) openTokens(ctx context.Context, client kubernetes.Interface) (
 		s.options.leaderElect = false // its default is for those who share a store
 		store, err := s.openFileStore()
 		if err == nil && s.ca != nil {
-			err = s.keepBundle(dataDir(s.options.dataDir).path("ca.crt"))
+			err = s.keepBundle(datadir.Dir(s.options.dataDir).Path(datadir.Bundle))
 		}
 		return store, err
 	}
@@ -63,11 +64,11 @@ func (s *service) openTokens(ctx context.Context, client kubernetes.Interface) (
 // openFileStore opens the store in --data-dir, and lets kube-apiserver ask about its tokens,
 // which it cannot know otherwise. The store is the lock on the folder.
 func (s *service) openFileStore() (*boltstore.Store, error) {
-	dir := dataDir(s.options.dataDir)
-	if err := dir.open(); err != nil {
+	dir := datadir.Dir(s.options.dataDir)
+	if err := dir.Open(); err != nil {
 		return nil, err
 	}
-	store, err := boltstore.Open(dir.path("kubejoin.db"))
+	store, err := boltstore.Open(dir.Path(datadir.Store))
 	if err != nil {
 		return nil, err
 	}

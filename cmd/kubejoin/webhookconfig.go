@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/owned"
 	"github.com/spf13/cobra"
@@ -123,9 +124,9 @@ func checkHTTPS(s string) error {
 }
 
 func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
-	dir := dataDir(o.dataDir)
+	dir := datadir.Dir(o.dataDir)
 	if o.caFile == "" {
-		o.caFile = dir.path("ca.crt")
+		o.caFile = dir.Path(datadir.Bundle)
 		if err := owned.Check(o.caFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
@@ -136,7 +137,7 @@ func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
 	}
 	user := &clientcmdapi.AuthInfo{ClientCertificate: o.clientCert, ClientKey: o.clientKey, TokenFile: o.tokenFile}
 	if o.clientCert == "" && o.tokenFile == "" {
-		if user.Token, err = readBearer(dir.path(webhookToken)); err != nil {
+		if user.Token, err = dir.ReadWebhookBearer(); err != nil {
 			return fmt.Errorf("%w; 'kubejoin serve' makes it in its --data-dir", err)
 		}
 	}

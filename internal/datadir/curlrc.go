@@ -1,0 +1,60 @@
+package datadir
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/owned"
+	"github.com/kubejoin/kubejoin/server/api"
+)
+
+// WriteCurlrc writes the file that curl -K reads, so that no secret is in a command line.
+func (d Dir) WriteCurlrc(bearer string) error {
+	ca, err := filepath.Abs(d.Path(Bundle))
+	if err != nil {
+		return err
+	}
+	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+	// Without capath curl trusts the CAs of the system as well.
+	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\ncacert = \"%s\"\ncapath = \"/dev/null\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", quote.Replace(ca), quote.Replace(bearer))
+	return atomicfile.Write(d.Path(Curlrc), []byte(content))
+}
+
+// ReadCurlrc reads the path of the CA and the bearer token from a file for curl -K. It ignores all other
+// lines. It refuses a file that another user could have written, who would choose the CA and so the
+// server to trust.
+func ReadCurlrc(file string) (caFile string, bearer api.Secret, err error) {
+	if err := owned.Check(file); err != nil {
+		return "", "", err
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return "", "", err
+	}
+	for line := range strings.Lines(string(content)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		value = strings.TrimSpace(value)
+		if unquoted, found := strings.CutPrefix(value, `"`); found {
+			value = strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(strings.TrimSuffix(unquoted, `"`))
+		}
+		switch strings.TrimSpace(name) {
+		case "cacert":
+			if caFile = value; !filepath.IsAbs(value) { // relative to the working directory, as for curl
+				caFile = filepath.Clean(value)
+			}
+		case "header":
+			key, credential, _ := strings.Cut(value, ":")
+			scheme, token, found := strings.Cut(strings.TrimSpace(credential), " ")
+			if strings.EqualFold(strings.TrimSpace(key), "Authorization") && strings.EqualFold(scheme, "Bearer") && found {
+				bearer = api.Secret(strings.TrimSpace(token))
+			}
+		}
+	}
+	if bearer == "" {
+		return "", "", fmt.Errorf(`%s: want a line such as: header = "Authorization: Bearer TOKEN"`, file)
+	}
+	return caFile, bearer, nil
+}
