@@ -58,3 +58,10 @@ func TestProblemsOfAServerAreTextOnATerminal(t *testing.T) {
 		}
 	}
 }
+
+// An error and a warning on a terminal are lines of text.
+func TestErrorsAreText(t *testing.T) {
+	if got, want := plain("first\n_8w4usg.qwertzuiopasdfgh\x1b[31m\r\nlast"), "first\n_8w4usg.<redacted>\ufffd[31m \nlast"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/logging"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/kubeauth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -262,8 +263,8 @@ func (o *serveOptions) check() error {
 	if !slices.Contains([]string{"text", "json"}, o.logFormat) {
 		fail("log-format", "%q given, want text or json", o.logFormat)
 	}
-	if o.verbosity < 0 || o.verbosity > maxVerbosity {
-		fail("verbosity", "%d given, want 0 to %d; above that client-go would log what Secrets hold", o.verbosity, maxVerbosity)
+	if o.verbosity < 0 || o.verbosity > logging.MaxVerbosity {
+		fail("verbosity", "%d given, want 0 to %d; above that client-go would log what Secrets hold", o.verbosity, logging.MaxVerbosity)
 	}
 	return errors.Join(errs...)
 }
@@ -313,11 +314,11 @@ func userTokens(n int) int {
 
 // serve chooses the way to run.
 func serve(ctx context.Context, o serveOptions, stdout, stderr io.Writer) error {
-	log, err := newLogger(stderr, o.logFormat, o.verbosity)
+	log, err := logging.New(stderr, o.logFormat, o.verbosity)
 	if err != nil {
 		return err
 	}
-	if err := routeKlog(log, o.verbosity); err != nil {
+	if err := logging.RouteKlog(log, o.verbosity); err != nil {
 		return err
 	}
 	defer runtime.KeepAlive(roomForGarbage())

@@ -1,4 +1,6 @@
-package main
+// Package logging makes the logger of the program: structured, and without secrets and control characters
+// that others chose.
+package logging
 
 import (
 	"flag"
@@ -12,28 +14,28 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// maxVerbosity is the most that client-go may log: from 8 on it is the bodies of answers, and
+// MaxVerbosity is the highest verbosity. From 8 on, client-go would log the bodies of responses, and
 // those of Secrets hold tokens.
-const maxVerbosity = 6
+const MaxVerbosity = 6
 
 // maxLogged is the most bytes of one value in the log.
 const maxLogged = 4096
 
-// cleanAttr cleans what others chose once more, for libraries that log it as it is.
+// cleanAttr cleans values once more: libraries log what others chose as it is.
 func cleanAttr(_ []string, a slog.Attr) slog.Attr {
 	switch v := a.Value.Any().(type) {
 	case string:
 		a.Value = slog.StringValue(foreign.Text(v, maxLogged))
-	case slog.Level, time.Time, time.Duration: // which have a form of their own
+	case slog.Level, time.Time, time.Duration: // have a form of their own
 	case error, fmt.Stringer:
-		a.Value = slog.StringValue(foreign.Text(fmt.Sprint(v), maxLogged)) // Sprint survives a nil that is one
+		a.Value = slog.StringValue(foreign.Text(fmt.Sprint(v), maxLogged)) // Sprint survives a nil pointer
 	}
 	return a
 }
 
-// newLogger makes the program's logger. Verbosity is klog's: 0 is what an operator reads, from 1 on
-// debugging, from 4 on each API call's.
-func newLogger(w io.Writer, format string, verbosity int) (*slog.Logger, error) {
+// New returns a logger. format is text or json; verbosity is klog's: 0 is for operators, from 1 on for
+// debugging, and from 4 on it includes calls to the API server.
+func New(w io.Writer, format string, verbosity int) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: cleanAttr}
 	if verbosity > 0 {
 		options.Level = slog.Level(-4 * verbosity)
@@ -50,12 +52,12 @@ func newLogger(w io.Writer, format string, verbosity int) (*slog.Logger, error) 
 	return slog.New(h), nil
 }
 
-// routeKlog routes what client-go and other libraries log into the program's logger.
-func routeKlog(log *slog.Logger, verbosity int) error {
+// RouteKlog has client-go and other libraries log to log. klog is global: call it once.
+func RouteKlog(log *slog.Logger, verbosity int) error {
 	if verbosity >= 4 {
 		flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 		klog.InitFlags(flags)
-		if err := flags.Set("v", strconv.Itoa(min(verbosity, maxVerbosity))); err != nil {
+		if err := flags.Set("v", strconv.Itoa(min(verbosity, MaxVerbosity))); err != nil {
 			return err
 		}
 	}
