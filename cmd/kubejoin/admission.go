@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -82,7 +83,7 @@ func (s *service) watchOtherSigner() func(signerName, writer string) {
 		return server.Notice(what + " at " + last.UTC().Format(time.RFC3339) + ": limits of tokens do not hold for what it signs; switch one of the two off (docs/security-model.md)")
 	}
 	s.check("only-signer", only)
-	s.warnBy(only)
+	s.warnOf(tokenwarning.Check(only))
 	return func(signerName, writer string) {
 		mu.Lock()
 		defer mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/leader"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
@@ -173,21 +174,25 @@ func onCluster(ctx context.Context, s *service) error {
 	s.api.SignedBy = signedBy(o, enabled)
 	switch {
 	case !enabled[csrSigner]:
-		s.warnOfLimits("and csr-signer is switched off here")
-		s.warnOf(caWarning(info))
+		s.warnOf(tokenwarning.Limits("and csr-signer is switched off here"))
+		s.warnOf(tokenwarning.ClusterInfoCAs(info))
 	case o.shadow:
-		s.warnOfLimits("and with --shadow it looks on here")
-		s.warnOf(caWarning(info))
+		s.warnOf(tokenwarning.Limits("and with --shadow it looks on here"))
+		s.warnOf(tokenwarning.ClusterInfoCAs(info))
 	default:
-		s.warnOfOtherSigner(authority)
-		s.warnOfCA(authority, caWarning(info))
-		s.warnOfDuration(authority)
+		s.warnOf(tokenwarning.OtherSigner(authority))
+		s.warnOf(tokenwarning.CA(authority, tokenwarning.ClusterInfoCAs(info)))
+		s.warnOf(tokenwarning.Duration(authority))
 	}
 	if election != nil {
-		s.warnOfLeader(o.leaseNamespace+"/"+o.leaseName, election.Ready)
+		s.warnOf(tokenwarning.Leader(o.leaseNamespace+"/"+o.leaseName, election.Ready))
 	}
-	s.warnOfSize(info)
-	s.warnOfTrust(info)
+	switch {
+	case o.advertise == "":
+		s.warnOf(tokenwarning.Size(info))
+	case o.tlsCert == "" && s.ca != nil:
+		s.warnOf(tokenwarning.Trust(info, s.ca.Get))
+	}
 	s.banner = clusterBanner(o, config.Host)
 	return nil
 }
@@ -320,8 +325,8 @@ func (s *service) checkClusterInfo(info *configmap.ConfigMap, public *publicAcce
 			_, cas, err = clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
 		}
 		switch {
-		case err == nil && s.ca != nil && s.options.tlsCert == "" && !trusted(s.ca.Get(), cas):
-			err = server.Notice(untrustedServing)
+		case err == nil && s.ca != nil && s.options.tlsCert == "" && !tokenwarning.Trusted(s.ca.Get(), cas):
+			err = server.Notice(tokenwarning.Untrusted)
 		case errors.Is(err, clusterinfo.ErrNotFound):
 			return errors.New("there is no ConfigMap kube-public/cluster-info")
 		case errors.Is(err, context.DeadlineExceeded):
@@ -329,19 +334,6 @@ func (s *service) checkClusterInfo(info *configmap.ConfigMap, public *publicAcce
 		}
 		return s.sized(info, noticed(err, public.notice()))
 	})
-}
-
-// trusted reports whether those who trust cas trust what ca signs.
-func trusted(ca *signer.CA, cas []*x509.Certificate) bool {
-	roots, intermediates := x509.NewCertPool(), x509.NewCertPool()
-	for _, c := range cas {
-		roots.AddCert(c)
-	}
-	for _, c := range ca.Bundle() {
-		intermediates.AddCert(c)
-	}
-	_, err := ca.Certificate().Verify(x509.VerifyOptions{Roots: roots, Intermediates: intermediates, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
-	return err == nil
 }
 
 // signedBy says what signs new tokens, to a person who waited for it in vain.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
@@ -72,7 +73,7 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 
 		SignedBy: signer.signedBy(),
 		Warnings: func(ctx context.Context, made tokens.Record) []string {
-			return warningsOf(ctx, made, []tokenWarning{signer.warning, sizeWarning(info), caWarning(info)})
+			return tokenwarning.All(ctx, made, signer.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info))
 		},
 		Version: buildVersion(),
 	}

@@ -14,9 +14,11 @@ import (
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -58,8 +60,8 @@ type service struct {
 	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// lines and kept are the issuance record: see record.
 	lines, kept issuance.Log
-	// warnings are for those who make tokens.
-	warnings []tokenWarning
+	// warnings are for callers that create a token, in this order.
+	warnings []tokenwarning.Warning
 	// banner is printed once the server answers.
 	banner  string
 	closers []func() error
@@ -82,13 +84,17 @@ func newService(o serveOptions, log *slog.Logger, stdout io.Writer) *service {
 			Registerer: registry,
 		},
 	}
-	s.api.Warnings = s.tokenWarnings
+	s.api.Warnings = func(ctx context.Context, made tokens.Record) []string {
+		return tokenwarning.All(ctx, made, s.warnings...)
+	}
 	return s
 }
 
 func (s *service) goBackground(f func(context.Context) error) {
 	s.background = append(s.background, f)
 }
+
+func (s *service) warnOf(warning tokenwarning.Warning) { s.warnings = append(s.warnings, warning) }
 
 func (s *service) check(name string, ready func(context.Context) error) {
 	s.api.Checks = append(s.api.Checks, server.Check{Name: name, Ready: ready})

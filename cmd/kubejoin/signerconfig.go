@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/spf13/cobra"
@@ -106,7 +107,7 @@ The exit code is 0 if the file can be used, 1 if not.`,
 					continue
 				}
 				lifetime := made[s.Name].Profile.Default
-				if notice := noticeOfCA(*s.CA.Expires, lifetime, time.Now()); notice != "" {
+				if notice := caexpiry.Notice(*s.CA.Expires, lifetime, time.Now()); notice != "" {
 					warn(cmd, "signer "+s.Name+": "+notice)
 				}
 			}

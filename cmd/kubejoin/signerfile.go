@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/reload"
@@ -97,7 +98,7 @@ func (s *service) loadSigners() error {
 	s.log.Info("signers are those of the file", "file", file, "signers", files.Get().names())
 	s.goBackground(files.Run)
 	cas := &signerCAs{
-		files: files, log: s.log, event: s.event, known: map[string]*caWatch{},
+		files: files, log: s.log, event: s.event, known: map[string]*caexpiry.Watch{},
 		end:  metrics.Gauge(s.registry, "kubejoin_signer_ca_not_after_timestamp_seconds", "When the CA of a signer that has one of its own expires.", "signer"),
 		many: metrics.Gauge(s.registry, "kubejoin_signer_ca_certificates", "CA certificates of a signer that has a CA of its own, the one that signs among them.", "signer"),
 	}
@@ -150,9 +151,9 @@ func (f signerFile) ready(now time.Time) error {
 	own := f.own()
 	for _, name := range slices.Sorted(maps.Keys(own)) {
 		end, lifetime := own[name].Certificate().NotAfter, f.signers[name].Profile.Default
-		if state, _ := stateOfCA(end, lifetime, now); state == caExpired {
+		if caexpiry.Expired(end, lifetime, now) {
 			expired = append(expired, fmt.Sprintf("the CA of signer %s expired at %s and nothing can be signed", name, end.UTC().Format(time.RFC3339)))
-		} else if notice := noticeOfCA(end, lifetime, now); notice != "" {
+		} else if notice := caexpiry.Notice(end, lifetime, now); notice != "" {
 			notices = append(notices, fmt.Sprintf("signer %s: %s", name, notice))
 		}
 	}
@@ -174,13 +175,13 @@ func firstOf(err error) string {
 	return fmt.Sprintf("%.700s", err)
 }
 
-// signerCAs tells of the CAs that signers have for themselves, as caWatch does of the cluster's.
+// signerCAs watches the CAs that signers have of their own.
 type signerCAs struct {
 	files     *reload.Value[signerFile]
 	log       *slog.Logger
 	event     func(kind, reason, message string)
 	end, many *prometheus.GaugeVec
-	known     map[string]*caWatch
+	known     map[string]*caexpiry.Watch
 }
 
 func (w *signerCAs) step(ctx context.Context) (next time.Time, err error) {
@@ -196,15 +197,12 @@ func (w *signerCAs) step(ctx context.Context) (next time.Time, err error) {
 	for name, ca := range own {
 		one := w.known[name]
 		if one == nil {
-			one = &caWatch{log: w.log.With("signer", name), end: w.end.WithLabelValues(name), many: w.many.WithLabelValues(name)}
-			one.event = func(kind, reason, message string) { w.event(kind, reason, "Signer "+name+": "+message) }
+			one = &caexpiry.Watch{Logger: w.log.With("signer", name), NotAfter: w.end.WithLabelValues(name), Certificates: w.many.WithLabelValues(name)}
+			one.Event = func(kind, reason, message string) { w.event(kind, reason, "Signer "+name+": "+message) }
 			w.known[name] = one
 		}
-		if one.told != nil && slices.EqualFunc(one.told.Bundle(), ca.Bundle(), (*x509.Certificate).Equal) && one.told.Certificate().Equal(ca.Certificate()) {
-			ca = one.told // read anew, and the same
-		}
-		one.ca, one.lifetime = func() *signer.CA { return ca }, now.signers[name].Profile.Default
-		due, err := one.step(ctx)
+		one.CA, one.Lifetime = func() *signer.CA { return ca }, now.signers[name].Profile.Default
+		due, err := one.Step(ctx)
 		if err != nil {
 			return time.Time{}, err
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -21,13 +22,10 @@ func (s *service) discovered(info *configmap.ConfigMap, store tokens.Store) serv
 	return info.Complete(store)
 }
 
-// noRoomAdvice is for where joins come to the ConfigMap itself.
-const noRoomAdvice = "when it is full no more tokens can be made: delete tokens or let some expire, or start kubejoin with --advertise, whose cluster-info has no limit"
-
 // sizeAdvice is what can be done about a ConfigMap that fills up.
 func (s *service) sizeAdvice() string {
 	if s.options.advertise == "" {
-		return noRoomAdvice
+		return tokenwarning.SizeAdvice
 	}
 	return fmt.Sprintf("tokens that it has no room for are good for discovery through kubejoin at %s, as its join commands have it, and not at the API server", s.options.advertise)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
@@ -69,7 +70,7 @@ func standalone(ctx context.Context, s *service) error {
 	s.caChanged = append(s.caChanged, info.follow)
 	s.hosts = []string{host}
 	s.api.Tokens, s.api.Claims, s.api.ClusterInfo, s.api.Advertise = store, store.Claims(), info, o.advertise
-	s.warnOfLimits("as with 'kubejoin sign'; a cluster's own signer, which answers 'kubeadm join', knows nothing of them")
+	s.warnOf(tokenwarning.Limits("as with 'kubejoin sign'; a cluster's own signer, which answers 'kubeadm join', knows nothing of them"))
 	if err := s.knowOwnCertificates(); err != nil {
 		return err
 	}
@@ -79,8 +80,8 @@ func standalone(ctx context.Context, s *service) error {
 	}
 	s.giveCertificates(authority)
 	s.api.Longest = authority.Longest
-	s.warnOfCA(authority, nothing)
-	s.warnOfDuration(authority)
+	s.warnOf(tokenwarning.CA(authority, tokenwarning.None))
+	s.warnOf(tokenwarning.Duration(authority))
 	if err := s.keepBundle(dir.Path(datadir.Bundle)); err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
-package main
+package caexpiry
 
 import (
-	"crypto/x509"
 	"log/slog"
 	"strings"
 	"testing"
@@ -11,29 +10,29 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-func TestStateOfCA(t *testing.T) {
+func TestState(t *testing.T) {
 	const year = 365 * 24 * time.Hour
 	end := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	for _, test := range []struct {
 		name     string
 		lifetime time.Duration
 		left     time.Duration
-		state    caState
+		state    state
 		next     time.Duration // before the end; negative: never
 	}{
-		{"long", year, 10 * year, caGood, year - 5*time.Minute}, // of 8 h and more 5 min are past
-		{"just enough", year, year, caGood, year - 5*time.Minute},
-		{"enough by a second", year, year - 5*time.Minute + time.Second, caGood, year - 5*time.Minute},
-		{"to the end", year, year - 5*time.Minute, caShortens, 0},
-		{"short", year, time.Hour, caShortens, 0},
-		{"short-lived certificates", time.Hour, time.Hour + time.Second, caGood, time.Hour},
-		{"short-lived certificates to the end", time.Hour, time.Hour, caShortens, 0},
-		{"last moment", time.Hour, 1, caShortens, 0},
-		{"expired", year, 0, caExpired, -1},
-		{"long expired", year, -year, caExpired, -1},
+		{"long", year, 10 * year, good, year - 5*time.Minute}, // of 8 h and more 5 min are past
+		{"just enough", year, year, good, year - 5*time.Minute},
+		{"enough by a second", year, year - 5*time.Minute + time.Second, good, year - 5*time.Minute},
+		{"to the end", year, year - 5*time.Minute, shortens, 0},
+		{"short", year, time.Hour, shortens, 0},
+		{"short-lived certificates", time.Hour, time.Hour + time.Second, good, time.Hour},
+		{"short-lived certificates to the end", time.Hour, time.Hour, shortens, 0},
+		{"last moment", time.Hour, 1, shortens, 0},
+		{"expired", year, 0, expired, -1},
+		{"long expired", year, -year, expired, -1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			state, next := stateOfCA(end, test.lifetime, end.Add(-test.left))
+			state, next := stateOf(end, test.lifetime, end.Add(-test.left))
 			want := end.Add(-test.next)
 			if test.next < 0 {
 				want = time.Time{}
@@ -43,7 +42,7 @@ func TestStateOfCA(t *testing.T) {
 			}
 			// At that time it is so, and not for ever the same step.
 			if !next.IsZero() {
-				if then, _ := stateOfCA(end, test.lifetime, next); then <= state {
+				if then, _ := stateOf(end, test.lifetime, next); then <= state {
 					t.Errorf("state %d at %s, want a worse one than %d", then, next, state)
 				}
 			}
@@ -51,9 +50,8 @@ func TestStateOfCA(t *testing.T) {
 	}
 }
 
-// A CA that expires within 30 days is told of once, beside what its certificates are shortened by, and
-// its end as well.
-func TestCAExpiresSoon(t *testing.T) {
+// Events about the end of the CA and about shortened certificates come once each.
+func TestReportsACAThatExpiresSoonOnce(t *testing.T) {
 	const day = 24 * time.Hour
 	type told struct{ events, notice string }
 	for name, test := range map[string]struct {
@@ -73,13 +71,13 @@ func TestCAExpiresSoon(t *testing.T) {
 				t.Fatal(err)
 			}
 			var events []string
-			w := &caWatch{
-				ca: func() *signer.CA { return ca }, lifetime: test.lifetime, log: slog.New(slog.DiscardHandler),
-				event: func(_, reason, _ string) { events = append(events, reason) },
-				end:   prometheus.NewGauge(prometheus.GaugeOpts{}), many: prometheus.NewGauge(prometheus.GaugeOpts{}),
+			w := &Watch{
+				CA: func() *signer.CA { return ca }, Lifetime: test.lifetime, Logger: slog.New(slog.DiscardHandler),
+				Event:    func(_, reason, _ string) { events = append(events, reason) },
+				NotAfter: prometheus.NewGauge(prometheus.GaugeOpts{}), Certificates: prometheus.NewGauge(prometheus.GaugeOpts{}),
 			}
 			for range 3 {
-				next, err := w.step(t.Context())
+				next, err := w.Step(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -90,7 +88,7 @@ func TestCAExpiresSoon(t *testing.T) {
 			if got := strings.Join(events, " "); got != test.want.events {
 				t.Errorf("events are %q, want %q", got, test.want.events)
 			}
-			notice := noticeOfCA(ca.Certificate().NotAfter, test.lifetime, time.Now())
+			notice := Notice(ca.Certificate().NotAfter, test.lifetime, time.Now())
 			if !strings.Contains(notice, test.want.notice) || (notice == "") != (test.want.notice == "") {
 				t.Errorf("notice is %q, want %q", notice, test.want.notice)
 			}
@@ -98,32 +96,5 @@ func TestCAExpiresSoon(t *testing.T) {
 	}
 	if soon, next := expiresSoon(time.Now(), time.Now().Add(time.Second)); soon || !next.IsZero() {
 		t.Errorf("expired: %t until %s", soon, next)
-	}
-}
-
-// Whether discovery at kubejoin can work: its serving certificate has to lead to a CA that
-// cluster-info names.
-func TestTrusted(t *testing.T) {
-	newCA := func() *signer.CA {
-		ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ca
-	}
-	ca, other := newCA(), newCA() // of the same name
-	for _, test := range []struct {
-		name string
-		cas  []*x509.Certificate
-		want bool
-	}{
-		{"the same", ca.Bundle(), true},
-		{"in a rotation", append(other.Bundle(), ca.Bundle()...), true},
-		{"another", other.Bundle(), false},
-		{"none", nil, false},
-	} {
-		if got := trusted(ca, test.cas); got != test.want {
-			t.Errorf("%s: %t, want %t", test.name, got, test.want)
-		}
 	}
 }

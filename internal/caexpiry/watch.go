@@ -1,0 +1,80 @@
+package caexpiry
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Reasons of Events about a CA.
+const (
+	eventReplaced    = "CAReplaced"
+	eventShortens    = "CAShortensCertificates"
+	eventExpiresSoon = "CAExpiresSoon"
+	eventExpired     = "CAExpired"
+)
+
+// A Watch reports a CA that was replaced or whose state has changed.
+type Watch struct {
+	CA       func() *signer.CA
+	Lifetime time.Duration // of the certificates that it signs
+	Logger   *slog.Logger
+	Event    func(kind, reason, message string)
+	// NotAfter is when the CA expires, in Unix seconds; Certificates is the size of its bundle.
+	NotAfter, Certificates prometheus.Gauge
+
+	reported      *signer.CA
+	reportedState state
+	reportedSoon  bool
+}
+
+// Step reports changes since the last call, and returns when the state changes next: zero if never.
+func (w *Watch) Step(context.Context) (next time.Time, err error) {
+	ca := w.CA()
+	if w.reported != nil && same(w.reported, ca) {
+		ca = w.reported // the files were read again
+	}
+	end := ca.Certificate().NotAfter
+	w.NotAfter.Set(float64(end.Unix()))
+	w.Certificates.Set(float64(len(ca.Bundle())))
+	state, next := stateOf(end, w.Lifetime, time.Now())
+	soon, then := expiresSoon(end, time.Now())
+	if !then.IsZero() && (next.IsZero() || then.Before(next)) {
+		next = then
+	}
+	replaced := w.reported != nil && w.reported != ca
+	changed, nowSoon := w.reported != ca || w.reportedState != state, soon && (w.reported != ca || !w.reportedSoon)
+	w.reported, w.reportedState, w.reportedSoon = ca, state, soon
+	log := w.Logger.With("subject", ca.Certificate().Subject.String(), "serial", ca.Certificate().SerialNumber.Text(16), "expires", end, "certificates", len(ca.Bundle()))
+	if replaced {
+		log.Info("another CA signs, or is trusted, now")
+		w.Event(corev1.EventTypeNormal, eventReplaced, fmt.Sprintf("The CA files have changed: %s signs, expires at %s, and %d certificates are trusted",
+			ca, end.UTC().Format(time.RFC3339), len(ca.Bundle())))
+	}
+	if nowSoon {
+		log.Warn("the CA expires within 30 days, and nothing can be signed then: replace it")
+		w.Event(corev1.EventTypeWarning, eventExpiresSoon, fmt.Sprintf("The CA expires at %s, in %d days, and nothing can be signed then: replace it", end.UTC().Format(time.RFC3339), int(time.Until(end).Hours()/24)))
+	}
+	switch {
+	case !changed:
+	case state == shortens:
+		log.Warn("certificates are shortened to the end of the CA", "lifetime", w.Lifetime)
+		w.Event(corev1.EventTypeWarning, eventShortens, "Certificates are shortened: "+shortened(end, w.Lifetime))
+	case state == expired:
+		log.Error("the CA has expired and nothing can be signed")
+		w.Event(corev1.EventTypeWarning, eventExpired, fmt.Sprintf("The CA expired at %s and nothing can be signed", end.UTC().Format(time.RFC3339)))
+	}
+	return next, nil
+}
+
+// same reports whether two CAs sign with the same certificate and trust the same ones.
+func same(a, b *signer.CA) bool {
+	return a.Certificate().Equal(b.Certificate()) && slices.EqualFunc(a.Bundle(), b.Bundle(), (*x509.Certificate).Equal)
+}
