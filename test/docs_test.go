@@ -74,7 +74,7 @@ func TestOperationsHasEveryCheck(t *testing.T) {
 	_, list, _ := strings.Cut(failingChecks.FindString(operations), ":")
 	named := namesIn(list, namedCheck)
 	maps.Copy(named, namesIn(operations, noticedCheck))
-	compareNames(t, "check", declaredIn(t, "../cmd/kubejoin", declaredCheck), named)
+	compareNames(t, "check", declaredIn(t, "../internal/daemon", declaredCheck), named)
 }
 
 // declaredIn are the names that a pattern finds in the code of a folder and those below it.

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/rogpeppe/go-internal/testscript"
-	"github.com/spf13/pflag"
 	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -44,7 +44,7 @@ func TestExplainOnCluster(t *testing.T) {
 	if err := os.WriteFile(bearer, []byte("bearer-of-ada-0123456789\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	server := serveCluster(t, c, "bearer-of-ada-0123456789,ada,1,"+adminGroup+"\n")
+	server := serveCluster(t, c, "bearer-of-ada-0123456789,ada,1,"+daemon.AdminGroup+"\n")
 	poor := poorKubeconfig(t, c)
 	testscript.Run(t, testscript.Params{
 		Files: []string{"testdata/explain.txtar"}, RequireExplicitExec: true, RequireUniqueNames: true,
@@ -112,27 +112,20 @@ func serveCluster(t *testing.T, c *cluster.Cluster, operators string, flags ...s
 	if err := os.WriteFile(file, []byte(operators), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var o serveOptions
-	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	o.register(f)
-	o.given = f.Changed
 	if len(flags) == 0 {
 		flags = []string{"--controllers", "bootstrap-signer"}
 	}
-	err := f.Parse(append([]string{
-		"--listen", "127.0.0.1:0", "--kubeconfig", c.Kubeconfig(), "--token-auth-file", file,
+	o := optionsOf(t, append([]string{
+		"--kubeconfig", c.Kubeconfig(), "--token-auth-file", file,
 		"--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile(),
-	}, flags...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, flags...)...)
 	ctx, stop := context.WithCancel(context.Background())
 	var log lines
 	done := make(chan error, 1)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		done <- serveWith(ctx, o, slog.New(slog.NewTextHandler(&log, nil)), io.Discard)
+		done <- daemon.Run(ctx, o, slog.New(slog.NewTextHandler(&log, nil)), io.Discard)
 	}()
 	t.Cleanup(func() {
 		stop()

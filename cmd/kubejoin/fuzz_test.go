@@ -8,16 +8,18 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/spf13/pflag"
 )
 
-// FuzzServeFlags has one argument a line. What passes the check can be meant.
+// FuzzServeFlags reads one argument a line. Flags that pass the check are valid.
 func FuzzServeFlags(f *testing.F) {
 	for _, line := range []string{
 		"", "--controllers=*,-csr-signer", "--controllers=-*\n--controllers=token-cleaner,-token-cleaner", "--controllers=\"a\n\",,",
+		"--kubeconfig=admin.conf\n--tls-cert-file=a\n--tls-private-key-file=b\n--controllers=-csr-signer,token-cleaner",
 		"--listen=:9443\n--advertise=[::1]:1\n--api-server=https://u:p@h:1/#", "--cluster-signing-duration=179s", "--cluster-signing-duration=1e9h",
 		"--tls-cert-file=a", "--kube-api-qps=NaN", "--kube-api-qps=+Inf", "--kube-api-burst=-1", "--client-qps=NaN\n--user-qps=-1", "--client-burst=-1", "--tls-min-version=1.2", "-v=99999999999999999999\n--log-format=xml\n--\nx",
 	} {
@@ -33,32 +35,29 @@ func FuzzServeFlags(f *testing.F) {
 				return
 			}
 			o.given = flags.Changed
-			if o.check() != nil {
+			made, err := o.options()
+			if err != nil {
 				return
 			}
-			enabled, err := enabledControllers(o.controllers)
-			if err != nil {
-				t.Errorf("--controllers=%q passed the check: %v", o.controllers, err)
-			}
-			for _, name := range controllerNames {
+			for _, name := range daemon.ControllerNames {
 				on := slices.Contains(o.controllers, name) || slices.Contains(o.controllers, "*") && !slices.Contains(o.controllers, "-"+name)
-				if enabled[name] != on {
-					t.Errorf("--controllers=%q: %s is %v", o.controllers, name, enabled[name])
+				if made.Controllers[name] != on {
+					t.Errorf("--controllers=%q: %s is %v", o.controllers, name, made.Controllers[name])
 				}
 			}
-			if known := slices.Sorted(maps.Keys(enabled)); len(known) != len(controllerNames) {
+			if known := slices.Sorted(maps.Keys(made.Controllers)); len(known) != len(daemon.ControllerNames) {
 				t.Errorf("--controllers=%q: %q", o.controllers, known)
 			}
-			if o.duration < signer.MinDuration || (o.caCert == "") != (o.caKey == "") || (o.tlsCert == "") != (o.tlsKey == "") {
+			if made.CA.Duration < signer.MinDuration || (made.CA.CertFile == "") != (made.CA.KeyFile == "") || (made.TLS.CertFile == "") != (made.TLS.KeyFile == "") {
 				t.Errorf("passed the check: %q", line)
 			}
-			if o.advertise != "" && clusterinfo.CheckEndpoint(o.advertise) != nil {
-				t.Errorf("--advertise=%q passed the check", o.advertise)
+			if made.Advertise != "" && clusterinfo.CheckEndpoint(made.Advertise) != nil {
+				t.Errorf("--advertise=%q passed the check", made.Advertise)
 			}
-			if !(o.kubeAPIQPS >= 0 && o.kubeAPIQPS <= 1e6) || o.kubeAPIBurst < 0 {
-				t.Errorf("--kube-api-qps=%v passed the check", o.kubeAPIQPS)
+			if !(o.cluster.QPS >= 0 && o.cluster.QPS <= 1e6) || o.cluster.Burst < 0 {
+				t.Errorf("--kube-api-qps=%v passed the check", o.cluster.QPS)
 			}
-			for _, rate := range []server.Rate{limit(o.clients), limit(o.users)} {
+			for _, rate := range []server.Rate{made.Limits.Clients, made.Limits.Users} {
 				if !(rate.QPS == -1 || rate.QPS > 0 && rate.QPS <= 1e6) || rate.Burst < 0 {
 					t.Errorf("%+v passed the check", rate)
 				}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
@@ -41,13 +42,7 @@ func TestFileStoreOnClusterStopsWholly(t *testing.T) {
 // startAndStop runs the program n times and looks for goroutines after each.
 func startAndStop(t *testing.T, n int, flags ...string) {
 	t.Helper()
-	var o serveOptions
-	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	o.register(f)
-	o.given = f.Changed
-	if err := f.Parse(append([]string{"--listen", "127.0.0.1:0"}, flags...)); err != nil {
-		t.Fatal(err)
-	}
+	o := optionsOf(t, flags...)
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
 	}}
@@ -61,7 +56,7 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 		var log lines
 		done := make(chan error, 1)
 		go func() {
-			done <- serveWith(ctx, o, slog.New(slog.NewTextHandler(&log, nil)), io.Discard)
+			done <- daemon.Run(ctx, o, slog.New(slog.NewTextHandler(&log, nil)), io.Discard)
 		}()
 		// Stopped when it is ready, and every tenth time at some point before.
 		if i%10 == 9 {
@@ -80,6 +75,23 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 			t.Fatalf("start %d: %v", i, err)
 		}
 	}
+}
+
+// optionsOf reads flags of serve. It listens on any port.
+func optionsOf(t *testing.T, flags ...string) daemon.Options {
+	t.Helper()
+	var o serveOptions
+	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	o.register(f)
+	o.given = f.Changed
+	if err := f.Parse(append([]string{"--listen", "127.0.0.1:0"}, flags...)); err != nil {
+		t.Fatal(err)
+	}
+	options, err := o.options()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return options
 }
 
 func awaitReady(t *testing.T, client *http.Client, address string) {

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"testing"
@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// Two requests read how many entries were dropped, and the second one reports first. A counter panics
-// when it is to go down.
+// Two requests read the number of dropped entries, and the second one reports first. A counter panics if
+// it decreases.
 func TestCountsDroppedEntriesInAnyOrder(t *testing.T) {
 	w := &watchedRecord{dropped: metrics.Counter(nil, "dropped_total", "").WithLabelValues()}
 	w.drops(6)

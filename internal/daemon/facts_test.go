@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"crypto/tls"
@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"k8s.io/client-go/rest"
 )
 
@@ -59,17 +61,16 @@ func TestAPIServerHosts(t *testing.T) {
 			t.Errorf("hosts are %q, without %q of the certificate", got, want)
 		}
 	}
-	o := serveOptions{apiServer: "https://api.example.com:6443", advertise: "join.example.com:9443", tlsSANs: []string{"10.0.0.9"}}
+	o := Options{APIServer: "https://api.example.com:6443", Advertise: "join.example.com:9443", TLS: TLS{SANs: []string{"10.0.0.9"}}}
 	if got := o.hosts(); !slices.Equal(got, []string{"api.example.com", "join.example.com", "10.0.0.9"}) {
 		t.Errorf("hosts of flags are %q", got)
 	}
 }
 
-// What kubejoin's own certificate is good for no kubelet serves as, on a cluster and without one, and
-// by the certificate that is served now.
-func TestOwnHosts(t *testing.T) {
+// No kubelet may serve as a name in kubejoin's current certificate, on a cluster or standalone.
+func TestReservesOwnHosts(t *testing.T) {
 	var served atomic.Pointer[tls.Certificate]
-	s := &service{options: serveOptions{apiServer: "https://api.example.com:6443", advertise: "join.example.com:9443"}}
+	s := &service{options: Options{APIServer: "https://api.example.com:6443", Advertise: "join.example.com:9443"}}
 	if _, err := s.ownHosts(); err == nil {
 		t.Error("hosts are known before there is a certificate")
 	}
@@ -87,7 +88,12 @@ func TestOwnHosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	info := &clusterinfo.Computed{Tokens: &single{}, Kubeconfig: kubeconfig}
+	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }() // was only for this
+	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	hosts := map[string]func() ([]string, error){
 		"standalone": func() ([]string, error) {
 			facts := standaloneFacts{Standalone: signer.Standalone{Keep: approval.Reserved{APIServer: []string{"10.0.0.1"}}}, ownHosts: s.ownHosts}

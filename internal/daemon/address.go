@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"fmt"
@@ -10,8 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 )
 
-// reachable is the HOST:PORT under which other machines probably reach a server that listens
-// on an address: the address itself, or this machine's first global one if it is every address.
+// reachable returns the HOST:PORT at which other machines probably reach a server that listens on an
+// address: the address itself, or this machine's first global one if it listens on every address.
 func reachable(listen string) (string, error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -26,7 +26,7 @@ func reachable(listen string) (string, error) {
 	return net.JoinHostPort("127.0.0.1", port), nil
 }
 
-// dialable is an address at which this machine reaches its own listener.
+// dialable returns an address at which this machine reaches its own listener.
 func dialable(listen string) string {
 	host, port, err := net.SplitHostPort(listen)
 	if err == nil && everyAddress(host) {
@@ -35,21 +35,16 @@ func dialable(listen string) string {
 	return listen
 }
 
-// isHost is whether s can stand in a certificate as a DNS name or an IP address.
-func isHost(s string) bool {
-	return clusterinfo.CheckEndpoint(net.JoinHostPort(s, "1")) == nil
-}
-
 func everyAddress(host string) bool {
 	ip, err := netip.ParseAddr(host)
 	return host == "" || err == nil && ip.IsUnspecified()
 }
 
-// ownAddresses are this machine's global unicast addresses, private ones among them.
+// ownAddresses returns this machine's global unicast addresses, private ones included.
 func ownAddresses() []string {
 	addresses, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil // the fallback is stated by the banner and the join command
+		return nil // the banner and the join command show the fallback
 	}
 	var list []string
 	for _, a := range addresses {
@@ -60,8 +55,8 @@ func ownAddresses() []string {
 	return list
 }
 
-// servingNames are what a serving certificate issued here is good for: the listener, what join
-// commands name, this machine's own names for itself, and what the operator adds.
+// servingNames returns the names of a serving certificate that is issued here: the listener, this
+// machine's own names, and more.
 func servingNames(listen string, more ...string) []string {
 	names := append([]string{"localhost", "127.0.0.1", "::1"}, more...)
 	if host, _, err := net.SplitHostPort(listen); err == nil && !everyAddress(host) {
@@ -69,7 +64,7 @@ func servingNames(listen string, more ...string) []string {
 	} else {
 		names = append(names, ownAddresses()...)
 	}
-	if host, err := os.Hostname(); err == nil && isHost(host) {
+	if host, err := os.Hostname(); err == nil && clusterinfo.CheckEndpoint(net.JoinHostPort(host, "1")) == nil {
 		names = append(names, strings.ToLower(host))
 	}
 	return names

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"context"
@@ -29,29 +29,29 @@ const (
 	eventSignersReplaced = "SignerConfigReplaced"
 )
 
-// configured is a file of signers that is followed, with the CAs that it names.
+// configured is a file of signers with the CAs that it names, up to date.
 type configured struct {
 	files *reload.Value[signerFile]
-	// again hints that other signers may decide requests that wait.
+	// again hints that changed signers may decide pending requests.
 	again chan struct{}
 }
 
-// A signerFile is what the file says, and what was made of it.
+// A signerFile is the configuration in the file, and the signers from it.
 type signerFile struct {
 	says    *config.Configuration
 	signers map[string]signer.Signer
-	// nodes are the CA that kubelets' client certificates are from if they have one of their own.
+	// nodes are the CA of kubelets' client certificates if their signer has one of its own.
 	nodes *x509.CertPool
 }
 
-// loadSigners takes the signers from --signer-config, if it is given, and follows it. The CA of
-// the cluster is loaded before.
+// loadSigners loads the signers from the signer configuration, if there is one, and reloads them. Call
+// it after loadCA.
 func (s *service) loadSigners() error {
-	file := s.options.signerConfig
+	file := s.options.SignerConfig
 	if file == "" {
 		return nil
 	}
-	defaults := config.Defaults{Duration: s.options.duration, Scope: s.scope()}
+	defaults := config.Defaults{Duration: s.options.CA.Duration, Scope: s.options.Serving.Scope}
 	if s.ca != nil {
 		defaults.CA = func() (*signer.CA, error) { return s.ca.Get(), nil }
 	}
@@ -62,7 +62,7 @@ func (s *service) loadSigners() error {
 			if says, err := config.Parse(file, content); err == nil {
 				return says.Files()
 			}
-			return nil // it is of no use anyway
+			return nil // Load reports the error
 		},
 		Load: func() (signerFile, error) {
 			says, signers, err := config.Open(file, defaults)
@@ -112,8 +112,7 @@ func (s *service) loadSigners() error {
 	return nil
 }
 
-// signers is the source of signers for an Authority: those of the file, or without one those that
-// are built in.
+// signers is the source of signers for an Authority: the file, or the built-in ones without a file.
 func (s *service) signers(builtIn map[string]signer.Signer) func() map[string]signer.Signer {
 	if s.configured == nil {
 		return signer.FixedSigners(builtIn)
@@ -121,7 +120,7 @@ func (s *service) signers(builtIn map[string]signer.Signer) func() map[string]si
 	return func() map[string]signer.Signer { return s.configured.files.Get().signers }
 }
 
-// signersChanged hints that requests which wait may be decided now; nil is never.
+// signersChanged hints that pending requests may be decided now; nil never does.
 func (s *service) signersChanged() <-chan struct{} {
 	if s.configured == nil {
 		return nil
@@ -131,7 +130,7 @@ func (s *service) signersChanged() <-chan struct{} {
 
 func (f signerFile) names() string { return strings.Join(slices.Sorted(maps.Keys(f.signers)), ", ") }
 
-// own gives the CAs of signers that have their own, by signer.
+// own returns the CAs of signers that have one of their own, by signer.
 func (f signerFile) own() map[string]*signer.CA {
 	cas := map[string]*signer.CA{}
 	for _, s := range f.says.Signers {
@@ -145,7 +144,7 @@ func (f signerFile) own() map[string]*signer.CA {
 	return cas
 }
 
-// ready says what is wrong with the CAs of signers.
+// ready reports what is wrong with the CAs of signers.
 func (f signerFile) ready(now time.Time) error {
 	var expired, notices []string
 	own := f.own()
@@ -166,7 +165,7 @@ func (f signerFile) ready(now time.Time) error {
 	return nil
 }
 
-// firstOf is an error in a line that an Event has room for.
+// firstOf returns an error as one line that fits into an Event.
 func firstOf(err error) string {
 	var all config.Errors
 	if errors.As(err, &all) && len(all) > 1 {

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"crypto/tls"
@@ -17,7 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-// kube-apiserver is known by its bearer token or its certificate, and a bad header is refused beside a good certificate.
+// A bad header is refused although the certificate is good.
 func TestReviewerIsKnownByHeaderOrCertificate(t *testing.T) {
 	ca, err := signer.GenerateCA("kube-apiserver", time.Now(), 24*time.Hour)
 	if err != nil {
@@ -32,8 +32,8 @@ func TestReviewerIsKnownByHeaderOrCertificate(t *testing.T) {
 	if err := os.WriteFile(file, pem, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, options := range map[string]serveOptions{
-		"with a CA":    {webhookClientCA: file, webhookClientName: "kube-apiserver"},
+	for name, options := range map[string]Options{
+		"with a CA":    {Webhook: Webhook{ClientCAFile: file, ClientName: "kube-apiserver"}},
 		"without a CA": {},
 	} {
 		s := newService(options, slog.New(slog.DiscardHandler), io.Discard)
@@ -45,7 +45,7 @@ func TestReviewerIsKnownByHeaderOrCertificate(t *testing.T) {
 			t.Fatal(err)
 		}
 		byCertificate := error(nil)
-		if options.webhookClientCA == "" {
+		if options.Webhook.ClientCAFile == "" {
 			byCertificate = server.ErrNoCredentials
 		}
 		for _, test := range []struct {

@@ -1,12 +1,16 @@
-package main
+package daemon
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
+	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/reload"
@@ -65,4 +69,44 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 		return nil
 	})
 	return nil
+}
+
+// keepBundle keeps the CA certificates in DataDir up to date, for clients of kubejoin.
+func (s *service) keepBundle() error {
+	file := datadir.Dir(s.options.DataDir).Path(datadir.Bundle)
+	write := func(ca *signer.CA) error {
+		bundle, _, err := ca.PEM()
+		if err != nil {
+			return err
+		}
+		return atomicfile.Write(file, bundle)
+	}
+	if err := write(s.ca.Get()); err != nil {
+		return fmt.Errorf("CA for clients: %w", err)
+	}
+	s.caChanged = append(s.caChanged, write)
+	return nil
+}
+
+// ownCAs returns the certificates of the CA that signs, up to date.
+func (s *service) ownCAs() func() *x509.CertPool {
+	var pool atomic.Pointer[x509.CertPool]
+	follow := func(ca *signer.CA) error {
+		pool.Store(poolOf(ca))
+		return nil
+	}
+	_ = follow(s.ca.Get()) // never fails
+	s.caChanged = append(s.caChanged, follow)
+	return pool.Load
+}
+
+// poolOf returns the certificates of a CA. The pool of nil is empty: it trusts nobody.
+func poolOf(ca *signer.CA) *x509.CertPool {
+	pool := x509.NewCertPool()
+	if ca != nil {
+		for _, c := range ca.Bundle() {
+			pool.AddCert(c)
+		}
+	}
+	return pool
 }

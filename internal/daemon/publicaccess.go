@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"context"
@@ -16,10 +16,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// How often publicAccess looks. A refusal is short, and somebody may be mending it.
+// How often publicAccess reads cluster-info: more often after a refusal, which an operator may be
+// mending.
 const (
 	publicAccessInterval = time.Minute
 	publicAccessRetry    = 10 * time.Second
+	publicAccessTimeout  = 10 * time.Second
 )
 
 // A publicAccess knows whether anonymous users can read cluster-info at the API server, as kubeadm
@@ -33,7 +35,7 @@ type publicAccess struct {
 // watchPublicAccess reports missing public access in the log, in the check cluster-info and to those
 // who create tokens. With --advertise machines read cluster-info at kubejoin, and it returns nil.
 func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) {
-	if s.options.advertise != "" {
+	if s.options.Advertise != "" {
 		return nil, nil
 	}
 	// HTTP/1.1, of which a connection that is still being made can be closed when kubejoin stops.
@@ -61,14 +63,14 @@ func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) 
 
 // step reads cluster-info without a credential.
 func (p *publicAccess) step(ctx context.Context) (next time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	ctx, cancel := context.WithTimeout(ctx, publicAccessTimeout)
 	defer cancel()
-	request := p.anonymous.Get().SetHeader("Connection", "close") // one look a minute is not worth a connection
+	request := p.anonymous.Get().SetHeader("Connection", "close") // one read a minute is not worth a connection
 	body, err := request.Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).Stream(ctx)
 	missing := ""
 	switch {
 	case err == nil:
-		_ = body.Close() // only the status counts
+		_ = body.Close() // the status is enough
 	case apierrors.IsNotFound(err): // which the check cluster-info reports
 	case apierrors.IsForbidden(err):
 		missing = "anonymous users cannot read kube-public/cluster-info, and 'kubeadm join' cannot discover the cluster at the API server: " +

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"errors"
@@ -9,20 +9,19 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// The group of admins makes one by the word of the token file alone.
-func TestAdminsOr(t *testing.T) {
+func TestOnlyTheTokenFileMakesAdmins(t *testing.T) {
 	const admin, other = "admin-bearer-0123456789", "other-bearer-0123456789"
 	operators, err := server.ParseTokenFile([]byte(admin + ",ada,1,kubejoin:admins\n" + other + ",vic,2,dev\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	inGroup := server.User{Name: "jane", Groups: []string{adminGroup}}
+	inGroup := server.User{Name: "jane", Groups: []string{AdminGroup}}
 	for _, test := range []struct {
 		name, bearer string
 		user         server.User
 		asked        bool // the others
 	}{
-		{"an admin of the file", admin, server.User{Name: "ada", Groups: []string{adminGroup}}, false},
+		{"an admin of the file", admin, server.User{Name: "ada", Groups: []string{AdminGroup}}, false},
 		{"another of the file", other, server.User{Name: "vic"}, true},
 		{"a group by TokenReview", "service-account-token", inGroup, true},
 		{"a group by a client certificate", "", inGroup, true},

@@ -1,6 +1,6 @@
 //go:build unix
 
-package main
+package daemon
 
 import (
 	"log/slog"
@@ -8,27 +8,24 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
-	"github.com/spf13/pflag"
 )
 
 // A file that Open does not check could be another user's.
 func TestOpenChecksEveryFileOfTheDataFolder(t *testing.T) {
-	var o serveOptions
-	o.register(pflag.NewFlagSet("", pflag.PanicOnError))
-	o.given = func(string) bool { return false }
-	o.dataDir = filepath.Join(t.TempDir(), "data")
+	o := Options{Listen: "127.0.0.1:0", DataDir: filepath.Join(t.TempDir(), "data"), CA: CA{Duration: 24 * time.Hour}}
 	s := newService(o, slog.New(slog.DiscardHandler), t.Output())
-	if err := standalone(t.Context(), s); err != nil {
+	if err := s.withoutCluster(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.close()
-	entries, err := os.ReadDir(o.dataDir)
+	entries, err := os.ReadDir(o.DataDir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := datadir.Dir(o.dataDir)
+	dir := datadir.Dir(o.DataDir)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"context"
@@ -46,8 +46,8 @@ func (s *service) watchClaims(claims tokens.Claims) {
 	})
 }
 
-// step logs a change. What may pass by itself, such as an API server that does not answer, changes
-// nothing: other checks report it.
+// step logs a change. A failure that may end by itself, such as an API server that does not answer,
+// changes nothing: other checks report it.
 func (c *claimSpace) step(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, namespaceTimeout)
 	defer cancel()

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"bytes"
@@ -17,10 +17,10 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Renewals that are late are told of when the first is, once an hour while it lasts, and again the
-// next time; readiness says so for as long.
+// Late renewals are reported when the first is late, once an hour while it lasts, and again the next
+// time; readiness has a notice meanwhile.
 func TestLateRenewals(t *testing.T) {
-	s := newService(serveOptions{}, slog.New(slog.DiscardHandler), io.Discard)
+	s := newService(Options{}, slog.New(slog.DiscardHandler), io.Discard)
 	var events []string
 	s.event = func(kind, reason, message string) { events = append(events, kind+" "+reason+" "+message) }
 	late := &lateRenewals{service: s}
@@ -42,7 +42,7 @@ func TestLateRenewals(t *testing.T) {
 		{63 * time.Minute, []csr.WaitingRenewal{one}, 3, "worker-1"},
 	} {
 		now := start.Add(step.after)
-		late.tell(step.waiting, now)
+		late.report(step.waiting, now)
 		text := late.text(now)
 		if len(events) != step.events || !strings.Contains(text, step.text) || (text == "") != (step.text == "") {
 			t.Errorf("after %s: events %q, readiness %q; want %d and %q", step.after, events, text, step.events, step.text)
@@ -53,18 +53,17 @@ func TestLateRenewals(t *testing.T) {
 	}
 }
 
-// A node gives its requests any names: neither readiness, an Event nor the log repeats one as it is, or in
-// a command.
+// A node chooses the names of its requests: no text repeats a hostile one, or puts it into a command.
 func TestLateRenewalsOfHostileNamesArePartOfNoCommand(t *testing.T) {
 	log := &bytes.Buffer{}
-	s := newService(serveOptions{}, slog.New(slog.NewJSONHandler(log, nil)), io.Discard)
+	s := newService(Options{}, slog.New(slog.NewJSONHandler(log, nil)), io.Discard)
 	now := time.Now()
 	for _, hostile := range []string{"x >&2;id>pwned;\x1b[31m", "two\nlines", "$(id)", "-f", "8w4usg.qwertzuiopasdfgh"} {
 		said := ""
 		s.event = func(_, _, message string) { said = message }
 		log.Reset()
 		late := &lateRenewals{service: s}
-		late.tell([]csr.WaitingRenewal{{Node: "worker-1" + hostile, Signer: "kubernetes.io/kubelet-serving", Request: hostile, UID: "0c0ffee0-1", Since: now.Add(-2 * time.Hour)}}, now)
+		late.report([]csr.WaitingRenewal{{Node: "worker-1" + hostile, Signer: "kubernetes.io/kubelet-serving", Request: hostile, UID: "0c0ffee0-1", Since: now.Add(-2 * time.Hour)}}, now)
 		for _, text := range []string{said, late.text(now)} {
 			if !strings.HasSuffix(text, `is lost: kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="0c0ffee0-1")]}'`) ||
 				strings.ContainsFunc(text, unicode.IsControl) || strings.Contains(text, "qwertz") {
@@ -77,7 +76,7 @@ func TestLateRenewalsOfHostileNamesArePartOfNoCommand(t *testing.T) {
 	}
 }
 
-// A node's own lifetime counts where its token gave it less than the signer would.
+// The lifetime of the token counts if it is shorter than the signer's.
 func TestLifetimeOfRenewals(t *testing.T) {
 	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
 	if err != nil {
@@ -118,6 +117,6 @@ func TestLifetimeOfRenewals(t *testing.T) {
 	}
 	of.Nodes = nil
 	if got, _ := of.lifetime(t.Context(), csr.WaitingRenewal{Node: "short", Signer: certificates.KubeAPIServerClientKubeletSignerName}); got != day {
-		t.Errorf("where nothing is known of nodes: %s", got)
+		t.Errorf("without admission: %s", got)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"context"
@@ -14,14 +14,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// standardOutput is the --issuance-record of lines on standard output.
-const standardOutput = "-"
-
-// openRecord opens the file of --issuance-record.
+// openRecord opens the lines of the issuance record.
 func (s *service) openRecord() error {
-	switch file := s.options.issuanceRecord; file {
+	switch file := s.options.IssuanceRecord; file {
 	case "":
-	case standardOutput:
+	case StandardOutput:
 		s.lines = issuance.NewWriter(s.stdout)
 	default:
 		w, err := issuance.OpenFile(file)
@@ -33,8 +30,8 @@ func (s *service) openRecord() error {
 	return nil
 }
 
-// record is where the authority keeps what it has issued: the store in --data-dir, if there is one,
-// and the lines of --issuance-record. It is nil if there is neither.
+// record returns the issuance record of the authority: the store in DataDir and the lines of
+// IssuanceRecord, or nil if there is neither.
 func (s *service) record() issuance.Log {
 	w := &watchedRecord{
 		log:      s.log,
@@ -49,22 +46,22 @@ func (s *service) record() issuance.Log {
 	return w
 }
 
-// recordTold is for how long readiness says that entries were dropped or not kept.
-const recordTold = 24 * time.Hour
+// recordNoticed is how long readiness reports that entries were dropped or not kept.
+const recordNoticed = 24 * time.Hour
 
-// recordWarned is the least time between two lines of the log about that.
+// recordWarned is the shortest time between two lines of the log about that.
 const recordWarned = time.Minute
 
-// A watchedRecord is the issuance record, and reports what of it is not kept.
+// A watchedRecord is the issuance record, and reports entries that are not kept.
 type watchedRecord struct {
 	copies   issuance.Log
-	store    *boltrecord.Record // nil if there is none
+	store    *boltrecord.Record // nil without DataDir
 	log      *slog.Logger
 	failures *prometheus.CounterVec
 	dropped  prometheus.Counter
 
 	mu       sync.Mutex
-	counted  int // of those that the store has dropped
+	counted  int // entries that the store has dropped
 	warned   map[string]time.Time
 	lastFail time.Time
 }
@@ -81,7 +78,7 @@ func (w *watchedRecord) Append(ctx context.Context, e issuance.Entry) error {
 	return err
 }
 
-// drops counts entries that were dropped, and reports whether the log is to have it.
+// drops counts entries that were dropped, and reports whether to log it.
 func (w *watchedRecord) drops(dropped int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -93,7 +90,7 @@ func (w *watchedRecord) drops(dropped int) bool {
 	return w.due("dropped")
 }
 
-// due reports whether the log is to have something of a kind, for who holds the lock.
+// due reports whether to log something of a kind. The caller holds the lock.
 func (w *watchedRecord) due(kind string) bool {
 	if now := time.Now(); now.Sub(w.warned[kind]) >= recordWarned {
 		if w.warned == nil {
@@ -120,17 +117,17 @@ func (w *watchedRecord) failed(l issuance.Log, err error) {
 	}
 }
 
-// ready has a notice where something of the record is missing.
+// ready returns a notice if entries are missing.
 func (w *watchedRecord) ready(context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.lastFail.IsZero() && time.Since(w.lastFail) < recordTold {
+	if !w.lastFail.IsZero() && time.Since(w.lastFail) < recordNoticed {
 		return server.Notice("entries of the issuance record could not be kept, the last one at " + w.lastFail.UTC().Format(time.RFC3339) + ", see the log")
 	}
 	if w.store == nil {
 		return nil
 	}
-	if dropped, last := w.store.Dropped(); dropped > 0 && time.Since(last) < recordTold {
+	if dropped, last := w.store.Dropped(); dropped > 0 && time.Since(last) < recordNoticed {
 		return server.Notice(fmt.Sprintf("%d entries of the issuance record were dropped to make room, the last one at %s: the disk is full, or kubejoin.db has its full size", dropped, last.UTC().Format(time.RFC3339)))
 	}
 	return nil

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"context"
@@ -18,11 +18,10 @@ import (
 // eventRenewalsWait is the reason of the Event about renewals that are late.
 const eventRenewalsWait = "RenewalsWait"
 
-// toldAgain is after how long an operator is told again of what has not changed: so long an Event
-// stays.
-const toldAgain = time.Hour
+// reportAgain is how often an unchanged state is reported again: an Event expires after that time.
+const reportAgain = time.Hour
 
-// watchRenewals tells of nodes that wait for too long for another certificate.
+// watchRenewals reports nodes that wait too long for another certificate.
 func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *csr.Nodes) func(context.Context) error {
 	late := &lateRenewals{service: s}
 	s.check("renewals", func(context.Context) error {
@@ -32,17 +31,16 @@ func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *s
 		return nil
 	})
 	return csr.Renewals{
-		Informer: requests, Nodes: nodes.Nodes, Late: func(waiting []csr.WaitingRenewal) { late.tell(waiting, time.Now()) },
+		Informer: requests, Nodes: nodes.Nodes, Late: func(waiting []csr.WaitingRenewal) { late.report(waiting, time.Now()) },
 		Lifetime: renewedFor{authority}.lifetime,
 		Logger:   s.log, Registerer: s.registry,
 	}.Run
 }
 
-// renewedFor tells for how long nodes have their certificates.
+// renewedFor knows the lifetime of the certificates of nodes.
 type renewedFor struct{ *signer.Authority }
 
-// lifetime is the signer's or, for client certificates, that of the token that the node came with, if
-// it is less.
+// lifetime returns the signer's lifetime, or for client certificates the token's, if that is shorter.
 func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Duration, bool) {
 	known, found := a.Signer(w.Signer)
 	lifetime := known.Profile.Default
@@ -52,7 +50,7 @@ func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Du
 	if w.Signer != certificates.KubeAPIServerClientKubeletSignerName || a.Nodes == nil || a.Nodes.Claims == nil {
 		return lifetime, found
 	}
-	// Not known is the signer's: an operator is told late, and of the others in time.
+	// An unknown claim counts as the signer's lifetime: the report is late for short ones only.
 	claim, err := a.Nodes.Claims.Find(ctx, w.Node)
 	d := claim.Limits.CertificateDuration
 	if claim.Released() {
@@ -64,32 +62,32 @@ func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Du
 	return lifetime, found
 }
 
-// lateRenewals are the renewals that wait for too long.
+// lateRenewals are the renewals that wait too long.
 type lateRenewals struct {
 	*service
 
-	mu      sync.Mutex
-	waiting []csr.WaitingRenewal
-	told    time.Time // zero while there are none
+	mu       sync.Mutex
+	waiting  []csr.WaitingRenewal
+	reported time.Time // zero while there are none
 }
 
-func (l *lateRenewals) tell(waiting []csr.WaitingRenewal, now time.Time) {
+func (l *lateRenewals) report(waiting []csr.WaitingRenewal, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting = waiting
 	switch {
-	case len(waiting) == 0 && !l.told.IsZero():
+	case len(waiting) == 0 && !l.reported.IsZero():
 		l.log.Info("no renewal waits for too long any more")
-		l.told = time.Time{}
-	case len(waiting) > 0 && now.Sub(l.told) >= toldAgain:
+		l.reported = time.Time{}
+	case len(waiting) > 0 && now.Sub(l.reported) >= reportAgain:
 		text := l.words(now)
 		l.log.Warn("renewals wait for too long", "nodes", len(waiting), "node", foreign.Text(waiting[0].Node, foreign.MaxName), "csr", foreign.Text(waiting[0].Request, foreign.MaxName), "signer", waiting[0].Signer, "since", waiting[0].Since)
 		l.event(corev1.EventTypeWarning, eventRenewalsWait, text)
-		l.told = now
+		l.reported = now
 	}
 }
 
-// text is what an operator should know; empty if that is nothing.
+// text is what an operator should know; empty if there is nothing.
 func (l *lateRenewals) text(now time.Time) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

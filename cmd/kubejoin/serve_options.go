@@ -1,0 +1,288 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/daemon"
+	"github.com/kubejoin/kubejoin/internal/logging"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/kubeauth"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A failure reports that a flag is invalid.
+type failure func(flag, format string, args ...any)
+
+// options checks the flags, and converts them for the daemon.
+func (o *serveOptions) options() (daemon.Options, error) {
+	var errs []error
+	fail := failure(func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
+	})
+	o.checkAddresses(fail)
+	o.checkFiles(fail)
+	o.checkLimits(fail)
+	o.checkNodes(fail)
+	made := o.Options
+	made.Serving = o.serving(fail)
+	enabled, err := enabledControllers(o.controllers)
+	if err != nil {
+		fail("controllers", "%v", err)
+	}
+	made.Controllers = enabled
+	o.checkTokenStore(fail)
+	o.checkOutput(fail)
+	if len(errs) > 0 {
+		return daemon.Options{}, errors.Join(errs...)
+	}
+	if o.isOnCluster() {
+		o.checkOnCluster(enabled, fail)
+		onCluster := o.cluster
+		onCluster.TokensInFile = o.tokenStore == storeFile
+		onCluster.LeaderElect = o.cluster.LeaderElect && !onCluster.TokensInFile // replicas share no file
+		made.Cluster = &onCluster
+	} else {
+		o.checkStandalone(fail)
+	}
+	made.TLS.MinVersion = tls.VersionTLS13
+	if o.tlsMinVersion == tls12 {
+		made.TLS.MinVersion = tls.VersionTLS12
+	}
+	made.Limits = daemon.Limits{Clients: limit(o.clients), Users: limit(o.users), UserTokens: o.userTokens}
+	if o.userTokens == 0 {
+		made.Limits.UserTokens = -1
+	}
+	made.Nodes.AllowExisting = o.existingNodes == allowExisting
+	made.Version, made.Around = buildVersion(), answered
+	return made, errors.Join(errs...)
+}
+
+// answered wraps the handler. Builds for tests check all responses against openapi.yaml.
+var answered = func(h http.Handler) http.Handler { return h }
+
+// isOnCluster reports whether kubejoin is to work on a cluster, and not standalone.
+func (o *serveOptions) isOnCluster() bool {
+	return o.cluster.Kubeconfig != "" || inCluster() && (o.given("token-store") || !o.given("data-dir"))
+}
+
+// inCluster reports whether this is a pod with a service account.
+func inCluster() bool {
+	_, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/token")
+	return os.Getenv("KUBERNETES_SERVICE_HOST") != "" && err == nil
+}
+
+func (o *serveOptions) checkAddresses(fail failure) {
+	if _, port, err := net.SplitHostPort(o.Listen); err != nil || port == "" {
+		fail("listen", "%q given, want HOST:PORT or :PORT", o.Listen)
+	}
+	if o.Advertise != "" {
+		if err := clusterinfo.CheckEndpoint(o.Advertise); err != nil {
+			fail("advertise", "%v", err)
+		}
+	}
+	if o.APIServer != "" {
+		u, err := url.Parse(o.APIServer)
+		if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+			fail("api-server", "want https://HOST:PORT")
+		}
+	}
+	for _, san := range o.TLS.SANs {
+		if clusterinfo.CheckEndpoint(net.JoinHostPort(san, "1")) != nil {
+			fail("tls-san", "%q given, want a DNS name or an IP address", san)
+		}
+	}
+}
+
+func (o *serveOptions) checkFiles(fail failure) {
+	for flag, pair := range map[string][2]string{
+		"cluster-signing-cert-file": {o.CA.CertFile, o.CA.KeyFile},
+		"tls-cert-file":             {o.TLS.CertFile, o.TLS.KeyFile},
+	} {
+		if (pair[0] == "") != (pair[1] == "") {
+			fail(flag, "certificate and key go together, and one of them is missing")
+		}
+	}
+	if o.tlsMinVersion != tls12 && o.tlsMinVersion != tls13 {
+		fail("tls-min-version", "%q given, want %s or %s", o.tlsMinVersion, tls12, tls13)
+	}
+	if o.SignerConfig == "" && o.given("signer-config") {
+		fail("signer-config", "is empty, want a file")
+	}
+	if o.IssuanceRecord == "" && o.given("issuance-record") {
+		fail("issuance-record", "is empty, want a file, or - for standard output")
+	}
+}
+
+func (o *serveOptions) checkLimits(fail failure) {
+	for flag, rate := range map[string]server.Rate{"client": o.clients, "user": o.users} {
+		if !(rate.QPS >= 0 && rate.QPS <= 1e6) || rate.Burst < 0 { // NaN is neither
+			fail(flag+"-qps", "%g and --%s-burst %d given; want 0 or more, and a million a second at most", rate.QPS, flag, rate.Burst)
+		}
+	}
+	if o.userTokens < 0 {
+		fail("user-tokens", "%d given; want 0 or more", o.userTokens)
+	}
+	if o.CA.Duration < signer.MinDuration {
+		fail("cluster-signing-duration", "%s given, want at least %s: a certificate begins 5m before it is issued, and a kubelet would renew a shorter one again at once", o.CA.Duration, signer.MinDuration)
+	}
+	if !(o.cluster.QPS >= 0 && o.cluster.QPS <= 1e6) || o.cluster.Burst < 0 { // NaN is neither
+		fail("kube-api-qps", "%g and --kube-api-burst %d given; want 0 or more, and a million at most", o.cluster.QPS, o.cluster.Burst)
+	}
+	if len(o.cluster.Audiences) == 0 || slices.Contains(o.cluster.Audiences, "") {
+		fail("api-audiences", "one is empty, want names such as %s", kubeauth.Audience)
+	}
+}
+
+func (o *serveOptions) checkNodes(fail failure) {
+	if !slices.Contains([]string{denyExisting, allowExisting}, o.existingNodes) {
+		fail("existing-nodes", "%q given, want %s or %s", o.existingNodes, denyExisting, allowExisting)
+	}
+	for _, pattern := range o.Nodes.Reserved {
+		if err := tokens.CheckNodePattern(pattern); err != nil {
+			fail("reserved-node-names", "%v", err)
+		}
+	}
+	if o.Nodes.SpentRetention < time.Minute {
+		fail("spent-token-retention", "%s given, want 1m or more: a node fetches its certificate with the token", o.Nodes.SpentRetention)
+	}
+}
+
+// serving reads the flags about serving certificates of kubelets.
+func (o *serveOptions) serving(fail failure) daemon.Serving {
+	s := daemon.Serving{Scope: approval.ServingScope{ControlPlane: o.Nodes.Reserved}}
+	for _, text := range o.cidrs {
+		p, err := approval.ParseServingCIDR(text)
+		if err != nil {
+			fail("serving-allowed-cidr", "%v", err)
+		}
+		s.Scope.CIDRs = append(s.Scope.CIDRs, p)
+	}
+	for _, text := range o.suffixes {
+		suffix, err := approval.ParseServingSuffix(text)
+		if err != nil {
+			fail("serving-allowed-dns-suffix", "%v", err)
+		}
+		s.Scope.DNSSuffixes = append(s.Scope.DNSSuffixes, suffix)
+	}
+	for _, text := range o.services {
+		// kube-apiserver checks the bits after the prefix.
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p.Addr().Is4In6() {
+			fail("service-cluster-ip-range", "%.300q given, want a range of addresses such as 10.96.0.0/12", text)
+		}
+		s.ServiceCIDRs = append(s.ServiceCIDRs, p.Masked())
+	}
+	if len(o.services) > 2 || len(o.services) == 2 && s.ServiceCIDRs[0].Addr().Is4() == s.ServiceCIDRs[1].Addr().Is4() {
+		fail("service-cluster-ip-range", "%q given, want one range, or one of IPv4 and one of IPv6", o.services)
+	}
+	return s
+}
+
+// enabledControllers reads a list as kube-controller-manager does: a name in it wins over '*'.
+func enabledControllers(list []string) (map[string]bool, error) {
+	said := map[string]bool{}
+	all := false
+	for _, item := range list {
+		name, off := strings.CutPrefix(item, "-")
+		switch {
+		case item == "*":
+			all = true
+		case !slices.Contains(daemon.ControllerNames, name):
+			return nil, fmt.Errorf("%q is not a controller; want '*', NAME or -NAME of %s", item, strings.Join(daemon.ControllerNames, ", "))
+		default:
+			if before, twice := said[name]; twice && before == off {
+				return nil, fmt.Errorf("%s is switched both on and off", name)
+			}
+			said[name] = !off
+		}
+	}
+	enabled := map[string]bool{}
+	for _, name := range daemon.ControllerNames {
+		on, named := said[name]
+		enabled[name] = on || all && !named
+	}
+	return enabled, nil
+}
+
+// checkTokenStore refuses what a store cannot do, and flags that exclude each other.
+func (o *serveOptions) checkTokenStore(fail failure) {
+	if !slices.Contains([]string{"", storeKubernetes, storeFile}, o.tokenStore) {
+		fail("token-store", "%q given, want %s or %s", o.tokenStore, storeKubernetes, storeFile)
+	}
+	if o.tokenStore == storeFile && o.cluster.LeaderElect && o.given("leader-elect") {
+		fail("leader-elect", "with --token-store=file there is one replica: no other one has the tokens in its --data-dir; give one of the two flags")
+	}
+	if o.cluster.Kubeconfig != "" && o.tokenStore != storeFile && o.given("data-dir") {
+		fail("data-dir", "is for standalone use and for --token-store=file, and --kubeconfig keeps tokens in the cluster: give one of them")
+	}
+	if (o.Webhook.ClientCAFile == "") != (o.Webhook.ClientName == "") {
+		fail("webhook-client-ca-file", "goes together with --webhook-client-name, and one of them is missing")
+	}
+}
+
+func (o *serveOptions) checkOutput(fail failure) {
+	if !slices.Contains([]string{"text", "json"}, o.logFormat) {
+		fail("log-format", "%q given, want text or json", o.logFormat)
+	}
+	if o.verbosity < 0 || o.verbosity > logging.MaxVerbosity {
+		fail("verbosity", "%d given, want 0 to %d; above that client-go would log what Secrets hold", o.verbosity, logging.MaxVerbosity)
+	}
+}
+
+// checkOnCluster refuses flags that make no sense on a cluster.
+func (o *serveOptions) checkOnCluster(enabled map[string]bool, fail failure) {
+	if o.CA.CertFile == "" {
+		if enabled[daemon.CSRSigner] && o.SignerConfig == "" {
+			fail("controllers", "csr-signer needs --cluster-signing-cert-file and --cluster-signing-key-file; give them, or switch it off with --controllers='*,-csr-signer'")
+		}
+		if o.TLS.CertFile == "" {
+			fail("tls-cert-file", "needed, since without --cluster-signing-key-file no serving certificate can be issued")
+		}
+	}
+	for _, flag := range []string{"webhook-client-ca-file", "webhook-client-name", "webhook-audience"} {
+		if o.tokenStore != storeFile && o.given(flag) {
+			fail(flag, "is about --token-store=file; tokens in Secrets are known to kube-apiserver without kubejoin")
+		}
+	}
+}
+
+// checkStandalone refuses the first flag about a cluster where there is none.
+func (o *serveOptions) checkStandalone(fail failure) {
+	for _, flag := range []string{"shadow", "leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst", "api-audiences"} {
+		if o.given(flag) {
+			fail(flag, "is about a cluster, and none is given: say which with --kubeconfig")
+			return
+		}
+	}
+	if o.tokenStore == storeKubernetes {
+		fail("token-store", "kubernetes is a cluster's, and none is given: say which with --kubeconfig")
+		return
+	}
+	for _, name := range o.controllers {
+		if name == daemon.BootstrapSigner || strings.HasPrefix(name, "csr-") {
+			fail("controllers", "%s works on a cluster, and none is given: say which with --kubeconfig", name)
+			return
+		}
+	}
+}
+
+// limit converts a rate of flags, where 0 is unlimited.
+func limit(r server.Rate) server.Rate {
+	if r.QPS == 0 {
+		r.QPS = -1
+	}
+	return r
+}

@@ -1,0 +1,123 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// newAuthority makes the authority that decides about every certificate.
+func (s *service) newAuthority(facts approval.Facts, nodes *signer.NodeAdmission) *signer.Authority {
+	source := func() (*signer.CA, error) {
+		if s.ca == nil {
+			return nil, errors.New("no CA is given: --cluster-signing-cert-file and --cluster-signing-key-file")
+		}
+		return s.ca.Get(), nil
+	}
+	builtIn := signer.KubernetesSigners(source, s.options.CA.Duration)
+	serving := builtIn[certificates.KubeletServingSignerName]
+	serving.Rules = []approval.Rule{approval.KubeletServing{ServingScope: s.options.Serving.Scope}}
+	builtIn[certificates.KubeletServingSignerName] = serving
+	return &signer.Authority{
+		Facts:  facts,
+		Nodes:  nodes,
+		Record: s.record(),
+		// Unlimited users have no limit of certificates either.
+		Unthrottled: s.options.Limits.Users.QPS < 0,
+		Signers:     s.signers(builtIn),
+	}
+}
+
+// giveCertificates answers POST /v1/certificate.
+func (s *service) giveCertificates(authority *signer.Authority) {
+	s.api.Certificates = &server.Certificates{Authority: authority, ClientCertificate: s.byCertificate}
+}
+
+// admission is the admission of node names on the cluster.
+func (c *cluster) admission() *signer.NodeAdmission {
+	o := c.options.Nodes
+	lease := ""
+	if !c.TokensInFile && c.LeaseNamespace == secretstore.ClaimNamespace {
+		// Also without leader election: another replica may elect, or this one after a restart.
+		lease = c.LeaseName
+	}
+	return &signer.NodeAdmission{
+		Tokens: c.store, Claims: c.claims, Node: c.nodes.Node, Ready: c.nodes.Ready,
+		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Lease: lease, Retention: o.SpentRetention,
+		Logger: c.log, Registerer: c.registry,
+	}
+}
+
+// usualServices are the default Service addresses of kubeadm and of kube-apiserver.
+var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
+
+// buildAuthority makes the authority without a cluster: there are no Nodes, and a claim is all that is
+// known of a name.
+func (s *standalone) buildAuthority() error {
+	if err := s.loadSigners(); err != nil {
+		return err
+	}
+	if err := s.knowOwnCertificates(); err != nil {
+		return err
+	}
+	o := s.options
+	services := o.Serving.ServiceCIDRs
+	if len(services) == 0 {
+		services = usualServices
+	}
+	facts := standaloneFacts{
+		Standalone: signer.Standalone{
+			Claims: s.store.Claims(), DNSSuffixes: o.Serving.Scope.DNSSuffixes,
+			Keep: approval.Reserved{
+				Prefixes: services, APIServer: []string{hostOf(s.info.apiServer)},
+				Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise, --tls-san and kubejoin's certificate",
+			},
+		},
+		ownHosts: s.ownHosts,
+	}
+	s.authority = s.newAuthority(facts, &signer.NodeAdmission{
+		Tokens: s.store, Claims: s.store.Claims(), Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention,
+		Logger: s.log, Registerer: s.registry,
+	})
+	if err := s.authority.Check(); err != nil {
+		return err
+	}
+	s.giveCertificates(s.authority)
+	s.api.Longest = s.authority.Longest
+	return nil
+}
+
+// otherSigner is how long readiness warns of another signer.
+const otherSigner = time.Hour
+
+// watchOtherSigner warns of certificates that another signer wrote: no limit of a token holds for them.
+func (s *service) watchOtherSigner() func(signerName, writer string) {
+	var mu sync.Mutex
+	var last time.Time
+	var what string
+	only := func(context.Context) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if last.IsZero() || time.Since(last) > otherSigner {
+			return nil
+		}
+		return server.Notice(what + " at " + last.UTC().Format(time.RFC3339) + ": limits of tokens do not hold for what it signs; switch one of the two off (docs/security-model.md)")
+	}
+	s.check("only-signer", only)
+	s.warnOf(tokenwarning.Check(only))
+	return func(signerName, writer string) {
+		mu.Lock()
+		defer mu.Unlock()
+		last, what = time.Now(), fmt.Sprintf("%s wrote a certificate of signer %s", writer, signerName)
+	}
+}

@@ -1,0 +1,350 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/leader"
+	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+// A cluster is a service that keeps tokens and cluster-info in Kubernetes and runs the controllers.
+type cluster struct {
+	*service
+	Cluster // the options
+
+	config    *rest.Config
+	apiServer *apiServer
+	client    kubernetes.Interface
+	// watch ends with the program. A replica that stands by watches, too.
+	watch context.Context
+	// election is nil without leader election.
+	election *leader.Election
+	// working is the client of the controllers: its writes are fenced.
+	working kubernetes.Interface
+
+	store  tokens.Store
+	claims tokens.Claims
+	nodes  *csr.Nodes
+	info   *configmap.ConfigMap
+
+	authority *signer.Authority
+}
+
+// onCluster builds the service on a cluster.
+func (s *service) onCluster(ctx context.Context) error {
+	c := &cluster{service: s, Cluster: *s.options.Cluster}
+	for _, build := range []func() error{
+		func() error { return c.connect(ctx) },
+		c.loadFiles,
+		c.openStores,
+		c.buildAuthority,
+		c.startControllers,
+	} {
+		if err := build(); err != nil {
+			return err
+		}
+	}
+	c.warn()
+	c.api.SignedBy = c.signedBy()
+	c.banner = c.clusterBanner()
+	return nil
+}
+
+// connect makes the clients of the API server.
+func (c *cluster) connect(ctx context.Context) (err error) {
+	if c.config, err = c.clientConfig(); err != nil {
+		return err
+	}
+	c.apiServer = newAPIServer(c.config)
+	if c.client, err = kubernetes.NewForConfig(c.config); err != nil {
+		return fmt.Errorf("kubeconfig: %w", err)
+	}
+	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
+	c.watch = watch
+	c.closers = append(c.closers, func() error { stop(); return nil })
+	c.recordEvents()
+	c.working = c.client
+	if c.LeaderElect {
+		c.election = &leader.Election{Client: c.client, Namespace: c.LeaseNamespace, Name: c.LeaseName, Logger: c.log, Registerer: c.registry}
+		fenced := rest.CopyConfig(c.config)
+		fenced.Wrap(c.election.Fence)
+		if c.working, err = kubernetes.NewForConfig(fenced); err != nil {
+			return fmt.Errorf("kubeconfig: %w", err)
+		}
+	}
+	return nil
+}
+
+// clientConfig says how to reach the API server.
+func (c *cluster) clientConfig() (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	if c.Kubeconfig == "" {
+		config, err = rest.InClusterConfig()
+	} else {
+		config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	config.UserAgent = "kubejoin/" + c.options.Version.Version
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	config.QPS, config.Burst = -1, 0 // unlimited
+	if c.QPS > 0 {                   // one limiter for all clients
+		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(c.QPS, max(c.Burst, int(c.QPS), 1))
+	}
+	return config, pingSoon()
+}
+
+// pingSoon makes client-go ping a silent connection after 10 s, and close it 5 s later. Its defaults take
+// 45 s in all, for which everything would wait for an API server that vanished. client-go reads these
+// from the environment alone; a value that is set stays.
+func pingSoon() error {
+	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "10", "HTTP2_PING_TIMEOUT_SECONDS": "5"} {
+		if os.Getenv(name) != "" {
+			continue
+		}
+		if err := os.Setenv(name, seconds); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recordEvents creates Events about kubejoin as a whole on the Lease of its replicas.
+func (c *cluster) recordEvents() {
+	lease := &corev1.ObjectReference{
+		APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease",
+		Namespace: c.LeaseNamespace, Name: c.LeaseName,
+	}
+	events := record.NewBroadcaster(record.WithContext(c.watch))
+	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
+	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubejoin"})
+	c.event = func(kind, reason, message string) {
+		recorder.Event(lease, kind, reason, foreign.Text(message, foreign.MaxMessage))
+	}
+	c.closers = append(c.closers, func() error { events.Shutdown(); return nil })
+}
+
+// loadFiles loads the CA, the signers and the credentials of callers.
+func (c *cluster) loadFiles() error {
+	if o := c.options.CA; o.CertFile != "" {
+		lifetime := o.Duration
+		if !c.options.Controllers[CSRSigner] {
+			lifetime = servingcert.Lifetime
+		}
+		if err := c.loadCA(o.CertFile, o.KeyFile, lifetime); err != nil {
+			return err
+		}
+	}
+	if err := c.loadSigners(); err != nil {
+		return err
+	}
+	if err := c.loadOperators(); err != nil {
+		return err
+	}
+	if err := c.knowCertificates(); err != nil {
+		return err
+	}
+	c.knowCallers()
+	return nil
+}
+
+// openStores opens what holds tokens, claims, Nodes and cluster-info.
+func (c *cluster) openStores() (err error) {
+	if c.store, c.claims, err = c.openTokens(); err != nil {
+		return err
+	}
+	if c.nodes, err = csr.OpenNodes(c.watch, c.client); err != nil {
+		return err
+	}
+	c.info = configmap.Open(c.watch, c.working)
+	c.api.Tokens, c.api.Claims, c.api.ClusterInfo = c.store, c.claims, c.discovered()
+	c.api.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
+		uid, err := c.nodes.Node(ctx, name)
+		return tokens.NodeRef{Name: name, UID: uid}, err
+	}
+	c.api.Explain = c.explainer().Explain
+	if host, _, err := net.SplitHostPort(c.options.Advertise); err == nil {
+		c.hosts = append(c.hosts, host)
+	}
+	return nil
+}
+
+// explainer explains the nodes of the cluster. It counts the signatures in the cluster-info that
+// joining machines read.
+func (c *cluster) explainer() kube.Reader {
+	reader := kube.Reader{
+		Client: c.client, Tokens: c.store, Claims: c.claims, ClusterInfo: c.info,
+		LeaseNamespace: c.LeaseNamespace, LeaseName: c.LeaseName,
+	}
+	if complete, ok := c.api.ClusterInfo.(kube.ClusterInfo); ok {
+		reader.ClusterInfo = complete
+	}
+	return reader
+}
+
+// buildAuthority makes the authority, and answers requests for certificates with it.
+func (c *cluster) buildAuthority() error {
+	c.authority = c.newAuthority(c.facts(c.client, c.apiServer, c.nodes, c.info), c.admission())
+	if err := c.authority.Check(); err != nil {
+		return err
+	}
+	if c.Shadow {
+		c.authority.Nodes, c.authority.Record = c.authority.Nodes.DryRun(), nil
+	} else if c.ca != nil || c.options.SignerConfig != "" {
+		c.giveCertificates(c.authority)
+	}
+	c.api.ExplainRequest = kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return c.authority, nil }}.Explain
+	return nil
+}
+
+// startControllers runs the controllers and the watches behind the checks of readiness.
+func (c *cluster) startControllers() error {
+	enabled := c.options.Controllers
+	decides := enabled[CSRApprover] || enabled[CSRSigner]
+	if !c.Shadow && (decides || c.ca != nil || c.options.SignerConfig != "") {
+		c.watchClaims(c.claims)
+	}
+	controllers := []func(context.Context) error{c.watchSize()}
+	if enabled[BootstrapSigner] {
+		first, err := c.firstKubeconfig()
+		if err != nil {
+			return err
+		}
+		if first == nil {
+			c.log.Warn("should there be no cluster-info, it can be made only with --api-server, the address at which machines reach the API server, and a CA from the kubeconfig or the pod")
+		}
+		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.store, Default: first, Server: c.options.APIServer, Logger: c.log, Registerer: c.registry}
+		controllers = append(controllers, loop.Run)
+	}
+	if enabled[TokenCleaner] {
+		loop := cleaner.Tokens{Store: c.store, Logger: c.log, Registerer: c.registry}
+		controllers = append(controllers, loop.Run)
+	}
+	if decides || enabled[CSRCleaner] {
+		controllers = append(controllers, c.csrControllers()...)
+	}
+	if enabled[ClaimCleaner] {
+		loop := cleaner.Claims{
+			Store: c.claims, Tokens: c.store, Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch(c.watch),
+			Logger: c.log, Registerer: c.registry,
+		}
+		controllers = append(controllers, loop.Run)
+	}
+	c.runWhileLeading(controllers)
+	public, err := c.watchPublicAccess(c.config)
+	if err != nil {
+		return err
+	}
+	c.checkClusterInfo(public)
+	return nil
+}
+
+// csrControllers are those that share an informer of CertificateSigningRequests.
+func (c *cluster) csrControllers() (controllers []func(context.Context) error) {
+	enabled := c.options.Controllers
+	requests := csr.NewInformer(c.client)
+	go requests.Run(c.watch.Done())
+	if enabled[CSRApprover] || enabled[CSRSigner] {
+		loop := csr.Controller{
+			Client: c.working, Informer: requests, Authority: c.authority, Approve: enabled[CSRApprover], Sign: enabled[CSRSigner], Shadow: c.Shadow,
+			Again:  c.signersChanged(),
+			Logger: c.log, Registerer: c.registry,
+		}
+		if enabled[CSRSigner] && !c.Shadow {
+			loop.SignedByOther = c.watchOtherSigner()
+			controllers = append(controllers, c.watchRenewals(requests, c.authority, c.nodes))
+		}
+		controllers = append(controllers, loop.Run)
+	}
+	if enabled[CSRCleaner] && !c.Shadow {
+		loop := csr.Cleaner{Client: c.working, Informer: requests, Logger: c.log, Registerer: c.registry}
+		controllers = append(controllers, loop.Run)
+	}
+	return controllers
+}
+
+// runWhileLeading runs all controllers; with leader election, while this replica leads.
+func (c *cluster) runWhileLeading(controllers []func(context.Context) error) {
+	all := func(ctx context.Context) error {
+		group, ctx := errgroup.WithContext(ctx)
+		for _, run := range controllers {
+			group.Go(func() error { return run(ctx) })
+		}
+		return group.Wait()
+	}
+	if c.election == nil {
+		c.goBackground(all)
+		return
+	}
+	c.goBackground(func(ctx context.Context) error { return c.election.Run(ctx, all) })
+	c.check("leader", c.election.Ready)
+}
+
+// warn adds the warnings for callers that create a token.
+func (c *cluster) warn() {
+	switch {
+	case !c.options.Controllers[CSRSigner]:
+		c.warnOf(tokenwarning.Limits("and csr-signer is switched off here"))
+		c.warnOf(tokenwarning.ClusterInfoCAs(c.info))
+	case c.Shadow:
+		c.warnOf(tokenwarning.Limits("and with --shadow it looks on here"))
+		c.warnOf(tokenwarning.ClusterInfoCAs(c.info))
+	default:
+		c.warnOf(tokenwarning.OtherSigner(c.authority))
+		c.warnOf(tokenwarning.CA(c.authority, tokenwarning.ClusterInfoCAs(c.info)))
+		c.warnOf(tokenwarning.Duration(c.authority))
+	}
+	if c.election != nil {
+		c.warnOf(tokenwarning.Leader(c.LeaseNamespace+"/"+c.LeaseName, c.election.Ready))
+	}
+	switch {
+	case c.options.Advertise == "":
+		c.warnOf(tokenwarning.Size(c.info))
+	case c.options.TLS.CertFile == "" && c.ca != nil:
+		c.warnOf(tokenwarning.Trust(c.info, c.ca.Get))
+	}
+}
+
+// signedBy names what signs new tokens, for a caller that waited in vain for the signature.
+func (c *cluster) signedBy() string {
+	switch {
+	case !c.options.Controllers[BootstrapSigner]:
+		return "kube-controller-manager's bootstrap-signer-controller, since --controllers switches kubejoin's own off"
+	case c.LeaderElect:
+		return fmt.Sprintf("the bootstrap-signer of the kubejoin that holds Lease %s/%s; its log says why it did not", c.LeaseNamespace, c.LeaseName)
+	}
+	return "this kubejoin's bootstrap-signer; its log says why it did not"
+}
+
+func (c *cluster) clusterBanner() string {
+	host := c.config.Host
+	if u, err := url.Parse(host); err == nil && u.Host != "" {
+		host = u.Host
+	}
+	return fmt.Sprintf("kubejoin serves https://%s for the cluster at %s\n", c.options.Listen, host)
+}

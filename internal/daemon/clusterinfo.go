@@ -1,0 +1,106 @@
+package daemon
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/server"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// firstKubeconfig returns the content of a new cluster-info, or nil if it is not known. A pod knows the
+// address of the Service only, which no joining machine reaches: --api-server has to be given.
+func (c *cluster) firstKubeconfig() ([]byte, error) {
+	apiServer := c.options.APIServer
+	if apiServer == "" {
+		if c.Kubeconfig == "" {
+			return nil, nil
+		}
+		apiServer = c.config.Host
+	}
+	bundle := c.config.CAData
+	if len(bundle) == 0 && c.config.CAFile != "" {
+		var err error
+		if bundle, err = os.ReadFile(c.config.CAFile); err != nil {
+			return nil, fmt.Errorf("--kubeconfig: certificate authority: %w", err)
+		}
+	}
+	if len(bundle) == 0 {
+		return nil, nil // its API server is trusted by other means, which cluster-info cannot name
+	}
+	cas, err := clusterinfo.ParseCAs(bundle)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: certificate authority: %w", err)
+	}
+	return clusterinfo.Kubeconfig(apiServer, cas)
+}
+
+// discovered is the cluster-info that joining machines read. Through kubejoin it has the signatures of
+// all tokens; at the API server, no more than fit into the ConfigMap.
+func (c *cluster) discovered() server.ClusterInfo {
+	if c.options.Advertise == "" {
+		return c.info
+	}
+	return c.info.Complete(c.store)
+}
+
+// sizeAdvice is what to do about a ConfigMap that fills up.
+func (c *cluster) sizeAdvice() string {
+	if c.options.Advertise == "" {
+		return tokenwarning.SizeAdvice
+	}
+	return fmt.Sprintf("tokens that it has no room for are good for discovery through kubejoin at %s, as its join commands have it, and not at the API server", c.options.Advertise)
+}
+
+// watchSize reports a ConfigMap that fills up.
+func (c *cluster) watchSize() func(context.Context) error {
+	kind := corev1.EventTypeWarning
+	if c.options.Advertise != "" {
+		kind = corev1.EventTypeNormal
+	}
+	return configmap.Gauge{
+		ConfigMap: c.info, Advice: c.sizeAdvice(),
+		Event:  func(reason, message string) { c.event(kind, reason, message) },
+		Logger: c.log, Registerer: c.registry,
+	}.Run
+}
+
+// checkClusterInfo checks that machines can join with the ConfigMap.
+func (c *cluster) checkClusterInfo(public *publicAccess) {
+	c.check("cluster-info", func(ctx context.Context) error {
+		data, err := c.info.Data(ctx)
+		var cas []*x509.Certificate
+		if err == nil {
+			_, cas, err = clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
+		}
+		switch {
+		case err == nil && c.ca != nil && c.options.TLS.CertFile == "" && !tokenwarning.Trusted(c.ca.Get(), cas):
+			err = server.Notice(tokenwarning.Untrusted)
+		case errors.Is(err, clusterinfo.ErrNotFound):
+			return errors.New("there is no ConfigMap kube-public/cluster-info")
+		case errors.Is(err, context.DeadlineExceeded):
+			return errors.New("kube-public/cluster-info has not been read yet, see the log")
+		}
+		err = noticed(err, public.notice())
+		if fill := c.info.Fill(); fill.High() {
+			err = noticed(err, fill.String()+"; "+c.sizeAdvice())
+		}
+		return err
+	})
+}
+
+// noticed adds a notice to the result of a check. A failure stays as it is.
+func noticed(found error, notice string) error {
+	var before server.Notice
+	if notice == "" || found != nil && !errors.As(found, &before) {
+		return found
+	}
+	return server.Notice(strings.TrimPrefix(string(before)+"; "+notice, "; "))
+}

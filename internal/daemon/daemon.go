@@ -1,0 +1,132 @@
+// Package daemon is 'kubejoin serve': it opens the stores, builds the authority, starts the controllers and
+// serves the HTTPS API, on a cluster or standalone. It reads no command line.
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"os"
+	"runtime"
+
+	"github.com/kubejoin/kubejoin/internal/reload"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Run serves until ctx ends or a part fails for good. It prints a banner to stdout.
+func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) error {
+	defer runtime.KeepAlive(roomForGarbage())
+	s := newService(o, log, stdout)
+	defer s.close()
+	if err := s.openRecord(); err != nil {
+		return err
+	}
+	build := s.onCluster
+	if o.Cluster == nil {
+		build = s.withoutCluster
+	}
+	if err := build(ctx); err != nil {
+		return err
+	}
+	return s.serve(ctx)
+}
+
+// A service is the HTTPS API and what runs behind it.
+type service struct {
+	options  Options
+	log      *slog.Logger
+	stdout   io.Writer
+	registry *prometheus.Registry
+
+	api server.Server
+	// ca is nil without a CA key.
+	ca *reload.Value[*signer.CA]
+	// configured is nil without a signer configuration.
+	configured *configured
+	// caChanged are called one after the other when the CA is replaced. If one fails, all are
+	// called again later.
+	caChanged []func(*signer.CA) error
+	// operators are those of the token file.
+	operators *server.TokenFile
+	// byCertificate authenticates callers by client certificate; nil: callers need send none.
+	byCertificate server.Authenticate
+	// event creates an Event, if there is a cluster.
+	event func(kind, reason, message string)
+	// background functions run until their context ends. An error of one ends the program.
+	background []func(context.Context) error
+	// hosts are names for a serving certificate that is issued here.
+	hosts []string
+	// certificate returns the serving certificate. It is set before the first request and decision.
+	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	// lines and kept are the issuance record: see record.
+	lines, kept issuance.Log
+	// warnings are for callers that create a token, in this order.
+	warnings []tokenwarning.Warning
+	// banner is printed when the server answers.
+	banner  string
+	closers []func() error
+}
+
+func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s := &service{
+		options: o, log: log, stdout: stdout, registry: registry,
+		event: func(string, string, string) {}, operators: &server.TokenFile{},
+		api: server.Server{
+			Advertise:  o.Advertise,
+			Version:    o.Version,
+			Metrics:    promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
+			ClientRate: o.Limits.Clients,
+			UserRate:   o.Limits.Users,
+			UserTokens: o.Limits.UserTokens,
+			Logger:     log,
+			Registerer: registry,
+		},
+	}
+	s.api.Warnings = func(ctx context.Context, made tokens.Record) []string {
+		return tokenwarning.All(ctx, made, s.warnings...)
+	}
+	return s
+}
+
+func (s *service) goBackground(f func(context.Context) error) {
+	s.background = append(s.background, f)
+}
+
+func (s *service) warnOf(warning tokenwarning.Warning) { s.warnings = append(s.warnings, warning) }
+
+func (s *service) check(name string, ready func(context.Context) error) {
+	s.api.Checks = append(s.api.Checks, server.Check{Name: name, Ready: ready})
+}
+
+func (s *service) close() {
+	for _, c := range s.closers {
+		if err := c(); err != nil {
+			s.log.Error("closing failed", "error", err)
+		}
+	}
+}
+
+// garbageRoom is how much more garbage gathers before it is collected, in bytes.
+const garbageRoom = 16 << 20
+
+// roomForGarbage returns memory that is never touched, and so takes none. The garbage collector counts it
+// as used, and lets as much garbage gather. kubejoin has little in memory: without the room, the collector
+// would run fifty times a second when many certificates are requested. GOGC and GOMEMLIMIT switch it off.
+func roomForGarbage() []byte {
+	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
+		if os.Getenv(name) != "" {
+			return nil
+		}
+	}
+	return make([]byte, garbageRoom)
+}

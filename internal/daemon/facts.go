@@ -1,0 +1,144 @@
+package daemon
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync/atomic"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// An apiServer is the API server of this kubejoin, as its TLS identifies it.
+type apiServer struct {
+	config      *rest.Config
+	certificate atomic.Pointer[x509.Certificate] // its last one
+}
+
+// newAPIServer records the certificate that clients of config see.
+func newAPIServer(config *rest.Config) *apiServer {
+	a := &apiServer{config: config}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return noticing{next, a} })
+	return a
+}
+
+type noticing struct {
+	http.RoundTripper
+	server *apiServer
+}
+
+func (n noticing) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := n.RoundTripper.RoundTrip(r)
+	if err == nil && answer.TLS != nil && len(answer.TLS.PeerCertificates) > 0 {
+		n.server.certificate.Store(answer.TLS.PeerCertificates[0])
+	}
+	return answer, err
+}
+
+// hosts returns where kubejoin reaches the API server, and the names in its certificate.
+func (a *apiServer) hosts() []string {
+	hosts := []string{hostOf(a.config.Host), a.config.ServerName}
+	if cert := a.certificate.Load(); cert != nil {
+		hosts = append(hosts, hostsIn(cert)...)
+	}
+	return hosts
+}
+
+// hostsIn returns the names and addresses in a certificate. A wildcard stays one, and reserves nothing:
+// it would reserve the whole domain, nodes included.
+func hostsIn(cert *x509.Certificate) []string {
+	hosts := slices.Clone(cert.DNSNames)
+	for _, ip := range cert.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	return hosts
+}
+
+// A clusterInfo is what joining machines read.
+type clusterInfo interface {
+	Data(ctx context.Context) (map[string]string, error)
+}
+
+// facts answers the questions of rules about the cluster.
+func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *csr.Nodes, info clusterInfo) *csr.Facts {
+	return &csr.Facts{
+		Client: client, Nodes: nodes, ServiceCIDRs: s.options.Serving.ServiceCIDRs,
+		APIServers: func(ctx context.Context) ([]string, error) {
+			own, err := s.ownHosts()
+			if err != nil {
+				return nil, err
+			}
+			hosts := append(api.hosts(), own...)
+			data, err := info.Data(ctx)
+			switch {
+			case errors.Is(err, clusterinfo.ErrNotFound):
+			case err != nil:
+				return nil, err
+			default:
+				server, _, err := clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
+				if err != nil {
+					return nil, err
+				}
+				hosts = append(hosts, hostOf(server))
+			}
+			return slices.DeleteFunc(hosts, func(host string) bool { return host == "" }), nil
+		},
+	}
+}
+
+// hosts returns the hosts of the API server and of kubejoin in the options. A machine that serves as one
+// of them with a certificate of the cluster CA would be trusted to be it.
+func (o *Options) hosts() []string {
+	return append([]string{hostOf(o.APIServer), hostOf(o.Advertise)}, o.TLS.SANs...)
+}
+
+// ownHosts returns the hosts in the options, and the names in the current serving certificate: callers
+// send bearer tokens to those, too.
+func (s *service) ownHosts() ([]string, error) {
+	if s.certificate == nil {
+		return nil, errors.New("kubejoin does not serve yet")
+	}
+	served, err := s.certificate(nil)
+	if err != nil {
+		return nil, fmt.Errorf("kubejoin's certificate: %w", err)
+	}
+	hosts := append(s.options.hosts(), hostsIn(served.Leaf)...)
+	return slices.DeleteFunc(hosts, func(host string) bool { return host == "" }), nil
+}
+
+// standaloneFacts are those of signer.Standalone. They also reserve the hosts of kubejoin.
+type standaloneFacts struct {
+	signer.Standalone
+	ownHosts func() ([]string, error)
+}
+
+func (f standaloneFacts) Reserved(context.Context) (approval.Reserved, error) {
+	own, err := f.ownHosts()
+	if err != nil {
+		return approval.Reserved{}, err
+	}
+	reserved := f.Keep
+	reserved.APIServer = slices.Concat(reserved.APIServer, own)
+	return reserved, nil
+}
+
+// hostOf returns the host of a URL or HOST:PORT: client-go accepts both in kubeconfigs.
+func hostOf(server string) string {
+	if u, err := url.Parse(server); err == nil && u.Hostname() != "" {
+		return u.Hostname()
+	}
+	if host, _, err := net.SplitHostPort(server); err == nil {
+		return host
+	}
+	return server
+}

@@ -1,0 +1,117 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/internal/reload"
+	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"golang.org/x/sync/errgroup"
+)
+
+// shutdownTimeout is how long requests in flight may take to end.
+const shutdownTimeout = 15 * time.Second
+
+// servingCertificate loads the serving certificate from files, or issues it.
+func (s *service) servingCertificate() error {
+	o := s.options.TLS
+	if o.CertFile == "" {
+		issued := &servingcert.Issued{CA: s.ca.Get, Names: servingNames(s.options.Listen, append(s.hosts, o.SANs...)...)}
+		if _, err := issued.Step(context.Background()); err != nil {
+			return err
+		}
+		// A joining node sees the certificate and cluster-info: both follow the CA at once.
+		s.caChanged = append(s.caChanged, func(*signer.CA) error {
+			_, err := issued.Step(context.Background())
+			return err
+		})
+		renewal := loop.Loop{Name: "serving-certificate", Step: issued.Step, Logger: s.log, Registerer: s.registry}
+		s.goBackground(renewal.Run)
+		s.certificate = issued.GetCertificate
+		return nil
+	}
+	files, err := reload.Files[*tls.Certificate]{
+		Name: "serving-certificate", Paths: []string{o.CertFile, o.KeyFile},
+		Load: func() (*tls.Certificate, error) {
+			c, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+			return &c, err
+		},
+		Logger: s.log, Registerer: s.registry,
+	}.Open()
+	if err != nil {
+		return fmt.Errorf("--tls-cert-file: %w", err)
+	}
+	s.goBackground(files.Run)
+	s.check("serving-certificate", func(context.Context) error {
+		if files.Err() != nil {
+			return errors.New("the files of the serving certificate have changed and cannot be used; the last good ones are in use, see the log")
+		}
+		return nil
+	})
+	s.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.Get(), nil }
+	return nil
+}
+
+// serve answers requests until ctx ends or a part fails for good. Then it lets requests in flight end
+// before it stops what they may wait for.
+func (s *service) serve(ctx context.Context) error {
+	listener, err := net.Listen("tcp", s.options.Listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	defer func() { _ = listener.Close() }() // the server closes it, too
+	if err := s.servingCertificate(); err != nil {
+		return err
+	}
+	config := &tls.Config{GetCertificate: s.certificate, MinVersion: s.options.TLS.MinVersion}
+	if s.options.Webhook.ClientCAFile != "" || s.byCertificate != nil {
+		config.ClientAuth = tls.RequestClientCert // each handler judges the certificate that it needs
+	}
+	web := s.api.HTTPServer(config)
+	if s.options.Around != nil {
+		web.Handler = s.options.Around(web.Handler)
+	}
+
+	// The background ends only after the last request.
+	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
+	defer endBack()
+	group, back := errgroup.WithContext(back)
+	for _, f := range s.background {
+		group.Go(func() error { return f(back) })
+	}
+	group.Go(func() error {
+		if err := web.ServeTLS(server.LimitHandshakes(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("HTTPS server: %w", err)
+		}
+		return nil
+	})
+	s.log.Info("serving", "address", listener.Addr().String(), "version", s.api.Version.Version)
+	if s.options.IssuanceRecord != StandardOutput { // else standard output is for the record alone
+		if _, err := io.WriteString(s.stdout, s.banner); err != nil {
+			s.log.Warn("the banner could not be printed", "error", err)
+		}
+	}
+
+	select {
+	case <-ctx.Done():
+		s.log.Info("stopping", "requests_may_take", shutdownTimeout)
+	case <-back.Done(): // a part failed
+	}
+	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if err := web.Shutdown(shutdown); err != nil {
+		s.log.Warn("requests were still in flight and are cut off", "error", err)
+		_ = web.Close() // the log has the reason
+	}
+	endBack()
+	return group.Wait()
+}

@@ -1,0 +1,176 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
+)
+
+// A standalone is a service that keeps everything in DataDir.
+type standalone struct {
+	*service
+	dir       datadir.Dir
+	store     *boltstore.Store
+	info      *followed
+	authority *signer.Authority
+	curlrc    string // empty if the operator gave a token file
+}
+
+// withoutCluster builds a standalone service.
+func (s *service) withoutCluster(context.Context) error {
+	alone := &standalone{service: s, dir: datadir.Dir(s.options.DataDir)}
+	for _, build := range []func() error{
+		alone.openStores,
+		alone.buildAuthority,
+		alone.openCallers,
+	} {
+		if err := build(); err != nil {
+			return err
+		}
+	}
+	alone.startControllers()
+	s.warnOf(tokenwarning.Limits("as with 'kubejoin sign'; a cluster's own signer, which answers 'kubeadm join', knows nothing of them"))
+	s.warnOf(tokenwarning.CA(alone.authority, tokenwarning.None))
+	s.warnOf(tokenwarning.Duration(alone.authority))
+	s.banner = alone.readyBanner()
+	return nil
+}
+
+// openStores opens the file store, the CA and cluster-info. The store is first: it locks the folder.
+func (s *standalone) openStores() (err error) {
+	if s.store, err = s.openFileStore(); err != nil {
+		return err
+	}
+	o := &s.options
+	if o.CA.CertFile == "" {
+		o.CA.CertFile = s.dir.Path(datadir.CA)
+		o.CA.KeyFile = o.CA.CertFile
+		made, err := s.dir.MakeCA(time.Now())
+		if err != nil {
+			return fmt.Errorf("cluster CA: %w", err)
+		}
+		if made {
+			s.log.Info("made a cluster CA", "file", o.CA.CertFile)
+		}
+	}
+	if err := s.loadCA(o.CA.CertFile, o.CA.KeyFile, o.CA.Duration); err != nil {
+		return err
+	}
+	if o.Advertise == "" {
+		if o.Advertise, err = reachable(o.Listen); err != nil {
+			return err
+		}
+	}
+	host, _, err := net.SplitHostPort(o.Advertise)
+	if err != nil {
+		return fmt.Errorf("--advertise: %w", err)
+	}
+	apiServer := o.APIServer
+	if apiServer == "" {
+		apiServer = "https://" + net.JoinHostPort(host, "6443")
+	}
+	s.info = &followed{apiServer: apiServer, tokens: s.store}
+	if err := s.info.follow(s.ca.Get()); err != nil {
+		return err
+	}
+	s.caChanged = append(s.caChanged, s.info.follow)
+	s.hosts = []string{host}
+	s.api.Tokens, s.api.Claims, s.api.ClusterInfo, s.api.Advertise = s.store, s.store.Claims(), s.info, o.Advertise
+	return nil
+}
+
+// openCallers loads the operators. It makes an admin and a curlrc if no token file is given.
+func (s *standalone) openCallers() error {
+	if err := s.keepBundle(); err != nil {
+		return err
+	}
+	if s.options.Callers.TokenFile == "" {
+		s.options.Callers.TokenFile = s.dir.Path(datadir.Operators)
+		bearer, err := s.dir.AdminBearer(AdminGroup)
+		if err != nil {
+			return err
+		}
+		s.curlrc = s.dir.Path(datadir.Curlrc)
+		if err := s.dir.WriteCurlrc(bearer); err != nil {
+			return err
+		}
+	}
+	if err := s.loadOperators(); err != nil {
+		return err
+	}
+	s.knowCallers()
+	return nil
+}
+
+// startControllers runs the controllers that need no cluster.
+func (s *standalone) startControllers() {
+	if s.options.Controllers[TokenCleaner] {
+		loop := cleaner.Tokens{Store: s.store, Logger: s.log, Registerer: s.registry}
+		s.goBackground(loop.Run)
+	}
+	if s.options.Controllers[ClaimCleaner] {
+		loop := cleaner.Claims{Store: s.store.Claims(), Tokens: s.store, Logger: s.log, Registerer: s.registry}
+		s.goBackground(loop.Run)
+	}
+}
+
+// followed is a computed cluster-info with the current CA.
+type followed struct {
+	apiServer string
+	tokens    tokens.Store
+	current   atomic.Pointer[clusterinfo.Computed]
+}
+
+func (f *followed) follow(ca *signer.CA) error {
+	kubeconfig, err := clusterinfo.Kubeconfig(f.apiServer, ca.Bundle())
+	if err != nil {
+		return err
+	}
+	f.current.Store(&clusterinfo.Computed{Tokens: f.tokens, Kubeconfig: kubeconfig})
+	return nil
+}
+
+func (f *followed) JSON(ctx context.Context) ([]byte, error) {
+	return f.current.Load().JSON(ctx)
+}
+
+func (f *followed) Config(ctx context.Context) ([]byte, error) {
+	return f.current.Load().Config(ctx)
+}
+
+func (f *followed) Data(ctx context.Context) (map[string]string, error) {
+	return f.current.Load().Data(ctx)
+}
+
+func (f *followed) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
+	return f.current.Load().WaitSigned(ctx, t)
+}
+
+func (s *standalone) readyBanner() string {
+	o := s.options
+	var b strings.Builder
+	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.Listen, o.DataDir)
+	if s.curlrc != "" {
+		fmt.Fprintf(&b, "A join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", foreign.Quote(s.curlrc), dialable(o.Listen))
+	} else {
+		fmt.Fprintf(&b, "A join command, for those in %s:\n  POST https://%s/v1/token/print-join-command\n\n", o.Callers.TokenFile, dialable(o.Listen))
+	}
+	if o.APIServer == "" {
+		b.WriteString("No API server is configured: discovery works, and joins stop after it until\nkubejoin is started with --api-server https://HOST:PORT, or with --kubeconfig FILE.\n")
+	} else {
+		fmt.Fprintf(&b, "Joins go on to %s, which has to be told to ask kubejoin\nabout tokens: see 'kubejoin webhook-config --help'. With --kubeconfig FILE tokens are kept there.\n", o.APIServer)
+	}
+	return b.String()
+}
