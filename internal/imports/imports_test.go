@@ -122,3 +122,29 @@ func TestNoTemplates(t *testing.T) {
 		t.Error("go list has no cmd/kubejoin: this check could not fail")
 	}
 }
+
+// TestOnlyCommandsImport keeps the command line, and what only the command line runs, out of every other
+// package and its tests.
+func TestOnlyCommandsImport(t *testing.T) {
+	const module = "github.com/kubejoin/kubejoin/"
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}`, module+"...").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	for _, only := range []string{"github.com/spf13/cobra", "github.com/spf13/pflag", module + "internal/daemon"} {
+		seen := false
+		for line := range strings.Lines(string(out)) {
+			pkg, imports, _ := strings.Cut(line, ": ")
+			switch {
+			case !slices.Contains(strings.Fields(imports), only):
+			case strings.HasPrefix(pkg, module+"cmd/"):
+				seen = true
+			default:
+				t.Errorf("%s imports %s: only packages below cmd may", pkg, only)
+			}
+		}
+		if !seen {
+			t.Errorf("no package below cmd imports %s: this check could not fail", only)
+		}
+	}
+}
