@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -56,45 +55,6 @@ func (c *cluster) admission() *signer.NodeAdmission {
 		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Lease: lease, Retention: o.SpentRetention,
 		Logger: c.log, Registerer: c.registry,
 	}
-}
-
-// usualServices are the default Service addresses of kubeadm and of kube-apiserver.
-var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
-
-// buildAuthority makes the authority without a cluster: there are no Nodes, and a claim is all that is
-// known of a name.
-func (s *standalone) buildAuthority() error {
-	if err := s.loadSigners(); err != nil {
-		return err
-	}
-	if err := s.knowOwnCertificates(); err != nil {
-		return err
-	}
-	o := s.options
-	services := o.Serving.ServiceCIDRs
-	if len(services) == 0 {
-		services = usualServices
-	}
-	facts := standaloneFacts{
-		Standalone: signer.Standalone{
-			Claims: s.store.Claims(), DNSSuffixes: o.Serving.Scope.DNSSuffixes,
-			Keep: approval.Reserved{
-				Prefixes: services, APIServer: []string{hostOf(s.info.apiServer)},
-				Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise, --tls-san and kubejoin's certificate",
-			},
-		},
-		ownHosts: s.ownHosts,
-	}
-	s.authority = s.newAuthority(facts, &signer.NodeAdmission{
-		Tokens: s.store, Claims: s.store.Claims(), Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention,
-		Logger: s.log, Registerer: s.registry,
-	})
-	if err := s.authority.Check(); err != nil {
-		return err
-	}
-	s.giveCertificates(s.authority)
-	s.api.Longest = s.authority.Longest
-	return nil
 }
 
 // otherSigner is how long readiness warns of another signer.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -13,10 +14,14 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 )
+
+// usualServices are the default Service addresses of kubeadm and of kube-apiserver.
+var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
 
 // A standalone is a service that keeps everything in DataDir.
 type standalone struct {
@@ -88,6 +93,42 @@ func (s *standalone) openStores() (err error) {
 	s.caChanged = append(s.caChanged, s.info.follow)
 	s.hosts = []string{host}
 	s.api.Tokens, s.api.Claims, s.api.ClusterInfo, s.api.Advertise = s.store, s.store.Claims(), s.info, o.Advertise
+	return nil
+}
+
+// buildAuthority makes the authority without a cluster: there are no Nodes, and a claim is all that is
+// known of a name.
+func (s *standalone) buildAuthority() error {
+	if err := s.loadSigners(); err != nil {
+		return err
+	}
+	if err := s.knowOwnCertificates(); err != nil {
+		return err
+	}
+	o := s.options
+	services := o.Serving.ServiceCIDRs
+	if len(services) == 0 {
+		services = usualServices
+	}
+	facts := standaloneFacts{
+		Standalone: signer.Standalone{
+			Claims: s.store.Claims(), DNSSuffixes: o.Serving.Scope.DNSSuffixes,
+			Keep: approval.Reserved{
+				Prefixes: services, APIServer: []string{hostOf(s.info.apiServer)},
+				Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise, --tls-san and kubejoin's certificate",
+			},
+		},
+		ownHosts: s.ownHosts,
+	}
+	s.authority = s.newAuthority(facts, &signer.NodeAdmission{
+		Tokens: s.store, Claims: s.store.Claims(), Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention,
+		Logger: s.log, Registerer: s.registry,
+	})
+	if err := s.authority.Check(); err != nil {
+		return err
+	}
+	s.giveCertificates(s.authority)
+	s.api.Longest = s.authority.Longest
 	return nil
 }
 
