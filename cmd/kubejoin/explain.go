@@ -25,11 +25,6 @@ import (
 // exitNotJoined is the exit code of an explanation of a node that has not joined.
 const exitNotJoined exitCode = 3
 
-// An exitCode ends the program when all has been said.
-type exitCode int
-
-func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
-
 func explainCommand() *cobra.Command {
 	var o struct {
 		remoteOptions

@@ -23,6 +23,11 @@ const (
 	exitUsage   = 2
 )
 
+// An exitCode ends the program after the command has printed everything.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
+
 func main() {
 	// Here, and not where a client is made: klog is global. What it would say is in errors, and
 	// serve has it speak up.
