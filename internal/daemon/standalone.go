@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -15,7 +16,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 )
@@ -28,7 +28,7 @@ type standalone struct {
 	*service
 	dir       datadir.Dir
 	store     *boltstore.Store
-	info      *followed
+	apiServer string // its URL in cluster-info
 	authority *signer.Authority
 	curlrc    string // empty if the operator gave a token file
 }
@@ -82,18 +82,10 @@ func (s *standalone) openStores() (err error) {
 	if err != nil {
 		return fmt.Errorf("--advertise: %w", err)
 	}
-	apiServer := o.APIServer
-	if apiServer == "" {
-		apiServer = "https://" + net.JoinHostPort(host, "6443")
-	}
-	s.info = &followed{apiServer: apiServer, tokens: s.store}
-	if err := s.info.follow(s.ca.Get()); err != nil {
-		return err
-	}
-	s.caChanged = append(s.caChanged, s.info.follow)
 	s.hosts = []string{host}
-	s.api.Tokens, s.api.Claims, s.api.ClusterInfo, s.api.Advertise = s.store, s.store.Claims(), s.info, o.Advertise
-	return nil
+	s.apiServer = cmp.Or(o.APIServer, "https://"+net.JoinHostPort(host, "6443"))
+	s.api.Tokens, s.api.Claims, s.api.Advertise = s.store, s.store.Claims(), o.Advertise
+	return s.openClusterInfo()
 }
 
 // buildAuthority makes the authority without a cluster: there are no Nodes, and a claim is all that is
@@ -114,7 +106,7 @@ func (s *standalone) buildAuthority() error {
 		Standalone: signer.Standalone{
 			Claims: s.store.Claims(), DNSSuffixes: o.Serving.Scope.DNSSuffixes,
 			Keep: approval.Reserved{
-				Prefixes: services, APIServer: []string{hostOf(s.info.apiServer)},
+				Prefixes: services, APIServer: []string{hostOf(s.apiServer)},
 				Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise, --tls-san and kubejoin's certificate",
 			},
 		},
@@ -129,6 +121,25 @@ func (s *standalone) buildAuthority() error {
 	}
 	s.giveCertificates(s.authority)
 	s.api.Longest = s.authority.Longest
+	return nil
+}
+
+// openClusterInfo computes cluster-info from the tokens and the current CA.
+func (s *standalone) openClusterInfo() error {
+	var current atomic.Pointer[[]byte]
+	follow := func(ca *signer.CA) error {
+		kubeconfig, err := clusterinfo.Kubeconfig(s.apiServer, ca.Bundle())
+		if err != nil {
+			return err
+		}
+		current.Store(&kubeconfig)
+		return nil
+	}
+	if err := follow(s.ca.Get()); err != nil {
+		return err
+	}
+	s.caChanged = append(s.caChanged, follow)
+	s.api.ClusterInfo = &clusterinfo.Computed{Tokens: s.store, Follow: func(context.Context) ([]byte, error) { return *current.Load(), nil }}
 	return nil
 }
 
@@ -165,38 +176,6 @@ func (s *standalone) startControllers() {
 		loop := cleaner.Claims{Store: s.store.Claims(), Tokens: s.store, Logger: s.log, Registerer: s.registry}
 		s.goBackground(loop.Run)
 	}
-}
-
-// followed is a computed cluster-info with the current CA.
-type followed struct {
-	apiServer string
-	tokens    tokens.Store
-	current   atomic.Pointer[clusterinfo.Computed]
-}
-
-func (f *followed) follow(ca *signer.CA) error {
-	kubeconfig, err := clusterinfo.Kubeconfig(f.apiServer, ca.Bundle())
-	if err != nil {
-		return err
-	}
-	f.current.Store(&clusterinfo.Computed{Tokens: f.tokens, Kubeconfig: kubeconfig})
-	return nil
-}
-
-func (f *followed) JSON(ctx context.Context) ([]byte, error) {
-	return f.current.Load().JSON(ctx)
-}
-
-func (f *followed) Config(ctx context.Context) ([]byte, error) {
-	return f.current.Load().Config(ctx)
-}
-
-func (f *followed) Data(ctx context.Context) (map[string]string, error) {
-	return f.current.Load().Data(ctx)
-}
-
-func (f *followed) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
-	return f.current.Load().WaitSigned(ctx, t)
 }
 
 func (s *standalone) readyBanner() string {
