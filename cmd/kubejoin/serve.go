@@ -30,7 +30,7 @@ const (
 type serveOptions struct {
 	daemon.Options // what needs no conversion
 
-	cluster                   daemon.Cluster // used on a cluster only
+	cluster                   daemon.ClusterOptions // used on a cluster only
 	controllers               []string
 	clients, users            server.Rate // 0: unlimited
 	userTokens                int         // 0: unlimited

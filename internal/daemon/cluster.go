@@ -33,7 +33,7 @@ import (
 // A cluster is a service that keeps tokens and cluster-info in Kubernetes and runs the controllers.
 type cluster struct {
 	*service
-	Cluster // the options
+	ClusterOptions
 
 	config    *rest.Config
 	apiServer *apiServer
@@ -55,7 +55,7 @@ type cluster struct {
 
 // onCluster builds the service on a cluster.
 func (s *service) onCluster(ctx context.Context) error {
-	c := &cluster{service: s, Cluster: *s.options.Cluster}
+	c := &cluster{service: s, ClusterOptions: *s.options.Cluster}
 	for _, build := range []func() error{
 		func() error { return c.connect(ctx) },
 		c.loadFiles,

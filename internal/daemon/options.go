@@ -32,7 +32,7 @@ const StandardOutput = "-"
 // a flag describes the field.
 type Options struct {
 	// Cluster is nil for a standalone kubejoin.
-	Cluster *Cluster
+	Cluster *ClusterOptions
 
 	Listen, Advertise, APIServer string
 	TLS                          TLS
@@ -53,8 +53,8 @@ type Options struct {
 	Around func(http.Handler) http.Handler
 }
 
-// Cluster says how to work on a Kubernetes cluster.
-type Cluster struct {
+// ClusterOptions say how to work on a Kubernetes cluster.
+type ClusterOptions struct {
 	Kubeconfig   string  // empty: the service account of the pod
 	QPS          float32 // 0: unlimited
 	Burst        int     // 0: same as QPS
