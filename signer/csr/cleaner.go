@@ -175,8 +175,6 @@ func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, 
 			cleaned.WithLabelValues(state).Inc()
 			log.Info("certificate request is deleted", "csr", foreign.Text(csr.Name, foreign.MaxName), "state", state, "due", due)
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		case ctx.Err() != nil:
-			return time.Time{}, ctx.Err()
 		default:
 			errs = append(errs, fmt.Errorf("deleting certificate request %q: %w", foreign.Text(csr.Name, foreign.MaxName), err))
 		}

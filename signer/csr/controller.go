@@ -144,9 +144,7 @@ func (c Controller) Run(ctx context.Context) error {
 	defer h.queue.ShutDown()
 
 	if _, found := h.byNode.GetIndexers()[byNode]; !found { // an informer of the caller's own
-		if err := informer.AddIndexers(nodeIndex); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("CSR controller: %w", err)
-		}
+		_ = informer.AddIndexers(nodeIndex) // fails on an informer that has stopped, and so does AddEventHandler
 	}
 	registration, err := informer.AddEventHandler(h.handlers())
 	if err != nil {

@@ -44,13 +44,10 @@ const (
 
 // sync does what is left to do about one request.
 func (h *handler) sync(ctx context.Context, name string) (again, error) {
-	obj, exists, err := h.store.GetByKey(name)
-	if err != nil || !exists {
-		return never, err
-	}
+	obj, _, err := h.store.GetByKey(name)
 	cached, ok := obj.(*certificates.CertificateSigningRequest)
 	if !ok {
-		return never, nil
+		return never, err
 	}
 	if !h.wanted(cached) {
 		return never, h.withdraw(ctx, cached)
@@ -130,7 +127,7 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 			return never, nil
 		}
 		updated, leave, next, err := h.decide(ctx, csr, r)
-		if updated == nil || err != nil {
+		if updated == nil {
 			return next, err
 		}
 		csr, admission = updated, leave

@@ -24,7 +24,7 @@ const maxShared = 100
 
 var nodeIndex = cache.Indexers{byNode: func(object any) ([]string, error) {
 	csr, ok := object.(*certificates.CertificateSigningRequest)
-	if !ok || !issued(csr) {
+	if !ok {
 		return nil, nil
 	}
 	if node := nodeOf(leaf(csr)); node != "" {
@@ -69,19 +69,18 @@ func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 	if node == "" || csr.Spec.Username == nodeUser+node { // a node renews
 		return
 	}
-	names, err := h.byNode.IndexKeys(byNode, node)
+	others, err := h.byNode.ByIndex(byNode, node)
 	if err != nil {
 		h.log.Error("certificates of a node cannot be looked up", "error", err) // the index is missing
 		return
 	}
-	for _, name := range names[:min(len(names), maxShared)] {
-		object, _, _ := h.byNode.GetByKey(name)
-		other, ok := object.(*certificates.CertificateSigningRequest)
-		if !ok || !h.signs(other) {
+	for _, object := range others[:min(len(others), maxShared)] {
+		other := object.(*certificates.CertificateSigningRequest) // nodeIndex passes over all else
+		if !h.signs(other) {
 			continue
 		}
-		known := leaf(other)
-		if known == nil || !time.Now().Before(known.NotAfter) || bytes.Equal(known.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
+		known := leaf(other) // nodeIndex has read it
+		if !time.Now().Before(known.NotAfter) || bytes.Equal(known.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
 			continue
 		}
 		otherName, otherUser := foreign.Text(other.Name, foreign.MaxName), foreign.Text(other.Spec.Username, foreign.MaxName)
