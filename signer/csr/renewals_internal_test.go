@@ -2,8 +2,6 @@ package csr
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -27,22 +25,24 @@ const (
 
 var renewalStart = time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
 
+// requestFor is the PEM of a request for a common name.
+func requestFor(t *testing.T, commonName string) []byte {
+	t.Helper()
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, newKey(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+}
+
 // asked is a request of a user for a node's certificate so many minutes after the start, as the cache
 // has it.
 func asked(t *testing.T, minute int, signerName, user, node, state string) *certificates.CertificateSigningRequest {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: nodeUser + node, Organization: []string{"system:nodes"}}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
 	r := &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node, minute), CreationTimestamp: metav1.NewTime(renewalStart.Add(time.Duration(minute) * time.Minute))},
 		Spec: certificates.CertificateSigningRequestSpec{
-			SignerName: signerName, Username: user, Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			SignerName: signerName, Username: user, Request: requestFor(t, nodeUser+node),
 		},
 	}
 	set := func(kind certificates.RequestConditionType) {

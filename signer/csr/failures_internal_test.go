@@ -1,0 +1,337 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+)
+
+var errDown = errors.New("down")
+
+// fails makes calls of a fake client fail. The subresource is empty for the object itself.
+func fails(c *fake.Clientset, verb, resource, subresource string, err error) {
+	c.PrependReactor(verb, resource, func(a kubetesting.Action) (bool, runtime.Object, error) {
+		return a.GetSubresource() == subresource, nil, err
+	})
+}
+
+// hands is a handler that approves and signs with one rule. It is its own rule, record and claims.
+type hands struct {
+	*handler
+	client *fake.Clientset
+	events *record.FakeRecorder
+	err    error // that the rule, the record and the claims return
+}
+
+func newHands(t *testing.T, objects ...*certificates.CertificateSigningRequest) *hands {
+	t.Helper()
+	ca, err := signer.GenerateCA("x", time.Now(), 100*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &hands{client: fake.NewClientset(), events: record.NewFakeRecorder(10)}
+	signers := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
+	s := signers[client]
+	s.Rules = []approval.Rule{h}
+	signers[client] = s
+	h.handler = &handler{
+		Controller: Controller{
+			Client: h.client, Approve: true, Sign: true,
+			Authority: &signer.Authority{
+				Signers: signer.FixedSigners(signers), Record: h,
+				Nodes: &signer.NodeAdmission{Tokens: noTokens{}, Claims: failingClaims{hands: h}},
+			},
+		},
+		log: slog.New(slog.DiscardHandler), counts: newInstruments(nil), recorder: h.events,
+		store: cache.NewStore(cache.MetaNamespaceKeyFunc), byNode: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nodeIndex),
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour)),
+		looks: workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour),
+		steps: map[types.UID]step{}, written: map[types.UID][][]byte{},
+	}
+	t.Cleanup(h.queue.ShutDown)
+	for _, o := range objects {
+		if err := h.store.Add(o); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.client.Tracker().Add(o.DeepCopy()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}
+
+func (h *hands) Name() string { return "test" }
+
+func (h *hands) Decide(context.Context, approval.Request, approval.Facts) (approval.Decision, error) {
+	return approval.Decision{Verdict: approval.Approve, Reason: "Yes", Message: "yes"}, h.err
+}
+
+func (h *hands) Append(context.Context, issuance.Entry) error { return h.err }
+
+type noTokens struct{ tokens.Store }
+
+type failingClaims struct {
+	tokens.Claims
+	*hands
+}
+
+func (c failingClaims) Get(context.Context, string) (tokens.Claim, error) {
+	if c.err != nil {
+		return tokens.Claim{}, c.err
+	}
+	return tokens.Claim{}, tokens.ErrNotFound
+}
+
+// wanting is a CSR object by which jane requests a certificate for worker-1, as the cache has it.
+func wanting(t *testing.T, state string) *certificates.CertificateSigningRequest {
+	t.Helper()
+	r := asked(t, 0, client, "jane", "worker-1", state)
+	r.Name, r.UID, r.CreationTimestamp = "csr-1", "u", metav1.Now()
+	r.Spec.Usages = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
+	return r
+}
+
+// An error means wait: when any call fails, the controller returns the error, writes no Failed condition and does
+// not mark the request as finished. The next try succeeds.
+func TestFailedCallLeavesRequestForAnotherTry(t *testing.T) {
+	for name, test := range map[string]struct {
+		state   string
+		prepare func(*hands, *certificates.CertificateSigningRequest)
+		fail    func(*hands)
+		done    func(*certificates.CertificateSigningRequest) bool // after the next try
+	}{
+		"the rule": {fail: func(h *hands) { h.err = errDown }, done: issued},
+		"the rule in shadow mode": {
+			prepare: func(h *hands, _ *certificates.CertificateSigningRequest) { h.Shadow = true },
+			fail:    func(h *hands) { h.err = errDown },
+			done:    func(r *certificates.CertificateSigningRequest) bool { return len(r.Status.Conditions) == 0 },
+		},
+		"the approval": {fail: func(h *hands) { fails(h.client, "update", "*", "approval", errDown) }, done: issued},
+		"the re-read of a request that was approved": {
+			prepare: func(h *hands, r *certificates.CertificateSigningRequest) { h.mark(r.UID, approved) },
+			fail:    func(h *hands) { fails(h.client, "get", "*", "", errDown) },
+			done:    issued,
+		},
+		"the certificate": {state: "approved", fail: func(h *hands) { fails(h.client, "update", "*", "status", errDown) }, done: issued},
+		"the Failed condition": {
+			state: "approved", done: isFailed,
+			prepare: func(_ *hands, r *certificates.CertificateSigningRequest) { r.Spec.Usages = nil },
+			fail:    func(h *hands) { fails(h.client, "update", "*", "status", errDown) },
+		},
+		"the record of a malformed request": {
+			state: "approved", done: isFailed,
+			prepare: func(_ *hands, r *certificates.CertificateSigningRequest) { r.Spec.Request = []byte("x") },
+			fail:    func(h *hands) { h.err = errDown },
+		},
+		"the claim of a request that was denied": {
+			state: "denied", done: over,
+			prepare: func(_ *hands, r *certificates.CertificateSigningRequest) { r.Spec.Username = "system:bootstrap:abcdef" },
+			fail:    func(h *hands) { h.err = errDown },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := wanting(t, test.state)
+			h := newHands(t)
+			if test.prepare != nil {
+				test.prepare(h, r)
+			}
+			if err := errors.Join(h.store.Add(r), h.client.Tracker().Add(r.DeepCopy())); err != nil {
+				t.Fatal(err)
+			}
+			working := h.client.ReactionChain
+			test.fail(h)
+			if _, err := h.sync(t.Context(), r.Name); !errors.Is(err, errDown) {
+				t.Errorf("error %v, want the error of the failed call", err)
+			}
+			h.err, h.client.ReactionChain = nil, working
+			now := func() *certificates.CertificateSigningRequest {
+				t.Helper()
+				now, err := h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return now
+			}
+			if o := now(); isFailed(o) || issued(o) || h.step(r.UID) == finished {
+				t.Errorf("after the failure the request is %+v, finished: %v", o.Status, h.step(r.UID) == finished)
+			}
+			if _, err := h.sync(t.Context(), r.Name); err != nil {
+				t.Errorf("again: %v", err)
+			}
+			if o := now(); !test.done(o) {
+				t.Errorf("after the next try the request is %+v", o.Status)
+			}
+		})
+	}
+}
+
+func isFailed(r *certificates.CertificateSigningRequest) bool {
+	return has(r, certificates.CertificateFailed)
+}
+
+// The controller reports no error, Event or failure when a request is deleted while it works on it.
+func TestDeletedRequestIsNoFailure(t *testing.T) {
+	for _, state := range []string{"", "approved"} {
+		h, r := newHands(t), wanting(t, state)
+		if err := h.store.Add(r); err != nil { // the API server has deleted it
+			t.Fatal(err)
+		}
+		next, err := h.sync(t.Context(), r.Name)
+		if n := testutil.CollectAndCount(h.counts.failures); next != never || err != nil || len(h.events.Events) > 0 || n > 0 {
+			t.Errorf("%q: %v, %v, %d Events and %d failures", state, next, err, len(h.events.Events), n)
+		}
+	}
+	h := newHands(t)
+	if next, err := h.sync(t.Context(), "gone"); next != never || err != nil {
+		t.Errorf("deleted from the cache: %v, %v", next, err)
+	}
+}
+
+// An error after the controller was stopped is not counted and raises no Event.
+func TestStoppingIsNoFailure(t *testing.T) {
+	r := wanting(t, "approved")
+	r.Spec.Request = []byte("x")
+	h := newHands(t, r)
+	fails(h.client, "update", "*", "status", errDown)
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	_, err := h.sync(ctx, r.Name)
+	if n := testutil.CollectAndCount(h.counts.failures); !errors.Is(err, errDown) || len(h.events.Events) > 0 || n > 0 {
+		t.Errorf("%v, %d Events and %d failures", err, len(h.events.Events), n)
+	}
+}
+
+// Past its deadline a request is not retried, even if the rule still fails.
+func TestStopsRetryingAtDeadline(t *testing.T) {
+	r := wanting(t, "")
+	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * maxUndecided))
+	h := newHands(t, r)
+	h.err = errDown
+	if next, err := h.sync(t.Context(), r.Name); next != never || err != nil || len(h.events.Events) != 1 {
+		t.Errorf("%v, %v, %d Events, want an Event", next, err, len(h.events.Events))
+	}
+}
+
+// Only a refusal may write the Failed condition: an error may pass.
+func TestOnlyRefusalFailsRequest(t *testing.T) {
+	r := wanting(t, "approved")
+	h := newHands(t, r)
+	if err := h.refuse(t.Context(), r, approval.Request{}, errDown); !errors.Is(err, errDown) || isFailed(r) {
+		t.Errorf("%v, and the request is %+v", err, r.Status)
+	}
+}
+
+func TestHandlesOnlyWhatIsEnabled(t *testing.T) {
+	for name, test := range map[string]struct {
+		approve, sign bool
+		state, signer string
+		want          bool
+	}{
+		"approves":          {approve: true, want: true},
+		"does not approve":  {sign: true},
+		"signs":             {sign: true, state: "approved", want: true},
+		"does not sign":     {approve: true, state: "approved"},
+		"signer of another": {sign: true, state: "approved", signer: "example.com/other"},
+		"denied":            {approve: true, sign: true, state: "denied"},
+	} {
+		h, r := newHands(t), wanting(t, test.state)
+		h.Approve, h.Sign = test.approve, test.sign
+		if test.signer != "" {
+			r.Spec.SignerName = test.signer
+		}
+		if got := h.wanted(r); got != test.want {
+			t.Errorf("%s: wanted is %v", name, got)
+		}
+	}
+}
+
+func TestRunRefusesIncompleteConfig(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	a := &signer.Authority{}
+	lifetime := func(context.Context, WaitingRenewal) (time.Duration, bool) { return 0, false }
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &certificates.CertificateSigningRequest{}, 0, nil)
+	for name, run := range map[string]func(context.Context) error{
+		"a controller without a client":     Controller{Authority: a, Informer: informer}.Run,
+		"a controller without an authority": Controller{Client: fake.NewClientset()}.Run,
+		"a signer without a CA": Controller{Client: fake.NewClientset(), Sign: true, Authority: &signer.Authority{
+			Signers: signer.FixedSigners(map[string]signer.Signer{client: {}}),
+		}}.Run,
+		"renewals without an informer": Renewals{Lifetime: lifetime}.Run,
+		"renewals without lifetimes":   Renewals{Informer: informer}.Run,
+	} {
+		if err := run(ctx); err == nil {
+			t.Errorf("%s: Run returns no error", name)
+		}
+	}
+}
+
+func TestCleanerKeepsRequestThatIsNeverDue(t *testing.T) {
+	r := wanting(t, "")
+	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-1000 * time.Hour))
+	r.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: "Noted"}}
+	h := newHands(t, r)
+	next, err := Cleaner{Client: h.client}.step(t.Context(), h.store, h.log, h.counts.signed)
+	if _, getErr := h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{}); !next.IsZero() || err != nil || getErr != nil {
+		t.Errorf("next at %s, %v, %v", next, err, getErr)
+	}
+}
+
+// A caller may pass an informer that holds other objects. They must not crash the controllers.
+func TestSkipsOtherObjects(t *testing.T) {
+	h, other := newHands(t), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
+	if err := errors.Join(h.store.Add(other), h.byNode.Add(other)); err != nil {
+		t.Error(err)
+	}
+	if next, err := (Cleaner{Client: h.client}).step(t.Context(), h.store, h.log, h.counts.signed); !next.IsZero() || err != nil {
+		t.Errorf("the cleaner: %s, %v", next, err)
+	}
+	if next, err := h.sync(t.Context(), "other"); next != never || err != nil {
+		t.Errorf("the controller: %v, %v", next, err)
+	}
+	if hosts, err := hostsOf(other); len(hosts) > 0 || err != nil {
+		t.Errorf("hosts %q, %v", hosts, err)
+	}
+}
+
+// Zero seconds must not mean the signer's default lifetime.
+func TestRefusesNonPositiveExpiration(t *testing.T) {
+	for _, seconds := range []int32{0, -1, -1 << 31} {
+		r := wanting(t, "")
+		r.Spec.ExpirationSeconds = &seconds
+		_, err := Request(r)
+		if !errors.As(err, new(*signer.Refused)) || !strings.Contains(err.Error(), "want a positive number") {
+			t.Errorf("%d: %v", seconds, err)
+		}
+	}
+}
+
+// A user who is not a node does not renew, and a malformed request is skipped.
+func TestWaitingRenewalsAreOfNodes(t *testing.T) {
+	person := asked(t, 1, client, "jane", "jane", "")
+	person.Spec.Request = requestFor(t, "jane")
+	unreadable := asked(t, 1, client, nodeUser+"worker-2", "worker-2", "")
+	unreadable.Spec.Request = []byte("x")
+	if got := WaitingRenewals([]*certificates.CertificateSigningRequest{person, unreadable}); len(got) > 0 {
+		t.Errorf("waiting are %+v", got)
+	}
+}
