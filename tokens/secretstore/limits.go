@@ -43,8 +43,8 @@ var limitAnnotations = []struct {
 			return strconv.Itoa(l.MaxNodes)
 		},
 		func(l *tokens.Limits, value string) error {
-			n, err := strconv.Atoi(value)
-			if err != nil || strconv.Itoa(n) != value || n < 1 || n > tokens.MaxNodes {
+			n, _ := strconv.Atoi(value)
+			if strconv.Itoa(n) != value || n < 1 || n > tokens.MaxNodes {
 				return fmt.Errorf("%.100q given, want 1 to %d", tokens.Redact(value), tokens.MaxNodes)
 			}
 			l.MaxNodes = n
@@ -59,9 +59,6 @@ var limitAnnotations = []struct {
 			if err != nil {
 				return err
 			}
-			if len(value) > tokens.MaxNodeNames {
-				return fmt.Errorf("%d bytes given, %d allowed", len(value), tokens.MaxNodeNames)
-			}
 			l.NodeNames = names
 			return nil
 		},
@@ -75,8 +72,8 @@ var limitAnnotations = []struct {
 			return l.CertificateDuration.String()
 		},
 		func(l *tokens.Limits, value string) error {
-			d, err := time.ParseDuration(value)
-			if err != nil || d == 0 || (tokens.Limits{CertificateDuration: d}).Check() != nil {
+			d, _ := time.ParseDuration(value) // 0 where it fails
+			if d == 0 || (tokens.Limits{CertificateDuration: d}).Check() != nil {
 				return fmt.Errorf("%.100q given, want whole seconds from %s to %s, such as 8h0m0s", tokens.Redact(value), tokens.MinCertificateDuration, tokens.MaxCertificateDuration)
 			}
 			l.CertificateDuration = d
@@ -140,7 +137,7 @@ func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 		problems = append(problems, fmt.Errorf("%.300s: not known, want %s%s", tokens.Redact(strings.Join(unknown, ", ")), annotationPrefix, strings.Join(known, ", ")))
 	}
 	if len(problems) == 0 {
-		for _, e := range tokens.FieldErrors(l.Check()) { // of two that do not go together
+		for _, e := range tokens.FieldErrors(l.Check()) { // of all names together, or of two limits that contradict each other
 			problems = append(problems, annotationError(e.Field, fmt.Errorf("%.300s", tokens.Redact(e.Err.Error()))))
 		}
 	}

@@ -23,7 +23,8 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 		return tokens.Record{}, fmt.Errorf("kube-system/%s is a Secret of type %q, want %q", secret.Name, secret.Type, api.SecretTypeBootstrapToken)
 	}
 	id, found := strings.CutPrefix(secret.Name, api.BootstrapTokenSecretPrefix)
-	if !found || tokens.CheckID(id) != nil {
+	onlyID, err := tokens.OnlyID(id)
+	if !found || err != nil {
 		return tokens.Record{}, fmt.Errorf("kube-system/%s: want the name %s and 6 characters of [a-z0-9]", secret.Name, api.BootstrapTokenSecretPrefix)
 	}
 	data := func(key string) string { return string(secret.Data[key]) }
@@ -37,14 +38,10 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 		Version:        secret.ResourceVersion,
 	}
 
-	token, err := decodeToken(secret, id)
-	if err != nil {
+	if r.Token, err = decodeToken(secret, id); err != nil {
 		problems = append(problems, err)
-		if token, err = tokens.OnlyID(id); err != nil {
-			return tokens.Record{}, err
-		}
+		r.Token = onlyID
 	}
-	r.Token = token
 
 	if s := data(api.BootstrapTokenExpirationKey); s != "" {
 		expires, err := time.Parse(time.RFC3339, s)

@@ -160,8 +160,9 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 			return tokens.Record{}, fmt.Errorf("update token %s: %w", id, err)
 		}
 		apply(secret, before, after)
-		if r, err := decode(secret); err != nil || r.Problem != nil || r.Limits.Problem != nil {
-			return tokens.Record{}, fmt.Errorf("update token %s: it would still be no good: %w", id, errors.Join(err, r.Problem, r.Limits.Problem))
+		r, err := decode(secret)
+		if err := errors.Join(err, r.Problem, r.Limits.Problem); err != nil {
+			return tokens.Record{}, fmt.Errorf("update token %s: it would still be no good: %w", id, err)
 		}
 		// The resourceVersion in secret makes it conditional.
 		updated, err := s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
