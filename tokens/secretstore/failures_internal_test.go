@@ -1,0 +1,220 @@
+package secretstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+)
+
+var errDown = errors.New("down")
+
+// failsOnce makes the next call of a fake client fail.
+func failsOnce(c *fake.Clientset, verb, resource string, err error) {
+	failed := false
+	c.PrependReactor(verb, resource, func(a kubetesting.Action) (bool, runtime.Object, error) {
+		if failed {
+			return false, nil, nil
+		}
+		failed = true
+		if write, ok := a.(kubetesting.UpdateAction); ok {
+			return true, write.GetObject(), err
+		}
+		return true, nil, err
+	})
+}
+
+// calls counts the calls of a fake client.
+func calls(c *fake.Clientset, verb string) (n int) {
+	for _, a := range c.Actions() {
+		if a.GetVerb() == verb {
+			n++
+		}
+	}
+	return n
+}
+
+func claimsOn(c *fake.Clientset) *Claims {
+	return &Claims{leases: c.CoordinationV1().Leases("ns"), namespace: "ns"}
+}
+
+func conflict() error {
+	return apierrors.NewConflict(schema.GroupResource{Resource: "leases"}, "worker-1", errDown)
+}
+
+var worker = tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u", Keys: []string{"sha256:1"}}
+
+// tokenCache is a cache of Secrets without an informer.
+func tokenCache(secrets ...*corev1.Secret) *cache[*corev1.Secret, tokens.Record] {
+	c := &cache[*corev1.Secret, tokens.Record]{decode: decode, told: func(string, tokens.Record, error) {}, synced: make(chan struct{})}
+	for _, s := range secrets {
+		c.set(s)
+	}
+	return c
+}
+
+// Find returns ErrNotFound only for a token that does not exist: the signer refuses its nodes for good.
+func TestFindReturnsNotFoundOnlyForMissingToken(t *testing.T) {
+	other := encode(tokens.Record{Token: tokens.Generate()})
+	other.Type = corev1.SecretTypeOpaque
+	id := other.Name[len(other.Name)-6:]
+	s := &Store{cache: tokenCache(other)}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := s.Find(ctx, id); !errors.Is(err, context.Canceled) || errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("before the first list: %v", err)
+	}
+	close(s.cache.synced)
+	if r, err := s.Find(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("a Secret of another type: %+v, %v", r, err)
+	}
+	whole := tokens.Generate().Reveal()
+	if _, err := s.Find(t.Context(), whole); !errors.Is(err, tokens.ErrMalformed) {
+		t.Errorf("a whole token: %v", err)
+	}
+}
+
+// A canceled call fails, even if the cache has synced.
+func TestCanceledReadOfCacheFails(t *testing.T) {
+	c := tokenCache()
+	close(c.synced)
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	for range 100 { // select picks one of two channels
+		if _, err := c.list(ctx); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A failed list is not an empty one: the token could claim more names than its limit.
+func TestHeldByFailsIfListFails(t *testing.T) {
+	c := fake.NewClientset(encodeLease("ns", worker))
+	s := claimsOn(c)
+	failsOnce(c, "list", "leases", errDown)
+	if all, err := s.HeldBy(t.Context(), "abc123"); !errors.Is(err, errDown) {
+		t.Errorf("HeldBy = %+v, %v", all, err)
+	}
+	if all, err := s.HeldBy(t.Context(), "abc123"); err != nil || len(all) != 1 {
+		t.Errorf("HeldBy = %+v, %v, want one", all, err)
+	}
+}
+
+// Update retries after a conflict, and returns every other error.
+func TestUpdateRetriesOnlyConflicts(t *testing.T) {
+	for err, want := range map[error]error{errDown: errDown, conflict(): nil} {
+		secret := encode(tokens.Record{Token: tokens.Generate()})
+		c := fake.NewClientset(encodeLease("ns", worker), secret)
+		failsOnce(c, "update", "leases", err)
+		failsOnce(c, "update", "secrets", err)
+		s := &Store{secrets: c.CoreV1().Secrets("kube-system")}
+		_, claimErr := claimsOn(c).Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "n"; return nil })
+		_, tokenErr := s.Update(t.Context(), secret.Name[len(secret.Name)-6:], func(r *tokens.Record) error { r.Description = "d"; return nil })
+		if !errors.Is(claimErr, want) || !errors.Is(tokenErr, want) {
+			t.Errorf("after %v: claim %v, token %v; want %v", err, claimErr, tokenErr, want)
+		}
+	}
+}
+
+// The first update of a claim reads nothing, and follows the same rules as all others.
+func TestFirstUpdateFollowsRules(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*tokens.Claim)
+		fail   error // of the first write
+		writes int
+		fails  bool
+	}{
+		"another UID of the Node": {change: func(c *tokens.Claim) { c.NodeUID = "n" }, writes: 1},
+		"after a conflict":        {change: func(c *tokens.Claim) { c.NodeUID = "n" }, fail: conflict(), writes: 2},
+		"nothing":                 {change: func(*tokens.Claim) {}},
+		"another Node":            {change: func(c *tokens.Claim) { c.Node, c.NodeUID = "worker-2", "n" }, fails: true},
+		"another UID":             {change: func(c *tokens.Claim) { c.UID, c.NodeUID = "another", "n" }, fails: true},
+		"another time":            {change: func(c *tokens.Claim) { c.Created, c.NodeUID = c.Created.AddDate(1, 0, 0), "n" }, fails: true},
+	} {
+		c := fake.NewClientset()
+		s := claimsOn(c)
+		if _, err := s.Create(t.Context(), worker); err != nil {
+			t.Fatal(err)
+		}
+		if test.fail != nil {
+			failsOnce(c, "update", "leases", test.fail)
+		}
+		_, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { test.change(c); return nil })
+		got, getErr := s.Get(t.Context(), "worker-1")
+		if n := calls(c, "update"); (err != nil) != test.fails || getErr != nil || n != test.writes || got.NodeUID == "n" != (n > 0) {
+			t.Errorf("%s: %v, %d writes leave %+v, %v", name, err, n, got, getErr)
+		}
+	}
+}
+
+// Update re-reads a Lease that could not be decoded after its creation.
+func TestFirstUpdateRereadsUndecodedLease(t *testing.T) {
+	c := fake.NewClientset()
+	c.PrependReactor("create", "leases", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		lease := a.(kubetesting.CreateAction).GetObject().(*coordinationv1.Lease)
+		answer := lease.DeepCopy()
+		answer.Labels = nil
+		return true, answer, c.Tracker().Add(lease)
+	})
+	s := claimsOn(c)
+	if got, err := s.Create(t.Context(), worker); err == nil {
+		t.Errorf("Create = %+v of a Lease that is no claim", got)
+	}
+	got, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error {
+		if c.Node != "worker-1" {
+			t.Errorf("change is given %+v", c)
+		}
+		c.NodeUID = "n"
+		return nil
+	})
+	if err != nil || got.NodeUID != "n" {
+		t.Errorf("Update = %+v, %v", got, err)
+	}
+}
+
+// A held claim whose past is malformed is an error: dropping the past would hide certificates.
+func TestRefusesMalformedPastOfHeldClaim(t *testing.T) {
+	for _, key := range []string{pastUntilAnnotation, pastDurationAnnotation} {
+		lease := encodeLease("ns", worker)
+		annotateKey(lease, key, "tomorrow")
+		if c, err := decodeLease(lease); err == nil {
+			t.Errorf("%s: %+v", key, c)
+		}
+	}
+}
+
+// Update fails if change clears a Problem but not its cause. Names over the limit are not dropped: that would let a
+// token with names join under any name.
+func TestUpdateFailsIfCauseOfProblemStays(t *testing.T) {
+	var names []string
+	for i := range 10_000 {
+		names = append(names, fmt.Sprint("worker-", i))
+	}
+	for name, spoil := range map[string]func(*corev1.Secret){
+		"expiration": func(s *corev1.Secret) { s.Data["expiration"] = []byte("soon") },
+		"node-names": func(s *corev1.Secret) { annotate(s, "node-names", strings.Join(names, ",")) },
+	} {
+		secret := encode(tokens.Record{Token: tokens.Generate()})
+		spoil(secret)
+		c := fake.NewClientset(secret)
+		s := &Store{secrets: c.CoreV1().Secrets(metav1.NamespaceSystem)}
+		_, err := s.Update(t.Context(), secret.Name[len(secret.Name)-6:], func(r *tokens.Record) error {
+			r.Problem, r.Limits.Problem = nil, nil
+			return nil
+		})
+		if err == nil || calls(c, "update") > 0 {
+			t.Errorf("%s: %v, and %d writes", name, err, calls(c, "update"))
+		}
+	}
+}
