@@ -19,9 +19,9 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 )
 
 const certificatePath = "/v1/certificate"
@@ -42,7 +42,7 @@ const (
 // Server.Authenticate is asked of Server.Authorize.
 //
 // What an API server would have checked before there is such an object is checked here, see
-// [signer.CheckAdmission].
+// [approval.CheckAdmission].
 type Certificates struct {
 	// Authority decides, claims and signs. It is required.
 	Authority *signer.Authority
@@ -182,7 +182,7 @@ func (h *handler) readCertificateRequest(r *http.Request, user User) (approval.R
 	if err != nil {
 		return approval.Request{}, err
 	}
-	csr, err := signer.ParseCSR(body)
+	csr, err := pkcs10.Parse(body)
 	if err != nil {
 		return approval.Request{}, newProblem(http.StatusBadRequest, "invalid-body", "%.500v; curl sends a file as it is with --data-binary @FILE", err)
 	}
@@ -226,7 +226,7 @@ func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	case request.SignerName != "":
 	case isBootstrap(request.User):
 		request.SignerName = certificates.KubeAPIServerClientKubeletSignerName
-	case !signer.IsNode(request.User, request.Groups):
+	case !approval.IsNode(request.User, request.Groups):
 		return signer.Signer{}, badField("signer", "none given; want one of %s", strings.Join(slices.Sorted(maps.Keys(all)), ", "))
 	case len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses)+len(csr.URIs) > 0:
 		request.SignerName = certificates.KubeletServingSignerName
@@ -240,7 +240,7 @@ func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	return s, nil
 }
 
-func isBootstrap(user string) bool { return strings.HasPrefix(user, bootstrapapi.BootstrapUserPrefix) }
+func isBootstrap(user string) bool { return strings.HasPrefix(user, tokens.BootstrapUserPrefix) }
 
 // expiration reads a lifetime as the API server takes it.
 func expiration(asked string) (time.Duration, error) {
@@ -265,7 +265,7 @@ func usages(asked []string) ([]certificates.KeyUsage, error) {
 	for _, name := range asked {
 		u := certificates.KeyUsage(strings.TrimSpace(name))
 		switch {
-		case !signer.KnownUsage(u):
+		case !approval.KnownUsage(u):
 			return nil, badField("usages", "%.40q is none that a certificate can have; such are \"digital signature\", \"key encipherment\", \"client auth\" and \"server auth\"", name)
 		case slices.Contains(list, u):
 			return nil, badField("usages", "%q is given twice", u)
@@ -295,7 +295,7 @@ func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []c
 // those who may sign.
 func (h *handler) issue(ctx context.Context, r *http.Request, user User, request approval.Request) ([]byte, error) {
 	authority := h.Certificates.Authority
-	machine := isBootstrap(user.Name) || signer.IsNode(user.Name, user.Groups)
+	machine := isBootstrap(user.Name) || approval.IsNode(user.Name, user.Groups)
 	if !machine {
 		p := h.maySigner(r, user, "sign", request.SignerName)
 		if name := approval.ReservedName(request.CSR); p == nil && name != "" {
@@ -310,8 +310,8 @@ func (h *handler) issue(ctx context.Context, r *http.Request, user User, request
 		}
 		request.Approver = user.Name
 	}
-	var refused *signer.Refused
-	if err := signer.CheckAdmission(request); errors.As(err, &refused) {
+	var refused *approval.Refused
+	if err := approval.CheckAdmission(request); errors.As(err, &refused) {
 		return nil, h.undecided(authority.Refuse(ctx, request, refused))
 	} else if err != nil {
 		return nil, err
@@ -325,7 +325,7 @@ func (h *handler) issue(ctx context.Context, r *http.Request, user User, request
 	case d.Verdict == approval.Approve:
 		return chain, h.undecided(err)
 	case d.Verdict == approval.Deny:
-		return nil, h.undecided(&signer.Refused{Reason: d.Reason, Message: d.Message})
+		return nil, h.undecided(&approval.Refused{Reason: d.Reason, Message: d.Message})
 	case d.Verdict == approval.None, d.Reason == approval.ReasonScopeNotConfigured: // to wait for an approval is in vain: of what?
 		p := newProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "%s may not have this certificate by itself: %s", user.Name, notPermitted(d, request))
 		p.Reason = d.Reason
@@ -339,7 +339,7 @@ func (h *handler) issue(ctx context.Context, r *http.Request, user User, request
 // refuse records a no that the Authority has not said, and returns it: p. There is no object that
 // would show it.
 func (h *handler) refuse(ctx context.Context, request approval.Request, reason string, p *problem) error {
-	refused := &signer.Refused{Reason: reason, Message: p.Detail}
+	refused := &approval.Refused{Reason: reason, Message: p.Detail}
 	if err := h.Certificates.Authority.Refuse(ctx, request, refused); !errors.Is(err, refused) {
 		return h.undecided(err)
 	}
@@ -383,7 +383,7 @@ func (h *handler) maySigner(r *http.Request, user User, verb, name string) *prob
 
 // undecided is the problem of an error of an Authority, if there is one.
 func (h *handler) undecided(err error) error {
-	var refused *signer.Refused
+	var refused *approval.Refused
 	var many *signer.TooMany
 	switch {
 	case err == nil:

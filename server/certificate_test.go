@@ -99,7 +99,7 @@ func TestCertificateNotForABootstrapToken(t *testing.T) {
 		{name: "names in it", asked: api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w"))}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
 		{name: "another signer", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: peerSigner}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
 		{name: "a user", asked: api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil)), Signer: certificates.KubeAPIServerClientSignerName}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
-		{name: "masters", asked: api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:nodes", "system:masters"}}}, nil))}, status: 403, type_: api.ProblemCertificateRefused, reason: signer.ReasonSubjectRestriction},
+		{name: "masters", asked: api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:nodes", "system:masters"}}}, nil))}, status: 403, type_: api.ProblemCertificateRefused, reason: approval.ReasonSubjectRestriction},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			token := s.token(t, test.change)
@@ -173,12 +173,12 @@ func TestCertificateForANode(t *testing.T) {
 		type_  string
 		reason string
 	}{
-		{"another's", api.SignCertificate{CSR: []byte(nodeCSR(t, "v"))}, api.ProblemCertificateRefused, signer.ReasonNodeRestriction},
-		{"another's serving", api.SignCertificate{CSR: []byte(servingCSR(t, "v", "v"))}, api.ProblemCertificateRefused, signer.ReasonNodeRestriction},
-		{"another's of a signer of one's own", api.SignCertificate{CSR: []byte(nodeCSR(t, "v")), Signer: peerSigner}, api.ProblemCertificateRefused, signer.ReasonNodeRestriction},
+		{"another's", api.SignCertificate{CSR: []byte(nodeCSR(t, "v"))}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
+		{"another's serving", api.SignCertificate{CSR: []byte(servingCSR(t, "v", "v"))}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
+		{"another's of a signer of one's own", api.SignCertificate{CSR: []byte(nodeCSR(t, "v")), Signer: peerSigner}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
 		{"another's name", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "v"))}, api.ProblemCertificateRefused, approval.ReasonNameOutOfScope},
 		{"the API server's", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "api.example.com"))}, api.ProblemCertificateRefused, approval.ReasonNameReserved},
-		{"masters", api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, api.ProblemCertificateRefused, signer.ReasonSubjectRestriction},
+		{"masters", api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction},
 		{"a signer with no rules", api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: peerSigner}, api.ProblemCertificateNotPermitted, approval.ReasonNotRecognized},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -287,9 +287,9 @@ func TestCertificateForWhoMaySign(t *testing.T) {
 		reason string
 		want   string
 	}{
-		{"masters", admin, api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, 403, api.ProblemCertificateRefused, signer.ReasonSubjectRestriction, "system:masters"},
-		{"not what the signer signs", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: clientSigner}, 403, api.ProblemCertificateRefused, signer.ReasonValidation, "organization"},
-		{"usages that it has not", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"code signing"}}, 403, api.ProblemCertificateRefused, signer.ReasonValidation, "code signing"},
+		{"masters", admin, api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction, "system:masters"},
+		{"not what the signer signs", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: clientSigner}, 403, api.ProblemCertificateRefused, approval.ReasonValidation, "organization"},
+		{"usages that it has not", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"code signing"}}, 403, api.ProblemCertificateRefused, approval.ReasonValidation, "code signing"},
 		{"a node's name that is reserved", admin, api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1")), Signer: clientSigner}, 403, api.ProblemCertificateRefused, signer.ReasonNodeNameReserved, "cp-1"},
 		{"no signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil))}, 400, "invalid-field", "", "want one of example.com/etcd-peer, kubernetes.io/"},
 		{"unknown signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: "example.com/other"}, 400, "invalid-field", "", "known are example.com/etcd-peer, kubernetes.io/"},
@@ -405,7 +405,7 @@ func TestCertificateUsualUsagesOfASigner(t *testing.T) {
 	}
 	// What is asked for is not left out.
 	_, err = s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: jane, Signer: certificates.KubeAPIServerClientSignerName, Usages: []string{"digital signature", "client auth"}})
-	wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonValidation)
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonValidation)
 }
 
 // RSA has key encipherment, since TLS 1.2 may need it, and others have not.
@@ -632,7 +632,7 @@ func TestCertificateInProcess(t *testing.T) {
 		t.Errorf("record %+v", e)
 	}
 	_, err := c.Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner})
-	wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonSubjectRestriction)
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction)
 }
 
 // Certificates have room of their own.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
@@ -64,7 +65,7 @@ func TestRefusedNodeIsThrottled(t *testing.T) {
 	for i := range 70 {
 		_, err := node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "v"))})
 		if i < 60 {
-			wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonNodeRestriction)
+			wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonNodeRestriction)
 		} else {
 			wantProblem(t, err, 429, api.ProblemTooManyRequests, signer.ReasonTooManyCertificates)
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -149,7 +150,7 @@ func servingCSR(t testing.TB, name string, hosts ...string) string {
 func (s *site) userCertificate(t testing.TB, name string, organizations ...string) *tls.Certificate {
 	t.Helper()
 	key := newKey(t)
-	request, err := signer.ParseCSR([]byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key)))
+	request, err := pkcs10.Parse([]byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,8 +74,8 @@ func (h *handler) mayAskAbout(r *http.Request, name string, groups []string) err
 		known = func(string) bool { return false }
 	case name == caller.Name:
 		known = func(group string) bool { return slices.Contains(caller.Groups, group) }
-	case strings.HasPrefix(name, "system:node:"):
-		known = func(group string) bool { return group == "system:nodes" }
+	case strings.HasPrefix(name, tokens.NodeUserPrefix):
+		known = func(group string) bool { return group == tokens.NodesGroup }
 	case isBootstrap(name):
 		known = func(group string) bool { return strings.HasPrefix(group, bootstrapapi.BootstrapDefaultGroup) }
 	}

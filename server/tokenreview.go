@@ -169,7 +169,7 @@ func (h *handler) bootstrapUser(ctx context.Context, shown tokens.Token, now fun
 	if why := refusal(record, shown, now()); why != "" {
 		return User{}, why, nil
 	}
-	return User{Name: bootstrapapi.BootstrapUserPrefix + shown.ID(), Groups: bootstrapGroups(record)}, "", nil
+	return User{Name: tokens.BootstrapUserPrefix + shown.ID(), Groups: bootstrapGroups(record)}, "", nil
 }
 
 // isToken is whether a request shows a bootstrap token that there is, as far as kubejoin remembers: no

@@ -23,7 +23,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Reasons of a [*Refused] that [NodeAdmission] gives.
+// Reasons of a [*approval.Refused] that [NodeAdmission] gives.
 const (
 	// ReasonTokenSpent: as many nodes have joined with the token as its limits allow.
 	ReasonTokenSpent = "TokenSpent"
@@ -135,19 +135,13 @@ type Admission struct {
 	at      time.Time
 }
 
-const (
-	bootstrapUserPrefix = "system:bootstrap:"
-	nodeUserPrefix      = "system:node:"
-	nodesGroup          = "system:nodes"
-)
-
 // waiting is the error of a request that is in order and waits for something that may come.
 type waiting struct{ reason, message string }
 
 func (w *waiting) Error() string { return w.message }
 
 // Admit says that a request may have its certificate, and makes the claim that goes with it. It
-// may be asked any number of times about the same request. What breaks a limit is a [*Refused];
+// may be asked any number of times about the same request. What breaks a limit is a [*approval.Refused];
 // every other error may pass by itself.
 func (n *NodeAdmission) Admit(ctx context.Context, r approval.Request) (*Admission, error) {
 	if n == nil {
@@ -155,28 +149,28 @@ func (n *NodeAdmission) Admit(ctx context.Context, r approval.Request) (*Admissi
 	}
 	n.once.Do(n.start)
 	if r.CSR == nil {
-		return nil, refuse("no certificate request given")
+		return nil, approval.Refuse("no certificate request given")
 	}
 	now := n.now()
 	a := &Admission{request: r, at: now}
 	a.request.Groups, a.request.Usages = slices.Clone(r.Groups), slices.Clone(r.Usages)
-	id, bootstrap := strings.CutPrefix(r.User, bootstrapUserPrefix)
+	id, bootstrap := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix)
 	node, ok := nodeOf(r)
 	switch {
 	case !ok && bootstrap:
-		return nil, refuseFor(ReasonNotForBootstrap, "%s asks for a certificate of signer %s with subject %q; a bootstrap token is for the client certificate of a node", r.User, r.SignerName, r.CSR.Subject)
+		return nil, approval.RefuseFor(ReasonNotForBootstrap, "%s asks for a certificate of signer %s with subject %q; a bootstrap token is for the client certificate of a node", r.User, r.SignerName, r.CSR.Subject)
 	case !ok && !own(r):
 		return a, nil
 	case !ok:
-		return admitted(a, n.serves(ctx, strings.TrimPrefix(r.User, nodeUserPrefix)))
+		return admitted(a, n.serves(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix)))
 	case own(r):
 		return admitted(a, n.renew(ctx, node, a))
 	}
 	if err := tokens.CheckNodeName(node); err != nil {
-		return nil, refuseFor(ReasonNodeNameNotAllowed, "no Node can have this name: %v", err)
+		return nil, approval.RefuseFor(ReasonNodeNameNotAllowed, "no Node can have this name: %v", err)
 	}
 	if n.Lease != "" && node == n.Lease {
-		return nil, refuseFor(ReasonNodeNameNotAllowed, "the name %s is that of kubejoin's own Lease; give the machine another name", node)
+		return nil, approval.RefuseFor(ReasonNodeNameNotAllowed, "the name %s is that of kubejoin's own Lease; give the machine another name", node)
 	}
 	if !bootstrap {
 		if n.reserved(node) {
@@ -225,20 +219,20 @@ func (a *Admission) of(r approval.Request) bool {
 // nodeOf is the node that a client certificate would be for: whatever signer it is asked of, the
 // subject is what an API server goes by.
 func nodeOf(r approval.Request) (name string, ok bool) {
-	name, ok = strings.CutPrefix(r.CSR.Subject.CommonName, nodeUserPrefix)
-	return name, ok && slices.Contains(r.CSR.Subject.Organization, nodesGroup) &&
+	name, ok = strings.CutPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix)
+	return name, ok && slices.Contains(r.CSR.Subject.Organization, tokens.NodesGroup) &&
 		r.SignerName != certificates.KubeletServingSignerName && authenticates(r.Usages)
 }
 
 // own reports whether a node asks for a certificate of its own.
 func own(r approval.Request) bool {
-	return strings.HasPrefix(r.User, nodeUserPrefix) && r.User == r.CSR.Subject.CommonName && slices.Contains(r.Groups, nodesGroup)
+	return strings.HasPrefix(r.User, tokens.NodeUserPrefix) && r.User == r.CSR.Subject.CommonName && slices.Contains(r.Groups, tokens.NodesGroup)
 }
 
 // authenticates reports whether an API server takes a certificate of these usages from a client:
 // one without extended usages is good for all of them (RFC 5280, section 4.2.1.12).
 func authenticates(usages []certificates.KeyUsage) bool {
-	_, extended, _ := x509Usages(usages) // what there is none of is refused elsewhere
+	_, extended, _ := approval.X509Usages(usages) // what there is none of is refused elsewhere
 	return len(extended) == 0 || slices.Contains(extended, x509.ExtKeyUsageClientAuth) || slices.Contains(extended, x509.ExtKeyUsageAny)
 }
 
@@ -297,7 +291,7 @@ func (n *NodeAdmission) reserved(node string) bool {
 }
 
 func (n *NodeAdmission) refuseReserved(node string) error {
-	return refuseFor(ReasonNodeNameReserved, "the name %s is reserved for the control plane; a token for it is made with: kubejoin token create --role control-plane --node-name %s", node, node)
+	return approval.RefuseFor(ReasonNodeNameReserved, "the name %s is reserved for the control plane; a token for it is made with: kubejoin token create --role control-plane --node-name %s", node, node)
 }
 
 // checkNode refuses the name of a Node that exists, unless it is the one to be replaced, which it
@@ -315,10 +309,10 @@ func (n *NodeAdmission) checkNode(ctx context.Context, node string, replaces tok
 	case replaces == tokens.NodeRef{Name: node, UID: uid}:
 		return true, nil
 	case replaces.Name == node:
-		return false, refuseFor(ReasonNodeReplaced, "the token may replace the Node %s of UID %s, and the one of that name has UID %s now; make another token with: kubejoin token create --replace-node %s",
+		return false, approval.RefuseFor(ReasonNodeReplaced, "the token may replace the Node %s of UID %s, and the one of that name has UID %s now; make another token with: kubejoin token create --replace-node %s",
 			node, replaces.UID, uid, node)
 	}
-	return false, refuseFor(ReasonNodeExists, "a Node %s exists; to put another machine in its place make a token with: kubejoin token create --replace-node %s; if it is gone for good: kubectl delete node %s", node, node, node)
+	return false, approval.RefuseFor(ReasonNodeExists, "a Node %s exists; to put another machine in its place make a token with: kubejoin token create --replace-node %s; if it is gone for good: kubectl delete node %s", node, node, node)
 }
 
 // free refuses a name that a Node has, or that a limited token has taken. It reads the claim live: a stale cache would
@@ -365,7 +359,7 @@ func (n *NodeAdmission) gone(ctx context.Context, node string) (bool, error) {
 }
 
 func refuseClaimed(c tokens.Claim) error {
-	return refuseFor(ReasonNodeNameClaimed, "the name %s was taken with token %s at %s; if that machine is not to join: kubejoin claim release %s",
+	return approval.RefuseFor(ReasonNodeNameClaimed, "the name %s was taken with token %s at %s; if that machine is not to join: kubejoin claim release %s",
 		c.Node, c.TokenID, c.Created.UTC().Format(time.RFC3339), c.Node)
 }
 

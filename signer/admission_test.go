@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -25,7 +26,7 @@ func asks(t testing.TB, user, node string, key crypto.Signer) approval.Request {
 		UID: "csr-" + node, SignerName: certificates.KubeAPIServerClientKubeletSignerName, User: user, Created: time.Now(),
 		Groups: []string{"system:bootstrappers"},
 		Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
-		CSR:    newCSR(t, &x509.CertificateRequest{Subject: nodeSubject(node)}, key),
+		CSR:    csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node(node)}, key),
 	}
 }
 
@@ -37,7 +38,7 @@ func (c *cluster) admission() *signer.NodeAdmission {
 
 func wantRefused(t testing.TB, what string, err error, reason string, parts ...string) {
 	t.Helper()
-	var refused *signer.Refused
+	var refused *approval.Refused
 	if !errors.As(err, &refused) || refused.Reason != reason {
 		t.Errorf("%s: %v, want %s", what, err, reason)
 		return
@@ -174,7 +175,7 @@ func TestAdmitOthers(t *testing.T) {
 	// A bootstrap token is good for nothing but a node's client certificate.
 	token := c.mint(tokens.Limits{})
 	r := asks(t, by(token), "free", nil)
-	r.CSR = newCSR(t, &x509.CertificateRequest{}, nil)
+	r.CSR = csrtest.New(t, &x509.CertificateRequest{}, nil)
 	_, err := c.admission().Admit(t.Context(), r)
 	wantRefused(t, "another subject", err, "NotForBootstrapToken")
 	var none *signer.NodeAdmission
@@ -193,7 +194,7 @@ func TestAdmitOthers(t *testing.T) {
 	// So is one that is in other groups as well, in whatever order.
 	for _, groups := range [][]string{{"system:nodes", "ops"}, {"ops", "system:nodes"}} {
 		r = asks(t, "jane", "exists", nil)
-		r.CSR = newCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:exists", Organization: groups}}, nil)
+		r.CSR = csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:exists", Organization: groups}}, nil)
 		_, err = c.admission().Admit(t.Context(), r)
 		wantRefused(t, strings.Join(groups, ", "), err, "NodeExists")
 	}
@@ -210,7 +211,7 @@ func TestAdmitRenewal(t *testing.T) {
 	}
 	r := asks(t, "system:node:worker-1", "worker-1", nil)
 	r.Groups = []string{"system:nodes"}
-	if _, err = n.Admit(t.Context(), r); err == nil || errors.As(err, new(*signer.Refused)) {
+	if _, err = n.Admit(t.Context(), r); err == nil || errors.As(err, new(*approval.Refused)) {
 		t.Errorf("renewal without a Node: %v, want to wait", err)
 	}
 	authority := signer.Authority{Nodes: n, Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {Rules: []approval.Rule{approves{}}}})}
@@ -239,11 +240,11 @@ func TestAdmitKeys(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
-	key := newKey(elliptic.P256())
+	key := csrtest.ECDSA(elliptic.P256())
 	for i, test := range []struct {
 		key  crypto.Signer
 		keys int
-	}{{key, 1}, {key, 1}, {newKey(elliptic.P256()), 2}, {key, 2}, {newKey(elliptic.P256()), 3}} {
+	}{{key, 1}, {key, 1}, {csrtest.ECDSA(elliptic.P256()), 2}, {key, 2}, {csrtest.ECDSA(elliptic.P256()), 3}} {
 		a, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", test.key))
 		if err != nil || a.Keys != test.keys {
 			t.Errorf("%d: %+v %v, want %d keys", i, a, err, test.keys)

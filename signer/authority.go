@@ -11,8 +11,12 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
+
+// ErrUnknownSigner is wrapped when a signer name is not configured.
+var ErrUnknownSigner = errors.New("signer is not configured")
 
 // A Signer is one kind of certificate that is given out.
 type Signer struct {
@@ -148,10 +152,10 @@ func (s Signer) check(name string) error {
 	return nil
 }
 
-// refuses says with a [*Refused] why a request is not one for this signer, or nil.
+// refuses says with a [*approval.Refused] why a request is not one for this signer, or nil.
 func (s Signer) refuses(r approval.Request) error {
 	// First what no signer takes: it says the worst of a request.
-	if err := checkCSR(r.CSR); err != nil {
+	if err := pkcs10.Check(r.CSR); err != nil {
 		return err
 	}
 	for _, check := range []func(approval.Request) error{kubernetesChecks[r.SignerName], s.Check} {
@@ -159,7 +163,7 @@ func (s Signer) refuses(r approval.Request) error {
 			continue
 		}
 		if err := check(r); err != nil {
-			return refuse("not a request for signer %s: %v", r.SignerName, err)
+			return approval.Refuse("not a request for signer %s: %v", r.SignerName, err)
 		}
 	}
 	if len(s.Profile.Usages) == 0 {
@@ -239,7 +243,7 @@ func unavailable(err error, rule string) approval.Decision {
 
 // Sign issues the certificate of a request that was approved, and returns it as PEM with the
 // intermediates that a client needs. It checks the request against the rules of its signer and
-// asks Nodes, whoever approved it: what breaks them is a [*Refused], an unknown signer wraps
+// asks Nodes, whoever approved it: what breaks them is a [*approval.Refused], an unknown signer wraps
 // [ErrUnknownSigner], and all other errors may pass by themselves. With the admission that a
 // Decide gave for the same request within the last second, Nodes is not asked again.
 func (a *Authority) Sign(ctx context.Context, r approval.Request, admission *Admission) ([]byte, error) {

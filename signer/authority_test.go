@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
@@ -22,7 +23,7 @@ import (
 func kubernetesRequest(t testing.TB, signerName string, key crypto.Signer) approval.Request {
 	t.Helper()
 	r := approval.Request{SignerName: signerName, User: "kubelet-bootstrap"}
-	template := &x509.CertificateRequest{Subject: nodeSubject("worker-1")}
+	template := &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}
 	switch signerName {
 	case certificates.KubeAPIServerClientKubeletSignerName:
 		r.Usages = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
@@ -40,7 +41,7 @@ func kubernetesRequest(t testing.TB, signerName string, key crypto.Signer) appro
 		template.EmailAddresses = []string{"jane@example.com"}
 		template.URIs = []*url.URL{{Scheme: "spiffe", Host: "example.com", Path: "/jane"}}
 	}
-	r.CSR = newCSR(t, template, key)
+	r.CSR = csrtest.New(t, template, key)
 	return r
 }
 
@@ -54,7 +55,7 @@ func TestSign(t *testing.T) {
 	authorities := map[string]*signer.Authority{}
 	roots := map[string]*x509.CertPool{}
 	for name, key := range map[string]crypto.Signer{
-		"P-256": newKey(elliptic.P256()), "P-384": newKey(elliptic.P384()), "RSA": rsa2048(), "Ed25519": newEd25519(),
+		"P-256": csrtest.ECDSA(elliptic.P256()), "P-384": csrtest.ECDSA(elliptic.P384()), "RSA": csrtest.RSA2048(), "Ed25519": csrtest.Ed25519(),
 	} {
 		ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "kubernetes", key, nil, nil, nil)}, key))
 		authorities[name] = &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour))}
@@ -65,7 +66,7 @@ func TestSign(t *testing.T) {
 		roots[name].AddCert(ca.Certificate())
 	}
 	keys := map[string]crypto.Signer{
-		"P-256": newKey(elliptic.P256()), "P-521": newKey(elliptic.P521()), "RSA": rsa2048(), "Ed25519": newEd25519(),
+		"P-256": csrtest.ECDSA(elliptic.P256()), "P-521": csrtest.ECDSA(elliptic.P521()), "RSA": csrtest.RSA2048(), "Ed25519": csrtest.Ed25519(),
 	}
 	serials := map[string]bool{}
 	for caName, authority := range authorities {
@@ -111,7 +112,7 @@ func TestSignChecks(t *testing.T) {
 	change := func(template *x509.CertificateRequest, usages ...certificates.KeyUsage) func(*approval.Request) {
 		return func(r *approval.Request) {
 			if template != nil {
-				r.CSR = newCSR(t, template, nil)
+				r.CSR = csrtest.New(t, template, nil)
 			}
 			if usages != nil {
 				r.Usages = usages
@@ -126,19 +127,19 @@ func TestSignChecks(t *testing.T) {
 		change       func(*approval.Request)
 		want         string // part of the refusal; empty is none
 	}{
-		{name: "empty node name", signer: kubelet, change: change(&x509.CertificateRequest{Subject: nodeSubject("")}), want: "empty"},
-		{name: "name of a server", signer: kubelet, change: change(&x509.CertificateRequest{Subject: nodeSubject("w"), DNSNames: []string{"kubernetes"}}), want: "DNS"},
+		{name: "empty node name", signer: kubelet, change: change(&x509.CertificateRequest{Subject: csrtest.Node("")}), want: "empty"},
+		{name: "name of a server", signer: kubelet, change: change(&x509.CertificateRequest{Subject: csrtest.Node("w"), DNSNames: []string{"kubernetes"}}), want: "DNS"},
 		{name: "server auth", signer: kubelet, change: change(nil, ds, client, server), want: "usages"},
 		{name: "no extended usage", signer: kubelet, change: change(nil, ds), want: "usages"},
 		{name: "no usages", signer: kubelet, change: change(nil, []certificates.KeyUsage{}...), want: "usages"},
 		{name: "masters", signer: kubelet, change: change(&x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:nodes", "system:masters"}}}), want: "system:masters"},
 
 		{name: "key encipherment", signer: serving, change: change(nil, ke, server, ds)},
-		{name: "address alone", signer: serving, change: change(&x509.CertificateRequest{Subject: nodeSubject("w"), IPAddresses: address})},
-		{name: "name alone", signer: serving, change: change(&x509.CertificateRequest{Subject: nodeSubject("w"), DNSNames: []string{"w"}})},
-		{name: "no names", signer: serving, change: change(&x509.CertificateRequest{Subject: nodeSubject("w")}), want: "at least one"},
-		{name: "email", signer: serving, change: change(&x509.CertificateRequest{Subject: nodeSubject("w"), IPAddresses: address, EmailAddresses: []string{"a@b"}}), want: "email"},
-		{name: "URI", signer: serving, change: change(&x509.CertificateRequest{Subject: nodeSubject("w"), IPAddresses: address, URIs: []*url.URL{{Scheme: "a", Host: "b"}}}), want: "URI"},
+		{name: "address alone", signer: serving, change: change(&x509.CertificateRequest{Subject: csrtest.Node("w"), IPAddresses: address})},
+		{name: "name alone", signer: serving, change: change(&x509.CertificateRequest{Subject: csrtest.Node("w"), DNSNames: []string{"w"}})},
+		{name: "no names", signer: serving, change: change(&x509.CertificateRequest{Subject: csrtest.Node("w")}), want: "at least one"},
+		{name: "email", signer: serving, change: change(&x509.CertificateRequest{Subject: csrtest.Node("w"), IPAddresses: address, EmailAddresses: []string{"a@b"}}), want: "email"},
+		{name: "URI", signer: serving, change: change(&x509.CertificateRequest{Subject: csrtest.Node("w"), IPAddresses: address, URIs: []*url.URL{{Scheme: "a", Host: "b"}}}), want: "URI"},
 		{name: "no extended usage", signer: serving, change: change(nil, ds), want: "usages"},
 		{name: "no usages", signer: serving, change: change(nil, []certificates.KeyUsage{}...), want: "usages"},
 		{name: "client auth", signer: serving, change: change(nil, ds, client), want: "usages"},
@@ -162,7 +163,7 @@ func TestSignChecks(t *testing.T) {
 				}
 				return
 			}
-			var refused *signer.Refused
+			var refused *approval.Refused
 			if !errors.As(err, &refused) || refused.Reason != "SignerValidationFailure" || !strings.Contains(refused.Message, test.want) || answer != nil {
 				t.Errorf("error is %v, want a refusal with %q", err, test.want)
 			}
@@ -197,7 +198,7 @@ func TestSignFailures(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := test.authority.Sign(t.Context(), test.request, nil)
-			var refused *signer.Refused
+			var refused *approval.Refused
 			if err == nil || answer != nil || errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error is %v, want a passing one with %q", err, test.want)
 			}
@@ -222,7 +223,7 @@ func TestOwnSigner(t *testing.T) {
 	}})}
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	r.SignerName = "example.com/x"
-	var refused *signer.Refused
+	var refused *approval.Refused
 	if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, &refused) {
 		t.Errorf("error is %v, want a refusal by the check", err)
 	}
@@ -287,5 +288,20 @@ func TestLongest(t *testing.T) {
 	}
 	if got := (&signer.Authority{}).Longest(); got != 0 {
 		t.Errorf("no signers: %s", got)
+	}
+}
+
+// A signer of one's own, whose check lets everything pass, gives nobody system:masters either.
+func TestNobodyIsMaster(t *testing.T) {
+	r := approval.Request{
+		SignerName: "example.com/any", User: "root", Groups: []string{"system:masters"}, Usages: []certificates.KeyUsage{certificates.UsageClientAuth},
+		CSR: csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "ada", Organization: []string{"system:masters"}}}, nil),
+	}
+	authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {
+		CA: signer.Fixed(newCA(t)), Profile: signer.Profile{Usages: r.Usages, Default: time.Hour}, Check: func(approval.Request) error { return nil },
+	}})}
+	var refused *approval.Refused
+	if chain, err := authority.Sign(t.Context(), r, nil); !errors.As(err, &refused) || chain != nil {
+		t.Errorf("%v, want a refusal", err)
 	}
 }

@@ -11,7 +11,9 @@ import (
 	"github.com/cloudflare/cfssl/config"
 	cfssl "github.com/cloudflare/cfssl/signer"
 	"github.com/cloudflare/cfssl/signer/local"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
 // BenchmarkIssue is all that is done for one kubelet, from its request in PEM to the certificate
@@ -23,20 +25,20 @@ func BenchmarkIssue(b *testing.B) {
 		name string
 		key  func() crypto.Signer
 	}{
-		{"RSA-2048", func() crypto.Signer { return rsa2048() }},
-		{"P-256", func() crypto.Signer { return newKey(elliptic.P256()) }},
-		{"P-384", func() crypto.Signer { return newKey(elliptic.P384()) }},
-		{"Ed25519", newEd25519},
+		{"RSA-2048", func() crypto.Signer { return csrtest.RSA2048() }},
+		{"P-256", func() crypto.Signer { return csrtest.ECDSA(elliptic.P256()) }},
+		{"P-384", func() crypto.Signer { return csrtest.ECDSA(elliptic.P384()) }},
+		{"Ed25519", csrtest.Ed25519},
 	} {
 		key := kind.key()
 		root := caCertificate(b, "ca", key, nil, nil, nil)
 		ca := must(signer.NewCA([]*x509.Certificate{root}, key))
-		request := csrPEM(b, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, kind.key())
+		request := csrtest.PEM(b, &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}, kind.key())
 		profile := signer.Profile{Usages: clientUsages}
 		b.Run(kind.name+"/kubejoin", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				csr, err := signer.ParseCSR(request)
+				csr, err := pkcs10.Parse(request)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -66,7 +66,7 @@ func TestBindsAdmissionToRequest(t *testing.T) {
 				}
 				return
 			}
-			var refused *signer.Refused
+			var refused *approval.Refused
 			if !errors.As(err, &refused) || refused.Reason != signer.ReasonNodeExists {
 				t.Errorf("Sign used the admission of another request: %v, want %s", err, signer.ReasonNodeExists)
 			}
@@ -96,7 +96,7 @@ func TestLimitsNodeNamesByUsages(t *testing.T) {
 		{"any", []certificates.KeyUsage{anyUse}, signer.ReasonNodeExists},
 		{"client auth beside server auth", []certificates.KeyUsage{server, client}, signer.ReasonNodeExists},
 		{"server auth alone", []certificates.KeyUsage{ds, server}, ""},
-		{"no usages", nil, signer.ReasonValidation},
+		{"no usages", nil, approval.ReasonValidation},
 	} {
 		c := newCluster()
 		c.node(node)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -78,7 +79,7 @@ func begun(cert *x509.Certificate, now time.Time) bool { return !now.Before(cert
 // limited to extended usages, or one between it and the root, limits what is below it as well
 // (crypto/x509 and others hold chains to that).
 func (ca *CA) checkUsages(usages []certificates.KeyUsage) error {
-	_, wanted, err := x509Usages(usages)
+	_, wanted, err := approval.X509Usages(usages)
 	if err != nil {
 		return err
 	}

@@ -18,12 +18,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
 
 func TestNewCA(t *testing.T) {
-	key, other := newKey(elliptic.P256()), newKey(elliptic.P256())
+	key, other := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
 	current := caCertificate(t, "current", key, nil, nil, nil)
 	next := caCertificate(t, "next", other, nil, nil, nil)
 	expired := caCertificate(t, "current", key, nil, nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
@@ -78,7 +80,7 @@ func TestNewCA(t *testing.T) {
 }
 
 func TestChain(t *testing.T) {
-	rootKey, upperKey, key := newKey(elliptic.P256()), newKey(elliptic.P384()), newKey(elliptic.P256())
+	rootKey, upperKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P384()), csrtest.ECDSA(elliptic.P256())
 	root := caCertificate(t, "root", rootKey, nil, nil, nil)
 	upper := caCertificate(t, "upper", upperKey, root, rootKey, nil)
 	ca := caCertificate(t, "intermediate", key, upper, upperKey, nil)
@@ -95,7 +97,7 @@ func TestChain(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			issuer := must(signer.NewCA(test.certs, key))
 			p := signer.Profile{Usages: clientUsages}
-			answer, err := p.Issue(issuer, signer.Template{CSR: newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil), Usages: clientUsages}, time.Now())
+			answer, err := p.Issue(issuer, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -137,14 +139,14 @@ func TestLoadCA(t *testing.T) {
 	cert := func(key crypto.Signer) *pem.Block {
 		return &pem.Block{Type: "CERTIFICATE", Bytes: caCertificate(t, "ca", key, nil, nil, nil).Raw}
 	}
-	ec, ed := newKey(elliptic.P384()), newEd25519()
+	ec, ed := csrtest.ECDSA(elliptic.P384()), csrtest.Ed25519()
 	pkcs8 := func(key crypto.Signer) *pem.Block {
 		return &pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))}
 	}
 	sec1 := &pem.Block{Type: "EC PRIVATE KEY", Bytes: must(x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey)))}
-	pkcs1 := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(rsa2048())}
+	pkcs1 := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(csrtest.RSA2048())}
 	parameters := &pem.Block{Type: "EC PARAMETERS", Bytes: []byte{6, 5, 43, 129, 4, 0, 34}}
-	ecCert, rsaCert := write("ec.crt", cert(ec)), write("rsa.crt", cert(rsa2048()))
+	ecCert, rsaCert := write("ec.crt", cert(ec)), write("rsa.crt", cert(csrtest.RSA2048()))
 	missing := filepath.Join(dir, "missing")
 
 	for _, test := range []struct {
@@ -154,7 +156,7 @@ func TestLoadCA(t *testing.T) {
 		{name: "SEC 1", cert: ecCert, key: write("sec1", parameters, sec1)},
 		{name: "PKCS 8 ECDSA", cert: ecCert, key: write("p8ec", pkcs8(ec))},
 		{name: "PKCS 1", cert: rsaCert, key: write("pkcs1", pkcs1)},
-		{name: "PKCS 8 RSA", cert: rsaCert, key: write("p8rsa", pkcs8(rsa2048()))},
+		{name: "PKCS 8 RSA", cert: rsaCert, key: write("p8rsa", pkcs8(csrtest.RSA2048()))},
 		{name: "Ed25519", cert: write("ed.crt", cert(ed)), key: write("ed", pkcs8(ed))},
 		{name: "one file", cert: write("both", cert(ec), sec1), key: filepath.Join(dir, "both")},
 		{name: "no certificate file", cert: missing, key: write("k", sec1), want: []string{"CA certificate", missing}},
@@ -233,7 +235,7 @@ func TestGenerateCA(t *testing.T) {
 }
 
 func TestCAPrintsNoKey(t *testing.T) {
-	key := rsa2048()
+	key := csrtest.RSA2048()
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, key))
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d", "%x"} {
 		for _, v := range []any{ca, *ca, struct{ CA *signer.CA }{ca}, struct{ CA signer.CA }{*ca}} {
@@ -292,7 +294,7 @@ func TestRefusesCAFilesThatAreOpenToEveryUser(t *testing.T) {
 // A CA of tomorrow signs nothing today: nobody would accept it. If there is one of the same key for
 // today, that one signs.
 func TestRefusesCAThatIsNotValidYet(t *testing.T) {
-	key := newKey(elliptic.P256())
+	key := csrtest.ECDSA(elliptic.P256())
 	start := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	tomorrow := caCertificate(t, "kubernetes", key, nil, nil, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = start, start.AddDate(10, 0, 0) })
 	_, err := signer.NewCA([]*x509.Certificate{tomorrow}, key)
@@ -312,17 +314,17 @@ func TestRefusesCAThatIsNotValidYet(t *testing.T) {
 // of Go would be refused with it.
 func TestRefusesUsagesThatTheCAIsNotFor(t *testing.T) {
 	servers := func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }
-	rootKey, key := newKey(elliptic.P256()), newKey(elliptic.P256())
+	rootKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
 	root := caCertificate(t, "root", rootKey, nil, nil, nil)
 	limited := caCertificate(t, "limited", key, root, rootKey, servers)
-	belowKey := newKey(elliptic.P256())
+	belowKey := csrtest.ECDSA(elliptic.P256())
 	below := caCertificate(t, "below", belowKey, limited, key, nil)
 	every := caCertificate(t, "every", key, nil, nil, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} })
 	both := caCertificate(t, "both", key, nil, nil, func(c *x509.Certificate) {
 		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	})
 	unknown := caCertificate(t, "unknown", key, nil, nil, func(c *x509.Certificate) { c.UnknownExtKeyUsage = []asn1.ObjectIdentifier{{1, 2, 3}} })
-	csr := newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, nil)
+	csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}, nil)
 	for _, test := range []struct {
 		certs           []*x509.Certificate
 		key             crypto.Signer
@@ -344,7 +346,7 @@ func TestRefusesUsagesThatTheCAIsNotFor(t *testing.T) {
 			good   bool
 		}{{clientUsages, test.client}, {servingUsages, test.serving}} {
 			_, err := signer.Profile{Usages: of.usages}.Issue(ca, signer.Template{CSR: csr, Usages: of.usages}, time.Now())
-			if (err == nil) != of.good || errors.As(err, new(*signer.Refused)) {
+			if (err == nil) != of.good || errors.As(err, new(*approval.Refused)) {
 				t.Errorf("%s for %q: %v, want it issued: %t", ca, of.usages, err, of.good)
 			}
 		}

@@ -23,14 +23,14 @@ func checkKubeletServing(r approval.Request) error {
 	if err := approval.CheckKubeletServing(r); err != nil {
 		return err
 	}
-	if err := tokens.CheckNodeName(strings.TrimPrefix(r.CSR.Subject.CommonName, nodeUserPrefix)); err != nil {
+	if err := tokens.CheckNodeName(strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix)); err != nil {
 		return fmt.Errorf("no Node can have this name: %w", err)
 	}
 	return nil
 }
 
 // checkAPIServerClient: usage client auth, beside it at most digital signature and key
-// encipherment. The group system:masters is refused for every signer, see [CheckAdmission].
+// encipherment. The group system:masters is refused for every signer, see [approval.CheckAdmission].
 func checkAPIServerClient(r approval.Request) error {
 	if !slices.Contains(r.Usages, certificates.UsageClientAuth) {
 		return fmt.Errorf("usages are %q, want %q among them", r.Usages, certificates.UsageClientAuth)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -20,7 +21,7 @@ const attempts = 10
 // was written is undone before a refusal is told.
 func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, node string, a *Admission) error {
 	if n.Tokens == nil || n.Claims == nil {
-		return refuseFor(ReasonTokenRevoked, "there are no bootstrap tokens here")
+		return approval.RefuseFor(ReasonTokenRevoked, "there are no bootstrap tokens here")
 	}
 	// The cache only says where to begin: whether a token counts nodes shows when it is read live.
 	record, err := n.Tokens.Find(ctx, id)
@@ -40,11 +41,11 @@ func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, 
 			return n.free(ctx, node)
 		}
 		// A request that cannot be signed leaves no claim.
-		if err := checkCSR(r.CSR); err != nil {
+		if err := pkcs10.Check(r.CSR); err != nil {
 			return err
 		}
 		if err := r.CSR.CheckSignature(); err != nil {
-			return refuse("the certificate request is not signed by its own key: %v", err)
+			return approval.Refuse("the certificate request is not signed by its own key: %v", err)
 		}
 		p := &place{request: r, node: node}
 		if counts {
@@ -56,7 +57,7 @@ func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, 
 			counts = false
 			continue
 		}
-		if refused := (*Refused)(nil); errors.As(err, &refused) && refused.Reason != ReasonTooManyKeys {
+		if refused := (*approval.Refused)(nil); errors.As(err, &refused) && refused.Reason != ReasonTooManyKeys {
 			// Perhaps a claim was made just now, or by a try whose answer was lost.
 			if undoErr := n.undo(ctx, id, node, r); undoErr != nil {
 				return fmt.Errorf("refused (%s), and the claim of %s cannot be undone yet: %w", refused.Reason, node, undoErr)
@@ -132,7 +133,7 @@ func (n *NodeAdmission) live(ctx context.Context, id string, now time.Time) (tok
 }
 
 func refuseGone(id string) error {
-	return refuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
+	return approval.RefuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
 }
 
 func (n *NodeAdmission) remember(record tokens.Record, now time.Time) {
@@ -153,17 +154,17 @@ func (n *NodeAdmission) check(record tokens.Record, r approval.Request, node str
 	id := record.Token.ID()
 	switch l := record.Limits; {
 	case record.Expired(n.now()):
-		return refuseFor(ReasonTokenExpired, "token %s expired at %s; make another with: kubejoin token create", id, record.Expires.UTC().Format(time.RFC3339))
+		return approval.RefuseFor(ReasonTokenExpired, "token %s expired at %s; make another with: kubejoin token create", id, record.Expires.UTC().Format(time.RFC3339))
 	case record.Problem != nil:
-		return refuseFor(ReasonTokenRevoked, "token %s is no good: %v", id, record.Problem)
+		return approval.RefuseFor(ReasonTokenRevoked, "token %s is no good: %v", id, record.Problem)
 	case !record.Authentication:
-		return refuseFor(ReasonTokenRevoked, "token %s has not the usage authentication (any more)", id)
+		return approval.RefuseFor(ReasonTokenRevoked, "token %s has not the usage authentication (any more)", id)
 	case !r.Created.IsZero() && record.Created.After(r.Created):
-		return refuseFor(ReasonTokenReplaced, "token %s was made at %s, after this request: it is another one of the same ID", id, record.Created.UTC().Format(time.RFC3339))
+		return approval.RefuseFor(ReasonTokenReplaced, "token %s was made at %s, after this request: it is another one of the same ID", id, record.Created.UTC().Format(time.RFC3339))
 	case l.Problem != nil:
-		return refuseFor(ReasonTokenLimitsMalformed, "what token %s is good for cannot be read, so that it is good for nothing: %v", id, l.Problem)
+		return approval.RefuseFor(ReasonTokenLimitsMalformed, "what token %s is good for cannot be read, so that it is good for nothing: %v", id, l.Problem)
 	case !l.AllowsName(node):
-		return refuseFor(ReasonNodeNameNotAllowed, "token %s is not for %s, but for %s; make another with: kubejoin token create --node-name %s", id, node, names(l), node)
+		return approval.RefuseFor(ReasonNodeNameNotAllowed, "token %s is not for %s, but for %s; make another with: kubejoin token create --node-name %s", id, node, names(l), node)
 	case n.reserved(node) && l.Role != tokens.RoleControlPlane:
 		return n.refuseReserved(node)
 	}
@@ -187,7 +188,7 @@ func refuseSpent(record tokens.Record, node string) error {
 	if most == 1 && len(record.Nodes) == 1 {
 		nodes, who = "node", record.Nodes[0]+" took it"
 	}
-	return refuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, who, node)
+	return approval.RefuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, who, node)
 }
 
 // claim is hold for a name that most probably has no claim.
@@ -234,7 +235,7 @@ func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error
 			case c.TokenID != id && c.NodeUID == "":
 				return refuseClaimed(*c)
 			case c.TokenID == id && c.NodeUID != "" && n.Node == nil:
-				return refuseFor(ReasonNodeExists, "%s has joined on token %s, and asks with its certificate; to put another machine in its place: kubejoin claim release %s", node, id, node)
+				return approval.RefuseFor(ReasonNodeExists, "%s has joined on token %s, and asks with its certificate; to put another machine in its place: kubejoin claim release %s", node, id, node)
 			case c.NodeUID != "" && !p.replaces && !(n.AllowExisting && c.TokenID == id && c.Pending && c.HasKey(key)):
 				return errRegistered
 			case p.replaces && (c.ReadyAgain || p.ready != "" && p.ready != c.ReadyBefore):
@@ -242,7 +243,7 @@ func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error
 				return nil
 			case c.HasKey(key):
 			case len(c.Keys) >= tokens.MaxKeys && !c.Pending:
-				return refuseFor(ReasonTooManyKeys, "a machine called %s has asked on token %s with %d other keys, and has not registered; if it is only one: kubejoin claim release %s",
+				return approval.RefuseFor(ReasonTooManyKeys, "a machine called %s has asked on token %s with %d other keys, and has not registered; if it is only one: kubejoin claim release %s",
 					node, id, len(c.Keys), node)
 			default:
 				change = "another_key"
@@ -261,7 +262,7 @@ func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error
 		})
 		switch {
 		case err == nil && p.replaces && claim.ReadyAgain:
-			return claim, refuseFor(ReasonNodeExists, "a machine has taken the place of Node %s, which was Ready since; for one more make a token with: kubejoin token create --replace-node %s", node, node)
+			return claim, approval.RefuseFor(ReasonNodeExists, "a machine has taken the place of Node %s, which was Ready since; for one more make a token with: kubejoin token create --replace-node %s", node, node)
 		case err == nil && change == "made":
 			return n.made(claim, nil)
 		case err == nil:
@@ -281,7 +282,7 @@ func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error
 			}
 			continue
 		case !errors.Is(err, tokens.ErrNotFound):
-			if errors.As(err, new(*Refused)) {
+			if errors.As(err, new(*approval.Refused)) {
 				return claim, err
 			}
 			return claim, fmt.Errorf("claim of node %s: %w", node, err)
@@ -294,7 +295,7 @@ func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error
 		// Another request was quicker, or a try of ours whose answer was lost. Something that is
 		// there and no claim stays for good.
 		if _, err := n.Claims.Get(ctx, node); errors.Is(err, tokens.ErrNotFound) {
-			return claim, refuseFor(ReasonNodeNameNotAllowed, "the name %s is taken by something that is no claim: %v", node, errors.Unwrap(err))
+			return claim, approval.RefuseFor(ReasonNodeNameNotAllowed, "the name %s is taken by something that is no claim: %v", node, errors.Unwrap(err))
 		}
 	}
 	return tokens.Claim{}, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
@@ -333,7 +334,7 @@ func refuseJoined(id, node string, replaces bool) error {
 	if replaces {
 		flag = "--replace-node"
 	}
-	return refuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create %s %s", node, id, flag, node)
+	return approval.RefuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create %s %s", node, id, flag, node)
 }
 
 func requests(r approval.Request) []string {

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -88,7 +89,7 @@ func (i *issued) check(t *testing.T, c *cluster) {
 // nobody's place, and is not forgotten.
 func TestClaimsAtOnce(t *testing.T) {
 	ca := newCA(t)
-	key := newKey(elliptic.P256()) // making keys would take longer than all else
+	key := csrtest.ECDSA(elliptic.P256()) // making keys would take longer than all else
 	const many = 300
 	for _, test := range []struct {
 		name          string
@@ -149,7 +150,7 @@ func TestClaimsAtOnce(t *testing.T) {
 									done.note(t, token, chain)
 									break
 								}
-								if err == nil && d.Verdict == approval.Deny || errors.As(err, new(*signer.Refused)) {
+								if err == nil && d.Verdict == approval.Deny || errors.As(err, new(*approval.Refused)) {
 									break
 								}
 							}
@@ -185,14 +186,14 @@ func TestClaimInterrupted(t *testing.T) {
 		token := c.mint(tokens.Limits{MaxNodes: 1})
 		n := c.admission()
 		n.Tokens, n.Claims = dies{Store: store{cluster: c}, left: &step}, diesToo{Claims: claims{cluster: c}, left: &step}
-		request := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+		request := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		first, err := n.Admit(t.Context(), request)
 		again := c.admission()
 		other, otherErr := again.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
 		if anew { // with another key, after a while
 			later := time.Now().Add(time.Minute)
 			again.Now = func() time.Time { return later }
-			request = asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+			request = asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		}
 		one, oneErr := again.Admit(t.Context(), request)
 		if (one != nil) == (other != nil) || first != nil && one == nil {
@@ -260,7 +261,7 @@ func TestClaimUndoneMeanwhile(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCluster()
 			token := c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})
-			good := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+			good := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 			bad := good
 			bad.Created = time.Now().Add(-time.Hour) // before there was such a token
 
@@ -365,7 +366,7 @@ func TestKeysAtOnce(t *testing.T) {
 			})
 		}
 		for range 16 {
-			r := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+			r := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 			spoilt := r
 			csr := *r.CSR
 			csr.Signature = slices.Clone(csr.Signature)
@@ -415,7 +416,7 @@ func TestWithdraw(t *testing.T) {
 				record.Nodes = []string{node}
 				c.keep(record)
 			}
-			r := asks(t, by(token), node, newKey(elliptic.P256()))
+			r := asks(t, by(token), node, csrtest.ECDSA(elliptic.P256()))
 			r.UID = "uid-1"
 			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests, Pending: test.limits.Most() > 0 && !test.admitted}
 			if !test.half {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -18,7 +19,7 @@ func TestDryRun(t *testing.T) {
 		t.Helper()
 		r := asks(t, "system:bootstrap:"+token.ID(), node, nil)
 		_, err := n.Admit(t.Context(), r)
-		var refused *signer.Refused
+		var refused *approval.Refused
 		if errors.As(err, &refused) {
 			return refused.Reason
 		} else if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -29,7 +30,7 @@ func exampleCSR(commonName string) *x509.CertificateRequest {
 	if err != nil {
 		log.Fatal(err)
 	}
-	csr, err := signer.ParseCSR(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+	csr, err := pkcs10.Parse(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -55,7 +56,7 @@ func ExampleAuthority_Sign() {
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			CSR:        exampleCSR(name),
 		}, nil)
-		var refused *signer.Refused
+		var refused *approval.Refused
 		if errors.As(err, &refused) {
 			fmt.Println(refused.Reason)
 			continue

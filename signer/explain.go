@@ -79,7 +79,7 @@ func (a *Authority) validity(s Signer, r approval.Request, admission *Admission)
 
 func checkSignature(r approval.Request) error {
 	if err := r.CSR.CheckSignature(); err != nil {
-		return refuse("the certificate request is not signed by its own key: %v", err)
+		return approval.Refuse("the certificate request is not signed by its own key: %v", err)
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func checkSignature(r approval.Request) error {
 // step is what the signer or Nodes say, in the form of a rule's word.
 func step(rule string, err error, reason, message string) approval.Decision {
 	var (
-		refused *Refused
+		refused *approval.Refused
 		waits   *waiting
 	)
 	switch {

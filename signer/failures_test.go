@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -27,7 +28,7 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 		"another key": func(t *testing.T, c *cluster) approval.Request {
 			token := c.mint(tokens.Limits{MaxNodes: 1})
 			c.admits(t, asks(t, by(token), "worker-1", nil))
-			return asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+			return asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		},
 		"a token for a name": func(t *testing.T, c *cluster) approval.Request {
 			return asks(t, by(c.mint(tokens.Limits{NodeNames: []string{"worker-1"}})), "worker-1", nil)
@@ -105,7 +106,7 @@ func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approva
 		if c.calls < at {
 			return // there is no such call
 		}
-		if admission != nil || err == nil || errors.As(err, new(*signer.Refused)) {
+		if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
 			t.Errorf("call %d of %d fails: %v, %v; want an error that may pass", at, c.calls, admission, err)
 		}
 		c.failAt = 0
@@ -141,7 +142,7 @@ func TestFailedUndoIsNoRefusal(t *testing.T) {
 			if _, found := c.claims["worker-1"]; found || at < 4 {
 				t.Errorf("after %d calls the claim is there: %v", c.calls, found)
 			}
-		} else if admission != nil || err == nil || errors.As(err, new(*signer.Refused)) {
+		} else if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
 			t.Errorf("call %d fails: %v, %v; want an error that may pass", at, admission, err)
 		}
 	}
@@ -164,7 +165,7 @@ func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
 				if err != nil || at < 3 {
 					t.Errorf("%s: %d calls, %v; want the claim read and written", name, c.calls, err)
 				}
-			} else if admission != nil || err == nil || errors.As(err, new(*signer.Refused)) {
+			} else if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
 				t.Errorf("%s, call %d fails: %v, %v; want an error that may pass", name, at, admission, err)
 			}
 		}
@@ -207,7 +208,7 @@ func (c *cluster) admits(t *testing.T, r approval.Request) {
 }
 
 func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {
-	if _, err := (&signer.NodeAdmission{}).Admit(t.Context(), approval.Request{User: "jane"}); !errors.As(err, new(*signer.Refused)) {
+	if _, err := (&signer.NodeAdmission{}).Admit(t.Context(), approval.Request{User: "jane"}); !errors.As(err, new(*approval.Refused)) {
 		t.Errorf("without a certificate request: %v", err)
 	}
 	c := newCluster()

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -48,7 +49,7 @@ func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	usage, extended, err := x509Usages(want.usages)
+	usage, extended, err := approval.X509Usages(want.usages)
 	if err != nil {
 		return nil, err
 	}

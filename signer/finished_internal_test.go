@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -42,7 +43,7 @@ func TestFinishedCertificateIsAsItWasMeant(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	csr, err := ParseCSR(pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: der}))
+	csr, err := pkcs10.Parse(pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func TestFinishedCertificateIsAsItWasMeant(t *testing.T) {
 		"a revocation list":  {func(p *parts) { p.template.CRLDistributionPoints = []string{"http://example.com"} }, "extension 2.5.29.31"},
 		"two certificates":   {func(p *parts) { p.pem = func(one []byte) []byte { return append(one, one...) } }, "something else than one certificate"},
 		"another block": {func(p *parts) {
-			p.pem = func([]byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: der}) }
+			p.pem = func([]byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der}) }
 		}, "something else than one certificate"},
 		"nothing":                  {func(p *parts) { p.pem = func([]byte) []byte { return nil } }, "something else than one certificate"},
 		"what is no certificate":   {func(p *parts) { p.pem = func([]byte) []byte { return encodeCertificate(der) } }, "x509: "},

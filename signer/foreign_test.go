@@ -11,7 +11,7 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -26,7 +26,7 @@ func TestRefusalsHoldNoPartOfATokenAndAreBounded(t *testing.T) {
 	}
 	request := func(template *x509.CertificateRequest) approval.Request {
 		r := kubernetesRequest(t, certificates.KubeAPIServerClientSignerName, key)
-		r.CSR = newCSR(t, template, key)
+		r.CSR = csrtest.New(t, template, key)
 		return r
 	}
 	a, _, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
@@ -41,7 +41,7 @@ func TestRefusalsHoldNoPartOfATokenAndAreBounded(t *testing.T) {
 			"token for other use": bootstrap,
 		} {
 			_, err := a.Sign(t.Context(), r, nil)
-			var refused *signer.Refused
+			var refused *approval.Refused
 			if !errors.As(err, &refused) {
 				t.Fatalf("%s: %v, want a refusal", about, err)
 			}

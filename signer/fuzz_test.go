@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -49,7 +50,7 @@ func hugeKey(t testing.TB) []byte {
 		Algorithm pkix.AlgorithmIdentifier
 		Signature asn1.BitString
 	}{
-		info{0, asn1.RawValue{FullBytes: marshal(nodeSubject("worker-1").ToRDNSequence())}, publicKey{algorithm(1), bitString(key)}, nil},
+		info{0, asn1.RawValue{FullBytes: marshal(csrtest.Node("worker-1").ToRDNSequence())}, publicKey{algorithm(1), bitString(key)}, nil},
 		algorithm(11),
 		bitString(forged),
 	})

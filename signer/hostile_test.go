@@ -15,8 +15,10 @@ import (
 	"github.com/kubejoin/kubejoin/internal/crafted"
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/internal/hostile"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -43,12 +45,12 @@ func TestHostileCorpus(t *testing.T) {
 			var answer []byte
 			var err error
 			ask := func() {
-				if r.CSR, err = signer.ParseCSR(h.PEM); err == nil {
+				if r.CSR, err = pkcs10.Parse(h.PEM); err == nil {
 					answer, err = authority.Sign(t.Context(), r, nil)
 				}
 			}
 			fuzzing.Prompt(t, ask)
-			var refused *signer.Refused
+			var refused *approval.Refused
 			if !errors.As(err, &refused) || refused.Reason == "" || answer != nil {
 				t.Fatalf("error is %v, want a refusal", err)
 			}
@@ -126,9 +128,9 @@ func TestHostileServing(t *testing.T) {
 		{"out of scope", []asn1.RawValue{crafted.DNSName("worker-1.example.org")}, approval.ReasonNameOutOfScope, "worker-1.example.org"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			data := crafted.PEM(must(crafted.Request(newEd25519(), crafted.Subject(
+			data := crafted.PEM(must(crafted.Request(csrtest.Ed25519(), crafted.Subject(
 				crafted.UTF8(crafted.Organization, "system:nodes"), crafted.UTF8(crafted.CommonName, "system:node:worker-1")), crafted.SAN(test.names...))))
-			csr, err := signer.ParseCSR(data)
+			csr, err := pkcs10.Parse(data)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -161,7 +163,7 @@ func TestNotHostile(t *testing.T) {
 	authority := hostileAuthority(t)
 	cn, o := crafted.CommonName, crafted.Organization
 	var names []asn1.RawValue
-	for i := range signer.MaxNames {
+	for i := range pkcs10.MaxNames {
 		names = append(names, crafted.DNSName(fmt.Sprintf("worker-%d", i)))
 	}
 	for name, subject := range map[string][]byte{
@@ -174,7 +176,7 @@ func TestNotHostile(t *testing.T) {
 		"the empty one":         nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			csr, err := signer.ParseCSR(crafted.PEM(must(crafted.Request(newEd25519(), subject, crafted.SAN(names...)))))
+			csr, err := pkcs10.Parse(crafted.PEM(must(crafted.Request(csrtest.Ed25519(), subject, crafted.SAN(names...)))))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -148,7 +149,7 @@ func TestEvictsThePendingClaimThatWasRead(t *testing.T) {
 		}
 	}}
 	_, err := b.admission(c).Admit(t.Context(), asks(t, by(token), "worker-1", nil))
-	if err == nil || errors.As(err, new(*signer.Refused)) {
+	if err == nil || errors.As(err, new(*approval.Refused)) {
 		t.Errorf("%v, want an error that may pass", err)
 	}
 	if claim := c.claims["worker-2"]; !claim.HasKey("sha256:2") {
@@ -255,7 +256,7 @@ func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 			return err
 		}(),
 	} {
-		if !errors.Is(err, failed) || errors.As(err, new(*signer.Refused)) {
+		if !errors.Is(err, failed) || errors.As(err, new(*approval.Refused)) {
 			t.Errorf("%s fails: %v, want its error", name, err)
 		}
 	}
@@ -280,11 +281,11 @@ func TestReplacesWithoutReady(t *testing.T) {
 	n := c.admission()
 	n.Ready = nil
 	for key := range tokens.MaxKeys {
-		if a, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", newKey(elliptic.P256()))); err != nil || a.Keys != key+1 {
+		if a, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))); err != nil || a.Keys != key+1 {
 			t.Errorf("key %d: %+v, %v", key+1, a, err)
 		}
 	}
-	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", newKey(elliptic.P256())))
+	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256())))
 	wantRefused(t, "one more", err, "TooManyKeys")
 }
 
@@ -319,11 +320,11 @@ func TestPastThatIsOverBindsNobody(t *testing.T) {
 func TestUnsignableRequestLeavesNoClaim(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
-	r := asks(t, by(token), "worker-1", newEd25519())
+	r := asks(t, by(token), "worker-1", csrtest.Ed25519())
 	csr := *r.CSR
 	csr.PublicKey, csr.PublicKeyAlgorithm = nil, x509.UnknownPublicKeyAlgorithm
 	r.CSR = &csr
-	if _, err := c.admission().Admit(t.Context(), r); !errors.As(err, new(*signer.Refused)) || !strings.Contains(err.Error(), "key") {
+	if _, err := c.admission().Admit(t.Context(), r); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "key") {
 		t.Errorf("%v, want a refusal of the key", err)
 	}
 	if len(c.claims) > 0 {

@@ -12,6 +12,8 @@ import (
 	"github.com/cloudflare/cfssl/log"
 	cfssl "github.com/cloudflare/cfssl/signer"
 	"github.com/cloudflare/cfssl/signer/local"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -28,7 +30,7 @@ type Template struct {
 
 // Issue makes a certificate and returns it as PEM, followed by intermediate certificates up to
 // but without the root. A request that breaks the rules of the profile or of all signers, or is
-// not signed by the key that is in it, is refused with a [*Refused].
+// not signed by the key that is in it, is refused with a [*approval.Refused].
 //
 // The certificate is what kube-controller-manager makes, except that cfssl adds a subject key
 // identifier (RFC 5280, section 4.2.1.2, recommends it): country, organization, organizational
@@ -37,7 +39,7 @@ type Template struct {
 //
 // Issue does not ask who wants the certificate: [Authority] does.
 func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
-	if err := checkCSR(t.CSR); err != nil {
+	if err := pkcs10.Check(t.CSR); err != nil {
 		return nil, err
 	}
 	done, err := p.issue(ca, t, now)
@@ -51,7 +53,7 @@ type issued struct {
 	cert  *x509.Certificate // the same, parsed
 }
 
-// issue makes a certificate from a request that [checkCSR] has passed.
+// issue makes a certificate from a request that [pkcs10.Check] has passed.
 func (p Profile) issue(ca *CA, t Template, now time.Time) (issued, error) {
 	if ca == nil || ca.cert == nil {
 		return issued{}, errors.New("no CA given")
@@ -66,7 +68,7 @@ func (p Profile) issue(ca *CA, t Template, now time.Time) (issued, error) {
 		return issued{}, err
 	}
 	if t.Duration < 0 {
-		return issued{}, refuse("a lifetime of %s is asked for, want a positive one", t.Duration)
+		return issued{}, approval.Refuse("a lifetime of %s is asked for, want a positive one", t.Duration)
 	}
 	notBefore, notAfter, err := p.Validity(ca.cert.NotAfter, t.Duration, now)
 	if err != nil {
@@ -118,7 +120,7 @@ func sign(ca *CA, want expected) ([]byte, error) {
 		return nil, fmt.Errorf("cfssl: %w", err)
 	}
 	certificate, err := s.Sign(cfssl.SignRequest{
-		Request:   string(pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: want.csr.Raw})),
+		Request:   string(pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: want.csr.Raw})),
 		Subject:   subject,
 		Profile:   profileName,
 		Serial:    new(big.Int).Set(want.serial),
@@ -128,7 +130,7 @@ func sign(ca *CA, want expected) ([]byte, error) {
 	if err != nil {
 		// cfssl verifies the signature of the request, and its errors are hard to tell apart.
 		if forged := want.csr.CheckSignature(); forged != nil {
-			return nil, refuse("the certificate request is not signed by its own key: %v", forged)
+			return nil, approval.Refuse("the certificate request is not signed by its own key: %v", forged)
 		}
 		return nil, fmt.Errorf("cfssl: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -35,7 +36,7 @@ func kcmIssue(csr *x509.CertificateRequest, ca *x509.Certificate, key crypto.Sig
 // The certificate is the one that kube-controller-manager makes of the same request, but for the
 // serial number and the subject key identifier.
 func TestSameAsKCM(t *testing.T) {
-	for caName, key := range map[string]crypto.Signer{"P-384": newKey(elliptic.P384()), "RSA": rsa2048()} {
+	for caName, key := range map[string]crypto.Signer{"P-384": csrtest.ECDSA(elliptic.P384()), "RSA": csrtest.RSA2048()} {
 		root := caCertificate(t, "kubernetes", key, nil, nil, nil)
 		ca := must(signer.NewCA([]*x509.Certificate{root}, key))
 		for _, test := range []struct {
@@ -100,9 +101,9 @@ func (l liar) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]b
 }
 
 func TestBrokenKeyIssuesNothing(t *testing.T) {
-	key := newKey(elliptic.P256())
+	key := csrtest.ECDSA(elliptic.P256())
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, liar{key}))
-	csr := newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil)
+	csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
 	answer, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 	if err == nil || answer != nil {
 		t.Errorf("a certificate with a wrong signature was issued: %v", err)
@@ -115,14 +116,14 @@ func TestAlteredRequest(t *testing.T) {
 	for name, change := range map[string]func(*x509.CertificateRequest){
 		"subject": func(c *x509.CertificateRequest) { c.Subject.CommonName = "system:node:other" },
 		"names":   func(c *x509.CertificateRequest) { c.DNSNames = []string{"kubernetes"} },
-		"key":     func(c *x509.CertificateRequest) { c.PublicKey = newKey(elliptic.P256()).Public() },
+		"key":     func(c *x509.CertificateRequest) { c.PublicKey = csrtest.ECDSA(elliptic.P256()).Public() },
 		"all but the fields": func(c *x509.CertificateRequest) {
-			c.Raw = newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("other")}, nil).Raw
+			c.Raw = csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("other")}, nil).Raw
 		},
 		"raw": func(c *x509.CertificateRequest) { c.Raw = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
-			csr := newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil)
+			csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
 			change(csr)
 			if _, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err == nil {
 				t.Error("issued")

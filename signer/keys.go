@@ -8,42 +8,33 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-)
 
-// RSA keys below and above these are not given a certificate whatever a [KeyPolicy] says: the
-// weaker can be broken, and the larger cost every TLS handshake more than they are worth.
-const (
-	MinRSABits = 2048
-	MaxRSABits = 8192
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
-
-// Curves are those that ECDSA keys may be on, of which a [KeyPolicy] may allow fewer.
-func Curves() []elliptic.Curve {
-	return []elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}
-}
 
 // A KeyPolicy says which public keys are given a certificate. The zero KeyPolicy is RSA with 2048
 // to 8192 bits, ECDSA on P-256, P-384 and P-521, and Ed25519; any other allows what it names
 // alone.
 type KeyPolicy struct {
 	// MinRSA and MaxRSA are the least and the most bits of an RSA key. MaxRSA zero allows no RSA
-	// keys; MinRSA zero is [MinRSABits].
+	// keys; MinRSA zero is [pkcs10.MinRSABits].
 	MinRSA, MaxRSA int
-	// Curves are those that ECDSA keys may be on, of [Curves]. None allows no ECDSA keys.
+	// Curves are those that ECDSA keys may be on, of [pkcs10.Curves]. None allows no ECDSA keys.
 	Curves []elliptic.Curve
 	// Ed25519 allows keys of that type.
 	Ed25519 bool
 }
 
 // allKeys is what the zero KeyPolicy stands for.
-var allKeys = KeyPolicy{MinRSA: MinRSABits, MaxRSA: MaxRSABits, Curves: Curves(), Ed25519: true}
+var allKeys = KeyPolicy{MinRSA: pkcs10.MinRSABits, MaxRSA: pkcs10.MaxRSABits, Curves: pkcs10.Curves(), Ed25519: true}
 
 func (k KeyPolicy) whole() KeyPolicy {
 	if k.MinRSA == 0 && k.MaxRSA == 0 && len(k.Curves) == 0 && !k.Ed25519 {
 		return allKeys
 	}
 	if k.MinRSA == 0 && k.MaxRSA != 0 {
-		k.MinRSA = MinRSABits
+		k.MinRSA = pkcs10.MinRSABits
 	}
 	return k
 }
@@ -54,11 +45,11 @@ func (k KeyPolicy) Check() error {
 	if k.MaxRSA == 0 && k.MinRSA != 0 {
 		return fmt.Errorf("RSA keys of at least %d bits are wanted, and of at most none", k.MinRSA)
 	}
-	if k.MaxRSA != 0 && (k.MinRSA < MinRSABits || k.MaxRSA > MaxRSABits || k.MinRSA > k.MaxRSA) {
-		return fmt.Errorf("RSA keys of %d to %d bits given, want a range within %d to %d", k.MinRSA, k.MaxRSA, MinRSABits, MaxRSABits)
+	if k.MaxRSA != 0 && (k.MinRSA < pkcs10.MinRSABits || k.MaxRSA > pkcs10.MaxRSABits || k.MinRSA > k.MaxRSA) {
+		return fmt.Errorf("RSA keys of %d to %d bits given, want a range within %d to %d", k.MinRSA, k.MaxRSA, pkcs10.MinRSABits, pkcs10.MaxRSABits)
 	}
 	for _, curve := range k.Curves {
-		if !slices.Contains(Curves(), curve) {
+		if !slices.Contains(pkcs10.Curves(), curve) {
 			return fmt.Errorf("a curve is given that is none of P-256, P-384 and P-521")
 		}
 	}
@@ -81,43 +72,22 @@ func (k KeyPolicy) String() string {
 	return strings.Join(kinds, ", ")
 }
 
-// check refuses a key that [checkKey] has passed and the policy does not allow.
+// check refuses a key that [pkcs10.Check] has passed and the policy does not allow.
 func (k KeyPolicy) check(key any) error {
 	k = k.whole()
 	switch key := key.(type) {
 	case *rsa.PublicKey:
 		if bits := key.N.BitLen(); bits < k.MinRSA || bits > k.MaxRSA {
-			return refuse("an RSA key of %d bits is given, want %s", bits, k)
+			return approval.Refuse("an RSA key of %d bits is given, want %s", bits, k)
 		}
 	case *ecdsa.PublicKey:
 		if !slices.Contains(k.Curves, key.Curve) {
-			return refuse("an ECDSA key on %s is given, want %s", key.Curve.Params().Name, k)
+			return approval.Refuse("an ECDSA key on %s is given, want %s", key.Curve.Params().Name, k)
 		}
 	case ed25519.PublicKey:
 		if !k.Ed25519 {
-			return refuse("an Ed25519 key is given, want %s", k)
+			return approval.Refuse("an Ed25519 key is given, want %s", k)
 		}
-	}
-	return nil
-}
-
-// checkKey refuses what no policy can allow.
-func checkKey(key any) error {
-	switch k := key.(type) {
-	case *rsa.PublicKey:
-		if bits := k.N.BitLen(); bits < MinRSABits || bits > MaxRSABits {
-			return refuse("the RSA key has %d bits, want %d to %d", bits, MinRSABits, MaxRSABits)
-		}
-		if k.E < 3 || k.E%2 == 0 {
-			return refuse("the RSA key has public exponent %d, want an odd one from 3 up", k.E)
-		}
-	case *ecdsa.PublicKey:
-		if !slices.Contains(Curves(), k.Curve) {
-			return refuse("the ECDSA key is on curve %s, want P-256, P-384 or P-521", k.Curve.Params().Name)
-		}
-	case ed25519.PublicKey:
-	default:
-		return refuse("the key is of type %T, want RSA, ECDSA or Ed25519", key)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -19,8 +20,8 @@ import (
 )
 
 func TestKeyPolicy(t *testing.T) {
-	p256, p384, p521 := newKey(elliptic.P256()), newKey(elliptic.P384()), newKey(elliptic.P521())
-	ed, rsa := newEd25519(), rsa2048()
+	p256, p384, p521 := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P384()), csrtest.ECDSA(elliptic.P521())
+	ed, rsa := csrtest.Ed25519(), csrtest.RSA2048()
 	ca := newCA(t)
 	for _, test := range []struct {
 		name   string
@@ -29,10 +30,10 @@ func TestKeyPolicy(t *testing.T) {
 		no     []crypto.Signer
 		want   string
 	}{
-		{"zero", signer.KeyPolicy{}, []crypto.Signer{p256, p384, p521, ed, rsa}, []crypto.Signer{rsa1024()}, "RSA 2048 to 8192 bits, ECDSA P-256, ECDSA P-384, ECDSA P-521, Ed25519"},
+		{"zero", signer.KeyPolicy{}, []crypto.Signer{p256, p384, p521, ed, rsa}, []crypto.Signer{csrtest.RSA1024()}, "RSA 2048 to 8192 bits, ECDSA P-256, ECDSA P-384, ECDSA P-521, Ed25519"},
 		{"one curve", signer.KeyPolicy{Curves: []elliptic.Curve{elliptic.P256()}}, []crypto.Signer{p256}, []crypto.Signer{p384, p521, ed, rsa}, "ECDSA P-256"},
 		{"Ed25519", signer.KeyPolicy{Ed25519: true}, []crypto.Signer{ed}, []crypto.Signer{p256, rsa}, "Ed25519"},
-		{"RSA up to a size", signer.KeyPolicy{MaxRSA: 2048}, []crypto.Signer{rsa}, []crypto.Signer{p256, ed, rsa1024()}, "RSA 2048 to 2048 bits"},
+		{"RSA up to a size", signer.KeyPolicy{MaxRSA: 2048}, []crypto.Signer{rsa}, []crypto.Signer{p256, ed, csrtest.RSA1024()}, "RSA 2048 to 2048 bits"},
 		{"RSA from a size", signer.KeyPolicy{MinRSA: 3072, MaxRSA: 8192}, nil, []crypto.Signer{rsa, p256}, "RSA 3072 to 8192 bits"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -44,7 +45,7 @@ func TestKeyPolicy(t *testing.T) {
 			}
 			profile := signer.Profile{Usages: clientUsages, Keys: test.policy}
 			issue := func(key crypto.Signer) error {
-				csr := newCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key)
+				csr := csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key)
 				_, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 				return err
 			}
@@ -54,7 +55,7 @@ func TestKeyPolicy(t *testing.T) {
 				}
 			}
 			for _, key := range test.no {
-				if err := issue(key); !errors.As(err, new(*signer.Refused)) {
+				if err := issue(key); !errors.As(err, new(*approval.Refused)) {
 					t.Errorf("%T: %v, want it refused", key, err)
 				}
 			}
@@ -110,10 +111,10 @@ func TestNoClaimForWhatIsNotSigned(t *testing.T) {
 			signers[r.SignerName] = s
 			authority := signer.Authority{Nodes: c.admission(), Signers: signer.FixedSigners(signers)}
 			d, admission, err := authority.Decide(context.Background(), r)
-			if err != nil || admission != nil || d.Verdict != approval.Deny || d.Reason != signer.ReasonValidation || !strings.Contains(d.Message, test.want) {
+			if err != nil || admission != nil || d.Verdict != approval.Deny || d.Reason != approval.ReasonValidation || !strings.Contains(d.Message, test.want) {
 				t.Errorf("%+v %v, want it denied for %q", d, err, test.want)
 			}
-			if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, new(*signer.Refused)) || !strings.Contains(err.Error(), test.want) {
+			if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("signing: %v, want it refused for %q", err, test.want)
 			}
 			if len(c.claims) > 0 {
@@ -126,12 +127,12 @@ func TestNoClaimForWhatIsNotSigned(t *testing.T) {
 // RSA with an even exponent or below 3 is none: everybody could sign for such a key, or nobody.
 func TestRefusesRSAExponents(t *testing.T) {
 	ca := newCA(t)
-	csr := newCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, rsa2048())
+	csr := csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, csrtest.RSA2048())
 	for exponent, good := range map[int]bool{-3: false, 0: false, 1: false, 2: false, 3: true, 4: false, 5: true, 65536: false, 65537: true} {
 		other := *csr
-		other.PublicKey = &rsa.PublicKey{N: rsa2048().N, E: exponent}
+		other.PublicKey = &rsa.PublicKey{N: csrtest.RSA2048().N, E: exponent}
 		_, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: &other, Usages: clientUsages}, time.Now())
-		refused := errors.As(err, new(*signer.Refused)) && strings.Contains(err.Error(), "public exponent")
+		refused := errors.As(err, new(*approval.Refused)) && strings.Contains(err.Error(), "public exponent")
 		if refused == good {
 			t.Errorf("exponent %d: %v, want it refused for the exponent: %t", exponent, err, !good)
 		}

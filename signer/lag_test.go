@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -118,7 +119,7 @@ func TestReplacedSecretCountsMachineThatIsJoining(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster()
 				token := c.mint(tokens.Limits{MaxNodes: 1})
-				first := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+				first := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 				n := c.admission()
 				if _, err := n.Admit(t.Context(), first); err != nil {
 					t.Fatal(err)
@@ -199,7 +200,7 @@ func TestClaimKeepsFewRequests(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
-	r := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+	r := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 	for _, uid := range []string{"1", "2", "3", "4", "5", "6", "7"} {
 		r.UID = uid
 		if _, err := n.Admit(t.Context(), r); err != nil {
@@ -231,7 +232,7 @@ func TestReplacedNodeReadyAgainClosesToken(t *testing.T) {
 					c := newCluster()
 					token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: c.node(node)}})
 					c.ready[node] = before
-					first := asks(t, by(token), node, newKey(elliptic.P256()))
+					first := asks(t, by(token), node, csrtest.ECDSA(elliptic.P256()))
 					admitted := func(what string, r int) {
 						t.Helper()
 						request := first

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -20,7 +21,7 @@ type opaque struct{ crypto.Signer }
 func (opaque) Public() crypto.PublicKey { return struct{}{} }
 
 func TestNewCARefusesWhatCannotSign(t *testing.T) {
-	key := newKey(elliptic.P256())
+	key := csrtest.ECDSA(elliptic.P256())
 	good := caCertificate(t, "ca", key, nil, nil, nil)
 	without := *good
 	without.BasicConstraintsValid = false
@@ -42,10 +43,10 @@ func TestNewCARefusesWhatCannotSign(t *testing.T) {
 // A new root that the old one has signed has one name as subject and issuer. Clients that have the old root
 // alone need it in the chain.
 func TestChainHasCrossSignedRoot(t *testing.T) {
-	oldKey, key := newKey(elliptic.P256()), newKey(elliptic.P256())
+	oldKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "kubernetes", oldKey, nil, nil, nil)
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "kubernetes", key, old, oldKey, nil), old}, key))
-	chain, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil), Usages: clientUsages}, time.Now())
+	chain, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,11 +58,11 @@ func TestChainHasCrossSignedRoot(t *testing.T) {
 
 // A CA with a new name and the key of the old one is not self-signed, although its own key verifies it.
 func TestChainHasRenamedCA(t *testing.T) {
-	key := newKey(elliptic.P256())
+	key := csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "old", key, nil, nil, nil)
 	renamed := caCertificate(t, "new", key, old, key, func(c *x509.Certificate) { c.NotAfter = old.NotAfter.Add(time.Hour) })
 	ca := must(signer.NewCA([]*x509.Certificate{old, renamed}, key))
-	chain, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil), Usages: clientUsages}, time.Now())
+	chain, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestGenerateCAWantsName(t *testing.T) {
 }
 
 func TestIssueNeedsCAAndProfile(t *testing.T) {
-	template := signer.Template{CSR: newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w")}, nil), Usages: clientUsages}
+	template := signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}
 	good := signer.Profile{Usages: clientUsages}
 	for name, test := range map[string]struct {
 		profile signer.Profile
@@ -117,7 +118,7 @@ func TestLoadCAReportsMissingFile(t *testing.T) {
 type inDevice struct{ crypto.Signer }
 
 func TestKeyInDeviceIsNotWritten(t *testing.T) {
-	key := newKey(elliptic.P256())
+	key := csrtest.ECDSA(elliptic.P256())
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, inDevice{key}))
 	if certs, private, err := ca.PEM(); err == nil || certs != nil || private != nil {
 		t.Errorf("PEM = %d and %d bytes, %v, want an error alone", len(certs), len(private), err)

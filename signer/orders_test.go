@@ -13,7 +13,9 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -105,7 +107,7 @@ func (s scheduledClaims) Delete(ctx context.Context, c tokens.Claim) error {
 func TestAdmissionInAnyOrder(t *testing.T) {
 	keys := make([]crypto.Signer, 8)
 	for i := range keys {
-		keys[i] = newKey(elliptic.P256())
+		keys[i] = csrtest.ECDSA(elliptic.P256())
 	}
 	erase := []func(c *cluster, r *tokens.Record){
 		func(_ *cluster, r *tokens.Record) { r.Nodes = nil },
@@ -166,7 +168,7 @@ func TestAdmissionInAnyOrder(t *testing.T) {
 							existed := c.nodes[node] != ""
 							c.mu.Unlock()
 							_, err := n.Admit(t.Context(), r)
-							if errors.As(err, new(*signer.Refused)) {
+							if errors.As(err, new(*approval.Refused)) {
 								return
 							} else if err != nil {
 								continue
@@ -308,7 +310,7 @@ func TestEvictedClaimIsNotConfirmed(t *testing.T) {
 func TestMendedCountEvictsPendingClaims(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 2})
-	first := asks(t, by(token), "worker-1", newKey(elliptic.P256()))
+	first := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 	if _, err := c.admission().Admit(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}

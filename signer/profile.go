@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -53,7 +54,7 @@ func (p Profile) Check() error {
 	if len(p.Usages) == 0 {
 		return errors.New("profile without usages: want at least one")
 	}
-	if _, _, err := x509Usages(p.Usages); err != nil {
+	if _, _, err := approval.X509Usages(p.Usages); err != nil {
 		return fmt.Errorf("profile: %w", err)
 	}
 	if err := p.Keys.Check(); err != nil {
@@ -81,7 +82,7 @@ func (p Profile) Check() error {
 	return nil
 }
 
-// refuses says with a [*Refused] why a request that [checkCSR] has passed cannot have a certificate
+// refuses says with a [*approval.Refused] why a request that [pkcs10.Check] has passed cannot have a certificate
 // of this profile, or nil. Whether it is signed by its own key is seen later: that takes most of the
 // time.
 func (p Profile) refuses(csr *x509.CertificateRequest, usages []certificates.KeyUsage) error {
@@ -89,11 +90,11 @@ func (p Profile) refuses(csr *x509.CertificateRequest, usages []certificates.Key
 		return err
 	}
 	if len(usages) == 0 {
-		return refuse("no usages are asked for")
+		return approval.Refuse("no usages are asked for")
 	}
 	for _, u := range usages {
 		if !slices.Contains(p.Usages, u) {
-			return refuse("usage %q is asked for, %q are allowed", u, p.Usages)
+			return approval.Refuse("usage %q is asked for, %q are allowed", u, p.Usages)
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
 	"golang.org/x/time/rate"
 )
 
@@ -60,11 +61,11 @@ func allowances(r approval.Request, refusal bool) []allowance {
 	}
 	many := allowance{digestOf(kind, r.User), manyEvery, manyBurst}
 	switch {
-	case IsNode(r.User, r.Groups):
+	case approval.IsNode(r.User, r.Groups):
 		return []allowance{machine()}
 	case refusal || r.CSR == nil:
 		return []allowance{many}
-	case strings.HasPrefix(r.User, bootstrapUserPrefix):
+	case strings.HasPrefix(r.User, tokens.BootstrapUserPrefix):
 		return []allowance{many, machine(r.CSR.Subject.CommonName)}
 	}
 	return []allowance{machine(keyOf(r))}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // taken gives how many of so many requests get a certificate, with a pause before each.
@@ -34,7 +35,7 @@ func TestKubeletIsNeverThrottled(t *testing.T) {
 	day := int(24*time.Hour/renewal) * 2
 	if n := l.taken(day, &now, renewal/2, func(i int) approval.Request {
 		r := by("system:node:worker-1", fmt.Sprint(i), "system:node:worker-1")
-		r.Groups = []string{nodesGroup}
+		r.Groups = []string{tokens.NodesGroup}
 		return r
 	}); n != day {
 		t.Errorf("%d certificates of %d", n, day)

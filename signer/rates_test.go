@@ -98,8 +98,8 @@ func TestRefusalsDoNotFillTheRecord(t *testing.T) {
 	for i := range 500 {
 		r := approval.Request{SignerName: certificates.KubeletServingSignerName, User: "system:node:worker-1", Groups: []string{"system:nodes"}}
 		r.CSR = &x509.CertificateRequest{RawSubjectPublicKeyInfo: fmt.Append(nil, i)}
-		var refused *signer.Refused
-		switch err := a.Refuse(t.Context(), r, &signer.Refused{Reason: "Bad", Message: "not today"}); {
+		var refused *approval.Refused
+		switch err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: "not today"}); {
 		case errors.As(err, new(*signer.TooMany)):
 			many++
 		case !errors.As(err, &refused):

@@ -24,7 +24,7 @@ const self = "kubejoin"
 const recordTimeout = 10 * time.Second
 
 // record keeps what became of a request that was to be signed. The error says why it is not kept,
-// and never wraps a [*Refused]: what is not recorded is not told either, and tried again.
+// and never wraps a [*approval.Refused]: what is not recorded is not told either, and tried again.
 func (a *Authority) record(ctx context.Context, r approval.Request, admission *Admission, done issued, err error) error {
 	if a.Record == nil {
 		return nil
@@ -33,7 +33,7 @@ func (a *Authority) record(ctx context.Context, r approval.Request, admission *A
 		return nil // for what may come: it is neither refused nor has it failed
 	}
 	e := a.entry(r, admission)
-	var refused *Refused
+	var refused *approval.Refused
 	switch {
 	case err == nil:
 		return a.recordIssued(ctx, e, done)
@@ -105,7 +105,7 @@ func (a *Authority) append(ctx context.Context, e issuance.Entry) error {
 }
 
 // Refuse records a refusal that was decided before the authority was asked, and returns it.
-func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *Refused) error {
+func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *approval.Refused) error {
 	if err := a.recordRefusal(ctx, r, a.entry(r, nil), refused.Reason, refused.Message); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (a *Authority) entry(r approval.Request, admission *Admission) issuance.Ent
 	e := issuance.Entry{
 		Time: a.now().UTC(), Signer: r.SignerName, Request: r.Name, RequestUID: r.UID, Requester: r.User, Approver: r.Approver,
 	}
-	if id, found := strings.CutPrefix(r.User, bootstrapUserPrefix); found && tokens.CheckID(id) == nil {
+	if id, found := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix); found && tokens.CheckID(id) == nil {
 		e.TokenID = id
 	}
 	if r.From.IsValid() {
@@ -133,7 +133,7 @@ func (a *Authority) entry(r approval.Request, admission *Admission) issuance.Ent
 		return e
 	}
 	e.Subject, e.SPKI = r.CSR.Subject.String(), keyOf(r)
-	if node, found := strings.CutPrefix(r.CSR.Subject.CommonName, nodeUserPrefix); found {
+	if node, found := strings.CutPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix); found {
 		e.Node = node
 	}
 	e.DNSNames, e.EmailAddresses = r.CSR.DNSNames, r.CSR.EmailAddresses

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -173,7 +174,7 @@ func TestRecordRefused(t *testing.T) {
 				if r.Approver != "" {
 					chain, err = a.Sign(t.Context(), r, nil)
 				}
-				var refused *signer.Refused
+				var refused *approval.Refused
 				if chain != nil || d.Verdict != approval.Deny && !errors.As(err, &refused) {
 					t.Fatalf("%v, %v, want a refusal", d, err)
 				}
@@ -196,8 +197,8 @@ func TestRecordRefuse(t *testing.T) {
 	a, log, _ := recorded(t, rule{})
 	r := approval.Request{SignerName: certificates.KubeletServingSignerName, UID: "uid-1", User: "jane"}
 	for range 2 {
-		err := a.Refuse(t.Context(), r, &signer.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"})
-		var refused *signer.Refused
+		err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"})
+		var refused *approval.Refused
 		if !errors.As(err, &refused) {
 			t.Fatal(err)
 		}
@@ -207,7 +208,7 @@ func TestRecordRefuse(t *testing.T) {
 	}
 	// Another requester's with the same key, or none, is another request.
 	r.User = "joe"
-	if err := a.Refuse(t.Context(), r, &signer.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"}); err == nil || len(log.all) != 2 {
+	if err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"}); err == nil || len(log.all) != 2 {
 		t.Errorf("%v, recorded %+v, want joe's as well", err, log.all)
 	}
 }
@@ -248,7 +249,7 @@ func TestRecordOfWhatWaits(t *testing.T) {
 	if d := signer.Waits(err); d == nil || d.Verdict != approval.Wait || d.Reason != signer.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
 		t.Errorf("%v %+v, recorded %q, want nothing more", err, d, log.outcomes())
 	}
-	if signer.Waits(nil) != nil || signer.Waits(&signer.Refused{}) != nil {
+	if signer.Waits(nil) != nil || signer.Waits(&approval.Refused{}) != nil {
 		t.Error("what does not wait does")
 	}
 }
@@ -313,7 +314,7 @@ func TestRecordIsFull(t *testing.T) {
 				if r.Approver != "" {
 					chain, err = a.Sign(t.Context(), r, nil)
 				}
-				var refused *signer.Refused
+				var refused *approval.Refused
 				if chain != nil || d.Verdict == approval.Deny || errors.As(err, &refused) || !errors.Is(err, log.full) || test.ca != nil && !errors.Is(err, test.ca) {
 					t.Fatalf("%d bytes, %v, %v; want nothing but that the record is full", len(chain), d, err)
 				}
@@ -361,7 +362,7 @@ func TestRecordIsBounded(t *testing.T) {
 			a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: strings.Repeat(test.text, 100_000)})
 			r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 			r.User, r.Name = "8w4usg.qwertzuiopasdfgh", strings.Repeat(test.text, 500)+" 8w4usg.qwertzuiopasdfgh"
-			csr := *newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("8w4usg.qwertzuiopasdfgh")}, nil)
+			csr := *csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("8w4usg.qwertzuiopasdfgh")}, nil)
 			for i := range 2000 {
 				text := strings.ReplaceAll(test.address, "%d", strconv.Itoa(i))
 				csr.DNSNames, csr.EmailAddresses = append(csr.DNSNames, text), append(csr.EmailAddresses, text)
@@ -393,7 +394,7 @@ func TestRecordHasNoPartOfAToken(t *testing.T) {
 			r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 			r.Name = strings.Repeat(filler, n) + " " + token + " " + token + strings.Repeat(" -", 600)
 			r.Usages = []certificates.KeyUsage{certificates.KeyUsage(strings.Repeat("-", n%512)), certificates.KeyUsage(r.Name), certificates.KeyUsage(r.Name)}
-			if err := a.Refuse(t.Context(), r, &signer.Refused{Reason: "Bad", Message: r.Name}); err == nil {
+			if err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: r.Name}); err == nil {
 				t.Fatal("not refused")
 			}
 			e := log.all[0]
@@ -424,7 +425,7 @@ func TestRecordMemory(t *testing.T) {
 		return m.HeapAlloc
 	}
 	refuse := func(i int) {
-		_ = a.Refuse(t.Context(), approval.Request{User: fmt.Sprint(long, i), UID: fmt.Sprint(i)}, &signer.Refused{Reason: "Bad", Message: long})
+		_ = a.Refuse(t.Context(), approval.Request{User: fmt.Sprint(long, i), UID: fmt.Sprint(i)}, &approval.Refused{Reason: "Bad", Message: long})
 	}
 	before := heap()
 	for range 3 {

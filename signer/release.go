@@ -96,7 +96,7 @@ func (n *NodeAdmission) Withdraw(ctx context.Context, r approval.Request) error 
 		return nil
 	}
 	n.once.Do(n.start)
-	id, bootstrap := strings.CutPrefix(r.User, bootstrapUserPrefix)
+	id, bootstrap := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix)
 	node, ok := nodeOf(r)
 	if !ok || !bootstrap || tokens.CheckNodeName(node) != nil {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -30,7 +31,7 @@ func (n *NodeAdmission) renewReleased(ctx context.Context, c tokens.Claim) (life
 	case !c.Past.Held(now):
 		return 0, nil
 	case n.Node == nil:
-		return 0, refuseFor(ReasonNodeNameReleased, "the claim on the name %s was released, and nobody has taken it since; if the machine is to stay it joins with another token: kubejoin token create --node-name %s", c.Node, c.Node)
+		return 0, approval.RefuseFor(ReasonNodeNameReleased, "the claim on the name %s was released, and nobody has taken it since; if the machine is to stay it joins with another token: kubejoin token create --node-name %s", c.Node, c.Node)
 	case lifetime == 0 || c.Past == c.Past.Renewed(now):
 		return lifetime, nil
 	}

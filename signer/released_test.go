@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -19,7 +20,7 @@ import (
 // renews is a request of a node that has its certificate.
 func renews(t testing.TB, node string) approval.Request {
 	t.Helper()
-	r := asks(t, "system:node:"+node, node, newKey(elliptic.P256()))
+	r := asks(t, "system:node:"+node, node, csrtest.ECDSA(elliptic.P256()))
 	r.Groups = []string{"system:nodes", "system:authenticated"}
 	return r
 }
@@ -251,10 +252,10 @@ func TestReleasedAndJoinedStandalone(t *testing.T) {
 			c := newCluster()
 			n := c.admission()
 			n.Node = nil
-			key := newKey(elliptic.P256())
+			key := csrtest.ECDSA(elliptic.P256())
 			token := c.mint(tokens.Limits{MaxNodes: 1})
 			for i := range 2 {
-				if _, err := n.Admit(t.Context(), asks(t, by(token), node, newKey(elliptic.P256()))); err != nil {
+				if _, err := n.Admit(t.Context(), asks(t, by(token), node, csrtest.ECDSA(elliptic.P256()))); err != nil {
 					t.Fatalf("key %d: %v", i, err)
 				}
 				c.history = nil
@@ -286,7 +287,7 @@ func TestReleasedAndJoinedStandalone(t *testing.T) {
 			c.history = nil
 			_, err = n.Admit(t.Context(), comesBack(t, node))
 			wantRefused(t, "released", err, "NodeNameReleased", "kubejoin token create --node-name worker-1")
-			if err != nil && errors.As(err, new(*signer.Refused)) {
+			if err != nil && errors.As(err, new(*approval.Refused)) {
 				if reporters, err := (signer.Standalone{Claims: claims{cluster: c}}).Reporters(t.Context(), "other", []string{node}); err != nil || len(reporters) > 0 {
 					t.Errorf("reporters %v %v, want none", reporters, err)
 				}
@@ -315,7 +316,7 @@ func TestServesIsOwn(t *testing.T) {
 		"not of the nodes": func(r *approval.Request) { r.Groups = nil },
 		"another node":     func(r *approval.Request) { r.User = "system:node:worker-2" },
 		"for another subject": func(r *approval.Request) {
-			r.CSR = newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("worker-2")}, nil)
+			r.CSR = csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("worker-2")}, nil)
 		},
 		"a name that none takes": func(r *approval.Request) { *r = serves(t, "Worker_1") },
 	} {

@@ -10,7 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -21,7 +23,7 @@ func TestRivalsInAnyOrder(t *testing.T) {
 	if testing.Short() {
 		runs = 50
 	}
-	key := newKey(elliptic.P256())
+	key := csrtest.ECDSA(elliptic.P256())
 	for run := range runs {
 		if t.Failed() {
 			return
@@ -48,7 +50,7 @@ func TestRivalsInAnyOrder(t *testing.T) {
 				r := asks(t, by(token), node, key)
 				for range tries {
 					_, err := n.Admit(t.Context(), r)
-					if errors.As(err, new(*signer.Refused)) {
+					if errors.As(err, new(*approval.Refused)) {
 						return
 					} else if err != nil {
 						continue

@@ -2,16 +2,11 @@ package signer_test
 
 import (
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,50 +15,11 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Keys of a size that takes long to make, made once.
-var (
-	rsa2048 = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 2048)) })
-	rsa1024 = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 1024)) })
-)
-
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
 	}
 	return v
-}
-
-func newKey(curve elliptic.Curve) crypto.Signer { return must(ecdsa.GenerateKey(curve, rand.Reader)) }
-
-func newEd25519() crypto.Signer {
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	return must(key, err)
-}
-
-// csrPEM makes a request; key nil is a new P-256 key.
-func csrPEM(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) []byte {
-	t.Helper()
-	if key == nil {
-		key = newKey(elliptic.P256())
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-}
-
-func newCSR(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) *x509.CertificateRequest {
-	t.Helper()
-	csr, err := signer.ParseCSR(csrPEM(t, template, key))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return csr
-}
-
-func nodeSubject(name string) pkix.Name {
-	return pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}
 }
 
 func newCA(t testing.TB) *signer.CA {

@@ -79,7 +79,7 @@ func TestExplainSaysThatRequestIsForged(t *testing.T) {
 
 func TestIssueRefusesRequestWithoutUsages(t *testing.T) {
 	template := signer.Template{CSR: kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil).CSR}
-	var refused *signer.Refused
+	var refused *approval.Refused
 	if _, err := (signer.Profile{Usages: clientUsages}).Issue(newCA(t), template, time.Now()); !errors.As(err, &refused) {
 		t.Errorf("Issue = %v, want a refusal", err)
 	}
@@ -96,7 +96,7 @@ func TestIsNode(t *testing.T) {
 		{"system:node:worker-1", nil, false},
 		{"jane", []string{"system:nodes"}, false},
 	} {
-		if got := signer.IsNode(test.user, test.groups); got != test.want {
+		if got := approval.IsNode(test.user, test.groups); got != test.want {
 			t.Errorf("IsNode(%q, %q) = %t, want %t", test.user, test.groups, got, test.want)
 		}
 	}
@@ -107,7 +107,7 @@ func TestKnownUsage(t *testing.T) {
 		certificates.UsageDigitalSignature: true, certificates.UsageClientAuth: true,
 		certificates.UsageCertSign: false, certificates.UsageCRLSign: false, "flying": false, "": false,
 	} {
-		if got := signer.KnownUsage(usage); got != want {
+		if got := approval.KnownUsage(usage); got != want {
 			t.Errorf("KnownUsage(%q) = %t, want %t", usage, got, want)
 		}
 	}

@@ -38,9 +38,9 @@ func (s Standalone) Allowed(_ context.Context, r approval.Request, p approval.Pe
 	}
 	switch p.Subresource {
 	case "nodeclient":
-		return strings.HasPrefix(r.User, bootstrapUserPrefix) && slices.Contains(r.Groups, bootstrappersGroup), nil
+		return strings.HasPrefix(r.User, tokens.BootstrapUserPrefix) && slices.Contains(r.Groups, bootstrappersGroup), nil
 	case "selfnodeclient":
-		return IsNode(r.User, r.Groups) && r.CSR != nil && r.CSR.Subject.CommonName == r.User, nil
+		return approval.IsNode(r.User, r.Groups) && r.CSR != nil && r.CSR.Subject.CommonName == r.User, nil
 	}
 	return false, nil
 }
@@ -48,7 +48,7 @@ func (s Standalone) Allowed(_ context.Context, r approval.Request, p approval.Pe
 // Node is the machine that asks, and no other one: its addresses are the one that it asks from,
 // its name, and its name under each suffix. The name is its own by its client certificate.
 func (s Standalone) Node(_ context.Context, r approval.Request, name string) (approval.Node, error) {
-	if r.User != nodeUserPrefix+name || !IsNode(r.User, r.Groups) {
+	if r.User != tokens.NodeUserPrefix+name || !approval.IsNode(r.User, r.Groups) {
 		return approval.Node{}, fmt.Errorf("node %s: %w: nothing is known of machines that do not ask themselves", name, approval.ErrNoNode)
 	}
 	if !r.From.IsValid() {

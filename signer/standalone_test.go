@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -105,7 +106,7 @@ func TestStandaloneServing(t *testing.T) {
 		r := approval.Request{
 			SignerName: certificates.KubeletServingSignerName, User: "system:node:w", Groups: []string{"system:nodes"}, From: netip.MustParseAddr("192.0.2.1"),
 			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth},
-			CSR:    newCSR(t, &x509.CertificateRequest{Subject: nodeSubject("w"), DNSNames: []string{host}}, nil),
+			CSR:    csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w"), DNSNames: []string{host}}, nil),
 		}
 		if d, err := rule.Decide(t.Context(), r, facts); err != nil || d.Verdict != want {
 			t.Errorf("%s: %+v %v, want %v", host, d, err, want)

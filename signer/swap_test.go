@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -31,7 +32,7 @@ func TestSwappedCA(t *testing.T) {
 	now := time.Now()
 	for i := range cas {
 		name := fmt.Sprint("ca-", i)
-		key, root := newKey(elliptic.P256()), newKey(elliptic.P256()) // Ed25519 is slow under the race detector
+		key, root := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256()) // Ed25519 is slow under the race detector
 		cert := caCertificate(t, name, key, caCertificate(t, "root", root, nil, nil, nil), root, func(c *x509.Certificate) {
 			c.NotAfter = now.Add(time.Duration(i+1) * time.Hour)
 		})
@@ -51,7 +52,7 @@ func TestSwappedCA(t *testing.T) {
 		return current.Load(), nil
 	}
 	authority := signer.Authority{Unthrottled: true, Signers: signer.FixedSigners(signer.KubernetesSigners(replaced, 365*24*time.Hour))}
-	request := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, newKey(elliptic.P256()))
+	request := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, csrtest.ECDSA(elliptic.P256()))
 
 	var left atomic.Int64
 	left.Store(swaps)
@@ -109,7 +110,7 @@ func TestSwappedCA(t *testing.T) {
 // two certificates cannot be told.
 func TestLoadCAHalfWritten(t *testing.T) {
 	dir := t.TempDir()
-	oldKey, key := newEd25519(), newEd25519()
+	oldKey, key := csrtest.Ed25519(), csrtest.Ed25519()
 	var certs []byte
 	boundaries := map[int]int{} // certificates, by length
 	for i, c := range []*x509.Certificate{caCertificate(t, "new", key, nil, nil, nil), caCertificate(t, "old", oldKey, nil, nil, nil)} {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -36,7 +37,7 @@ func leaves(t *testing.T, c *cluster, token tokens.Token, node string) {
 		leave()
 		time.Sleep(10 * time.Millisecond) // until the call has noticed
 	}}
-	if a, err := n.Admit(ctx, asks(t, by(token), node, newKey(elliptic.P256()))); a != nil || err == nil {
+	if a, err := n.Admit(ctx, asks(t, by(token), node, csrtest.ECDSA(elliptic.P256()))); a != nil || err == nil {
 		t.Fatalf("%s left and was admitted: %v", node, err)
 	}
 	for range 100 { // the call may end after Admit
@@ -87,7 +88,7 @@ func TestKeysOfTriesThatCameToNothingAreReplaced(t *testing.T) {
 	}
 	n := c.admission()
 	for i := range tokens.MaxKeys + 1 {
-		_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", newKey(elliptic.P256())))
+		_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256())))
 		switch {
 		case i == 0 && err != nil:
 			t.Errorf("the first key that anything is issued on: %v", err)

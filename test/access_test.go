@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -171,7 +172,7 @@ func (w walk) all(t *testing.T, in table, rows func(route string) bool) {
 func clientCertificate(t *testing.T, ca *signer.CA, name string, organizations ...string) *tls.Certificate {
 	t.Helper()
 	key, request := keyAndRequest(t, name, organizations...)
-	parsed, err := signer.ParseCSR([]byte(request))
+	parsed, err := pkcs10.Parse([]byte(request))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -133,7 +134,7 @@ func TestCertificatesWithoutRequestObjects(t *testing.T) {
 	}
 	first.has(t, s, chain)
 	first.csr = s.machine(t, "", "worker-3").csr
-	first.refused(t, "", api.ProblemCertificateRefused, signer.ReasonNodeRestriction)
+	first.refused(t, "", api.ProblemCertificateRefused, approval.ReasonNodeRestriction)
 
 	// A Node that exists is not handed out, and its own key does not count without the token.
 	if _, err := s.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "taken"}}, metav1.CreateOptions{}); err != nil {
@@ -163,6 +164,6 @@ func TestCertificatesWithoutRequestObjects(t *testing.T) {
 		s.kubectl(t, "create", "clusterrolebinding", role, "--clusterrole="+role, "--user="+user.name)
 		wait(t, "permission of "+user.name, func() error { _, err := r.asks(t, users); return err })
 		r.csr = s.asker(t, "", "root", "system:masters").csr
-		r.refused(t, users, api.ProblemCertificateRefused, signer.ReasonSubjectRestriction)
+		r.refused(t, users, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction)
 	}
 }

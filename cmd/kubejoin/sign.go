@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/spf13/cobra"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -174,7 +174,7 @@ func readCSR(stdin io.Reader, file string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	if _, err := signer.ParseCSR(content); err != nil {
+	if _, err := pkcs10.Parse(content); err != nil {
 		return nil, fmt.Errorf("%s: %w; make a certificate request with: openssl req -new -key KEY -subj SUBJECT", name, err)
 	}
 	return content, nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 )
@@ -56,7 +57,7 @@ func tokenCSV(w io.Writer, items []api.Token) error {
 			continue
 		}
 		groups := append([]string{"system:bootstrappers"}, t.Groups...)
-		if err := lines.Write([]string{t.Token.Reveal(), "system:bootstrap:" + t.ID, "", strings.Join(groups, ",")}); err != nil {
+		if err := lines.Write([]string{t.Token.Reveal(), tokens.BootstrapUserPrefix + t.ID, "", strings.Join(groups, ",")}); err != nil {
 			return err
 		}
 	}

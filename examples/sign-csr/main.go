@@ -19,6 +19,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -29,7 +30,7 @@ func main() {
 	duration := flag.Duration("duration", signer.DefaultDuration, "how long the certificate lasts")
 	flag.Parse()
 
-	request, err := io.ReadAll(io.LimitReader(os.Stdin, signer.MaxRequest+1))
+	request, err := io.ReadAll(io.LimitReader(os.Stdin, pkcs10.MaxBytes+1))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -51,7 +52,7 @@ func sign(ctx context.Context, certFile, keyFile string, request []byte, duratio
 	if err != nil {
 		return nil, err
 	}
-	csr, err := signer.ParseCSR(request)
+	csr, err := pkcs10.Parse(request)
 	if err != nil {
 		return nil, err
 	}

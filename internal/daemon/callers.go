@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/kubeauth"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
 // loadOperators loads the operators from the token file, if there is one.
@@ -115,7 +115,7 @@ func onlyNodes(nodes server.Authenticate) server.Authenticate {
 			r.TLS = &alone
 		}
 		user, err := nodes(r)
-		if err == nil && !(signer.IsNode(user.Name, user.Groups) && len(user.Groups) == 1) {
+		if err == nil && !(approval.IsNode(user.Name, user.Groups) && len(user.Groups) == 1) {
 			return server.User{}, fmt.Errorf("%w: the CA of kubelets' client certificates makes nodes known, and %q in %q is none", server.ErrBadCredentials, user.Name, user.Groups)
 		}
 		return user, err

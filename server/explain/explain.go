@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // Explain says why a machine of the name has or has not joined as of the time now. Of several
@@ -101,7 +102,7 @@ func (v *view) story() {
 	if v.reads(FactNode) && v.Object != nil {
 		// Another machine that asks for the name of a Node is what there is to explain. A
 		// request that was signed has led to the Node, or will renew it.
-		other := slices.IndexFunc(v.client, func(r Request) bool { return r.User != nodePrefix+v.Node })
+		other := slices.IndexFunc(v.client, func(r Request) bool { return r.User != tokens.NodeUserPrefix+v.Node })
 		if other < 0 || v.client[other].Certificate != nil || !v.client[other].Created.After(v.Object.Created) {
 			v.joined()
 			return
@@ -128,7 +129,7 @@ func (v *view) asked(r Request) {
 		v.refused(r, *refusal, state)
 	case r.Certificate != nil:
 		v.issued(r)
-	case r.User == nodePrefix+v.Node && v.reads(FactNode) && v.Object == nil:
+	case r.User == tokens.NodeUserPrefix+v.Node && v.reads(FactNode) && v.Object == nil:
 		v.say(NodeDeleted, r.Created, "its Node was deleted: the machine asked to renew its certificate %s, which waits for the Node", ago(r.Created, v.now))
 		v.next(v.remedy(NodeDeleted))
 	case r.Approved != nil:

@@ -128,15 +128,13 @@ type Leader struct {
 }
 
 const (
-	clientSigner    = "kubernetes.io/kube-apiserver-client-kubelet"
-	servingSigner   = "kubernetes.io/kubelet-serving"
-	nodePrefix      = "system:node:"
-	bootstrapPrefix = "system:bootstrap:"
+	clientSigner  = "kubernetes.io/kube-apiserver-client-kubelet"
+	servingSigner = "kubernetes.io/kubelet-serving"
 )
 
 // tokenID is the ID of the bootstrap token that a request was made with, or empty.
 func (r Request) tokenID() string {
-	id, found := strings.CutPrefix(r.User, bootstrapPrefix)
+	id, found := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix)
 	if !found || tokens.CheckID(id) != nil {
 		return ""
 	}

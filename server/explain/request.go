@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // kubejoinName is the field manager of kubejoin's writes and the source of its Events.
@@ -107,7 +108,7 @@ func (v *view) refusedBefore() string {
 
 // subresource is what the requester has to be allowed to create.
 func (v *view) subresource(r Request) string {
-	if r.User == nodePrefix+v.Node {
+	if r.User == tokens.NodeUserPrefix+v.Node {
 		return "selfnodeclient"
 	}
 	return "nodeclient"
@@ -230,7 +231,7 @@ func (v *view) issued(r Request) {
 		v.say(WrongIssuer, c.At, "its certificate was issued %s by %s, which is no CA in cluster-info, so that the API server may not know it: %s signs with another CA",
 			ago(c.At, v.now), clean(fmt.Sprintf("%q", leaf.Issuer.String())), cmp.Or(clean(c.Writer), "its signer"))
 		v.next("", foreign.ShowCSR(r.Name, r.UID))
-	case v.reads(FactNode) && (r.User == nodePrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
+	case v.reads(FactNode) && (r.User == tokens.NodeUserPrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
 		v.say(NodeDeleted, c.At, "its Node was deleted: the machine's certificate was issued %s and there is no Node", ago(c.At, v.now))
 		v.next(v.remedy(NodeDeleted))
 	case others:

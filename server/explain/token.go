@@ -140,7 +140,7 @@ func (v *view) diagnose(r Request) (State, string) {
 }
 
 func (v *view) diagnoseName(r Request, t tokens.Record) (State, string) {
-	if r.User == nodePrefix+v.Node {
+	if r.User == tokens.NodeUserPrefix+v.Node {
 		return "", ""
 	}
 	if c := v.Claim; v.reads(FactClaim) && c != nil && (c.TokenID != r.tokenID() || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {

@@ -71,7 +71,7 @@ func OfRequest(r approval.Request, status string, refused error, authority *sign
 		Name: clean(r.Name), SignerName: clean(r.SignerName), Requester: clean(r.User), Status: status,
 	}
 	if refused != nil {
-		e.Verdict, e.Reason, e.Message = approval.None.String(), signer.ReasonValidation, clean(refused.Error())+"; it is not approved, and fails if somebody approves it"
+		e.Verdict, e.Reason, e.Message = approval.None.String(), approval.ReasonValidation, clean(refused.Error())+"; it is not approved, and fails if somebody approves it"
 		return e
 	}
 	e.Subject = clean(r.CSR.Subject.String())

@@ -8,12 +8,8 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-)
-
-const (
-	nodeUserPrefix = "system:node:"
-	nodesGroup     = "system:nodes"
 )
 
 // Kubelet rules in the order of kube-controller-manager.
@@ -105,12 +101,12 @@ func CheckNodeSubject(r Request) error {
 		return errors.New("no certificate request given")
 	}
 	s := r.CSR.Subject
-	if !slices.Equal(s.Organization, []string{nodesGroup}) {
-		return fmt.Errorf("subject organization is %q, want exactly [%q]", s.Organization, nodesGroup)
+	if !slices.Equal(s.Organization, []string{tokens.NodesGroup}) {
+		return fmt.Errorf("subject organization is %q, want exactly [%q]", s.Organization, tokens.NodesGroup)
 	}
-	name, found := strings.CutPrefix(s.CommonName, nodeUserPrefix)
+	name, found := strings.CutPrefix(s.CommonName, tokens.NodeUserPrefix)
 	if !found {
-		return fmt.Errorf("subject common name is %q, want %sNAME", s.CommonName, nodeUserPrefix)
+		return fmt.Errorf("subject common name is %q, want %sNAME", s.CommonName, tokens.NodeUserPrefix)
 	}
 	if name == "" {
 		return fmt.Errorf("subject common name is %q: the node name is empty", s.CommonName)

@@ -34,6 +34,6 @@ type Request struct {
 	From netip.Addr
 	// Approver is who has approved the request already; empty if nobody has.
 	Approver string
-	// CSR is the PKCS #10 request, as signer.ParseCSR gives it.
+	// CSR is the PKCS #10 request, as pkcs10.Parse gives it.
 	CSR *x509.CertificateRequest
 }

@@ -4,6 +4,8 @@ import (
 	"crypto/x509"
 	"slices"
 	"strings"
+
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // ReservedName gives the name or group of a subject that Kubernetes or kubeadm has for itself, such as
@@ -12,10 +14,10 @@ import (
 // there is none. Nodes are left out, since node admission holds their names, and system:masters, which
 // every signer refuses.
 func ReservedName(csr *x509.CertificateRequest) string {
-	const node, nodes, masters = "system:node:", "system:nodes", "system:masters"
 	for _, name := range append([]string{csr.Subject.CommonName}, csr.Subject.Organization...) {
 		reserved := strings.HasPrefix(name, "system:") || strings.HasPrefix(name, "kubeadm:")
-		if reserved && name != nodes && name != masters && !(strings.HasPrefix(name, node) && slices.Contains(csr.Subject.Organization, nodes)) {
+		if reserved && name != tokens.NodesGroup && name != tokens.MastersGroup &&
+			!(strings.HasPrefix(name, tokens.NodeUserPrefix) && slices.Contains(csr.Subject.Organization, tokens.NodesGroup)) {
 			return name
 		}
 	}

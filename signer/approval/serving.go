@@ -64,8 +64,8 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 	if r.SignerName != certificates.KubeletServingSignerName || CheckKubeletServing(r) != nil {
 		return Decision{}, nil
 	}
-	node := strings.TrimPrefix(r.CSR.Subject.CommonName, nodeUserPrefix)
-	if r.User != r.CSR.Subject.CommonName || !slices.Contains(r.Groups, nodesGroup) {
+	node := strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix)
+	if r.User != r.CSR.Subject.CommonName || !slices.Contains(r.Groups, tokens.NodesGroup) {
 		return Decision{
 			Reason:   ReasonNotByNode,
 			Message:  fmt.Sprintf("%q asks for the serving certificate of node %q, which only the node itself gets automatically; 'kubectl certificate approve' does", userName(r), foreign.Text(node, foreign.MaxName)),

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"go.yaml.in/yaml/v3"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -231,11 +232,11 @@ func (r *nodes) patterns(n *yaml.Node, path, what string, check func(string) err
 
 func (r *nodes) keys(n *yaml.Node, path string, k *signer.KeyPolicy) {
 	before := len(r.errs)
-	bits := fmt.Sprintf("a number of bits from %d to %d", signer.MinRSABits, signer.MaxRSABits)
+	bits := fmt.Sprintf("a number of bits from %d to %d", pkcs10.MinRSABits, pkcs10.MaxRSABits)
 	bound := func(to *int) func(*yaml.Node, string) {
 		return func(n *yaml.Node, path string) {
 			value, ok := r.number(n, path, bits)
-			if ok && (value < signer.MinRSABits || value > signer.MaxRSABits) {
+			if ok && (value < pkcs10.MinRSABits || value > pkcs10.MaxRSABits) {
 				r.fail(n.Line, path, "%d given, want %s", value, bits)
 			}
 			*to = value
@@ -243,7 +244,7 @@ func (r *nodes) keys(n *yaml.Node, path string, k *signer.KeyPolicy) {
 	}
 	ok := r.mapping(n, path,
 		field{"rsa", false, func(n *yaml.Node, path string) {
-			k.MinRSA, k.MaxRSA = signer.MinRSABits, signer.MaxRSABits
+			k.MinRSA, k.MaxRSA = pkcs10.MinRSABits, pkcs10.MaxRSABits
 			r.mapping(n, path, field{"min", false, bound(&k.MinRSA)}, field{"max", false, bound(&k.MaxRSA)})
 			if len(r.errs) == before && k.MinRSA > k.MaxRSA {
 				r.fail(n.Line, path, "%d to %d bits given, want the least first", k.MinRSA, k.MaxRSA)
@@ -255,7 +256,7 @@ func (r *nodes) keys(n *yaml.Node, path string, k *signer.KeyPolicy) {
 				if !ok {
 					return
 				}
-				for _, curve := range signer.Curves() {
+				for _, curve := range pkcs10.Curves() {
 					if curve.Params().Name == text {
 						k.Curves = append(k.Curves, curve)
 						return

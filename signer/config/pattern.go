@@ -15,8 +15,6 @@ const (
 	// reservedPrefix begins names that Kubernetes gives a meaning: a pattern stands for them only
 	// if it has the prefix itself.
 	reservedPrefix = "system:"
-	// mastersGroup has every permission in a cluster.
-	mastersGroup = "system:masters"
 )
 
 // checkText says why a text is no pattern of a common name, or nil.
@@ -28,7 +26,7 @@ func checkText(pattern string) error {
 }
 
 func checkOrganization(pattern string) error {
-	if pattern == mastersGroup {
+	if pattern == tokens.MastersGroup {
 		return fmt.Errorf("%q is given to nobody: no permission could be taken away from it", pattern)
 	}
 	return checkText(pattern)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -181,7 +182,7 @@ func (w *world) requestPEM() []byte {
 func (w *world) someCertificate() []byte {
 	w.Helper()
 	object := w.ask(w.bootstrap(), kubelet, "x", nil, nil)
-	parsed, err := signer.ParseCSR(object.Spec.Request)
+	parsed, err := pkcs10.Parse(object.Spec.Request)
 	if err != nil {
 		w.Fatal(err)
 	}

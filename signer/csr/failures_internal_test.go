@@ -319,7 +319,7 @@ func TestRefusesNonPositiveExpiration(t *testing.T) {
 		r := wanting(t, "")
 		r.Spec.ExpirationSeconds = &seconds
 		_, err := Request(r)
-		if !errors.As(err, new(*signer.Refused)) || !strings.Contains(err.Error(), "want a positive number") {
+		if !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "want a positive number") {
 			t.Errorf("%d: %v", seconds, err)
 		}
 	}
@@ -329,7 +329,7 @@ func TestRefusesNonPositiveExpiration(t *testing.T) {
 func TestWaitingRenewalsAreOfNodes(t *testing.T) {
 	person := asked(t, 1, client, "jane", "jane", "")
 	person.Spec.Request = requestFor(t, "jane")
-	unreadable := asked(t, 1, client, nodeUser+"worker-2", "worker-2", "")
+	unreadable := asked(t, 1, client, tokens.NodeUserPrefix+"worker-2", "worker-2", "")
 	unreadable.Spec.Request = []byte("x")
 	if got := WaitingRenewals([]*certificates.CertificateSigningRequest{person, unreadable}); len(got) > 0 {
 		t.Errorf("waiting are %+v", got)

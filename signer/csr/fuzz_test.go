@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
-	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -75,7 +74,7 @@ func FuzzObject(f *testing.F) {
 			}
 			r, err := csr.Cached(o)
 			if err != nil {
-				if refused := (*signer.Refused)(nil); !errors.As(err, &refused) || refused.Reason == "" || refused.Message == "" {
+				if refused := (*approval.Refused)(nil); !errors.As(err, &refused) || refused.Reason == "" || refused.Message == "" {
 					t.Errorf("%v is not a refusal with a reason", err)
 				}
 				return

@@ -227,12 +227,12 @@ func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.D
 
 // leave says once that kubejoin neither approves nor denies a request, and why.
 func (h *handler) leave(csr *certificates.CertificateSigningRequest, why error) {
-	if !h.news(csr, signer.ReasonValidation) {
+	if !h.news(csr, approval.ReasonValidation) {
 		return
 	}
 	h.logOf(csr).Info("certificate request is left alone", "reason", why)
 	if _, known := h.Authority.Signer(csr.Spec.SignerName); known {
-		h.recorder.Eventf(csr, corev1.EventTypeWarning, signer.ReasonValidation, "kubejoin leaves this request alone: %v", why)
+		h.recorder.Eventf(csr, corev1.EventTypeWarning, approval.ReasonValidation, "kubejoin leaves this request alone: %v", why)
 	}
 }
 
@@ -260,7 +260,7 @@ func (h *handler) news(csr *certificates.CertificateSigningRequest, reason strin
 
 // refuse records that an approved request cannot be read, before it fails for it.
 func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, why error) error {
-	var refused *signer.Refused
+	var refused *approval.Refused
 	if !errors.As(why, &refused) {
 		return h.failed(ctx, csr, eventSigningFailed, why)
 	}
@@ -277,7 +277,7 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	if d := signer.Waits(err); d != nil {
 		return h.wait(csr, *d, h.logOf(csr).With("reason", d.Reason)), nil
 	}
-	var refused *signer.Refused
+	var refused *approval.Refused
 	if errors.As(err, &refused) {
 		return never, h.fail(ctx, csr, refused)
 	}
@@ -307,8 +307,8 @@ func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 
 // fail writes that the request will never be signed.
 func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigningRequest, err error) error {
-	reason, message := signer.ReasonValidation, foreign.Text(err.Error(), foreign.MaxMessage)
-	var refused *signer.Refused
+	reason, message := approval.ReasonValidation, foreign.Text(err.Error(), foreign.MaxMessage)
+	var refused *approval.Refused
 	if errors.As(err, &refused) {
 		reason, message = refused.Reason, refused.Message
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
@@ -29,10 +31,10 @@ func TestKeepsLittleOfLargeObjects(t *testing.T) {
 		why    string // part of the reason; empty is an object that is kept whole
 	}{
 		{name: "request at the limit", change: func(o *certificates.CertificateSigningRequest) {
-			o.Spec.Request = bytes.Repeat([]byte("A"), signer.MaxRequest)
+			o.Spec.Request = bytes.Repeat([]byte("A"), pkcs10.MaxBytes)
 		}},
 		{name: "request over the limit", change: func(o *certificates.CertificateSigningRequest) {
-			o.Spec.Request = bytes.Repeat([]byte("A"), signer.MaxRequest+1)
+			o.Spec.Request = bytes.Repeat([]byte("A"), pkcs10.MaxBytes+1)
 		}, why: "the certificate request has 65537 bytes, at most 65536 are allowed"},
 		{name: "request of a megabyte", change: func(o *certificates.CertificateSigningRequest) {
 			o.Spec.Request = bytes.Repeat([]byte("A"), 1<<20)
@@ -85,8 +87,8 @@ func TestKeepsLittleOfLargeObjects(t *testing.T) {
 					continue // nobody asks about it
 				}
 				r, err := Request(object)
-				var refused *signer.Refused
-				if !errors.As(err, &refused) || refused.Reason != signer.ReasonValidation || !strings.Contains(refused.Message, test.why) || r.CSR != nil {
+				var refused *approval.Refused
+				if !errors.As(err, &refused) || refused.Reason != approval.ReasonValidation || !strings.Contains(refused.Message, test.why) || r.CSR != nil {
 					t.Errorf("the %s object: %v, want a refusal with %q", name, err, test.why)
 				}
 			}

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/outage"
-	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -76,22 +76,22 @@ func strip(obj any) (any, error) {
 	return csr, nil
 }
 
-// tooLarge says, with a [*signer.Refused], why kubejoin does not handle an object of this size, or
+// tooLarge says, with a [*approval.Refused], why kubejoin does not handle an object of this size, or
 // nil. It knows of an object that strip has cut, too.
 func tooLarge(csr *certificates.CertificateSigningRequest) error {
 	if err := cutWhy(csr); err != nil {
 		return err
 	}
 	request := len(csr.Spec.Request)
-	if request > signer.MaxRequest {
-		_, err := signer.ParseCSR(csr.Spec.Request)
+	if request > pkcs10.MaxBytes {
+		_, err := pkcs10.Parse(csr.Spec.Request)
 		return err
 	}
 	meta := csr.ObjectMeta
 	meta.ManagedFields = nil
 	if rest := meta.Size() + csr.Spec.Size() - request; rest > maxRest {
-		return &signer.Refused{
-			Reason:  signer.ReasonValidation,
+		return &approval.Refused{
+			Reason:  approval.ReasonValidation,
 			Message: fmt.Sprintf("metadata and spec have %d bytes beside the certificate request, at most %d are allowed", rest, maxRest),
 		}
 	}
@@ -103,7 +103,7 @@ func tooLarge(csr *certificates.CertificateSigningRequest) error {
 func cutWhy(csr *certificates.CertificateSigningRequest) error {
 	for _, entry := range csr.ManagedFields {
 		if entry.Subresource == cutMark && len(csr.Spec.Request) == 0 {
-			return &signer.Refused{Reason: signer.ReasonValidation, Message: entry.Manager}
+			return &approval.Refused{Reason: approval.ReasonValidation, Message: entry.Manager}
 		}
 	}
 	return nil
@@ -161,7 +161,7 @@ func over(csr *certificates.CertificateSigningRequest) bool {
 	return issued(csr) || has(csr, certificates.CertificateDenied) || has(csr, certificates.CertificateFailed)
 }
 
-// Request is what an object asks for. With an error, a [*signer.Refused], it has what can be read
+// Request is what an object asks for. With an error, a [*approval.Refused], it has what can be read
 // of it, and no CSR.
 func Request(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
 	r := approval.Request{
@@ -181,8 +181,8 @@ func Request(csr *certificates.CertificateSigningRequest) (approval.Request, err
 	}
 	if s := csr.Spec.ExpirationSeconds; s != nil {
 		if *s <= 0 { // the API server wants at least 600
-			return r, &signer.Refused{
-				Reason:  signer.ReasonValidation,
+			return r, &approval.Refused{
+				Reason:  approval.ReasonValidation,
 				Message: fmt.Sprintf("spec.expirationSeconds is %d, want a positive number", *s),
 			}
 		}
@@ -192,6 +192,6 @@ func Request(csr *certificates.CertificateSigningRequest) (approval.Request, err
 		return r, err
 	}
 	var err error
-	r.CSR, err = signer.ParseCSR(csr.Spec.Request)
+	r.CSR, err = pkcs10.Parse(csr.Spec.Request)
 	return r, err
 }

@@ -10,7 +10,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/tools/cache"
@@ -53,7 +54,7 @@ func waitingRenewals(requests []*certificates.CertificateSigningRequest, got map
 		if known, found := first[of]; found && !since.Before(known.Since) || !since.After(got[of]) || !ownName(r) {
 			continue
 		}
-		first[of] = WaitingRenewal{Node: strings.TrimPrefix(of.user, nodeUser), Signer: of.signer, Request: r.Name, UID: string(r.UID), Since: since}
+		first[of] = WaitingRenewal{Node: strings.TrimPrefix(of.user, tokens.NodeUserPrefix), Signer: of.signer, Request: r.Name, UID: string(r.UID), Since: since}
 	}
 	all := make([]WaitingRenewal, 0, len(first))
 	for _, w := range first {
@@ -68,17 +69,15 @@ func waitingRenewals(requests []*certificates.CertificateSigningRequest, got map
 	return all
 }
 
-const nodeUser = "system:node:"
-
 // ofNode reports whether a node has made the request, of a signer of kubelets.
 func ofNode(r *certificates.CertificateSigningRequest) bool {
-	return strings.HasPrefix(r.Spec.Username, nodeUser) &&
+	return strings.HasPrefix(r.Spec.Username, tokens.NodeUserPrefix) &&
 		(r.Spec.SignerName == certificates.KubeAPIServerClientKubeletSignerName || r.Spec.SignerName == certificates.KubeletServingSignerName)
 }
 
 // ownName reports whether it is for the node itself.
 func ownName(r *certificates.CertificateSigningRequest) bool {
-	parsed, err := signer.ParseCSR(r.Spec.Request)
+	parsed, err := pkcs10.Parse(r.Spec.Request)
 	return err == nil && parsed.Subject.CommonName == r.Spec.Username
 }
 

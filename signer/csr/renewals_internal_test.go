@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,7 +43,7 @@ func asked(t *testing.T, minute int, signerName, user, node, state string) *cert
 	r := &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node, minute), CreationTimestamp: metav1.NewTime(renewalStart.Add(time.Duration(minute) * time.Minute))},
 		Spec: certificates.CertificateSigningRequestSpec{
-			SignerName: signerName, Username: user, Request: requestFor(t, nodeUser+node),
+			SignerName: signerName, Username: user, Request: requestFor(t, tokens.NodeUserPrefix+node),
 		},
 	}
 	set := func(kind certificates.RequestConditionType) {
@@ -68,7 +69,7 @@ func asked(t *testing.T, minute int, signerName, user, node, state string) *cert
 
 func TestWaitingRenewals(t *testing.T) {
 	own := func(minute int, node, state string) *certificates.CertificateSigningRequest {
-		return asked(t, minute, client, nodeUser+node, node, state)
+		return asked(t, minute, client, tokens.NodeUserPrefix+node, node, state)
 	}
 	type requests = []*certificates.CertificateSigningRequest
 	for name, test := range map[string]struct {
@@ -88,13 +89,13 @@ func TestWaitingRenewals(t *testing.T) {
 		"one of several is answered": {requests{own(1, "a", ""), own(2, "a", "issued"), own(3, "a", ""), own(4, "a", "")}, "a-3"},
 		"two nodes, oldest first":    {requests{own(2, "a", ""), own(1, "b", "")}, "b-1 a-2"},
 		"another node's was issued":  {requests{own(1, "a", ""), own(2, "b", "issued")}, "a-1"},
-		"both kinds":                 {requests{own(1, "a", ""), asked(t, 2, serving, nodeUser+"a", "a", "")}, "a-1 a-2"},
-		"the other kind was issued":  {requests{own(1, "a", ""), asked(t, 2, serving, nodeUser+"a", "a", "issued")}, "a-1"},
+		"both kinds":                 {requests{own(1, "a", ""), asked(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "")}, "a-1 a-2"},
+		"the other kind was issued":  {requests{own(1, "a", ""), asked(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "issued")}, "a-1"},
 		"a first certificate":        {requests{asked(t, 1, client, "system:bootstrap:qwertz", "a", "")}, ""},
-		"another node's name":        {requests{asked(t, 1, client, nodeUser+"a", "b", "")}, ""},
-		"its own after another's":    {requests{asked(t, 1, client, nodeUser+"a", "b", ""), own(2, "a", "")}, "a-2"},
-		"another signer":             {requests{asked(t, 1, certificates.KubeAPIServerClientSignerName, nodeUser+"a", "a", "")}, ""},
-		"not a request":              {requests{{Spec: certificates.CertificateSigningRequestSpec{SignerName: client, Username: nodeUser + "a", Request: []byte("x")}}}, ""},
+		"another node's name":        {requests{asked(t, 1, client, tokens.NodeUserPrefix+"a", "b", "")}, ""},
+		"its own after another's":    {requests{asked(t, 1, client, tokens.NodeUserPrefix+"a", "b", ""), own(2, "a", "")}, "a-2"},
+		"another signer":             {requests{asked(t, 1, certificates.KubeAPIServerClientSignerName, tokens.NodeUserPrefix+"a", "a", "")}, ""},
+		"not a request":              {requests{{Spec: certificates.CertificateSigningRequestSpec{SignerName: client, Username: tokens.NodeUserPrefix + "a", Request: []byte("x")}}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var names []string
@@ -159,18 +160,18 @@ func TestLateRenewals(t *testing.T) {
 		}
 	}
 	look(0, 0, "")
-	put(asked(t, 0, client, nodeUser+"a", "a", ""))
-	put(asked(t, 0, serving, nodeUser+"b", "b", ""))            // of a signer that is not ours
-	put(asked(t, 0, client, nodeUser+"deleted", "deleted", "")) // of a Node that is not there
+	put(asked(t, 0, client, tokens.NodeUserPrefix+"a", "a", ""))
+	put(asked(t, 0, serving, tokens.NodeUserPrefix+"b", "b", ""))            // of a signer that is not ours
+	put(asked(t, 0, client, tokens.NodeUserPrefix+"deleted", "deleted", "")) // of a Node that is not there
 	look(30, 30*time.Minute, "")
-	soon := asked(t, 25, client, nodeUser+"short", "short", "")
+	soon := asked(t, 25, client, tokens.NodeUserPrefix+"short", "short", "")
 	put(soon)
 	look(28, 28*time.Minute, "")
 	look(29, 29*time.Minute, "short-25")
 	if err := store.Delete(soon); err != nil {
 		t.Fatal(err)
 	}
-	put(asked(t, 5, client, nodeUser+"b", "b", ""))
+	put(asked(t, 5, client, tokens.NodeUserPrefix+"b", "b", ""))
 	look(31, 31*time.Minute, "a-0")
 	look(40, 40*time.Minute, "a-0 b-5")
 	nodesErr = errors.New("not read yet")
@@ -178,14 +179,14 @@ func TestLateRenewals(t *testing.T) {
 	nodesErr = nil
 
 	// Answered by a later request, which is deleted before the one that waits.
-	answer := asked(t, 41, client, nodeUser+"a", "a", "issued")
+	answer := asked(t, 41, client, tokens.NodeUserPrefix+"a", "a", "issued")
 	put(answer)
 	look(42, 37*time.Minute, "b-5")
 	if err := store.Delete(answer); err != nil {
 		t.Fatal(err)
 	}
 	look(200, 195*time.Minute, "b-5")
-	put(asked(t, 205, client, nodeUser+"a", "a", ""))
+	put(asked(t, 205, client, tokens.NodeUserPrefix+"a", "a", ""))
 	look(240, 235*time.Minute, "b-5 a-205")
 	// And is forgotten when the one that waits is gone as well.
 	look(41+49*60, time.Duration(41+49*60)*time.Minute, "a-0 b-5")

@@ -28,7 +28,7 @@ func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigni
 	if err == nil {
 		_, err = h.Authority.Sign(ctx, r, nil)
 	}
-	var refused *signer.Refused
+	var refused *approval.Refused
 	switch d := signer.Waits(err); {
 	case d != nil:
 		return h.shadowWait(csr, *d), nil

@@ -48,10 +48,10 @@ func leaf(csr *certificates.CertificateSigningRequest) *x509.Certificate {
 
 // nodeOf is the node that an API server takes the holder of the certificate for; empty if none.
 func nodeOf(cert *x509.Certificate) string {
-	if cert == nil || !slices.Contains(cert.Subject.Organization, nodesGroup) {
+	if cert == nil || !slices.Contains(cert.Subject.Organization, tokens.NodesGroup) {
 		return ""
 	}
-	node, found := strings.CutPrefix(cert.Subject.CommonName, nodeUser)
+	node, found := strings.CutPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
 	client := len(cert.ExtKeyUsage) == 0 || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageClientAuth) || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny)
 	if !found || !client || tokens.CheckNodeName(node) != nil {
 		return ""
@@ -59,14 +59,12 @@ func nodeOf(cert *x509.Certificate) string {
 	return node
 }
 
-const nodesGroup = "system:nodes"
-
 // noticeShared reports a first certificate for a node name of which another certificate is valid:
 // two machines may hold the name. A token without limits leaves no claim, so nothing else shows it.
 func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 	cert := leaf(csr)
 	node := nodeOf(cert)
-	if node == "" || csr.Spec.Username == nodeUser+node { // a node renews
+	if node == "" || csr.Spec.Username == tokens.NodeUserPrefix+node { // a node renews
 		return
 	}
 	others, err := h.byNode.ByIndex(byNode, node)

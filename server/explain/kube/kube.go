@@ -201,7 +201,7 @@ func (g *gathering) tokens(ctx context.Context) error {
 // requestersToken reads the token of the newest requests as it is now: the list may lag.
 func (g *gathering) requestersToken(ctx context.Context) error {
 	for _, o := range g.latest {
-		id, found := strings.CutPrefix(o.Spec.Username, "system:bootstrap:")
+		id, found := strings.CutPrefix(o.Spec.Username, tokens.BootstrapUserPrefix)
 		if !found || tokens.CheckID(id) != nil {
 			continue
 		}

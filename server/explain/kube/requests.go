@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/explain"
-	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,8 +53,8 @@ func (g *gathering) requests(ctx context.Context) error {
 
 // isFor reports whether a request is for the node. One that cannot be parsed is for nobody.
 func (g *gathering) isFor(o object) bool {
-	parsed, err := signer.ParseCSR(o.Spec.Request)
-	return err == nil && parsed.Subject.CommonName == "system:node:"+g.facts.Node
+	parsed, err := pkcs10.Parse(o.Spec.Request)
+	return err == nil && parsed.Subject.CommonName == tokens.NodeUserPrefix+g.facts.Node
 }
 
 // newest are the requests for a client certificate that a story may be about: the newest one, and
@@ -73,7 +74,7 @@ func (g *gathering) newest(all []object) []object {
 		if newest == nil || later(o, newest) {
 			newest = o
 		}
-		if o.Spec.Username != "system:node:"+g.facts.Node && (other == nil || later(o, other)) {
+		if o.Spec.Username != tokens.NodeUserPrefix+g.facts.Node && (other == nil || later(o, other)) {
 			other = o
 		}
 	}
@@ -155,7 +156,7 @@ func (g *gathering) permission(ctx context.Context) error {
 			r.Extra[k] = v
 		}
 		subresource := "nodeclient"
-		if o.Spec.Username == "system:node:"+g.facts.Node {
+		if o.Spec.Username == tokens.NodeUserPrefix+g.facts.Node {
 			subresource = "selfnodeclient"
 		}
 		may, err := (&csr.Facts{Client: g.Client}).Allowed(ctx, r, approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource})

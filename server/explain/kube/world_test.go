@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -166,7 +167,7 @@ func (w *world) finish(o *certificates.CertificateSigningRequest, manager string
 	if failed != nil {
 		o.Status.Conditions = append(o.Status.Conditions, *failed)
 	} else {
-		parsed, err := signer.ParseCSR(o.Spec.Request)
+		parsed, err := pkcs10.Parse(o.Spec.Request)
 		if err != nil {
 			w.Fatal(err)
 		}

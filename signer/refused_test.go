@@ -1,7 +1,6 @@
 package signer_test
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/elliptic"
 	"crypto/x509"
@@ -14,67 +13,24 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
-
-func TestParseCSR(t *testing.T) {
-	good := csrPEM(t, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, nil)
-	block, _ := pem.Decode(good)
-	encode := func(kind string, headers map[string]string, der []byte) []byte {
-		return pem.EncodeToMemory(&pem.Block{Type: kind, Headers: headers, Bytes: der})
-	}
-	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
-	for _, test := range []struct {
-		name string
-		data []byte
-		want string // part of the error
-	}{
-		{name: "one block", data: good},
-		{name: "white space around", data: join([]byte("\n \t"), good, []byte("\r\n\n"))},
-		{name: "nothing", want: "not PEM"},
-		{name: "DER", data: block.Bytes, want: "not PEM"},
-		{name: "another type", data: encode("CERTIFICATE", nil, block.Bytes), want: `type "CERTIFICATE"`},
-		{name: "the old type", data: encode("NEW CERTIFICATE REQUEST", nil, block.Bytes), want: "type"},
-		{name: "headers", data: encode("CERTIFICATE REQUEST", map[string]string{"A": "b"}, block.Bytes), want: "headers"},
-		{name: "twice", data: join(good, good), want: "block"},
-		{name: "text after", data: join(good, []byte("x")), want: "after"},
-		{name: "text before", data: join([]byte("x\n"), good), want: "before"},
-		{name: "broken block before", data: join([]byte("-----BEGIN CERTIFICATE REQUEST-----\n!\n-----END CERTIFICATE REQUEST-----\n"), good), want: "before"},
-		{name: "trailing DER", data: encode("CERTIFICATE REQUEST", nil, append(bytes.Clone(block.Bytes), 0)), want: "parsed"},
-		{name: "no DER", data: encode("CERTIFICATE REQUEST", nil, []byte("hello")), want: "parsed"},
-		{name: "huge", data: bytes.Repeat([]byte("A"), signer.MaxRequest+1), want: "65537 bytes"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			csr, err := signer.ParseCSR(test.data)
-			if test.want == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
-				if csr.Subject.CommonName != "system:node:worker-1" {
-					t.Errorf("subject is %s", csr.Subject)
-				}
-				return
-			}
-			var refused *signer.Refused
-			if !errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error is %v, want a refusal with %q", err, test.want)
-			}
-		})
-	}
-}
 
 // Each kind of key, because each has a signature of its own.
 func TestIssueRefusesForged(t *testing.T) {
 	ca := newCA(t)
-	for name, key := range map[string]crypto.Signer{"RSA": rsa2048(), "P-256": newKey(elliptic.P256()), "P-384": newKey(elliptic.P384()), "Ed25519": newEd25519()} {
-		block, _ := pem.Decode(csrPEM(t, &x509.CertificateRequest{Subject: nodeSubject("worker-1")}, key))
+	for name, key := range map[string]crypto.Signer{"RSA": csrtest.RSA2048(), "P-256": csrtest.ECDSA(elliptic.P256()), "P-384": csrtest.ECDSA(elliptic.P384()), "Ed25519": csrtest.Ed25519()} {
+		block, _ := pem.Decode(csrtest.PEM(t, &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}, key))
 		block.Bytes[len(block.Bytes)-1] ^= 1
-		csr, err := signer.ParseCSR(pem.EncodeToMemory(block))
+		csr, err := pkcs10.Parse(pem.EncodeToMemory(block))
 		if err != nil {
 			t.Fatal(err)
 		}
 		answer, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
-		var refused *signer.Refused
+		var refused *approval.Refused
 		if !errors.As(err, &refused) || !strings.Contains(err.Error(), "not signed by its own key") || answer != nil {
 			t.Errorf("%s: error is %v, want a refusal", name, err)
 		}
@@ -109,12 +65,12 @@ func TestIssueRefuses(t *testing.T) {
 		want     string // part of the refusal; empty is none
 	}{
 		{name: "P-256", template: named()},
-		{name: "P-384", template: named(), key: newKey(elliptic.P384())},
-		{name: "P-521", template: named(), key: newKey(elliptic.P521())},
-		{name: "Ed25519", template: named(), key: newEd25519()},
-		{name: "RSA 2048", template: named(), key: rsa2048()},
-		{name: "RSA 1024", template: named(), key: rsa1024(), want: "1024 bits"},
-		{name: "P-224", template: named(), key: newKey(elliptic.P224()), want: "P-224"},
+		{name: "P-384", template: named(), key: csrtest.ECDSA(elliptic.P384())},
+		{name: "P-521", template: named(), key: csrtest.ECDSA(elliptic.P521())},
+		{name: "Ed25519", template: named(), key: csrtest.Ed25519()},
+		{name: "RSA 2048", template: named(), key: csrtest.RSA2048()},
+		{name: "RSA 1024", template: named(), key: csrtest.RSA1024(), want: "1024 bits"},
+		{name: "P-224", template: named(), key: csrtest.ECDSA(elliptic.P224()), want: "P-224"},
 		{name: "CA", template: extended(basicConstraints(t, []byte{0x30, 3, 1, 1, 0xff})), want: "CA certificate"},
 		{name: "CA with path length", template: extended(basicConstraints(t, []byte{0x30, 6, 1, 1, 0xff, 2, 1, 0})), want: "CA certificate"},
 		{name: "no CA", template: extended(basicConstraints(t, []byte{0x30, 0}))},
@@ -132,10 +88,10 @@ func TestIssueRefuses(t *testing.T) {
 		)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			csr := newCSR(t, test.template, test.key)
+			csr := csrtest.New(t, test.template, test.key)
 			answer, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 			if test.want != "" {
-				var refused *signer.Refused
+				var refused *approval.Refused
 				if !errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) || answer != nil {
 					t.Errorf("error is %v, want a refusal with %q", err, test.want)
 				}
@@ -161,20 +117,20 @@ func FuzzParseCSR(f *testing.F) {
 	ca := newCA(f)
 	profile := signer.Profile{Usages: clientUsages}
 	for _, template := range []*x509.CertificateRequest{
-		{Subject: nodeSubject("worker-1")},
+		{Subject: csrtest.Node("worker-1")},
 		{Subject: pkix.Name{CommonName: "jane", Organization: []string{"a", "b"}, StreetAddress: []string{"s"}, Country: []string{"XX"}}},
 		{Subject: pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{attribute("a@b", 1, 2, 840, 113549, 1, 9, 1)}}},
 		{DNSNames: []string{"a", "*.b"}, EmailAddresses: []string{"a@b"}, IPAddresses: nil},
 	} {
-		block, _ := pem.Decode(csrPEM(f, template, newEd25519()))
+		block, _ := pem.Decode(csrtest.PEM(f, template, csrtest.Ed25519()))
 		f.Add(block.Bytes)
 	}
 	f.Add([]byte{0x30, 0x80})
 	f.Add(hugeKey(f))
 	f.Fuzz(func(t *testing.T, der []byte) {
 		fuzzing.Prompt(t, func() {
-			var refused *signer.Refused
-			csr, err := signer.ParseCSR(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+			var refused *approval.Refused
+			csr, err := pkcs10.Parse(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 			if err != nil {
 				if !errors.As(err, &refused) {
 					t.Errorf("not a refusal: %v", err)

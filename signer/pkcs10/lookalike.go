@@ -1,9 +1,11 @@
-package signer
+package pkcs10
 
 import (
 	"strings"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
 	"golang.org/x/text/unicode/norm"
 )
 
@@ -31,7 +33,7 @@ func readsAs(name string) string {
 	return lookalikes.Replace(name)
 }
 
-// checkReserved says, with a [*Refused], whether the name of a user or group only looks like one
+// checkReserved says, with a [*approval.Refused], whether the name of a user or group only looks like one
 // of Kubernetes' own. To kube-apiserver it is another one, but not to everybody who reads it.
 func checkReserved(name string) error {
 	as := readsAs(name)
@@ -39,8 +41,8 @@ func checkReserved(name string) error {
 		return nil
 	}
 	exact := strings.HasPrefix(name, reservedPrefix) && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f })
-	if !exact || as != name && (as == mastersGroup || as == nodesGroup) {
-		return refuse("the subject has the name %+.100q, which reads as %.100q: names that begin with %q are written in visible ASCII and small letters", name, as, reservedPrefix)
+	if !exact || as != name && (as == tokens.MastersGroup || as == tokens.NodesGroup) {
+		return approval.Refuse("the subject has the name %+.100q, which reads as %.100q: names that begin with %q are written in visible ASCII and small letters", name, as, reservedPrefix)
 	}
 	return nil
 }

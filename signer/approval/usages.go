@@ -1,4 +1,4 @@
-package signer
+package approval
 
 import (
 	"crypto/x509"
@@ -45,9 +45,9 @@ func KnownUsage(u certificates.KeyUsage) bool {
 	return isBit || isExtended
 }
 
-// x509Usages translates usages; the extended ones come sorted, each once, as
+// X509Usages translates usages; the extended ones come sorted, each once, as
 // kube-controller-manager has them.
-func x509Usages(usages []certificates.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsage, error) {
+func X509Usages(usages []certificates.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsage, error) {
 	var bits x509.KeyUsage
 	var extended []x509.ExtKeyUsage
 	for _, u := range usages {
@@ -61,23 +61,4 @@ func x509Usages(usages []certificates.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsa
 	}
 	slices.Sort(extended)
 	return bits, slices.Compact(extended), nil
-}
-
-// cfsslUsages are the same usages by cfssl's names, in an order that gives the extended ones
-// sorted: cfssl keeps the order and does not remove what is there twice.
-func cfsslUsages(usages []certificates.KeyUsage) []string {
-	var bits, extended []certificates.KeyUsage
-	for _, u := range usages {
-		if _, ok := keyUsages[u]; ok {
-			bits = append(bits, u)
-		} else if !slices.ContainsFunc(extended, func(e certificates.KeyUsage) bool { return extKeyUsages[e] == extKeyUsages[u] }) {
-			extended = append(extended, u)
-		}
-	}
-	slices.SortFunc(extended, func(a, b certificates.KeyUsage) int { return int(extKeyUsages[a]) - int(extKeyUsages[b]) })
-	var names []string
-	for _, u := range append(bits, extended...) {
-		names = append(names, string(u))
-	}
-	return names
 }

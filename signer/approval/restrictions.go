@@ -1,11 +1,11 @@
-package signer
+package approval
 
 import (
 	"crypto/x509"
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -18,9 +18,6 @@ const (
 	ReasonNodeRestriction = "NodeRestriction"
 )
 
-// mastersGroup has every permission in a cluster, and cannot be taken away by RBAC.
-const mastersGroup = "system:masters"
-
 // CheckAdmission says, with a [*Refused], what an API server stops before there is a
 // CertificateSigningRequest object, whatever RBAC says. It is for requests that have not come by
 // way of one:
@@ -28,31 +25,31 @@ const mastersGroup = "system:masters"
 //   - nobody is in group system:masters (admission plugin CertificateSubjectRestriction, here for
 //     every signer); [Profile.Issue] refuses it, too, since the plugin can be off;
 //   - a node asks for a certificate of a node only if the node is itself (NodeRestriction).
-func CheckAdmission(r approval.Request) error {
+func CheckAdmission(r Request) error {
 	if r.CSR == nil {
-		return refuse("no certificate request given")
+		return Refuse("no certificate request given")
 	}
-	if err := checkSubject(r.CSR, ReasonSubjectRestriction); err != nil {
+	if err := CheckSubject(r.CSR, ReasonSubjectRestriction); err != nil {
 		return err
 	}
 	name := r.CSR.Subject.CommonName
-	nodes := strings.HasPrefix(name, nodeUserPrefix) ||
+	nodes := strings.HasPrefix(name, tokens.NodeUserPrefix) ||
 		r.SignerName == certificates.KubeAPIServerClientKubeletSignerName || r.SignerName == certificates.KubeletServingSignerName
 	if IsNode(r.User, r.Groups) && nodes && name != r.User {
-		return refuseFor(ReasonNodeRestriction, "%s asks for a certificate of %.300q, and a node is given its own alone", r.User, name)
+		return RefuseFor(ReasonNodeRestriction, "%s asks for a certificate of %.300q, and a node is given its own alone", r.User, name)
 	}
 	return nil
 }
 
 // IsNode reports whether that is the user of a node, as an API server tells.
 func IsNode(user string, groups []string) bool {
-	return strings.HasPrefix(user, nodeUserPrefix) && slices.Contains(groups, nodesGroup)
+	return strings.HasPrefix(user, tokens.NodeUserPrefix) && slices.Contains(groups, tokens.NodesGroup)
 }
 
-// checkSubject refuses for a reason.
-func checkSubject(csr *x509.CertificateRequest, reason string) error {
-	if slices.Contains(csr.Subject.Organization, mastersGroup) {
-		return refuseFor(reason, "the subject is in group %s, which nobody is given a certificate for", mastersGroup)
+// CheckSubject refuses a subject in group system:masters, for a reason.
+func CheckSubject(csr *x509.CertificateRequest, reason string) error {
+	if slices.Contains(csr.Subject.Organization, tokens.MastersGroup) {
+		return RefuseFor(reason, "the subject is in group %s, which nobody is given a certificate for", tokens.MastersGroup)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
-package signer
+package approval
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
@@ -10,9 +9,6 @@ import (
 // ReasonValidation is the reason of a request that breaks the rules of its signer, as
 // kube-controller-manager writes it.
 const ReasonValidation = "SignerValidationFailure"
-
-// ErrUnknownSigner is wrapped when a signer name is not configured.
-var ErrUnknownSigner = errors.New("signer is not configured")
 
 // Refused is the error of a request that will never be signed as it is. Every other error may
 // pass by itself.
@@ -26,9 +22,11 @@ type Refused struct {
 // Error is the message.
 func (r *Refused) Error() string { return r.Message }
 
-func refuse(format string, args ...any) error { return refuseFor(ReasonValidation, format, args...) }
+// Refuse returns a [*Refused] with [ReasonValidation].
+func Refuse(format string, args ...any) error { return RefuseFor(ReasonValidation, format, args...) }
 
-func refuseFor(reason, format string, args ...any) error {
+// RefuseFor returns a [*Refused]. It redacts tokens in args, and cuts the message.
+func RefuseFor(reason, format string, args ...any) error {
 	foreign.Args(args) // before a verb cuts them
 	return &Refused{Reason: reason, Message: foreign.Text(fmt.Sprintf(format, args...), foreign.MaxMessage)}
 }

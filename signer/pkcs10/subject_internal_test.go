@@ -1,15 +1,14 @@
-package signer
+package pkcs10
 
 import (
-	"crypto/ecdh"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
-	"encoding/pem"
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
 func TestSubjectAltNamesAreWellFormed(t *testing.T) {
@@ -37,7 +36,7 @@ func TestSubjectAltNamesAreWellFormed(t *testing.T) {
 			Subject:    pkix.Name{CommonName: "a"},
 			Extensions: []pkix.Extension{{Id: oidSubjectAltName, Value: []byte(test.der)}},
 		})
-		var refused *Refused
+		var refused *approval.Refused
 		if (err == nil) != (test.want == "") || err != nil && (!errors.As(err, &refused) || !strings.Contains(refused.Message, test.want)) {
 			t.Errorf("%s: %v, want a refusal with %q", name, err, test.want)
 		}
@@ -54,42 +53,9 @@ func TestNamesThatReadAsKubernetesOwn(t *testing.T) {
 		"System:etcd", " system:etcd", "sy\u200bstem:etcd", "ѕystem:etcd", "ｓystem:etcd", "system∶etcd",
 		"system:a b", "system:\u00e9", "system:a\u200b", "system:Masters", "system:NODES",
 	} {
-		var refused *Refused
+		var refused *approval.Refused
 		if err := checkReserved(name); !errors.As(err, &refused) {
 			t.Errorf("checkReserved(%+q) = %v, want a refusal", name, err)
-		}
-	}
-}
-
-func TestParsePEM(t *testing.T) {
-	agreement, err := ecdh.X25519().GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(agreement)
-	if err != nil {
-		t.Fatal(err)
-	}
-	block := func(typ string) []byte { return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: []byte("x")}) }
-	cut := []byte("-----BEGIN CERTIFICATE-----\nAAAA\n")
-	certificates := func(data []byte) error { _, err := parseCertificates(data); return err }
-	key := func(data []byte) error { _, err := parseKey(data); return err }
-	for name, test := range map[string]struct {
-		parse func([]byte) error
-		data  []byte
-		want  string
-	}{
-		"no certificate":         {certificates, nil, "no certificate found"},
-		"certificate cut off":    {certificates, cut, "damaged or cut off"},
-		"malformed certificate":  {certificates, block("CERTIFICATE"), "certificate 1: x509"},
-		"no key":                 {key, nil, "no private key found"},
-		"key beside a cut block": {key, append(block("EC PARAMETERS"), cut...), "damaged or cut off"},
-		"malformed key":          {key, block("PRIVATE KEY"), "holds no valid key"},
-		"key that cannot sign":   {key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), "cannot sign"},
-		"key of another type":    {key, block("DSA PRIVATE KEY"), "PEM block of type DSA PRIVATE KEY"},
-	} {
-		if err := test.parse(test.data); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, want an error with %q", name, err, test.want)
 		}
 	}
 }
@@ -120,25 +86,9 @@ func TestSubjectAttributes(t *testing.T) {
 		"of another part":       {[]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 5, 3}, Value: "System:etcd"}}, ""},
 	} {
 		err := checkAttributes(requestOf(test.attributes...))
-		var refused *Refused
+		var refused *approval.Refused
 		if (err == nil) != (test.want == "") || err != nil && (!errors.As(err, &refused) || !strings.Contains(refused.Message, test.want)) {
 			t.Errorf("%s: %v, want a refusal with %q", what, err, test.want)
 		}
-	}
-}
-
-// cfssl would drop a street or postal code of a subject that kubejoin gives it.
-func TestUnknownAttributeBesideStreetIsRefused(t *testing.T) {
-	unknown := pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}, Value: "a@example.com"}
-	street, postal := requestOf(unknown), requestOf(unknown)
-	street.Subject.StreetAddress, postal.Subject.PostalCode = []string{"a"}, []string{"1"}
-	for _, csr := range []*x509.CertificateRequest{street, postal} {
-		var refused *Refused
-		if subject, err := subjectOverride(csr); !errors.As(err, &refused) || subject != nil {
-			t.Errorf("subjectOverride = %v, %v, want a refusal", subject, err)
-		}
-	}
-	if subject, err := subjectOverride(requestOf(unknown)); err != nil || subject == nil {
-		t.Errorf("subjectOverride = %v, %v, want a subject without the attribute", subject, err)
 	}
 }

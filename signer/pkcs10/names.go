@@ -1,4 +1,4 @@
-package signer
+package pkcs10
 
 import (
 	"crypto/x509"
@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
 // MaxNames is the most subject alternative names of a certificate request.
@@ -24,7 +25,7 @@ const (
 	kindIP    = 7
 )
 
-// checkNames says, with a [*Refused], what is wrong with the subject alternative names whoever
+// checkNames says, with a [*approval.Refused], what is wrong with the subject alternative names whoever
 // asks for them. It reads the extension itself: crypto/x509 leaves out the kinds that it does not
 // know, and what was asked for and left out nobody would ever hear of.
 func checkNames(csr *x509.CertificateRequest) error {
@@ -34,25 +35,25 @@ func checkNames(csr *x509.CertificateRequest) error {
 		}
 		var list asn1.RawValue
 		if rest, err := asn1.Unmarshal(ext.Value, &list); err != nil || len(rest) > 0 || list.Tag != asn1.TagSequence || list.Class != asn1.ClassUniversal {
-			return refuse("the subject alternative names are malformed")
+			return approval.Refuse("the subject alternative names are malformed")
 		}
 		for n, rest := 1, list.Bytes; len(rest) > 0; n++ {
 			if n > MaxNames {
-				return refuse("more than %d subject alternative names are asked for", MaxNames)
+				return approval.Refuse("more than %d subject alternative names are asked for", MaxNames)
 			}
 			var name asn1.RawValue
 			var err error
 			if rest, err = asn1.Unmarshal(rest, &name); err != nil || name.Class != asn1.ClassContextSpecific {
-				return refuse("the subject alternative names are malformed")
+				return approval.Refuse("the subject alternative names are malformed")
 			}
 			if err := checkName(name.Tag, name.Bytes); err != nil {
-				return refuse("subject alternative name %d %v", n, err)
+				return approval.Refuse("subject alternative name %d %v", n, err)
 			}
 		}
 	}
 	if len(csr.Subject.ToRDNSequence()) == 0 && len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses)+len(csr.URIs) == 0 {
 		// RFC 5280, section 4.1.2.6.
-		return refuse("the certificate request has neither a subject nor subject alternative names")
+		return approval.Refuse("the certificate request has neither a subject nor subject alternative names")
 	}
 	return nil
 }

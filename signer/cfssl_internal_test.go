@@ -1,0 +1,34 @@
+package signer
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"errors"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+)
+
+// requestOf is a request with these attributes in its subject.
+func requestOf(attributes ...pkix.AttributeTypeAndValue) *x509.CertificateRequest {
+	csr := &x509.CertificateRequest{}
+	csr.Subject.Names = attributes
+	return csr
+}
+
+// cfssl would drop a street or postal code of a subject that kubejoin gives it.
+func TestUnknownAttributeBesideStreetIsRefused(t *testing.T) {
+	unknown := pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}, Value: "a@example.com"}
+	street, postal := requestOf(unknown), requestOf(unknown)
+	street.Subject.StreetAddress, postal.Subject.PostalCode = []string{"a"}, []string{"1"}
+	for _, csr := range []*x509.CertificateRequest{street, postal} {
+		var refused *approval.Refused
+		if subject, err := subjectOverride(csr); !errors.As(err, &refused) || subject != nil {
+			t.Errorf("subjectOverride = %v, %v, want a refusal", subject, err)
+		}
+	}
+	if subject, err := subjectOverride(requestOf(unknown)); err != nil || subject == nil {
+		t.Errorf("subjectOverride = %v, %v, want a subject without the attribute", subject, err)
+	}
+}

@@ -1,0 +1,44 @@
+package pkcs10
+
+import (
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"slices"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+)
+
+// RSA keys below and above these are not given a certificate whatever a [KeyPolicy] says: the
+// weaker can be broken, and the larger cost every TLS handshake more than they are worth.
+const (
+	MinRSABits = 2048
+	MaxRSABits = 8192
+)
+
+// Curves are those that ECDSA keys may be on, of which a [KeyPolicy] may allow fewer.
+func Curves() []elliptic.Curve {
+	return []elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}
+}
+
+// checkKey refuses what no policy can allow.
+func checkKey(key any) error {
+	switch k := key.(type) {
+	case *rsa.PublicKey:
+		if bits := k.N.BitLen(); bits < MinRSABits || bits > MaxRSABits {
+			return approval.Refuse("the RSA key has %d bits, want %d to %d", bits, MinRSABits, MaxRSABits)
+		}
+		if k.E < 3 || k.E%2 == 0 {
+			return approval.Refuse("the RSA key has public exponent %d, want an odd one from 3 up", k.E)
+		}
+	case *ecdsa.PublicKey:
+		if !slices.Contains(Curves(), k.Curve) {
+			return approval.Refuse("the ECDSA key is on curve %s, want P-256, P-384 or P-521", k.Curve.Params().Name)
+		}
+	case ed25519.PublicKey:
+	default:
+		return approval.Refuse("the key is of type %T, want RSA, ECDSA or Ed25519", key)
+	}
+	return nil
+}

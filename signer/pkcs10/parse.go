@@ -1,0 +1,99 @@
+package pkcs10
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/pem"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+)
+
+// MaxBytes is the most bytes of a certificate request in PEM. One with a key of 8192 bits and
+// a hundred names needs a tenth of it.
+const MaxBytes = 64 << 10
+
+const BlockType = "CERTIFICATE REQUEST"
+
+// Parse reads a PKCS #10 request: exactly one PEM block of type CERTIFICATE REQUEST with
+// nothing but white space around it. Its errors are [*approval.Refused]. Whether the request is signed by
+// the key that is in it, [Profile.Issue] looks at: once is enough of what takes most of the time.
+func Parse(data []byte) (*x509.CertificateRequest, error) {
+	if len(data) > MaxBytes {
+		return nil, approval.Refuse("the certificate request has %d bytes, at most %d are allowed", len(data), MaxBytes)
+	}
+	data = bytes.TrimSpace(data)
+	block, rest := pem.Decode(data)
+	switch {
+	case block == nil:
+		return nil, approval.Refuse("the certificate request is not PEM: want one block of type %s", BlockType)
+	case block.Type != BlockType:
+		return nil, approval.Refuse("the PEM block is of type %q, want %s", block.Type, BlockType)
+	case len(block.Headers) > 0:
+		return nil, approval.Refuse("the PEM block has headers, want none")
+	case bytes.Contains(rest, []byte("-----BEGIN")):
+		return nil, approval.Refuse("there are %d PEM blocks, want one", bytes.Count(data, []byte("-----BEGIN")))
+	case !bytes.HasPrefix(data, []byte("-----BEGIN "+BlockType+"-----")), bytes.Count(data, []byte("-----BEGIN")) != 1:
+		// pem.Decode skips what comes before the first block that it can read.
+		return nil, approval.Refuse("there is data before the PEM block, want the block alone")
+	case len(bytes.TrimSpace(rest)) > 0:
+		return nil, approval.Refuse("there are %d bytes after the PEM block, want the block alone", len(rest))
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, approval.Refuse("the certificate request cannot be parsed: %v", err)
+	}
+	return csr, nil
+}
+
+var (
+	oidBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
+
+	// Attributes that hold a user's UID. kube-apiserver reads the first one from client
+	// certificates (feature AllowParsingUserUIDFromCertAuth), the other is RFC 4519's.
+	oidKubernetesUID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
+	oidUID           = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
+)
+
+// Check says, with a [*approval.Refused], what no signer gives a certificate for: weak or exotic keys,
+// a CA, subjects that would say more than a name and groups, and what crypto/x509 does not read or
+// reads in another way than others do.
+func Check(csr *x509.CertificateRequest) error {
+	if csr == nil {
+		return approval.Refuse("no certificate request given")
+	}
+	if err := checkKey(csr.PublicKey); err != nil {
+		return err
+	}
+	for _, ext := range csr.Extensions {
+		if !ext.Id.Equal(oidBasicConstraints) {
+			continue // others are not copied into the certificate, whatever they say
+		}
+		var constraints struct {
+			IsCA       bool `asn1:"optional"`
+			MaxPathLen int  `asn1:"optional,default:-1"`
+		}
+		if rest, err := asn1.Unmarshal(ext.Value, &constraints); err != nil || len(rest) > 0 {
+			return approval.Refuse("the basic constraints in the certificate request are malformed")
+		}
+		if constraints.IsCA {
+			return approval.Refuse("the certificate request asks for a CA certificate")
+		}
+	}
+	if err := approval.CheckSubject(csr, approval.ReasonValidation); err != nil {
+		return err
+	}
+	for _, attribute := range csr.Subject.Names {
+		if attribute.Type.Equal(oidKubernetesUID) || attribute.Type.Equal(oidUID) {
+			return approval.Refuse("the subject has a UID attribute (%s): an API server may take it for the user's UID", attribute.Type)
+		}
+		// RFC 5280, appendix A: a DirectoryString is not empty.
+		if value, ok := attribute.Value.(string); ok && value == "" {
+			return approval.Refuse("the subject attribute %s is empty", attribute.Type)
+		}
+	}
+	if err := checkAttributes(csr); err != nil {
+		return err
+	}
+	return checkNames(csr)
+}

@@ -1,0 +1,60 @@
+package pkcs10_test
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+)
+
+func TestParse(t *testing.T) {
+	good := csrtest.PEM(t, &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}, nil)
+	block, _ := pem.Decode(good)
+	encode := func(kind string, headers map[string]string, der []byte) []byte {
+		return pem.EncodeToMemory(&pem.Block{Type: kind, Headers: headers, Bytes: der})
+	}
+	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
+	for _, test := range []struct {
+		name string
+		data []byte
+		want string // part of the error
+	}{
+		{name: "one block", data: good},
+		{name: "white space around", data: join([]byte("\n \t"), good, []byte("\r\n\n"))},
+		{name: "nothing", want: "not PEM"},
+		{name: "DER", data: block.Bytes, want: "not PEM"},
+		{name: "another type", data: encode("CERTIFICATE", nil, block.Bytes), want: `type "CERTIFICATE"`},
+		{name: "the old type", data: encode("NEW CERTIFICATE REQUEST", nil, block.Bytes), want: "type"},
+		{name: "headers", data: encode("CERTIFICATE REQUEST", map[string]string{"A": "b"}, block.Bytes), want: "headers"},
+		{name: "twice", data: join(good, good), want: "block"},
+		{name: "text after", data: join(good, []byte("x")), want: "after"},
+		{name: "text before", data: join([]byte("x\n"), good), want: "before"},
+		{name: "broken block before", data: join([]byte("-----BEGIN CERTIFICATE REQUEST-----\n!\n-----END CERTIFICATE REQUEST-----\n"), good), want: "before"},
+		{name: "trailing DER", data: encode("CERTIFICATE REQUEST", nil, append(bytes.Clone(block.Bytes), 0)), want: "parsed"},
+		{name: "no DER", data: encode("CERTIFICATE REQUEST", nil, []byte("hello")), want: "parsed"},
+		{name: "huge", data: bytes.Repeat([]byte("A"), pkcs10.MaxBytes+1), want: "65537 bytes"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			csr, err := pkcs10.Parse(test.data)
+			if test.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if csr.Subject.CommonName != "system:node:worker-1" {
+					t.Errorf("subject is %s", csr.Subject)
+				}
+				return
+			}
+			var refused *approval.Refused
+			if !errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error is %v, want a refusal with %q", err, test.want)
+			}
+		})
+	}
+}
