@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -41,7 +42,7 @@ func TestCertificateForABootstrapToken(t *testing.T) {
 	id, secret, _ := strings.Cut(token, ".")
 	machine := s.by(token)
 	_, err := machine.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "rack8-1"))})
-	wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonNodeNameNotAllowed)
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, admission.ReasonNodeNameNotAllowed)
 
 	request := nodeCSR(t, "rack7-1")
 	got := s.do(t, "POST", certificatePath, token, "application/pkcs10", request)
@@ -67,10 +68,10 @@ func TestCertificateForABootstrapToken(t *testing.T) {
 		t.Errorf("the same again: %d %s", got.status, got.body)
 	}
 	_, err = machine.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "rack7-2"))})
-	if p := wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonTokenSpent); !strings.Contains(p.Detail, "rack7-1 took it") || !strings.Contains(p.Detail, "kubejoin token create") {
+	if p := wantProblem(t, err, 403, api.ProblemCertificateRefused, admission.ReasonTokenSpent); !strings.Contains(p.Detail, "rack7-1 took it") || !strings.Contains(p.Detail, "kubejoin token create") {
 		t.Errorf("detail %q", p.Detail)
 	}
-	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != signer.ReasonTokenSpent {
+	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != admission.ReasonTokenSpent {
 		t.Errorf("record %+v", e)
 	}
 	if log := s.logs.String(); strings.Contains(log, secret) || !strings.Contains(log, "user=system:bootstrap:"+id) || !strings.Contains(log, "serial="+cert.SerialNumber.Text(16)) ||
@@ -93,8 +94,8 @@ func TestCertificateNotForABootstrapToken(t *testing.T) {
 	}{
 		{name: "expired", change: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }, asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}, status: 401, type_: "unauthorized"},
 		{name: "not for authentication", change: func(r *tokens.Record) { r.Authentication, r.Groups = false, nil }, asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}, status: 401, type_: "unauthorized"},
-		{name: "reserved name", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1"))}, status: 403, type_: api.ProblemCertificateRefused, reason: signer.ReasonNodeNameReserved},
-		{name: "no node's name", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "Worker_1"))}, status: 403, type_: api.ProblemCertificateRefused, reason: signer.ReasonNodeNameNotAllowed},
+		{name: "reserved name", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1"))}, status: 403, type_: api.ProblemCertificateRefused, reason: admission.ReasonNodeNameReserved},
+		{name: "no node's name", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "Worker_1"))}, status: 403, type_: api.ProblemCertificateRefused, reason: admission.ReasonNodeNameNotAllowed},
 		{name: "serving", asked: api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w")), Signer: servingSigner}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotByNode},
 		{name: "names in it", asked: api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w"))}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
 		{name: "another signer", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: peerSigner}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
@@ -290,7 +291,7 @@ func TestCertificateForWhoMaySign(t *testing.T) {
 		{"masters", admin, api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction, "system:masters"},
 		{"not what the signer signs", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: clientSigner}, 403, api.ProblemCertificateRefused, approval.ReasonValidation, "organization"},
 		{"usages that it has not", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"code signing"}}, 403, api.ProblemCertificateRefused, approval.ReasonValidation, "code signing"},
-		{"a node's name that is reserved", admin, api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1")), Signer: clientSigner}, 403, api.ProblemCertificateRefused, signer.ReasonNodeNameReserved, "cp-1"},
+		{"a node's name that is reserved", admin, api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1")), Signer: clientSigner}, 403, api.ProblemCertificateRefused, admission.ReasonNodeNameReserved, "cp-1"},
 		{"no signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil))}, 400, "invalid-field", "", "want one of example.com/etcd-peer, kubernetes.io/"},
 		{"unknown signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: "example.com/other"}, 400, "invalid-field", "", "known are example.com/etcd-peer, kubernetes.io/"},
 		{"too short", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "9m59s"}, 400, "invalid-field", "", "duration: 9m59s given, want at least 10m"},
@@ -557,7 +558,7 @@ func TestCertificateWaits(t *testing.T) {
 		nodes.Now = func() time.Time { return time.Now().Add(-time.Minute) } // so that the signer asks again
 		s.start(t)
 		_, err := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), request)
-		wantProblem(t, err, 503, api.ProblemCertificateWaits, signer.ReasonNodeNotFound)
+		wantProblem(t, err, 503, api.ProblemCertificateWaits, admission.ReasonNodeNotFound)
 	})
 	t.Run("authorizer", func(t *testing.T) {
 		s, _ := certifying(t)
@@ -612,7 +613,7 @@ func TestCertificateOnceForMany(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if len(issued) != 1 || refused[signer.ReasonTokenSpent] != many-1 {
+	if len(issued) != 1 || refused[admission.ReasonTokenSpent] != many-1 {
 		t.Errorf("%d issued, refused %v", len(issued), refused)
 	}
 	claims, err := s.store.Claims().List(t.Context())

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
@@ -47,7 +48,7 @@ func TestCertificateResults(t *testing.T) {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	_, err = s.by(token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1"))})
-	wantProblem(t, err, 403, api.ProblemCertificateRefused, signer.ReasonNodeNameReserved)
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, admission.ReasonNodeNameReserved)
 	counted := func(want string) {
 		t.Helper()
 		if err := testutil.GatherAndCompare(s.registry(), strings.NewReader(`

@@ -22,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -84,7 +85,7 @@ func certifying(t testing.TB) (*site, *record) {
 				Claims: s.store.Claims(), DNSSuffixes: scope.DNSSuffixes,
 				Keep: approval.Reserved{APIServer: []string{"api.example.com"}},
 			},
-			Nodes: &signer.NodeAdmission{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}},
+			Nodes: &admission.Nodes{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}},
 		},
 		ClientCertificate: server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate,
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -46,6 +47,15 @@ func KubernetesSigners(ca func() (*CA, error), duration time.Duration) map[strin
 	}
 }
 
+// An Admission allows one request to have its certificate, for a second. Nil allows nothing.
+type Admission struct {
+	admission.Admitted
+	// decision is why it was approved here; the zero Decision if it was not.
+	decision approval.Decision
+}
+
+func (a *Admission) of(r approval.Request) bool { return a != nil && a.Of(r) }
+
 // An Authority is the one door to a certificate. Its zero value approves and signs nothing. It
 // must not be copied or changed once it is used.
 type Authority struct {
@@ -56,7 +66,7 @@ type Authority struct {
 	// Facts is what the rules may ask.
 	Facts approval.Facts
 	// Nodes says who may have which node's name. Nil refuses every bootstrap token.
-	Nodes *NodeAdmission
+	Nodes *admission.Nodes
 	// Record has every certificate that is issued, refused or could not be issued. What it cannot
 	// keep is not issued. Nil keeps no record.
 	Record issuance.Log
@@ -221,10 +231,9 @@ func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d a
 		denied.Evidence = d.Evidence
 		return denied, nil, nil
 	}
-	admission, err := a.Nodes.Admit(ctx, r)
+	admitted, err := a.Nodes.Admit(ctx, r)
 	if err == nil {
-		admission.decision = d
-		return d, admission, nil
+		return d, &Admission{*admitted, d}, nil
 	}
 	denied := step(ruleNodes, err, "", "")
 	denied.Evidence = d.Evidence
@@ -281,20 +290,20 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, admission **Ad
 	if err := a.take(r, false, false); err != nil {
 		return issued{}, err
 	}
-	if !(*admission).good(r, a.now()) {
+	if before := *admission; before == nil || !before.Holds(r, a.now()) {
 		admitted, err := a.Nodes.Admit(ctx, r)
 		if err != nil {
 			return issued{}, err
 		}
-		if before := *admission; before.of(r) { // why it was approved has not changed
-			admitted.decision = before.decision
+		*admission = &Admission{Admitted: *admitted}
+		if before.of(r) { // why it was approved has not changed
+			(*admission).decision = before.decision
 		}
-		*admission = admitted
 	}
 	if err := a.take(r, false, true); err != nil {
 		return issued{}, err
 	}
-	done, err := s.Profile.issue(ca, Template{CSR: r.CSR, Usages: r.Usages, Duration: (*admission).lifetime(r)}, a.now())
+	done, err := s.Profile.issue(ca, Template{CSR: r.CSR, Usages: r.Usages, Duration: (*admission).Lifetime(r)}, a.now())
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -43,6 +45,24 @@ func kubernetesRequest(t testing.TB, signerName string, key crypto.Signer) appro
 	}
 	r.CSR = csrtest.New(t, template, key)
 	return r
+}
+
+// asks is a request of a user for the client certificate of a node.
+func asks(t testing.TB, user, node string) approval.Request {
+	t.Helper()
+	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
+	r.User, r.Created, r.CSR = user, time.Now(), csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node(node)}, nil)
+	return r
+}
+
+func openStore(t testing.TB) *boltstore.Store {
+	t.Helper()
+	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	return store
 }
 
 var kubernetesSignerNames = []string{

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -17,8 +18,8 @@ import (
 // Nodes refuses then.
 func TestBindsAdmissionToRequest(t *testing.T) {
 	const kubelet, apiClient = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeAPIServerClientSignerName
-	decided := kubernetesRequest(t, kubelet, nil)
-	decided.UID, decided.Groups, decided.Created = "csr-1", []string{"system:bootstrappers", "a"}, time.Now()
+	request := kubernetesRequest(t, kubelet, nil)
+	request.UID, request.Groups, request.Created = "csr-1", []string{"system:bootstrappers", "a"}, time.Now()
 	for _, test := range []struct {
 		name   string
 		change func(*approval.Request)
@@ -44,22 +45,22 @@ func TestBindsAdmissionToRequest(t *testing.T) {
 			authority := &signer.Authority{
 				Facts:   yes{},
 				Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)),
-				Nodes: &signer.NodeAdmission{Node: func(context.Context, string) (string, error) {
+				Nodes: &admission.Nodes{Node: func(context.Context, string) (string, error) {
 					if taken {
 						return "uid", nil
 					}
 					return "", tokens.ErrNotFound
 				}},
 			}
-			r := decided
+			r := request
 			r.Groups, r.Usages = slices.Clone(r.Groups), slices.Clone(r.Usages)
-			_, admission, err := authority.Decide(t.Context(), r)
-			if err != nil || admission == nil {
-				t.Fatal(admission, err)
+			_, decided, err := authority.Decide(t.Context(), r)
+			if err != nil || decided == nil {
+				t.Fatal(decided, err)
 			}
 			taken = true
 			test.change(&r)
-			_, err = authority.Sign(t.Context(), r, admission)
+			_, err = authority.Sign(t.Context(), r, decided)
 			if test.used {
 				if err != nil {
 					t.Errorf("Sign did not use the admission: %v", err)
@@ -67,8 +68,8 @@ func TestBindsAdmissionToRequest(t *testing.T) {
 				return
 			}
 			var refused *approval.Refused
-			if !errors.As(err, &refused) || refused.Reason != signer.ReasonNodeExists {
-				t.Errorf("Sign used the admission of another request: %v, want %s", err, signer.ReasonNodeExists)
+			if !errors.As(err, &refused) || refused.Reason != admission.ReasonNodeExists {
+				t.Errorf("Sign used the admission of another request: %v, want %s", err, admission.ReasonNodeExists)
 			}
 		})
 	}
@@ -79,8 +80,9 @@ func TestBindsAdmissionToRequest(t *testing.T) {
 func TestLimitsNodeNamesByUsages(t *testing.T) {
 	const own, node = "example.com/own", "worker-1"
 	const ds, client, server, anyUse = certificates.UsageDigitalSignature, certificates.UsageClientAuth, certificates.UsageServerAuth, certificates.UsageAny
-	authority := func(c *cluster) *signer.Authority {
-		return &signer.Authority{Nodes: c.admission(), Signers: signer.FixedSigners(map[string]signer.Signer{own: {
+	exists := func(context.Context, string) (string, error) { return "uid", nil }
+	authority := func() *signer.Authority {
+		return &signer.Authority{Nodes: &admission.Nodes{Node: exists}, Signers: signer.FixedSigners(map[string]signer.Signer{own: {
 			CA:      signer.Fixed(newCA(t)),
 			Profile: signer.Profile{Usages: []certificates.KeyUsage{ds, client, server, anyUse}},
 			Check:   func(approval.Request) error { return nil },
@@ -91,20 +93,20 @@ func TestLimitsNodeNamesByUsages(t *testing.T) {
 		usages []certificates.KeyUsage
 		reason string // empty: signed
 	}{
-		{"client auth", []certificates.KeyUsage{ds, client}, signer.ReasonNodeExists},
-		{"no extended usage", []certificates.KeyUsage{ds}, signer.ReasonNodeExists},
-		{"any", []certificates.KeyUsage{anyUse}, signer.ReasonNodeExists},
-		{"client auth beside server auth", []certificates.KeyUsage{server, client}, signer.ReasonNodeExists},
+		{"client auth", []certificates.KeyUsage{ds, client}, admission.ReasonNodeExists},
+		{"no extended usage", []certificates.KeyUsage{ds}, admission.ReasonNodeExists},
+		{"any", []certificates.KeyUsage{anyUse}, admission.ReasonNodeExists},
+		{"client auth beside server auth", []certificates.KeyUsage{server, client}, admission.ReasonNodeExists},
 		{"server auth alone", []certificates.KeyUsage{ds, server}, ""},
 		{"no usages", nil, approval.ReasonValidation},
 	} {
-		c := newCluster()
-		c.node(node)
-		r := asks(t, "jane", node, nil)
+		r := asks(t, "jane", node)
 		r.SignerName, r.Usages = own, test.usages
-		_, err := authority(c).Sign(t.Context(), r, nil)
+		_, err := authority().Sign(t.Context(), r, nil)
 		if test.reason != "" {
-			wantRefused(t, test.name, err, test.reason)
+			if refused := (*approval.Refused)(nil); !errors.As(err, &refused) || refused.Reason != test.reason {
+				t.Errorf("%s: %v, want %s", test.name, err, test.reason)
+			}
 		} else if err != nil {
 			t.Errorf("%s: %v", test.name, err)
 		}

@@ -1,8 +1,8 @@
 // Package signer issues certificates from a cluster's CA: [Authority] is the one door to a
 // certificate, and checks every request against the rules of its signer, whoever approved it.
-// Its [NodeAdmission] says who may have which node's name, and holds bootstrap tokens to their
-// limits. Whether a requester may have a certificate at all is package signer/approval's to
-// decide, and CertificateSigningRequest objects are handled by package signer/csr.
+// Who may have which node's name is package signer/admission's to decide, and whether a requester
+// may have a certificate at all package signer/approval's. CertificateSigningRequest objects are
+// handled by package signer/csr.
 //
 // Signing itself is cfssl's. Its own log, a line for each certificate to the standard logger, is
 // turned off when this package is imported: its errors are returned. A program that wants it sets

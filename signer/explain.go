@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -55,17 +56,17 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	if inOrder != nil {
 		return e
 	}
-	admission, err := dry.Nodes.Admit(ctx, r)
+	admitted, err := dry.Nodes.Admit(ctx, r)
 	e.Steps = append(e.Steps, step(ruleNodes, err, ReasonAdmitted, "no limit of a token, no claim and no Node stands against it"))
 	if err != nil {
 		return e
 	}
-	e.NotBefore, e.NotAfter = dry.validity(s, r, admission)
+	e.NotBefore, e.NotAfter = dry.validity(s, r, admitted)
 	return e
 }
 
 // validity is zero where the signer has no CA to sign with.
-func (a *Authority) validity(s Signer, r approval.Request, admission *Admission) (notBefore, notAfter time.Time) {
+func (a *Authority) validity(s Signer, r approval.Request, admitted *admission.Admitted) (notBefore, notAfter time.Time) {
 	if s.CA == nil {
 		return notBefore, notAfter
 	}
@@ -73,7 +74,7 @@ func (a *Authority) validity(s Signer, r approval.Request, admission *Admission)
 	if err != nil || ca == nil || ca.cert == nil {
 		return notBefore, notAfter
 	}
-	notBefore, notAfter, _ = s.Profile.Validity(ca.cert.NotAfter, admission.lifetime(r), a.now()) // zero with an error
+	notBefore, notAfter, _ = s.Profile.Validity(ca.cert.NotAfter, admitted.Lifetime(r), a.now()) // zero with an error
 	return notBefore, notAfter
 }
 
@@ -88,7 +89,7 @@ func checkSignature(r approval.Request) error {
 func step(rule string, err error, reason, message string) approval.Decision {
 	var (
 		refused *approval.Refused
-		waits   *waiting
+		waits   *admission.Waiting
 	)
 	switch {
 	case err == nil:
@@ -96,7 +97,7 @@ func step(rule string, err error, reason, message string) approval.Decision {
 	case errors.As(err, &refused):
 		return approval.Decision{Rule: rule, Verdict: approval.Deny, Reason: refused.Reason, Message: refused.Message}
 	case errors.As(err, &waits):
-		return approval.Decision{Rule: rule, Verdict: approval.Wait, Reason: waits.reason, Message: waits.message}
+		return approval.Decision{Rule: rule, Verdict: approval.Wait, Reason: waits.Reason, Message: waits.Message}
 	}
 	return unavailable(err, rule)
 }

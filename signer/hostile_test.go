@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/hostile"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
@@ -30,7 +31,7 @@ func hostileAuthority(t testing.TB) *signer.Authority {
 		CA: signer.Fixed(ca), Profile: signer.Profile{Usages: append(slices.Clone(servingUsages), certificates.UsageClientAuth)},
 		Check: func(approval.Request) error { return nil },
 	}
-	return &signer.Authority{Signers: signer.FixedSigners(signers), Nodes: &signer.NodeAdmission{}}
+	return &signer.Authority{Signers: signer.FixedSigners(signers), Nodes: &admission.Nodes{}}
 }
 
 // mostBytes is what a refusal may take of memory.

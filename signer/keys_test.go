@@ -1,7 +1,6 @@
 package signer_test
 
 import (
-	"context"
 	"crypto"
 	"crypto/elliptic"
 	"crypto/rsa"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -101,24 +101,29 @@ func TestNoClaimForWhatIsNotSigned(t *testing.T) {
 		}, "digital signature"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := newCluster()
-			token := c.mint(tokens.Limits{MaxNodes: 1})
-			r := asks(t, by(token), "worker-1", nil)
+			store := openStore(t)
+			record := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+			record.Limits.MaxNodes = 1
+			record, err := store.Create(t.Context(), record)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := asks(t, tokens.BootstrapUserPrefix+record.Token.ID(), "worker-1")
 			signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), 0)
 			s := signers[r.SignerName]
-			s.Rules = []approval.Rule{approves{}}
+			s.Rules = []approval.Rule{rule{Verdict: approval.Approve}}
 			test.change(&s, &r)
 			signers[r.SignerName] = s
-			authority := signer.Authority{Nodes: c.admission(), Signers: signer.FixedSigners(signers)}
-			d, admission, err := authority.Decide(context.Background(), r)
-			if err != nil || admission != nil || d.Verdict != approval.Deny || d.Reason != approval.ReasonValidation || !strings.Contains(d.Message, test.want) {
+			authority := signer.Authority{Nodes: &admission.Nodes{Tokens: store, Claims: store.Claims()}, Signers: signer.FixedSigners(signers)}
+			d, admitted, err := authority.Decide(t.Context(), r)
+			if err != nil || admitted != nil || d.Verdict != approval.Deny || d.Reason != approval.ReasonValidation || !strings.Contains(d.Message, test.want) {
 				t.Errorf("%+v %v, want it denied for %q", d, err, test.want)
 			}
 			if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("signing: %v, want it refused for %q", err, test.want)
 			}
-			if len(c.claims) > 0 {
-				t.Errorf("claims %v, want none", c.claims)
+			if claims, err := store.Claims().List(t.Context()); err != nil || len(claims) > 0 {
+				t.Errorf("claims %v, %v, want none", claims, err)
 			}
 		})
 	}

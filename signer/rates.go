@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 	"golang.org/x/time/rate"
 )
@@ -68,7 +69,7 @@ func allowances(r approval.Request, refusal bool) []allowance {
 	case strings.HasPrefix(r.User, tokens.BootstrapUserPrefix):
 		return []allowance{many, machine(r.CSR.Subject.CommonName)}
 	}
-	return []allowance{machine(keyOf(r))}
+	return []allowance{machine(pkcs10.KeyID(r.CSR))}
 }
 
 // rates keep what is left of each allowance. An allowance that is not used for long is dropped, and is whole

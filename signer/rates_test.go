@@ -1,14 +1,17 @@
 package signer_test
 
 import (
+	"context"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -24,7 +27,7 @@ func newThrottled(t *testing.T) *throttled {
 	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
 	all := &throttled{a, log, time.Now()}
 	a.Now = func() time.Time { return all.now }
-	a.Nodes = &signer.NodeAdmission{Now: a.Now}
+	a.Nodes = &admission.Nodes{Now: a.Now}
 	return all
 }
 
@@ -46,7 +49,7 @@ func (a *throttled) ask(t *testing.T, times int, pause time.Duration, request fu
 }
 
 func ofNode(t *testing.T, name, user string) func(int) approval.Request {
-	r := asks(t, user, name, nil)
+	r := asks(t, user, name)
 	r.UID, r.Groups = "", []string{"system:nodes"}
 	return func(int) approval.Request { return r }
 }
@@ -149,13 +152,52 @@ func TestUnthrottledAuthority(t *testing.T) {
 // A request that waits for its turn asks nobody about its Node.
 func TestThrottledRequestAsksNoAPIServer(t *testing.T) {
 	a := newThrottled(t)
-	c := newCluster()
-	c.node("worker-1")
-	a.Nodes = c.admission()
+	reads := 0
+	a.Nodes = &admission.Nodes{Now: a.Now, Node: func(context.Context, string) (string, error) { reads++; return "uid", nil }}
 	client := ofNode(t, "worker-1", "system:node:worker-1")
 	a.ask(t, 60, 0, client)
-	reads := c.writes["read"]
-	if _, err := a.Sign(t.Context(), client(0), nil); signer.Waits(err) == nil || c.writes["read"] != reads {
-		t.Errorf("%v after %d reads", err, c.writes["read"]-reads)
+	before := reads
+	if _, err := a.Sign(t.Context(), client(0), nil); signer.Waits(err) == nil || reads != before || reads == 0 {
+		t.Errorf("%v after %d reads, %d before", err, reads, before)
+	}
+}
+
+// Of many that ask with one identity at the same time no more get a certificate than its rate allows.
+func TestRateHoldsForConcurrentRequests(t *testing.T) {
+	a := newThrottled(t)
+	const most, more = 60, 8
+	var all sync.WaitGroup
+	at := make(chan struct{})
+	arrived := make(chan struct{}, most+more)
+	a.Nodes = &admission.Nodes{Now: a.Now, Node: func(context.Context, string) (string, error) {
+		arrived <- struct{}{}
+		<-at
+		return "u", nil
+	}}
+	var mu sync.Mutex
+	issued, throttled := 0, 0
+	r := ofNode(t, "worker-1", "system:node:worker-1")(0)
+	for range most + more {
+		all.Go(func() {
+			_, d, err := a.Issue(t.Context(), r)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil && d.Verdict == approval.Approve:
+				issued++
+			case errors.As(err, new(*signer.TooMany)):
+				throttled++
+			default:
+				t.Error(d, err)
+			}
+		})
+	}
+	for range most + more {
+		<-arrived // all have passed the first look at the rate
+	}
+	close(at)
+	all.Wait()
+	if issued != most || throttled != more {
+		t.Errorf("%d certificates and %d refusals, want %d and %d", issued, throttled, most, more)
 	}
 }

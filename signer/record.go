@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -132,7 +133,7 @@ func (a *Authority) entry(r approval.Request, admission *Admission) issuance.Ent
 	if r.CSR == nil {
 		return e
 	}
-	e.Subject, e.SPKI = r.CSR.Subject.String(), keyOf(r)
+	e.Subject, e.SPKI = r.CSR.Subject.String(), pkcs10.KeyID(r.CSR)
 	if node, found := strings.CutPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix); found {
 		e.Node = node
 	}

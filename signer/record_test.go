@@ -21,6 +21,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -119,7 +120,7 @@ func TestRecordOfLateCertificate(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
 	now := time.Now()
 	a.Now = func() time.Time { return now }
-	a.Nodes = &signer.NodeAdmission{Now: a.Now}
+	a.Nodes = &admission.Nodes{Now: a.Now}
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	_, admission, err := a.Decide(t.Context(), r)
 	if err != nil {
@@ -238,7 +239,7 @@ func TestRecordOfWhoGoesOnAsking(t *testing.T) {
 func TestRecordOfWhatWaits(t *testing.T) {
 	a, log, _ := recorded(t, rule{})
 	there := errors.New("no answer")
-	a.Nodes = &signer.NodeAdmission{Node: func(context.Context, string) (string, error) { return "", there }}
+	a.Nodes = &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", there }}
 	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
 	r.User, r.Groups, r.Approver = "system:node:worker-1", []string{"system:nodes"}, "jane"
 	if _, err := a.Sign(t.Context(), r, nil); signer.Waits(err) != nil || log.outcomes() != "failed" {
@@ -246,7 +247,7 @@ func TestRecordOfWhatWaits(t *testing.T) {
 	}
 	there = tokens.ErrNotFound
 	_, err := a.Sign(t.Context(), r, nil)
-	if d := signer.Waits(err); d == nil || d.Verdict != approval.Wait || d.Reason != signer.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
+	if d := signer.Waits(err); d == nil || d.Verdict != approval.Wait || d.Reason != admission.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
 		t.Errorf("%v %+v, recorded %q, want nothing more", err, d, log.outcomes())
 	}
 	if signer.Waits(nil) != nil || signer.Waits(&approval.Refused{}) != nil {
@@ -336,7 +337,7 @@ func TestRecordOfWhoHasLeft(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	a.Now = func() time.Time { leave(); return time.Now() } // asked for the last time when it is signed
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
-	a.Nodes = &signer.NodeAdmission{}
+	a.Nodes = &admission.Nodes{}
 	_, err := a.Sign(ctx, r, nil)
 	if ctx.Err() == nil || err != nil || log.outcomes() != "issued" {
 		t.Errorf("%v, %v, recorded %q", ctx.Err(), err, log.outcomes())

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -56,7 +57,7 @@ func TestDecideReturnsErrorOfNodes(t *testing.T) {
 	authority := &signer.Authority{
 		Facts:   yes{},
 		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)),
-		Nodes:   &signer.NodeAdmission{Node: func(context.Context, string) (string, error) { return "", broken }},
+		Nodes:   &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", broken }},
 	}
 	d, admission, err := authority.Decide(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
 	if d.Verdict != approval.Wait || admission != nil || !errors.Is(err, broken) {
@@ -129,9 +130,11 @@ func TestStandaloneAllowsPermissionsOfKubeadmOnly(t *testing.T) {
 
 // A claim of a node name that reads as an address says nothing about who has the address.
 func TestStandaloneKnowsNothingOfAddresses(t *testing.T) {
-	c := newCluster()
-	c.claims["10.0.0.5"] = tokens.Claim{Node: "10.0.0.5", TokenID: "abcdef"}
-	facts := signer.Standalone{Claims: claims{cluster: c}}
+	claims := openStore(t).Claims()
+	if _, err := claims.Create(t.Context(), tokens.Claim{Node: "10.0.0.5", TokenID: "abc123"}); err != nil {
+		t.Fatal(err)
+	}
+	facts := signer.Standalone{Claims: claims}
 	if reporters, err := facts.Reporters(t.Context(), "worker-1", []string{"10.0.0.5"}); err != nil || len(reporters) > 0 {
 		t.Errorf("Reporters = %q, %v, want none", reporters, err)
 	}

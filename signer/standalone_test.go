@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -14,7 +13,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -74,7 +72,7 @@ func TestStandaloneNode(t *testing.T) {
 }
 
 func TestStandaloneReporters(t *testing.T) {
-	file := must(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))
+	file := openStore(t)
 	for _, name := range []string{"w", "v", "u.example.com"} {
 		must(file.Claims().Create(t.Context(), tokens.Claim{Node: name, TokenID: "abcdef"}))
 	}
@@ -97,8 +95,7 @@ func TestStandaloneReporters(t *testing.T) {
 
 // A node does not serve as another one by that one's name under a suffix.
 func TestStandaloneServing(t *testing.T) {
-	file := must(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))
-	defer func() { _ = file.Close() }() // at the end of the test
+	file := openStore(t)
 	must(file.Claims().Create(t.Context(), tokens.Claim{Node: "v", TokenID: "abcdef"}))
 	facts := signer.Standalone{Claims: file.Claims(), DNSSuffixes: []string{"example.com"}}
 	rule := approval.KubeletServing{ServingScope: approval.ServingScope{DNSSuffixes: []string{"example.com"}}}

@@ -3,6 +3,7 @@ package signer
 import (
 	"errors"
 
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -10,7 +11,7 @@ import (
 // waits for something that may come, such as its Node, or for its turn ([*TooMany]). It is nil of every
 // other error, and of none.
 func Waits(err error) *approval.Decision {
-	var w *waiting
+	var w *admission.Waiting
 	var many *TooMany
 	switch {
 	case errors.As(err, &many):
@@ -18,5 +19,5 @@ func Waits(err error) *approval.Decision {
 	case !errors.As(err, &w):
 		return nil
 	}
-	return &approval.Decision{Verdict: approval.Wait, Reason: w.reason, Message: w.message, Rule: ruleNodes}
+	return &approval.Decision{Verdict: approval.Wait, Reason: w.Reason, Message: w.Message, Rule: ruleNodes}
 }

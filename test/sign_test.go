@@ -14,7 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	certificates "k8s.io/api/certificates/v1"
@@ -101,7 +101,7 @@ func TestCertificatesWithoutRequestObjects(t *testing.T) {
 	_, free := s.joinBy(t)
 
 	first := s.machine(t, token.Reveal(), "worker-1")
-	s.machine(t, token.Reveal(), "other-1").refused(t, "", api.ProblemCertificateRefused, signer.ReasonNodeNameNotAllowed)
+	s.machine(t, token.Reveal(), "other-1").refused(t, "", api.ProblemCertificateRefused, admission.ReasonNodeNameNotAllowed)
 	chain, err := first.asks(t, "")
 	if err != nil {
 		t.Fatal(err)
@@ -112,8 +112,8 @@ func TestCertificatesWithoutRequestObjects(t *testing.T) {
 	if nodes := s.kubectl(t, "get", "secret", "-n", "kube-system", "bootstrap-token-"+token.ID(), "-o", `jsonpath={.metadata.annotations.kubejoin\.io/nodes}`); nodes != "worker-1" {
 		t.Errorf("the token counts %q", nodes)
 	}
-	s.machine(t, token.Reveal(), "worker-2").refused(t, "", api.ProblemCertificateRefused, signer.ReasonTokenSpent)
-	s.machine(t, free.Reveal(), "worker-1").refused(t, "", api.ProblemCertificateRefused, signer.ReasonNodeNameClaimed)
+	s.machine(t, token.Reveal(), "worker-2").refused(t, "", api.ProblemCertificateRefused, admission.ReasonTokenSpent)
+	s.machine(t, free.Reveal(), "worker-1").refused(t, "", api.ProblemCertificateRefused, admission.ReasonNodeNameClaimed)
 	if requests := s.kubectl(t, "get", "csr", "-o", "name"); requests != "" {
 		t.Errorf("there are request objects: %s", requests)
 	}
@@ -125,7 +125,7 @@ func TestCertificatesWithoutRequestObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first.refused(t, "", api.ProblemCertificateWaits, signer.ReasonNodeNotFound)
+	first.refused(t, "", api.ProblemCertificateWaits, admission.ReasonNodeNotFound)
 	if _, err := node.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestCertificatesWithoutRequestObjects(t *testing.T) {
 	if _, err := s.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "taken"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.machine(t, free.Reveal(), "taken").refused(t, "", api.ProblemCertificateRefused, signer.ReasonNodeExists)
+	s.machine(t, free.Reveal(), "taken").refused(t, "", api.ProblemCertificateRefused, admission.ReasonNodeExists)
 
 	// Who may sign is RBAC's to say, and a group by the name of kubejoin's admins is none of it.
 	const users = certificates.KubeAPIServerClientSignerName

@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
@@ -197,7 +198,7 @@ func byDefaults(ctx context.Context, client kubernetes.Interface, store tokens.S
 		noCA := func() (*signer.CA, error) { return nil, errors.New("no CA is at hand") }
 		return &signer.Authority{
 			Facts:   &csr.Facts{Client: client, Nodes: nodes},
-			Nodes:   &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Lease: leaderLease},
+			Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Lease: leaderLease},
 			Signers: signer.FixedSigners(signer.KubernetesSigners(noCA, signer.DefaultDuration)),
 		}, nil
 	})

@@ -8,7 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/logging"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/kubeauth"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -152,7 +152,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.SignerConfig, "signer-config", "", "file that says which signers there are, each with its CA, durations and what may be asked of it, see 'kubejoin signer-config --help'; it is followed as it changes (default: what 'kubejoin signer-config default' prints)")
 	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow: whether a first client certificate may be had for the name of a Node that exists; 'kubejoin token create --replace-node' is for single ones")
 	f.StringSliceVar(&o.Nodes.Reserved, "reserved-node-names", nil, "names, with * for any characters, that only tokens of role control-plane may take (repeatable)")
-	f.DurationVar(&o.Nodes.SpentRetention, "spent-token-retention", signer.DefaultRetention, "how long a token stays after the last node that it allows has joined")
+	f.DurationVar(&o.Nodes.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long a token stays after the last node that it allows has joined")
 	f.BoolVar(&o.cluster.Shadow, "shadow", false, "on a cluster: csr-approver and csr-signer decide and write nothing; the log and kubejoin_csr_shadow_total say what they would do, for a trial beside kube-controller-manager; csr-cleaner is off then")
 	f.StringSliceVar(&o.cidrs, "serving-allowed-cidr", nil, "addresses, such as 10.0.0.0/16, that kubelets' serving certificates may have: the machines', not those of Pods or Services. Each must be in the Node's status, too, and in no other's (repeatable; default: with this and --serving-allowed-dns-suffix empty, none is approved)")
 	f.StringSliceVar(&o.suffixes, "serving-allowed-dns-suffix", nil, "domain, such as node.example.com, below which kubelets' serving certificates may have names, as above; a Node's own name they may have anyway (repeatable)")

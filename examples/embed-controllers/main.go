@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -65,7 +66,7 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	}
 	authority := &signer.Authority{
 		Facts:   &csr.Facts{Client: client},
-		Nodes:   &signer.NodeAdmission{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log},
+		Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log},
 		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration)),
 	}
 	if err := authority.Check(); err != nil {

@@ -10,13 +10,14 @@ import (
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 )
 
 // newAuthority makes the authority that decides about every certificate.
-func (s *service) newAuthority(facts approval.Facts, nodes *signer.NodeAdmission) *signer.Authority {
+func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *signer.Authority {
 	source := func() (*signer.CA, error) {
 		if s.ca == nil {
 			return nil, errors.New("no CA is given: --cluster-signing-cert-file and --cluster-signing-key-file")
@@ -43,14 +44,14 @@ func (s *service) giveCertificates(authority *signer.Authority) {
 }
 
 // admission is the admission of node names on the cluster.
-func (c *cluster) admission() *signer.NodeAdmission {
+func (c *cluster) admission() *admission.Nodes {
 	o := c.options.Nodes
 	lease := ""
 	if !c.TokensInFile && c.LeaseNamespace == secretstore.ClaimNamespace {
 		// Also without leader election: another replica may elect, or this one after a restart.
 		lease = c.LeaseName
 	}
-	return &signer.NodeAdmission{
+	return &admission.Nodes{
 		Tokens: c.store, Claims: c.claims, Node: c.nodes.Node, Ready: c.nodes.Ready,
 		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Lease: lease, Retention: o.SpentRetention,
 		Logger: c.log, Registerer: c.registry,

@@ -11,6 +11,7 @@ import (
 	"unicode"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -95,7 +96,7 @@ func TestLifetimeOfRenewals(t *testing.T) {
 	const day = 24 * time.Hour
 	of := renewedFor{&signer.Authority{
 		Signers: signer.FixedSigners(signer.KubernetesSigners(nil, day)),
-		Nodes:   &signer.NodeAdmission{Claims: store.Claims()},
+		Nodes:   &admission.Nodes{Claims: store.Claims()},
 	}}
 	for _, test := range []struct {
 		node, signer string

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
@@ -112,7 +113,7 @@ func (s *standalone) buildAuthority() error {
 		},
 		ownHosts: s.ownHosts,
 	}
-	s.authority = s.newAuthority(facts, &signer.NodeAdmission{
+	s.authority = s.newAuthority(facts, &admission.Nodes{
 		Tokens: s.store, Claims: s.store.Claims(), Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention,
 		Logger: s.log, Registerer: s.registry,
 	})

@@ -4,15 +4,15 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/server/explain"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 )
 
 // Every reason with which kubejoin refuses a node is a state of its own.
 func TestReasonsAreStates(t *testing.T) {
 	for _, reason := range []string{
-		signer.ReasonTokenSpent, signer.ReasonTokenExpired, signer.ReasonTokenRevoked, signer.ReasonTokenReplaced, signer.ReasonTokenLimitsMalformed,
-		signer.ReasonNodeNameNotAllowed, signer.ReasonNodeNameReserved, signer.ReasonNodeNameClaimed, signer.ReasonNodeExists, signer.ReasonNodeReplaced,
-		signer.ReasonTooManyKeys, signer.ReasonNotForBootstrap,
+		admission.ReasonTokenSpent, admission.ReasonTokenExpired, admission.ReasonTokenRevoked, admission.ReasonTokenReplaced, admission.ReasonTokenLimitsMalformed,
+		admission.ReasonNodeNameNotAllowed, admission.ReasonNodeNameReserved, admission.ReasonNodeNameClaimed, admission.ReasonNodeExists, admission.ReasonNodeReplaced,
+		admission.ReasonTooManyKeys, admission.ReasonNotForBootstrap,
 	} {
 		for _, end := range []func(*explain.Request){denied(reason, "because"), failed(reason, "because")} {
 			e := explain.Explain(explain.Facts{Node: name, Requests: []explain.Request{request(bootstrap, end)}}, now)

@@ -58,7 +58,7 @@ type Controller struct {
 	// approved them.
 	Sign bool
 	// Shadow decides and says in the log and in kubejoin_csr_shadow_total what would be done,
-	// and writes nothing. The authority's Nodes are to be [signer.NodeAdmission.DryRun], and it
+	// and writes nothing. The authority's Nodes are to be [admission.Nodes.DryRun], and it
 	// is to have no Record.
 	Shadow bool
 	// Again hints that requests which wait may be decided now, because what the authority goes

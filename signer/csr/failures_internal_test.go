@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -58,7 +59,7 @@ func newHands(t *testing.T, objects ...*certificates.CertificateSigningRequest) 
 			Client: h.client, Approve: true, Sign: true,
 			Authority: &signer.Authority{
 				Signers: signer.FixedSigners(signers), Record: h,
-				Nodes: &signer.NodeAdmission{Tokens: noTokens{}, Claims: failingClaims{hands: h}},
+				Nodes: &admission.Nodes{Tokens: noTokens{}, Claims: failingClaims{hands: h}},
 			},
 		},
 		log: slog.New(slog.DiscardHandler), counts: newInstruments(nil), recorder: h.events,

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -46,7 +47,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 		t.Fatal(err)
 	}
 	authority := w.authority(signer.Fixed(w.ca))
-	authority.Nodes = &signer.NodeAdmission{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Ready: w.nodes.Ready, Reserved: []string{"cp-*"}}
+	authority.Nodes = &admission.Nodes{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Ready: w.nodes.Ready, Reserved: []string{"cp-*"}}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 	w.run(cleaner.Claims{Store: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, Ready: w.nodes.Ready, NodesChanged: w.nodes.Watch(t.Context())}.Run)
 	return w
@@ -283,7 +284,7 @@ func TestClaimOfDeniedRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	authority := w.authority(signer.Fixed(w.ca))
-	authority.Nodes = &signer.NodeAdmission{Tokens: uncountable{store}, Claims: claims}
+	authority.Nodes = &admission.Nodes{Tokens: uncountable{store}, Claims: claims}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true}.Run)
 	l := &limitedWorld{world: w, store: store, claims: claims}
 	_, client := l.mint(tokens.Limits{MaxNodes: 2})
@@ -327,7 +328,7 @@ func TestApprovedRenewalWaitsForItsNode(t *testing.T) {
 	}
 	var log, record lines
 	authority := w.authority(signer.Fixed(w.ca))
-	authority.Nodes = &signer.NodeAdmission{Node: nodes.Node}
+	authority.Nodes = &admission.Nodes{Node: nodes.Node}
 	authority.Record = issuance.NewWriter(&record)
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Sign: true, Registerer: w.metrics, Logger: slog.New(slog.NewTextHandler(&log, nil))}.Run)
 	name := "gone-" + tokens.Generate().ID()
@@ -343,7 +344,7 @@ func TestApprovedRenewalWaitsForItsNode(t *testing.T) {
 		return len(waits) > 0
 	})
 	until := asked.CreationTimestamp.Add(approval.MaxWait).UTC().Format(time.RFC3339)
-	if e := waits[0]; e.Type != corev1.EventTypeNormal || e.Reason != signer.ReasonNodeNotFound || !strings.HasSuffix(e.Message, "it is looked at again until "+until) {
+	if e := waits[0]; e.Type != corev1.EventTypeNormal || e.Reason != admission.ReasonNodeNotFound || !strings.HasSuffix(e.Message, "it is looked at again until "+until) {
 		t.Errorf("event is %s %s %q", e.Type, e.Reason, e.Message)
 	}
 	l := limitedWorld{world: w}

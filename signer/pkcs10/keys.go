@@ -5,6 +5,9 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
 	"slices"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -41,4 +44,11 @@ func checkKey(key any) error {
 		return approval.Refuse("the key is of type %T, want RSA, ECDSA or Ed25519", key)
 	}
 	return nil
+}
+
+// KeyID names the public key of a request as CA pins do: "sha256:" and the SHA-256 of the SubjectPublicKeyInfo in
+// lower-case hex.
+func KeyID(csr *x509.CertificateRequest) string {
+	sum := sha256.Sum256(csr.RawSubjectPublicKeyInfo)
+	return "sha256:" + hex.EncodeToString(sum[:])
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -31,7 +32,7 @@ func TestRefusedByKubejoin(t *testing.T) {
 	go func() {
 		done <- csr.Controller{Client: w.admin, Approve: true, Sign: true, Authority: &signer.Authority{
 			Facts:   &csr.Facts{Client: w.admin},
-			Nodes:   &signer.NodeAdmission{Tokens: w.tokens, Claims: w.claims, Node: nodes.Node, Reserved: []string{"real-cp-*"}},
+			Nodes:   &admission.Nodes{Tokens: w.tokens, Claims: w.claims, Node: nodes.Node, Reserved: []string{"real-cp-*"}},
 			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(w.clusterCA()), 24*time.Hour)),
 		}}.Run(ctx)
 	}()

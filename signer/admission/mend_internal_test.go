@@ -1,4 +1,4 @@
-package signer
+package admission
 
 import (
 	"fmt"
@@ -110,7 +110,7 @@ func TestRestrictGrantsNothing(t *testing.T) {
 
 func TestAbandonedIsPendingForLongWithoutNode(t *testing.T) {
 	now := time.Now()
-	n := &NodeAdmission{Now: func() time.Time { return now }}
+	n := &Nodes{Now: func() time.Time { return now }}
 	for name, test := range map[string]struct {
 		c    tokens.Claim
 		want bool

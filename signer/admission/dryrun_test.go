@@ -1,11 +1,11 @@
-package signer_test
+package admission_test
 
 import (
 	"errors"
 	"maps"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -15,7 +15,7 @@ func TestDryRun(t *testing.T) {
 	c := newCluster()
 	real := c.admission()
 	one, other := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-*"}})
-	admit := func(n *signer.NodeAdmission, token tokens.Token, node string) string {
+	admit := func(n *admission.Nodes, token tokens.Token, node string) string {
 		t.Helper()
 		r := asks(t, "system:bootstrap:"+token.ID(), node, nil)
 		_, err := n.Admit(t.Context(), r)
@@ -48,12 +48,12 @@ func TestDryRun(t *testing.T) {
 		}
 	}
 	both(one, "worker-1", "")
-	both(one, "worker-2", signer.ReasonTokenSpent)
-	both(other, "worker-1", signer.ReasonNodeNameClaimed)
-	both(other, "db-1", signer.ReasonNodeNameNotAllowed)
+	both(one, "worker-2", admission.ReasonTokenSpent)
+	both(other, "worker-1", admission.ReasonNodeNameClaimed)
+	both(other, "db-1", admission.ReasonNodeNameNotAllowed)
 	both(other, "worker-3", "")
 	c.node("worker-4")
-	both(other, "worker-4", signer.ReasonNodeExists)
+	both(other, "worker-4", admission.ReasonNodeExists)
 
 	// The Node of a claim has registered and was deleted: its name is free again.
 	uid := c.node("worker-1")
@@ -66,8 +66,8 @@ func TestDryRun(t *testing.T) {
 	third := c.mint(tokens.Limits{MaxNodes: 1})
 	c.sticks()
 	c.claims["worker-5"] = tokens.Claim{Node: "worker-5", TokenID: one.ID(), UID: "5", Version: c.next()}
-	both(third, "worker-5", signer.ReasonNodeNameClaimed)
-	if (*signer.NodeAdmission)(nil).DryRun() != nil {
+	both(third, "worker-5", admission.ReasonNodeNameClaimed)
+	if (*admission.Nodes)(nil).DryRun() != nil {
 		t.Error("no admission has a dry run")
 	}
 }

@@ -1,4 +1,4 @@
-package signer
+package admission
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -17,7 +18,7 @@ var errRegistered = errors.New("the node has registered")
 // release takes away the claim of a Node that had registered and is gone, and refuses if it is
 // not gone. The claim cleaner does the same, a little later. Where there are no Nodes none is
 // ever known to be gone.
-func (n *NodeAdmission) release(ctx context.Context, node string) error {
+func (n *Nodes) release(ctx context.Context, node string) error {
 	c, err := n.Claims.Get(ctx, node)
 	if errors.Is(err, tokens.ErrNotFound) {
 		return nil
@@ -59,13 +60,13 @@ var errAbandoned = errors.New("the claim was not confirmed")
 
 // abandoned reports whether a claim has been pending for longer than any attempt takes: the client left, or
 // kubejoin stopped, between the claim and its confirmation.
-func (n *NodeAdmission) abandoned(c tokens.Claim) bool {
+func (n *Nodes) abandoned(c tokens.Claim) bool {
 	return c.Pending && c.NodeUID == "" && n.now().Sub(c.Created) > pendingFor
 }
 
 // releaseAbandoned takes away the claim of a name if it is abandoned, and refuses if its token has counted
 // the name. A try that is under way all the same does not confirm a claim that is gone.
-func (n *NodeAdmission) releaseAbandoned(ctx context.Context, node string) error {
+func (n *Nodes) releaseAbandoned(ctx context.Context, node string) error {
 	c, err := n.Claims.Get(ctx, node)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
@@ -91,7 +92,7 @@ func (n *NodeAdmission) releaseAbandoned(ctx context.Context, node string) error
 // Withdraw takes away the claim that a try at a request may have left, when somebody else has denied
 // the request since: nobody would come back to it, and the name would be taken until the token is
 // gone. A claim that others have a part in, and one that is counted, stay.
-func (n *NodeAdmission) Withdraw(ctx context.Context, r approval.Request) error {
+func (n *Nodes) Withdraw(ctx context.Context, r approval.Request) error {
 	if n == nil || n.Tokens == nil || n.Claims == nil || r.CSR == nil {
 		return nil
 	}
@@ -121,8 +122,8 @@ func (n *NodeAdmission) Withdraw(ctx context.Context, r approval.Request) error 
 // the name the claim stays. So do claims of a token that counts nothing, until the token is gone.
 //
 // Another try may get past the count meanwhile: it does not confirm a claim without its key.
-func (n *NodeAdmission) undo(ctx context.Context, id, node string, r approval.Request) error {
-	key := keyOf(r)
+func (n *Nodes) undo(ctx context.Context, id, node string, r approval.Request) error {
+	key := pkcs10.KeyID(r.CSR)
 	for range attempts {
 		c, err := n.Claims.Get(ctx, node)
 		switch {

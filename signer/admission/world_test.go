@@ -1,4 +1,4 @@
-package signer_test
+package admission_test
 
 import (
 	"context"

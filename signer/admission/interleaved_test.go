@@ -1,4 +1,4 @@
-package signer_test
+package admission_test
 
 import (
 	"bytes"
@@ -9,12 +9,11 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -77,7 +76,7 @@ func (s betweenTokens) Get(ctx context.Context, id string) (tokens.Record, error
 	return r, err
 }
 
-func (b *between) admission(c *cluster) *signer.NodeAdmission {
+func (b *between) admission(c *cluster) *admission.Nodes {
 	n := c.admission()
 	n.Claims, n.Tokens = betweenClaims{claims{cluster: c}, b}, betweenTokens{store{cluster: c}, b}
 	if b.node != nil {
@@ -245,7 +244,7 @@ func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 	token := c.mint(tokens.Limits{MaxNodes: 2})
 	c.admits(t, asks(t, by(token), "worker-1", nil))
 	c.catchesUp()
-	standalone := func(b *between) *signer.NodeAdmission { n := b.admission(c); n.Node, n.Ready = nil, nil; return n }
+	standalone := func(b *between) *admission.Nodes { n := b.admission(c); n.Node, n.Ready = nil, nil; return n }
 	for name, err := range map[string]error{
 		"OfToken": func() error {
 			_, err := (&between{ofToken: failed}).admission(c).Admit(t.Context(), asks(t, by(token), "worker-2", nil))
@@ -361,45 +360,5 @@ func TestAdmittedAgainCostsFewCalls(t *testing.T) {
 	}
 	if b.updates != 1 || c.writes["claim"] != 0 || c.writes["token"] != 0 {
 		t.Errorf("%d looks at the claim, writes %v; want one look and no write", b.updates, c.writes)
-	}
-}
-
-// Of many that ask with one identity at the same time no more get a certificate than its rate allows.
-func TestRateHoldsForConcurrentRequests(t *testing.T) {
-	a := newThrottled(t)
-	const most, more = 60, 8
-	var all sync.WaitGroup
-	at := make(chan struct{})
-	arrived := make(chan struct{}, most+more)
-	a.Nodes = &signer.NodeAdmission{Now: a.Now, Node: func(context.Context, string) (string, error) {
-		arrived <- struct{}{}
-		<-at
-		return "u", nil
-	}}
-	var mu sync.Mutex
-	issued, throttled := 0, 0
-	r := ofNode(t, "worker-1", "system:node:worker-1")(0)
-	for range most + more {
-		all.Go(func() {
-			_, d, err := a.Issue(t.Context(), r)
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case err == nil && d.Verdict == approval.Approve:
-				issued++
-			case errors.As(err, new(*signer.TooMany)):
-				throttled++
-			default:
-				t.Error(d, err)
-			}
-		})
-	}
-	for range most + more {
-		<-arrived // all have passed the first look at the rate
-	}
-	close(at)
-	all.Wait()
-	if issued != most || throttled != more {
-		t.Errorf("%d certificates and %d refusals, want %d and %d", issued, throttled, most, more)
 	}
 }

@@ -1,4 +1,4 @@
-package signer_test
+package admission_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
@@ -132,7 +133,7 @@ func TestReleasedName(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		asks   func(t *testing.T, c *cluster) approval.Request
-		change func(c *cluster, n *signer.NodeAdmission)
+		change func(c *cluster, n *admission.Nodes)
 		reason string        // empty: admitted
 		lasts  time.Duration // of the next renewal
 	}{
@@ -157,7 +158,7 @@ func TestReleasedName(t *testing.T) {
 		}},
 		{name: "spent at the last moment", reason: "TokenSpent", lasts: 2 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
 			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), node, nil)
-		}, change: func(c *cluster, n *signer.NodeAdmission) { n.Claims = &meanwhile{Claims: n.Claims, do: c.spend} }},
+		}, change: func(c *cluster, n *admission.Nodes) { n.Claims = &meanwhile{Claims: n.Claims, do: c.spend} }},
 		{name: "joined before", reason: "TokenSpent", lasts: 2 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
 			token := c.mint(tokens.Limits{MaxNodes: 2})
 			r := c.records[token.ID()]

@@ -1,4 +1,4 @@
-package signer_test
+package admission_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -88,7 +89,10 @@ func (i *issued) check(t *testing.T, c *cluster) {
 // many names are issued as the tokens allow, not one more or less. What was released before is
 // nobody's place, and is not forgotten.
 func TestClaimsAtOnce(t *testing.T) {
-	ca := newCA(t)
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
 	key := csrtest.ECDSA(elliptic.P256()) // making keys would take longer than all else
 	const many = 300
 	for _, test := range []struct {
@@ -284,7 +288,7 @@ func TestClaimUndoneMeanwhile(t *testing.T) {
 			atCount := sync.OnceFunc(func() {
 				undoing.Go(func() {
 					_, err := refused.Admit(t.Context(), bad)
-					wantRefused(t, "older than its token", err, signer.ReasonTokenReplaced)
+					wantRefused(t, "older than its token", err, admission.ReasonTokenReplaced)
 				})
 				calls(i / steps)
 			})
@@ -440,7 +444,7 @@ func TestWithdraw(t *testing.T) {
 			}
 		})
 	}
-	if err := (*signer.NodeAdmission)(nil).Withdraw(t.Context(), approval.Request{}); err != nil {
+	if err := (*admission.Nodes)(nil).Withdraw(t.Context(), approval.Request{}); err != nil {
 		t.Error(err)
 	}
 }

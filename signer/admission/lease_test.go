@@ -1,9 +1,9 @@
-package signer_test
+package admission_test
 
 import (
 	"testing"
 
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -28,9 +28,9 @@ func TestDeniesNodeNameOfOwnLease(t *testing.T) {
 			}
 			n := c.admission()
 			n.Lease, n.AllowExisting = "kubejoin", true
-			for _, n := range []*signer.NodeAdmission{n, n.DryRun()} {
+			for _, n := range []*admission.Nodes{n, n.DryRun()} {
 				_, err := n.Admit(t.Context(), asks(t, user, "kubejoin", nil))
-				wantRefused(t, name, err, signer.ReasonNodeNameNotAllowed, "kubejoin's own Lease", "another name")
+				wantRefused(t, name, err, admission.ReasonNodeNameNotAllowed, "kubejoin's own Lease", "another name")
 			}
 			if len(c.claims) > 0 {
 				t.Errorf("%s: claims are %v", name, c.claims)

@@ -1,4 +1,4 @@
-package signer
+package admission
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 // DryRun is an admission that says what this one would and writes nothing: no claim is made and no
 // name counted. A request that would have been the second on a token for one node is admitted, too,
 // unless the first one's claim is there.
-func (n *NodeAdmission) DryRun() *NodeAdmission {
+func (n *Nodes) DryRun() *Nodes {
 	if n == nil {
 		return nil
 	}
-	dry := &NodeAdmission{
+	dry := &Nodes{
 		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Lease: n.Lease, Retention: n.Retention, Now: n.Now, dry: true,
 	}
 	if n.Tokens != nil {

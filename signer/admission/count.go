@@ -1,4 +1,4 @@
-package signer
+package admission
 
 import (
 	"context"
@@ -36,7 +36,7 @@ var errCountsNothing = errors.New("the token counts nothing")
 // take claims a name with a token that is limited to a number of nodes, and counts it by
 // compare-and-swap: of all who ask at once, the token's limit is how many get past here. The last
 // one also brings the token's expiration forward.
-func (n *NodeAdmission) take(ctx context.Context, id string, p *place) error {
+func (n *Nodes) take(ctx context.Context, id string, p *place) error {
 	for range attempts {
 		if err := n.places.Do(ctx, id, p, func(ctx context.Context, all []*place) {
 			ctx, cancel := context.WithTimeout(ctx, countTimeout)
@@ -65,7 +65,7 @@ var errNothing = errors.New("nothing to change")
 // confirm clears Pending on a claim whose name is counted now. It reports whether the claim is still as it
 // was before the count. The claim has changed if another attempt with its key was refused meanwhile, if the
 // count was lost and another machine was about to take the slot, or if another key was added.
-func (n *NodeAdmission) confirm(ctx context.Context, p *place) (kept bool, err error) {
+func (n *Nodes) confirm(ctx context.Context, p *place) (kept bool, err error) {
 	claim, err := n.Claims.Update(ctx, p.node, func(c *tokens.Claim) error {
 		if c.UID != p.claim.UID || c.Version != p.claim.Version {
 			return errNothing
@@ -86,7 +86,7 @@ func (n *NodeAdmission) confirm(ctx context.Context, p *place) (kept bool, err e
 // write claims and counts the names of all, or sets the error of those that get no slot. The claims are
 // made between the live read of the token and its write. So when the write succeeds, no name was counted
 // before it was claimed.
-func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) error {
+func (n *Nodes) write(ctx context.Context, id string, all []*place) error {
 	mended := false
 	_, err := n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
 		var pending []tokens.Claim
@@ -138,7 +138,7 @@ func (n *NodeAdmission) write(ctx context.Context, id string, all []*place) erro
 	return nil
 }
 
-func (n *NodeAdmission) retention() time.Duration {
+func (n *Nodes) retention() time.Duration {
 	if n.Retention > 0 {
 		return n.Retention
 	}
@@ -147,7 +147,7 @@ func (n *NodeAdmission) retention() time.Duration {
 
 // place puts a name on the record, if there is room. One that is there has its place: another
 // replica may be at work on the same request.
-func (n *NodeAdmission) place(record *tokens.Record, p *place) error {
+func (n *Nodes) place(record *tokens.Record, p *place) error {
 	if err := n.admits(*record, p.request, p.node); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package signer_test
+package admission_test
 
 import (
 	"crypto/elliptic"
@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -89,13 +89,13 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			everyCallFails(t, prepare, (*cluster).admission)
-			everyCallFails(t, prepare, func(c *cluster) *signer.NodeAdmission { return c.admission().DryRun() })
+			everyCallFails(t, prepare, func(c *cluster) *admission.Nodes { return c.admission().DryRun() })
 		})
 	}
 }
 
 // everyCallFails admits a request that nothing is against, once for each call that an admission makes: that call fails.
-func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approval.Request, of func(*cluster) *signer.NodeAdmission) {
+func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approval.Request, of func(*cluster) *admission.Nodes) {
 	t.Helper()
 	for at := 1; ; at++ {
 		c := newCluster()
@@ -154,7 +154,7 @@ func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
 		for at, done := 1, false; !done; at++ {
 			c := newCluster()
 			token := c.mint(tokens.Limits{MaxNodes: 1})
-			n := &signer.NodeAdmission{Tokens: store{cluster: c}, Claims: claims{cluster: c}}
+			n := &admission.Nodes{Tokens: store{cluster: c}, Claims: claims{cluster: c}}
 			if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
 				t.Fatal(err)
 			}
@@ -208,12 +208,12 @@ func (c *cluster) admits(t *testing.T, r approval.Request) {
 }
 
 func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {
-	if _, err := (&signer.NodeAdmission{}).Admit(t.Context(), approval.Request{User: "jane"}); !errors.As(err, new(*approval.Refused)) {
+	if _, err := (&admission.Nodes{}).Admit(t.Context(), approval.Request{User: "jane"}); !errors.As(err, new(*approval.Refused)) {
 		t.Errorf("without a certificate request: %v", err)
 	}
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
-	for name, n := range map[string]*signer.NodeAdmission{
+	for name, n := range map[string]*admission.Nodes{
 		"no tokens": {Claims: claims{cluster: c}, Node: c.Node},
 		"no claims": {Tokens: store{cluster: c}, Node: c.Node},
 	} {

@@ -1,4 +1,4 @@
-package signer_test
+package admission_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -32,8 +33,8 @@ func asks(t testing.TB, user, node string, key crypto.Signer) approval.Request {
 
 func by(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
 
-func (c *cluster) admission() *signer.NodeAdmission {
-	return &signer.NodeAdmission{Tokens: store{cluster: c}, Claims: claims{cluster: c}, Node: c.Node, Ready: c.Ready, Reserved: []string{"cp-*"}}
+func (c *cluster) admission() *admission.Nodes {
+	return &admission.Nodes{Tokens: store{cluster: c}, Claims: claims{cluster: c}, Node: c.Node, Ready: c.Ready, Reserved: []string{"cp-*"}}
 }
 
 func wantRefused(t testing.TB, what string, err error, reason string, parts ...string) {
@@ -178,7 +179,7 @@ func TestAdmitOthers(t *testing.T) {
 	r.CSR = csrtest.New(t, &x509.CertificateRequest{}, nil)
 	_, err := c.admission().Admit(t.Context(), r)
 	wantRefused(t, "another subject", err, "NotForBootstrapToken")
-	var none *signer.NodeAdmission
+	var none *admission.Nodes
 	_, err = none.Admit(t.Context(), asks(t, by(token), "free", nil))
 	wantRefused(t, "no admission", err, "TokenRevoked")
 	// What is no client certificate of a node is not this one's to judge.

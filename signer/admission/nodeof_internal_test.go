@@ -1,4 +1,4 @@
-package signer
+package admission
 
 import (
 	"crypto/x509"
@@ -70,19 +70,18 @@ func TestAdmissionIsGoodForASecond(t *testing.T) {
 	r := nodeRequest("system:node:w", "system:nodes")
 	for _, test := range []struct {
 		name string
-		a    *Admission
+		a    Admitted
 		r    approval.Request
 		want bool
 	}{
-		{"now", &Admission{request: r, at: now}, r, true},
-		{"almost a second ago", &Admission{request: r, at: now.Add(time.Nanosecond - memory)}, r, true},
-		{"a second ago", &Admission{request: r, at: now.Add(-memory)}, r, false},
-		{"in the future", &Admission{request: r, at: now.Add(time.Nanosecond)}, r, false},
-		{"none", nil, r, false},
-		{"the zero Admission", &Admission{at: now}, r, false},
-		{"without a certificate request", &Admission{request: r, at: now}, approval.Request{User: r.User}, false},
+		{"now", Admitted{request: r, at: now}, r, true},
+		{"almost a second ago", Admitted{request: r, at: now.Add(time.Nanosecond - memory)}, r, true},
+		{"a second ago", Admitted{request: r, at: now.Add(-memory)}, r, false},
+		{"in the future", Admitted{request: r, at: now.Add(time.Nanosecond)}, r, false},
+		{"the zero Admission", Admitted{at: now}, r, false},
+		{"without a certificate request", Admitted{request: r, at: now}, approval.Request{User: r.User}, false},
 	} {
-		if got := test.a.good(test.r, now); got != test.want {
+		if got := test.a.Holds(test.r, now); got != test.want {
 			t.Errorf("%s: %v", test.name, got)
 		}
 	}

@@ -1,4 +1,4 @@
-package signer
+package admission
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 
 // forget takes away what is left of a claim whose name is taken anew: whoever renews under it from
 // now on does so by what it was taken with.
-func (n *NodeAdmission) forget(ctx context.Context, c tokens.Claim) error {
+func (n *Nodes) forget(ctx context.Context, c tokens.Claim) error {
 	err := n.Claims.Delete(ctx, c)
 	if err == nil || errors.Is(err, tokens.ErrNotFound) {
 		return nil
@@ -24,7 +24,7 @@ func (n *NodeAdmission) forget(ctx context.Context, c tokens.Claim) error {
 // has its certificate from then, and nothing better: what it renews lasts as long as the claim
 // said, and puts off the time when that is forgotten. Where there are no Nodes the claim was
 // released because the machine is gone.
-func (n *NodeAdmission) renewReleased(ctx context.Context, c tokens.Claim) (lifetime time.Duration, err error) {
+func (n *Nodes) renewReleased(ctx context.Context, c tokens.Claim) (lifetime time.Duration, err error) {
 	now := n.now()
 	lifetime = c.Past.CertificateDuration
 	switch {
@@ -51,7 +51,7 @@ func (n *NodeAdmission) renewReleased(ctx context.Context, c tokens.Claim) (life
 }
 
 // serves notes that a node asks for a serving certificate.
-func (n *NodeAdmission) serves(ctx context.Context, node string) error {
+func (n *Nodes) serves(ctx context.Context, node string) error {
 	if n.Node != nil || n.Claims == nil || tokens.CheckNodeName(node) != nil {
 		return nil
 	}
@@ -70,7 +70,7 @@ func (n *NodeAdmission) serves(ctx context.Context, node string) error {
 
 // joined notes on the claim of a node that asks with its certificate that it has one: no other key
 // gets in on the token from then on. Where there are Nodes its Node says so.
-func (n *NodeAdmission) joined(ctx context.Context, c tokens.Claim) error {
+func (n *Nodes) joined(ctx context.Context, c tokens.Claim) error {
 	if n.Node != nil || c.NodeUID != "" || c.Pending { // nothing is issued on a pending claim
 		return nil
 	}

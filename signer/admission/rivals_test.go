@@ -1,4 +1,4 @@
-package signer_test
+package admission_test
 
 import (
 	"crypto/elliptic"
@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -37,7 +37,7 @@ func TestRivalsInAnyOrder(t *testing.T) {
 				c.edits(token.ID(), func(r *tokens.Record) { r.Expires = time.Time{} })
 			}
 			s := &schedule{}
-			var replicas []*signer.NodeAdmission
+			var replicas []*admission.Nodes
 			for range 2 {
 				n := c.admission()
 				n.Retention = 1000 * time.Hour
@@ -46,7 +46,7 @@ func TestRivalsInAnyOrder(t *testing.T) {
 			}
 			var mu sync.Mutex
 			tokenOf, nameOf := map[string]string{}, map[string]string{}
-			ask := func(n *signer.NodeAdmission, token tokens.Token, node string, tries int) {
+			ask := func(n *admission.Nodes, token tokens.Token, node string, tries int) {
 				r := asks(t, by(token), node, key)
 				for range tries {
 					_, err := n.Admit(t.Context(), r)

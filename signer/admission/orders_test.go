@@ -1,4 +1,4 @@
-package signer_test
+package admission_test
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"testing/synctest"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -151,7 +151,7 @@ func TestAdmissionInAnyOrder(t *testing.T) {
 					token := c.mint(test.limits)
 					c.failing = test.failing
 					s := &schedule{}
-					var replicas []*signer.NodeAdmission
+					var replicas []*admission.Nodes
 					for range 2 {
 						n := c.admission()
 						n.Tokens, n.Claims = scheduledTokens{store{cluster: c}, s}, scheduledClaims{claims{cluster: c}, s}
@@ -160,7 +160,7 @@ func TestAdmissionInAnyOrder(t *testing.T) {
 					issued := map[string]map[int]bool{} // keys by name
 					var mu sync.Mutex
 					// ask asks until it is decided, or a few times.
-					ask := func(n *signer.NodeAdmission, node string, key, tries int) {
+					ask := func(n *admission.Nodes, node string, key, tries int) {
 						r := asks(t, by(token), node, keys[key])
 						r.UID = fmt.Sprintf("%s-%d", node, key)
 						for range tries {
@@ -268,7 +268,7 @@ func TestAdmissionInAnyOrder(t *testing.T) {
 
 // beforeConfirming is an admission that does something once, when its name is counted and its claim is
 // pending still.
-func (c *cluster) beforeConfirming(do func()) *signer.NodeAdmission {
+func (c *cluster) beforeConfirming(do func()) *admission.Nodes {
 	n := c.admission()
 	counted := false
 	once := sync.OnceFunc(do)

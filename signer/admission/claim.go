@@ -1,4 +1,4 @@
-package signer
+package admission
 
 import (
 	"context"
@@ -19,7 +19,7 @@ const attempts = 10
 // admitToken checks a request of a bootstrap token and, where the token has limits, claims the
 // name: first the claim itself, which is the lock on the name, then the count on the token. What
 // was written is undone before a refusal is told.
-func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, node string, a *Admission) error {
+func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node string, a *Admitted) error {
 	if n.Tokens == nil || n.Claims == nil {
 		return approval.RefuseFor(ReasonTokenRevoked, "there are no bootstrap tokens here")
 	}
@@ -74,7 +74,7 @@ func (n *NodeAdmission) admitToken(ctx context.Context, r approval.Request, id, 
 
 // claimName has the token hold the claim of a name if the record, which was read live, and the Node
 // have nothing against it. It may be called again with a record that was read later.
-func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, p *place) error {
+func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *place) error {
 	if p.record.UID != "" && p.record.UID != record.UID {
 		return fmt.Errorf("token %s was replaced while this request was looked at", record.Token.ID())
 	}
@@ -102,7 +102,7 @@ func (n *NodeAdmission) claimName(ctx context.Context, record tokens.Record, p *
 }
 
 // admits is what a token with limits says about a request by itself.
-func (n *NodeAdmission) admits(record tokens.Record, r approval.Request, node string) error {
+func (n *Nodes) admits(record tokens.Record, r approval.Request, node string) error {
 	if err := n.check(record, r, node); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (n *NodeAdmission) admits(record tokens.Record, r approval.Request, node st
 
 // live reads the token as it is now, or as it was just now if it had no limits then: when a rack
 // comes up on one token there is one answer for all of its machines.
-func (n *NodeAdmission) live(ctx context.Context, id string, now time.Time) (tokens.Record, error) {
+func (n *Nodes) live(ctx context.Context, id string, now time.Time) (tokens.Record, error) {
 	n.mu.Lock()
 	known, found := n.unlimited[id]
 	n.mu.Unlock()
@@ -136,7 +136,7 @@ func refuseGone(id string) error {
 	return approval.RefuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
 }
 
-func (n *NodeAdmission) remember(record tokens.Record, now time.Time) {
+func (n *Nodes) remember(record tokens.Record, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for id, known := range n.unlimited {
@@ -150,7 +150,7 @@ func (n *NodeAdmission) remember(record tokens.Record, now time.Time) {
 }
 
 // check is what a token says about a request by itself.
-func (n *NodeAdmission) check(record tokens.Record, r approval.Request, node string) error {
+func (n *Nodes) check(record tokens.Record, r approval.Request, node string) error {
 	id := record.Token.ID()
 	switch l := record.Limits; {
 	case record.Expired(n.now()):
@@ -192,7 +192,7 @@ func refuseSpent(record tokens.Record, node string) error {
 }
 
 // claim is hold for a name that most probably has no claim.
-func (n *NodeAdmission) claim(ctx context.Context, p *place) (tokens.Claim, error) {
+func (n *Nodes) claim(ctx context.Context, p *place) (tokens.Claim, error) {
 	if _, err := n.Claims.Find(ctx, p.node); errors.Is(err, tokens.ErrNotFound) && !p.counted {
 		if claim, err := n.Claims.Create(ctx, p.fresh()); !errors.Is(err, tokens.ErrExists) {
 			return n.made(claim, err)
@@ -205,7 +205,7 @@ func (n *NodeAdmission) claim(ctx context.Context, p *place) (tokens.Claim, erro
 func (p *place) fresh() tokens.Claim {
 	return tokens.Claim{
 		Node: p.node, TokenID: p.record.Token.ID(), TokenUID: p.record.UID, Limits: p.record.Limits,
-		Keys: []string{keyOf(p.request)}, Requests: requests(p.request),
+		Keys: []string{pkcs10.KeyID(p.request.CSR)}, Requests: requests(p.request),
 		Pending: p.record.Limits.Most() > 0, ReadyBefore: p.ready,
 	}
 }
@@ -213,8 +213,8 @@ func (p *place) fresh() tokens.Claim {
 // hold has the token hold the claim of a name, with the request's key in it: nothing is written if
 // that is so. A token that has counted the name before keeps the claim that it has, and gets no
 // other one.
-func (n *NodeAdmission) hold(ctx context.Context, p *place) (tokens.Claim, error) {
-	id, node, key, fresh := p.record.Token.ID(), p.node, keyOf(p.request), p.fresh()
+func (n *Nodes) hold(ctx context.Context, p *place) (tokens.Claim, error) {
+	id, node, key, fresh := p.record.Token.ID(), p.node, pkcs10.KeyID(p.request.CSR), p.fresh()
 	for range attempts {
 		change := ""
 		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
@@ -308,7 +308,7 @@ func taken(over, fresh tokens.Claim, past tokens.Past) tokens.Claim {
 	return fresh
 }
 
-func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, error) {
+func (n *Nodes) made(claim tokens.Claim, err error) (tokens.Claim, error) {
 	if err != nil {
 		return claim, fmt.Errorf("the node name cannot be claimed yet: %w", err) // which has the name
 	}
@@ -318,7 +318,7 @@ func (n *NodeAdmission) made(claim tokens.Claim, err error) (tokens.Claim, error
 }
 
 // readySpell is which spell of being Ready a Node is in, or empty.
-func (n *NodeAdmission) readySpell(ctx context.Context, node string) (string, error) {
+func (n *Nodes) readySpell(ctx context.Context, node string) (string, error) {
 	if n.Ready == nil {
 		return "", nil
 	}

@@ -1,11 +1,9 @@
-package signer
+package admission
 
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,7 +21,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Reasons of a [*approval.Refused] that [NodeAdmission] gives.
+// Reasons of a [*approval.Refused] that [Nodes] gives.
 const (
 	// ReasonTokenSpent: as many nodes have joined with the token as its limits allow.
 	ReasonTokenSpent = "TokenSpent"
@@ -59,10 +57,10 @@ const (
 const DefaultRetention = time.Hour
 
 // memory is how long the word of a store that a token has no limits is good for, and for how
-// long an [Admission] is: between a decision and the certificate there is one write.
+// long an [Admitted] is: between a decision and the certificate there is one write.
 const memory = time.Second
 
-// A NodeAdmission says who may have which node's name. It stands between approval and every
+// A Nodes says who may have which node's name. It stands between approval and every
 // client certificate of a node, whoever approved the request. Its zero value lets renewals pass
 // and refuses every bootstrap token. It must not be copied once it is used.
 //
@@ -70,7 +68,7 @@ const memory = time.Second
 //   - A bootstrap token lets in as many nodes, under such names, as its [tokens.Limits] say, and
 //     leaves a claim for each: a name is with one token at a time.
 //   - A node renews its certificate while its Node exists, for as long as its claim says.
-type NodeAdmission struct {
+type Nodes struct {
 	// Tokens and Claims are asked about requests of bootstrap tokens; nil is that there are
 	// none.
 	Tokens tokens.Store
@@ -117,9 +115,9 @@ type remembered struct {
 	at     time.Time
 }
 
-// An Admission allows one request to have its certificate. It is bound to the CSR, the user and
-// groups, the signer, the usages and the CSR object that [NodeAdmission.Admit] saw. Nil allows nothing.
-type Admission struct {
+// An Admitted request may have its certificate. It is bound to the CSR, the user and
+// groups, the signer, the usages and the CSR object that [Nodes.Admit] saw. The zero Admitted is no request.
+type Admitted struct {
 	// Duration is the longest lifetime; zero leaves it to the signer.
 	Duration time.Duration
 	// TokenID is the token that the name was claimed with; empty if there is no claim.
@@ -128,31 +126,34 @@ type Admission struct {
 	// began anew, or two machines.
 	Keys int
 
-	// decision is why it was approved here; the zero Decision if it was not.
-	decision approval.Decision
-
 	request approval.Request // what Admit saw
 	at      time.Time
 }
 
-// waiting is the error of a request that is in order and waits for something that may come.
-type waiting struct{ reason, message string }
+// Waiting is the error of a request that is in order and waits for something that may come.
+type Waiting struct {
+	// Reason is for machines: one word in CamelCase.
+	Reason string
+	// Message is a sentence for the requester.
+	Message string
+}
 
-func (w *waiting) Error() string { return w.message }
+// Error is the message.
+func (w *Waiting) Error() string { return w.Message }
 
 // Admit says that a request may have its certificate, and makes the claim that goes with it. It
 // may be asked any number of times about the same request. What breaks a limit is a [*approval.Refused];
 // every other error may pass by itself.
-func (n *NodeAdmission) Admit(ctx context.Context, r approval.Request) (*Admission, error) {
+func (n *Nodes) Admit(ctx context.Context, r approval.Request) (*Admitted, error) {
 	if n == nil {
-		n = &NodeAdmission{}
+		n = &Nodes{}
 	}
 	n.once.Do(n.start)
 	if r.CSR == nil {
 		return nil, approval.Refuse("no certificate request given")
 	}
 	now := n.now()
-	a := &Admission{request: r, at: now}
+	a := &Admitted{request: r, at: now}
 	a.request.Groups, a.request.Usages = slices.Clone(r.Groups), slices.Clone(r.Usages)
 	id, bootstrap := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix)
 	node, ok := nodeOf(r)
@@ -181,33 +182,30 @@ func (n *NodeAdmission) Admit(ctx context.Context, r approval.Request) (*Admissi
 	return admitted(a, n.admitToken(ctx, r, id, node, a))
 }
 
-func admitted(a *Admission, err error) (*Admission, error) {
+func admitted(a *Admitted, err error) (*Admitted, error) {
 	if err != nil {
 		return nil, err
 	}
 	return a, nil
 }
 
-// lifetime is what is asked for, and no more than is allowed; zero leaves it to the signer.
-func (a *Admission) lifetime(r approval.Request) time.Duration {
+// Lifetime is what is asked for, and no more than is allowed; zero leaves it to the signer.
+func (a Admitted) Lifetime(r approval.Request) time.Duration {
 	if a.Duration > 0 && (r.Expiration == 0 || a.Duration < r.Expiration) {
 		return a.Duration
 	}
 	return r.Expiration
 }
 
-// good reports whether the admission is for this request and younger than [memory].
-func (a *Admission) good(r approval.Request, now time.Time) bool {
-	age := time.Duration(0)
-	if a != nil {
-		age = now.Sub(a.at)
-	}
-	return a.of(r) && age >= 0 && age < memory
+// Holds reports whether the admission is for this request and younger than a second.
+func (a Admitted) Holds(r approval.Request, now time.Time) bool {
+	age := now.Sub(a.at)
+	return a.Of(r) && age >= 0 && age < memory
 }
 
-// of reports whether the admission is for this request: everything that Admit reads is the same.
-func (a *Admission) of(r approval.Request) bool {
-	if a == nil || a.request.CSR == nil || r.CSR == nil {
+// Of reports whether the admission is for this request: everything that Admit reads is the same.
+func (a Admitted) Of(r approval.Request) bool {
+	if a.request.CSR == nil || r.CSR == nil {
 		return false
 	}
 	seen := a.request
@@ -236,7 +234,7 @@ func authenticates(usages []certificates.KeyUsage) bool {
 	return len(extended) == 0 || slices.Contains(extended, x509.ExtKeyUsageClientAuth) || slices.Contains(extended, x509.ExtKeyUsageAny)
 }
 
-func (n *NodeAdmission) start() {
+func (n *Nodes) start() {
 	if n.log = n.Logger; n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
 	}
@@ -245,22 +243,22 @@ func (n *NodeAdmission) start() {
 	n.unlimited = map[string]remembered{}
 }
 
-func (n *NodeAdmission) now() time.Time {
+func (n *Nodes) now() time.Time {
 	if n.Now != nil {
 		return n.Now()
 	}
 	return time.Now()
 }
 
-func (n *NodeAdmission) count(change string) { n.counts.WithLabelValues(change).Inc() }
+func (n *Nodes) count(change string) { n.counts.WithLabelValues(change).Inc() }
 
 // renew lets a node renew while its Node exists: a node that was deleted does not come back by
 // itself.
-func (n *NodeAdmission) renew(ctx context.Context, node string, a *Admission) error {
+func (n *Nodes) renew(ctx context.Context, node string, a *Admitted) error {
 	if n.Node != nil {
 		switch _, err := n.Node(ctx, node); {
 		case errors.Is(err, tokens.ErrNotFound):
-			return &waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, and there is no such Node (any more): the request waits until there is", foreign.Text(node, foreign.MaxName))}
+			return &Waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, and there is no such Node (any more): the request waits until there is", foreign.Text(node, foreign.MaxName))}
 		case err != nil:
 			return fmt.Errorf("node %s: %w", node, err)
 		}
@@ -286,17 +284,17 @@ func (n *NodeAdmission) renew(ctx context.Context, node string, a *Admission) er
 	return n.joined(ctx, c)
 }
 
-func (n *NodeAdmission) reserved(node string) bool {
+func (n *Nodes) reserved(node string) bool {
 	return slices.ContainsFunc(n.Reserved, func(pattern string) bool { return tokens.MatchNodeName(pattern, node) })
 }
 
-func (n *NodeAdmission) refuseReserved(node string) error {
+func (n *Nodes) refuseReserved(node string) error {
 	return approval.RefuseFor(ReasonNodeNameReserved, "the name %s is reserved for the control plane; a token for it is made with: kubejoin token create --role control-plane --node-name %s", node, node)
 }
 
 // checkNode refuses the name of a Node that exists, unless it is the one to be replaced, which it
 // reports.
-func (n *NodeAdmission) checkNode(ctx context.Context, node string, replaces tokens.NodeRef) (bool, error) {
+func (n *Nodes) checkNode(ctx context.Context, node string, replaces tokens.NodeRef) (bool, error) {
 	if n.Node == nil || n.AllowExisting && replaces == (tokens.NodeRef{}) {
 		return false, nil
 	}
@@ -317,7 +315,7 @@ func (n *NodeAdmission) checkNode(ctx context.Context, node string, replaces tok
 
 // free refuses a name that a Node has, or that a limited token has taken. It reads the claim live: a stale cache would
 // give the name away.
-func (n *NodeAdmission) free(ctx context.Context, node string) error {
+func (n *Nodes) free(ctx context.Context, node string) error {
 	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
 		return err
 	}
@@ -347,7 +345,7 @@ func (n *NodeAdmission) free(ctx context.Context, node string) error {
 	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
 }
 
-func (n *NodeAdmission) gone(ctx context.Context, node string) (bool, error) {
+func (n *Nodes) gone(ctx context.Context, node string) (bool, error) {
 	_, err := n.Node(ctx, node)
 	if errors.Is(err, tokens.ErrNotFound) {
 		return true, nil
@@ -361,10 +359,4 @@ func (n *NodeAdmission) gone(ctx context.Context, node string) (bool, error) {
 func refuseClaimed(c tokens.Claim) error {
 	return approval.RefuseFor(ReasonNodeNameClaimed, "the name %s was taken with token %s at %s; if that machine is not to join: kubejoin claim release %s",
 		c.Node, c.TokenID, c.Created.UTC().Format(time.RFC3339), c.Node)
-}
-
-// keyOf is how a claim names the public key of a request.
-func keyOf(r approval.Request) string {
-	sum := sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo)
-	return "sha256:" + hex.EncodeToString(sum[:])
 }

@@ -1,4 +1,4 @@
-package signer
+package admission
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // A record without a count may have lost it, or be another one under the same ID: then the claims
 // are read live, after the record. Otherwise a cache says whether it is worth reading them, and
 // nothing more.
-func (n *NodeAdmission) mend(ctx context.Context, record *tokens.Record) (mended bool, pending []tokens.Claim, err error) {
+func (n *Nodes) mend(ctx context.Context, record *tokens.Record) (mended bool, pending []tokens.Claim, err error) {
 	if record.Problem != nil || record.Limits.Problem != nil {
 		return false, nil, nil
 	}
@@ -95,7 +95,7 @@ func least[T int | time.Duration](a, b T) T {
 // evict removes the keys of pending claims, which may have been counted before the count was lost. Nothing
 // was issued on them. The request that made such a claim does not find its key and starts over. The claim
 // stays, because its name may be counted. evict fails if a claim has changed since it was read.
-func (n *NodeAdmission) evict(ctx context.Context, pending []tokens.Claim) error {
+func (n *Nodes) evict(ctx context.Context, pending []tokens.Claim) error {
 	for _, c := range pending {
 		_, err := n.Claims.Update(ctx, c.Node, func(now *tokens.Claim) error {
 			if now.UID != c.UID || now.Version != c.Version {
@@ -112,7 +112,7 @@ func (n *NodeAdmission) evict(ctx context.Context, pending []tokens.Claim) error
 }
 
 // drop releases a claim that nothing was issued on. It keeps the past of earlier claims of the name.
-func (n *NodeAdmission) drop(ctx context.Context, c tokens.Claim) error {
+func (n *Nodes) drop(ctx context.Context, c tokens.Claim) error {
 	left := c.Past
 	if !left.Held(n.now()) {
 		left = tokens.Past{}
