@@ -323,7 +323,7 @@ func TestUnsignableRequestLeavesNoClaim(t *testing.T) {
 	csr := *r.CSR
 	csr.PublicKey, csr.PublicKeyAlgorithm = nil, x509.UnknownPublicKeyAlgorithm
 	r.CSR = &csr
-	if _, err := c.admission().Admit(t.Context(), r); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "key") {
+	if _, err := c.admission().Admit(t.Context(), r); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "want RSA, ECDSA or Ed25519") {
 		t.Errorf("%v, want a refusal of the key", err)
 	}
 	if len(c.claims) > 0 {
