@@ -201,74 +201,26 @@ func (n *Nodes) claim(ctx context.Context, p *place) (tokens.Claim, error) {
 	return n.hold(ctx, p)
 }
 
-// fresh is the claim for a name that has none.
-func (p *place) fresh() tokens.Claim {
-	return tokens.Claim{
-		Node: p.node, TokenID: p.record.Token.ID(), TokenUID: p.record.UID, Limits: p.record.Limits,
-		Keys: []string{pkcs10.KeyID(p.request.CSR)}, Requests: requests(p.request),
-		Pending: p.record.Limits.Most() > 0, ReadyBefore: p.ready,
-	}
-}
-
-// hold has the token hold the claim of a name, with the request's key in it: nothing is written if
-// that is so. A token that has counted the name before keeps the claim that it has, and gets no
-// other one.
+// hold has the token hold the claim of a name, with the request's key in it. It writes nothing if that is so.
 func (n *Nodes) hold(ctx context.Context, p *place) (tokens.Claim, error) {
-	id, node, key, fresh := p.record.Token.ID(), p.node, pkcs10.KeyID(p.request.CSR), p.fresh()
+	id, node := p.record.Token.ID(), p.node
 	for range attempts {
-		change := ""
-		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
-			change = ""
-			switch {
-			case p.counted && (c.Released() || c.TokenID != id && p.replaces):
-				return refuseJoined(id, node, p.replaces)
-			case c.Released():
-				change = "made"
-				*c = taken(*c, fresh, c.Past)
-				return nil
-			case c.TokenID != id && p.replaces:
-				change = "taken_over"
-				*c = taken(*c, fresh, c.Leaves(n.now(), 0))
-				return nil
-			case c.TokenID != id && n.abandoned(*c):
-				return errAbandoned
-			case c.TokenID != id && c.NodeUID == "":
-				return refuseClaimed(*c)
-			case c.TokenID == id && c.NodeUID != "" && n.Node == nil:
-				return approval.RefuseFor(ReasonNodeExists, "%s has joined on token %s, and asks with its certificate; to put another machine in its place: kubejoin claim release %s", node, id, node)
-			case c.NodeUID != "" && !p.replaces && !(n.AllowExisting && c.TokenID == id && c.Pending && c.HasKey(key)):
-				return errRegistered
-			case p.replaces && (c.ReadyAgain || p.ready != "" && p.ready != c.ReadyBefore):
-				c.ReadyAgain = true // and is kept, whatever becomes of the Node
-				return nil
-			case c.HasKey(key):
-			case len(c.Keys) >= tokens.MaxKeys && !c.Pending:
-				return approval.RefuseFor(ReasonTooManyKeys, "a machine called %s has asked on token %s with %d other keys, and has not registered; if it is only one: kubejoin claim release %s",
-					node, id, len(c.Keys), node)
-			default:
-				change = "another_key"
-				if len(c.Keys) >= tokens.MaxKeys { // of tries that came to nothing: nothing is issued on a pending claim
-					c.Keys = c.Keys[1:]
-				}
-				c.Keys = append(c.Keys, key)
+		var do step
+		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) (err error) {
+			if do, err = n.plan(*c, p); err == nil {
+				*c = p.apply(do, *c, n.now())
 			}
-			for _, uid := range requests(p.request) {
-				if !slices.Contains(c.Requests, uid) {
-					c.Requests = tokens.NewestRequests(append(c.Requests, uid))
-				}
-			}
-			c.TokenUID = p.record.UID
-			return nil
+			return err
 		})
 		switch {
-		case err == nil && p.replaces && claim.ReadyAgain:
-			return claim, approval.RefuseFor(ReasonNodeExists, "a machine has taken the place of Node %s, which was Ready since; for one more make a token with: kubejoin token create --replace-node %s", node, node)
-		case err == nil && change == "made":
+		case err == nil && do == latch:
+			return claim, refuseReplaced(node)
+		case err == nil && do == newClaim:
 			return n.made(claim, nil)
 		case err == nil:
-			if change != "" {
-				n.count(change)
-				n.log.Warn("claim of a node name: "+strings.ReplaceAll(change, "_", " "), "node", tokens.Redact(node), "token", id, "keys", len(claim.Keys))
+			if do != keep {
+				n.count(do.String())
+				n.log.Warn("claim of a node name: "+strings.ReplaceAll(do.String(), "_", " "), "node", tokens.Redact(node), "token", id, "keys", len(claim.Keys))
 			}
 			return claim, nil
 		case errors.Is(err, errRegistered):
@@ -289,7 +241,7 @@ func (n *Nodes) hold(ctx context.Context, p *place) (tokens.Claim, error) {
 		case p.counted:
 			return claim, refuseJoined(id, node, p.replaces)
 		}
-		if claim, err = n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
+		if claim, err = n.Claims.Create(ctx, p.fresh()); !errors.Is(err, tokens.ErrExists) {
 			return n.made(claim, err)
 		}
 		// Another request was quicker, or a try of ours whose answer was lost. Something that is
@@ -299,13 +251,6 @@ func (n *Nodes) hold(ctx context.Context, p *place) (tokens.Claim, error) {
 		}
 	}
 	return tokens.Claim{}, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
-}
-
-// taken is a claim in the place of another one.
-func taken(over, fresh tokens.Claim, past tokens.Past) tokens.Claim {
-	fresh = fresh.Clone()
-	fresh.UID, fresh.Version, fresh.Created, fresh.Past = over.UID, over.Version, over.Created, past
-	return fresh
 }
 
 func (n *Nodes) made(claim tokens.Claim, err error) (tokens.Claim, error) {
@@ -327,19 +272,4 @@ func (n *Nodes) readySpell(ctx context.Context, node string) (string, error) {
 		return "", fmt.Errorf("node %s: %w", node, err)
 	}
 	return spell, nil
-}
-
-func refuseJoined(id, node string, replaces bool) error {
-	flag := "--node-name"
-	if replaces {
-		flag = "--replace-node"
-	}
-	return approval.RefuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create %s %s", node, id, flag, node)
-}
-
-func requests(r approval.Request) []string {
-	if r.UID == "" {
-		return nil
-	}
-	return []string{r.UID}
 }

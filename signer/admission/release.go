@@ -12,9 +12,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// errRegistered says that the Node of a claim has registered.
-var errRegistered = errors.New("the node has registered")
-
 // release takes away the claim of a Node that had registered and is gone, and refuses if it is
 // not gone. The claim cleaner does the same, a little later. Where there are no Nodes none is
 // ever known to be gone.
@@ -54,9 +51,6 @@ func (n *Nodes) release(ctx context.Context, node string) error {
 // pendingFor is how long a claim may be pending before another token can take its name. No attempt takes
 // longer to count the name.
 const pendingFor = 2 * countTimeout
-
-// errAbandoned says that a claim of another token is pending for too long.
-var errAbandoned = errors.New("the claim was not confirmed")
 
 // abandoned reports whether a claim has been pending for longer than any attempt takes: the client left, or
 // kubejoin stopped, between the claim and its confirmation.
