@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	mathrand "math/rand/v2"
 	"net/http"
 	"runtime/debug"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
@@ -82,44 +84,36 @@ func badFields(all ...api.FieldProblem) *problem {
 
 // noted is what becomes known of a request while it is answered.
 type noted struct {
-	class  *class      // whose room it takes
-	seated string      // the user for whom its place is counted
+	limits *httplimit.Request
 	user   User        // who sent it, if that was asked
 	attrs  []slog.Attr // for the line logged of it
 }
 
 type notedKey struct{}
 
+// notedOf returns what is known of the request of a context.
+func notedOf(ctx context.Context) *noted {
+	n, _ := ctx.Value(notedKey{}).(*noted) // route puts it there
+	return n
+}
+
 func logAttrs(ctx context.Context, attrs ...slog.Attr) {
-	if n, ok := ctx.Value(notedKey{}).(*noted); ok {
-		n.attrs = append(n.attrs, attrs...)
-	}
+	n := notedOf(ctx)
+	n.attrs = append(n.attrs, attrs...)
 }
 
 // userOf is who sent the request of a context, as far as identified has been told.
-func userOf(ctx context.Context) User {
-	if n, ok := ctx.Value(notedKey{}).(*noted); ok {
-		return n.user
-	}
-	return User{}
-}
+func userOf(ctx context.Context) User { return notedOf(ctx).user }
 
-// route makes an action the handler of a route, if its client may ask now and its class has a slot
-// free: it bounds the query, the body and the time to read the answer, answers, counts and logs. The
-// log names the route and never the URL, into which anything may have been pasted.
-func (h *handler) route(name string, of kind, class *class, act action) http.HandlerFunc {
+// route makes an action the handler of a route. It limits the request, its query, its body and the time to read the
+// answer, and answers, counts and logs. The log names the route and never the URL, into which anything may have been pasted.
+func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class, act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		act, seen, client := act, &noted{class: class}, h.rates.counted(r, of)
-		refused := cmp.Or(h.rates.refuse(client, of, class), crossOrigin(r), longQuery(r))
-		if refused == nil {
-			refused = h.rates.enter(client, class)
-			if refused == nil {
-				defer func() { class.leave(client, seen.seated) }()
-				refused = h.rates.guess(client, r, of, class, h.isToken)
-			}
-		}
-		if refused != nil {
+		act, seen := act, &noted{limits: h.limiter.Request(class, kind, r.RemoteAddr, credential(r))}
+		refusal := seen.limits.Enter(func() bool { return class == httplimit.Certificates && h.isToken(r) })
+		defer seen.limits.Leave()
+		if refused := cmp.Or(exceeds(refusal), crossOrigin(r), longQuery(r)); refused != nil {
 			act = func(*http.Request) (answer, error) { return answer{}, refused }
 		}
 		id := rand.Text()[:16]
@@ -131,7 +125,12 @@ func (h *handler) route(name string, of kind, class *class, act action) http.Han
 		w.Header().Set("Cache-Control", "no-store")
 
 		a, err := recovered(act, r)
-		h.rates.judge(r, of, seen.user, err)
+		switch {
+		case errors.Is(err, ErrBadCredentials):
+			seen.limits.Rejected()
+		case seen.user.Name != "":
+			seen.limits.Accepted(seen.user.Name)
+		}
 		limitAnswer(w, r)
 		if err != nil {
 			a = h.failed(err, id, kubernetesPath(r.URL.Path))
@@ -179,8 +178,8 @@ const (
 )
 
 // logRequest logs a request. Anybody can send any number of requests that are refused for anything but
-// their credentials, whose number [rates.guess] limits: operators see a sample of those, and the others
-// are logged for debugging.
+// their credentials, whose number is limited: operators see a sample of those, and the others are logged for
+// debugging.
 func (h *handler) logRequest(r *http.Request, route, id string, status int, took time.Duration, err error, seen *noted) {
 	level := slog.LevelDebug // public paths and probes
 	var p *problem
@@ -294,4 +293,39 @@ func fieldShown(name string) string {
 func object(status int, v any) (answer, error) {
 	body, err := json.Marshal(v)
 	return answer{status: status, contentType: "application/json", body: append(body, '\n')}, err
+}
+
+// errRefused is the cause of problems of requests that exceed a limit, of which a flood is expected.
+var errRefused = errors.New("too many requests")
+
+// exceeds returns the problem of a request that exceeds a limit, or nil.
+func exceeds(r *httplimit.Refusal) *problem {
+	switch {
+	case r == nil:
+		return nil
+	case r.Reason != httplimit.Overloaded:
+		return tooMany("%v", r)
+	}
+	p := newProblem(http.StatusServiceUnavailable, "overloaded", "%v", r)
+	p.cause, p.retryAfter = errRefused, time.Second
+	return p
+}
+
+// tooMany returns the problem of a client or user that sends too many requests. Its time to wait is random, so that those
+// who are refused together do not come back together.
+func tooMany(format string, args ...any) *problem {
+	p := newProblem(http.StatusTooManyRequests, api.ProblemTooManyRequests, format, args...)
+	p.cause, p.retryAfter = errRefused, time.Duration(1+mathrand.IntN(4))*time.Second
+	return p
+}
+
+// crossOrigin returns the problem of a request by which a page of another site would use the client certificate in a
+// browser, or nil. Only browsers send where a request comes from.
+func crossOrigin(r *http.Request) *problem {
+	if err := new(http.CrossOriginProtection).Check(r); err != nil {
+		p := newProblem(http.StatusForbidden, "forbidden", "a browser sent this for a page of another site, by the header Sec-Fetch-Site or Origin")
+		p.cause = err
+		return p
+	}
+	return nil
 }

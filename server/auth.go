@@ -101,10 +101,7 @@ func (h *handler) allowed(access Access, act action) action {
 
 // note keeps who sent a request.
 func note(r *http.Request, user User) *noted {
-	seen, ok := r.Context().Value(notedKey{}).(*noted)
-	if !ok {
-		seen = &noted{}
-	}
+	seen := notedOf(r.Context())
 	seen.user = user
 	seen.attrs = append(seen.attrs, slog.String("user", user.Name))
 	return seen
@@ -112,8 +109,8 @@ func note(r *http.Request, user User) *noted {
 
 // identified notes who sent a request, and is an error if he is not to be served now.
 func (h *handler) identified(r *http.Request, user User) error {
-	if p := h.rates.user(note(r, user), user.Name); p != nil {
-		return p
+	if refusal := note(r, user).limits.User(user.Name); refusal != nil {
+		return exceeds(refusal)
 	}
 	return nil
 }
@@ -262,4 +259,19 @@ func Bearer(r *http.Request) (string, error) {
 func parseAuthorization(header string) (scheme, credentials string) {
 	scheme, credentials, _ = strings.Cut(header, " ")
 	return strings.ToLower(scheme), strings.TrimSpace(credentials)
+}
+
+// credential returns the credential of a request: scheme and credentials of its Authorization header, in one spelling, or
+// else its client certificate. It is empty without either, and for a header that no route accepts.
+func credential(r *http.Request) string {
+	if given := r.Header.Values("Authorization"); len(given) > 0 {
+		if scheme, credentials := parseAuthorization(given[0]); len(given) == 1 && credentials != "" {
+			return scheme + " " + credentials
+		}
+		return ""
+	}
+	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		return string(r.TLS.PeerCertificates[0].Raw)
+	}
+	return ""
 }

@@ -76,7 +76,9 @@ func (h *handler) certificate(r *http.Request) (a answer, err error) {
 	defer cancel()
 	chain, err := h.issue(ctx, r, user, request)
 	if err != nil {
-		h.rates.certificate(r, user, err)
+		if p := (*problem)(nil); errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {
+			notedOf(r.Context()).limits.TooManyCertificates(user.Name)
+		}
 		return answer{}, err
 	}
 	logAttrs(r.Context(), slog.String("serial", serialOf(chain)))

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
@@ -645,12 +646,12 @@ func TestFloodOfCertificates(t *testing.T) {
 	handler := s.Handler()
 	request := nodeCSR(t, "w")
 	var flood sync.WaitGroup
-	for range server.MaxCertificates {
+	for range httplimit.MaxCertificates {
 		flood.Go(func() {
 			send(handler, certificatePath, tokens.Generate().Reveal(), "", strings.NewReader(request))
 		})
 	}
-	for range server.MaxCertificates {
+	for range httplimit.MaxCertificates {
 		<-asking
 	}
 	w := send(handler, certificatePath, tokens.Generate().Reveal(), "", unread{t})

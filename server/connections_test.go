@@ -10,8 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/server"
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 )
 
 // A machine without a credential that has a request in flight on every connection that it gets, for as long
@@ -20,7 +19,7 @@ func TestConnectionsOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, atFirst(1000)
 	const most = 8
-	limit := server.LimitConnections(most, s.ClientRate, s.registry())
+	limit := httplimit.Connections(most, httplimit.Rate(s.ClientRate), s.registry())
 	var active atomic.Int64
 	s.connState = func(c net.Conn, state http.ConnState) {
 		if limit(c, state); state == http.StateActive {
@@ -61,140 +60,4 @@ func ask200(c *tls.Conn) string {
 		return fmt.Sprintf("%q %v", answer[:n], err)
 	}
 	return ""
-}
-
-// A wire is a connection that nothing comes through.
-type wire struct {
-	net.Conn
-	from   net.Addr
-	closed bool
-}
-
-func (w *wire) RemoteAddr() net.Addr { return w.from }
-func (w *wire) Close() error         { w.closed = true; return nil }
-
-// wires are those of clients to a server that has a bound on connections.
-type wires struct {
-	changed func(net.Conn, http.ConnState)
-	open    []*wire // the oldest first
-}
-
-func newWires(most int, rate server.Rate) *wires {
-	return &wires{changed: server.LimitConnections(most, rate, prometheus.NewPedanticRegistry())}
-}
-
-// dial reports whether a client gets a connection. What was closed to make room is gone then.
-func (w *wires) dial(client int, busy bool) bool {
-	one := &wire{from: &net.TCPAddr{IP: net.IPv4(192, 0, 2, byte(client)), Port: 1}}
-	w.changed(one, http.StateNew)
-	w.open = append(w.open, one)
-	if busy && !one.closed {
-		w.changed(one, http.StateActive)
-	}
-	left := w.open[:0]
-	for _, other := range w.open {
-		if other.closed {
-			w.changed(other, http.StateClosed)
-		} else {
-			left = append(left, other)
-		}
-	}
-	w.open = left
-	return !one.closed
-}
-
-// hangUp ends the oldest.
-func (w *wires) hangUp() {
-	w.changed(w.open[0], http.StateClosed)
-	w.open = w.open[1:]
-}
-
-func (w *wires) of(client int) (n int) {
-	for _, one := range w.open {
-		if one.from.(*net.TCPAddr).IP[15] == byte(client) {
-			n++
-		}
-	}
-	return n
-}
-
-// Clients that have requests in flight on all that they get have an equal part in the end, and leave one to
-// whoever comes.
-func TestConnectionsOfManyClients(t *testing.T) {
-	const most, clients = 1640, 40
-	w := newWires(most, atFirst(1e9))
-	take := func() {
-		for taken := true; taken; {
-			taken = false
-			for client := range clients {
-				for w.dial(client, true) {
-					taken = true
-				}
-			}
-		}
-	}
-	take()
-	for range most {
-		w.hangUp()
-		take()
-	}
-	const part = most / (clients + 1)
-	for client := range clients {
-		if n := w.of(client); n < part-1 || n > part+1 {
-			t.Errorf("client %d has %d, want %d", client, n, part)
-		}
-	}
-	n := 0
-	for w.dial(clients, true) {
-		n++
-	}
-	if n < part/2-1 {
-		t.Errorf("a newcomer has %d, want half of the %d that are left", n, part)
-	}
-	for len(w.open) > 0 {
-		w.hangUp()
-	}
-	for range most/2 - 1 {
-		if !w.dial(1, true) {
-			t.Fatal("what has been closed is still counted")
-		}
-	}
-}
-
-// Where idle connections take all that there are, a client has its part of all the same.
-func TestConnectionsBesideIdleOnes(t *testing.T) {
-	const most, clients = 1024, 15
-	w := newWires(most, atFirst(1e9))
-	for client := range clients {
-		for range most {
-			w.dial(client, false)
-		}
-	}
-	if len(w.open) < most-1 {
-		t.Fatalf("%d connections are open", len(w.open))
-	}
-	n := 0
-	for w.dial(clients, true) {
-		n++
-	}
-	if part := most / (clients + 2); n < part-1 || n > most/2 {
-		t.Errorf("a newcomer has %d connections, want %d at least", n, part)
-	}
-	if len(w.open) > most {
-		t.Errorf("%d connections are open", len(w.open))
-	}
-}
-
-// Without limits of clients one may have all connections.
-func TestConnectionsWithoutLimits(t *testing.T) {
-	const most = 16
-	w := newWires(most, server.Rate{QPS: -1})
-	for i := range most {
-		if !w.dial(1, true) {
-			t.Errorf("connection %d is closed", i)
-		}
-	}
-	if w.dial(2, true) {
-		t.Error("one too many is not closed")
-	}
 }

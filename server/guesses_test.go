@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,7 +69,7 @@ func TestOneUserPushesNobodyOut(t *testing.T) {
 						t.Fatalf("%q: %d", header(i), code)
 					}
 				}
-				for range server.FailureBurst {
+				for range httplimit.FailureBurst {
 					if code := sends(t, handler, here, authorized("Bearer guess")); code != 401 {
 						t.Fatal(code)
 					}
@@ -106,7 +107,7 @@ func TestLetInCountsForItsAddressAlone(t *testing.T) {
 			t.Fatal(code)
 		}
 		for remote, want := range map[string]int{known: 403, "192.0.2.2:1": 429, "[2001:db8::1]:1": 429} {
-			for range server.FailureBurst {
+			for range httplimit.FailureBurst {
 				if code := sends(t, handler, remote, authorized("Bearer guess")); code != 401 {
 					t.Fatal(code)
 				}
@@ -123,12 +124,12 @@ func TestLetInCountsForItsAddressAlone(t *testing.T) {
 func TestOneNetworkOfIPv6IsOneClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		handler := guessing(t)
-		for i := range server.FailureBurst {
+		for i := range httplimit.FailureBurst {
 			if code := sends(t, handler, fmt.Sprintf("[2001:db8::%x:0:0:1]:1", i), authorized("Bearer guess")); code != 401 {
 				t.Fatal(code)
 			}
 		}
-		connected := server.LimitConnections(100, atFirst(3), prometheus.NewRegistry())
+		connected := httplimit.Connections(100, httplimit.Rate(atFirst(3)), prometheus.NewRegistry())
 		for i := range 4 {
 			c := &addressed{remote: fmt.Sprintf("[2001:db8::%x:0:0:1]:1", 0x8000+i)}
 			if connected(c, http.StateNew); c.closed != (i == 3) {
@@ -173,9 +174,9 @@ func TestMalformedCredentialsCount(t *testing.T) {
 			handler := guessing(t)
 			const here = "192.0.2.1:1"
 			sends(t, handler, here, authorized("Bearer ada-1"))
-			for i := range 2 * server.FailureBurst {
+			for i := range 2 * httplimit.FailureBurst {
 				want := 401
-				if i >= server.FailureBurst {
+				if i >= httplimit.FailureBurst {
 					want = 429
 				}
 				if code := sends(t, handler, here, header); code != want {
@@ -234,8 +235,8 @@ func TestGuessesInAnotherHeader(t *testing.T) {
 						handler.ServeHTTP(httptest.NewRecorder(), r)
 					}
 				}
-				if looked > server.FailureBurst+1 { // the one that was let in before is looked at once more
-					t.Errorf("%d guesses were looked at, want %d", looked, server.FailureBurst)
+				if looked > httplimit.FailureBurst+1 { // the one that was let in before is looked at once more
+					t.Errorf("%d guesses were looked at, want %d", looked, httplimit.FailureBurst)
 				}
 			})
 		})
@@ -257,7 +258,7 @@ func TestCredentialInAnotherHeaderIsNoExemption(t *testing.T) {
 		if code := sends(t, handler, "192.0.2.1:1", own.Clone()); code != 403 {
 			t.Fatalf("%d, want the user known", code)
 		}
-		for range server.FailureBurst {
+		for range httplimit.FailureBurst {
 			if code := sends(t, handler, "192.0.2.1:1", authorized("Bearer guess")); code != 401 {
 				t.Fatal(code)
 			}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 )
 
@@ -39,14 +40,14 @@ func TestPlacesOfOneClient(t *testing.T) {
 			<-h.entered
 		}
 	}
-	hold("192.0.2.1:1", server.MaxDiscovery/2)
+	hold("192.0.2.1:1", httplimit.MaxDiscovery/2)
 	wantTooMany(t, "half of all", from(t, handler, "192.0.2.1:2", "GET", infoPath, "", nil))
-	hold("192.0.2.2:1", server.MaxDiscovery/4)
+	hold("192.0.2.2:1", httplimit.MaxDiscovery/4)
 	wantTooMany(t, "half of the rest", from(t, handler, "192.0.2.2:2", "GET", infoPath, "", nil))
-	hold("[2001:db8::1]:1", server.MaxDiscovery/8)
+	hold("[2001:db8::1]:1", httplimit.MaxDiscovery/8)
 	wantTooMany(t, "half of the rest for a /64", from(t, handler, "[2001:db8::2]:1", "GET", infoPath, "", nil))
-	hold("[2001:db8:0:1::1]:1", server.MaxDiscovery/16)
-	hold("", server.MaxDiscovery/16) // over no network, and so without an address that it could be counted for
+	hold("[2001:db8:0:1::1]:1", httplimit.MaxDiscovery/16)
+	hold("", httplimit.MaxDiscovery/16) // over no network, and so without an address that it could be counted for
 	if w := from(t, handler, "192.0.2.3:1", "GET", infoPath, "", nil); w.Code != 503 {
 		t.Errorf("no place is left: %d %s", w.Code, w.Body)
 	}
@@ -72,48 +73,6 @@ func TestPlacesOfOneClient(t *testing.T) {
 	}
 }
 
-// Clients that hold for as long as they can whatever they get have an equal part in the end, and leave
-// one to whoever comes.
-func TestPlacesOfManyClients(t *testing.T) {
-	const clients = 40
-	places := server.PlacesOfDiscovery()
-	var held []string // whose, in the order in which they were taken
-	take := func() {
-		for taken := true; taken; {
-			taken = false
-			for i := range clients {
-				client := fmt.Sprint(i)
-				for places.Enter(client) {
-					held, taken = append(held, client), true
-				}
-			}
-		}
-	}
-	take()
-	for range server.MaxDiscovery { // each request ends once
-		places.Leave(held[0])
-		held = held[1:]
-		take()
-	}
-	count := map[string]int{}
-	for _, client := range held {
-		count[client]++
-	}
-	const part = server.MaxDiscovery / (clients + 1)
-	for i := range clients {
-		if n := count[fmt.Sprint(i)]; n < part-1 || n > part+1 {
-			t.Errorf("client %d has %d places, want %d", i, n, part)
-		}
-	}
-	n := 0
-	for places.Enter("newcomer") {
-		n++
-	}
-	if n < part/2-1 {
-		t.Errorf("a newcomer has %d places, want half of the %d that are left", n, server.MaxDiscovery-len(held))
-	}
-}
-
 // unfinished is a body that does not end before it is let go.
 type unfinished chan struct{}
 
@@ -133,16 +92,16 @@ func TestPlacesOfOneUser(t *testing.T) {
 	ask := func(i int, bearer string, body io.Reader) *httptest.ResponseRecorder {
 		return from(t, handler, fmt.Sprintf("192.0.2.%d:1", i%250), "POST", certificatePath, bearer, body)
 	}
-	for i := range server.MaxCertificates / 2 {
+	for i := range httplimit.MaxCertificates / 2 {
 		slow.Go(func() {
 			if w := ask(i, stolen, body); w.Code != 400 {
 				t.Errorf("a body that ends early: %d %s", w.Code, w.Body)
 			}
 		})
 	}
-	s.waitFor(t, "places are not taken yet", func() int { return server.MaxCertificates/2 - int(s.inFlight(t, "certificate")) })
+	s.waitFor(t, "places are not taken yet", func() int { return httplimit.MaxCertificates/2 - int(s.inFlight(t, "certificate")) })
 	wantTooMany(t, "half of all", ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))))
-	for i := range server.MaxCertificates { // one after the other
+	for i := range httplimit.MaxCertificates { // one after the other
 		if w := ask(i, other, strings.NewReader(nodeCSR(t, fmt.Sprint("worker-", i+2)))); w.Code != 200 {
 			t.Fatalf("another token: %d %s", w.Code, w.Body)
 		}
@@ -189,7 +148,7 @@ func TestAnswersThatAreNotRead(t *testing.T) {
 	for class, c := range map[string]struct {
 		path string
 		most int
-	}{"probe": {"/healthz", server.MaxProbes}, "discovery": {infoPath, server.MaxDiscovery}, "other": {"/", 256}} {
+	}{"probe": {"/healthz", httplimit.MaxProbes}, "discovery": {infoPath, httplimit.MaxDiscovery}, "other": {"/", 256}} {
 		get := block(":method", "GET", ":scheme", "https", ":authority", "x", ":path", c.path)
 		var all bytes.Buffer
 		all.WriteString(preface)

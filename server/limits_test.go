@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -58,9 +59,9 @@ func TestFloodOfOneClass(t *testing.T) {
 		otherMethod, another string
 		contentType          string
 	}{
-		{"discovery", "GET", infoPath, server.MaxDiscovery, "POST", commandPath, "application/json"},
-		{"join-command", "POST", commandPath, server.MaxJoinCommands, "GET", infoPath, "application/problem+json"},
-		{"lifecycle", "GET", tokenPath, server.MaxLifecycle, "POST", commandPath, "application/problem+json"},
+		{"discovery", "GET", infoPath, httplimit.MaxDiscovery, "POST", commandPath, "application/json"},
+		{"join-command", "POST", commandPath, httplimit.MaxJoinCommands, "GET", infoPath, "application/problem+json"},
+		{"lifecycle", "GET", tokenPath, httplimit.MaxLifecycle, "POST", commandPath, "application/problem+json"},
 	} {
 		t.Run(test.flood, func(t *testing.T) {
 			s := newSite(t)

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
@@ -155,7 +156,7 @@ func testFailedAuthentications(t *testing.T) {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
 	guess := func() string { return tokens.Generate().Reveal() }
-	for i := range server.FailureBurst {
+	for i := range httplimit.FailureBurst {
 		var w *httptest.ResponseRecorder
 		if i%2 == 0 {
 			w = sign(here, guess())
@@ -177,14 +178,14 @@ func testFailedAuthentications(t *testing.T) {
 	}
 	refused()
 	time.Sleep(time.Second)
-	for range server.FailureQPS {
+	for range httplimit.FailureQPS {
 		if w := from(t, handler, here, "GET", tokenPath, guess(), nil); w.Code != 401 {
 			t.Fatalf("after a second: %d %s", w.Code, w.Body)
 		}
 	}
 	refused()
-	if n := asked.Load(); n != server.FailureQPS {
-		t.Errorf("%d guesses were looked at, want %d", n, server.FailureQPS)
+	if n := asked.Load(); n != httplimit.FailureQPS {
+		t.Errorf("%d guesses were looked at, want %d", n, httplimit.FailureQPS)
 	}
 	if n := s.refused(t, "failed-authentications") - before; n != 2000 {
 		t.Errorf("%v refusals are counted", n)

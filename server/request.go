@@ -45,6 +45,21 @@ func readQuery(r *http.Request, asked any) error {
 	return fill(inURL(fieldsOf(reflect.ValueOf(asked).Elem())), query, nil)
 }
 
+// Limits of a query. That of HTTPServer on headers alone would allow thousands of parameters, and a server of an importer's
+// own a hundred thousand.
+const (
+	maxQuery      = 8 << 10 // half of what headers may have, so that this refuses it and not HTTP/2
+	maxParameters = 1000
+)
+
+// longQuery returns the problem of a query that is not worth reading, or nil.
+func longQuery(r *http.Request) *problem {
+	if q := r.URL.RawQuery; len(q) > maxQuery || strings.Count(q, "&") >= maxParameters {
+		return newProblem(http.StatusRequestURITooLong, "query-too-long", "the query has %d bytes; want %d bytes and %d parameters at most", len(q), maxQuery, maxParameters)
+	}
+	return nil
+}
+
 func parseQuery(r *http.Request) (url.Values, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -42,7 +43,7 @@ func (h *handler) reserve(ctx context.Context, record tokens.Record, dryRun bool
 		h.unsigned.made = map[string]time.Time{}
 	}
 	free, signatures := info.Room()
-	if len(h.unsigned.made) >= min(free, maxJoinCommands) {
+	if len(h.unsigned.made) >= min(free, httplimit.MaxJoinCommands) {
 		for id, at := range h.unsigned.made {
 			if info.HasSignature(id) || time.Since(at) > h.SignTimeout {
 				delete(h.unsigned.made, id)

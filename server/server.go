@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -132,7 +133,7 @@ type ClusterInfo interface {
 type handler struct {
 	Server
 	log          *slog.Logger
-	rates        *rates
+	limiter      *httplimit.Limiter
 	strangers    *rate.Limiter // lines of the log about them
 	failing      atomic.Int32  // checks, when /readyz was asked last
 	rounds       rounds
@@ -162,7 +163,7 @@ func (s Server) Handler() http.Handler {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
-	h.rates, h.strangers = newRates(&s, h.log), rate.NewLimiter(strangersQPS, strangersBurst)
+	h.strangers = rate.NewLimiter(strangersQPS, strangersBurst)
 	if h.SignTimeout <= 0 {
 		h.SignTimeout = DefaultSignTimeout
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 )
 
@@ -252,7 +253,7 @@ func TestTooManyConnections(t *testing.T) {
 	s.ClusterInfo = h
 	const most = 4
 	idled := make(chan struct{}, 100)
-	limit := server.LimitConnections(most, s.ClientRate, s.registry())
+	limit := httplimit.Connections(most, httplimit.Rate(s.ClientRate), s.registry())
 	s.connState = func(c net.Conn, state http.ConnState) {
 		if limit(c, state); state == http.StateIdle {
 			idled <- struct{}{}

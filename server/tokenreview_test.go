@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -382,23 +383,23 @@ func TestFloodLeavesTokenReviews(t *testing.T) {
 	s.Tokens = waiting{s.store, asking, away}
 	handler := s.Handler()
 	var flood sync.WaitGroup
-	for range server.MaxDiscovery {
+	for range httplimit.MaxDiscovery {
 		flood.Go(func() {
 			handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", infoPath, nil))
 		})
 	}
-	for range server.MaxDiscovery {
+	for range httplimit.MaxDiscovery {
 		<-h.entered
 	}
 	var reviews sync.WaitGroup
-	for range server.MaxTokenReviews {
+	for range httplimit.MaxTokenReviews {
 		reviews.Go(func() {
 			if _, w := ask(t, handler, "v1", tokens.Generate().Reveal()); w.Code != 200 {
 				t.Errorf("within the bound: %d %s", w.Code, w.Body)
 			}
 		})
 	}
-	for range server.MaxTokenReviews {
+	for range httplimit.MaxTokenReviews {
 		<-asking
 	}
 	w := send(handler, reviewPath, reviewerBearer, "application/json", unread{t})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 )
 
 // How long the results of verifying certificates are cached, and how many of each kind.
@@ -76,7 +77,7 @@ func remember(all *map[[sha256.Size]byte]judgement, key [sha256.Size]byte, j jud
 
 // verifyClient returns until when the first certificate is good. Its errors hold no certificate.
 func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (time.Time, error) {
-	if err := checkChain(shown); err != nil { // of a server that HTTPServer has not made
+	if err := httplimit.CheckChain(shown); err != nil { // of a server that HTTPServer has not made
 		return time.Time{}, err
 	}
 	chains, err := shown[0].Verify(x509.VerifyOptions{

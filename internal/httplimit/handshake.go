@@ -1,4 +1,4 @@
-package server
+package httplimit
 
 import (
 	"crypto/rsa"
@@ -24,9 +24,9 @@ const (
 // certificates and of a request's header, and as much again.
 const maxBeforeRequest = 64 << 10
 
-// checkChain returns an error if certificates are not worth the memory to keep or the time to verify them. It
+// CheckChain returns an error if certificates are not worth the memory to keep or the time to verify them. It
 // verifies no signature.
-func checkChain(shown []*x509.Certificate) error {
+func CheckChain(shown []*x509.Certificate) error {
 	if len(shown) > maxChain {
 		return fmt.Errorf("%d certificates shown, want %d at most", len(shown), maxChain)
 	}
@@ -73,9 +73,9 @@ func parsedSize(v reflect.Value) (n int) {
 	return n
 }
 
-// limitCertificates makes handshakes fail with certificates that checkChain refuses. crypto/tls calls
+// LimitCertificates makes handshakes fail with certificates that CheckChain refuses. crypto/tls calls
 // VerifyConnection, also when it resumes a session, before it uses the client's key.
-func limitCertificates(config *tls.Config) *tls.Config {
+func LimitCertificates(config *tls.Config) *tls.Config {
 	config = config.Clone()
 	verify := config.VerifyConnection
 	config.VerifyConnection = func(state tls.ConnectionState) error {
@@ -86,7 +86,7 @@ func limitCertificates(config *tls.Config) *tls.Config {
 		if size > maxChainBytes {
 			return fmt.Errorf("%d bytes shown beside certificates, want %d at most", size, maxChainBytes)
 		}
-		if err := checkChain(state.PeerCertificates); err != nil {
+		if err := CheckChain(state.PeerCertificates); err != nil {
 			return err
 		}
 		if verify != nil {
@@ -98,7 +98,7 @@ func limitCertificates(config *tls.Config) *tls.Config {
 		config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			chosen, err := choose(hello)
 			if chosen != nil {
-				chosen = limitCertificates(chosen)
+				chosen = LimitCertificates(chosen)
 			}
 			return chosen, err
 		}
@@ -107,9 +107,8 @@ func limitCertificates(config *tls.Config) *tls.Config {
 }
 
 // LimitHandshakes limits what the connections of a listener may send before their first request was read to 64 KiB.
-// crypto/tls would take 256 KiB of certificates into memory before anybody can refuse them. The listener is for a
-// server of [Server.HTTPServer], whose ConnState lifts the limit: without that call a connection ends when it has sent
-// so much.
+// crypto/tls would take 256 KiB of certificates into memory before anybody can refuse them. The server's ConnState must be
+// [Connections], which lifts the limit: without it a connection ends when it has sent so much.
 func LimitHandshakes(l net.Listener) net.Listener { return limitedListener{l} }
 
 type limitedListener struct{ net.Listener }

@@ -1,4 +1,4 @@
-package server
+package httplimit
 
 import (
 	"hash/maphash"
@@ -9,19 +9,23 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// bucketRows and bucketSlots are the size of a table of buckets, which takes 6 MB if all of it is in use.
+// A Rate is QPS events a second, and at most Burst at once. A negative QPS is unlimited, and a Burst of zero is QPS, at
+// least one.
+type Rate struct {
+	QPS   float64
+	Burst int
+}
+
+// bucketRows and bucketSlots are the size of a table of buckets. It takes 6 MB when all of it is in use.
 const (
 	bucketRows  = 2
 	bucketSlots = 8192
 )
 
-// buckets are token buckets by key, in a table that never grows. Nothing is ever taken out of it
-// to make room, since whoever can bring that about, with many addresses, would get fresh buckets
-// by it. Instead keys share buckets: each key has one in each row, found by a hash that nobody
-// outside can know, takes from both, and is refused only where both are empty. So a client has
-// never less than its due because of one other, whose key shares both with it once in 67 million;
-// and who wants to keep even one bucket in a hundred empty in both rows has to be let in 800
-// times as often as one client may be, from as many addresses.
+// buckets are token buckets by key, in a table that never grows. Nothing is evicted: an attacker with many addresses would
+// get fresh buckets that way. Instead keys share buckets. Each key has one bucket in each row, found by a secret hash. It
+// takes from both and is refused only if both are empty. One other key shares both with a probability of 1 in 67 million. To
+// keep one bucket in a hundred empty in both rows, attackers need 800 times the rate of one client, and as many addresses.
 type buckets struct {
 	limit rate.Limit
 	burst int
@@ -29,7 +33,7 @@ type buckets struct {
 	table [bucketRows][bucketSlots]atomic.Pointer[rate.Limiter]
 }
 
-// newBuckets is nil, which has no limit, where there is none.
+// newBuckets returns nil, which is unlimited, for a negative rate.
 func newBuckets(r Rate) *buckets {
 	if r.QPS < 0 {
 		return nil
@@ -53,7 +57,7 @@ func (b *buckets) of(key string) [bucketRows]*rate.Limiter {
 	return found
 }
 
-// take takes one for the key, if there is one.
+// take takes one event of the key, and reports whether there was one.
 func (b *buckets) take(key string, now time.Time) bool {
 	if b == nil {
 		return true
@@ -65,7 +69,7 @@ func (b *buckets) take(key string, now time.Time) bool {
 	return taken
 }
 
-// left is whether there is one for the key.
+// left reports whether the key has an event left.
 func (b *buckets) left(key string, now time.Time) bool {
 	if b == nil {
 		return true
@@ -78,8 +82,7 @@ func (b *buckets) left(key string, now time.Time) bool {
 	return false
 }
 
-// charge takes one for the key, on credit if there is none: what is looked at only afterwards may
-// have been done many times at once.
+// charge takes one event of the key, on credit if none is left: many concurrent requests may have passed left.
 func (b *buckets) charge(key string, now time.Time) {
 	if b == nil {
 		return

@@ -1,11 +1,12 @@
 //go:build unix
 
-package server
+package httplimit
 
 import "syscall"
 
-// maxConnections leaves a quarter of the file descriptors to the rest of the program.
-func maxConnections() int {
+// MaxConnections returns how many connections a server has open at most. It leaves a quarter of the file descriptors to the
+// rest of the program.
+func MaxConnections() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || uint64(limit.Cur) > 2*mostConnections {
 		return mostConnections

@@ -1,4 +1,4 @@
-package server
+package httplimit
 
 import (
 	"container/list"
@@ -12,39 +12,38 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// mostConnections is how many connections are open at most, each about 30 KB, where the limit
-// on file descriptors lets it.
+// mostConnections is how many connections are open at most, each about 30 KB, if the limit on file descriptors allows it.
 const mostConnections = 16_384
 
-// sendBuffer is what the kernel may keep of an answer that a client does not read. It would
-// take 4 MiB, and twice what it is told.
+// sendBuffer is what the kernel may keep of a response that a client does not read. Its default is up to 4 MiB, and it
+// takes twice what it is told.
 const sendBuffer = 64 << 10
 
-// connections bounds how many there are. One too many makes that one go which has been without
-// a request for longest, be it idle or never used: a client that comes is worth more than one
-// that may come back. If all have requests in flight the new one goes.
+// connections limits open connections. Of too many it closes the one without a request for longest, idle or never used: a
+// client that comes is worth more than one that may come back. If all have requests in flight it closes the new one.
 //
-// A client that opens too many in a short time has new ones closed before TLS, which costs more than
-// most requests. So has one that has as many as are free: it could keep a request in flight on each for
-// as long as it likes.
+// It closes a new connection before TLS if its client opens too many in a short time, or has as many as are free: the client
+// could keep a request in flight on each for as long as it likes.
 type connections struct {
 	most    int
-	rate    *buckets // by client; nil leaves clients without any of these limits
+	rate    *buckets // by client; nil is no limit of clients
 	open    prometheus.Gauge
 	shed    prometheus.Counter
 	refused prometheus.Counter
 
 	mu      sync.Mutex
 	count   int
-	clients map[string]int // how many of those are whose
+	clients map[string]int // how many of those each client has
 	unused  *list.List     // of net.Conn without a request in flight, the oldest first
 	entries map[net.Conn]*list.Element
 }
 
-func newConnections(most int, rate *buckets, reg prometheus.Registerer) *connections {
-	return &connections{
+// Connections returns the ConnState of an http.Server. It limits how many connections are open, how many of those one client
+// has, and the rate at which a client opens them. A negative rate is no limit of clients.
+func Connections(most int, clients Rate, reg prometheus.Registerer) func(net.Conn, http.ConnState) {
+	c := &connections{
 		most:    most,
-		rate:    rate,
+		rate:    newBuckets(clients),
 		open:    metrics.Gauge(reg, "kubejoin_http_connections", "Open connections.").WithLabelValues(),
 		shed:    metrics.Counter(reg, "kubejoin_http_connections_shed_total", "Connections closed to make room for others.").WithLabelValues(),
 		refused: metrics.Counter(reg, "kubejoin_http_connections_refused_total", "Connections closed at once, since too many came from one client, or it has too many.").WithLabelValues(),
@@ -52,10 +51,10 @@ func newConnections(most int, rate *buckets, reg prometheus.Registerer) *connect
 		unused:  list.New(),
 		entries: map[net.Conn]*list.Element{},
 	}
+	return c.changed
 }
 
-// changed is the ConnState of an http.Server. The server calls it with StateNew before it
-// accepts another connection.
+// changed is a ConnState. The server calls it with StateNew before it accepts another connection.
 func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,7 +87,7 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	c.open.Set(float64(c.count))
 }
 
-// client is whom a connection is counted for, or empty if that is nobody.
+// client returns the client that a connection is counted for, which is empty without limits of clients.
 func (c *connections) client(conn net.Conn) string {
 	if c.rate == nil {
 		return ""
@@ -96,9 +95,9 @@ func (c *connections) client(conn net.Conn) string {
 	return clientOf(conn.RemoteAddr().String())
 }
 
-// add counts a connection, and says whether it is one of those that are free for its client. One that is
-// not takes the place of another, or is refused if its client has its part of all: where idle ones take
-// all that there are nobody else has to wait until they go.
+// add counts a connection. It reports whether the connection is one of those that are free for its client, and whether it is
+// refused. One that is not free replaces another connection, unless its client has its part of all: a newcomer does not wait
+// until the idle connections of others end.
 func (c *connections) add(client string) (free, refused bool) {
 	taken, has := c.count, c.clients[client]
 	c.count++
@@ -118,19 +117,19 @@ func (c *connections) forget(conn net.Conn) {
 	}
 }
 
-// closeOldest closes one connection; its goroutine finds that out and reports StateClosed.
+// closeOldest closes one connection. Its goroutine notices and reports StateClosed.
 func (c *connections) closeOldest() {
-	conn, ok := c.unused.Front().Value.(net.Conn) // one at least: the new one
+	conn, ok := c.unused.Front().Value.(net.Conn) // at least the new one
 	if !ok {
 		return
 	}
 	c.forget(conn)
 	c.shed.Inc()
-	// Without the farewell of TLS, for which a client could make us wait.
+	// Closing the TLS connection would write to it, which a client can make slow.
 	_ = underlying(conn).Close()
 }
 
-// underlying is the connection below TLS and [LimitHandshakes].
+// underlying returns the connection below TLS and [LimitHandshakes].
 func underlying(conn net.Conn) net.Conn {
 	if t, ok := conn.(*tls.Conn); ok {
 		conn = t.NetConn()

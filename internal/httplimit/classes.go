@@ -1,0 +1,117 @@
+package httplimit
+
+import (
+	"sync"
+
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A Class is a group of requests with slots of its own: a flood of one class leaves the other classes theirs.
+type Class string
+
+// The classes, as metrics and logs name them.
+const (
+	Discovery    Class = "discovery"
+	JoinCommands Class = "join-command"
+	Lifecycle    Class = "lifecycle"
+	Certificates Class = "certificate"
+	TokenReviews Class = "token-review"
+	Probes       Class = "probe"
+	Others       Class = "other"
+)
+
+// How many requests of a class are answered at the same time. Each costs a goroutine and at most its body in memory.
+const (
+	MaxDiscovery    = 1024 // anyone's, with responses that are shared
+	MaxJoinCommands = 512  // each may wait for its signature
+	MaxLifecycle    = 64   // some list all tokens
+	MaxCertificates = 256  // most write a claim or read a token first
+	MaxTokenReviews = 256  // kube-apiserver caches the responses
+	MaxProbes       = 1024 // concurrent requests share one run of the checks
+	MaxOthers       = 256  // metrics, the description of the API, unknown paths
+)
+
+var most = map[Class]int{
+	Discovery: MaxDiscovery, JoinCommands: MaxJoinCommands, Lifecycle: MaxLifecycle,
+	Certificates: MaxCertificates, TokenReviews: MaxTokenReviews, Probes: MaxProbes, Others: MaxOthers,
+}
+
+// slots are those of one class.
+type slots struct {
+	class    Class
+	most     int
+	inFlight prometheus.Gauge
+	refused  map[string]prometheus.Counter // by reason
+
+	mu    sync.Mutex
+	taken int
+	// How many of those each client has, and each user as soon as it is known.
+	clients, users map[string]int
+}
+
+// newSlots makes the slots of these classes, with metrics in reg.
+func newSlots(classes []Class, reg prometheus.Registerer) map[Class]*slots {
+	inFlight := metrics.Gauge(reg, "kubejoin_http_requests_in_flight", "Requests being answered, by class.", "class")
+	refused := metrics.Counter(reg, "kubejoin_http_requests_refused_total", "Requests refused before their work: too many of their class were in flight (overloaded), or their client or user has too many in flight or sends too many.", "class", "reason")
+	all := map[Class]*slots{}
+	for _, class := range classes {
+		s := &slots{
+			class: class, most: most[class], inFlight: inFlight.WithLabelValues(string(class)), refused: map[string]prometheus.Counter{},
+			clients: map[string]int{}, users: map[string]int{},
+		}
+		for _, reason := range reasons {
+			s.refused[reason] = refused.WithLabelValues(string(class), reason)
+		}
+		all[class] = s
+	}
+	return all
+}
+
+// enter takes a slot, for a client if there is one, or returns the reason why not.
+func (s *slots) enter(client string) (reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.taken >= s.most:
+		return Overloaded
+	case client != "" && !fair(s.most, s.taken, s.clients[client]):
+		return clientInFlight
+	case client != "":
+		s.clients[client]++
+	}
+	s.taken++
+	s.inFlight.Inc()
+	return ""
+}
+
+// seat counts a slot that is taken for its user too, and reports whether the user may have it.
+func (s *slots) seat(user string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !fair(s.most, s.taken-1, s.users[user]) {
+		return false
+	}
+	s.users[user]++
+	return true
+}
+
+// leave gives a slot back, and what it counted for a client and a user, if any.
+func (s *slots) leave(client, user string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken--
+	s.inFlight.Dec()
+	less(s.clients, client)
+	less(s.users, user)
+}
+
+// fair reports whether a holder of this many may take one more when this many of most are taken: nobody has more than are
+// free. A rate cannot replace this. A client that sends bodies slowly or does not read responses holds each slot for seconds.
+func fair(most, taken, has int) bool { return has < most-taken }
+
+func less(count map[string]int, key string) {
+	if count[key]--; count[key] <= 0 {
+		delete(count, key)
+	}
+}

@@ -1,0 +1,153 @@
+package httplimit
+
+import (
+	"fmt"
+	"hash/maphash"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A flood of addresses takes the memory of the table and no more, and gives nobody a fresh bucket.
+func TestBucketsOfManyClients(t *testing.T) {
+	now := time.Now()
+	b := newBuckets(Rate{QPS: 10, Burst: 100})
+	spend := func(key string) (n int) {
+		for b.take(key, now) {
+			n++
+		}
+		return n
+	}
+	if n := spend("attacker"); n != 100 {
+		t.Errorf("%d at once, want 100", n)
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range 400_000 {
+		b.take("flood-"+strconv.Itoa(i), now)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); used(b) != 2*8192 || grown > 4<<20 {
+		t.Errorf("%d buckets of %d bytes in all", used(b), grown)
+	}
+	if b.take("attacker", now) {
+		t.Error("after 400,000 others there is a fresh bucket")
+	}
+	now = now.Add(time.Second)
+	if n := spend("attacker"); n < 8 || n > 12 {
+		t.Errorf("%d after a second, want 10", n)
+	}
+
+	// A hundred addresses that keep theirs empty take nobody else's.
+	b = newBuckets(Rate{QPS: 10, Burst: 100})
+	for i := range 100 {
+		spend("attacker-" + strconv.Itoa(i))
+	}
+	denied := 0
+	for i := range 10_000 {
+		if !b.take("honest-"+strconv.Itoa(i), now) {
+			denied++
+		}
+	}
+	if denied > 20 { // 1.5 expected
+		t.Errorf("%d of 10,000 others are refused", denied)
+	}
+}
+
+// used is how many buckets there are.
+func used(b *buckets) (n int) {
+	for i := range b.table {
+		for j := range b.table[i] {
+			if b.table[i][j].Load() != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Of two credentials that have one slot in common neither evicts the other.
+func TestKeepsAcceptedCredentialsThatShareASlot(t *testing.T) {
+	a := &accepted{seed: maphash.MakeSeed()}
+	add := func(credential string) { a.add("client", Authenticated, credential, credential) }
+	has := func(credential string) bool { return a.has("client", Authenticated, credential) }
+	slots := func(credential string) [bucketRows]*atomic.Uint64 {
+		return a.slots(a.hash("client", Authenticated, credential))
+	}
+	beside := func(credential string) string { // shares one slot, and not both
+		taken := slots(credential)
+		for i := 0; ; i++ {
+			other := strconv.Itoa(i)
+			if s := slots(other); other != credential && (s[0] == taken[0]) != (s[1] == taken[1]) {
+				return other
+			}
+		}
+	}
+	for i := range 20 {
+		one := fmt.Sprint("credential ", i)
+		other := beside(one)
+		add(one)
+		add(other)
+		add(one)
+		if !has(one) || !has(other) {
+			t.Errorf("%s and %s: %t, %t", one, other, has(one), has(other))
+		}
+		if a.remove("client", Authenticated, one); has(one) || !has(other) {
+			t.Errorf("%s removed beside %s: %t, %t", one, other, has(one), has(other))
+		}
+		a.remove("client", Authenticated, other)
+	}
+	for i := range 100_000 {
+		if add(strconv.Itoa(i)); !has(strconv.Itoa(i)) {
+			t.Fatalf("the last of %d is forgotten", i)
+		}
+	}
+}
+
+// Clients that hold for as long as they can whatever they get have an equal part in the end, and leave
+// one to whoever comes.
+func TestSlotsOfManyClients(t *testing.T) {
+	const clients = 40
+	slots := newSlots([]Class{Discovery}, prometheus.NewRegistry())[Discovery]
+	var held []string // whose, in the order in which they were taken
+	take := func() {
+		for taken := true; taken; {
+			taken = false
+			for i := range clients {
+				client := fmt.Sprint(i)
+				for slots.enter(client) == "" {
+					held, taken = append(held, client), true
+				}
+			}
+		}
+	}
+	take()
+	for range MaxDiscovery { // each request ends once
+		slots.leave(held[0], "")
+		held = held[1:]
+		take()
+	}
+	count := map[string]int{}
+	for _, client := range held {
+		count[client]++
+	}
+	const part = MaxDiscovery / (clients + 1)
+	for i := range clients {
+		if n := count[fmt.Sprint(i)]; n < part-1 || n > part+1 {
+			t.Errorf("client %d has %d slots, want %d", i, n, part)
+		}
+	}
+	n := 0
+	for slots.enter("newcomer") == "" {
+		n++
+	}
+	if n < part/2-1 {
+		t.Errorf("a newcomer has %d slots, want half of the %d that are left", n, MaxDiscovery-len(held))
+	}
+}
