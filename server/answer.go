@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 )
 
 // MaxBody is the most bytes of a request's body.
@@ -85,7 +86,7 @@ func badFields(all ...api.FieldProblem) *problem {
 // noted is what becomes known of a request while it is answered.
 type noted struct {
 	limits *httplimit.Request
-	user   User        // who sent it, if that was asked
+	user   auth.User   // who sent it, if that was asked
 	attrs  []slog.Attr // for the line logged of it
 }
 
@@ -103,14 +104,14 @@ func logAttrs(ctx context.Context, attrs ...slog.Attr) {
 }
 
 // userOf is who sent the request of a context, as far as identified has been told.
-func userOf(ctx context.Context) User { return notedOf(ctx).user }
+func userOf(ctx context.Context) auth.User { return notedOf(ctx).user }
 
 // route makes an action the handler of a route. It limits the request, its query, its body and the time to read the
 // answer, and answers, counts and logs. The log names the route and never the URL, into which anything may have been pasted.
 func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class, act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		act, seen := act, &noted{limits: h.limiter.Request(class, kind, r.RemoteAddr, credential(r))}
+		act, seen := act, &noted{limits: h.limiter.Request(class, kind, r.RemoteAddr, auth.Credential(r))}
 		refusal := seen.limits.Enter(func() bool { return class == httplimit.Certificates && h.isToken(r) })
 		defer seen.limits.Leave()
 		if refused := cmp.Or(exceeds(refusal), crossOrigin(r), longQuery(r)); refused != nil {
@@ -126,7 +127,7 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 
 		a, err := recovered(act, r)
 		switch {
-		case errors.Is(err, ErrBadCredentials):
+		case errors.Is(err, auth.ErrBadCredentials):
 			seen.limits.Rejected()
 		case seen.user.Name != "":
 			seen.limits.Accepted(seen.user.Name)
@@ -193,7 +194,7 @@ func (h *handler) logRequest(r *http.Request, route, id string, status int, took
 		if r.Method == http.MethodPost {
 			level = slog.LevelInfo
 		}
-	case seen.user.Name != "", status == http.StatusUnauthorized && credential(r) != "", errors.Is(err, ErrBadCredentials), errors.Is(err, ErrForbidden), h.strangers.Allow():
+	case seen.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.strangers.Allow():
 		level = slog.LevelInfo
 	}
 	if route == "readyz" || route == "tokenreview" && status < 400 { // asked without end; readyz logs changes by itself

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -47,8 +48,8 @@ type Certificates struct {
 	// Authority decides, claims and signs. It is required.
 	Authority *signer.Authority
 	// ClientCertificate knows nodes and other users who come with a client certificate, and no
-	// Authorization header; usually it is that of a [ClientCertificate]. Nil knows nobody.
-	ClientCertificate Authenticate
+	// Authorization header; usually it is that of an [auth.ClientCertificate]. Nil knows nobody.
+	ClientCertificate auth.Authenticate
 	// Now is the clock for bootstrap tokens; nil is time.Now.
 	Now func() time.Time
 }
@@ -109,54 +110,54 @@ func resultOf(err error) string {
 
 // certificateUser says who asks. A bootstrap token is a bearer token here, and on no other path. Where
 // there is an Authorization header, no client certificate counts.
-func (h *handler) certificateUser(r *http.Request) (User, error) {
+func (h *handler) certificateUser(r *http.Request) (auth.User, error) {
 	_, given := r.Header["Authorization"]
 	if !given && h.Certificates.ClientCertificate != nil {
 		user, err := h.Certificates.ClientCertificate(r)
 		switch {
 		case err == nil:
 			return user, notBootstrap(user)
-		case errors.Is(err, ErrForbidden):
-			return User{}, newProblem(http.StatusForbidden, "forbidden", "whoever this client certificate is of may not ask for certificates")
-		case !errors.Is(err, ErrNoCredentials):
-			return User{}, unauthenticated(err)
+		case errors.Is(err, auth.ErrForbidden):
+			return auth.User{}, newProblem(http.StatusForbidden, "forbidden", "whoever this client certificate is of may not ask for certificates")
+		case !errors.Is(err, auth.ErrNoCredentials):
+			return auth.User{}, unauthenticated(err)
 		}
 	}
-	bearer, err := Bearer(r)
+	bearer, err := auth.Bearer(r)
 	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
 		user, why, err := h.bootstrapUser(r.Context(), token, h.Certificates.Now)
 		if err != nil {
 			p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; try again")
 			p.cause, p.retryAfter = err, retryAfter
-			return User{}, p
+			return auth.User{}, p
 		}
 		if why == "" {
 			return user, nil
 		}
 		logAttrs(r.Context(), slog.String("reason", why)) // for the operator alone
 		if why != unknownToken {                          // and of no other kind, which an Authenticate might know
-			return User{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", ErrBadCredentials, why))
+			return auth.User{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", auth.ErrBadCredentials, why))
 		}
 	}
 	if h.Authenticate == nil {
 		if !given {
-			return User{}, noCertificateUser()
+			return auth.User{}, noCertificateUser()
 		}
-		return User{}, unauthenticated(ErrBadCredentials)
+		return auth.User{}, unauthenticated(auth.ErrBadCredentials)
 	}
 	user, err := h.Authenticate(r)
 	switch {
-	case errors.Is(err, ErrNoCredentials):
-		return User{}, noCertificateUser()
+	case errors.Is(err, auth.ErrNoCredentials):
+		return auth.User{}, noCertificateUser()
 	case err != nil:
-		return User{}, unauthenticated(err)
+		return auth.User{}, unauthenticated(err)
 	}
 	return user, notBootstrap(user)
 }
 
 // notBootstrap refuses a bootstrap token's user who has come without the token: how many nodes there
 // may be on it, and until when, is its record's to say.
-func notBootstrap(user User) error {
+func notBootstrap(user auth.User) error {
 	if bootstraps(user) {
 		return newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, and comes without it", user.Name)
 	}
@@ -172,7 +173,7 @@ func noCertificateUser() *problem {
 var requestTypes = []string{"application/pkcs10", "application/x-pem-file", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded"}
 
 // readCertificateRequest reads what is asked for, and fills in what is usual.
-func (h *handler) readCertificateRequest(r *http.Request, user User) (approval.Request, error) {
+func (h *handler) readCertificateRequest(r *http.Request, user auth.User) (approval.Request, error) {
 	var asked api.SignCertificate
 	if err := readQuery(r, &asked); err != nil {
 		return approval.Request{}, err
@@ -295,7 +296,7 @@ func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []c
 
 // issue has the certificate signed: on the Authority's approval for machines, and on their own for
 // those who may sign.
-func (h *handler) issue(ctx context.Context, r *http.Request, user User, request approval.Request) ([]byte, error) {
+func (h *handler) issue(ctx context.Context, r *http.Request, user auth.User, request approval.Request) ([]byte, error) {
 	authority := h.Certificates.Authority
 	machine := isBootstrap(user.Name) || approval.IsNode(user.Name, user.Groups)
 	if !machine {
@@ -364,16 +365,16 @@ func notPermitted(d approval.Decision, r approval.Request) string {
 }
 
 // maySigner asks as an API server does: for the signer, and for all of its domain.
-func (h *handler) maySigner(r *http.Request, user User, verb, name string) *problem {
-	access := Access{Verb: verb, Resource: "signers", Group: certificates.GroupName, Name: name}
+func (h *handler) maySigner(r *http.Request, user auth.User, verb, name string) *problem {
+	access := auth.Access{Verb: verb, Resource: "signers", Group: certificates.GroupName, Name: name}
 	if h.Authorize == nil {
-		return unauthorized(ErrForbidden, user, access)
+		return unauthorized(auth.ErrForbidden, user, access)
 	}
 	err := h.Authorize(r, user, access)
 	if err == nil {
 		return nil
 	}
-	if domain, _, found := strings.Cut(name, "/"); found && errors.Is(err, ErrForbidden) {
+	if domain, _, found := strings.Cut(name, "/"); found && errors.Is(err, auth.ErrForbidden) {
 		all := access
 		all.Name = domain + "/*"
 		if err = h.Authorize(r, user, all); err == nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -366,12 +367,12 @@ func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left
 func TestCertificateForADomain(t *testing.T) {
 	s, _ := certifying(t)
 	var asked []string
-	s.Authorize = func(_ *http.Request, u server.User, a server.Access) error {
+	s.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
 		asked = append(asked, a.String())
-		if a == (server.Access{Verb: "sign", Resource: "signers", Group: "certificates.k8s.io", Name: "example.com/*"}) {
+		if a == (auth.Access{Verb: "sign", Resource: "signers", Group: "certificates.k8s.io", Name: "example.com/*"}) {
 			return nil
 		}
-		return server.ErrForbidden
+		return auth.ErrForbidden
 	}
 	s.start(t)
 	request := []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil))
@@ -563,7 +564,7 @@ func TestCertificateWaits(t *testing.T) {
 	})
 	t.Run("authorizer", func(t *testing.T) {
 		s, _ := certifying(t)
-		s.Authorize = func(*http.Request, server.User, server.Access) error { return errors.New("reviewer down") }
+		s.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
 		s.start(t)
 		_, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: peerSigner})
 		wantProblem(t, err, 503, "authorization-unavailable", "")

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -20,15 +20,15 @@ func TestCertificateUserIsKnownByOneCredential(t *testing.T) {
 		err  error
 		want int
 	}{
-		{server.ErrForbidden, 403},
-		{server.ErrBadCredentials, 401},
+		{auth.ErrForbidden, 403},
+		{auth.ErrBadCredentials, 401},
 		{errors.New("the CA cannot be read"), 503},
-		{server.ErrNoCredentials, 200},
+		{auth.ErrNoCredentials, 200},
 	} {
 		s, _ := certifying(t)
-		s.Certificates.ClientCertificate = func(*http.Request) (server.User, error) { return server.User{}, fmt.Errorf("x: %w", test.err) }
-		s.Authenticate = func(*http.Request) (server.User, error) {
-			return server.User{Name: "ada", Groups: []string{"kubejoin:admins"}}, nil
+		s.Certificates.ClientCertificate = func(*http.Request) (auth.User, error) { return auth.User{}, fmt.Errorf("x: %w", test.err) }
+		s.Authenticate = func(*http.Request) (auth.User, error) {
+			return auth.User{Name: "ada", Groups: []string{"kubejoin:admins"}}, nil
 		}
 		if w := from(t, s.Handler(), "192.0.2.1:1", "POST", certificatePath+"?signer=kubernetes.io/kube-apiserver-client-kubelet", "", strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != test.want {
 			t.Errorf("%v: %d %s, want %d", test.err, w.Code, w.Body, test.want)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -87,7 +88,7 @@ func certifying(t testing.TB) (*site, *record) {
 			},
 			Nodes: &admission.Nodes{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}},
 		},
-		ClientCertificate: server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate,
+		ClientCertificate: auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate,
 	}
 	return s, kept
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -36,7 +37,7 @@ func ExampleServer() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	operators, err := server.ParseTokenFile([]byte(`correct-horse-battery,ada,,"installers"`))
+	operators, err := auth.ParseTokenFile([]byte(`correct-horse-battery,ada,,"installers"`))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -45,7 +46,7 @@ func ExampleServer() {
 		Tokens:       store,
 		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Authenticate: operators.Authenticate,
-		Authorize:    server.AllowGroup("installers"),
+		Authorize:    auth.AllowGroup("installers"),
 	}.Handler()
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)
@@ -73,12 +74,12 @@ func ExampleServer() {
 // Users known by their client certificates. The TLS server asks for these and verifies them
 // (tls.Config.ClientAuth, ClientCAs).
 func ExampleAuthenticate() {
-	byCertificate := server.Authenticate(func(r *http.Request) (server.User, error) {
+	byCertificate := auth.Authenticate(func(r *http.Request) (auth.User, error) {
 		if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
-			return server.User{}, server.ErrNoCredentials
+			return auth.User{}, auth.ErrNoCredentials
 		}
 		subject := r.TLS.VerifiedChains[0][0].Subject
-		return server.User{Name: subject.CommonName, Groups: subject.Organization}, nil
+		return auth.User{Name: subject.CommonName, Groups: subject.Organization}, nil
 	})
 	_, err := byCertificate(httptest.NewRequest("GET", "/v1/token", nil))
 	fmt.Println(err)

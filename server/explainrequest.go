@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -83,7 +84,7 @@ func (h *handler) mayAskAbout(r *http.Request, name string, groups []string) err
 		return nil
 	}
 	return h.mayTake(r, liberty{
-		Access{Verb: "impersonate", Resource: "explanations", Name: name}, "object",
+		auth.Access{Verb: "impersonate", Resource: "explanations", Name: name}, "object",
 		"which an object of a requester other than yourself, a node or a bootstrap token needs; ask by the name of a request that exists",
 	})
 }

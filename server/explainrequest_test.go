@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -78,17 +78,17 @@ func TestExplainsNoInventedRequester(t *testing.T) {
 	s.ExplainRequest = func(_ context.Context, _ string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
 		return explain.OfRequest(approval.Request{Name: object.Name}, explain.StatusPending, errors.New("unread"), nil), nil
 	}
-	var asked []server.Access
-	s.Authenticate = func(r *http.Request) (server.User, error) {
-		bearer, err := server.Bearer(r)
-		return server.User{Name: bearer, Groups: []string{"dev"}}, err
+	var asked []auth.Access
+	s.Authenticate = func(r *http.Request) (auth.User, error) {
+		bearer, err := auth.Bearer(r)
+		return auth.User{Name: bearer, Groups: []string{"dev"}}, err
 	}
-	s.Authorize = func(_ *http.Request, u server.User, a server.Access) error {
+	s.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
 		asked = append(asked, a)
-		if u.Name == "admin" || a == (server.Access{Verb: "get", Resource: "explanations"}) {
+		if u.Name == "admin" || a == (auth.Access{Verb: "get", Resource: "explanations"}) {
 			return nil
 		}
-		return server.ErrForbidden
+		return auth.ErrForbidden
 	}
 	s.start(t)
 	for _, test := range []struct {
@@ -117,7 +117,7 @@ func TestExplainsNoInventedRequester(t *testing.T) {
 			if (r.status == 403) != refused || !refused && r.status != 200 {
 				t.Errorf("%s about %q in %s: %d %s", caller, test.name, test.groups, r.status, r.body)
 			}
-			if refused && (!strings.Contains(r.body, "impersonate explanations.kubejoin.io") || asked[len(asked)-1] != (server.Access{Verb: "impersonate", Resource: "explanations", Name: test.name})) {
+			if refused && (!strings.Contains(r.body, "impersonate explanations.kubejoin.io") || asked[len(asked)-1] != (auth.Access{Verb: "impersonate", Resource: "explanations", Name: test.name})) {
 				t.Errorf("%s about %q: asked for %v, said %s", caller, test.name, asked, r.body)
 			}
 		}

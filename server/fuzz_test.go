@@ -25,31 +25,6 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func FuzzParseTokenFile(f *testing.F) {
-	f.Add([]byte("31ada4fd-adec-460c-809a-9e56ceb75269,ada,1,\"a,b\"\n"))
-	f.Add([]byte("# one\n\n31ada4fd-adec-460c-809a-9e56ceb75269, ada, ,\"a\n"))
-	f.Add([]byte("a,b\n\"\n"))
-	f.Add([]byte(strings.Repeat("\"\n", 10_000)))
-	f.Add([]byte(strings.Repeat(",", 100_000)))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		fuzzing.Prompt(t, func() {
-			file, err := server.ParseTokenFile(data)
-			if (file == nil) == (err == nil) {
-				t.Fatalf("file %v, error %v", file, err)
-			}
-			if err != nil {
-				return
-			}
-			for _, bearer := range []string{"", "Bearer", "Bearer ", "Bearer " + string(data), "Basic " + string(data)} {
-				r := &http.Request{Header: http.Header{"Authorization": {bearer}}}
-				if user, err := file.Authenticate(r); err == nil && len(strings.TrimSpace(strings.TrimPrefix(bearer, "Bearer"))) < server.MinBearer {
-					t.Errorf("%q is %+v", bearer, user)
-				}
-			}
-		})
-	})
-}
-
 // fuzzSite has a handler that is asked without a network, so that what a client cannot send gets
 // there too. All inputs of one process share it.
 func fuzzSite(f *testing.F) http.Handler {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -34,13 +35,13 @@ func authorized(values ...string) http.Header { return http.Header{"Authorizatio
 func guessing(t *testing.T) http.Handler {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
-	s.Authenticate = func(r *http.Request) (server.User, error) {
-		bearer, err := server.Bearer(r)
+	s.Authenticate = func(r *http.Request) (auth.User, error) {
+		bearer, err := auth.Bearer(r)
 		name, _, known := strings.Cut(bearer, "-")
 		if err == nil && !known {
-			err = server.ErrBadCredentials
+			err = auth.ErrBadCredentials
 		}
-		return server.User{Name: name}, err
+		return auth.User{Name: name}, err
 	}
 	return s.Handler()
 }
@@ -168,7 +169,7 @@ func (c *addressed) Close() error {
 func TestMalformedCredentialsCount(t *testing.T) {
 	for _, header := range []http.Header{
 		authorized("Basic YTpi"), authorized("Bearer"), authorized("Bearer "), authorized(""), authorized("ada-1"), authorized("Bearer\tada-1"),
-		authorized("Bearer ada-1", "Bearer ada-1"), authorized("Bearer " + strings.Repeat("x", server.MaxBearer+1)),
+		authorized("Bearer ada-1", "Bearer ada-1"), authorized("Bearer " + strings.Repeat("x", auth.MaxBearer+1)),
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			handler := guessing(t)
@@ -213,15 +214,15 @@ func TestGuessesInAnotherHeader(t *testing.T) {
 				s, _ := certifying(t)
 				s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
 				looked := 0
-				s.Authenticate = func(r *http.Request) (server.User, error) {
+				s.Authenticate = func(r *http.Request) (auth.User, error) {
 					switch key := r.Header.Get("X-Rack-Key"); key {
 					case "":
-						return server.User{}, server.ErrNoCredentials
+						return auth.User{}, auth.ErrNoCredentials
 					case "own":
-						return server.User{Name: "ada"}, nil
+						return auth.User{Name: "ada"}, nil
 					default:
 						looked++
-						return server.User{}, fmt.Errorf("%w: not known", server.ErrBadCredentials)
+						return auth.User{}, fmt.Errorf("%w: not known", auth.ErrBadCredentials)
 					}
 				}
 				handler, headers := s.Handler(), beside(t, s)
@@ -248,11 +249,11 @@ func TestCredentialInAnotherHeaderIsNoExemption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the clock stands still
 		s := newSite(t)
 		s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
-		s.Authenticate = func(r *http.Request) (server.User, error) {
+		s.Authenticate = func(r *http.Request) (auth.User, error) {
 			if r.Header.Get("X-Rack-Key") == "own" {
-				return server.User{Name: "ada"}, nil
+				return auth.User{Name: "ada"}, nil
 			}
-			return server.User{}, server.ErrBadCredentials
+			return auth.User{}, auth.ErrBadCredentials
 		}
 		handler, own := s.Handler(), http.Header{"X-Rack-Key": {"own"}}
 		if code := sends(t, handler, "192.0.2.1:1", own.Clone()); code != 403 {

@@ -14,8 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -25,8 +25,8 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
 			s.Advertise, s.UserTokens = "192.0.2.1:9443", 3
-			s.Authorize = server.AllowGroup("makers")
-			users, err := server.ParseTokenFile([]byte(adminBearer + ",ada,1,makers\n" + viewerBearer + ",vic,2,makers\n"))
+			s.Authorize = auth.AllowGroup("makers")
+			users, err := auth.ParseTokenFile([]byte(adminBearer + ",ada,1,makers\n" + viewerBearer + ",vic,2,makers\n"))
 			if err != nil {
 				t.Fatal(err)
 			}

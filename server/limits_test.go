@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
@@ -77,7 +78,7 @@ func TestFloodOfOneClass(t *testing.T) {
 			s.Logger = nil
 			var authenticated sync.Map
 			authenticate := s.Authenticate
-			s.Authenticate = func(r *http.Request) (server.User, error) {
+			s.Authenticate = func(r *http.Request) (auth.User, error) {
 				authenticated.Store(r.Header.Get("X-Test"), true)
 				return authenticate(r)
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
@@ -25,7 +26,7 @@ import (
 // What can go wrong on every path goes wrong on each, and is described where it does: an answer that
 // is not described fails TestMain, and a problem that is described has to come about here.
 func TestOpenAPIProblemsComeAbout(t *testing.T) {
-	fails := func(*http.Request) (server.User, error) { return server.User{}, errors.New("reviewer down") }
+	fails := func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("reviewer down") }
 	for _, test := range []struct {
 		problem string
 		change  func(*site)
@@ -42,10 +43,10 @@ func TestOpenAPIProblemsComeAbout(t *testing.T) {
 		{problem: "body-too-large", body: `"` + strings.Repeat("x", server.MaxBody) + `"`, media: "application/json"},
 		{problem: "unsupported-media-type", body: "a: b", media: "image/png"},
 		{problem: "unauthorized", ask: func(r *http.Request) { r.Header.Del("Authorization") }},
-		{problem: "forbidden", change: func(s *site) { s.Authorize = server.AllowGroup("nobody") }},
+		{problem: "forbidden", change: func(s *site) { s.Authorize = auth.AllowGroup("nobody") }},
 		{problem: "authentication-unavailable", change: func(s *site) { s.Authenticate = fails; s.Server.TokenReview.Authenticate = fails }},
 		{problem: "authorization-unavailable", change: func(s *site) {
-			s.Authorize = func(*http.Request, server.User, server.Access) error { return errors.New("reviewer down") }
+			s.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
 		}},
 		{problem: "too-many-requests", twice: true, change: func(s *site) { s.ClientRate = server.Rate{QPS: 1e-6, Burst: 1} }},
 	} {

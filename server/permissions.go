@@ -3,16 +3,94 @@ package server
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 )
 
+// allowed lets an action happen for users who may, and nobody else.
+func (h *handler) allowed(access auth.Access, act action) action {
+	return func(r *http.Request) (answer, error) {
+		if h.Authenticate == nil || h.Authorize == nil {
+			return answer{}, newProblem(http.StatusForbidden, "forbidden", "nobody may %s here: no way to authenticate is configured", access)
+		}
+		user, err := h.Authenticate(r)
+		if err != nil {
+			return answer{}, unauthenticated(err)
+		}
+		if err := h.identified(r, user); err != nil {
+			return answer{}, err
+		}
+		if bootstraps(user) {
+			return answer{}, newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, which is for machines that join and may not %s", user.Name, access)
+		}
+		if err := h.may(r, access); err != nil {
+			return answer{}, err
+		}
+		return act(r)
+	}
+}
+
+// note keeps who sent a request.
+func note(r *http.Request, user auth.User) *noted {
+	seen := notedOf(r.Context())
+	seen.user = user
+	seen.attrs = append(seen.attrs, slog.String("user", user.Name))
+	return seen
+}
+
+// identified notes who sent a request, and is an error if he is not to be served now.
+func (h *handler) identified(r *http.Request, user auth.User) error {
+	if refusal := note(r, user).limits.User(user.Name); refusal != nil {
+		return exceeds(refusal)
+	}
+	return nil
+}
+
+// bootstraps reports whether a user is a bootstrap token's, by whatever way it has come.
+func bootstraps(u auth.User) bool {
+	return isBootstrap(u.Name) || slices.ContainsFunc(u.Groups, func(g string) bool {
+		return g == bootstrapapi.BootstrapDefaultGroup || strings.HasPrefix(g, bootstrapapi.BootstrapDefaultGroup+":")
+	})
+}
+
+// unauthenticated is the problem of an error of an Authenticate.
+func unauthenticated(err error) *problem {
+	switch {
+	case errors.Is(err, auth.ErrNoCredentials):
+		return newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? send the header 'Authorization: Bearer TOKEN'; curl takes it from a file, which keeps it out of the command line: curl -K curlrc")
+	case errors.Is(err, auth.ErrBadCredentials):
+		p := newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not accepted here")
+		p.cause = err
+		return p
+	}
+	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "cannot tell now who is asking; try again")
+	p.cause, p.retryAfter = err, retryAfter
+	return p
+}
+
+// unauthorized is the problem of an error of an Authorize.
+func unauthorized(err error, user auth.User, access auth.Access) *problem {
+	if errors.Is(err, auth.ErrForbidden) {
+		p := newProblem(http.StatusForbidden, "forbidden", "user %q may not %s", user.Name, access)
+		p.cause = err
+		return p
+	}
+	p := newProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot tell now whether user %q may %s; try again", user.Name, access)
+	p.cause, p.retryAfter = err, retryAfter
+	return p
+}
+
 // may is a problem unless whoever sent the request may do that.
-func (h *handler) may(r *http.Request, access Access) error {
+func (h *handler) may(r *http.Request, access auth.Access) error {
 	user := userOf(r.Context())
 	if user.Name == "" {
-		return unauthorized(ErrForbidden, user, access)
+		return unauthorized(auth.ErrForbidden, user, access)
 	}
 	if err := h.Authorize(r, user, access); err != nil {
 		return unauthorized(err, user, access)
@@ -23,7 +101,7 @@ func (h *handler) may(r *http.Request, access Access) error {
 // A liberty is what a token has beyond one that "create tokens" is good for, and whoever makes it
 // has to be allowed.
 type liberty struct {
-	access Access
+	access auth.Access
 	field  string // of the request
 	how    string // to do without, if that is not said by the permission
 }
@@ -33,7 +111,7 @@ type liberty struct {
 func liberties(r tokens.Record) []liberty {
 	var all []liberty
 	add := func(field, resource, name, how string) {
-		all = append(all, liberty{Access{Verb: "create", Resource: "tokens/" + resource, Name: name}, field, how})
+		all = append(all, liberty{auth.Access{Verb: "create", Resource: "tokens/" + resource, Name: name}, field, how})
 	}
 	if r.Limits.Most() == 0 {
 		add("maxNodes", "unlimited", "", "which a token for any number of nodes needs; say for how many with maxNodes")
@@ -56,7 +134,7 @@ func liberties(r tokens.Record) []liberty {
 }
 
 func replacement(node string) liberty {
-	return liberty{Access{Verb: "create", Resource: "tokens/replacements", Name: node}, "replaceNode", ""}
+	return liberty{auth.Access{Verb: "create", Resource: "tokens/replacements", Name: node}, "replaceNode", ""}
 }
 
 // mayReplace is a problem unless whoever sent the request may make a token for the name of a Node.
@@ -89,5 +167,5 @@ func (h *handler) mayTake(r *http.Request, l liberty) error {
 
 // mayRenewForEver is a problem unless whoever sent the request may let a token live for ever.
 func (h *handler) mayRenewForEver(r *http.Request) error {
-	return h.mayTake(r, liberty{Access{Verb: "update", Resource: "tokens/unlimited"}, "ttl", "which a token that never expires needs; give it an end"})
+	return h.mayTake(r, liberty{auth.Access{Verb: "update", Resource: "tokens/unlimited"}, "ttl", "which a token that never expires needs; give it an end"})
 }

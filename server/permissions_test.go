@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -23,7 +24,7 @@ func TestRoutesAreInTheTableOfAccess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	routes := map[string]server.Access{}
+	routes := map[string]auth.Access{}
 	named := regexp.MustCompile(`\{([a-z]+)[^}]*\}`)
 	for _, r := range (server.Server{Certificates: &server.Certificates{}, TokenReview: &server.TokenReview{}, Metrics: http.NotFoundHandler()}).Routes() {
 		path := named.ReplaceAllStringFunc(r.Path, func(p string) string { return strings.ToUpper(named.FindStringSubmatch(p)[1]) })
@@ -49,7 +50,7 @@ func TestRoutesAreInTheTableOfAccess(t *testing.T) {
 				continue
 			}
 			permission := ""
-			if access != (server.Access{}) {
+			if access != (auth.Access{}) {
 				permission = "`" + access.Verb + " " + access.Resource + "`"
 			}
 			if m[2] != permission || access.Group != "" {
@@ -70,7 +71,7 @@ func TestWhatATokenMayBe(t *testing.T) {
 	s := newSite(t)
 	var may []string // beside "create tokens"
 	var asked []string
-	s.Authorize = func(_ *http.Request, u server.User, a server.Access) error {
+	s.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
 		if a.String() == "create tokens.kubejoin.io" || a.String() == "update tokens.kubejoin.io" {
 			return nil
 		}
@@ -81,7 +82,7 @@ func TestWhatATokenMayBe(t *testing.T) {
 		if a.Name == "system:bootstrappers:away" {
 			return errors.New("away")
 		}
-		return server.ErrForbidden
+		return auth.ErrForbidden
 	}
 	looked := 0
 	s.Node = func(context.Context, string) (tokens.NodeRef, error) {
@@ -169,20 +170,20 @@ func TestWhatATokenMayBe(t *testing.T) {
 // Who is a bootstrap token's, whoever says so, is no operator; nor is somebody without a name.
 func TestBootstrapUsersAreNoOperators(t *testing.T) {
 	s, _ := certifying(t)
-	s.Authorize = func(*http.Request, server.User, server.Access) error { return nil }
-	var user server.User
-	s.Authenticate = func(*http.Request) (server.User, error) { return user, nil }
+	s.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
+	var user auth.User
+	s.Authenticate = func(*http.Request) (auth.User, error) { return user, nil }
 	s.start(t)
 	for _, test := range []struct {
-		user   server.User
+		user   auth.User
 		status int
 	}{
-		{server.User{Name: "ada"}, 200},
-		{server.User{Name: "ada", Groups: []string{"system:bootstrappersx"}}, 200},
-		{server.User{Name: "system:bootstrap:abcdef"}, 403},
-		{server.User{Name: "ada", Groups: []string{"x", "system:bootstrappers"}}, 403},
-		{server.User{Name: "ada", Groups: []string{"system:bootstrappers:a"}}, 403},
-		{server.User{}, 403},
+		{auth.User{Name: "ada"}, 200},
+		{auth.User{Name: "ada", Groups: []string{"system:bootstrappersx"}}, 200},
+		{auth.User{Name: "system:bootstrap:abcdef"}, 403},
+		{auth.User{Name: "ada", Groups: []string{"x", "system:bootstrappers"}}, 403},
+		{auth.User{Name: "ada", Groups: []string{"system:bootstrappers:a"}}, 403},
+		{auth.User{}, 403},
 	} {
 		user = test.user
 		for _, path := range []string{"/v1/token", "/v1/claim"} {
@@ -203,55 +204,55 @@ func TestBootstrapUsersAreNoOperators(t *testing.T) {
 
 func TestHeaderOrCertificate(t *testing.T) {
 	failed := errors.New("away")
-	says := func(name string, err error) server.Authenticate {
-		return func(*http.Request) (server.User, error) { return server.User{Name: name}, err }
+	says := func(name string, err error) auth.Authenticate {
+		return func(*http.Request) (auth.User, error) { return auth.User{Name: name}, err }
 	}
 	ada, jane := says("ada", nil), says("jane", nil)
-	bad, away, none := says("", server.ErrBadCredentials), says("", failed), says("", server.ErrNoCredentials)
+	bad, away, none := says("", auth.ErrBadCredentials), says("", failed), says("", auth.ErrNoCredentials)
 	for _, test := range []struct {
 		name                string
-		header, certificate server.Authenticate
+		header, certificate auth.Authenticate
 		given               []string // Authorization
 		user                string
 		err                 error
 	}{
 		{"header", ada, jane, []string{"Bearer x"}, "ada", nil},
 		{"certificate", ada, jane, nil, "jane", nil},
-		{"bad header beside a good certificate", bad, jane, []string{"Bearer x"}, "", server.ErrBadCredentials},
-		{"unknown header beside a good certificate", none, jane, []string{"Basic x"}, "", server.ErrBadCredentials},
-		{"empty header beside a good certificate", none, jane, []string{""}, "", server.ErrBadCredentials},
+		{"bad header beside a good certificate", bad, jane, []string{"Bearer x"}, "", auth.ErrBadCredentials},
+		{"unknown header beside a good certificate", none, jane, []string{"Basic x"}, "", auth.ErrBadCredentials},
+		{"empty header beside a good certificate", none, jane, []string{""}, "", auth.ErrBadCredentials},
 		{"unjudged header beside a good certificate", away, jane, []string{"Bearer x"}, "", failed},
-		{"no headers are known", nil, jane, []string{"Bearer x"}, "", server.ErrBadCredentials},
-		{"no certificates are known", ada, nil, nil, "", server.ErrNoCredentials},
-		{"bad certificate", ada, bad, nil, "", server.ErrBadCredentials},
-		{"nothing", ada, none, nil, "", server.ErrNoCredentials},
+		{"no headers are known", nil, jane, []string{"Bearer x"}, "", auth.ErrBadCredentials},
+		{"no certificates are known", ada, nil, nil, "", auth.ErrNoCredentials},
+		{"bad certificate", ada, bad, nil, "", auth.ErrBadCredentials},
+		{"nothing", ada, none, nil, "", auth.ErrNoCredentials},
 	} {
 		r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
 		if test.given != nil {
 			r.Header["Authorization"] = test.given
 		}
-		user, err := server.HeaderOrCertificate(test.header, test.certificate)(r)
+		user, err := auth.HeaderOrCertificate(test.header, test.certificate)(r)
 		if user.Name != test.user || !errors.Is(err, test.err) {
 			t.Errorf("%s: %q %v, want %q %v", test.name, user.Name, err, test.user, test.err)
 		}
 	}
 	for _, test := range []struct {
 		name string
-		ways []server.Authenticate
+		ways []auth.Authenticate
 		user string
 		err  error
 		not  error
 	}{
-		{name: "the first", ways: []server.Authenticate{ada, jane}, user: "ada"},
-		{name: "the second", ways: []server.Authenticate{bad, none, jane}, user: "jane"},
-		{name: "one that knows, after one that cannot tell", ways: []server.Authenticate{away, jane}, user: "jane"},
-		{name: "one that cannot tell outweighs one that says no", ways: []server.Authenticate{bad, away}, err: failed, not: server.ErrBadCredentials},
-		{name: "in any order", ways: []server.Authenticate{away, bad}, err: failed, not: server.ErrBadCredentials},
-		{name: "no", ways: []server.Authenticate{none, bad}, err: server.ErrBadCredentials},
-		{name: "nothing", ways: []server.Authenticate{none, none}, err: server.ErrNoCredentials},
-		{name: "nobody", err: server.ErrNoCredentials},
+		{name: "the first", ways: []auth.Authenticate{ada, jane}, user: "ada"},
+		{name: "the second", ways: []auth.Authenticate{bad, none, jane}, user: "jane"},
+		{name: "one that knows, after one that cannot tell", ways: []auth.Authenticate{away, jane}, user: "jane"},
+		{name: "one that cannot tell outweighs one that says no", ways: []auth.Authenticate{bad, away}, err: failed, not: auth.ErrBadCredentials},
+		{name: "in any order", ways: []auth.Authenticate{away, bad}, err: failed, not: auth.ErrBadCredentials},
+		{name: "no", ways: []auth.Authenticate{none, bad}, err: auth.ErrBadCredentials},
+		{name: "nothing", ways: []auth.Authenticate{none, none}, err: auth.ErrNoCredentials},
+		{name: "nobody", err: auth.ErrNoCredentials},
 	} {
-		user, err := server.AnyOf(test.ways...)(httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))
+		user, err := auth.AnyOf(test.ways...)(httptest.NewRequestWithContext(t.Context(), "GET", "/", nil))
 		if user.Name != test.user || !errors.Is(err, test.err) || test.not != nil && errors.Is(err, test.not) {
 			t.Errorf("%s: %q %v, want %q %v", test.name, user.Name, err, test.user, test.err)
 		}
@@ -259,28 +260,28 @@ func TestHeaderOrCertificate(t *testing.T) {
 }
 
 func TestBearer(t *testing.T) {
-	long := strings.Repeat("a", server.MaxBearer)
+	long := strings.Repeat("a", auth.MaxBearer)
 	for _, test := range []struct {
 		name  string
 		given []string
 		want  string
 		err   error
 	}{
-		{"none", nil, "", server.ErrNoCredentials},
+		{"none", nil, "", auth.ErrNoCredentials},
 		{"one", []string{"Bearer abc"}, "abc", nil},
 		{"in another case, with spaces", []string{"bEARER   abc "}, "abc", nil},
 		{"longest", []string{"Bearer " + long}, long, nil},
-		{"too long", []string{"Bearer a" + long}, "", server.ErrBadCredentials},
-		{"empty", []string{""}, "", server.ErrBadCredentials},
-		{"scheme alone", []string{"Bearer"}, "", server.ErrBadCredentials},
-		{"another scheme", []string{"Basic abc"}, "", server.ErrBadCredentials},
-		{"two", []string{"Bearer abc", "Bearer abc"}, "", server.ErrBadCredentials},
+		{"too long", []string{"Bearer a" + long}, "", auth.ErrBadCredentials},
+		{"empty", []string{""}, "", auth.ErrBadCredentials},
+		{"scheme alone", []string{"Bearer"}, "", auth.ErrBadCredentials},
+		{"another scheme", []string{"Basic abc"}, "", auth.ErrBadCredentials},
+		{"two", []string{"Bearer abc", "Bearer abc"}, "", auth.ErrBadCredentials},
 	} {
 		r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
 		if test.given != nil {
 			r.Header["Authorization"] = test.given
 		}
-		if got, err := server.Bearer(r); got != test.want || !errors.Is(err, test.err) || err != nil && strings.Contains(err.Error(), "abc") {
+		if got, err := auth.Bearer(r); got != test.want || !errors.Is(err, test.err) || err != nil && strings.Contains(err.Error(), "abc") {
 			t.Errorf("%s: %.20q %v, want %.20q %v", test.name, got, err, test.want, test.err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -84,7 +85,7 @@ func TestClientRate(t *testing.T) {
 	s.Advertise, s.ClientRate = "127.0.0.1:9443", atFirst(3)
 	authenticate := s.Authenticate
 	asked := 0
-	s.Authenticate = func(r *http.Request) (server.User, error) { asked++; return authenticate(r) }
+	s.Authenticate = func(r *http.Request) (auth.User, error) { asked++; return authenticate(r) }
 	handler := s.Handler()
 	for _, c := range []struct{ spends, same, other string }{
 		{"192.0.2.1:1", "192.0.2.1:65535", "192.0.2.2:1"},
@@ -143,7 +144,7 @@ func testFailedAuthentications(t *testing.T) {
 	token, other := s.token(t, nil), s.token(t, nil)
 	authenticate := s.Authenticate
 	var asked atomic.Int64
-	s.Authenticate = func(r *http.Request) (server.User, error) { asked.Add(1); return authenticate(r) }
+	s.Authenticate = func(r *http.Request) (auth.User, error) { asked.Add(1); return authenticate(r) }
 	handler := s.Handler()
 	const here, there = "192.0.2.1:1", "192.0.2.2:1"
 	if w := from(t, handler, here, "GET", tokenPath, viewerBearer, nil); w.Code != 403 {
@@ -300,7 +301,7 @@ func TestTokenReviewsOfOthersHaveARate(t *testing.T) {
 		s := reviewed(t)
 		s.ClientRate = atFirst(10)
 		if status == 403 {
-			s.TokenReview.Authenticate = func(*http.Request) (server.User, error) { return server.User{}, server.ErrForbidden }
+			s.TokenReview.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{}, auth.ErrForbidden }
 		}
 		handler := s.Handler()
 		operator := func() {

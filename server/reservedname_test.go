@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -18,11 +18,11 @@ import (
 func TestSignIsNotWorthReservedNames(t *testing.T) {
 	s, kept := certifying(t)
 	may := map[string]bool{"sign": true}
-	s.Authorize = func(_ *http.Request, _ server.User, a server.Access) error {
+	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		if may[a.Verb] && a.Resource == "signers" && a.Group == certificates.GroupName && a.Name == certificates.KubeAPIServerClientSignerName {
 			return nil
 		}
-		return fmt.Errorf("%w: not %s", server.ErrForbidden, a)
+		return fmt.Errorf("%w: not %s", auth.ErrForbidden, a)
 	}
 	s.start(t)
 	ask := func(subject pkix.Name) error {

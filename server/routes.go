@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/server/auth"
 )
 
 // A route is one method of one path.
@@ -16,7 +17,7 @@ type route struct {
 	class  httplimit.Class
 	// access is what the user must be allowed; the zero Access is for routes that know by themselves
 	// who may ask, and those that anybody may.
-	access Access
+	access auth.Access
 	act    action
 }
 
@@ -27,7 +28,7 @@ func (on route) kind() httplimit.Kind {
 		return httplimit.Probe
 	case on.class == httplimit.TokenReviews:
 		return httplimit.Reviews
-	case on.access == (Access{}) && (on.class == httplimit.Discovery || on.class == httplimit.Others):
+	case on.access == (auth.Access{}) && (on.class == httplimit.Discovery || on.class == httplimit.Others):
 		return httplimit.Public
 	}
 	return httplimit.Authenticated
@@ -36,39 +37,39 @@ func (on route) kind() httplimit.Kind {
 // routes are all that the server answers.
 func (h *handler) routes() []route {
 	all := []route{
-		{http.MethodPost, "/v1/token/print-join-command", "print-join-command", httplimit.JoinCommands, Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand},
-		{http.MethodPost, "/v1/token", "create-token", httplimit.JoinCommands, Access{Verb: "create", Resource: "tokens"}, h.createToken},
-		{http.MethodGet, "/v1/token", "list-tokens", httplimit.Lifecycle, Access{Verb: "list", Resource: "tokens"}, h.listTokens},
-		{http.MethodGet, "/v1/token/{id:[^-]+}", "get-token", httplimit.Lifecycle, Access{Verb: "get", Resource: "tokens"}, h.getToken},
-		{http.MethodDelete, "/v1/token/{id:[^-]+}", "delete-token", httplimit.Lifecycle, Access{Verb: "delete", Resource: "tokens"}, h.deleteToken},
-		{http.MethodPost, "/v1/token/{id:[^-]+}/renew", "renew-token", httplimit.Lifecycle, Access{Verb: "update", Resource: "tokens"}, h.renewToken},
-		{http.MethodGet, "/v1/claim", "list-claims", httplimit.Lifecycle, Access{Verb: "list", Resource: "claims"}, h.listClaims},
-		{http.MethodDelete, "/v1/claim/{node}", "release-claim", httplimit.Lifecycle, Access{Verb: "delete", Resource: "claims"}, h.releaseClaim},
-		{http.MethodGet, "/v1/issued", "list-issued", httplimit.Lifecycle, Access{Verb: "list", Resource: "issued"}, h.listIssued},
-		{http.MethodGet, "/v1/issued/{serial}", "get-issued", httplimit.Lifecycle, Access{Verb: "get", Resource: "issued"}, h.getIssued},
-		{http.MethodPost, "/v1/explain", "explain-request", httplimit.Lifecycle, Access{Verb: "get", Resource: "explanations"}, h.explainRequest},
-		{http.MethodGet, "/v1/explain/{node}", "explain", httplimit.Lifecycle, Access{Verb: "get", Resource: "explanations"}, h.explanation},
+		{http.MethodPost, "/v1/token/print-join-command", "print-join-command", httplimit.JoinCommands, auth.Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand},
+		{http.MethodPost, "/v1/token", "create-token", httplimit.JoinCommands, auth.Access{Verb: "create", Resource: "tokens"}, h.createToken},
+		{http.MethodGet, "/v1/token", "list-tokens", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "tokens"}, h.listTokens},
+		{http.MethodGet, "/v1/token/{id:[^-]+}", "get-token", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "tokens"}, h.getToken},
+		{http.MethodDelete, "/v1/token/{id:[^-]+}", "delete-token", httplimit.Lifecycle, auth.Access{Verb: "delete", Resource: "tokens"}, h.deleteToken},
+		{http.MethodPost, "/v1/token/{id:[^-]+}/renew", "renew-token", httplimit.Lifecycle, auth.Access{Verb: "update", Resource: "tokens"}, h.renewToken},
+		{http.MethodGet, "/v1/claim", "list-claims", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "claims"}, h.listClaims},
+		{http.MethodDelete, "/v1/claim/{node}", "release-claim", httplimit.Lifecycle, auth.Access{Verb: "delete", Resource: "claims"}, h.releaseClaim},
+		{http.MethodGet, "/v1/issued", "list-issued", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "issued"}, h.listIssued},
+		{http.MethodGet, "/v1/issued/{serial}", "get-issued", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "issued"}, h.getIssued},
+		{http.MethodPost, "/v1/explain", "explain-request", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "explanations"}, h.explainRequest},
+		{http.MethodGet, "/v1/explain/{node}", "explain", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "explanations"}, h.explanation},
 
-		{http.MethodGet, "/v1/cluster-info", "cluster-info", httplimit.Discovery, Access{}, h.discoveryFile},
-		{http.MethodGet, "/v1/ca", "ca", httplimit.Discovery, Access{}, h.ca},
-		{http.MethodGet, discoveryPath, "discovery", httplimit.Discovery, Access{}, h.discovery},
-		{http.MethodGet, "/healthz", "healthz", httplimit.Probes, Access{}, h.healthz},
-		{http.MethodGet, "/readyz", "readyz", httplimit.Probes, Access{}, h.readyz},
-		{http.MethodGet, "/version", "version", httplimit.Others, Access{}, h.version},
-		{http.MethodGet, "/openapi.yaml", "openapi", httplimit.Others, Access{}, h.openAPIYAML},
-		{http.MethodGet, "/openapi.json", "openapi-json", httplimit.Others, Access{}, h.openAPIJSON},
-		{http.MethodGet, "/", "reference", httplimit.Others, Access{}, h.reference},
+		{http.MethodGet, "/v1/cluster-info", "cluster-info", httplimit.Discovery, auth.Access{}, h.discoveryFile},
+		{http.MethodGet, "/v1/ca", "ca", httplimit.Discovery, auth.Access{}, h.ca},
+		{http.MethodGet, discoveryPath, "discovery", httplimit.Discovery, auth.Access{}, h.discovery},
+		{http.MethodGet, "/healthz", "healthz", httplimit.Probes, auth.Access{}, h.healthz},
+		{http.MethodGet, "/readyz", "readyz", httplimit.Probes, auth.Access{}, h.readyz},
+		{http.MethodGet, "/version", "version", httplimit.Others, auth.Access{}, h.version},
+		{http.MethodGet, "/openapi.yaml", "openapi", httplimit.Others, auth.Access{}, h.openAPIYAML},
+		{http.MethodGet, "/openapi.json", "openapi-json", httplimit.Others, auth.Access{}, h.openAPIJSON},
+		{http.MethodGet, "/", "reference", httplimit.Others, auth.Access{}, h.reference},
 	}
 	if h.Certificates != nil {
-		all = append(all, route{http.MethodPost, certificatePath, "certificate", httplimit.Certificates, Access{}, h.certificate})
+		all = append(all, route{http.MethodPost, certificatePath, "certificate", httplimit.Certificates, auth.Access{}, h.certificate})
 	}
 	if h.TokenReview != nil {
 		for _, version := range reviewVersions {
-			all = append(all, route{http.MethodPost, reviewPath(version), "tokenreview", httplimit.TokenReviews, Access{}, h.tokenReview})
+			all = append(all, route{http.MethodPost, reviewPath(version), "tokenreview", httplimit.TokenReviews, auth.Access{}, h.tokenReview})
 		}
 	}
 	if h.Metrics != nil {
-		all = append(all, route{http.MethodGet, "/metrics", "metrics", httplimit.Others, Access{Verb: "get", Resource: "metrics"}, h.metrics})
+		all = append(all, route{http.MethodGet, "/metrics", "metrics", httplimit.Others, auth.Access{Verb: "get", Resource: "metrics"}, h.metrics})
 	}
 	return all
 }
@@ -86,7 +87,7 @@ func (h *handler) router() http.Handler {
 	r.MethodNotAllowed(h.route("unknown", httplimit.Public, httplimit.Others, h.methodNotAllowed))
 	for _, on := range routes {
 		act := on.act
-		if on.access != (Access{}) {
+		if on.access != (auth.Access{}) {
 			act = h.allowed(on.access, act)
 		}
 		handle := h.route(on.name, on.kind(), on.class, act)

@@ -3,6 +3,8 @@ package server
 import (
 	"net/http"
 	"regexp"
+
+	"github.com/kubejoin/kubejoin/server/auth"
 )
 
 // A DescribedRoute is a route as openapi.yaml is to describe it.
@@ -16,7 +18,7 @@ func DescribedRoutes() []DescribedRoute {
 	var all []DescribedRoute
 	for _, on := range h.routes() {
 		r := DescribedRoute{Method: on.method, Path: parameterPattern.ReplaceAllString(on.path, "}"), Name: on.name}
-		if on.access != (Access{}) {
+		if on.access != (auth.Access{}) {
 			r.Access = on.access.String()
 		}
 		all = append(all, r)

@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
@@ -48,7 +49,7 @@ type wholeSite struct {
 func newWholeSite(t testing.TB) *wholeSite {
 	t.Helper()
 	s, _ := certifying(t)
-	reviewer, err := server.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
+	reviewer, err := auth.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -27,15 +28,15 @@ type Server struct {
 	Tokens tokens.Store
 	// ClusterInfo is what joining nodes are to trust. It is required.
 	ClusterInfo ClusterInfo
-	// Authenticate says who sent a request; nil refuses everybody. [TokenFile], [ClientCertificate],
-	// [AnyOf] and [HeaderOrCertificate] are ways, and package server/kubeauth asks an API server; an
+	// Authenticate says who sent a request; nil refuses everybody. [auth.TokenFile], [auth.ClientCertificate],
+	// [auth.AnyOf] and [auth.HeaderOrCertificate] are ways, and package server/auth/kubeauth asks an API server; an
 	// installer may have its own. Users without a name, and those of bootstrap tokens, are refused
 	// whatever Authorize says.
-	Authenticate Authenticate
-	// Authorize says whether a user may do what a request asks for; nil refuses everything. [AllowGroup]
-	// is one, and server/kubeauth has RBAC's. docs/access.md lists what is asked: one Access for each
+	Authenticate auth.Authenticate
+	// Authorize says whether a user may do what a request asks for; nil refuses everything. [auth.AllowGroup]
+	// is one, and server/auth/kubeauth has RBAC's. docs/access.md lists what is asked: one Access for each
 	// path, and for a token more of them, by what it may be.
-	Authorize Authorize
+	Authorize auth.Authorize
 	// TokenReview answers kube-apiserver whose token it was shown; nil has no such path.
 	TokenReview *TokenReview
 	// Certificates answers POST /v1/certificate; nil has no such path.

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -254,7 +255,7 @@ func TestNoJoinCommandOfUnusableClusterInfo(t *testing.T) {
 }
 
 func TestWhoMay(t *testing.T) {
-	broken := func(*http.Request) (server.User, error) { return server.User{}, errors.New("reviewer down") }
+	broken := func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("reviewer down") }
 	for _, test := range []struct {
 		name, bearer string
 		change       func(*server.Server)
@@ -270,9 +271,9 @@ func TestWhoMay(t *testing.T) {
 		{name: "no authorizer and no bearer", change: func(s *server.Server) { s.Authorize = nil }, status: 403},
 		{name: "authenticator away", bearer: adminBearer, change: func(s *server.Server) { s.Authenticate = broken }, status: 503},
 		{name: "authorizer away", bearer: adminBearer, change: func(s *server.Server) {
-			s.Authorize = func(*http.Request, server.User, server.Access) error { return errors.New("reviewer down") }
+			s.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
 		}, status: 503},
-		{name: "no group at all", bearer: viewerBearer, change: func(s *server.Server) { s.Authorize = server.AllowGroup("") }, status: 403},
+		{name: "no group at all", bearer: viewerBearer, change: func(s *server.Server) { s.Authorize = auth.AllowGroup("") }, status: 403},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newSite(t)

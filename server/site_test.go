@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -58,7 +59,7 @@ func newSite(t testing.TB) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	operators, err := server.ParseTokenFile([]byte(adminBearer + `,ada,1,"kubejoin:admins,others"` + "\n" + viewerBearer + ",vic,2\n"))
+	operators, err := auth.ParseTokenFile([]byte(adminBearer + `,ada,1,"kubejoin:admins,others"` + "\n" + viewerBearer + ",vic,2\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +68,7 @@ func newSite(t testing.TB) *site {
 		Tokens:       store,
 		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Authenticate: operators.Authenticate,
-		Authorize:    server.AllowGroup("kubejoin:admins"),
+		Authorize:    auth.AllowGroup("kubejoin:admins"),
 		Version:      server.Version{Version: "v0.0.0"},
 		Logger:       slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Registerer:   prometheus.NewPedanticRegistry(),

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -422,9 +423,9 @@ func TestRights(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
 	var asked []string
-	s.Authorize = func(_ *http.Request, _ server.User, a server.Access) error {
+	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		asked = append(asked, a.String())
-		return server.ErrForbidden
+		return auth.ErrForbidden
 	}
 	s.start(t)
 	for _, test := range []struct{ method, path, right string }{

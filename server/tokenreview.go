@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authenticationv1beta1 "k8s.io/api/authentication/v1beta1"
@@ -25,9 +26,9 @@ const reviewTimeout = 10 * time.Second
 // authenticator, which need not be enabled beside it.
 type TokenReview struct {
 	// Authenticate knows kube-apiserver: whoever it knows may ask. An error that wraps
-	// [ErrForbidden] is about somebody whom it knows as another. nil refuses everybody. For a bearer
-	// token or a client certificate it is [HeaderOrCertificate].
-	Authenticate Authenticate
+	// [auth.ErrForbidden] is about somebody whom it knows as another. nil refuses everybody. For a bearer
+	// token or a client certificate it is [auth.HeaderOrCertificate].
+	Authenticate auth.Authenticate
 	// Audiences are the API server's --api-audiences, by default its service account issuer. A
 	// review for others alone is answered no. Empty leaves that to the API server: an answer
 	// without audiences is for its own, as the TokenReview API has it.
@@ -77,13 +78,13 @@ func (h *handler) checkReviewer(r *http.Request) error {
 	case err == nil:
 		note(r, user) // and no rate of one user: it asks for everybody
 		return nil
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, auth.ErrForbidden):
 		p := newProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create tokenreviews")
 		p.cause = err
 		return p
-	case errors.Is(err, ErrNoCredentials):
+	case errors.Is(err, auth.ErrNoCredentials):
 		return newProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create tokenreviews, with the credential that 'kubejoin webhook-config' gives it")
-	case errors.Is(err, ErrBadCredentials):
+	case errors.Is(err, auth.ErrBadCredentials):
 		p := newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not kube-apiserver's")
 		p.cause = err
 		return p
@@ -152,7 +153,7 @@ func (h *handler) review(ctx context.Context, shown string, audiences []string) 
 // bootstrapUser is whose token it is that was shown, under the conditions of kube-apiserver's
 // bootstrap token authenticator, or why nobody's. An error means that nobody can tell. A now of
 // nil is time.Now.
-func (h *handler) bootstrapUser(ctx context.Context, shown tokens.Token, now func() time.Time) (user User, why string, err error) {
+func (h *handler) bootstrapUser(ctx context.Context, shown tokens.Token, now func() time.Time) (user auth.User, why string, err error) {
 	logAttrs(ctx, slog.String("token", shown.ID()))
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
@@ -161,21 +162,21 @@ func (h *handler) bootstrapUser(ctx context.Context, shown tokens.Token, now fun
 		record, err = h.nobody, nil // as much work as with one that is there
 	}
 	if err != nil {
-		return User{}, "", err
+		return auth.User{}, "", err
 	}
 	if now == nil {
 		now = time.Now
 	}
 	if why := refusal(record, shown, now()); why != "" {
-		return User{}, why, nil
+		return auth.User{}, why, nil
 	}
-	return User{Name: tokens.BootstrapUserPrefix + shown.ID(), Groups: bootstrapGroups(record)}, "", nil
+	return auth.User{Name: tokens.BootstrapUserPrefix + shown.ID(), Groups: bootstrapGroups(record)}, "", nil
 }
 
 // isToken is whether a request shows a bootstrap token that there is, as far as kubejoin remembers: no
 // store is asked.
 func (h *handler) isToken(r *http.Request) bool {
-	bearer, _ := Bearer(r) // empty beside an error, which is no token
+	bearer, _ := auth.Bearer(r) // empty beside an error, which is no token
 	shown, err := tokens.Parse(bearer)
 	if err != nil {
 		return false

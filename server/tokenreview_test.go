@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,7 +41,7 @@ const (
 func reviewed(t testing.TB) *site {
 	t.Helper()
 	s := newSite(t)
-	reviewer, err := server.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
+	reviewer, err := auth.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +263,7 @@ func TestTokenReviewRequests(t *testing.T) {
 	})
 	t.Run("authenticator away", func(t *testing.T) {
 		s := reviewed(t)
-		s.TokenReview.Authenticate = func(*http.Request) (server.User, error) { return server.User{}, errors.New("away") }
+		s.TokenReview.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("away") }
 		if w := send(s.Handler(), reviewPath, reviewerBearer, "application/json", strings.NewReader(good)); w.Code != 503 || w.Header().Get("Retry-After") == "" {
 			t.Errorf("%d %v, want 503 and when to try again", w.Code, w.Header())
 		}
@@ -307,8 +308,8 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 	other := certificate(t, "client-ca", nil, x509.ExtKeyUsageAny)
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
-	way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Name: "kube-apiserver-kubelet-client"}
-	s.TokenReview.Authenticate = server.HeaderOrCertificate(s.TokenReview.Authenticate, way.Authenticate)
+	way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Name: "kube-apiserver-kubelet-client"}
+	s.TokenReview.Authenticate = auth.HeaderOrCertificate(s.TokenReview.Authenticate, way.Authenticate)
 	own := certificate(t, "server", nil, x509.ExtKeyUsageServerAuth)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -356,16 +357,16 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (server.ClientCertificate{CAs: way.CAs}).Authenticate(&http.Request{TLS: &tls.ConnectionState{
+	if _, err := (auth.ClientCertificate{CAs: way.CAs}).Authenticate(&http.Request{TLS: &tls.ConnectionState{
 		PeerCertificates: []*x509.Certificate{certificate(t, "", ca, x509.ExtKeyUsageClientAuth).Leaf},
-	}}); !errors.Is(err, server.ErrForbidden) {
+	}}); !errors.Is(err, auth.ErrForbidden) {
 		t.Errorf("no name and a certificate without one: %v", err)
 	}
 	const token = "8w4usg.qwertzuiopasdfgh" // pasted into a name that the error cuts
 	for n := range 100 {
 		if _, err := way.Authenticate(&http.Request{TLS: &tls.ConnectionState{
 			PeerCertificates: []*x509.Certificate{certificate(t, strings.Repeat("-", n)+token, ca, x509.ExtKeyUsageClientAuth).Leaf},
-		}}); !errors.Is(err, server.ErrForbidden) || strings.Contains(err.Error(), "8w4usg.q") {
+		}}); !errors.Is(err, auth.ErrForbidden) || strings.Contains(err.Error(), "8w4usg.q") {
 			t.Errorf("after %d: %v", n, err)
 		}
 	}

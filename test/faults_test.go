@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/faults"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -147,10 +148,10 @@ func newWorkshop(t *testing.T) *workshop {
 	})
 	w.api = server.Server{
 		Tokens: store, ClusterInfo: w.info, Logger: log,
-		Authenticate: func(*http.Request) (server.User, error) {
-			return server.User{Name: "ada", Groups: []string{"admins"}}, nil
+		Authenticate: func(*http.Request) (auth.User, error) {
+			return auth.User{Name: "ada", Groups: []string{"admins"}}, nil
 		},
-		Authorize: server.AllowGroup("admins"),
+		Authorize: auth.AllowGroup("admins"),
 	}.Handler()
 	return w
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/internal/logging"
 	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/kubeauth"
+	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"

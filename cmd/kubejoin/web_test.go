@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	corev1 "k8s.io/api/core/v1"
@@ -43,13 +44,13 @@ func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServ
 		t.Fatal(err)
 	}
 	const bearer = "bearer-0123456789abcdef"
-	operators, err := server.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n"))
+	operators, err := auth.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	web := httptest.NewTLSServer(around(server.Server{
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Authenticate: operators.Authenticate, Authorize: server.AllowGroup("kubejoin:admins"),
+		Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins"),
 	}.Handler()))
 	t.Cleanup(web.Close)
 	dir := t.TempDir()

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -60,7 +61,7 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 	if err != nil {
 		return err
 	}
-	operators, err := server.ParseTokenFile(content)
+	operators, err := auth.ParseTokenFile(content)
 	if err != nil {
 		return fmt.Errorf("%s: %w", operatorsFile, err)
 	}
@@ -73,7 +74,7 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 		Tokens:       store,
 		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Authenticate: operators.Authenticate,
-		Authorize:    server.AllowGroup("kubejoin:admins"),
+		Authorize:    auth.AllowGroup("kubejoin:admins"),
 		Advertise:    listen,
 		Logger:       slog.Default(),
 	}.HTTPServer(&tls.Config{Certificates: []tls.Certificate{certificate}})

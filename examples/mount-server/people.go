@@ -7,7 +7,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 )
 
 // Roles of people, as groups of users.
@@ -18,7 +18,7 @@ const (
 
 // people are known by the hashes of their keys, so that the time that it takes to look for one
 // tells nothing of the keys.
-type people map[[sha256.Size]byte]server.User
+type people map[[sha256.Size]byte]auth.User
 
 // readPeople reads lines of KEY NAME ROLE. Errors name the line and never a key.
 func readPeople(file string) (people, error) {
@@ -29,34 +29,34 @@ func readPeople(file string) (people, error) {
 	known := people{}
 	for i, line := range strings.Split(strings.TrimSpace(string(content)), "\n") {
 		words := strings.Fields(line)
-		if len(words) != 3 || len(words[0]) < server.MinBearer || words[2] != planner && words[2] != technician {
-			return nil, fmt.Errorf("%s: line %d: want KEY NAME ROLE, a key of at least %d characters, and role %s or %s", file, i+1, server.MinBearer, planner, technician)
+		if len(words) != 3 || len(words[0]) < auth.MinBearer || words[2] != planner && words[2] != technician {
+			return nil, fmt.Errorf("%s: line %d: want KEY NAME ROLE, a key of at least %d characters, and role %s or %s", file, i+1, auth.MinBearer, planner, technician)
 		}
-		known[sha256.Sum256([]byte(words[0]))] = server.User{Name: words[1], Groups: []string{words[2]}}
+		known[sha256.Sum256([]byte(words[0]))] = auth.User{Name: words[1], Groups: []string{words[2]}}
 	}
 	return known, nil
 }
 
-// authenticate is a server.Authenticate: whatever the requests of one's own have.
-func (p people) authenticate(r *http.Request) (server.User, error) {
+// authenticate is an auth.Authenticate: whatever the requests of one's own have.
+func (p people) authenticate(r *http.Request) (auth.User, error) {
 	key := r.Header.Get("X-Rack-Key")
 	if key == "" {
-		return server.User{}, server.ErrNoCredentials
+		return auth.User{}, auth.ErrNoCredentials
 	}
 	user, known := p[sha256.Sum256([]byte(key))]
 	if !known {
-		return server.User{}, server.ErrBadCredentials
+		return auth.User{}, auth.ErrBadCredentials
 	}
 	return user, nil
 }
 
-// authorize is a server.Authorize. A token that is not limited, or is more than usual in another way,
+// authorize is an auth.Authorize. A token that is not limited, or is more than usual in another way,
 // takes a permission beside "create tokens": a technician has none of these.
-func authorize(_ *http.Request, u server.User, a server.Access) error {
+func authorize(_ *http.Request, u auth.User, a auth.Access) error {
 	for _, role := range u.Groups {
-		if role == planner || role == technician && a == (server.Access{Verb: "create", Resource: "tokens"}) {
+		if role == planner || role == technician && a == (auth.Access{Verb: "create", Resource: "tokens"}) {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: %s is no %s", server.ErrForbidden, u.Name, planner)
+	return fmt.Errorf("%w: %s is no %s", auth.ErrForbidden, u.Name, planner)
 }

@@ -9,8 +9,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/reload"
-	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/kubeauth"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -27,7 +27,7 @@ func (s *service) loadOperators() error {
 	if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o077 != 0 {
 		s.log.Warn("others on this machine can read the operators' bearer tokens; want mode 0600", "file", file, "mode", info.Mode().Perm())
 	}
-	if s.operators, err = server.ParseTokenFile(content); err != nil {
+	if s.operators, err = auth.ParseTokenFile(content); err != nil {
 		return fmt.Errorf("--token-auth-file: %s: %w", file, err)
 	}
 	return nil
@@ -84,7 +84,7 @@ func (s *service) knowCertificates() error {
 		return err
 	}
 	s.check("client-ca", usable(pool, "client-ca-file"))
-	s.byCertificate = server.ClientCertificate{CAs: pool.Get, Everybody: true}.Remembering()
+	s.byCertificate = auth.ClientCertificate{CAs: pool.Get, Everybody: true}.Remembering()
 	return nil
 }
 
@@ -94,11 +94,11 @@ func (s *service) knowOwnCertificates() error {
 	if s.options.Callers.ClientCAFile != "" {
 		return s.knowCertificates()
 	}
-	known := server.ClientCertificate{CAs: s.ownCAs(), Everybody: true}.Remembering()
+	known := auth.ClientCertificate{CAs: s.ownCAs(), Everybody: true}.Remembering()
 	if s.configured != nil {
 		files := s.configured.files
-		nodes := server.ClientCertificate{CAs: func() *x509.CertPool { return files.Get().nodes }, Everybody: true}.Remembering()
-		known = server.AnyOf(known, onlyNodes(nodes))
+		nodes := auth.ClientCertificate{CAs: func() *x509.CertPool { return files.Get().nodes }, Everybody: true}.Remembering()
+		known = auth.AnyOf(known, onlyNodes(nodes))
 	}
 	s.byCertificate = known
 	return nil
@@ -106,8 +106,8 @@ func (s *service) knowOwnCertificates() error {
 
 // onlyNodes authenticates nodes, each in no group but that of nodes. Only certificates that a CA has
 // issued itself count: a CA below it may be another signer's.
-func onlyNodes(nodes server.Authenticate) server.Authenticate {
-	return func(r *http.Request) (server.User, error) {
+func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
+	return func(r *http.Request) (auth.User, error) {
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 1 {
 			alone := *r.TLS
 			alone.PeerCertificates = alone.PeerCertificates[:1]
@@ -116,7 +116,7 @@ func onlyNodes(nodes server.Authenticate) server.Authenticate {
 		}
 		user, err := nodes(r)
 		if err == nil && !(approval.IsNode(user.Name, user.Groups) && len(user.Groups) == 1) {
-			return server.User{}, fmt.Errorf("%w: the CA of kubelets' client certificates makes nodes known, and %q in %q is none", server.ErrBadCredentials, user.Name, user.Groups)
+			return auth.User{}, fmt.Errorf("%w: the CA of kubelets' client certificates makes nodes known, and %q in %q is none", auth.ErrBadCredentials, user.Name, user.Groups)
 		}
 		return user, err
 	}
@@ -126,24 +126,24 @@ func onlyNodes(nodes server.Authenticate) server.Authenticate {
 func (c *cluster) knowCallers() {
 	reviewed := &kubeauth.Tokens{Client: c.client, Audiences: c.Audiences, Registerer: c.registry}
 	permissions := &kubeauth.Permissions{Client: c.client, Registerer: c.registry}
-	c.api.Authenticate = server.HeaderOrCertificate(server.AnyOf(c.operators.Authenticate, reviewed.Authenticate), c.byCertificate)
+	c.api.Authenticate = auth.HeaderOrCertificate(auth.AnyOf(c.operators.Authenticate, reviewed.Authenticate), c.byCertificate)
 	c.api.Authorize = adminsOr(c.operators, permissions.Authorize)
 }
 
 // knowCallers authenticates operators, and callers with a certificate. Of the operators, only admins
 // may do anything; a node may request what every node may.
 func (s *standalone) knowCallers() {
-	s.api.Authenticate = server.HeaderOrCertificate(s.operators.Authenticate, s.byCertificate)
-	s.api.Authorize = adminsOr(s.operators, func(*http.Request, server.User, server.Access) error {
-		return fmt.Errorf("%w: only members of group %s in the token file may", server.ErrForbidden, AdminGroup)
+	s.api.Authenticate = auth.HeaderOrCertificate(s.operators.Authenticate, s.byCertificate)
+	s.api.Authorize = adminsOr(s.operators, func(*http.Request, auth.User, auth.Access) error {
+		return fmt.Errorf("%w: only members of group %s in the token file may", auth.ErrForbidden, AdminGroup)
 	})
 }
 
 // adminsOr allows everything to the admins of the token file, and asks others about other callers. Only
 // that file makes admins: in a client certificate or in a TokenReview the group is like any other.
-func adminsOr(operators *server.TokenFile, others server.Authorize) server.Authorize {
-	admins := server.AllowGroup(AdminGroup)
-	return func(r *http.Request, u server.User, a server.Access) error {
+func adminsOr(operators *auth.TokenFile, others auth.Authorize) auth.Authorize {
+	admins := auth.AllowGroup(AdminGroup)
+	return func(r *http.Request, u auth.User, a auth.Access) error {
 		if operator, err := operators.Authenticate(r); err == nil && admins(r, operator, a) == nil {
 			return nil
 		}

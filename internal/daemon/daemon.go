@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -55,9 +56,9 @@ type service struct {
 	// called again later.
 	caChanged []func(*signer.CA) error
 	// operators are those of the token file.
-	operators *server.TokenFile
+	operators *auth.TokenFile
 	// byCertificate authenticates callers by client certificate; nil: callers need send none.
-	byCertificate server.Authenticate
+	byCertificate auth.Authenticate
 	// event creates an Event, if there is a cluster.
 	event func(kind, reason, message string)
 	// background functions run until their context ends. An error of one ends the program.
@@ -80,7 +81,7 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s := &service{
 		options: o, log: log, stdout: stdout, registry: registry,
-		event: func(string, string, string) {}, operators: &server.TokenFile{},
+		event: func(string, string, string) {}, operators: &auth.TokenFile{},
 		api: server.Server{
 			Advertise:  o.Advertise,
 			Version:    o.Version,

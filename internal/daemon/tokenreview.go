@@ -5,6 +5,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 )
 
 // reviewTokens answers kube-apiserver about the tokens of the store.
@@ -13,20 +14,20 @@ func (s *service) reviewTokens(dir datadir.Dir) error {
 	if err != nil {
 		return err
 	}
-	known, err := server.ParseTokenFile([]byte(bearer + ",kube-apiserver,\n"))
+	known, err := auth.ParseTokenFile([]byte(bearer + ",kube-apiserver,\n"))
 	if err != nil {
 		return fmt.Errorf("%s: %w", dir.Path(datadir.WebhookToken), err)
 	}
 	o := s.options.Webhook
-	var byCertificate server.Authenticate
+	var byCertificate auth.Authenticate
 	if o.ClientCAFile != "" {
 		pool, err := s.openPool("webhook-client-ca", "webhook-client-ca-file", o.ClientCAFile)
 		if err != nil {
 			return err
 		}
 		s.check("webhook-client-ca", usable(pool, "webhook-client-ca-file"))
-		byCertificate = server.ClientCertificate{CAs: pool.Get, Name: o.ClientName}.Remembering()
+		byCertificate = auth.ClientCertificate{CAs: pool.Get, Name: o.ClientName}.Remembering()
 	}
-	s.api.TokenReview = &server.TokenReview{Authenticate: server.HeaderOrCertificate(known.Authenticate, byCertificate), Audiences: o.Audiences}
+	s.api.TokenReview = &server.TokenReview{Authenticate: auth.HeaderOrCertificate(known.Authenticate, byCertificate), Audiences: o.Audiences}
 	return nil
 }

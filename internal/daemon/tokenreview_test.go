@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -46,19 +46,19 @@ func TestReviewerIsKnownByHeaderOrCertificate(t *testing.T) {
 		}
 		byCertificate := error(nil)
 		if options.Webhook.ClientCAFile == "" {
-			byCertificate = server.ErrNoCredentials
+			byCertificate = auth.ErrNoCredentials
 		}
 		for _, test := range []struct {
 			name, header string
 			certificate  bool
 			want         error
 		}{
-			{name: "nothing", want: server.ErrNoCredentials},
+			{name: "nothing", want: auth.ErrNoCredentials},
 			{name: "its bearer token", header: "Bearer " + bearer},
 			{name: "its certificate", certificate: true, want: byCertificate},
 			{name: "both", header: "Bearer " + bearer, certificate: true},
-			{name: "another bearer token beside its certificate", header: "Bearer x" + bearer, certificate: true, want: server.ErrBadCredentials},
-			{name: "another header beside its certificate", header: "Basic YTpi", certificate: true, want: server.ErrBadCredentials},
+			{name: "another bearer token beside its certificate", header: "Bearer x" + bearer, certificate: true, want: auth.ErrBadCredentials},
+			{name: "another header beside its certificate", header: "Basic YTpi", certificate: true, want: auth.ErrBadCredentials},
 		} {
 			r := httptest.NewRequestWithContext(t.Context(), "POST", "/", nil)
 			if test.header != "" {

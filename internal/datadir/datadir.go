@@ -18,7 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/owned"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -103,7 +103,7 @@ func (d Dir) AdminBearer(group string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("operators: %w", err)
 	}
-	if _, err := server.ParseTokenFile(content); err != nil {
+	if _, err := auth.ParseTokenFile(content); err != nil {
 		return "", fmt.Errorf("operators: %s: %w", file, err)
 	}
 	rows := csv.NewReader(bytes.NewReader(content))

@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -44,13 +45,13 @@ func newServer(t *testing.T) (server.Server, *boltstore.Store, *signer.CA) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	operators, err := server.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n"))
+	operators, err := auth.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return server.Server{
 		Tokens: store, Claims: store.Claims(), ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Advertise: "join.example.com:9443", Authenticate: operators.Authenticate, Authorize: server.AllowGroup("kubejoin:admins"),
+		Advertise: "join.example.com:9443", Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins"),
 	}, store, ca
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/metrics"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -56,19 +56,19 @@ type Tokens struct {
 
 // A verdict is whose token it is, or why it is nobody's.
 type verdict struct {
-	user server.User
+	user auth.User
 	why  string
 }
 
-// Authenticate is a [server.Authenticate]. A token that has the form of a bootstrap token is refused
+// Authenticate is an [auth.Authenticate]. A token that has the form of a bootstrap token is refused
 // and shown to nobody: it would be a machine's.
-func (t *Tokens) Authenticate(r *http.Request) (server.User, error) {
-	bearer, err := server.Bearer(r)
+func (t *Tokens) Authenticate(r *http.Request) (auth.User, error) {
+	bearer, err := auth.Bearer(r)
 	if err != nil {
-		return server.User{}, err
+		return auth.User{}, err
 	}
 	if _, err := tokens.Parse(bearer); err == nil || errors.Is(err, tokens.ErrPublicExample) {
-		return server.User{}, fmt.Errorf("%w: a bootstrap token, which is for machines that join", server.ErrBadCredentials)
+		return auth.User{}, fmt.Errorf("%w: a bootstrap token, which is for machines that join", auth.ErrBadCredentials)
 	}
 	t.once.Do(func() {
 		t.answers = newAnswers[verdict](TokenAge, BadTokenAge, timeoutOr(t.Timeout))
@@ -81,9 +81,9 @@ func (t *Tokens) Authenticate(r *http.Request) (server.User, error) {
 	})
 	switch {
 	case err != nil:
-		return server.User{}, fmt.Errorf("TokenReview: %w", err)
+		return auth.User{}, fmt.Errorf("TokenReview: %w", err)
 	case !yes:
-		return server.User{}, fmt.Errorf("%w: TokenReview: %s", server.ErrBadCredentials, v.why)
+		return auth.User{}, fmt.Errorf("%w: TokenReview: %s", auth.ErrBadCredentials, v.why)
 	}
 	return v.user, nil
 }
@@ -119,7 +119,7 @@ func (t *Tokens) review(ctx context.Context, bearer string) (v verdict, yes bool
 	case status.User.Username == "":
 		return v, false, errors.New("the API server says yes, and not to whom")
 	}
-	v.user = server.User{Name: status.User.Username, UID: status.User.UID, Groups: status.User.Groups}
+	v.user = auth.User{Name: status.User.Username, UID: status.User.UID, Groups: status.User.Groups}
 	if len(status.User.Extra) > 0 {
 		v.user.Extra = make(map[string][]string, len(status.User.Extra))
 		for k, values := range status.User.Extra {

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/prometheus/client_golang/prometheus"
 	authorization "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,8 +47,8 @@ type Permissions struct {
 // authenticated is the group in which an API server has all users.
 const authenticated = "system:authenticated"
 
-// Authorize is a [server.Authorize].
-func (p *Permissions) Authorize(r *http.Request, u server.User, a server.Access) error {
+// Authorize is an [auth.Authorize].
+func (p *Permissions) Authorize(r *http.Request, u auth.User, a auth.Access) error {
 	p.once.Do(func() {
 		p.answers = newAnswers[string](PermissionAge, NoPermissionAge, timeoutOr(p.Timeout))
 		p.reviews = counter(p.Registerer)
@@ -67,13 +67,13 @@ func (p *Permissions) Authorize(r *http.Request, u server.User, a server.Access)
 	case err != nil:
 		return fmt.Errorf("SubjectAccessReview: %w", err)
 	case !yes:
-		return fmt.Errorf("%w: SubjectAccessReview: user %q may not %s%s", server.ErrForbidden, u.Name, a, why)
+		return fmt.Errorf("%w: SubjectAccessReview: user %q may not %s%s", auth.ErrForbidden, u.Name, a, why)
 	}
 	return nil
 }
 
 // question is what is asked about a user.
-func question(u server.User, a server.Access) authorization.SubjectAccessReviewSpec {
+func question(u auth.User, a auth.Access) authorization.SubjectAccessReviewSpec {
 	resource, subresource, _ := strings.Cut(a.Resource, "/")
 	spec := authorization.SubjectAccessReviewSpec{
 		User: u.Name, UID: u.UID, Groups: slices.Clone(u.Groups),

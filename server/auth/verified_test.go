@@ -1,7 +1,9 @@
-package server_test
+package auth_test
 
 import (
 	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -15,8 +17,40 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 )
+
+// certificate is a client certificate, of an issuer or self-signed.
+func certificate(t *testing.T, name string, issuer *tls.Certificate, usage x509.ExtKeyUsage) *tls.Certificate {
+	t.Helper()
+	return issued(t, &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name, Organization: []string{"kubeadm:cluster-admins"}},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{usage}, BasicConstraintsValid: true, IsCA: issuer == nil, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}, issuer)
+}
+
+// issued is a certificate with a new key. Nil is an issuer that is the certificate itself.
+func issued(t *testing.T, template *x509.Certificate, issuer *tls.Certificate) *tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent, signer := template, any(key)
+	if issuer != nil {
+		parent, signer = issuer.Leaf, issuer.PrivateKey
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
+}
 
 // What is remembered of a client certificate changes nothing of what it is good for.
 func TestRememberedClientCertificate(t *testing.T) {
@@ -29,9 +63,9 @@ func TestRememberedClientCertificate(t *testing.T) {
 			return pool
 		}
 		pool := poolOf(ca)
-		way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
+		way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
 		remembering := way.Remembering()
-		ask := func(authenticate server.Authenticate, shown ...*x509.Certificate) error {
+		ask := func(authenticate auth.Authenticate, shown ...*x509.Certificate) error {
 			user, err := authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
 			if err == nil && user.Name != shown[0].Subject.CommonName {
 				t.Errorf("known as %s", user.Name)
@@ -46,7 +80,7 @@ func TestRememberedClientCertificate(t *testing.T) {
 		}
 		bad := func(what string, err error) {
 			t.Helper()
-			if !errors.Is(err, server.ErrBadCredentials) {
+			if !errors.Is(err, auth.ErrBadCredentials) {
 				t.Errorf("%s: %v, want it refused", what, err)
 			}
 		}
@@ -87,7 +121,7 @@ func TestRefusesRememberedClientCertificateBeforeItIsValid(t *testing.T) {
 	shown := []*x509.Certificate{certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
-	var known server.Verified
+	var known auth.Verified
 	if err := known.Verify(shown, pool, time.Now()); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +145,7 @@ func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 	leaf := certificate(t, "system:node:worker-1", inner, x509.ExtKeyUsageClientAuth)
 	pool := x509.NewCertPool()
 	pool.AddCert(root.Leaf)
-	way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
+	way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
 	for _, test := range []struct {
 		name  string
 		shown []*tls.Certificate
@@ -125,13 +159,13 @@ func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 		{"a part of it", []*tls.Certificate{leaf, inner}, false},
 		{"five", []*tls.Certificate{leaf, inner, outer, root, root}, false},
 	} {
-		for _, authenticate := range []server.Authenticate{way.Authenticate, way.Remembering()} {
+		for _, authenticate := range []auth.Authenticate{way.Authenticate, way.Remembering()} {
 			var shown []*x509.Certificate
 			for _, c := range test.shown {
 				shown = append(shown, c.Leaf)
 			}
 			_, err := authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
-			if (err == nil) != test.good || err != nil && !errors.Is(err, server.ErrBadCredentials) {
+			if (err == nil) != test.good || err != nil && !errors.Is(err, auth.ErrBadCredentials) {
 				t.Errorf("%s: %v, good is to be %v", test.name, err, test.good)
 			}
 		}
@@ -152,10 +186,10 @@ func TestErrorOfClientCertificateHoldsNoPartOfAToken(t *testing.T) {
 	for n := 100; n < 300; n += 7 {
 		leaf := template(2)
 		leaf.DNSNames = []string{strings.Repeat("abcdef0.", n/8) + strings.Repeat("a", n%8) + "8w4usg.qwertzuiopasdfgh"}
-		_, err := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate(&http.Request{TLS: &tls.ConnectionState{
+		_, err := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate(&http.Request{TLS: &tls.ConnectionState{
 			PeerCertificates: []*x509.Certificate{issued(t, leaf, inner).Leaf, inner.Leaf},
 		}})
-		if !errors.Is(err, server.ErrBadCredentials) || strings.Contains(err.Error(), "8w4usg.q") {
+		if !errors.Is(err, auth.ErrBadCredentials) || strings.Contains(err.Error(), "8w4usg.q") {
 			t.Errorf("after %d: %v", n, err)
 		}
 	}
@@ -179,8 +213,8 @@ func TestUsesNoKeyThatNoCASigned(t *testing.T) {
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
-	way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
-	if _, err := way.Authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}}); !errors.Is(err, server.ErrBadCredentials) {
+	way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
+	if _, err := way.Authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}}); !errors.Is(err, auth.ErrBadCredentials) {
 		t.Error(err)
 	}
 }
@@ -193,8 +227,8 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 		client := certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf
 		pool := x509.NewCertPool()
 		pool.AddCert(ca.Leaf)
-		way := server.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
-		remembering, known := server.RememberingIn(way)
+		way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
+		remembering, known := auth.RememberingIn(way)
 		ask := func(shown ...*x509.Certificate) error {
 			_, err := remembering(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
 			return err
@@ -203,7 +237,7 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 		unlike := *client
 		unlike.Signature = []byte{1}
 		first := ask(&unlike)
-		if !errors.Is(first, server.ErrBadCredentials) {
+		if !errors.Is(first, auth.ErrBadCredentials) {
 			t.Fatal(first)
 		}
 		if unknown := (x509.UnknownAuthorityError{}); errors.As(first, &unknown) {
@@ -230,7 +264,7 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 		for i := range 5000 {
 			stranger := x509.Certificate{Raw: []byte(strconv.Itoa(i))}
 			err := ask(&stranger)
-			if !errors.Is(err, server.ErrBadCredentials) {
+			if !errors.Is(err, auth.ErrBadCredentials) {
 				t.Fatal(err)
 			}
 		}

@@ -9,8 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/kubeauth"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -54,7 +54,7 @@ func TestAnswersOfTheAPIServerCountBriefly(t *testing.T) {
 				for what, ask := range map[string]func() error{
 					"a token": func() error { _, err := known.Authenticate(request(t.Context(), bearer)); return err },
 					"a permission": func() error {
-						return permissions.Authorize(request(t.Context(), bearer), server.User{Name: "ada"}, server.Access{Verb: "get", Resource: "tokens"})
+						return permissions.Authorize(request(t.Context(), bearer), auth.User{Name: "ada"}, auth.Access{Verb: "get", Resource: "tokens"})
 					},
 				} {
 					yes, asked = test.yes, 0

@@ -15,7 +15,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/kubeauth"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -115,11 +116,11 @@ func TestTokens(t *testing.T) {
 		{name: "good", status: yes("kubejoin")},
 		{name: "good for others, too", status: yes("other", "kubejoin")},
 		{name: "one of ours", audiences: []string{"a", "b"}, status: yes("b")},
-		{name: "no audiences, by one that knows none", status: yes(), err: server.ErrBadCredentials},
-		{name: "other audiences", status: yes("https://kubernetes.default.svc"), err: server.ErrBadCredentials},
-		{name: "usual audience where others are asked for", audiences: []string{"a"}, status: yes("kubejoin"), err: server.ErrBadCredentials},
-		{name: "no", status: authenticationv1.TokenReviewStatus{Error: "bad " + bearer}, err: server.ErrBadCredentials},
-		{name: "no, with a user and audiences", status: authenticationv1.TokenReviewStatus{User: ada, Audiences: []string{"kubejoin"}}, err: server.ErrBadCredentials},
+		{name: "no audiences, by one that knows none", status: yes(), err: auth.ErrBadCredentials},
+		{name: "other audiences", status: yes("https://kubernetes.default.svc"), err: auth.ErrBadCredentials},
+		{name: "usual audience where others are asked for", audiences: []string{"a"}, status: yes("kubejoin"), err: auth.ErrBadCredentials},
+		{name: "no", status: authenticationv1.TokenReviewStatus{Error: "bad " + bearer}, err: auth.ErrBadCredentials},
+		{name: "no, with a user and audiences", status: authenticationv1.TokenReviewStatus{User: ada, Audiences: []string{"kubejoin"}}, err: auth.ErrBadCredentials},
 		{name: "yes to nobody", status: authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: []string{"kubejoin"}}, other: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -128,13 +129,13 @@ func TestTokens(t *testing.T) {
 			user, err := known.Authenticate(request(t.Context(), bearer))
 			switch {
 			case test.other:
-				if err == nil || errors.Is(err, server.ErrBadCredentials) || errors.Is(err, server.ErrNoCredentials) {
+				if err == nil || errors.Is(err, auth.ErrBadCredentials) || errors.Is(err, auth.ErrNoCredentials) {
 					t.Errorf("%+v %v", user, err)
 				}
 			case !errors.Is(err, test.err):
 				t.Errorf("%+v %v, want %v", user, err, test.err)
 			case test.err == nil:
-				want := server.User{Name: "ada", UID: "1", Groups: ada.Groups, Extra: map[string][]string{"authentication.kubernetes.io/credential-id": {"JTI=1"}}}
+				want := auth.User{Name: "ada", UID: "1", Groups: ada.Groups, Extra: map[string][]string{"authentication.kubernetes.io/credential-id": {"JTI=1"}}}
 				if !reflect.DeepEqual(user, want) {
 					t.Errorf("%+v, want %+v", user, want)
 				}
@@ -174,13 +175,13 @@ func TestTokensNotShown(t *testing.T) {
 		r    *http.Request
 		want error
 	}{
-		"nothing":           {request(t.Context(), ""), server.ErrNoCredentials},
-		"empty":             {request(t.Context(), " "), server.ErrBadCredentials},
-		"another scheme":    {basic, server.ErrBadCredentials},
-		"two":               {two, server.ErrBadCredentials},
-		"too long":          {request(t.Context(), strings.Repeat("a", server.MaxBearer+1)), server.ErrBadCredentials},
-		"a bootstrap token": {request(t.Context(), tokens.Generate().Reveal()), server.ErrBadCredentials},
-		"a published one":   {request(t.Context(), "abcdef.0123456789abcdef"), server.ErrBadCredentials},
+		"nothing":           {request(t.Context(), ""), auth.ErrNoCredentials},
+		"empty":             {request(t.Context(), " "), auth.ErrBadCredentials},
+		"another scheme":    {basic, auth.ErrBadCredentials},
+		"two":               {two, auth.ErrBadCredentials},
+		"too long":          {request(t.Context(), strings.Repeat("a", auth.MaxBearer+1)), auth.ErrBadCredentials},
+		"a bootstrap token": {request(t.Context(), tokens.Generate().Reveal()), auth.ErrBadCredentials},
+		"a published one":   {request(t.Context(), "abcdef.0123456789abcdef"), auth.ErrBadCredentials},
 	} {
 		if _, err := known.Authenticate(test.r); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
@@ -189,7 +190,7 @@ func TestTokensNotShown(t *testing.T) {
 	if l.count() != 0 {
 		t.Errorf("asked %d times", l.count())
 	}
-	if _, err := known.Authenticate(request(t.Context(), strings.Repeat("a", server.MaxBearer))); err != nil || l.count() != 1 {
+	if _, err := known.Authenticate(request(t.Context(), strings.Repeat("a", auth.MaxBearer))); err != nil || l.count() != 1 {
 		t.Errorf("the longest: %v, asked %d times", err, l.count())
 	}
 }
@@ -212,17 +213,17 @@ func TestPermissions(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			l := &liar{access: func(r *authorization.SubjectAccessReview) { r.Status = test.status }}
 			p := &kubeauth.Permissions{Client: l.client(t)}
-			user := server.User{Name: "ada", UID: "1", Groups: []string{"dev"}, Extra: map[string][]string{"k": {"v"}}}
-			ask := func(u server.User, a server.Access) string {
+			user := auth.User{Name: "ada", UID: "1", Groups: []string{"dev"}, Extra: map[string][]string{"k": {"v"}}}
+			ask := func(u auth.User, a auth.Access) string {
 				switch err := p.Authorize(request(t.Context(), ""), u, a); {
 				case err == nil:
 					return "yes"
-				case errors.Is(err, server.ErrForbidden):
+				case errors.Is(err, auth.ErrForbidden):
 					return "no"
 				}
 				return "failed"
 			}
-			access := server.Access{Verb: "create", Resource: "tokens/groups", Name: "system:bootstrappers:foo"}
+			access := auth.Access{Verb: "create", Resource: "tokens/groups", Name: "system:bootstrappers:foo"}
 			for range 10 {
 				if got := ask(user, access); got != test.want {
 					t.Errorf("%s, want %s", got, test.want)
@@ -243,12 +244,12 @@ func TestPermissions(t *testing.T) {
 			}
 			// Nobody else has the answer, and nothing else.
 			before := l.count()
-			others := []server.User{{Name: "ada"}, {Name: "ada", UID: "2", Groups: user.Groups, Extra: user.Extra}, {Name: "ada", UID: "1", Groups: []string{"dev "}, Extra: user.Extra},
+			others := []auth.User{{Name: "ada"}, {Name: "ada", UID: "2", Groups: user.Groups, Extra: user.Extra}, {Name: "ada", UID: "1", Groups: []string{"dev "}, Extra: user.Extra},
 				{Name: "ada", UID: "1", Groups: user.Groups, Extra: map[string][]string{"k": {"v", ""}}}, {Name: "eve", UID: "1", Groups: user.Groups, Extra: user.Extra}}
 			for _, u := range others {
 				ask(u, access)
 			}
-			accesses := []server.Access{{Verb: "create", Resource: "tokens"}, {Verb: "create", Resource: "tokens/groups"}, {Verb: "update", Resource: "tokens/groups", Name: access.Name}, {Verb: "create", Resource: "tokens/groups", Name: access.Name, Group: "x"}}
+			accesses := []auth.Access{{Verb: "create", Resource: "tokens"}, {Verb: "create", Resource: "tokens/groups"}, {Verb: "update", Resource: "tokens/groups", Name: access.Name}, {Verb: "create", Resource: "tokens/groups", Name: access.Name, Group: "x"}}
 			for _, a := range accesses {
 				ask(user, a)
 			}
@@ -299,7 +300,7 @@ func TestUnavailable(t *testing.T) {
 			if took := time.Since(start); w.Code != wantToken || (w.Code == 503) != (w.Header().Get("Retry-After") != "") || strings.Contains(w.Body.String(), bearer) || took > 3*time.Second {
 				t.Errorf("token: %d %v %s after %s", w.Code, w.Header(), w.Body, took)
 			}
-			s.Authenticate = func(*http.Request) (server.User, error) { return server.User{Name: "ada"}, nil }
+			s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "ada"}, nil }
 			h = s.Handler()
 			if w := ask(); w.Code != wantPermission {
 				t.Errorf("permission: %d %s", w.Code, w.Body)
@@ -318,7 +319,7 @@ func TestUnavailable(t *testing.T) {
 			if _, err := known.Authenticate(request(t.Context(), bearer)); err != nil {
 				t.Errorf("token, after that: %v", err)
 			}
-			if err := permissions.Authorize(request(t.Context(), ""), server.User{Name: "ada"}, server.Access{Verb: "get", Resource: "tokens"}); err != nil {
+			if err := permissions.Authorize(request(t.Context(), ""), auth.User{Name: "ada"}, auth.Access{Verb: "get", Resource: "tokens"}); err != nil {
 				t.Errorf("permission, after that: %v", err)
 			}
 		})
@@ -351,15 +352,15 @@ func TestOnCluster(t *testing.T) {
 		t.Errorf("%+v %v", user, err)
 	}
 	for name, bearer := range map[string]string{"the API server's own audience": token(), "another audience": token("other"), "garbage": bearer} {
-		if user, err := known.Authenticate(request(ctx, bearer)); !errors.Is(err, server.ErrBadCredentials) {
+		if user, err := known.Authenticate(request(ctx, bearer)); !errors.Is(err, auth.ErrBadCredentials) {
 			t.Errorf("%s: %+v %v", name, user, err)
 		}
 	}
 	permissions := &kubeauth.Permissions{Client: client}
 	may := func(resource, name string) error {
-		return permissions.Authorize(request(ctx, ""), user, server.Access{Verb: "create", Resource: resource, Name: name})
+		return permissions.Authorize(request(ctx, ""), user, auth.Access{Verb: "create", Resource: resource, Name: name})
 	}
-	if err := may("tokens", ""); !errors.Is(err, server.ErrForbidden) {
+	if err := may("tokens", ""); !errors.Is(err, auth.ErrForbidden) {
 		t.Errorf("without rights: %v", err)
 	}
 	if _, err := client.RbacV1().ClusterRoles().Create(ctx, &rbac.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}, Rules: []rbac.PolicyRule{
@@ -389,7 +390,7 @@ func TestOnCluster(t *testing.T) {
 		t.Error(err)
 	}
 	for resource, name := range map[string]string{"tokens/groups": "system:bootstrappers:b", "tokens/unlimited": "", "tokens/roles": "control-plane"} {
-		if err := may(resource, name); !errors.Is(err, server.ErrForbidden) {
+		if err := may(resource, name); !errors.Is(err, auth.ErrForbidden) {
 			t.Errorf("%s %s: %v", resource, name, err)
 		}
 	}

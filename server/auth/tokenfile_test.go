@@ -1,4 +1,4 @@
-package server_test
+package auth_test
 
 import (
 	"net/http"
@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/server/auth"
 )
 
 func TestParseTokenFile(t *testing.T) {
@@ -26,7 +27,7 @@ func TestParseTokenFile(t *testing.T) {
 		{name: "open quote", file: token + `,ada,1,"a` + "\n", err: "line 1: extraneous"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f, err := server.ParseTokenFile([]byte(test.file))
+			f, err := auth.ParseTokenFile([]byte(test.file))
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) || strings.Contains(err.Error(), token) {
 					t.Fatalf("error %v, want %q and no token", err, test.err)
@@ -47,10 +48,35 @@ func TestParseTokenFile(t *testing.T) {
 			}
 		})
 	}
-	var zero server.TokenFile
+	var zero auth.TokenFile
 	r, _ := http.NewRequest("GET", "/", nil)
 	r.Header.Set("Authorization", "Bearer "+token)
 	if _, err := zero.Authenticate(r); err == nil {
 		t.Error("the zero TokenFile knows somebody")
 	}
+}
+
+func FuzzParseTokenFile(f *testing.F) {
+	f.Add([]byte("31ada4fd-adec-460c-809a-9e56ceb75269,ada,1,\"a,b\"\n"))
+	f.Add([]byte("# one\n\n31ada4fd-adec-460c-809a-9e56ceb75269, ada, ,\"a\n"))
+	f.Add([]byte("a,b\n\"\n"))
+	f.Add([]byte(strings.Repeat("\"\n", 10_000)))
+	f.Add([]byte(strings.Repeat(",", 100_000)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		fuzzing.Prompt(t, func() {
+			file, err := auth.ParseTokenFile(data)
+			if (file == nil) == (err == nil) {
+				t.Fatalf("file %v, error %v", file, err)
+			}
+			if err != nil {
+				return
+			}
+			for _, bearer := range []string{"", "Bearer", "Bearer ", "Bearer " + string(data), "Basic " + string(data)} {
+				r := &http.Request{Header: http.Header{"Authorization": {bearer}}}
+				if user, err := file.Authenticate(r); err == nil && len(strings.TrimSpace(strings.TrimPrefix(bearer, "Bearer"))) < auth.MinBearer {
+					t.Errorf("%q is %+v", bearer, user)
+				}
+			}
+		})
+	})
 }

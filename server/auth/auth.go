@@ -1,0 +1,115 @@
+package auth
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// A User is the sender of a request, in Kubernetes' terms.
+type User struct {
+	Name   string
+	UID    string
+	Groups []string
+	// Extra is what else an authenticator returned, for an Authorize that distinguishes users by it.
+	Extra map[string][]string
+}
+
+// ErrNoCredentials is the error of an Authenticate that found no credential in a request.
+var ErrNoCredentials = errors.New("no credentials")
+
+// ErrBadCredentials is the error of an Authenticate that does not accept the credential. The server counts it against the
+// client's address. Any other error means that the Authenticate could not decide: the server refuses the request with 503,
+// and the client may try again.
+var ErrBadCredentials = errors.New("credentials not accepted")
+
+// Authenticate returns the sender of a request. Its errors never hold a credential. The server does not call it for a client
+// that has sent too many bad credentials. Exempt are credentials that were accepted from the address before, if they are in
+// an Authorization header or a client certificate: the server sees no others.
+type Authenticate func(*http.Request) (User, error)
+
+// Access is one permission, in the terms of Kubernetes RBAC.
+type Access struct {
+	Verb     string // such as "create"
+	Resource string // such as "tokens", or with a subresource "tokens/groups", as RBAC's rules have it
+	Group    string // of the API; empty is kubejoin.io
+	Name     string // of one object; empty is every one
+}
+
+func (a Access) String() string {
+	s := a.Verb + " " + a.Resource + "." + cmp.Or(a.Group, "kubejoin.io")
+	if a.Name != "" {
+		s += " " + a.Name
+	}
+	return s
+}
+
+// ErrForbidden is the error of an Authorize that denies. Any other error means that it could not decide: the server refuses
+// the request with 503, and the client may try again.
+var ErrForbidden = errors.New("forbidden")
+
+// Authorize returns nil if the user has a permission. The server calls it for each Access that a request needs. A token that
+// may do more than "create tokens" covers needs a subresource for each of its liberties, for example "tokens/groups". An
+// Authorize that knows only "tokens" must deny those.
+type Authorize func(*http.Request, User, Access) error
+
+// AllowGroup returns an Authorize that allows the members of one group everything, and all others nothing.
+func AllowGroup(group string) Authorize {
+	return func(_ *http.Request, u User, _ Access) error {
+		if group != "" && slices.Contains(u.Groups, group) {
+			return nil
+		}
+		return fmt.Errorf("%w: only members of group %s may", ErrForbidden, group)
+	}
+}
+
+// MaxBearer is the most characters that a bearer token may have. Those of service accounts have
+// about a thousand.
+const MaxBearer = 8 << 10
+
+// Bearer is the bearer token of a request. The error wraps [ErrNoCredentials] if there is no
+// Authorization header, and [ErrBadCredentials] if what is there is of another scheme, empty, longer
+// than [MaxBearer], or not the only one.
+func Bearer(r *http.Request) (string, error) {
+	headers := r.Header.Values("Authorization")
+	if len(headers) == 0 {
+		return "", ErrNoCredentials
+	}
+	if len(headers) > 1 {
+		return "", fmt.Errorf("%w: %d Authorization headers given, want one", ErrBadCredentials, len(headers))
+	}
+	scheme, token := parseAuthorization(headers[0])
+	switch {
+	case scheme != "bearer":
+		return "", fmt.Errorf("%w: want the Bearer scheme", ErrBadCredentials)
+	case token == "":
+		return "", fmt.Errorf("%w: the bearer token is empty", ErrBadCredentials)
+	case len(token) > MaxBearer:
+		return "", fmt.Errorf("%w: the bearer token has %d characters, %d allowed", ErrBadCredentials, len(token), MaxBearer)
+	}
+	return token, nil
+}
+
+// parseAuthorization splits an Authorization header. Schemes have no case (RFC 9110, section 11.1): it is a lower one.
+func parseAuthorization(header string) (scheme, credentials string) {
+	scheme, credentials, _ = strings.Cut(header, " ")
+	return strings.ToLower(scheme), strings.TrimSpace(credentials)
+}
+
+// Credential returns the credential of a request: scheme and credentials of its Authorization header, in one spelling, or
+// else its client certificate. It is empty without either, and for a header that no route accepts.
+func Credential(r *http.Request) string {
+	if given := r.Header.Values("Authorization"); len(given) > 0 {
+		if scheme, credentials := parseAuthorization(given[0]); len(given) == 1 && credentials != "" {
+			return scheme + " " + credentials
+		}
+		return ""
+	}
+	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		return string(r.TLS.PeerCertificates[0].Raw)
+	}
+	return ""
+}
