@@ -627,7 +627,7 @@ func TestCertificateOnceForMany(t *testing.T) {
 // In the process whoever has the authority is the one who approves.
 func TestCertificateInProcess(t *testing.T) {
 	s, kept := certifying(t)
-	c := client.InProcess(server.Server{Tokens: s.store, ClusterInfo: s.ClusterInfo, Certificates: s.Certificates})
+	c := client.InProcess(server.Server{Tokens: s.store, ClusterInfo: s.ClusterInfo, Certificates: s.Certificates}.InProcess())
 	if _, err := c.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner}); err != nil {
 		t.Fatal(err)
 	}

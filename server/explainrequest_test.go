@@ -18,14 +18,14 @@ import (
 
 func TestExplainRequestRefused(t *testing.T) {
 	s := newSite(t)
-	s.ExplainRequest = func(_ context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+	s.ExplainRequest = func(_ context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		switch {
 		case object != nil:
-			return explain.OfRequest(approval.Request{Name: object.Name}, explain.StatusPending, errors.New("unread"), nil), nil
+			return explain.OfRequest(approval.Request{Name: object.Name}, api.RequestPending, errors.New("unread"), nil), nil
 		case name == "away":
-			return explain.RequestExplanation{}, errors.New("dial tcp 192.0.2.1:6443: no route to host")
+			return api.RequestExplanation{}, errors.New("dial tcp 192.0.2.1:6443: no route to host")
 		}
-		return explain.RequestExplanation{}, fmt.Errorf("certificate request %s: %w", name, tokens.ErrNotFound)
+		return api.RequestExplanation{}, fmt.Errorf("certificate request %s: %w", name, tokens.ErrNotFound)
 	}
 	s.start(t)
 	bare := newSite(t)
@@ -75,8 +75,8 @@ func TestExplainRequestRefused(t *testing.T) {
 // Who may ask for explanations learns nothing of what people of his choice are permitted.
 func TestExplainsNoInventedRequester(t *testing.T) {
 	s := newSite(t)
-	s.ExplainRequest = func(_ context.Context, _ string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
-		return explain.OfRequest(approval.Request{Name: object.Name}, explain.StatusPending, errors.New("unread"), nil), nil
+	s.ExplainRequest = func(_ context.Context, _ string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
+		return explain.OfRequest(approval.Request{Name: object.Name}, api.RequestPending, errors.New("unread"), nil), nil
 	}
 	var asked []auth.Access
 	s.Authenticate = func(r *http.Request) (auth.User, error) {

@@ -16,14 +16,14 @@ import (
 )
 
 // explained is what a cluster says in these tests.
-func explained(_ context.Context, node string) (explain.Explanation, error) {
+func explained(_ context.Context, node string) (api.NodeExplanation, error) {
 	if node == "away" {
-		return explain.Explanation{}, errors.New("dial tcp 192.0.2.1:6443: no route to host")
+		return api.NodeExplanation{}, errors.New("dial tcp 192.0.2.1:6443: no route to host")
 	}
 	asked := time.Date(2025, 3, 14, 15, 9, 26, 0, time.UTC)
-	return explain.Explain(explain.Facts{Node: node, Requests: []explain.Request{{
+	return explain.Explain(explain.Facts{Node: node, Requests: []api.RequestEvidence{{
 		Name: "csr-1", UID: "u", Signer: "kubernetes.io/kube-apiserver-client-kubelet", User: "system:bootstrap:abcdef", Created: asked,
-		Denied: &explain.Condition{Reason: "TokenSpent", Message: "token abcdef was for 1 node and worker-3 took it", At: asked},
+		Denied: &api.RequestCondition{Reason: "TokenSpent", Message: "token abcdef was for 1 node and worker-3 took it", At: asked},
 	}}}, asked.Add(40*time.Second)), nil
 }
 

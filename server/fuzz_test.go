@@ -17,7 +17,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
@@ -70,7 +69,7 @@ func FuzzTokens(f *testing.F) {
 		{"DELETE", "/v1/claim/worker-1", api.KindClaim},
 		{"GET", "/v1/issued", api.KindIssuanceEntryList},
 		{"GET", "/v1/issued/1f", api.KindIssuanceEntry},
-		{"POST", "/v1/explain", explain.RequestKind},
+		{"POST", "/v1/explain", api.KindRequestExplanation},
 	}
 	for i := range routes {
 		f.Add(byte(i), "", []byte(`{}`))
@@ -82,9 +81,9 @@ func FuzzTokens(f *testing.F) {
 	f.Add(byte(len(routes)-1), "csr=x", []byte(`{"object": {"apiVersion": "certificates.k8s.io/v1", "status": {"conditions": [null]}}}`))
 	s := newSite(f)
 	s.Advertise, s.Claims, s.Issued, s.Logger = "127.0.0.1:9443", s.store.Claims(), boltrecord.New(s.store.Issued()), slog.New(slog.DiscardHandler)
-	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
-			return explain.RequestExplanation{}, tokens.ErrNotFound
+			return api.RequestExplanation{}, tokens.ErrNotFound
 		}
 		return kube.Requests{Authority: func() (*signer.Authority, error) { return &signer.Authority{}, nil }}.Explain(ctx, name, object)
 	}

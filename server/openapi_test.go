@@ -16,7 +16,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/openapicheck"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
@@ -271,7 +270,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 // shown are the objects of answers, by the name of their schema. Those in them are found from there.
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
-	"CABundle": api.CABundle{}, "Explanation": explain.Explanation{}, "RequestExplanation": explain.RequestExplanation{},
+	"CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": server.Version{}, "Problem": api.Problem{},
 }
 

@@ -9,15 +9,12 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// MaxPage is the most items of a page.
-const MaxPage = 1000
-
 // page is the part of a list that is asked for, and the Continue of the one behind it. The list is
 // in the order of its keys, and what continues it is the last key that was shown: what comes and
 // goes meanwhile neither repeats nor hides anything else. Without a limit it is all that is left.
 func page[T any](list []T, kind string, key func(T) string, asked api.ListPage) (part []T, next string, err error) {
-	if asked.Limit < 0 || asked.Limit > MaxPage {
-		return nil, "", badField("limit", "%d given, want 1 to %d", asked.Limit, MaxPage)
+	if asked.Limit < 0 || asked.Limit > api.MaxPage {
+		return nil, "", badField("limit", "%d given, want 1 to %d", asked.Limit, api.MaxPage)
 	}
 	if asked.Continue != "" {
 		last, known := readCursor(kind, asked.Continue)

@@ -267,7 +267,7 @@ func TestUserRate(t *testing.T) {
 		t.Errorf("the log does not say it:\n%s", said)
 	}
 	s.Registerer = nil
-	in := client.InProcess(s.Server)
+	in := client.InProcess(s.Server.InProcess())
 	for range 5 {
 		if _, err := in.PrintJoinCommand(t.Context(), api.PrintJoinCommand{}); err != nil {
 			t.Errorf("in process: %v", err)

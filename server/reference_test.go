@@ -183,11 +183,11 @@ func TestReferenceLines(t *testing.T) {
 	s.Issued = boltrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record = boltrecord.New(s.store.Issued())
 	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
-	s.Explain = func(_ context.Context, node string) (explain.Explanation, error) {
+	s.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
 		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil
 	}
-	s.ExplainRequest = func(_ context.Context, name string, _ *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
-		return explain.OfRequest(approval.Request{Name: name}, explain.StatusPending, errors.New("the request is no PKCS 10"), nil), nil
+	s.ExplainRequest = func(_ context.Context, name string, _ *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
+		return explain.OfRequest(approval.Request{Name: name}, api.RequestPending, errors.New("the request is no PKCS 10"), nil), nil
 	}
 	s.start(t)
 	folder := t.TempDir()

@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	kjson "sigs.k8s.io/json"
 )
@@ -237,7 +238,7 @@ func known(fields []requestField) string {
 // an empty list of the names that a token is for, as of a variable that is not set, would be any
 // name. Only a description may be empty, and groups, without which a token is good for less.
 func (f requestField) check() error {
-	most, usual := MaxPage, "the default"
+	most, usual := api.MaxPage, "the default"
 	if f.name == "maxNodes" {
 		most, usual = tokens.MaxNodes, "any number"
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -57,9 +56,9 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.Issued, s.Certificates.Authority.Record = boltrecord.New(s.store.Issued()), boltrecord.New(s.store.Issued())
 	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
 	s.Explain = explained
-	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
-			return explain.RequestExplanation{}, tokens.ErrNotFound
+			return api.RequestExplanation{}, tokens.ErrNotFound
 		}
 		return kube.Requests{Authority: func() (*signer.Authority, error) { return &signer.Authority{}, nil }}.Explain(ctx, name, object)
 	}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
@@ -66,12 +66,12 @@ type Server struct {
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
 	// Explain says why a machine of that name has or has not joined, usually by the Reader of
 	// package server/explain/kube. Nil is where there is no cluster, and no /v1/explain.
-	Explain func(ctx context.Context, node string) (explain.Explanation, error)
+	Explain func(ctx context.Context, node string) (api.NodeExplanation, error)
 	// ExplainRequest says what would be done about a certificate request and why: about the one of
 	// that name, or about the object if one is given. The error wraps tokens.ErrNotFound if there
 	// is none of that name. It is usually Requests of package server/explain/kube; nil is where
 	// there is no cluster.
-	ExplainRequest func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error)
+	ExplainRequest func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
 	// Warnings are what whoever makes that token should know, in words: that nothing is at work
 	// which would hold anybody to its limits, that the CA is near its end, and the like. Nil is
 	// nothing.
@@ -183,4 +183,16 @@ func (s Server) Handler() http.Handler {
 	}
 	h.nobody = tokens.Record{Token: tokens.Generate()}
 	return h.router()
+}
+
+// InProcess makes the handler for a client in this process that may do everything, as package server/client's InProcess asks it:
+// it authenticates and authorizes nobody, and has no rates and no limit on tokens. What fails says why in full, as with
+// ShowCauses. Never serve it.
+func (s Server) InProcess() http.Handler {
+	s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "in process"}, nil }
+	s.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
+	s.ClientRate, s.UserRate = Rate{QPS: -1}, Rate{QPS: -1}
+	s.UserTokens = -1
+	s.ShowCauses = true
+	return s.Handler()
 }

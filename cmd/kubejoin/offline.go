@@ -142,7 +142,7 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 	}
 	store := &single{}
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
-	c := client.InProcess(server.Server{Tokens: store, ClusterInfo: info})
+	c := client.InProcess(server.Server{Tokens: store, ClusterInfo: info}.InProcess())
 	if p.Token, err = c.CreateToken(ctx, asked); err != nil {
 		return p, explain(err)
 	}

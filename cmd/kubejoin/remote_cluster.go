@@ -81,7 +81,7 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		s.Claims = claims
 	}
 	// Who may do what, the API server decides.
-	asks := client.InProcess(s)
+	asks := client.InProcess(s.InProcess())
 	asks.URL = config.Host // for messages
 	return &remote{Client: asks, cluster: &onKubeconfig{clientset, store}}, stop, nil
 }

@@ -49,7 +49,7 @@ func mint(ctx context.Context, cluster kubernetes.Interface, node string) (strin
 	if err != nil {
 		return "", err
 	}
-	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: configmap.Open(ctx, cluster)})
+	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: configmap.Open(ctx, cluster)}.InProcess())
 	line, err := kubejoin.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{TTL: "2h", MaxNodes: 1, NodeNames: []string{node}}})
 	return line.Reveal(), err
 }

@@ -49,7 +49,7 @@ func main() {
 // mint makes a token for one node of that name. One that no command can be made of is not left
 // behind.
 func mint(ctx context.Context, store tokens.Store, info server.ClusterInfo, endpoint, node, ttl string) (string, error) {
-	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: info, Advertise: endpoint})
+	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: info, Advertise: endpoint}.InProcess())
 	line, err := kubejoin.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{
 		TTL: ttl, MaxNodes: 1, NodeNames: []string{node}, Description: "minted by the example mint-token",
 	}})

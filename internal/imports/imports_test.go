@@ -43,6 +43,18 @@ var arrows = []struct {
 		below(module + "server"), "cmd/kubejoin",
 	},
 	{
+		"of the server its wire types alone",
+		[]string{"server/client"},
+		func(imported string) bool { return below(module+"server")(imported) && imported != module+"server/api" },
+		"cmd/kubejoin",
+	},
+	{
+		"not the server that calls it",
+		[]string{"server/auth/..."},
+		func(imported string) bool { return imported == module+"server" },
+		"cmd/kubejoin",
+	},
+	{
 		"no signer",
 		[]string{"tokens/...", "clusterinfo/..."},
 		below(module + "signer"), "server",

@@ -76,6 +76,9 @@ type TokenList struct {
 	Continue string `json:"continue,omitempty"`
 }
 
+// MaxPage is the most items of a page.
+const MaxPage = 1000
+
 // ListPage asks for a part of a list of tokens or claims. What is there from the first page to the
 // last is on one of them, once, whatever comes and goes meanwhile.
 type ListPage struct {

@@ -12,7 +12,7 @@ import (
 // names that turned out empty is not.
 func TestZeroRequests(t *testing.T) {
 	s, _, _ := newServer(t)
-	c := client.InProcess(s)
+	c := client.InProcess(s.InProcess())
 	ctx := t.Context()
 	made, err := c.CreateToken(ctx, api.CreateToken{})
 	if err != nil {
@@ -57,7 +57,7 @@ func TestZeroRequests(t *testing.T) {
 func TestInProcessCountsNoTokens(t *testing.T) {
 	s, _, _ := newServer(t)
 	s.UserTokens = 1
-	c := client.InProcess(s)
+	c := client.InProcess(s.InProcess())
 	for range 2 {
 		made, err := c.CreateToken(t.Context(), api.CreateToken{})
 		if err != nil {

@@ -51,5 +51,5 @@ func exampleClient() *client.Client {
 	}
 	return client.InProcess(server.Server{
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-	})
+	}.InProcess())
 }

@@ -6,19 +6,18 @@ import (
 	"net/url"
 
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/explain"
 )
 
 // Explain says why a machine of that name has or has not joined.
-func (c *Client) Explain(ctx context.Context, node string) (explain.Explanation, error) {
-	var e explain.Explanation
+func (c *Client) Explain(ctx context.Context, node string) (api.NodeExplanation, error) {
+	var e api.NodeExplanation
 	err := c.do(ctx, http.MethodGet, "/v1/explain/"+url.PathEscape(node), nil, &e)
 	return e, err
 }
 
 // ExplainRequest says what would be done about a certificate request, and why.
-func (c *Client) ExplainRequest(ctx context.Context, asked api.ExplainRequest) (explain.RequestExplanation, error) {
-	var e explain.RequestExplanation
+func (c *Client) ExplainRequest(ctx context.Context, asked api.ExplainRequest) (api.RequestExplanation, error) {
+	var e api.RequestExplanation
 	err := c.do(ctx, http.MethodPost, "/v1/explain", asked, &e)
 	return e, err
 }

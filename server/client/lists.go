@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
@@ -57,7 +56,7 @@ func (c *Client) ClaimsPage(ctx context.Context, asked api.ListPage) (api.ClaimL
 func (c *Client) pages(get func(api.ListPage) (next string, err error)) error {
 	at := ""
 	for {
-		next, err := get(api.ListPage{Limit: server.MaxPage, Continue: at})
+		next, err := get(api.ListPage{Limit: api.MaxPage, Continue: at})
 		if err != nil || next == "" {
 			return err
 		}

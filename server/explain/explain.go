@@ -13,13 +13,15 @@ import (
 
 // Explain says why a machine of the name has or has not joined as of the time now. Of several
 // requests the newest decides, the older ones are counted.
-func Explain(f Facts, now time.Time) Explanation {
+func Explain(f Facts, now time.Time) api.NodeExplanation {
 	v := &view{Facts: f, now: now}
-	v.e = Explanation{APIVersion: api.Version, Kind: Kind, Node: f.Node, Unread: slices.Clone(f.Unread)}
-	slices.SortFunc(v.e.Unread, func(a, b Unread) int { return cmp.Compare(a.Fact, b.Fact) })
+	v.e = api.NodeExplanation{APIVersion: api.Version, Kind: api.KindNodeExplanation, Node: f.Node, Unread: slices.Clone(f.Unread)}
+	slices.SortFunc(v.e.Unread, func(a, b api.UnreadFact) int { return cmp.Compare(a.Fact, b.Fact) })
 
 	newest := slices.Clone(f.Requests)
-	slices.SortFunc(newest, func(a, b Request) int { return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(b.Name, a.Name)) })
+	slices.SortFunc(newest, func(a, b api.RequestEvidence) int {
+		return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(b.Name, a.Name))
+	})
 	for _, r := range newest {
 		switch {
 		case r.Signer == servingSigner:
@@ -29,13 +31,13 @@ func Explain(f Facts, now time.Time) Explanation {
 			continue
 		}
 		v.client = append(v.client, r)
-		if refusal, _ := r.refused(); refusal != nil {
+		if refusal, _ := refusalOf(r); refusal != nil {
 			v.e.Evidence.Refused++
 		}
 	}
 	v.e.Evidence.Requests = slices.Concat(v.client, v.serving)
 	v.e.Evidence.RequestCount = len(v.e.Evidence.Requests)
-	v.e.Evidence.Requests = v.e.Evidence.Requests[:min(len(v.e.Evidence.Requests), MaxEvidence)]
+	v.e.Evidence.Requests = v.e.Evidence.Requests[:min(len(v.e.Evidence.Requests), api.MaxEvidence)]
 	v.e.Evidence.Object, v.e.Evidence.Claim = f.Object, claimEvidence(f.Claim)
 
 	v.story()
@@ -51,13 +53,13 @@ func Explain(f Facts, now time.Time) Explanation {
 type view struct {
 	Facts
 	now             time.Time
-	client, serving []Request // newest first
-	lacked          []Fact
-	e               Explanation
+	client, serving []api.RequestEvidence // newest first
+	lacked          []api.Fact
+	e               api.NodeExplanation
 }
 
 // reads reports whether a fact could be read. If not, the sentence says so.
-func (v *view) reads(f Fact) bool {
+func (v *view) reads(f api.Fact) bool {
 	if !v.misses(f) {
 		return true
 	}
@@ -68,11 +70,11 @@ func (v *view) reads(f Fact) bool {
 }
 
 // misses is reads for what is beside the point of the sentence.
-func (v *view) misses(f Fact) bool {
-	return slices.ContainsFunc(v.Unread, func(u Unread) bool { return u.Fact == f })
+func (v *view) misses(f api.Fact) bool {
+	return slices.ContainsFunc(v.Unread, func(u api.UnreadFact) bool { return u.Fact == f })
 }
 
-func joinFacts(facts []Fact) string {
+func joinFacts(facts []api.Fact) string {
 	words := make([]string, len(facts))
 	for i, f := range facts {
 		words[i] = string(f)
@@ -81,7 +83,7 @@ func joinFacts(facts []Fact) string {
 }
 
 // say sets the answer. Next commands may follow with [view.next].
-func (v *view) say(s State, since time.Time, format string, args ...any) {
+func (v *view) say(s api.NodeState, since time.Time, format string, args ...any) {
 	v.e.State, v.e.Since, v.e.Sentence = s, since, fmt.Sprintf(format, args...)
 }
 
@@ -102,7 +104,7 @@ func (v *view) story() {
 	if v.reads(FactNode) && v.Object != nil {
 		// Another machine that asks for the name of a Node is what there is to explain. A
 		// request that was signed has led to the Node, or will renew it.
-		other := slices.IndexFunc(v.client, func(r Request) bool { return r.User != tokens.NodeUserPrefix+v.Node })
+		other := slices.IndexFunc(v.client, func(r api.RequestEvidence) bool { return r.User != tokens.NodeUserPrefix+v.Node })
 		if other < 0 || v.client[other].Certificate != nil || !v.client[other].Created.After(v.Object.Created) {
 			v.joined()
 			return
@@ -122,8 +124,8 @@ func (v *view) story() {
 }
 
 // asked tells what became of a request for a client certificate.
-func (v *view) asked(r Request) {
-	refusal, state := r.refused()
+func (v *view) asked(r api.RequestEvidence) {
+	refusal, state := refusalOf(r)
 	switch {
 	case refusal != nil:
 		v.refused(r, *refusal, state)
@@ -141,30 +143,30 @@ func (v *view) asked(r Request) {
 
 // joined tells of a Node.
 func (v *view) joined() {
-	state, since := Joined, v.Object.Since
+	state, since := api.Joined, v.Object.Since
 	if v.Object.Ready != "True" {
-		state = JoinedNotReady
+		state = api.JoinedNotReady
 	}
 	if since.IsZero() {
 		since = v.Object.Created
 	}
 	v.say(state, since, "joined %s, %s", ago(v.Object.Created, v.now), v.readiness())
-	if state == JoinedNotReady {
+	if state == api.JoinedNotReady {
 		v.next("", v.ofNode("kubectl describe node"))
 	}
 	if len(v.serving) == 0 {
 		return
 	}
 	r := v.serving[0]
-	refusal, _ := r.refused()
+	refusal, _ := refusalOf(r)
 	switch {
 	case r.Certificate != nil:
 	case refusal != nil:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was refused %s: %s", r.title(), ago(refusal.At, v.now), refusal.words())
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was refused %s: %s", title(r), ago(refusal.At, v.now), conditionWords(*refusal))
 	case r.Approved != nil:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", r.title(), ago(r.Approved.At, v.now))
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", title(r), ago(r.Approved.At, v.now))
 	default:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate waits to be approved since %s", r.title(), ago(r.Created, v.now))
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate waits to be approved since %s", title(r), ago(r.Created, v.now))
 		if event := v.event(r); event != nil { // kubejoin says why
 			v.e.Sentence += ": " + clean(event.Message)
 		}
@@ -190,8 +192,8 @@ func (v *view) readiness() string {
 	return words
 }
 
-// words are the message of a condition, or its reason where it has none.
-func (c Condition) words() string {
+// conditionWords are the message of a condition, or its reason where it has none.
+func conditionWords(c api.RequestCondition) string {
 	if m := clean(c.Message); m != "" {
 		return m
 	}

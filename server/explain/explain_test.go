@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -27,11 +28,11 @@ func TestExplain(t *testing.T) {
 	plain, bound := token(t, "abcdef"), token(t, "bbbbbb", forNames("worker-*"))
 	signed := info(t, ca, plain, bound)
 	unsigned := info(t, ca)
-	gone := func(what explain.Fact) explain.Unread { return explain.Unread{Fact: what, Reason: "forbidden"} }
+	gone := func(what api.Fact) api.UnreadFact { return api.UnreadFact{Fact: what, Reason: "forbidden"} }
 
 	for about, c := range map[string]struct {
 		facts    explain.Facts
-		state    explain.State
+		state    api.NodeState
 		since    time.Time
 		sentence string
 		next     []string
@@ -39,81 +40,81 @@ func TestExplain(t *testing.T) {
 		// Joined.
 		"ready": {
 			facts: explain.Facts{Object: node("True", "kubelet is posting ready status")},
-			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago",
 		},
 		"ready and renewing": {
-			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{request(itself), request(bootstrap, made(4*time.Hour, "csr-0"), denied("X", "y"))}},
-			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself), request(bootstrap, made(4*time.Hour, "csr-0"), denied("X", "y"))}},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago",
 		},
 		"not ready": {
 			facts: explain.Facts{Object: node("False", "container runtime network not ready.")},
-			state: explain.JoinedNotReady, since: before(2*time.Hour + time.Minute),
+			state: api.JoinedNotReady, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, NotReady since 2 h ago: container runtime network not ready",
 			next:     []string{"kubectl describe node worker-7"},
 		},
 		"gone silent": {
 			facts: explain.Facts{Object: node("Unknown", "Kubelet stopped posting node status.")},
-			state: explain.JoinedNotReady, since: before(2*time.Hour + time.Minute),
+			state: api.JoinedNotReady, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, NotReady, unheard of since 2 h ago: Kubelet stopped posting node status",
 			next:     []string{"kubectl describe node worker-7"},
 		},
 		"registered a moment ago": {
-			facts: explain.Facts{Object: &explain.Node{Created: before(time.Second)}},
-			state: explain.JoinedNotReady, since: before(time.Second),
+			facts: explain.Facts{Object: &api.NodeEvidence{Created: before(time.Second)}},
+			state: api.JoinedNotReady, since: before(time.Second),
 			sentence: "joined 1 s ago, NotReady: its kubelet has reported nothing yet",
 			next:     []string{"kubectl describe node worker-7"},
 		},
 		"serving certificate waits": {
-			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{request(itself, serving)}},
-			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving)}},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate waits to be approved since 40 s ago; approve it with: kubectl certificate approve csr-serving",
 			next:     []string{"kubectl certificate approve csr-serving"},
 		},
 		"serving certificate waits for the operator": {
-			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{request(itself, serving)}, Events: []explain.Event{servingEvent("ServingScopeNotConfigured", "nothing is configured")}},
-			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving)}, Events: []api.EventEvidence{servingEvent("ServingScopeNotConfigured", "nothing is configured")}},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate waits to be approved since 40 s ago: nothing is configured; approve it with: kubectl certificate approve csr-serving",
 			next:     []string{"kubectl certificate approve csr-serving"},
 		},
 		"serving certificate refused": {
-			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{request(itself, serving, failed("SignerValidationFailure", "no IP"))}},
-			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving, failed("SignerValidationFailure", "no IP"))}},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate was refused 30 s ago: no IP",
 		},
 		"serving certificate unsigned": {
-			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{request(itself, serving, approved)}},
-			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving, approved)}},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate was approved 30 s ago and is not signed",
 		},
 
 		"ready, and two machines were let in": {
-			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{
+			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{
 				request(bootstrap, made(4*time.Hour, "csr-0"), issued("kubejoin", good)), request("system:bootstrap:bbbbbb", made(5*time.Hour, "csr-1"), issued("kubejoin", again)),
 			}},
-			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago; 2 first certificates with different keys are valid for this name: several machines may hold it, unless one machine asked again",
 		},
 		"ready, and the other certificates do not count": {
-			facts: explain.Facts{Object: node("True", ""), Requests: []explain.Request{
+			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{
 				request(bootstrap, made(4*time.Hour, "csr-0"), issued("kubejoin", good)), request(bootstrap, made(5*time.Hour, "csr-1"), issued("kubejoin", good)),
 				request(bootstrap, made(6*time.Hour, "csr-2"), issued("kubejoin", old)), request(itself, made(6*time.Hour, "csr-3"), issued("kubejoin", again)),
-				request(bootstrap, made(6*time.Hour, "csr-4"), func(r *explain.Request) { r.Certificate = &explain.Certificate{} }),
+				request(bootstrap, made(6*time.Hour, "csr-4"), func(r *api.RequestEvidence) { r.Certificate = &api.CertificateEvidence{} }),
 			}},
-			state: explain.Joined, since: before(2*time.Hour + time.Minute),
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago",
 		},
 
 		// Refused.
 		"spent": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, denied("TokenSpent", spent))}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, denied("TokenSpent", spent))}},
 			state: explain.TokenSpent, since: before(30 * time.Second),
 			sentence: "refused 30 s ago: " + spent,
 			next:     []string{another, "kubectl describe csr csr-1"},
 		},
 		"refused often": {
-			facts: explain.Facts{Requests: []explain.Request{
+			facts: explain.Facts{Requests: []api.RequestEvidence{
 				request(bootstrap, made(90*time.Second, "csr-0"), denied("TokenExpired", "before")), request(bootstrap, failed("TokenSpent", spent)),
 				request(bootstrap, made(95*time.Second, "csr-2"), failed("TokenSpent", "x")),
 			}},
@@ -122,31 +123,31 @@ func TestExplain(t *testing.T) {
 			next:     []string{another, "kubectl describe csr csr-1"},
 		},
 		"refused without a word": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, denied("NodeNameNotAllowed", ""))}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, denied("NodeNameNotAllowed", ""))}},
 			state: explain.NodeNameNotAllowed, since: before(30 * time.Second),
 			sentence: "refused 30 s ago: the reason given is NodeNameNotAllowed; make another with: " + another,
 			next:     []string{another, "kubectl describe csr csr-1"},
 		},
 		"refused after another was signed": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, denied("TooManyKeys", "three have asked")), request(bootstrap, made(time.Hour, "csr-0"), issued("kubejoin", good))}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, denied("TooManyKeys", "three have asked")), request(bootstrap, made(time.Hour, "csr-0"), issued("kubejoin", good))}},
 			state: explain.TooManyKeys, since: before(30 * time.Second),
 			sentence: "refused 30 s ago: three have asked; release the name with: kubejoin claim release worker-7; an earlier request for the name was signed 3 min ago",
 			next:     []string{"kubejoin claim release worker-7", "kubectl describe csr csr-1"},
 		},
 		"refused by hand": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, denied("KubectlDeny", "This CSR was denied by\nkubectl certificate deny.\x1b[31m"))}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, denied("KubectlDeny", "This CSR was denied by\nkubectl certificate deny.\x1b[31m"))}},
 			state: explain.Denied, since: before(30 * time.Second),
 			sentence: "refused 30 s ago: This CSR was denied by kubectl certificate deny.�[31m",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"failed": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, approved, failed("SignerValidationFailure", "not a request for it"))}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, approved, failed("SignerValidationFailure", "not a request for it"))}},
 			state: explain.Failed, since: before(30 * time.Second),
 			sentence: "failed 30 s ago: not a request for it",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"Node exists, and it is another machine that asks": {
-			facts: explain.Facts{Object: node("False", "down"), Requests: []explain.Request{request(bootstrap, denied("NodeExists", "a Node worker-7 exists"))}},
+			facts: explain.Facts{Object: node("False", "down"), Requests: []api.RequestEvidence{request(bootstrap, denied("NodeExists", "a Node worker-7 exists"))}},
 			state: explain.NodeExists, since: before(30 * time.Second),
 			sentence: "refused 30 s ago: a Node worker-7 exists; to replace it, make a token with: kubejoin token create --replace-node worker-7; the Node of that name is NotReady since 2 h ago: down",
 			next:     []string{"kubejoin token create --replace-node worker-7", "kubectl describe csr csr-1"},
@@ -154,64 +155,64 @@ func TestExplain(t *testing.T) {
 
 		// Not decided, because of the token or the name.
 		"token unknown": {
-			facts: explain.Facts{Requests: []explain.Request{request("system:bootstrap:zzzzzz")}, Tokens: []tokens.Record{plain}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("system:bootstrap:zzzzzz")}, Tokens: []tokens.Record{plain}, ClusterInfo: signed},
 			state: explain.TokenUnknown, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: token zzzzzz, which it asked with, does not exist any more; make another with: " + another,
 			next:     []string{another},
 		},
 		"token expired": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", expired)}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", expired)}, ClusterInfo: signed},
 			state: explain.TokenExpired, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef, which it asked with, expired 2 h ago; make another with: " + another,
 			next:     []string{another},
 		},
 		"token replaced": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", fresh)}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", fresh)}, ClusterInfo: signed},
 			state: explain.TokenReplaced, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef was made 0 s ago, after the request: the one it asked with is gone; make another with: " + another,
 			next:     []string{another},
 		},
 		"token with limits that cannot be read": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, ClusterInfo: signed,
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, ClusterInfo: signed,
 				Tokens: []tokens.Record{token(t, "abcdef", func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: want a number") })}},
 			state: explain.TokenLimitsMalformed, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: the limits of token abcdef cannot be read (max-nodes: want a number), so that it lets nobody join; make another with: " + another,
 			next:     []string{another},
 		},
 		"wrong name": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", forNames("a", "b", "c", "d"))}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", forNames("a", "b", "c", "d"))}, ClusterInfo: signed},
 			state: explain.NodeNameNotAllowed, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef is for other names (a, b, c and 1 more); make another with: " + another,
 			next:     []string{another},
 		},
 		"token to replace another Node": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, ClusterInfo: signed,
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, ClusterInfo: signed,
 				Tokens: []tokens.Record{token(t, "abcdef", func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: "worker-8", UID: "u"} })}},
 			state: explain.NodeNameNotAllowed, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef is for other names (worker-8); make another with: " + another,
 			next:     []string{another},
 		},
 		"token spent, not refused yet": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", usedUp("worker-3"))}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", usedUp("worker-3"))}, ClusterInfo: signed},
 			state: explain.TokenSpent, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef was for 1 node and worker-3 took it; make another with: " + another,
 			next:     []string{another},
 		},
 		"name claimed": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, Tokens: []tokens.Record{plain}, Claim: claim("cccccc"), ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{plain}, Claim: claim("cccccc"), ClusterInfo: signed},
 			state: explain.NodeNameClaimed, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: the name was taken with another token, cccccc, 10 min ago; release the name with: kubejoin claim release worker-7",
 			next:     []string{"kubejoin claim release worker-7"},
 		},
 		"Node exists, not refused yet": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, Tokens: []tokens.Record{plain}, Object: node("True", ""), ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{plain}, Object: node("True", ""), ClusterInfo: signed},
 			state: explain.NodeExists, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: a Node of that name exists, and it is not handed out again unless kubejoin is told --existing-nodes=allow; " +
 				"to replace it, make a token with: kubejoin token create --replace-node worker-7; the Node of that name is Ready since 2 h ago",
 			next: []string{"kubejoin token create --replace-node worker-7"},
 		},
 		"Node to replace is another one": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap)}, Object: node("True", ""), ClusterInfo: signed,
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Object: node("True", ""), ClusterInfo: signed,
 				Tokens: []tokens.Record{token(t, "abcdef", func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: name, UID: "u"} })}},
 			state: explain.NodeReplaced, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: the Node that token abcdef was to replace is another one now; " +
@@ -221,48 +222,48 @@ func TestExplain(t *testing.T) {
 
 		// Not decided, for another reason.
 		"no permission": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, permitted(false))}, Tokens: []tokens.Record{plain}, Claim: claim("abcdef"), ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, permitted(false))}, Tokens: []tokens.Record{plain}, Claim: claim("abcdef"), ClusterInfo: signed},
 			state: explain.NotPermitted, since: before(40 * time.Second),
 			sentence: `asked for a certificate 40 s ago and is not approved: "system:bootstrap:abcdef" may not create certificatesigningrequests/nodeclient, so that it waits for a person; ` +
 				"approve it with: kubectl certificate approve csr-1; or let all of its kind be approved with: " + permitAll,
 			next: []string{"kubectl certificate approve csr-1", permitAll},
 		},
 		"no permission, as kubejoin has said": {
-			facts: explain.Facts{Requests: []explain.Request{request("ada", made(time.Hour, "csr-0"), denied("X", "y")), request("bob", func(r *explain.Request) { r.Groups = nil })},
-				Events: []explain.Event{event("NotPermitted", "may not")}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("ada", made(time.Hour, "csr-0"), denied("X", "y")), request("bob", func(r *api.RequestEvidence) { r.Groups = nil })},
+				Events: []api.EventEvidence{event("NotPermitted", "may not")}},
 			state: explain.NotPermitted, since: before(40 * time.Second),
 			sentence: `asked for a certificate 40 s ago, after it was refused once, and is not approved: "bob" may not create certificatesigningrequests/nodeclient, so that it waits for a person; ` +
 				"approve it with: kubectl certificate approve csr-1",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"permission came later": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", permitted(true))}, Events: []explain.Event{event("NotPermitted", "may not")}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Events: []api.EventEvidence{event("NotPermitted", "may not")}},
 			state: explain.NotApproved, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: it was not permitted when kubejoin looked, is now, and kubejoin looks again within 17 min; " +
 				"approve it at once with: kubectl certificate approve csr-1",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"waits for a fact": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", permitted(true))}, Events: []explain.Event{event("AnotherKey", "no"), event("FactsUnavailable", "rule x cannot decide yet: timeout")}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Events: []api.EventEvidence{event("AnotherKey", "no"), event("FactsUnavailable", "rule x cannot decide yet: timeout")}},
 			state: explain.ApprovalWaits, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: rule x cannot decide yet: timeout",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"asked just now": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", permitted(true), made(2*time.Second, "csr-1"))}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true), made(2*time.Second, "csr-1"))}},
 			state: explain.NotApproved, since: before(2 * time.Second),
 			sentence: "asked for a certificate 2 s ago and is not approved yet",
 			next:     []string{"kubectl certificate approve csr-1"},
 		},
 		"nobody approves": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", permitted(true))}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}},
 			state: explain.NotApproved, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should do it, and no kubejoin has a Lease here; " +
 				"approve it with: kubectl certificate approve csr-1",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"approver is away": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", permitted(true))}, Leader: leader(5 * time.Minute)},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Leader: leader(5 * time.Minute)},
 			state: explain.NotApproved, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should do it, " +
 				"and no kubejoin is at work (its Lease was renewed 5 min ago); approve it with: kubectl certificate approve csr-1",
@@ -271,32 +272,32 @@ func TestExplain(t *testing.T) {
 
 		// Approved.
 		"approved, signing fails": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", approved)}, Events: []explain.Event{event("SigningFailed", "Signing failed and will be tried again: the CA has expired.")}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Events: []api.EventEvidence{event("SigningFailed", "Signing failed and will be tried again: the CA has expired.")}},
 			state: explain.SigningFailed, since: before(30 * time.Second),
 			sentence: "its request was approved 30 s ago and is not signed: Signing failed and will be tried again: the CA has expired",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"approved, and the CA is of no use": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", approved)}, Events: []explain.Event{caEvent("CAReplaced", "x", time.Hour), caEvent("CAExpired", "The CA expired", time.Minute)}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Events: []api.EventEvidence{caEvent("CAReplaced", "x", time.Hour), caEvent("CAExpired", "The CA expired", time.Minute)}},
 			state: explain.CAUnusable, since: before(time.Minute),
 			sentence: "its request was approved 30 s ago and is not signed: The CA expired",
 			next:     []string{"kubectl -n kubejoin-system get events", "kubectl describe csr csr-1"},
 		},
 		"approved, the CA was mended": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", approved)}, Leader: leader(time.Second),
-				Events: []explain.Event{caEvent("CAExpired", "The CA expired", time.Hour), caEvent("CAReplaced", "x", time.Minute)}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Leader: leader(time.Second),
+				Events: []api.EventEvidence{caEvent("CAExpired", "The CA expired", time.Hour), caEvent("CAReplaced", "x", time.Minute)}},
 			state: explain.NotSigned, since: before(30 * time.Second),
 			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer on cp-1_abc should do it, see its log, unless --controllers leaves it to kube-controller-manager",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"approved, and the token is gone": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, approved)}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, approved)}, ClusterInfo: signed},
 			state: explain.TokenUnknown, since: before(30 * time.Second),
 			sentence: "its request was approved 30 s ago and is not signed: token abcdef, which it asked with, does not exist any more; make another with: " + another,
 			next:     []string{another, "kubectl describe csr csr-1"},
 		},
 		"approved a moment ago": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", func(r *explain.Request) { r.Approved = &explain.Condition{At: before(time.Second)} })}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", func(r *api.RequestEvidence) { r.Approved = &api.RequestCondition{At: before(time.Second)} })}},
 			state: explain.NotSigned, since: before(time.Second),
 			sentence: "its request was approved 1 s ago and is not signed yet",
 			next:     []string{"kubectl describe csr csr-1"},
@@ -304,49 +305,49 @@ func TestExplain(t *testing.T) {
 
 		// Issued.
 		"issued": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, issued("kubejoin", good))}, Tokens: []tokens.Record{plain}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kubejoin", good))}, Tokens: []tokens.Record{plain}, ClusterInfo: signed},
 			state: explain.CertificateIssued, since: before(3 * time.Minute),
 			sentence: "its certificate was issued 3 min ago and there is no Node; on the machine see whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"issued after refusals": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, issued("", good)), request(bootstrap, made(time.Hour, "csr-0"), denied("X", "y"))}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("", good)), request(bootstrap, made(time.Hour, "csr-0"), denied("X", "y"))}, ClusterInfo: signed},
 			state: explain.CertificateIssued, since: before(3 * time.Minute),
 			sentence: "its certificate was issued 3 min ago and there is no Node; on the machine see whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"issued and expired": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, issued("kubejoin", old))}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kubejoin", old))}, ClusterInfo: signed},
 			state: explain.CertificateExpired, since: before(time.Minute),
 			sentence: "its certificate was issued 3 min ago and expired 60 s ago, and there is no Node; to have it join again, make a token with: " + another,
 			next:     []string{another},
 		},
 		"signed by another signer": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, issued("kube-controller-manager", good))}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kube-controller-manager", good))}, ClusterInfo: signed},
 			state: explain.SignedByOther, since: before(3 * time.Minute),
 			sentence: "its certificate was issued 3 min ago by kube-controller-manager, not by kubejoin, whose limits did not apply, and there is no Node; on the machine see: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"signed by another signer, as kubejoin has said": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, issued("", good))}, ClusterInfo: signed, Events: []explain.Event{event("SignedByOther", "x")}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("", good))}, ClusterInfo: signed, Events: []api.EventEvidence{event("SignedByOther", "x")}},
 			state: explain.SignedByOther, since: before(3 * time.Minute),
 			sentence: "its certificate was issued 3 min ago by another signer, not by kubejoin, whose limits did not apply, and there is no Node; on the machine see: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"signed by another CA": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, issued("kube-controller-manager", other.leaf(t, now.Add(time.Hour))))}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kube-controller-manager", other.leaf(t, now.Add(time.Hour))))}, ClusterInfo: signed},
 			state: explain.WrongIssuer, since: before(3 * time.Minute),
 			sentence: `its certificate was issued 3 min ago by "CN=stranger", which is no CA in cluster-info, so that the API server may not know it: kube-controller-manager signs with another CA`,
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"Node deleted, renewed": {
-			facts: explain.Facts{Requests: []explain.Request{request(itself, issued("kubejoin", good))}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(itself, issued("kubejoin", good))}, ClusterInfo: signed},
 			state: explain.NodeDeleted, since: before(3 * time.Minute),
 			sentence: "its Node was deleted: the machine's certificate was issued 3 min ago and there is no Node; to have it join again, make a token with: " + another,
 			next:     []string{another},
 		},
 		"Node deleted, renewal waits": {
-			facts: explain.Facts{Requests: []explain.Request{request(itself)}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(itself)}},
 			state: explain.NodeDeleted, since: before(40 * time.Second),
 			sentence: "its Node was deleted: the machine asked to renew its certificate 40 s ago, which waits for the Node; to have it join again, make a token with: " + another,
 			next:     []string{another},
@@ -421,40 +422,40 @@ func TestExplain(t *testing.T) {
 
 		// What cannot be read is named, not guessed.
 		"requests unread": {
-			facts: explain.Facts{Tokens: []tokens.Record{plain}, ClusterInfo: signed, Unread: []explain.Unread{gone(explain.FactRequests), gone(explain.FactEvents)}},
+			facts: explain.Facts{Tokens: []tokens.Record{plain}, ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactRequests), gone(explain.FactEvents)}},
 			state: explain.Unknown, sentence: "nobody can tell without its certificate requests (could not be read: certificate requests)",
 		},
 		"Node unread, issued": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, issued("kubejoin", good))}, ClusterInfo: signed, Unread: []explain.Unread{gone(explain.FactNode)}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kubejoin", good))}, ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactNode)}},
 			state: explain.CertificateIssued, since: before(3 * time.Minute),
 			sentence: "its certificate was issued 3 min ago and no Node is known; on the machine see whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet +
 				" (could not be read: the Node)",
 			next: []string{kubelet},
 		},
 		"tokens and claim unread, pending": {
-			facts: explain.Facts{Requests: []explain.Request{request(bootstrap, permitted(true))}, Leader: leader(time.Second),
-				Unread: []explain.Unread{gone(explain.FactTokens), gone(explain.FactClaim), gone(explain.FactEvents), gone(explain.FactClusterInfo)}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, permitted(true))}, Leader: leader(time.Second),
+				Unread: []api.UnreadFact{gone(explain.FactTokens), gone(explain.FactClaim), gone(explain.FactEvents), gone(explain.FactClusterInfo)}},
 			state: explain.NotApproved, since: before(40 * time.Second),
 			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver on cp-1_abc should do it, see its log, unless --controllers leaves it to kube-controller-manager; " +
 				"approve it with: kubectl certificate approve csr-1 (could not be read: tokens, the claim of the name, Events)",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"leader unread": {
-			facts: explain.Facts{Requests: []explain.Request{request("bob", approved)}, Unread: []explain.Unread{gone(explain.FactLeader)}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Unread: []api.UnreadFact{gone(explain.FactLeader)}},
 			state: explain.NotSigned, since: before(30 * time.Second),
 			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer or kube-controller-manager's certificatesigningrequest-signing-controller should do it " +
 				"(could not be read: kubejoin's Lease)",
 			next: []string{"kubectl describe csr csr-1"},
 		},
 		"tokens unread, quiet": {
-			facts: explain.Facts{ClusterInfo: signed, Unread: []explain.Unread{gone(explain.FactTokens)}},
+			facts: explain.Facts{ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactTokens)}},
 			state: explain.NothingKnown,
 			sentence: "no machine has asked for a certificate under this name; see on the machine what kubeadm join says, and whether it reaches https://api.example.com:6443 and the HOST:PORT of its join command, " +
 				"and whether its token is alive (could not be read: tokens)",
 			next: []string{"kubejoin token list"},
 		},
 		"cluster-info unread, quiet": {
-			facts: explain.Facts{Tokens: []tokens.Record{bound}, Unread: []explain.Unread{gone(explain.FactClusterInfo)}},
+			facts: explain.Facts{Tokens: []tokens.Record{bound}, Unread: []api.UnreadFact{gone(explain.FactClusterInfo)}},
 			state: explain.NothingArrived,
 			sentence: "no machine has asked for a certificate under this name; tokens limited to it: bbbbbb (active, expires in 23 h); see on the machine what kubeadm join says " +
 				"(could not be read: cluster-info)",
@@ -475,7 +476,7 @@ func TestExplain(t *testing.T) {
 			if !e.Since.Equal(c.since) {
 				t.Errorf("since %s, want %s", e.Since, c.since)
 			}
-			if want := c.state == explain.Joined || c.state == explain.JoinedNotReady; e.HasJoined() != want {
+			if want := c.state == api.Joined || c.state == api.JoinedNotReady; e.HasJoined() != want {
 				t.Errorf("HasJoined is %t", e.HasJoined())
 			}
 			text, err := json.Marshal(e)
@@ -501,18 +502,18 @@ func TestEvidence(t *testing.T) {
 	used := token(t, "abcdef", usedUp("worker-3"), forNames("worker-*"))
 	said := event("TokenSpent", spent)
 	f := explain.Facts{
-		Node: name, Tokens: []tokens.Record{used}, ClusterInfo: info(t, ca), Claim: claim("cccccc"), Events: []explain.Event{event("Other", "x"), said},
-		Unread: []explain.Unread{{explain.FactNode, "forbidden"}, {explain.FactLeader, "forbidden"}},
+		Node: name, Tokens: []tokens.Record{used}, ClusterInfo: info(t, ca), Claim: claim("cccccc"), Events: []api.EventEvidence{event("Other", "x"), said},
+		Unread: []api.UnreadFact{{Fact: explain.FactNode, Reason: "forbidden"}, {Fact: explain.FactLeader, Reason: "forbidden"}},
 	}
-	for i := range 2 * explain.MaxEvidence {
+	for i := range 2 * api.MaxEvidence {
 		f.Requests = append(f.Requests, request(bootstrap, made(time.Duration(i+60)*time.Second, "csr-old"), denied("TokenSpent", "x")))
 	}
 	f.Requests = append(f.Requests, request(bootstrap, denied("TokenSpent", spent)))
 	e := explain.Explain(f, now)
-	if e.Evidence.RequestCount != len(f.Requests) || e.Evidence.Refused != len(f.Requests) || len(e.Evidence.Requests) != explain.MaxEvidence || e.Evidence.Requests[0].Name != "csr-1" {
+	if e.Evidence.RequestCount != len(f.Requests) || e.Evidence.Refused != len(f.Requests) || len(e.Evidence.Requests) != api.MaxEvidence || e.Evidence.Requests[0].Name != "csr-1" {
 		t.Errorf("requests: %+v", e.Evidence)
 	}
-	if got := e.Evidence.Token; got == nil || got.ID != "abcdef" || got.Status != explain.TokenIsSpent || got.Signed == nil || *got.Signed || got.MaxNodes != 1 || !slices.Equal(got.Nodes, []string{"worker-3"}) {
+	if got := e.Evidence.Token; got == nil || got.ID != "abcdef" || got.Status != api.StatusSpent || got.Signed == nil || *got.Signed || got.MaxNodes != 1 || !slices.Equal(got.Nodes, []string{"worker-3"}) {
 		t.Errorf("token: %+v", got)
 	}
 	if got := e.Evidence.Claim; got == nil || got.TokenID != "cccccc" || got.Keys != 1 {
@@ -521,7 +522,7 @@ func TestEvidence(t *testing.T) {
 	if got := e.Evidence.Event; got == nil || *got != said {
 		t.Errorf("event: %+v", got)
 	}
-	want := []explain.Unread{{explain.FactLeader, "forbidden"}, {explain.FactNode, "forbidden"}}
+	want := []api.UnreadFact{{Fact: explain.FactLeader, Reason: "forbidden"}, {Fact: explain.FactNode, Reason: "forbidden"}}
 	if !slices.Equal(e.Unread, want) {
 		t.Errorf("unread: %v", e.Unread)
 	}
@@ -534,10 +535,10 @@ func TestEvidence(t *testing.T) {
 
 // Requests of other signers, and Events of others or about other requests, are no evidence.
 func TestEvidenceOfOthersIsLeftOut(t *testing.T) {
-	foreign := request(itself, denied("X", "y"), func(r *explain.Request) { r.Signer, r.Name = "example.com/x", "csr-x" })
+	foreign := request(itself, denied("X", "y"), func(r *api.RequestEvidence) { r.Signer, r.Name = "example.com/x", "csr-x" })
 	another, of := event("NotPermitted", "another request"), event("NotPermitted", "another program")
 	another.UID, of.Source = "uid-2", "kubelet"
-	e := explain.Explain(explain.Facts{Node: name, Requests: []explain.Request{foreign, request(bootstrap)}, Events: []explain.Event{another, of}}, now)
+	e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{foreign, request(bootstrap)}, Events: []api.EventEvidence{another, of}}, now)
 	if e.Evidence.RequestCount != 1 || e.Evidence.Refused != 0 || e.Evidence.Event != nil || e.State == explain.NotPermitted {
 		t.Errorf("%s: %+v", e.Sentence, e.Evidence)
 	}
@@ -545,8 +546,10 @@ func TestEvidenceOfOthersIsLeftOut(t *testing.T) {
 
 // A group that is too long to be shown is part of no command.
 func TestLongGroupIsPartOfNoCommand(t *testing.T) {
-	long := request(bootstrap, permitted(false), func(r *explain.Request) { r.Groups = []string{"system:bootstrappers:" + strings.Repeat("a", 10_000)} })
-	e := explain.Explain(explain.Facts{Node: name, Tokens: []tokens.Record{token(t, "abcdef")}, Requests: []explain.Request{long}}, now)
+	long := request(bootstrap, permitted(false), func(r *api.RequestEvidence) {
+		r.Groups = []string{"system:bootstrappers:" + strings.Repeat("a", 10_000)}
+	})
+	e := explain.Explain(explain.Facts{Node: name, Tokens: []tokens.Record{token(t, "abcdef")}, Requests: []api.RequestEvidence{long}}, now)
 	if e.State != explain.NotPermitted || slices.ContainsFunc(e.Next, func(c string) bool { return strings.Contains(c, "--group=") }) {
 		t.Errorf("%s, next %.300q", e.State, e.Next)
 	}
@@ -557,17 +560,17 @@ func TestGranted(t *testing.T) {
 		status, verdict string
 		want            bool
 	}{
-		{explain.StatusIssued, "", true},
-		{explain.StatusIssued, "deny", true},
-		{explain.StatusPending, "approve", true},
-		{explain.StatusApproved, "approve", true},
-		{explain.StatusPending, "deny", false},
-		{explain.StatusApproved, "wait", false},
-		{explain.StatusPending, "", false},
-		{explain.StatusDenied, "approve", false},
-		{explain.StatusFailed, "approve", false},
+		{api.RequestIssued, "", true},
+		{api.RequestIssued, "deny", true},
+		{api.RequestPending, "approve", true},
+		{api.RequestApproved, "approve", true},
+		{api.RequestPending, "deny", false},
+		{api.RequestApproved, "wait", false},
+		{api.RequestPending, "", false},
+		{api.RequestDenied, "approve", false},
+		{api.RequestFailed, "approve", false},
 	} {
-		if got := (explain.RequestExplanation{Status: test.status, Verdict: test.verdict}).Granted(); got != test.want {
+		if got := (api.RequestExplanation{Status: test.status, Verdict: test.verdict}).Granted(); got != test.want {
 			t.Errorf("%s, verdict %q: granted %t", test.status, test.verdict, got)
 		}
 	}
@@ -581,14 +584,14 @@ func TestManyTokens(t *testing.T) {
 		many = append(many, token(t, strings.Repeat(string(c), 6), forNames(name)))
 	}
 	e := explain.Explain(explain.Facts{Node: name, Tokens: many, ClusterInfo: info(t, ca, many...)}, now)
-	if e.Evidence.TokenCount != len(many) || len(e.Evidence.Tokens) != explain.MaxEvidence || !strings.Contains(e.Sentence, "eeeeee (signed, expires in 23 h), and 11 more;") {
+	if e.Evidence.TokenCount != len(many) || len(e.Evidence.Tokens) != api.MaxEvidence || !strings.Contains(e.Sentence, "eeeeee (signed, expires in 23 h), and 11 more;") {
 		t.Errorf("%d of %d tokens: %s", len(e.Evidence.Tokens), e.Evidence.TokenCount, e.Sentence)
 	}
 }
 
 // A message that others wrote does not make the sentence more than one line of some length.
 func TestLongMessage(t *testing.T) {
-	e := explain.Explain(explain.Facts{Node: name, Requests: []explain.Request{request(bootstrap, denied("X", strings.Repeat("long\n", 10000)))}}, now)
+	e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{request(bootstrap, denied("X", strings.Repeat("long\n", 10000)))}}, now)
 	if len(e.Sentence) > 1000 || strings.Contains(e.Sentence, "\n") {
 		t.Errorf("%d bytes: %s", len(e.Sentence), e.Sentence)
 	}

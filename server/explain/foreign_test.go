@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -28,34 +29,34 @@ func TestHostileNamesArePartOfNoCommandAndNoTerminal(t *testing.T) {
 	for _, hostile := range []string{
 		"x >&2;id>pwned;\x1b[31m", "two\nkubectl delete ns default", "$(id)", "`id`", "a b", "a'b", `a"b`, "-f", "A", "a_b", "\u202egnp", pasted, strings.Repeat("x", 10_000),
 	} {
-		named := func(r *explain.Request) { r.Name = hostile }
+		named := func(r *api.RequestEvidence) { r.Name = hostile }
 		strange := hostile + pasted + "\x1b"
-		by := func(change ...func(*explain.Request)) []explain.Request {
-			return []explain.Request{request(strange, append(change, named)...)}
+		by := func(change ...func(*api.RequestEvidence)) []api.RequestEvidence {
+			return []api.RequestEvidence{request(strange, append(change, named)...)}
 		}
 		about := event("FactsUnavailable", strange)
 		for what, f := range map[string]explain.Facts{
 			"pending":                    {Requests: by()},
-			"pending for long":           {Requests: by(made(time.Hour, ""), func(r *explain.Request) { r.UID = "uid-1" })},
-			"not permitted":              {Requests: by(permitted(false), func(r *explain.Request) { r.Groups = []string{"system:bootstrappers:" + strange} })},
-			"permitted by now":           {Requests: by(permitted(true)), Events: []explain.Event{event("NotPermitted", strange)}},
-			"waits":                      {Requests: by(), Events: []explain.Event{about}},
+			"pending for long":           {Requests: by(made(time.Hour, ""), func(r *api.RequestEvidence) { r.UID = "uid-1" })},
+			"not permitted":              {Requests: by(permitted(false), func(r *api.RequestEvidence) { r.Groups = []string{"system:bootstrappers:" + strange} })},
+			"permitted by now":           {Requests: by(permitted(true)), Events: []api.EventEvidence{event("NotPermitted", strange)}},
+			"waits":                      {Requests: by(), Events: []api.EventEvidence{about}},
 			"denied":                     {Requests: by(denied(strange, strange))},
 			"denied without a word":      {Requests: by(denied(strange, ""))},
 			"failed":                     {Requests: by(failed("X", strange))},
 			"not signed":                 {Requests: by(approved)},
-			"signing fails":              {Requests: by(approved), Events: []explain.Event{event("SigningFailed", strange)}},
+			"signing fails":              {Requests: by(approved), Events: []api.EventEvidence{event("SigningFailed", strange)}},
 			"of another CA":              {Requests: by(issued(strange, leaf)), ClusterInfo: signed},
 			"by another":                 {Requests: by(issued(strange, leaf))},
-			"led by":                     {Requests: by(), Leader: &explain.Leader{Namespace: "n", Lease: "l", Holder: strange, Renewed: now, Duration: 15 * time.Second}},
-			"unread":                     {Requests: by(), Unread: []explain.Unread{{Fact: explain.FactTokens, Reason: strange}}},
+			"led by":                     {Requests: by(), Leader: &api.LeaderEvidence{Namespace: "n", Lease: "l", Holder: strange, Renewed: now, Duration: 15 * time.Second}},
+			"unread":                     {Requests: by(), Unread: []api.UnreadFact{{Fact: explain.FactTokens, Reason: strange}}},
 			"Node not ready":             {Object: node("False", strange)},
-			"serving pending":            {Object: node("True", ""), Requests: []explain.Request{request(itself, named, func(r *explain.Request) { r.Signer = servingSigner })}},
-			"serving with a word":        {Object: node("True", ""), Events: []explain.Event{about}, Requests: []explain.Request{request(itself, named, func(r *explain.Request) { r.Signer = servingSigner })}},
-			"serving refused":            {Object: node("True", ""), Requests: []explain.Request{request(itself, named, denied("X", strange), func(r *explain.Request) { r.Signer = servingSigner })}},
-			"serving approved":           {Object: node("True", ""), Requests: []explain.Request{request(itself, named, approved, func(r *explain.Request) { r.Signer = servingSigner })}},
-			"Node with a strange status": {Object: &explain.Node{Created: before(time.Hour), Ready: strange}},
-			"of a Node that is there":    {Object: &explain.Node{Created: before(time.Hour), Ready: "False", Reason: strange, Message: strange}, Requests: by()},
+			"serving pending":            {Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, named, func(r *api.RequestEvidence) { r.Signer = servingSigner })}},
+			"serving with a word":        {Object: node("True", ""), Events: []api.EventEvidence{about}, Requests: []api.RequestEvidence{request(itself, named, func(r *api.RequestEvidence) { r.Signer = servingSigner })}},
+			"serving refused":            {Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, named, denied("X", strange), func(r *api.RequestEvidence) { r.Signer = servingSigner })}},
+			"serving approved":           {Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, named, approved, func(r *api.RequestEvidence) { r.Signer = servingSigner })}},
+			"Node with a strange status": {Object: &api.NodeEvidence{Created: before(time.Hour), Ready: strange}},
+			"of a Node that is there":    {Object: &api.NodeEvidence{Created: before(time.Hour), Ready: "False", Reason: strange, Message: strange}, Requests: by()},
 		} {
 			f.Node = name
 			given, err := json.Marshal(f)
@@ -92,7 +93,7 @@ func TestHostileNamesArePartOfNoCommandAndNoTerminal(t *testing.T) {
 			}
 		}
 		said := &signer.Explanation{Decision: approval.Decision{Message: strange, Evidence: []string{strange}}, Steps: []approval.Decision{{Message: strange, Evidence: []string{strange}}}}
-		verdict := explain.OfRequest(approval.Request{Name: strange, User: strange, SignerName: strange, CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: strange}}}, explain.StatusPending, nil, said)
+		verdict := explain.OfRequest(approval.Request{Name: strange, User: strange, SignerName: strange, CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: strange}}}, api.RequestPending, nil, said)
 		for line := range strings.Lines(verdict.Text()) {
 			if strings.ContainsFunc(strings.TrimSuffix(line, "\n"), unicode.IsControl) || strings.Contains(line, secret[:8]) || len(line) > 4000 {
 				t.Errorf("verdict on %.30q: %d bytes: %.1000q", hostile, len(line), line)
@@ -108,12 +109,12 @@ func TestHostileNamesArePartOfNoCommandAndNoTerminal(t *testing.T) {
 func TestNodeNamedLikeTokenIsPartOfNoCommand(t *testing.T) {
 	const pasted = "8w4usg.0123456789abcdef"
 	ca := newAuthority(t, "kubernetes")
-	for what, r := range map[string]explain.Request{
+	for what, r := range map[string]api.RequestEvidence{
 		"expired":     request("system:bootstrap:8w4usg", issued("kubejoin", ca.leaf(t, before(time.Hour)))),
 		"not expired": request("system:bootstrap:8w4usg", issued("kubejoin", ca.leaf(t, now.Add(time.Hour)))),
 		"denied":      request("system:bootstrap:8w4usg", denied("TokenSpent", "")),
 	} {
-		e := explain.Explain(explain.Facts{Node: pasted, Requests: []explain.Request{r}}, now)
+		e := explain.Explain(explain.Facts{Node: pasted, Requests: []api.RequestEvidence{r}}, now)
 		if text, err := json.Marshal(e); err != nil || strings.Contains(string(text), pasted) || strings.Contains(string(text), "--node-name 8w4usg") {
 			t.Errorf("%s: %s, %v", what, text, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/api"
 )
 
 // quiet tells of a name under which nothing has arrived, or nothing is left of it.
@@ -35,7 +36,7 @@ func (v *view) quiet() {
 	}
 	bound, general := v.usable()
 	v.e.Evidence.TokenCount = len(bound)
-	v.e.Evidence.Tokens = bound[:min(len(bound), MaxEvidence)]
+	v.e.Evidence.Tokens = bound[:min(len(bound), api.MaxEvidence)]
 	usable, kind := bound, "limited to it"
 	if len(bound) == 0 {
 		usable, kind = general, "good for any name"
@@ -47,17 +48,17 @@ func (v *view) quiet() {
 	}
 	list := v.list(usable)
 	switch best := usable[0]; {
-	case best.Status == TokenActive && len(bound) > 0:
+	case best.Status == api.StatusActive && len(bound) > 0:
 		v.say(NothingArrived, time.Time{}, "%s; tokens limited to it: %s; see on the machine what kubeadm join says%s", nobody, list, v.discovery())
-	case best.Status == TokenActive:
+	case best.Status == api.StatusActive:
 		v.say(NothingKnown, time.Time{}, "%s; no token is limited to it, %d good for any: see on the machine what kubeadm join says%s", nobody, active(general), v.discovery())
 		v.next("", "kubejoin token list")
-	case best.Status == TokenNotSigned:
+	case best.Status == api.StatusUnsigned:
 		v.say(TokenUnsigned, time.Time{}, "%s, and with its token it cannot discover the cluster, since cluster-info has no signature by it; tokens %s: %s; %s", nobody, kind, list,
 			v.whose("bootstrap-signer", "bootstrap-signer-controller"))
 		v.next("", "kubectl -n "+clusterinfo.Namespace+" get configmap "+clusterinfo.Name+" -o yaml")
 	default:
-		state := map[TokenState]State{TokenIsSpent: TokenSpent, TokenHasEnded: TokenExpired, TokenInvalid: TokenLimitsMalformed}[best.Status]
+		state := map[string]api.NodeState{api.StatusSpent: TokenSpent, api.StatusExpired: TokenExpired, api.StatusInvalid: TokenLimitsMalformed}[best.Status]
 		since := time.Time{}
 		if state == TokenExpired {
 			since = best.Expires
@@ -70,10 +71,10 @@ func (v *view) quiet() {
 // few tokens are named in a sentence.
 const few = 5
 
-func (v *view) list(all []Token) string {
+func (v *view) list(all []api.TokenEvidence) string {
 	var words []string
 	for _, t := range all[:min(len(all), few)] {
-		words = append(words, t.words(v.now))
+		words = append(words, tokenWords(t, v.now))
 	}
 	if more := len(all) - few; more > 0 {
 		words = append(words, fmt.Sprintf("and %d more", more))
@@ -81,9 +82,9 @@ func (v *view) list(all []Token) string {
 	return strings.Join(words, ", ")
 }
 
-func active(all []Token) (n int) {
+func active(all []api.TokenEvidence) (n int) {
 	for _, t := range all {
-		if t.Status == TokenActive {
+		if t.Status == api.StatusActive {
 			n++
 		}
 	}

@@ -3,6 +3,7 @@ package explain_test
 import (
 	"testing"
 
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/admission"
 )
@@ -14,9 +15,9 @@ func TestReasonsAreStates(t *testing.T) {
 		admission.ReasonNodeNameNotAllowed, admission.ReasonNodeNameReserved, admission.ReasonNodeNameClaimed, admission.ReasonNodeExists, admission.ReasonNodeReplaced,
 		admission.ReasonTooManyKeys, admission.ReasonNotForBootstrap,
 	} {
-		for _, end := range []func(*explain.Request){denied(reason, "because"), failed(reason, "because")} {
-			e := explain.Explain(explain.Facts{Node: name, Requests: []explain.Request{request(bootstrap, end)}}, now)
-			if e.State != explain.State(reason) || len(e.Next) == 0 {
+		for _, end := range []func(*api.RequestEvidence){denied(reason, "because"), failed(reason, "because")} {
+			e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{request(bootstrap, end)}}, now)
+			if e.State != api.NodeState(reason) || len(e.Next) == 0 {
 				t.Errorf("%s is state %s, next %q", reason, e.State, e.Next)
 			}
 		}

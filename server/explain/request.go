@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -20,15 +21,15 @@ const kubejoinName = "kubejoin"
 const soon = 10 * time.Second
 
 // refusals are the reasons of kubejoin that are states of their own.
-var refusals = []State{
+var refusals = []api.NodeState{
 	TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenLimitsMalformed, NodeNameNotAllowed,
 	NodeNameReserved, NodeNameClaimed, NodeExists, NodeReplaced, TooManyKeys, NotForBootstrapToken,
 }
 
 // refused tells of a request that was denied or has failed.
-func (v *view) refused(r Request, c Condition, s State) {
-	if slices.Contains(refusals, State(c.Reason)) {
-		s = State(c.Reason)
+func (v *view) refused(r api.RequestEvidence, c api.RequestCondition, s api.NodeState) {
+	if slices.Contains(refusals, api.NodeState(c.Reason)) {
+		s = api.NodeState(c.Reason)
 	}
 	v.tokenOf(r)
 	v.event(r, c.Reason)
@@ -37,9 +38,9 @@ func (v *view) refused(r Request, c Condition, s State) {
 		verb = "failed"
 	}
 	if n := v.e.Evidence.Refused; n > 1 {
-		v.say(s, c.At, "%s %d times, last %s: %s", verb, n, ago(c.At, v.now), c.words())
+		v.say(s, c.At, "%s %d times, last %s: %s", verb, n, ago(c.At, v.now), conditionWords(c))
 	} else {
-		v.say(s, c.At, "%s %s: %s", verb, ago(c.At, v.now), c.words())
+		v.say(s, c.At, "%s %s: %s", verb, ago(c.At, v.now), conditionWords(c))
 	}
 	words, command := v.remedy(s)
 	if strings.Contains(v.e.Sentence, ": kubejoin ") { // the message says it
@@ -47,15 +48,15 @@ func (v *view) refused(r Request, c Condition, s State) {
 	}
 	v.next(words, command)
 	v.next("", foreign.ShowCSR(r.Name, r.UID))
-	if at := slices.IndexFunc(v.client, func(other Request) bool { return other.Certificate != nil }); at >= 0 && v.Object == nil {
+	if at := slices.IndexFunc(v.client, func(other api.RequestEvidence) bool { return other.Certificate != nil }); at >= 0 && v.Object == nil {
 		v.e.Sentence += fmt.Sprintf("; an earlier request for the name was signed %s", ago(v.client[at].Certificate.At, v.now))
 	}
 }
 
 // tokenOf notes the token of a request whose fate is told by others.
-func (v *view) tokenOf(r Request) {
+func (v *view) tokenOf(r api.RequestEvidence) {
 	for _, t := range v.Tokens {
-		if id := r.tokenID(); id != "" && t.Token.ID() == id {
+		if id := tokenID(r); id != "" && t.Token.ID() == id {
 			evidence := v.token(t)
 			v.e.Evidence.Token = &evidence
 		}
@@ -63,7 +64,7 @@ func (v *view) tokenOf(r Request) {
 }
 
 // pending tells why a request is not approved.
-func (v *view) pending(r Request) {
+func (v *view) pending(r api.RequestEvidence) {
 	asked := fmt.Sprintf("asked for a certificate %s%s and is not approved", ago(r.Created, v.now), v.refusedBefore())
 	if state, why := v.diagnose(r); state != "" {
 		v.say(state, r.Created, "%s: %s", asked, why)
@@ -107,7 +108,7 @@ func (v *view) refusedBefore() string {
 }
 
 // subresource is what the requester has to be allowed to create.
-func (v *view) subresource(r Request) string {
+func (v *view) subresource(r api.RequestEvidence) string {
 	if r.User == tokens.NodeUserPrefix+v.Node {
 		return "selfnodeclient"
 	}
@@ -115,7 +116,7 @@ func (v *view) subresource(r Request) string {
 }
 
 // permit is the command that binds what kubeadm binds, for a group of a bootstrap token.
-func (v *view) permit(r Request) string {
+func (v *view) permit(r api.RequestEvidence) string {
 	at := slices.IndexFunc(r.Groups, func(g string) bool {
 		return strings.HasPrefix(g, "system:bootstrappers:") && len(g) <= foreign.MaxName && strings.Trim(g, "abcdefghijklmnopqrstuvwxyz0123456789:-") == ""
 	})
@@ -126,7 +127,7 @@ func (v *view) permit(r Request) string {
 }
 
 // unsigned tells why an approved request has no certificate.
-func (v *view) unsigned(r Request) {
+func (v *view) unsigned(r api.RequestEvidence) {
 	approved := fmt.Sprintf("its request was approved %s and is not signed", ago(r.Approved.At, v.now))
 	event := v.event(r, "SigningFailed")
 	ca := v.caTrouble()
@@ -158,8 +159,8 @@ var later = []string{"SignedByOther", "SigningFailed", "AnotherKey", "SharedNode
 
 // event is the newest Event of kubejoin about a request with one of the reasons; none given are
 // all that may say why it is not approved.
-func (v *view) event(r Request, reasons ...string) *Event {
-	var newest *Event
+func (v *view) event(r api.RequestEvidence, reasons ...string) *api.EventEvidence {
+	var newest *api.EventEvidence
 	for i, e := range v.Events {
 		if e.UID != r.UID || e.Source != kubejoinName {
 			continue
@@ -178,8 +179,8 @@ func (v *view) event(r Request, reasons ...string) *Event {
 }
 
 // caTrouble is the newest Event about kubejoin's CA, if it says that the CA cannot be used.
-func (v *view) caTrouble() *Event {
-	var newest *Event
+func (v *view) caTrouble() *api.EventEvidence {
+	var newest *api.EventEvidence
 	for i, e := range v.Events {
 		if e.Kind == "Lease" && strings.HasPrefix(e.Reason, "CA") && (newest == nil || e.At.After(newest.At)) {
 			newest = &v.Events[i]
@@ -210,7 +211,7 @@ func (v *view) whose(kubejoins, kcms string) string {
 }
 
 // issued tells of a certificate, where there is no Node.
-func (v *view) issued(r Request) {
+func (v *view) issued(r api.RequestEvidence) {
 	c := r.Certificate
 	v.tokenOf(r)
 	onMachine := "journalctl -u kubelet -n 50 --no-pager"

@@ -8,26 +8,15 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A TokenState is what a token is worth to the node.
-type TokenState string
-
-// The states of tokens, the best first.
-const (
-	TokenActive    TokenState = "active"
-	TokenNotSigned TokenState = "unsigned"
-	TokenIsSpent   TokenState = "spent"
-	TokenHasEnded  TokenState = "expired"
-	TokenInvalid   TokenState = "invalid"
-)
-
-var tokenStates = []TokenState{TokenActive, TokenNotSigned, TokenIsSpent, TokenHasEnded, TokenInvalid}
+var tokenStates = []string{api.StatusActive, api.StatusUnsigned, api.StatusSpent, api.StatusExpired, api.StatusInvalid}
 
 // token judges a record for the node.
-func (v *view) token(r tokens.Record) Token {
-	t := Token{
+func (v *view) token(r tokens.Record) api.TokenEvidence {
+	t := api.TokenEvidence{
 		ID: r.Token.ID(), Expires: r.Expires, MaxNodes: r.Limits.Most(),
 		NodeNames: slices.Clone(r.Limits.NodeNames), Nodes: slices.Clone(r.Nodes),
 	}
@@ -37,23 +26,23 @@ func (v *view) token(r tokens.Record) Token {
 	}
 	switch {
 	case r.Problem != nil || r.Limits.Problem != nil:
-		t.Status = TokenInvalid
+		t.Status = api.StatusInvalid
 	case r.Expired(v.now):
-		t.Status = TokenHasEnded
+		t.Status = api.StatusExpired
 	case r.Spent() && !slices.Contains(r.Nodes, v.Node):
-		t.Status = TokenIsSpent
+		t.Status = api.StatusSpent
 	case t.Signed != nil && !*t.Signed:
-		t.Status = TokenNotSigned
+		t.Status = api.StatusUnsigned
 	default:
-		t.Status = TokenActive
+		t.Status = api.StatusActive
 	}
 	return t
 }
 
-// words says what a token is worth.
-func (t Token) words(now time.Time) string {
+// tokenWords says what a token is worth.
+func tokenWords(t api.TokenEvidence, now time.Time) string {
 	switch t.Status {
-	case TokenActive:
+	case api.StatusActive:
 		signed := "signed"
 		if t.Signed == nil {
 			signed = "active"
@@ -62,9 +51,9 @@ func (t Token) words(now time.Time) string {
 			return t.ID + " (" + signed + ", does not expire)"
 		}
 		return fmt.Sprintf("%s (%s, expires in %s)", t.ID, signed, span(t.Expires.Sub(now)))
-	case TokenIsSpent:
+	case api.StatusSpent:
 		return fmt.Sprintf("%s (spent by %s)", t.ID, some(t.Nodes))
-	case TokenHasEnded:
+	case api.StatusExpired:
 		return fmt.Sprintf("%s (expired %s)", t.ID, ago(t.Expires, now))
 	}
 	return fmt.Sprintf("%s (%s)", t.ID, t.Status)
@@ -81,7 +70,7 @@ func some(names []string) string {
 
 // usable are the tokens that may be used for the name: those limited to it, and those for any
 // name. The best come first, of equals the newest.
-func (v *view) usable() (bound, general []Token) {
+func (v *view) usable() (bound, general []api.TokenEvidence) {
 	created := map[string]time.Time{}
 	for _, r := range v.Tokens {
 		if !r.Authentication && r.Problem == nil || !r.Limits.AllowsName(v.Node) {
@@ -94,7 +83,7 @@ func (v *view) usable() (bound, general []Token) {
 			general = append(general, v.token(r))
 		}
 	}
-	best := func(a, b Token) int {
+	best := func(a, b api.TokenEvidence) int {
 		return cmp.Or(
 			cmp.Compare(slices.Index(tokenStates, a.Status), slices.Index(tokenStates, b.Status)),
 			created[b.ID].Compare(created[a.ID]),
@@ -108,8 +97,8 @@ func (v *view) usable() (bound, general []Token) {
 
 // diagnose says what about the token, or the name, of a request that is not decided yet will
 // have it refused by kubejoin; no state is nothing.
-func (v *view) diagnose(r Request) (State, string) {
-	id := r.tokenID()
+func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
+	id := tokenID(r)
 	if id == "" || !v.reads(FactTokens) {
 		return v.diagnoseName(r, tokens.Record{})
 	}
@@ -139,11 +128,11 @@ func (v *view) diagnose(r Request) (State, string) {
 	return v.diagnoseName(r, t)
 }
 
-func (v *view) diagnoseName(r Request, t tokens.Record) (State, string) {
+func (v *view) diagnoseName(r api.RequestEvidence, t tokens.Record) (api.NodeState, string) {
 	if r.User == tokens.NodeUserPrefix+v.Node {
 		return "", ""
 	}
-	if c := v.Claim; v.reads(FactClaim) && c != nil && (c.TokenID != r.tokenID() || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {
+	if c := v.Claim; v.reads(FactClaim) && c != nil && (c.TokenID != tokenID(r) || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {
 		return NodeNameClaimed, fmt.Sprintf("the name was taken with another token, %s, %s", c.TokenID, ago(c.Created, v.now))
 	}
 	if v.reads(FactNode) && v.Object != nil {
@@ -166,7 +155,7 @@ func nodes(n int) string {
 }
 
 // remedy is the command that mends a state, and the words before it; empty where there is none.
-func (v *view) remedy(s State) (words, command string) {
+func (v *view) remedy(s api.NodeState) (words, command string) {
 	another := v.ofNode("kubejoin token create --node-name")
 	switch s {
 	case TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenUnknown, TokenLimitsMalformed, NodeNameNotAllowed, NothingKnown:

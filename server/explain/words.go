@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server/api"
 )
 
 // span is a duration as a person says it.
@@ -41,7 +42,7 @@ func clean(message string) string {
 }
 
 // title names a request in a sentence. A name that could be mistaken for a part of it is quoted.
-func (r Request) title() string {
+func title(r api.RequestEvidence) string {
 	if foreign.Pastes(r.Name) {
 		return r.Name
 	}
@@ -50,7 +51,7 @@ func (r Request) title() string {
 
 // approve adds the command that approves a request, or the one that shows it if its name must not be
 // part of a command.
-func (v *view) approve(words string, r Request) {
+func (v *view) approve(words string, r api.RequestEvidence) {
 	if foreign.Pastes(r.Name) {
 		v.next(words, "kubectl certificate approve "+r.Name)
 		return
@@ -68,7 +69,7 @@ func (v *view) ofNode(command string) string {
 
 // cleaned is an explanation in which nothing that others wrote is more than text of some length. It
 // changes no fact: what was concluded, was concluded from the text as it is.
-func cleaned(e Explanation) Explanation {
+func cleaned(e api.NodeExplanation) api.NodeExplanation {
 	name := func(s *string) { *s = foreign.Text(*s, foreign.MaxName) }
 	message := func(s *string) { *s = foreign.Text(*s, foreign.MaxMessage) }
 	e.Sentence = foreign.Text(e.Sentence, maxSentence)
@@ -81,7 +82,7 @@ func cleaned(e Explanation) Explanation {
 		for _, s := range []*string{&r.Name, &r.UID, &r.Signer, &r.User} {
 			name(s)
 		}
-		for _, condition := range []**Condition{&r.Approved, &r.Denied, &r.Failed} {
+		for _, condition := range []**api.RequestCondition{&r.Approved, &r.Denied, &r.Failed} {
 			if *condition != nil {
 				c := **condition
 				name(&c.Reason)

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -117,8 +117,8 @@ func info(t testing.TB, a authority, signing ...tokens.Record) map[string]string
 }
 
 // request is one for the client certificate, made by the user 40 s ago.
-func request(user string, change ...func(*explain.Request)) explain.Request {
-	r := explain.Request{Name: "csr-1", UID: "uid-1", Signer: clientSigner, User: user, Created: before(40 * time.Second)}
+func request(user string, change ...func(*api.RequestEvidence)) api.RequestEvidence {
+	r := api.RequestEvidence{Name: "csr-1", UID: "uid-1", Signer: clientSigner, User: user, Created: before(40 * time.Second)}
 	if user != itself {
 		r.Groups = []string{"system:bootstrappers", tokens.DefaultGroup, "system:authenticated"}
 	}
@@ -128,61 +128,61 @@ func request(user string, change ...func(*explain.Request)) explain.Request {
 	return r
 }
 
-func condition(reason, message string) *explain.Condition {
-	return &explain.Condition{Reason: reason, Message: message, At: before(30 * time.Second)}
+func condition(reason, message string) *api.RequestCondition {
+	return &api.RequestCondition{Reason: reason, Message: message, At: before(30 * time.Second)}
 }
 
-func denied(reason, message string) func(*explain.Request) {
-	return func(r *explain.Request) { r.Denied = condition(reason, message) }
+func denied(reason, message string) func(*api.RequestEvidence) {
+	return func(r *api.RequestEvidence) { r.Denied = condition(reason, message) }
 }
 
-func failed(reason, message string) func(*explain.Request) {
-	return func(r *explain.Request) { r.Failed = condition(reason, message) }
+func failed(reason, message string) func(*api.RequestEvidence) {
+	return func(r *api.RequestEvidence) { r.Failed = condition(reason, message) }
 }
 
-func approved(r *explain.Request) { r.Approved = condition("AutoApproved", "approved") }
+func approved(r *api.RequestEvidence) { r.Approved = condition("AutoApproved", "approved") }
 
-func permitted(may bool) func(*explain.Request) {
-	return func(r *explain.Request) { r.Permitted = &may }
+func permitted(may bool) func(*api.RequestEvidence) {
+	return func(r *api.RequestEvidence) { r.Permitted = &may }
 }
 
-func made(d time.Duration, name string) func(*explain.Request) {
-	return func(r *explain.Request) { r.Created, r.Name, r.UID = before(d), name, "uid-"+name }
+func made(d time.Duration, name string) func(*api.RequestEvidence) {
+	return func(r *api.RequestEvidence) { r.Created, r.Name, r.UID = before(d), name, "uid-"+name }
 }
 
-func serving(r *explain.Request) {
+func serving(r *api.RequestEvidence) {
 	r.Signer, r.Name, r.UID = servingSigner, "csr-serving", "uid-serving"
 }
 
-func issued(writer string, leaf *x509.Certificate) func(*explain.Request) {
-	return func(r *explain.Request) {
+func issued(writer string, leaf *x509.Certificate) func(*api.RequestEvidence) {
+	return func(r *api.RequestEvidence) {
 		approved(r)
-		r.Certificate = &explain.Certificate{Writer: writer, At: before(3 * time.Minute), Chain: []*x509.Certificate{leaf}}
+		r.Certificate = &api.CertificateEvidence{Writer: writer, At: before(3 * time.Minute), Chain: []*x509.Certificate{leaf}}
 	}
 }
 
-func event(reason, message string) explain.Event {
-	return explain.Event{Namespace: "default", Name: "csr-1.17", Kind: "CertificateSigningRequest", Object: "csr-1", UID: "uid-1", Source: "kubejoin",
+func event(reason, message string) api.EventEvidence {
+	return api.EventEvidence{Namespace: "default", Name: "csr-1.17", Kind: "CertificateSigningRequest", Object: "csr-1", UID: "uid-1", Source: "kubejoin",
 		Reason: reason, Message: message, At: before(20 * time.Second)}
 }
 
-func servingEvent(reason, message string) explain.Event {
+func servingEvent(reason, message string) api.EventEvidence {
 	e := event(reason, message)
 	e.Object, e.UID = "csr-serving", "uid-serving"
 	return e
 }
 
-func caEvent(reason, message string, age time.Duration) explain.Event {
-	return explain.Event{Namespace: "kubejoin-system", Name: "kubejoin." + reason, Kind: "Lease", Object: "kubejoin", Source: "kubejoin",
+func caEvent(reason, message string, age time.Duration) api.EventEvidence {
+	return api.EventEvidence{Namespace: "kubejoin-system", Name: "kubejoin." + reason, Kind: "Lease", Object: "kubejoin", Source: "kubejoin",
 		Reason: reason, Message: message, At: before(age)}
 }
 
-func leader(age time.Duration) *explain.Leader {
-	return &explain.Leader{Namespace: "kubejoin-system", Lease: "kubejoin", Holder: "cp-1_abc", Renewed: before(age), Duration: 15 * time.Second}
+func leader(age time.Duration) *api.LeaderEvidence {
+	return &api.LeaderEvidence{Namespace: "kubejoin-system", Lease: "kubejoin", Holder: "cp-1_abc", Renewed: before(age), Duration: 15 * time.Second}
 }
 
-func node(ready, message string) *explain.Node {
-	return &explain.Node{UID: "uid-node", Created: before(3 * time.Hour), Ready: ready, Message: message, Since: before(2*time.Hour + time.Minute)}
+func node(ready, message string) *api.NodeEvidence {
+	return &api.NodeEvidence{UID: "uid-node", Created: before(3 * time.Hour), Ready: ready, Message: message, Since: before(2*time.Hour + time.Minute)}
 }
 
 func claim(id string) *tokens.Claim {

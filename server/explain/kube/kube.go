@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -61,10 +62,10 @@ type ClusterInfo interface {
 
 // Explain says why a machine of that name has or has not joined. It fails where the API server
 // does not answer; what may not be read does not make it fail.
-func (r Reader) Explain(ctx context.Context, node string) (explain.Explanation, error) {
+func (r Reader) Explain(ctx context.Context, node string) (api.NodeExplanation, error) {
 	facts, err := r.Facts(ctx, node)
 	if err != nil {
-		return explain.Explanation{}, err
+		return api.NodeExplanation{}, err
 	}
 	now := time.Now
 	if r.Now != nil {
@@ -89,7 +90,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 	}
 	g := &gathering{Reader: r, facts: explain.Facts{Node: node}}
 	// Side by side: those that depend on the requests come after them.
-	g.all(ctx, map[explain.Fact]func(context.Context) error{
+	g.all(ctx, map[api.Fact]func(context.Context) error{
 		explain.FactRequests:    g.requests,
 		explain.FactNode:        g.node,
 		explain.FactClaim:       g.claim,
@@ -98,7 +99,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		explain.FactLeader:      g.leader,
 	})
 	if g.trouble == nil {
-		g.all(ctx, map[explain.Fact]func(context.Context) error{
+		g.all(ctx, map[api.Fact]func(context.Context) error{
 			explain.FactEvents:     g.events,
 			explain.FactPermission: g.permission,
 			explain.FactTokens:     g.requestersToken,
@@ -124,7 +125,7 @@ type gathering struct {
 }
 
 // all reads facts side by side, each with its own time.
-func (g *gathering) all(ctx context.Context, read map[explain.Fact]func(context.Context) error) {
+func (g *gathering) all(ctx context.Context, read map[api.Fact]func(context.Context) error) {
 	var reading sync.WaitGroup
 	for fact, f := range read {
 		reading.Go(func() {
@@ -138,16 +139,16 @@ func (g *gathering) all(ctx context.Context, read map[explain.Fact]func(context.
 	reading.Wait()
 }
 
-func (g *gathering) unread(fact explain.Fact, err error) {
+func (g *gathering) unread(fact api.Fact, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !apierrors.IsForbidden(err) && (fact == explain.FactRequests || fact == explain.FactNode) {
 		g.trouble = errors.Join(g.trouble, fmt.Errorf("%s: %w", fact, err))
 	}
-	if slices.ContainsFunc(g.facts.Unread, func(u explain.Unread) bool { return u.Fact == fact }) {
+	if slices.ContainsFunc(g.facts.Unread, func(u api.UnreadFact) bool { return u.Fact == fact }) {
 		return
 	}
-	g.facts.Unread = append(g.facts.Unread, explain.Unread{Fact: fact, Reason: strings.ReplaceAll(err.Error(), "\n", "; ")})
+	g.facts.Unread = append(g.facts.Unread, api.UnreadFact{Fact: fact, Reason: strings.ReplaceAll(err.Error(), "\n", "; ")})
 }
 
 func (g *gathering) set(f func(*explain.Facts)) {
@@ -164,7 +165,7 @@ func (g *gathering) node(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	found := &explain.Node{UID: string(n.UID), Created: n.CreationTimestamp.Time}
+	found := &api.NodeEvidence{UID: string(n.UID), Created: n.CreationTimestamp.Time}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			found.Ready, found.Reason, found.Message, found.Since = string(c.Status), c.Reason, c.Message, c.LastTransitionTime.Time
@@ -239,7 +240,7 @@ func (g *gathering) leader(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l := &explain.Leader{Namespace: g.LeaseNamespace, Lease: g.LeaseName}
+	l := &api.LeaderEvidence{Namespace: g.LeaseNamespace, Lease: g.LeaseName}
 	if s := lease.Spec; s.HolderIdentity != nil {
 		l.Holder = *s.HolderIdentity
 	}

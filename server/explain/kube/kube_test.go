@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
@@ -51,12 +52,12 @@ func TestWayOfANode(t *testing.T) {
 	}
 
 	w.node(node, corev1.ConditionFalse, "network not ready")
-	if e = w.explain(node, explain.JoinedNotReady, "network not ready"); !e.HasJoined() {
+	if e = w.explain(node, api.JoinedNotReady, "network not ready"); !e.HasJoined() {
 		t.Error("has not joined")
 	}
 	itself := w.as("system:node:"+node, "system:nodes")
 	pending := w.ask(itself, serving, node)
-	w.explain(node, explain.JoinedNotReady, "kubectl certificate approve "+pending.Name)
+	w.explain(node, api.JoinedNotReady, "kubectl certificate approve "+pending.Name)
 
 	if err := w.admin.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -236,11 +237,11 @@ func TestForbidden(t *testing.T) {
 	some := w.readerOf(w.allow("some", requests))
 	some.Timeout = 2 * time.Second // what is never listed is waited for
 	for node, want := range map[string]struct {
-		state  explain.State
-		unread []explain.Fact
+		state  api.NodeState
+		unread []api.Fact
 	}{
-		"forbidden-1": {explain.CertificateIssued, []explain.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactEvents, explain.FactLeader}},
-		"forbidden-2": {explain.NotApproved, []explain.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactEvents, explain.FactLeader, explain.FactPermission}},
+		"forbidden-1": {explain.CertificateIssued, []api.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactEvents, explain.FactLeader}},
+		"forbidden-2": {explain.NotApproved, []api.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactEvents, explain.FactLeader, explain.FactPermission}},
 	} {
 		e, err := some.Explain(t.Context(), node)
 		if err != nil {
@@ -252,7 +253,7 @@ func TestForbidden(t *testing.T) {
 			t.Errorf("%s: %s", e.State, e.Sentence)
 		}
 		for _, fact := range want.unread {
-			at := slices.IndexFunc(e.Unread, func(u explain.Unread) bool { return u.Fact == fact })
+			at := slices.IndexFunc(e.Unread, func(u api.UnreadFact) bool { return u.Fact == fact })
 			if at < 0 {
 				t.Errorf("%s: %s is not said to be unread: %v", node, fact, e.Unread)
 			} else if !strings.Contains(e.Unread[at].Reason, "forbidden") {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -42,7 +43,7 @@ func TestRefusedByKubejoin(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	await := func(node string, state explain.State, words ...string) {
+	await := func(node string, state api.NodeState, words ...string) {
 		t.Helper()
 		w.await("state of "+node, func(ctx context.Context) error {
 			e, err := w.reader.Explain(ctx, node)

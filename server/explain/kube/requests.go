@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -87,8 +88,8 @@ func (g *gathering) newest(all []object) []object {
 	return []object{newest, other}
 }
 
-func request(o object) explain.Request {
-	r := explain.Request{
+func request(o object) api.RequestEvidence {
+	r := api.RequestEvidence{
 		Name: o.Name, UID: string(o.UID), Signer: o.Spec.SignerName,
 		User: o.Spec.Username, Groups: o.Spec.Groups, Created: o.CreationTimestamp.Time,
 	}
@@ -96,7 +97,7 @@ func request(o object) explain.Request {
 		if c.Status != "" && c.Status != corev1.ConditionTrue { // a Failed that is False is nothing that failed
 			continue
 		}
-		condition := &explain.Condition{Reason: c.Reason, Message: c.Message, At: c.LastUpdateTime.Time}
+		condition := &api.RequestCondition{Reason: c.Reason, Message: c.Message, At: c.LastUpdateTime.Time}
 		if condition.At.IsZero() {
 			condition.At = c.LastTransitionTime.Time
 		}
@@ -117,8 +118,8 @@ func request(o object) explain.Request {
 
 // certificate reads what was issued, and from the API server's notes by whom and when. Where
 // there are none it was about when it was approved.
-func certificate(o object, approved *explain.Condition) *explain.Certificate {
-	c := &explain.Certificate{Chain: chain(o.Status.Certificate), At: o.CreationTimestamp.Time}
+func certificate(o object, approved *api.RequestCondition) *api.CertificateEvidence {
+	c := &api.CertificateEvidence{Chain: chain(o.Status.Certificate), At: o.CreationTimestamp.Time}
 	if approved != nil {
 		c.At = approved.At
 	}
@@ -198,7 +199,7 @@ func (g *gathering) events(ctx context.Context) error {
 	return nil
 }
 
-func event(e *corev1.Event) explain.Event {
+func event(e *corev1.Event) api.EventEvidence {
 	source := e.Source.Component
 	if source == "" {
 		source = e.ReportingController
@@ -213,7 +214,7 @@ func event(e *corev1.Event) explain.Event {
 			at = t
 		}
 	}
-	return explain.Event{
+	return api.EventEvidence{
 		Namespace: e.Namespace, Name: e.Name, Kind: e.InvolvedObject.Kind, Object: e.InvolvedObject.Name, UID: string(e.InvolvedObject.UID),
 		Source: source, Reason: e.Reason, Message: e.Message, At: at,
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -27,24 +28,24 @@ type Requests struct {
 
 // Explain explains the object, or if it is nil the request of that name: the error wraps
 // [tokens.ErrNotFound] if there is none.
-func (r Requests) Explain(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+func (r Requests) Explain(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 	if object != nil {
 		return r.object(ctx, object)
 	}
 	object, err := r.Client.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return explain.RequestExplanation{}, fmt.Errorf("certificate request %s: %w", name, tokens.ErrNotFound)
+		return api.RequestExplanation{}, fmt.Errorf("certificate request %s: %w", name, tokens.ErrNotFound)
 	}
 	if err != nil {
-		return explain.RequestExplanation{}, err
+		return api.RequestExplanation{}, err
 	}
 	return r.object(ctx, object)
 }
 
-func (r Requests) object(ctx context.Context, object *certificates.CertificateSigningRequest) (explain.RequestExplanation, error) {
+func (r Requests) object(ctx context.Context, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 	authority, err := r.Authority()
 	if err != nil {
-		return explain.RequestExplanation{}, err
+		return api.RequestExplanation{}, err
 	}
 	request, refused := csr.Request(object)
 	var said signer.Explanation
@@ -58,18 +59,18 @@ func (r Requests) object(ctx context.Context, object *certificates.CertificateSi
 
 func status(object *certificates.CertificateSigningRequest) string {
 	if len(object.Status.Certificate) > 0 {
-		return explain.StatusIssued
+		return api.RequestIssued
 	}
-	is := explain.StatusPending
+	is := api.RequestPending
 	for _, c := range object.Status.Conditions {
 		switch {
 		case c.Status != "" && c.Status != corev1.ConditionTrue:
 		case c.Type == certificates.CertificateFailed:
-			return explain.StatusFailed
+			return api.RequestFailed
 		case c.Type == certificates.CertificateDenied:
-			is = explain.StatusDenied
+			is = api.RequestDenied
 		case c.Type == certificates.CertificateApproved:
-			is = explain.StatusApproved
+			is = api.RequestApproved
 		}
 	}
 	return is

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
-	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -224,7 +224,7 @@ func (w *world) event(o *certificates.CertificateSigningRequest, reason, message
 }
 
 // explain asks for a node, and wants that state and these words in the sentence.
-func (w *world) explain(node string, state explain.State, words ...string) explain.Explanation {
+func (w *world) explain(node string, state api.NodeState, words ...string) api.NodeExplanation {
 	w.Helper()
 	e, err := w.reader.Explain(w.Context(), node)
 	if err != nil {
@@ -247,7 +247,7 @@ func (w *world) explain(node string, state explain.State, words ...string) expla
 }
 
 // noSecret wants no secret of any token there is in what is shown.
-func (w *world) noSecret(e explain.Explanation) {
+func (w *world) noSecret(e api.NodeExplanation) {
 	w.Helper()
 	text, err := json.Marshal(e)
 	if err != nil {
