@@ -3,13 +3,17 @@ package server
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -54,6 +58,48 @@ func warningHeader(warnings []string) string {
 	return strings.Join(list, ", ")
 }
 
+// mint stores a record and answers how to join with it once it is signed. It takes SignTimeout at
+// most, and withdrawTimeout more to take the token back.
+func (h *handler) mint(r *http.Request, record tokens.Record, format joinFormat) (answer, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
+	defer cancel()
+	start := time.Now()
+	record, err := h.create(ctx, record, false)
+	if noRoom := (*problem)(nil); errors.As(err, &noRoom) {
+		return answer{}, noRoom
+	}
+	if err != nil {
+		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
+		p.cause, p.retryAfter = err, retryAfter
+		if refused(err) {
+			return answer{}, p
+		}
+		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, p)
+	}
+	logAttrs(ctx, slog.String("token", record.Token.ID()))
+	created := time.Now()
+
+	join, err := h.signed(ctx, r.Context(), record, h.SignTimeout)
+	var body []byte
+	if err == nil {
+		body, err = format.join(join, record.Expires)
+	}
+	if err != nil {
+		// Nobody was told the secret: what is left of the token must go, also when it is the
+		// client that has gone.
+		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, err)
+	}
+	return answer{
+		contentType: format.contentType,
+		header: map[string]string{
+			"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(time.Since(created))),
+		},
+		body: body,
+	}, nil
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
 // signed waits for a token's signature until wait ends, which is after so long, or the token does,
 // and says how to join by the cluster-info that carries it.
 func (h *handler) signed(wait, client context.Context, record tokens.Record, after time.Duration) (joinformat.Join, error) {
@@ -87,6 +133,54 @@ func (h *handler) signed(wait, client context.Context, record tokens.Record, aft
 		return joinformat.Join{}, p
 	}
 	return h.join(kubeconfig, t)
+}
+
+// awaitSigned waits for the signature of a stored token, if it is to have one, and gives its join
+// command, if it is good for one.
+func (h *handler) awaitSigned(ctx context.Context, record tokens.Record, wait time.Duration) (string, error) {
+	if !record.Signing || wait == 0 {
+		return h.unsignedCommand(ctx, record), nil
+	}
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	join, err := h.signed(waiting, ctx, record, wait)
+	if err == nil {
+		if !record.Authentication {
+			return "", nil
+		}
+		var command string
+		if command, err = joinLine(join); err == nil {
+			return command, nil
+		}
+	}
+	var p *problem
+	if !errors.As(err, &p) || p.Type != api.ProblemType+api.ProblemNotSigned {
+		p = newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "cluster-info is not signed with the new token, and what should be signing is %s", h.SignedBy)
+		p.cause = err
+	}
+	p.TokenID = record.Token.ID()
+	p.Detail += fmt.Sprintf(". Token %s was made all the same, and %s", p.TokenID, lifetime(record))
+	return "", p
+}
+
+// unsignedCommand is the join command of a token whose signature was not waited for, if there is
+// a cluster-info to make it of.
+func (h *handler) unsignedCommand(ctx context.Context, record tokens.Record) string {
+	if !record.Signing || !record.Authentication {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, viewTimeout)
+	defer cancel()
+	data, err := h.clusterInfo(ctx)
+	if err != nil {
+		return ""
+	}
+	join, err := h.join([]byte(data["kubeconfig"]), record.Token)
+	if err != nil {
+		return ""
+	}
+	command, _ := joinLine(join) // empty beside an error
+	return command
 }
 
 // join says how to join with a token, of what a kubeconfig says.
@@ -128,4 +222,79 @@ func (h *handler) read(kubeconfig []byte) (*target, error) {
 	}
 	h.target.Store(t)
 	return t, nil
+}
+
+// A joinFormat is a form in which it is said how to join.
+type joinFormat struct {
+	name        string
+	contentType string
+	write       func(joinformat.Join) ([]byte, error) // nil is JSON, which says when the token ends
+}
+
+// The types are those by which cloud-init and Ignition know theirs; YAML's is RFC 9512.
+var joinFormats = []joinFormat{
+	{api.FormatText, "text/plain; charset=utf-8", joinformat.Join.Line},
+	{api.FormatJSON, "application/json", nil},
+	{api.FormatYAML, "application/yaml", joinformat.Join.Configuration},
+	{api.FormatKubeconfig, "application/yaml", joinformat.Join.Kubeconfig},
+	{api.FormatCloudConfig, "text/cloud-config; charset=utf-8", joinformat.Join.CloudConfig},
+	{api.FormatIgnition, "application/vnd.coreos.ignition+json; version=3.0.0", joinformat.Join.Ignition},
+	{api.FormatScript, "text/x-shellscript; charset=utf-8", joinformat.Join.Script},
+}
+
+// JoinFormats are the names of all formats.
+func JoinFormats() []string {
+	names := make([]string, len(joinFormats))
+	for i, f := range joinFormats {
+		names[i] = f.name
+	}
+	return names
+}
+
+// WriteJoin writes how to join in the format of that name, as POST /v1/token/print-join-command
+// answers it; expires is the end of the token, and zero if it has none.
+func WriteJoin(format string, j joinformat.Join, expires time.Time) ([]byte, error) {
+	f, err := findJoinFormat(format)
+	if err != nil {
+		return nil, err
+	}
+	return f.join(j, expires)
+}
+
+func (f joinFormat) join(j joinformat.Join, expires time.Time) ([]byte, error) {
+	if f.write != nil {
+		return f.write(j)
+	}
+	line, err := j.Line()
+	if err != nil {
+		return nil, err
+	}
+	body, err := json.Marshal(api.JoinCommand{
+		APIVersion: api.Version, Kind: api.KindJoinCommand,
+		ID: j.Token.ID(), Token: api.Secret(j.Token.Reveal()), Expires: expires,
+		Endpoint: j.Endpoint, CACertHashes: clusterinfo.Pins(j.CAs), APIServer: j.Server, CABundle: j.Bundle(),
+		JoinCommand: api.Secret(strings.TrimSpace(string(line))),
+	})
+	return append(body, '\n'), err
+}
+
+// findJoinFormat gives the format of that name; an empty one is text.
+func findJoinFormat(name string) (joinFormat, error) {
+	if name == "" {
+		name = api.FormatText
+	}
+	for _, f := range joinFormats {
+		if f.name == name {
+			return f, nil
+		}
+	}
+	return joinFormat{}, fmt.Errorf("%q given, want %s", foreign.Text(name, maxField), enumerate(JoinFormats(), "or"))
+}
+
+// enumerate is words as a person reads them.
+func enumerate(words []string, last string) string {
+	if len(words) < 2 {
+		return strings.Join(words, "")
+	}
+	return strings.Join(words[:len(words)-1], ", ") + " " + last + " " + words[len(words)-1]
 }

@@ -6,11 +6,21 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
+
+// MaxWait is the longest time that a client can have a signature waited for.
+const MaxWait = 5 * time.Minute
+
+// shortCertificate is the lifetime of certificates below which a node that is off for a day is
+// locked out.
+const shortCertificate = 24 * time.Hour
 
 // How long storing a token is tried, and taking it back: a short absence of the store is not the
 // client's concern.
@@ -19,47 +29,241 @@ const (
 	withdrawTimeout = 10 * time.Second
 )
 
-// mint stores a record and answers how to join with it once it is signed. It takes SignTimeout at
-// most, and withdrawTimeout more to take the token back.
-func (h *handler) mint(r *http.Request, record tokens.Record, format joinFormat) (answer, error) {
-	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
-	defer cancel()
-	start := time.Now()
-	record, err := h.create(ctx, record, false)
-	if noRoom := (*problem)(nil); errors.As(err, &noRoom) {
-		return answer{}, noRoom
-	}
-	if err != nil {
-		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
-		p.cause, p.retryAfter = err, retryAfter
-		if refused(err) {
-			return answer{}, p
-		}
-		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, p)
-	}
-	logAttrs(ctx, slog.String("token", record.Token.ID()))
-	created := time.Now()
+// A token whose ttl was asked for may live longer or shorter from its creation by a tenth of that,
+// within these bounds: storing it is tried for a while, and the clock that has set the creation is
+// kube-apiserver's, which may be minutes away from this one.
+const (
+	minEndSlack = createTimeout + 5*time.Second
+	maxEndSlack = 5 * time.Minute
+)
 
-	join, err := h.signed(ctx, r.Context(), record, h.SignTimeout)
-	var body []byte
-	if err == nil {
-		body, err = format.join(join, record.Expires)
+// createToken makes a token and answers it, with its secret, once it is signed. Unlike one of a
+// join command it stays if nobody signs it: the client knows the token. One that the client has
+// chosen is made once, however often it is asked for.
+func (h *handler) createToken(r *http.Request) (answer, error) {
+	var asked api.CreateToken
+	if err := readRequest(r, &asked); err != nil {
+		return answer{}, err
 	}
+	wait, err := h.wait(asked.Wait)
 	if err != nil {
-		// Nobody was told the secret: what is left of the token must go, also when it is the
-		// client that has gone.
-		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, err)
+		return answer{}, err
 	}
-	return answer{
-		contentType: format.contentType,
-		header: map[string]string{
-			"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(time.Since(created))),
-		},
-		body: body,
-	}, nil
+	now := time.Now()
+	token, chosen := tokens.Generate(), asked.Token != ""
+	if chosen {
+		if token, err = tokens.Parse(asked.Token.Reveal()); err != nil {
+			return answer{}, badField("token", "%v", err)
+		}
+	}
+	record, err := h.newRecord(r, asked.TokenSpec, token, now)
+	if err != nil {
+		return answer{}, err
+	}
+	logAttrs(r.Context(), slog.String("token", token.ID()))
+	if chosen {
+		if err := h.checkUnclaimed(r.Context(), token.ID()); err != nil {
+			return answer{}, err
+		}
+	}
+	if asked.DryRun {
+		return h.tryCreate(r.Context(), asked.TokenSpec, record, now)
+	}
+	status := http.StatusCreated
+	record, err = h.create(r.Context(), record, chosen)
+	var noRoom *problem
+	switch {
+	case errors.Is(err, tokens.ErrExists), chosen && errors.As(err, &noRoom): // there is no need of room for one that is there
+		before, againErr := h.again(r.Context(), asked.TokenSpec, record, now)
+		if againErr != nil && noRoom != nil {
+			return answer{}, noRoom
+		} else if againErr != nil {
+			return answer{}, againErr
+		}
+		status, record = http.StatusOK, before
+	case errors.As(err, &noRoom):
+		return answer{}, noRoom
+	case refused(err):
+		return answer{}, h.unavailable(err)
+	case err != nil:
+		p := newProblem(http.StatusServiceUnavailable, "token-not-stored",
+			"the token could not be stored; try again. Should token %s have been stored nevertheless, it %s", record.Token.ID(), lifetime(record))
+		p.cause, p.retryAfter, p.TokenID = err, retryAfter, record.Token.ID()
+		return answer{}, p
+	}
+	command, err := h.awaitSigned(r.Context(), record, wait)
+	if err != nil {
+		return answer{}, err
+	}
+	// What the wait has shown need not be looked up.
+	v := view{now: time.Now()}
+	if status == http.StatusOK {
+		v = h.view(r.Context(), v.now)
+	}
+	t := v.token(record)
+	if record.Signing && wait == 0 && status == http.StatusCreated {
+		t.Status = api.StatusUnsigned
+	}
+	t.Token, t.JoinCommand = api.Secret(record.Token.Reveal()), api.Secret(command)
+	t.Warnings = append(h.advice(r.Context(), record), v.warnings...)
+	a, err := object(status, t)
+	if status == http.StatusCreated {
+		a.header = map[string]string{"Location": "token/" + t.ID} // to the path asked, wherever that is mounted
+	}
+	return a, err
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+// tryCreate answers what createToken would, and stores nothing.
+func (h *handler) tryCreate(ctx context.Context, asked api.TokenSpec, record tokens.Record, now time.Time) (answer, error) {
+	v := view{now: now}
+	switch _, err := h.Tokens.Get(ctx, record.Token.ID()); {
+	case err == nil:
+		if record, err = h.again(ctx, asked, record, now); err != nil {
+			return answer{}, err
+		}
+		v = h.view(ctx, now)
+	case !errors.Is(err, tokens.ErrNotFound):
+		return answer{}, h.unavailable(err)
+	default:
+		if err := h.reserve(ctx, record, true); err != nil {
+			return answer{}, err
+		}
+	}
+	t := v.token(record)
+	t.DryRun, t.Token = true, api.Secret(record.Token.Reveal())
+	t.JoinCommand = api.Secret(h.unsignedCommand(ctx, record))
+	t.Warnings = h.advice(ctx, record)
+	return object(http.StatusOK, t)
+}
+
+// wait is how long a signature is waited for.
+func (h *handler) wait(asked string) (time.Duration, error) {
+	if asked == "" {
+		return min(h.SignTimeout, MaxWait), nil
+	}
+	d, err := time.ParseDuration(asked)
+	if err != nil || d < 0 || d > MaxWait {
+		return 0, badField("wait", "%.40q given; want a duration up to %s, or 0 for not at all", asked, MaxWait)
+	}
+	return d, nil
+}
+
+// advice is what whoever makes a token should know.
+func (h *handler) advice(ctx context.Context, record tokens.Record) []string {
+	var list []string
+	if record.Expires.IsZero() {
+		list = append(list, fmt.Sprintf("token %s never expires: whoever gets hold of it can use it until it is deleted", record.Token.ID()))
+	}
+	if record.Authentication && len(record.Groups) == 0 {
+		list = append(list, fmt.Sprintf("token %s has no group: no role of kubeadm's applies to who authenticates with it", record.Token.ID()))
+	}
+	if d := record.Limits.CertificateDuration; d > 0 && d < shortCertificate {
+		list = append(list, fmt.Sprintf("certificates of %s: a node that is off for longer is locked out, and has to join again", d))
+	}
+	if h.Warnings != nil {
+		list = append(list, h.Warnings(ctx, record)...)
+	}
+	return list
+}
+
+// checkUnclaimed refuses the ID of a deleted token that still has claims: they would restrict the new
+// token, and count for it. IDs are public, and callers choose them.
+func (h *handler) checkUnclaimed(ctx context.Context, id string) error {
+	if h.Claims == nil {
+		return nil
+	}
+	held, err := h.Claims.HeldBy(ctx, id)
+	switch {
+	case apierrors.IsForbidden(err): // a caller with a kubeconfig need not have this right: the check is a courtesy
+		return nil
+	case err != nil:
+		return h.unavailable(err)
+	case len(held) == 0:
+		return nil
+	}
+	if _, err := h.Tokens.Get(ctx, id); !errors.Is(err, tokens.ErrNotFound) {
+		return nil // which is another matter
+	}
+	return newProblem(http.StatusConflict, api.ProblemExists, "the ID %s was that of a token which is gone, and node %s holds its name by it (%d in all); take another ID, or make the names free with: kubejoin claim release %s",
+		id, held[0].Node, len(held), held[0].Node)
+}
+
+// again gives the token that is there if it is the one that is asked for, so that a request whose
+// answer was lost can be sent again: the same secret, and everything else as well. What differs is
+// told to who has the secret alone, which cluster-info shows to be right, too; that it is wrong does
+// not show in the time that it takes.
+func (h *handler) again(ctx context.Context, asked api.TokenSpec, record tokens.Record, now time.Time) (tokens.Record, error) {
+	stored, err := h.Tokens.Get(ctx, record.Token.ID())
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return record, taken(record.Token) // or was, a moment ago
+	case err != nil:
+		return record, h.unavailable(err)
+	}
+	differs := differences(stored, record, asked, now)
+	if !stored.Token.Equal(record.Token) {
+		return record, taken(record.Token)
+	}
+	if len(differs) > 0 {
+		return record, taken(record.Token, differs...)
+	}
+	return stored, nil
+}
+
+// taken is the problem of a token that is there already and differs from what is asked for, in
+// fields that may be told.
+func taken(t tokens.Token, fields ...string) *problem {
+	differs := ""
+	if len(fields) > 0 {
+		differs = ", which differs in " + strings.Join(fields, ", ")
+	}
+	return newProblem(http.StatusConflict, api.ProblemExists, "there is a token %s already, and it is another one than is asked for%s; take another one, or delete that with: kubejoin token delete %s", t.ID(), differs, t.ID())
+}
+
+// differences are the fields in which a stored record, its token apart, is not what a request that
+// comes now asks for. A ttl is meant from when the token was made. A token that is spent may end
+// sooner: taking its last place brings the end forward. Nobody asks for one that has expired or is
+// no good.
+func differences(stored, record tokens.Record, asked api.TokenSpec, now time.Time) []string {
+	var fields []string
+	differs := func(field string, alike bool) {
+		if !alike {
+			fields = append(fields, field)
+		}
+	}
+	if asked.Expires != "" {
+		differs("expires", stored.Expires.Equal(record.Expires) || stored.Spent() && !stored.Expires.IsZero() && stored.Expires.Before(record.Expires))
+	} else {
+		differs("ttl", sameLife(stored, record, now))
+	}
+	sorted := func(list []string) []string { return slices.Sorted(slices.Values(list)) }
+	ours, theirs := record.Limits, stored.Limits
+	differs("usages", stored.Signing == record.Signing && stored.Authentication == record.Authentication)
+	differs("groups", slices.Equal(sorted(stored.Groups), sorted(record.Groups)))
+	differs("description", stored.Description == record.Description)
+	differs("maxNodes", ours.MaxNodes == theirs.MaxNodes)
+	differs("nodeNames", slices.Equal(sorted(ours.NodeNames), sorted(theirs.NodeNames)))
+	differs("certificateDuration", ours.CertificateDuration == theirs.CertificateDuration)
+	differs("role", ours.Role == theirs.Role)
+	differs("replaceNode", ours.Replaces == theirs.Replaces)
+	differs("status", stored.Problem == nil && theirs.Problem == nil && !stored.Expired(now))
+	return fields
+}
+
+// sameLife reports whether a stored record lives as long from its creation as one that is made now,
+// or less if it is spent.
+func sameLife(stored, record tokens.Record, now time.Time) bool {
+	switch {
+	case record.Expires.IsZero():
+		return stored.Expires.IsZero() || stored.Spent()
+	case stored.Expires.IsZero():
+		return false
+	}
+	asked := record.Expires.Sub(now)
+	slack := max(minEndSlack, min(asked/10, maxEndSlack))
+	longer := stored.Expires.Sub(stored.Created) - asked
+	return longer <= slack && (longer >= -slack || stored.Spent())
+}
 
 // create stores a record, and tries again what may pass. With an error comes the record as it
 // was tried last: unless the store [refused] it, it may have been stored all the same. A token
@@ -148,17 +352,6 @@ func (h *handler) withdraw(ctx context.Context, record tokens.Record, why error)
 	return p
 }
 
-func lifetime(r tokens.Record) string {
-	if r.Expires.IsZero() {
-		return "stays until it is deleted"
-	}
-	verb := "ends"
-	if r.Expired(time.Now()) {
-		verb = "ended"
-	}
-	return verb + " at " + r.Expires.UTC().Format(time.RFC3339)
-}
-
 // delete removes a record, also if it has changed meanwhile or is not known to have been stored,
 // unless it is another one now. It tries until ctx ends.
 func (h *handler) delete(ctx context.Context, record tokens.Record) error {
@@ -187,4 +380,15 @@ func (h *handler) delete(ctx context.Context, record tokens.Record) error {
 		case <-time.After(wait):
 		}
 	}
+}
+
+func lifetime(r tokens.Record) string {
+	if r.Expires.IsZero() {
+		return "stays until it is deleted"
+	}
+	verb := "ends"
+	if r.Expired(time.Now()) {
+		verb = "ended"
+	}
+	return verb + " at " + r.Expires.UTC().Format(time.RFC3339)
 }
