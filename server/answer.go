@@ -2,7 +2,6 @@ package server
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -37,7 +36,7 @@ type answer struct {
 
 // An action answers one kind of request. Its errors are [problem]s; any other error is the
 // server's own failure, whose text goes to the log and not to the client.
-type action func(r *http.Request) (answer, error)
+type action func(r *call) (answer, error)
 
 // A problem is a problem document, and the error that leads to one.
 type problem struct {
@@ -83,54 +82,48 @@ func badFields(all ...api.FieldProblem) *problem {
 	return p
 }
 
-// noted is what becomes known of a request while it is answered.
-type noted struct {
+// A call is a request while it is answered, and what becomes known of it.
+type call struct {
+	*http.Request
 	limits *httplimit.Request
-	user   auth.User   // who sent it, if that was asked
-	attrs  []slog.Attr // for the line logged of it
+	user   auth.User   // who sent it; zero until identify is called
+	attrs  []slog.Attr // for its line in the log
 }
 
-type notedKey struct{}
+// log adds to the line that is logged of the request.
+func (c *call) log(attrs ...slog.Attr) { c.attrs = append(c.attrs, attrs...) }
 
-// notedOf returns what is known of the request of a context.
-func notedOf(ctx context.Context) *noted {
-	n, _ := ctx.Value(notedKey{}).(*noted) // route puts it there
-	return n
+// identify notes who sent the request.
+func (c *call) identify(user auth.User) {
+	c.user = user
+	c.log(slog.String("user", user.Name))
 }
-
-func logAttrs(ctx context.Context, attrs ...slog.Attr) {
-	n := notedOf(ctx)
-	n.attrs = append(n.attrs, attrs...)
-}
-
-// userOf is who sent the request of a context, as far as identified has been told.
-func userOf(ctx context.Context) auth.User { return notedOf(ctx).user }
 
 // route makes an action the handler of a route. It limits the request, its query, its body and the time to read the
 // answer, and answers, counts and logs. The log names the route and never the URL, into which anything may have been pasted.
 func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class, act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		act, seen := act, &noted{limits: h.limiter.Request(class, kind, r.RemoteAddr, auth.Credential(r))}
-		refusal := seen.limits.Enter(func() bool { return class == httplimit.Certificates && h.isToken(r) })
-		defer seen.limits.Leave()
+		r = r.WithContext(r.Context()) // a copy, which has another body
+		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+		act, c := act, &call{Request: r, limits: h.limiter.Request(class, kind, r.RemoteAddr, auth.Credential(r))}
+		refusal := c.limits.Enter(func() bool { return class == httplimit.Certificates && h.isToken(r) })
+		defer c.limits.Leave()
 		if refused := cmp.Or(exceeds(refusal), crossOrigin(r), longQuery(r)); refused != nil {
-			act = func(*http.Request) (answer, error) { return answer{}, refused }
+			act = func(*call) (answer, error) { return answer{}, refused }
 		}
 		id := rand.Text()[:16]
-		r = r.WithContext(context.WithValue(r.Context(), notedKey{}, seen))
-		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 		w.Header().Set("X-Request-Id", id)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		// Kept by nobody unless an action says otherwise: answers hold secrets.
 		w.Header().Set("Cache-Control", "no-store")
 
-		a, err := recovered(act, r)
+		a, err := recovered(act, c)
 		switch {
 		case errors.Is(err, auth.ErrBadCredentials):
-			seen.limits.Rejected()
-		case seen.user.Name != "":
-			seen.limits.Accepted(seen.user.Name)
+			c.limits.Rejected()
+		case c.user.Name != "":
+			c.limits.Accepted(c.user.Name)
 		}
 		limitAnswer(w, r)
 		if err != nil {
@@ -161,7 +154,7 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 		took := time.Since(start)
 		h.requests.WithLabelValues(name, strconv.Itoa(status)).Inc()
 		h.duration.WithLabelValues(name).Observe(took.Seconds())
-		h.logRequest(r, name, id, status, took, err, seen)
+		h.logRequest(c, name, id, status, took, err)
 	}
 }
 
@@ -181,7 +174,7 @@ const (
 // logRequest logs a request. Anybody can send any number of requests that are refused for anything but
 // their credentials, whose number is limited: operators see a sample of those, and the others are logged for
 // debugging.
-func (h *handler) logRequest(r *http.Request, route, id string, status int, took time.Duration, err error, seen *noted) {
+func (h *handler) logRequest(r *call, route, id string, status int, took time.Duration, err error) {
 	level := slog.LevelDebug // public paths and probes
 	var p *problem
 	switch {
@@ -194,7 +187,7 @@ func (h *handler) logRequest(r *http.Request, route, id string, status int, took
 		if r.Method == http.MethodPost {
 			level = slog.LevelInfo
 		}
-	case seen.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.strangers.Allow():
+	case r.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r.Request) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.strangers.Allow():
 		level = slog.LevelInfo
 	}
 	if route == "readyz" || route == "tokenreview" && status < 400 { // asked without end; readyz logs changes by itself
@@ -203,7 +196,7 @@ func (h *handler) logRequest(r *http.Request, route, id string, status int, took
 	attrs := append([]slog.Attr{
 		slog.String("route", route), slog.String("method", foreign.Text(r.Method, maxMethod)), slog.Int("status", status),
 		slog.String("request", id), slog.String("client", r.RemoteAddr), slog.Duration("took", took.Round(time.Microsecond)),
-	}, seen.attrs...)
+	}, r.attrs...)
 	if err != nil {
 		attrs = append(attrs, slog.String("error", err.Error()))
 	}
@@ -227,7 +220,7 @@ type panicError struct {
 func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
 // recovered turns a panic of one request into that request's failure.
-func recovered(act action, r *http.Request) (a answer, err error) {
+func recovered(act action, r *call) (a answer, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &panicError{v, strings.Split(strings.TrimSpace(string(debug.Stack())), "\n")}

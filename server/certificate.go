@@ -55,7 +55,7 @@ type Certificates struct {
 }
 
 // certificate answers a request for a certificate.
-func (h *handler) certificate(r *http.Request) (a answer, err error) {
+func (h *handler) certificate(r *call) (a answer, err error) {
 	defer func() {
 		if result := resultOf(err); result != "" {
 			h.certificates.WithLabelValues(result).Inc()
@@ -72,17 +72,17 @@ func (h *handler) certificate(r *http.Request) (a answer, err error) {
 	if err != nil {
 		return answer{}, err
 	}
-	logAttrs(r.Context(), slog.String("signer", request.SignerName), slog.String("subject", foreign.Text(request.CSR.Subject.String(), foreign.MaxName)))
+	r.log(slog.String("signer", request.SignerName), slog.String("subject", foreign.Text(request.CSR.Subject.String(), foreign.MaxName)))
 	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout)
 	defer cancel()
 	chain, err := h.issue(ctx, r, user, request)
 	if err != nil {
 		if p := (*problem)(nil); errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {
-			notedOf(r.Context()).limits.TooManyCertificates(user.Name)
+			r.limits.TooManyCertificates(user.Name)
 		}
 		return answer{}, err
 	}
-	logAttrs(r.Context(), slog.String("serial", serialOf(chain)))
+	r.log(slog.String("serial", serialOf(chain)))
 	return answer{contentType: "application/pem-certificate-chain", body: chain}, nil // RFC 8555, section 9.1
 }
 
@@ -110,10 +110,10 @@ func resultOf(err error) string {
 
 // certificateUser says who asks. A bootstrap token is a bearer token here, and on no other path. Where
 // there is an Authorization header, no client certificate counts.
-func (h *handler) certificateUser(r *http.Request) (auth.User, error) {
+func (h *handler) certificateUser(r *call) (auth.User, error) {
 	_, given := r.Header["Authorization"]
 	if !given && h.Certificates.ClientCertificate != nil {
-		user, err := h.Certificates.ClientCertificate(r)
+		user, err := h.Certificates.ClientCertificate(r.Request)
 		switch {
 		case err == nil:
 			return user, notBootstrap(user)
@@ -123,9 +123,9 @@ func (h *handler) certificateUser(r *http.Request) (auth.User, error) {
 			return auth.User{}, unauthenticated(err)
 		}
 	}
-	bearer, err := auth.Bearer(r)
+	bearer, err := auth.Bearer(r.Request)
 	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
-		user, why, err := h.bootstrapUser(r.Context(), token, h.Certificates.Now)
+		user, why, err := h.bootstrapUser(r, token, h.Certificates.Now)
 		if err != nil {
 			p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; try again")
 			p.cause, p.retryAfter = err, retryAfter
@@ -134,8 +134,8 @@ func (h *handler) certificateUser(r *http.Request) (auth.User, error) {
 		if why == "" {
 			return user, nil
 		}
-		logAttrs(r.Context(), slog.String("reason", why)) // for the operator alone
-		if why != unknownToken {                          // and of no other kind, which an Authenticate might know
+		r.log(slog.String("reason", why)) // for the operator alone
+		if why != unknownToken {          // and of no other kind, which an Authenticate might know
 			return auth.User{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", auth.ErrBadCredentials, why))
 		}
 	}
@@ -145,7 +145,7 @@ func (h *handler) certificateUser(r *http.Request) (auth.User, error) {
 		}
 		return auth.User{}, unauthenticated(auth.ErrBadCredentials)
 	}
-	user, err := h.Authenticate(r)
+	user, err := h.Authenticate(r.Request)
 	switch {
 	case errors.Is(err, auth.ErrNoCredentials):
 		return auth.User{}, noCertificateUser()
@@ -173,7 +173,7 @@ func noCertificateUser() *problem {
 var requestTypes = []string{"application/pkcs10", "application/x-pem-file", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded"}
 
 // readCertificateRequest reads what is asked for, and fills in what is usual.
-func (h *handler) readCertificateRequest(r *http.Request, user auth.User) (approval.Request, error) {
+func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Request, error) {
 	var asked api.SignCertificate
 	if err := readQuery(r, &asked); err != nil {
 		return approval.Request{}, err
@@ -210,7 +210,7 @@ func (h *handler) readCertificateRequest(r *http.Request, user auth.User) (appro
 }
 
 // remoteAddr is where the connection is from. What a proxy says in a header anybody can say.
-func remoteAddr(r *http.Request) netip.Addr {
+func remoteAddr(r *call) netip.Addr {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return netip.Addr{} // in process
@@ -296,7 +296,7 @@ func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []c
 
 // issue has the certificate signed: on the Authority's approval for machines, and on their own for
 // those who may sign.
-func (h *handler) issue(ctx context.Context, r *http.Request, user auth.User, request approval.Request) ([]byte, error) {
+func (h *handler) issue(ctx context.Context, r *call, user auth.User, request approval.Request) ([]byte, error) {
 	authority := h.Certificates.Authority
 	machine := isBootstrap(user.Name) || approval.IsNode(user.Name, user.Groups)
 	if !machine {
@@ -365,19 +365,19 @@ func notPermitted(d approval.Decision, r approval.Request) string {
 }
 
 // maySigner asks as an API server does: for the signer, and for all of its domain.
-func (h *handler) maySigner(r *http.Request, user auth.User, verb, name string) *problem {
+func (h *handler) maySigner(r *call, user auth.User, verb, name string) *problem {
 	access := auth.Access{Verb: verb, Resource: "signers", Group: certificates.GroupName, Name: name}
 	if h.Authorize == nil {
 		return unauthorized(auth.ErrForbidden, user, access)
 	}
-	err := h.Authorize(r, user, access)
+	err := h.Authorize(r.Request, user, access)
 	if err == nil {
 		return nil
 	}
 	if domain, _, found := strings.Cut(name, "/"); found && errors.Is(err, auth.ErrForbidden) {
 		all := access
 		all.Name = domain + "/*"
-		if err = h.Authorize(r, user, all); err == nil {
+		if err = h.Authorize(r.Request, user, all); err == nil {
 			return nil
 		}
 	}

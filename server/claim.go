@@ -14,7 +14,7 @@ import (
 )
 
 // listClaims answers the node names that were taken with limited tokens, or a page of them.
-func (h *handler) listClaims(r *http.Request) (answer, error) {
+func (h *handler) listClaims(r *call) (answer, error) {
 	var asked api.ListPage
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -57,7 +57,7 @@ func claimShown(c tokens.Claim) api.Claim {
 // The other way round a request that had read the token before could take the name anew between
 // the two steps, and the count would go down for a claim that is there. A machine that is admitted
 // with another key meanwhile changes the claim, and the release starts over.
-func (h *handler) releaseClaim(r *http.Request) (answer, error) {
+func (h *handler) releaseClaim(r *call) (answer, error) {
 	var asked api.ReleaseClaim
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -65,11 +65,11 @@ func (h *handler) releaseClaim(r *http.Request) (answer, error) {
 	if h.Claims == nil {
 		return answer{}, noClaims()
 	}
-	node := chi.URLParam(r, "node")
+	node := chi.URLParam(r.Request, "node")
 	if err := tokens.CheckNodeName(node); err != nil {
 		return answer{}, badField("node", "%v", err)
 	}
-	logAttrs(r.Context(), slog.String("node", node))
+	r.log(slog.String("node", node))
 	var first tokens.Claim
 	for {
 		claim, err := h.Claims.Get(r.Context(), node)

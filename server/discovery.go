@@ -18,7 +18,7 @@ const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configma
 
 // discovery answers what kubeadm's token-based discovery reads from an API server, to anybody:
 // with it joining nodes need no anonymous access to the real one.
-func (h *handler) discovery(r *http.Request) (answer, error) {
+func (h *handler) discovery(r *call) (answer, error) {
 	body, err := h.ClusterInfo.JSON(r.Context())
 	if err != nil {
 		return answer{}, noClusterInfo(err)
@@ -86,7 +86,7 @@ type published struct {
 
 // publish reads the kubeconfig of cluster-info, and remembers the last one, good or not: it is
 // asked for by anybody, and hardly ever changes.
-func (h *handler) publish(r *http.Request) (*published, error) {
+func (h *handler) publish(r *call) (*published, error) {
 	kubeconfig, err := h.ClusterInfo.Config(r.Context())
 	if err != nil {
 		return nil, noClusterInfo(err)
@@ -106,7 +106,7 @@ func (h *handler) publish(r *http.Request) (*published, error) {
 
 // discoveryFile answers the kubeconfig for 'kubeadm join --discovery-file https://…', which reads
 // it with no credential and trusts it as it trusts the certificate that it is served with.
-func (h *handler) discoveryFile(r *http.Request) (answer, error) {
+func (h *handler) discoveryFile(r *call) (answer, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
 		return answer{}, err
 	}
@@ -140,7 +140,7 @@ const (
 
 // ca answers the CAs in cluster-info, to anybody: in PEM, or as JSON with pins if the query or else
 // the header Accept asks for that.
-func (h *handler) ca(r *http.Request) (answer, error) {
+func (h *handler) ca(r *call) (answer, error) {
 	var asked api.GetCA
 	if err := readQuery(r, &asked); err != nil {
 		return answer{}, err

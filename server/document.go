@@ -98,7 +98,7 @@ func compressed(body []byte) []byte {
 // answer is the document for one client: compressed if it takes that, and nothing but a word if
 // it has it already. Whoever keeps it asks again each time (RFC 9111, section 5.2.2.4). vary are
 // the headers beside Accept-Encoding that have chosen it.
-func (p *publication) answer(r *http.Request, body []byte, contentType string, vary ...string) answer {
+func (p *publication) answer(r *call, body []byte, contentType string, vary ...string) answer {
 	d := p.document(body)
 	identity := `"` + d.tag() + `"`
 	a := answer{contentType: contentType, body: d.body, header: map[string]string{

@@ -19,7 +19,7 @@ import (
 
 // explanation answers why a machine has or has not joined: as JSON, or as the text that people
 // read.
-func (h *handler) explanation(r *http.Request) (answer, error) {
+func (h *handler) explanation(r *call) (answer, error) {
 	var asked struct {
 		Format string `json:"format"`
 	}
@@ -29,14 +29,14 @@ func (h *handler) explanation(r *http.Request) (answer, error) {
 	if asked.Format != "" && asked.Format != "json" && asked.Format != "text" {
 		return answer{}, badField("format", "%.40q given, want json or text", asked.Format)
 	}
-	node := chi.URLParam(r, "node")
+	node := chi.URLParam(r.Request, "node")
 	if err := tokens.CheckNodeName(node); err != nil {
 		return answer{}, badField("node", "%.300v", err)
 	}
 	if h.Explain == nil {
 		return answer{}, newProblem(http.StatusNotFound, "no-cluster", "there are no nodes to explain here: kubejoin is not on a cluster")
 	}
-	logAttrs(r.Context(), slog.String("node", node))
+	r.log(slog.String("node", node))
 	e, err := h.Explain(r.Context(), node)
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the cluster does not say now what there is to know of node %s; try again", node)
@@ -50,7 +50,7 @@ func (h *handler) explanation(r *http.Request) (answer, error) {
 }
 
 // explainRequest answers what would be done about a certificate request, by each rule.
-func (h *handler) explainRequest(r *http.Request) (answer, error) {
+func (h *handler) explainRequest(r *call) (answer, error) {
 	var asked api.ExplainRequest
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -73,7 +73,7 @@ func (h *handler) explainRequest(r *http.Request) (answer, error) {
 	} else if wrong := validation.IsDNS1123Subdomain(asked.CSR); len(wrong) > 0 {
 		return answer{}, badField("csr", "%.40q is not the name of an object", asked.CSR)
 	}
-	logAttrs(r.Context(), slog.String("csr", asked.CSR))
+	r.log(slog.String("csr", asked.CSR))
 	e, err := h.ExplainRequest(r.Context(), asked.CSR, given)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
@@ -100,8 +100,8 @@ func readCSR(content []byte) (*certificates.CertificateSigningRequest, error) {
 
 // mayAskAbout returns a problem if the caller may not learn what a requester is permitted. The object need not exist, so
 // it can name any requester. Callers may ask about themselves, nodes, bootstrap tokens and an object without requester.
-func (h *handler) mayAskAbout(r *http.Request, name string, groups []string) error {
-	caller := userOf(r.Context())
+func (h *handler) mayAskAbout(r *call, name string, groups []string) error {
+	caller := r.user
 	var known func(group string) bool
 	switch {
 	case name == "":

@@ -46,13 +46,13 @@ type Version struct {
 }
 
 // healthz says that the process answers; whether it is of any use is readyz's.
-func (h *handler) healthz(*http.Request) (answer, error) {
+func (h *handler) healthz(*call) (answer, error) {
 	return answer{contentType: "text/plain; charset=utf-8", body: []byte("ok\n")}, nil
 }
 
 // readyz asks all checks and, in the form of kube-apiserver's, lists them if one fails or
 // ?verbose is given: one line for each, whatever names of objects it repeats.
-func (h *handler) readyz(r *http.Request) (answer, error) {
+func (h *handler) readyz(r *call) (answer, error) {
 	errs, err := h.check(r.Context())
 	if err != nil {
 		return answer{}, err
@@ -95,19 +95,19 @@ type notReady struct{ list []byte }
 
 func (n *notReady) Error() string { return string(bytes.TrimSpace(n.list)) }
 
-func (h *handler) version(*http.Request) (answer, error) {
+func (h *handler) version(*call) (answer, error) {
 	return object(http.StatusOK, h.Version)
 }
 
-func (h *handler) metrics(*http.Request) (answer, error) {
+func (h *handler) metrics(*call) (answer, error) {
 	return answer{serve: h.Metrics}, nil
 }
 
-func (h *handler) notFound(*http.Request) (answer, error) {
+func (h *handler) notFound(*call) (answer, error) {
 	return answer{}, newProblem(http.StatusNotFound, "not-found", "there is nothing at this path")
 }
 
-func (h *handler) methodNotAllowed(r *http.Request) (answer, error) {
+func (h *handler) methodNotAllowed(r *call) (answer, error) {
 	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %q", foreign.Text(r.Method, maxMethod))
 	routes := chi.RouteContext(r.Context()).Routes
 	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi has it

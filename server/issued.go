@@ -16,7 +16,7 @@ import (
 )
 
 // listIssued answers a page of the issuance record.
-func (h *handler) listIssued(r *http.Request) (answer, error) {
+func (h *handler) listIssued(r *call) (answer, error) {
 	var asked api.ListIssued
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -44,14 +44,14 @@ func (h *handler) listIssued(r *http.Request) (answer, error) {
 }
 
 // getIssued answers the entry of one certificate.
-func (h *handler) getIssued(r *http.Request) (answer, error) {
+func (h *handler) getIssued(r *call) (answer, error) {
 	if err := readRequest(r, &struct{}{}); err != nil {
 		return answer{}, err
 	}
 	if h.Issued == nil {
 		return answer{}, noRecord()
 	}
-	serial, err := issuance.ParseSerial(chi.URLParam(r, "serial"))
+	serial, err := issuance.ParseSerial(chi.URLParam(r.Request, "serial"))
 	if err != nil {
 		return answer{}, badField("serial", "want a serial number of hexadecimal digits, as openssl x509 -noout -serial prints it")
 	}

@@ -20,7 +20,7 @@ import (
 
 // printJoinCommand mints a token, waits until its signature can be read by a joining node, and
 // answers the command to join with. A token that nobody signs is deleted again.
-func (h *handler) printJoinCommand(r *http.Request) (answer, error) {
+func (h *handler) printJoinCommand(r *call) (answer, error) {
 	var asked api.PrintJoinCommand
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -60,7 +60,7 @@ func warningHeader(warnings []string) string {
 
 // mint stores a record and answers how to join with it once it is signed. It takes SignTimeout at
 // most, and withdrawTimeout more to take the token back.
-func (h *handler) mint(r *http.Request, record tokens.Record, format joinFormat) (answer, error) {
+func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (answer, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
 	defer cancel()
 	start := time.Now()
@@ -76,7 +76,7 @@ func (h *handler) mint(r *http.Request, record tokens.Record, format joinFormat)
 		}
 		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, p)
 	}
-	logAttrs(ctx, slog.String("token", record.Token.ID()))
+	r.log(slog.String("token", record.Token.ID()))
 	created := time.Now()
 
 	join, err := h.signed(ctx, r.Context(), record, h.SignTimeout)

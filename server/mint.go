@@ -40,7 +40,7 @@ const (
 // createToken makes a token and answers it, with its secret, once it is signed. Unlike one of a
 // join command it stays if nobody signs it: the client knows the token. One that the client has
 // chosen is made once, however often it is asked for.
-func (h *handler) createToken(r *http.Request) (answer, error) {
+func (h *handler) createToken(r *call) (answer, error) {
 	var asked api.CreateToken
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -60,7 +60,7 @@ func (h *handler) createToken(r *http.Request) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	logAttrs(r.Context(), slog.String("token", token.ID()))
+	r.log(slog.String("token", token.ID()))
 	if chosen {
 		if err := h.checkUnclaimed(r.Context(), token.ID()); err != nil {
 			return answer{}, err

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
-	"net/http"
 	"sync"
 
 	"sigs.k8s.io/yaml"
@@ -22,14 +21,14 @@ var openAPIInJSON = sync.OnceValues(func() ([]byte, error) { return yaml.YAMLToJ
 // OpenAPI is the description of the API, in OpenAPI 3.1 and YAML, as /openapi.yaml answers it.
 func OpenAPI() []byte { return append([]byte(nil), openAPI...) }
 
-func (h *handler) openAPIYAML(r *http.Request) (answer, error) {
+func (h *handler) openAPIYAML(r *call) (answer, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
 		return answer{}, err
 	}
 	return h.described.answer(r, openAPI, "application/yaml"), nil // RFC 9512
 }
 
-func (h *handler) openAPIJSON(r *http.Request) (answer, error) {
+func (h *handler) openAPIJSON(r *call) (answer, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
 		return answer{}, err
 	}
@@ -57,7 +56,7 @@ var referencePolicy = sync.OnceValue(func() string {
 })
 
 // reference answers the page to browsers, and to others where to go.
-func (h *handler) reference(r *http.Request) (answer, error) {
+func (h *handler) reference(r *call) (answer, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
 		return answer{}, err
 	}

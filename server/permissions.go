@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,11 +14,11 @@ import (
 
 // allowed lets an action happen for users who may, and nobody else.
 func (h *handler) allowed(access auth.Access, act action) action {
-	return func(r *http.Request) (answer, error) {
+	return func(r *call) (answer, error) {
 		if h.Authenticate == nil || h.Authorize == nil {
 			return answer{}, newProblem(http.StatusForbidden, "forbidden", "nobody may %s here: no way to authenticate is configured", access)
 		}
-		user, err := h.Authenticate(r)
+		user, err := h.Authenticate(r.Request)
 		if err != nil {
 			return answer{}, unauthenticated(err)
 		}
@@ -36,17 +35,10 @@ func (h *handler) allowed(access auth.Access, act action) action {
 	}
 }
 
-// note keeps who sent a request.
-func note(r *http.Request, user auth.User) *noted {
-	seen := notedOf(r.Context())
-	seen.user = user
-	seen.attrs = append(seen.attrs, slog.String("user", user.Name))
-	return seen
-}
-
-// identified notes who sent a request, and is an error if he is not to be served now.
-func (h *handler) identified(r *http.Request, user auth.User) error {
-	if refusal := note(r, user).limits.User(user.Name); refusal != nil {
+// identified notes who sent a request, and returns a problem if the user exceeds a limit.
+func (h *handler) identified(r *call, user auth.User) error {
+	r.identify(user)
+	if refusal := r.limits.User(user.Name); refusal != nil {
 		return exceeds(refusal)
 	}
 	return nil
@@ -87,12 +79,12 @@ func unauthorized(err error, user auth.User, access auth.Access) *problem {
 }
 
 // may is a problem unless whoever sent the request may do that.
-func (h *handler) may(r *http.Request, access auth.Access) error {
-	user := userOf(r.Context())
+func (h *handler) may(r *call, access auth.Access) error {
+	user := r.user
 	if user.Name == "" {
 		return unauthorized(auth.ErrForbidden, user, access)
 	}
-	if err := h.Authorize(r, user, access); err != nil {
+	if err := h.Authorize(r.Request, user, access); err != nil {
 		return unauthorized(err, user, access)
 	}
 	return nil
@@ -139,12 +131,12 @@ func replacement(node string) liberty {
 
 // mayReplace is a problem unless whoever sent the request may make a token for the name of a Node.
 // It is asked before the Node is looked for: who may not is not told whether it is there.
-func (h *handler) mayReplace(r *http.Request, node string) error {
+func (h *handler) mayReplace(r *call, node string) error {
 	return h.mayTake(r, replacement(node))
 }
 
 // mayMake is a problem unless whoever sent the request may make that token.
-func (h *handler) mayMake(r *http.Request, record tokens.Record) error {
+func (h *handler) mayMake(r *call, record tokens.Record) error {
 	for _, l := range liberties(record) {
 		if err := h.mayTake(r, l); err != nil {
 			return err
@@ -153,7 +145,7 @@ func (h *handler) mayMake(r *http.Request, record tokens.Record) error {
 	return nil
 }
 
-func (h *handler) mayTake(r *http.Request, l liberty) error {
+func (h *handler) mayTake(r *call, l liberty) error {
 	err := h.may(r, l.access)
 	var p *problem
 	if errors.As(err, &p) && p.Status == http.StatusForbidden {
@@ -166,6 +158,6 @@ func (h *handler) mayTake(r *http.Request, l liberty) error {
 }
 
 // mayRenewForEver is a problem unless whoever sent the request may let a token live for ever.
-func (h *handler) mayRenewForEver(r *http.Request) error {
+func (h *handler) mayRenewForEver(r *call) error {
 	return h.mayTake(r, liberty{auth.Access{Verb: "update", Resource: "tokens/unlimited"}, "ttl", "which a token that never expires needs; give it an end"})
 }

@@ -24,7 +24,7 @@ import (
 // readRequest fills asked, a pointer to a struct of package api, from the query and the JSON body
 // of a request, each field in one of them. It is strict: what is unknown, said twice or given and
 // empty is an error.
-func readRequest(r *http.Request, asked any) error {
+func readRequest(r *call, asked any) error {
 	fields := fieldsOf(reflect.ValueOf(asked).Elem())
 	query, err := parseQuery(r)
 	if err != nil {
@@ -38,7 +38,7 @@ func readRequest(r *http.Request, asked any) error {
 }
 
 // readQuery is readRequest for a body of another kind.
-func readQuery(r *http.Request, asked any) error {
+func readQuery(r *call, asked any) error {
 	query, err := parseQuery(r)
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func longQuery(r *http.Request) *problem {
 	return nil
 }
 
-func parseQuery(r *http.Request) (url.Values, error) {
+func parseQuery(r *call) (url.Values, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, newProblem(http.StatusBadRequest, "invalid-query", "the query cannot be read: want name=value pairs, percent-encoded")
@@ -91,7 +91,7 @@ func fill(fields []requestField, query url.Values, inBody map[string]json.RawMes
 
 // readBody reads a body, if there is one, into the fields of its names, which are case-sensitive, and
 // says which it had.
-func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessage, error) {
+func readBody(r *call, fields []requestField) (map[string]json.RawMessage, error) {
 	body, err := readAll(r)
 	if err != nil || len(body) == 0 {
 		return nil, err
@@ -134,7 +134,7 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 }
 
 // hasType reports whether a request says that its body is of one of these types.
-func hasType(r *http.Request, types ...string) bool {
+func hasType(r *call, types ...string) bool {
 	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return err == nil && slices.Contains(types, media)
 }
@@ -165,7 +165,7 @@ func kindOf(value []byte) string {
 }
 
 // readAll reads a body to its end, which the route has bounded.
-func readAll(r *http.Request) ([]byte, error) {
+func readAll(r *call) ([]byte, error) {
 	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {

@@ -14,10 +14,10 @@ import (
 const MaxTTL = 10 * 365 * 24 * time.Hour
 
 // newRecord is the token that a request asks for with a spec. Whoever sends it may make that token.
-func (h *handler) newRecord(r *http.Request, spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
+func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
 	if h.UserTokens >= 0 {
-		record.Creator = tokens.CreatorOf(userOf(r.Context()).Name)
+		record.Creator = tokens.CreatorOf(r.user.Name)
 	}
 	var err error
 	if record.Expires, err = expiry(spec.TTL, spec.Expires, now); err != nil {
@@ -54,7 +54,7 @@ func (h *handler) newRecord(r *http.Request, spec api.TokenSpec, t tokens.Token,
 
 // limits is what a spec limits a token to. The Node to replace is looked up: the token is to be
 // for the one that is there now.
-func (h *handler) limits(r *http.Request, spec api.TokenSpec) (tokens.Limits, error) {
+func (h *handler) limits(r *call, spec api.TokenSpec) (tokens.Limits, error) {
 	limits := tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role}
 	if s := spec.CertificateDuration; s != "" {
 		d, err := time.ParseDuration(s)

@@ -14,7 +14,7 @@ import (
 )
 
 // listTokens answers all tokens, or a page of them, without their secrets.
-func (h *handler) listTokens(r *http.Request) (answer, error) {
+func (h *handler) listTokens(r *call) (answer, error) {
 	var asked api.ListPage
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -36,7 +36,7 @@ func (h *handler) listTokens(r *http.Request) (answer, error) {
 }
 
 // getToken answers one token without its secret.
-func (h *handler) getToken(r *http.Request) (answer, error) {
+func (h *handler) getToken(r *call) (answer, error) {
 	if err := readRequest(r, &struct{}{}); err != nil {
 		return answer{}, err
 	}
@@ -56,12 +56,12 @@ func (h *handler) shown(ctx context.Context, status int, record tokens.Record, d
 }
 
 // find reads the token that the path names.
-func (h *handler) find(r *http.Request) (tokens.Record, error) {
-	id := chi.URLParam(r, "id")
+func (h *handler) find(r *call) (tokens.Record, error) {
+	id := chi.URLParam(r.Request, "id")
 	if err := tokens.CheckID(id); err != nil {
 		return tokens.Record{}, badField("id", "%v", err)
 	}
-	logAttrs(r.Context(), slog.String("token", id))
+	r.log(slog.String("token", id))
 	record, err := h.Tokens.Get(r.Context(), id)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
@@ -89,7 +89,7 @@ func (h *handler) unavailable(err error) *problem {
 }
 
 // deleteToken deletes the token that is there when it is asked.
-func (h *handler) deleteToken(r *http.Request) (answer, error) {
+func (h *handler) deleteToken(r *call) (answer, error) {
 	var asked api.DeleteToken
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -122,7 +122,7 @@ func (h *handler) deleteToken(r *http.Request) (answer, error) {
 }
 
 // renewToken sets another end of a token, if it has not changed since it was judged.
-func (h *handler) renewToken(r *http.Request) (answer, error) {
+func (h *handler) renewToken(r *call) (answer, error) {
 	var asked api.RenewToken
 	if err := readRequest(r, &asked); err != nil {
 		return answer{}, err
@@ -158,7 +158,7 @@ func (h *handler) renewToken(r *http.Request) (answer, error) {
 	case errors.As(err, &p):
 		return answer{}, p
 	case errors.Is(err, tokens.ErrNotFound):
-		return answer{}, noToken(chi.URLParam(r, "id"))
+		return answer{}, noToken(chi.URLParam(r.Request, "id"))
 	case err != nil:
 		return answer{}, h.unavailable(err)
 	}

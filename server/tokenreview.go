@@ -46,7 +46,7 @@ func reviewPath(version string) string {
 
 // tokenReview says whose token it is that kube-apiserver was shown, in the version that it was
 // asked in.
-func (h *handler) tokenReview(r *http.Request) (answer, error) {
+func (h *handler) tokenReview(r *call) (answer, error) {
 	if err := h.checkReviewer(r); err != nil {
 		return answer{}, err
 	}
@@ -54,7 +54,7 @@ func (h *handler) tokenReview(r *http.Request) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	status, err := h.review(r.Context(), asked.Spec.Token, asked.Spec.Audiences)
+	status, err := h.review(r, asked.Spec.Token, asked.Spec.Audiences)
 	if err != nil {
 		h.tokenReviews.WithLabelValues("failed").Inc()
 		// Not a no, which kube-apiserver would remember.
@@ -64,19 +64,19 @@ func (h *handler) tokenReview(r *http.Request) (answer, error) {
 	}
 	result := map[bool]string{true: "authenticated", false: "refused"}[status.Authenticated]
 	h.tokenReviews.WithLabelValues(result).Inc()
-	logAttrs(r.Context(), slog.String("result", result))
+	r.log(slog.String("result", result))
 	return object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: asked.TypeMeta, Status: status})
 }
 
 // checkReviewer lets nobody ask but kube-apiserver: an answer tells whether a guess was right.
-func (h *handler) checkReviewer(r *http.Request) error {
+func (h *handler) checkReviewer(r *call) error {
 	if h.TokenReview.Authenticate == nil {
 		return newProblem(http.StatusForbidden, "forbidden", "nobody may create tokenreviews here: no way to authenticate kube-apiserver is configured")
 	}
-	user, err := h.TokenReview.Authenticate(r)
+	user, err := h.TokenReview.Authenticate(r.Request)
 	switch {
 	case err == nil:
-		note(r, user) // and no rate of one user: it asks for everybody
+		r.identify(user) // without the rate of a user: it asks for all its clients
 		return nil
 	case errors.Is(err, auth.ErrForbidden):
 		p := newProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create tokenreviews")
@@ -105,7 +105,7 @@ type askedReview struct {
 
 // readTokenReview reads a body of either version, whatever the path says: kube-apiserver sends
 // v1beta1 unless it is told otherwise, and reads the answer in the version that it sent.
-func readTokenReview(r *http.Request) (askedReview, error) {
+func readTokenReview(r *call) (askedReview, error) {
 	var asked askedReview
 	if !hasType(r, "application/json") {
 		return asked, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
@@ -126,12 +126,12 @@ func readTokenReview(r *http.Request) (askedReview, error) {
 
 // review judges a token. Whose it is not is a no without a reason, be it malformed, unknown,
 // wrong or expired; an error means that nobody can tell.
-func (h *handler) review(ctx context.Context, shown string, audiences []string) (no authenticationv1.TokenReviewStatus, err error) {
+func (h *handler) review(r *call, shown string, audiences []string) (no authenticationv1.TokenReviewStatus, err error) {
 	token, err := tokens.Parse(shown)
 	if err != nil {
 		return no, nil // every bearer that no other authenticator knows comes here
 	}
-	user, why, err := h.bootstrapUser(ctx, token, h.TokenReview.Now)
+	user, why, err := h.bootstrapUser(r, token, h.TokenReview.Now)
 	if err != nil {
 		return no, err
 	}
@@ -140,7 +140,7 @@ func (h *handler) review(ctx context.Context, shown string, audiences []string) 
 		why = "for another audience"
 	}
 	if why != "" {
-		logAttrs(ctx, slog.String("reason", why)) // for the operator alone
+		r.log(slog.String("reason", why)) // for the operator alone
 		return no, nil
 	}
 	return authenticationv1.TokenReviewStatus{
@@ -153,9 +153,9 @@ func (h *handler) review(ctx context.Context, shown string, audiences []string) 
 // bootstrapUser is whose token it is that was shown, under the conditions of kube-apiserver's
 // bootstrap token authenticator, or why nobody's. An error means that nobody can tell. A now of
 // nil is time.Now.
-func (h *handler) bootstrapUser(ctx context.Context, shown tokens.Token, now func() time.Time) (user auth.User, why string, err error) {
-	logAttrs(ctx, slog.String("token", shown.ID()))
-	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+func (h *handler) bootstrapUser(r *call, shown tokens.Token, now func() time.Time) (user auth.User, why string, err error) {
+	r.log(slog.String("token", shown.ID()))
+	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
 	defer cancel()
 	record, err := h.Tokens.Get(ctx, shown.ID())
 	if errors.Is(err, tokens.ErrNotFound) {
