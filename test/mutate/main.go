@@ -47,8 +47,8 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("mutate", flag.ExitOnError)
-	only := flags.String("only", "./tokens/... ./signer/... ./server/...", "packages whose guards to switch off")
-	tests := flags.String("tests", "./tokens/... ./signer/... ./server/...", "packages whose tests to run")
+	only := flags.String("only", "./tokens/... ./signer/... ./server/... ./internal/httplimit/...", "packages whose guards to switch off")
+	tests := flags.String("tests", "./tokens/... ./signer/... ./server/... ./internal/httplimit/...", "packages whose tests to run")
 	pattern := flags.String("run", ".", "tests to run, as for 'go test'")
 	workers := flags.Int("workers", 2, "guards to switch off at the same time")
 	limit := flags.Duration("limit", 3*time.Minute, "longest run of one package's tests with a guard off")
