@@ -80,19 +80,15 @@ type Server struct {
 	// Handler that is called in the process of the one who asks.
 	ShowCauses bool
 
-	// ClientRate is how many requests one client may send, and, with HTTPServer, how many connections it
-	// may open; a client is an address, and the /64 of an IPv6 address. Credentials that are not
-	// accepted, for which an Authenticate returns ErrBadCredentials, are counted apart, 100 of them and 10 more a
-	// second, and so is what a client has at the same
-	// time: of the places that there are for requests of a kind, and of connections, no more than are
-	// free. The zero Rate is
-	// DefaultClientQPS and DefaultClientBurst, and one below zero leaves clients without any of these
-	// limits: for where all of them come from one address, as behind a proxy. What exceeds it is
-	// answered 429.
+	// ClientRate is how many requests one client may send and, with HTTPServer, how many connections it may open. A client is
+	// an IP address, or the /64 network of an IPv6 address. Two more limits of clients come with it: 100 credentials that are
+	// not accepted and 10 more a second, and of slots for requests and connections no more than are free. The zero Rate is
+	// DefaultClientQPS and DefaultClientBurst. A negative one switches all limits of clients off, for clients that share one
+	// address, as behind a proxy. A request beyond a limit gets 429. docs/security-model.md has the reasons.
 	ClientRate Rate
-	// UserRate is how many requests one user may send whom Authenticate, a client certificate or a
-	// bootstrap token names; what is in flight is bounded for a user as for a client. The zero Rate is
-	// DefaultUserQPS and DefaultUserBurst, and one below zero no limit of either.
+	// UserRate is how many requests one user may send: a name that Authenticate, a client certificate or a bootstrap token
+	// gives. A user has no more slots than are free, as a client. The zero Rate is DefaultUserQPS and DefaultUserBurst, and
+	// a negative one switches both limits off.
 	UserRate Rate
 
 	// UserTokens is how many tokens that are alive one user may have made, over all replicas. Zero is
