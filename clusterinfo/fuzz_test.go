@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 )
 
 // FuzzReadAnswer has answers of a discovery endpoint that nobody trusts yet.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 )
 
 func TestKubeconfigReadsBack(t *testing.T) {

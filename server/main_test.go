@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/internal/openapicheck"
+	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/kubejoin/kubejoin/server"
 )
 

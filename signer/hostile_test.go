@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/crafted"
-	"github.com/kubejoin/kubejoin/internal/fuzzing"
-	"github.com/kubejoin/kubejoin/internal/hostile"
+	"github.com/kubejoin/kubejoin/internal/testing/crafted"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/hostile"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"

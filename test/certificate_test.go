@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/certlint"
+	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 )
 
 func parseLeaf(t *testing.T, chain []byte) *x509.Certificate {

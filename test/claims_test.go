@@ -13,7 +13,7 @@ import (
 	"time"
 
 	cfssllog "github.com/cloudflare/cfssl/log"
-	"github.com/kubejoin/kubejoin/internal/faults"
+	"github.com/kubejoin/kubejoin/internal/testing/faults"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/kubejoin/kubejoin/internal/crafted"
+	"github.com/kubejoin/kubejoin/internal/testing/crafted"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )

@@ -20,7 +20,7 @@ import (
 
 	cryptorand "crypto/rand"
 
-	"github.com/kubejoin/kubejoin/internal/crafted"
+	"github.com/kubejoin/kubejoin/internal/testing/crafted"
 	certificates "k8s.io/api/certificates/v1"
 )
 

@@ -24,8 +24,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/certlint"
-	"github.com/kubejoin/kubejoin/internal/openapicheck"
+	"github.com/kubejoin/kubejoin/internal/testing/certlint"
+	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"k8s.io/klog/v2"

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/internal/openapicheck"
+	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/kubejoin/kubejoin/server"
 )
 
@@ -21,7 +21,7 @@ func TestProgramThatIsShippedChecksNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if has := strings.Contains(string(out), "/internal/openapicheck\n"); has != want {
+		if has := strings.Contains(string(out), "/internal/testing/openapicheck\n"); has != want {
 			t.Errorf("tags %q: the check is in the program: %t, want %t", tags, has, want)
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/internal/certlint"
-	"github.com/kubejoin/kubejoin/internal/openapicheck"
+	"github.com/kubejoin/kubejoin/internal/testing/certlint"
+	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
-	"github.com/kubejoin/kubejoin/internal/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 )
 
 const (

@@ -29,7 +29,7 @@ var arrows = []struct {
 	},
 	{
 		"no client-go: only adapters talk to the API server",
-		[]string{"tokens", "clusterinfo", "clusterinfo/joinformat", "server/api", "signer", "signer/approval", "signer/issuance/..."},
+		[]string{"tokens", "clusterinfo", "clusterinfo/joinformat", "server/api", "signer", "signer/approval", "signer/admission", "signer/pkcs10", "signer/issuance/..."},
 		below("k8s.io/client-go"), "tokens/secretstore",
 	},
 	{
@@ -58,6 +58,16 @@ var arrows = []struct {
 		"no signer",
 		[]string{"tokens/...", "clusterinfo/..."},
 		below(module + "signer"), "server",
+	},
+	{
+		"no admission: it imports approval",
+		[]string{"signer/approval", "signer/pkcs10"},
+		below(module + "signer/admission"), "signer",
+	},
+	{
+		"nothing of internal/testing",
+		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/daemon"},
+		below(module + "internal/testing"), "internal/testing/hostile",
 	},
 }
 
@@ -138,7 +148,6 @@ func TestNoTemplates(t *testing.T) {
 // TestOnlyCommandsImport keeps the command line, and what only the command line runs, out of every other
 // package and its tests.
 func TestOnlyCommandsImport(t *testing.T) {
-	const module = "github.com/kubejoin/kubejoin/"
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}`, module+"...").CombinedOutput()
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, out)

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/crafted"
+	"github.com/kubejoin/kubejoin/internal/testing/crafted"
 	certificates "k8s.io/api/certificates/v1"
 )
 
