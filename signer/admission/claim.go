@@ -234,9 +234,6 @@ func (n *Nodes) hold(ctx context.Context, p *place) (tokens.Claim, error) {
 			}
 			continue
 		case !errors.Is(err, tokens.ErrNotFound):
-			if errors.As(err, new(*approval.Refused)) {
-				return claim, err
-			}
 			return claim, fmt.Errorf("claim of node %s: %w", node, err)
 		case p.counted:
 			return claim, refuseJoined(id, node, p.replaces)
