@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
 # that is an error.
 RACE := $(if $(shell command -v $(or $(CC),gcc,cc) 2>/dev/null),-race)
 
-.PHONY: help build run demo kube test check bench fuzz mutate clean
+.PHONY: help build run demo kube test unit check bench fuzz mutate clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -32,6 +32,9 @@ test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, so no race detector: install gcc for it'; test -z "$$CI"; }
 	$(GO) test $(RACE) -count 1 -timeout 40m ./...
 	cd test/importer && $(GO) test $(RACE) -count 1 -timeout 20m ./...
+
+unit: ## run the tests that need no Kubernetes and no root, quickly
+	$(GO) test -short ./...
 
 check: ## vet, format and static analysis
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-ed: $$unformatted"; exit 1; }

@@ -26,6 +26,9 @@ const swaps = 100_000
 // that it names has signed it, its validity is within that CA's, and the intermediate sent along
 // is that CA's.
 func TestSwappedCA(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
 	const n = 8
 	var cas [n]*signer.CA
 	byName := map[string]int{}

@@ -380,7 +380,8 @@ func floodOfDiscovery(t *testing.T, n, rate int, flags ...string) {
 	if n := failed.Load(); n > 0 {
 		t.Errorf("%d requests of the flood failed on the way", n)
 	}
-	if most := 500 + float64(rate)*time.Since(began).Seconds(); rate > 0 && (tooMany.Load() == 0 || float64(answered.Load()) > most) || rate == 0 && tooMany.Load() > 0 {
+	// A client has two buckets. Of two requests that come at the same time each may take the last one of another bucket.
+	if most := 1.05 * (500 + float64(rate)*time.Since(began).Seconds()); rate > 0 && (tooMany.Load() == 0 || float64(answered.Load()) > most) || rate == 0 && tooMany.Load() > 0 {
 		t.Errorf("%d of the flood are answered and %d are too many, with a rate of %d", answered.Load(), tooMany.Load(), rate)
 	}
 	if len(times) != joins {

@@ -40,7 +40,13 @@ var records certlint.Records
 // inProcess has what authorities of the tests themselves have issued.
 var inProcess certlint.Log
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+func TestMain(m *testing.M) {
+	if flag.Parse(); testing.Short() {
+		fmt.Println("the tests of the whole program are left out with -short")
+		os.Exit(0)
+	}
+	os.Exit(run(m))
+}
 
 func run(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "kubejoin-test-")

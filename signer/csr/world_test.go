@@ -55,9 +55,6 @@ type world struct {
 // newWorld makes a world without a controller. All CSRs are deleted before and after.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs a control plane")
-	}
 	c := cluster.Shared(t)
 	ca, err := signer.LoadCA(c.CAFile(), c.CAKeyFile())
 	if err != nil {

@@ -8,10 +8,19 @@ import (
 	"testing"
 )
 
-// ForTest starts a control plane that ends with the test. When the test has failed it logs the
+// needLong skips a test with -short, as 'make unit' runs it.
+func needLong(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a Kubernetes control plane, which -short leaves out")
+	}
+}
+
+// ForTest starts a control plane that ends with the test. With -short it skips the test. When the test has failed it logs the
 // end of what each component printed.
 func ForTest(t testing.TB, o Options) *Cluster {
 	t.Helper()
+	needLong(t)
 	if o.Progress == nil {
 		o.Progress = t.Output()
 	}
@@ -54,10 +63,11 @@ func Main(m *testing.M) {
 }
 
 // Shared is one control plane with zero Options for all tests of a package, started by the
-// first that asks. Tests share its state: each takes names of its own. The package needs
+// first that asks. With -short it skips the test. Tests share its state: each takes names of its own. The package needs
 // [Main].
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
+	needLong(t)
 	shared.Lock()
 	defer shared.Unlock()
 	if !shared.main {
@@ -79,9 +89,11 @@ func Shared(t testing.TB) *Cluster {
 	return c
 }
 
-// NeedRoot skips a test that joins nodes where it is not run as root; in CI it fails instead.
+// NeedRoot skips a test that joins nodes where it is not run as root, or with -short; in CI it fails instead of the
+// first.
 func NeedRoot(t testing.TB) {
 	t.Helper()
+	needLong(t)
 	switch {
 	case os.Geteuid() == 0:
 	case os.Getenv("CI") != "":

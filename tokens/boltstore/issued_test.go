@@ -183,6 +183,9 @@ func manyIssued(t testing.TB) *boltstore.Issued {
 }
 
 func Test100000Issued(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	s := manyIssued(t)
 	for name, test := range map[string]struct {
 		q    issuance.Query
