@@ -121,7 +121,9 @@ type listsNothing struct{ tokens.Store }
 func (listsNothing) List(context.Context) ([]tokens.Record, error) { return nil, nil }
 
 func TestClaimsNeedsStores(t *testing.T) {
-	if err := (cleaner.Claims{}).Run(t.Context()); err == nil {
-		t.Error("Run without a Store does not fail")
+	for _, c := range []cleaner.Claims{{Store: &memoryClaims{}}, {Tokens: &memory{}}} {
+		if err := c.Run(t.Context()); err == nil {
+			t.Errorf("Run of %+v does not fail", c)
+		}
 	}
 }

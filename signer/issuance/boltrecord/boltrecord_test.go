@@ -257,6 +257,9 @@ func TestDamaged(t *testing.T) {
 			if !errors.Is(err, boltstore.ErrDamaged) || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("List = %v, want ErrDamaged that names the file", err)
 			}
+			if name == "row" && !strings.Contains(err.Error(), "JSON ends too soon") {
+				t.Errorf("List = %v, want what is wrong with the row", err)
+			}
 			if name == "no row" || name == "no such row" {
 				if _, err := record.List(t.Context(), issuance.Query{EndsAfter: time.Now(), TokenID: "qwertz"}); !errors.Is(err, boltstore.ErrDamaged) {
 					t.Errorf("List of a token = %v, want ErrDamaged", err)
