@@ -322,6 +322,9 @@ func TestTokenReviewsOfOthersHaveARate(t *testing.T) {
 
 // A rack of a thousand machines behind one address that are switched on at once: nobody is refused.
 func TestRackBehindOneAddress(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes ten seconds")
+	}
 	s, _ := certifying(t)
 	s.Advertise, s.Logger = "127.0.0.1:9443", nil
 	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}

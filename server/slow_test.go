@@ -65,6 +65,9 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 // TestSlowClientsAreCutOff has one of each kind at once. Those that are still there after twice
 // the longest timeout have won.
 func TestSlowClientsAreCutOff(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
 	t.Parallel()
 	s := newSite(t)
 	s.Advertise = "127.0.0.1:9443"
