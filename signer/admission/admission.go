@@ -142,8 +142,8 @@ type Waiting struct {
 func (w *Waiting) Error() string { return w.Message }
 
 // Admit says that a request may have its certificate, and makes the claim that goes with it. It
-// may be asked any number of times about the same request. What breaks a limit is a [*approval.Refused];
-// every other error may pass by itself.
+// may be asked any number of times about the same request. The error of what breaks a limit wraps a
+// [*approval.Refused]; every other error may pass by itself.
 func (n *Nodes) Admit(ctx context.Context, r approval.Request) (*Admitted, error) {
 	if n == nil {
 		n = &Nodes{}

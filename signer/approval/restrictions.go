@@ -23,7 +23,7 @@ const (
 // way of one:
 //
 //   - nobody is in group system:masters (admission plugin CertificateSubjectRestriction, here for
-//     every signer); [Profile.Issue] refuses it, too, since the plugin can be off;
+//     every signer); signer.Profile.Issue refuses it, too, since the plugin can be off;
 //   - a node asks for a certificate of a node only if the node is itself (NodeRestriction).
 func CheckAdmission(r Request) error {
 	if r.CSR == nil {

@@ -166,6 +166,9 @@ func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, 
 			}
 			continue
 		}
+		if err := ctx.Err(); err != nil { // every call would fail
+			return time.Time{}, err
+		}
 		err := c.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, metav1.DeleteOptions{
 			// Not one that was made anew or has changed: the next step judges that one.
 			Preconditions: &metav1.Preconditions{UID: &csr.UID, ResourceVersion: &csr.ResourceVersion},

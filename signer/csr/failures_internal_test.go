@@ -2,8 +2,13 @@ package csr
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"log/slog"
+	"math/big"
 	"strings"
 	"testing"
 	"time"
@@ -294,6 +299,49 @@ func TestCleanerKeepsRequestThatIsNeverDue(t *testing.T) {
 	next, err := Cleaner{Client: h.client}.step(t.Context(), h.store, h.log, h.counts.signed)
 	if _, getErr := h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{}); !next.IsZero() || err != nil || getErr != nil {
 		t.Errorf("next at %s, %v, %v", next, err, getErr)
+	}
+}
+
+// A cleaner that stops calls nobody, however many requests are due.
+func TestCleanerThatStopsDeletesNothing(t *testing.T) {
+	r := wanting(t, "")
+	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-1000 * time.Hour))
+	h := newHands(t, r)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := (Cleaner{Client: h.client}).step(ctx, h.store, h.log, h.counts.signed); !errors.Is(err, context.Canceled) || len(h.client.Actions()) > 0 {
+		t.Errorf("%v after %v", err, h.client.Actions())
+	}
+	if _, err := (Cleaner{Client: h.client}).step(t.Context(), h.store, h.log, h.counts.signed); err != nil || len(h.client.Actions()) != 1 {
+		t.Errorf("%v after %v, want one call", err, h.client.Actions())
+	}
+}
+
+// A caller may pass an informer whose index has requests without a certificate. They must not crash the controller.
+func TestComparesNoCertificateThatIsMissing(t *testing.T) {
+	h := newHands(t)
+	h.byNode = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byNode: func(any) ([]string, error) { return []string{"worker-1"}, nil }})
+	issued := asked(t, 0, client, "jane", "worker-1", "issued")
+	der, err := x509.CreateCertificate(rand.Reader, nodeTemplate(), nodeTemplate(), newKey(t).Public(), newKey(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	issued.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	other := wanting(t, "")
+	other.Name = "csr-other"
+	if err := h.byNode.Add(other); err != nil {
+		t.Fatal(err)
+	}
+	h.noticeShared(issued)
+	if len(h.events.Events) > 0 {
+		t.Errorf("an Event: %s", <-h.events.Events)
+	}
+}
+
+func nodeTemplate() *x509.Certificate {
+	return &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 }
 

@@ -77,8 +77,8 @@ func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 		if !h.signs(other) {
 			continue
 		}
-		known := leaf(other) // nodeIndex has read it
-		if !time.Now().Before(known.NotAfter) || bytes.Equal(known.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
+		known := leaf(other)
+		if known == nil || !time.Now().Before(known.NotAfter) || bytes.Equal(known.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
 			continue
 		}
 		otherName, otherUser := foreign.Text(other.Name, foreign.MaxName), foreign.Text(other.Spec.Username, foreign.MaxName)

@@ -28,10 +28,7 @@ func TestReportsSharedNodeName(t *testing.T) {
 	const kubelet = certificates.KubeAPIServerClientKubeletSignerName
 	ours, theirs := newKey(t), newKey(t)
 	node := func(change func(*x509.Certificate)) *x509.Certificate {
-		c := &x509.Certificate{
-			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
-			NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		}
+		c := nodeTemplate()
 		if change != nil {
 			change(c)
 		}

@@ -13,14 +13,14 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// RSA keys below and above these are not given a certificate whatever a [KeyPolicy] says: the
+// RSA keys below and above these get no certificate, whatever a signer.KeyPolicy says: the
 // weaker can be broken, and the larger cost every TLS handshake more than they are worth.
 const (
 	MinRSABits = 2048
 	MaxRSABits = 8192
 )
 
-// Curves are those that ECDSA keys may be on, of which a [KeyPolicy] may allow fewer.
+// Curves are those that ECDSA keys may be on. A signer.KeyPolicy may allow fewer.
 func Curves() []elliptic.Curve {
 	return []elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}
 }

@@ -13,11 +13,12 @@ import (
 // a hundred names needs a tenth of it.
 const MaxBytes = 64 << 10
 
+// BlockType is the type of the PEM block of a request.
 const BlockType = "CERTIFICATE REQUEST"
 
 // Parse reads a PKCS #10 request: exactly one PEM block of type CERTIFICATE REQUEST with
 // nothing but white space around it. Its errors are [*approval.Refused]. Whether the request is signed by
-// the key that is in it, [Profile.Issue] looks at: once is enough of what takes most of the time.
+// the key that is in it, signer.Profile.Issue looks at: once is enough of what takes most of the time.
 func Parse(data []byte) (*x509.CertificateRequest, error) {
 	if len(data) > MaxBytes {
 		return nil, approval.Refuse("the certificate request has %d bytes, at most %d are allowed", len(data), MaxBytes)

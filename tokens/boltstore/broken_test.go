@@ -16,7 +16,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
-	"go.etcd.io/bbolt"
 )
 
 var errBroken = fmt.Errorf("page 7: %w", boltstore.ErrDamaged)
@@ -117,8 +116,17 @@ func TestUnreadableJournalStopsOpen(t *testing.T) {
 		journal func(path string) error
 		want    string
 	}{
-		"good":         {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good)) }, ""},
-		"not JSON":     {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte("hunter2")) }, "file is damaged: entry 2: not JSON from byte"},
+		"good":     {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good)) }, ""},
+		"not JSON": {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte("hunter2")) }, "file is damaged: entry 2: not JSON from byte"},
+		"no outcome": {func(path string) error {
+			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "refused", "later", 1)))
+		}, "entry 1: an entry that nobody may have made"},
+		"no end": {func(path string) error {
+			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "refused", "issued", 1)))
+		}, "entry 1: an entry that nobody may have made"},
+		"years to come": {func(path string) error {
+			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "2026", "2926", 1)))
+		}, "entry 1: an entry that nobody may have made"},
 		"no such row":  {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{}`)) }, "file is damaged: entry 1: an entry that nobody may have made"},
 		"folder":       {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file but d"},
 		"open to all":  {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is open to others"},
@@ -252,7 +260,7 @@ func TestIsFull(t *testing.T) {
 		&os.PathError{Op: "write", Path: "x", Err: syscall.EFBIG}:  true,
 		errors.New("file resize error: no space left"):             true,
 		&os.PathError{Op: "write", Path: "x", Err: syscall.EIO}:    false,
-		bbolt.ErrTxNotWritable:                                     false,
+		errors.New("tx not writable"):                              false,
 	} {
 		if got := boltstore.IsFull(err); got != want {
 			t.Errorf("%v: full %t, want %t", err, got, want)

@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// holder says which process has the file locked, as Linux tells in /proc. It is for an error
-// message only: the process may be gone by now.
 const unknown = "another process"
 
+// holder returns which process has the file locked, as Linux reports it in /proc. It is for an error
+// message only: the process may be gone by now.
 func holder(path string) string {
 	file, err := os.Stat(path)
 	if err != nil {

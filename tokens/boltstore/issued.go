@@ -87,12 +87,13 @@ func readRow(value []byte) (Row, error) {
 	if err := json.Unmarshal(value, &e); err != nil {
 		return Row{}, withoutValue(err)
 	}
-	if e.Time.Before(firstTime) {
-		return Row{}, errors.New("an entry that nobody may have made")
-	}
 	r := Row{Time: e.Time, Value: value}
+	known := e.Outcome == "refused" || e.Outcome == "failed"
 	if e.Outcome == "issued" {
-		r.Ends = e.NotAfter
+		r.Ends, known = e.NotAfter, !e.NotAfter.Before(firstTime)
+	}
+	if !known || e.Time.Before(firstTime) || e.Time.After(lastTime) {
+		return Row{}, errors.New("an entry that nobody may have made")
 	}
 	return r, nil
 }
@@ -113,7 +114,8 @@ func (r Row) Damaged(err error) error {
 // Issued returns the issuance record in the file. It can be used until the store is closed.
 func (s *Store) Issued() *Issued { return &s.issued }
 
-// Append keeps a row. It is on the disk when Append returns.
+// Append keeps a row. It is on the disk when Append returns. Append does not compare Time and Ends with Value: package
+// signer/issuance/boltrecord makes rows in which they agree.
 func (s *Issued) Append(ctx context.Context, r Row) error {
 	if err := ctx.Err(); err != nil {
 		return err
