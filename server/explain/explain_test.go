@@ -538,7 +538,13 @@ func TestEvidenceOfOthersIsLeftOut(t *testing.T) {
 	foreign := request(itself, denied("X", "y"), func(r *api.RequestEvidence) { r.Signer, r.Name = "example.com/x", "csr-x" })
 	another, of := event("NotPermitted", "another request"), event("NotPermitted", "another program")
 	another.UID, of.Source = "uid-2", "kubelet"
-	e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{foreign, request(bootstrap)}, Events: []api.EventEvidence{another, of}}, now)
+	bob := request("bob", func(r *api.RequestEvidence) { r.Groups = nil })
+	facts := explain.Facts{Node: name, Requests: []api.RequestEvidence{foreign, bob}, Events: []api.EventEvidence{event("NotPermitted", "this request")}}
+	if e := explain.Explain(facts, now); e.State != explain.NotPermitted {
+		t.Fatalf("with an Event about it: %s", e.Sentence)
+	}
+	facts.Events = []api.EventEvidence{another, of}
+	e := explain.Explain(facts, now)
 	if e.Evidence.RequestCount != 1 || e.Evidence.Refused != 0 || e.Evidence.Event != nil || e.State == explain.NotPermitted {
 		t.Errorf("%s: %+v", e.Sentence, e.Evidence)
 	}

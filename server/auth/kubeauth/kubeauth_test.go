@@ -272,6 +272,11 @@ func TestUnavailable(t *testing.T) {
 		"cut off": func(http.ResponseWriter, *http.Request) {
 			panic(http.ErrAbortHandler)
 		},
+		"an error with the token in it": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(500)
+			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"cannot review `+bearer+`"}`)
+		},
 		"not an API server": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>yes</html>") },
 		"an empty object": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
@@ -299,6 +304,9 @@ func TestUnavailable(t *testing.T) {
 			w := ask()
 			if took := time.Since(start); w.Code != wantToken || (w.Code == 503) != (w.Header().Get("Retry-After") != "") || strings.Contains(w.Body.String(), bearer) || took > 3*time.Second {
 				t.Errorf("token: %d %v %s after %s", w.Code, w.Header(), w.Body, took)
+			}
+			if _, err := known.Authenticate(request(t.Context(), bearer)); err == nil || strings.Contains(err.Error(), bearer) {
+				t.Errorf("error: %v, want one without the token", err)
 			}
 			s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "ada"}, nil }
 			h = s.Handler()
