@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -9,9 +10,14 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
+	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
 )
 
 // noTokens is a store without tokens. It notes which ones are read, and may fail.
@@ -28,9 +34,12 @@ func (s *noTokens) Get(_ context.Context, id string) (tokens.Record, error) {
 	return tokens.Record{}, errors.Join(s.err, tokens.ErrNotFound)
 }
 
-type noInfo struct{}
+// noInfo is no cluster-info, or an error.
+type noInfo struct{ err error }
 
-func (noInfo) Data(context.Context) (map[string]string, error) { return nil, clusterinfo.ErrNotFound }
+func (i noInfo) Data(context.Context) (map[string]string, error) {
+	return nil, cmp.Or(i.err, clusterinfo.ErrNotFound)
+}
 
 func TestFactsOfACallerThatLeftAreAnError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -44,11 +53,66 @@ func TestFactsOfACallerThatLeftAreAnError(t *testing.T) {
 	}
 }
 
-func TestTokensThatCannotBeReadAreReported(t *testing.T) {
-	r := Reader{Client: fake.NewClientset(), Tokens: &noTokens{err: errors.New("down")}, ClusterInfo: noInfo{}}
-	f, err := r.Facts(t.Context(), "worker-1")
-	if err != nil || !slices.Equal(f.Unread, []api.UnreadFact{{Fact: explain.FactTokens, Reason: "down"}}) {
-		t.Errorf("unread %+v, %v; want the tokens", f.Unread, err)
+func TestFactsThatCannotBeReadAreReported(t *testing.T) {
+	down := errors.New("down")
+	for fact, r := range map[api.Fact]Reader{
+		explain.FactTokens:      {Tokens: &noTokens{err: down}, ClusterInfo: noInfo{}},
+		explain.FactClusterInfo: {Tokens: &noTokens{}, ClusterInfo: noInfo{down}},
+	} {
+		r.Client = fake.NewClientset()
+		f, err := r.Facts(t.Context(), "worker-1")
+		if err != nil || !slices.Equal(f.Unread, []api.UnreadFact{{Fact: fact, Reason: "down"}}) {
+			t.Errorf("unread %+v, %v; want %s", f.Unread, err, fact)
+		}
+	}
+}
+
+func TestRequestsThatCannotBeParsedAreForNobody(t *testing.T) {
+	g := &gathering{}
+	g.facts.Node = ""
+	if o := by("jane"); g.isFor(o) {
+		t.Error("a request without content is for a node")
+	}
+	garbage := by("jane")
+	garbage.Spec.Request = []byte("x")
+	if g.isFor(garbage) {
+		t.Error("a request that cannot be parsed is for a node")
+	}
+}
+
+func TestNewestIsOfClientCertificates(t *testing.T) {
+	g := &gathering{}
+	client, serving := by("jane"), by("jane")
+	client.Spec.SignerName, serving.Spec.SignerName = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName
+	serving.Name = "later"
+	if all := g.newest([]object{client, serving}); len(all) != 1 || all[0] != client {
+		t.Errorf("%d requests, want the one for the client certificate", len(all))
+	}
+}
+
+func TestConditionThatIsFalseIsNone(t *testing.T) {
+	for status, want := range map[corev1.ConditionStatus]bool{"": true, corev1.ConditionTrue: true, corev1.ConditionFalse: false, corev1.ConditionUnknown: false} {
+		o := by("jane")
+		o.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateFailed, Status: status}}
+		if got := request(o).Failed != nil; got != want {
+			t.Errorf("status %q: failed %t, want %t", status, got, want)
+		}
+	}
+}
+
+// The permission of a requester says nothing about a request that was decided.
+func TestPermissionIsOfUndecidedRequestsAlone(t *testing.T) {
+	decided := by("jane")
+	decided.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateDenied}}
+	for o, want := range map[object]int{decided: 0, by("jane"): 1} {
+		client := fake.NewClientset()
+		client.PrependReactor("create", "subjectaccessreviews", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, &authorization.SubjectAccessReview{Status: authorization.SubjectAccessReviewStatus{Allowed: true}}, nil
+		})
+		g := &gathering{Reader: Reader{Client: client}, latest: []object{o}}
+		if err := g.permission(t.Context()); err != nil || len(client.Actions()) != want {
+			t.Errorf("%d calls, %v; want %d", len(client.Actions()), err, want)
+		}
 	}
 }
 
@@ -78,4 +142,26 @@ type failingGet struct{ tokens.Store }
 
 func (failingGet) Get(context.Context, string) (tokens.Record, error) {
 	return tokens.Record{}, errors.New("down")
+}
+
+func TestRequestThatCannotBeReadIsAnError(t *testing.T) {
+	down := errors.New("down")
+	fails := fake.NewClientset()
+	fails.PrependReactor("get", "certificatesigningrequests", func(kubetesting.Action) (bool, runtime.Object, error) { return true, nil, down })
+	known := func() (*signer.Authority, error) { return &signer.Authority{}, nil }
+	unknown := func() (*signer.Authority, error) { return nil, down }
+	for name, test := range map[string]struct {
+		requests Requests
+		object   *certificates.CertificateSigningRequest
+		want     error
+	}{
+		"no such request": {Requests{Client: fake.NewClientset(), Authority: known}, nil, tokens.ErrNotFound},
+		"no API server":   {Requests{Client: fails, Authority: known}, nil, down},
+		"no authority":    {Requests{Authority: unknown}, by("jane"), down},
+		"a request":       {Requests{Authority: known}, by("jane"), nil},
+	} {
+		if _, err := test.requests.Explain(t.Context(), "csr-1", test.object); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", name, err, test.want)
+		}
+	}
 }
