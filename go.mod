@@ -1,6 +1,6 @@
 module github.com/kubejoin/kubejoin
 
-go 1.25.0
+go 1.25.0 // as k8s.io/client-go v0.35 needs
 
 require (
 	github.com/cloudflare/cfssl v1.6.5
