@@ -127,6 +127,7 @@ func TestUnreadableJournalStopsOpen(t *testing.T) {
 		"years to come": {func(path string) error {
 			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "2026", "2926", 1)))
 		}, "entry 1: an entry that nobody may have made"},
+		"no time":      {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{"outcome":"refused"}`)) }, "entry 1: an entry that nobody may have made"},
 		"no such row":  {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{}`)) }, "file is damaged: entry 1: an entry that nobody may have made"},
 		"folder":       {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file but d"},
 		"open to all":  {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is open to others"},
