@@ -77,8 +77,13 @@ func (b build) testVersions(t *testing.T, want string) {
 	if !strings.HasPrefix(module.Version, want) {
 		t.Errorf("%s requires %s %s, want %s*", b.modfile, clientGo, module.Version, want)
 	}
+	for _, name := range []string{clientGo, "k8s.io/api", "k8s.io/apimachinery"} { // a client of kubejoin needs none of them
+		if got := linked(t, b.program("remote-token"))[name]; got != "" {
+			t.Errorf("remote-token links %s %s", name, got)
+		}
+	}
 	for program, linksClient := range map[string]bool{
-		"mint-token": false, "remote-token": false, "sign-csr": false, "embed-server": false, "mount-server": false,
+		"mint-token": false, "sign-csr": false, "embed-server": false, "mount-server": false,
 		"bootstrap-signer": true, "mint-on-cluster": true, "embed-controllers": true,
 	} {
 		versions := linked(t, b.program(program))
