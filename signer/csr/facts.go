@@ -70,8 +70,7 @@ func (f *Facts) allowedAt(requester string, now time.Time) bool {
 		maps.DeleteFunc(f.allowed, func(_ string, asked time.Time) bool { return old(asked) })
 		f.swept = now
 	}
-	asked, found := f.allowed[requester]
-	return found && !old(asked)
+	return !old(f.allowed[requester]) // which the zero time is
 }
 
 func (f *Facts) ask(ctx context.Context, r approval.Request, p approval.Permission) (bool, error) {
