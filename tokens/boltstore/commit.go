@@ -78,14 +78,18 @@ func (s *Store) updateWithRoom(do func(*bbolt.Tx) error) error {
 	}
 	for room, left := minRoom, true; left && room <= maxRoom; room *= 2 {
 		var out swept
-		if s.update(func(tx *bbolt.Tx) (err error) {
+		sweepErr := s.update(func(tx *bbolt.Tx) (err error) {
 			out, err = recordIn(tx).sweep(s.issued.now(), 0, room)
 			return err
-		}) != nil {
-			break
+		})
+		switch {
+		case sweepErr == nil:
+			s.issued.drops(out)
+			left = out.bytes >= room
+		case !isFull(sweepErr):
+			return err
+		default: // the neighbours of these entries do not fit into the free pages, which are scattered: try with more entries
 		}
-		s.issued.drops(out)
-		left = out.bytes >= room
 		if isFull(err) {
 			err = s.update(do)
 		}
