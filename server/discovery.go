@@ -77,7 +77,7 @@ func (p problem) kubernetes() metav1.Status {
 	}
 }
 
-// A published is what a kubeconfig tells anybody who asks.
+// published is a kubeconfig in the forms that discovery serves without authentication.
 type published struct {
 	kubeconfig []byte
 	err        error // why it tells nothing

@@ -106,8 +106,8 @@ func (s *slots) leave(client, user string) {
 	less(s.users, user)
 }
 
-// fair reports whether a holder of this many may take one more when this many of most are taken: nobody has more than are
-// free. A rate cannot replace this. A client that sends bodies slowly or does not read responses holds each slot for seconds.
+// fair reports whether the holder of has slots may take one more, when taken of most slots are in use. No holder has more
+// slots than are free. A rate cannot replace this. A client that sends bodies slowly or does not read responses holds each slot for seconds.
 func fair(most, taken, has int) bool { return has < most-taken }
 
 func less(count map[string]int, key string) {

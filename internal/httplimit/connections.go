@@ -15,8 +15,8 @@ import (
 // mostConnections is how many connections are open at most, each about 30 KB, if the limit on file descriptors allows it.
 const mostConnections = 16_384
 
-// sendBuffer is what the kernel may keep of a response that a client does not read. Its default is up to 4 MiB, and it
-// takes twice what it is told.
+// sendBuffer is how many bytes of a response the kernel may buffer for a client that does not read. The default is up to
+// 4 MiB. Linux doubles the value that is set.
 const sendBuffer = 64 << 10
 
 // connections limits open connections. Of too many it closes the one without a request for longest, idle or never used: a

@@ -63,8 +63,8 @@ func (w *wires) of(client int) (n int) {
 	return n
 }
 
-// Clients that have requests in flight on all that they get have an equal part in the end, and leave one to
-// whoever comes.
+// Clients that keep requests in flight on every connection they get end up with equal shares, and leave one share
+// to the next client.
 func TestConnectionsOfManyClients(t *testing.T) {
 	const most, clients = 1640, 40
 	w := newWires(most, Rate{QPS: 1e-6, Burst: 1e9})

@@ -110,8 +110,8 @@ func TestKeepsAcceptedCredentialsThatShareASlot(t *testing.T) {
 	}
 }
 
-// Clients that hold for as long as they can whatever they get have an equal part in the end, and leave
-// one to whoever comes.
+// Clients that hold every slot they get for as long as they can end up with equal shares, and leave one share to
+// the next client.
 func TestSlotsOfManyClients(t *testing.T) {
 	const clients = 40
 	slots := newSlots([]Class{Discovery}, prometheus.NewRegistry())[Discovery]

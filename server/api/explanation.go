@@ -38,13 +38,13 @@ type NodeExplanation struct {
 	Sentence string `json:"sentence"`
 	// Next are the commands to go on with, the best first.
 	Next []string `json:"next,omitempty"`
-	// Evidence is what this was concluded from.
+	// Evidence has the facts that lead to this state.
 	Evidence Evidence `json:"evidence"`
 	// Unread are facts that could not be read.
 	Unread []UnreadFact `json:"unread,omitempty"`
 }
 
-// Evidence is what a NodeExplanation was concluded from.
+// Evidence has the facts that lead to the state of a NodeExplanation.
 type Evidence struct {
 	// Requests are the latest certificate requests for the name, at most [MaxEvidence], of
 	// RequestCount in all; the first is the newest.
@@ -69,7 +69,7 @@ const MaxEvidence = 10
 // A TokenEvidence is a bootstrap token without its secret.
 type TokenEvidence struct {
 	ID string `json:"id"`
-	// Status is what the token is worth to the node, one of the constants of Token.Status.
+	// Status says whether the node can use the token: one of the constants of Token.Status.
 	Status string `json:"status"`
 	// Signed says whether cluster-info has its signature; nil if cluster-info was not read.
 	Signed  *bool     `json:"signed,omitempty"`
@@ -150,7 +150,7 @@ type CertificateEvidence struct {
 	Chain []*x509.Certificate `json:"-"`
 }
 
-// A NodeEvidence is what is known of a Node object.
+// A NodeEvidence describes a Node object.
 type NodeEvidence struct {
 	UID     string    `json:"uid"`
 	Created time.Time `json:"created"`

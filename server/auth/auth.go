@@ -70,9 +70,9 @@ func AllowGroup(group string) Authorize {
 // about a thousand.
 const MaxBearer = 8 << 10
 
-// Bearer is the bearer token of a request. The error wraps [ErrNoCredentials] if there is no
-// Authorization header, and [ErrBadCredentials] if what is there is of another scheme, empty, longer
-// than [MaxBearer], or not the only one.
+// Bearer returns the bearer token of a request. The error wraps [ErrNoCredentials] if there is no
+// Authorization header, and [ErrBadCredentials] if there are several, or if the header has another
+// scheme, no token, or one longer than [MaxBearer].
 func Bearer(r *http.Request) (string, error) {
 	headers := r.Header.Values("Authorization")
 	if len(headers) == 0 {
