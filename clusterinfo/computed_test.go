@@ -83,7 +83,7 @@ func TestComputed(t *testing.T) {
 }
 
 // What was computed is kept until a hint, the next expiry or a clock that was set back.
-func TestComputedKeepsWhatHolds(t *testing.T) {
+func TestComputedKeepsResult(t *testing.T) {
 	a, b := record(t, "aaaaaa.9876543210fedcba"), record(t, "bbbbbb.9876543210fedcba")
 	a.Expires = start.Add(time.Minute)
 	store := &listed{records: []tokens.Record{a}}
@@ -133,7 +133,7 @@ func TestComputedKeepsWhatHolds(t *testing.T) {
 }
 
 // What is written for thousands of tokens in little time is what the encoder writes.
-func TestComputedJSONIsTheConfigMaps(t *testing.T) {
+func TestComputedJSONEqualsEncodingJSON(t *testing.T) {
 	store := newMany(50)
 	config := []byte("a \"kubeconfig\": <&> \u2028 {\"data\":{\"kubeconfig\":1}}\n")
 	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: config}
@@ -160,7 +160,7 @@ func TestComputedJSONIsTheConfigMaps(t *testing.T) {
 }
 
 // Expired tokens leave the store one by one, and nothing is written anew for each.
-func TestComputedKeepsBytes(t *testing.T) {
+func TestComputedKeepsJSONOfExpiredTokens(t *testing.T) {
 	a, b := record(t, "aaaaaa.9876543210fedcba"), record(t, "bbbbbb.9876543210fedcba")
 	a.Expires = start
 	store := &listed{records: []tokens.Record{a, b}}
@@ -179,7 +179,7 @@ func TestComputedKeepsBytes(t *testing.T) {
 
 // A list that lags has not the tokens that WaitSigned has found: cluster-info has, until they are
 // gone from the store.
-func TestComputedOutrunsTheList(t *testing.T) {
+func TestComputedSignsBeforeListHasToken(t *testing.T) {
 	const lag = time.Second
 	early, renewed := record(t, "aaaaaa.9876543210fedcba"), record(t, "aaaaaa.9876543210fedcbb")
 	early.UID, renewed.UID = "1", "2"
@@ -264,7 +264,7 @@ func (l *lagging) Get(_ context.Context, id string) (tokens.Record, error) {
 }
 
 // Thousands of tokens that nobody asks cluster-info for are not remembered twice for ever.
-func TestComputedForgetsWhatIsListed(t *testing.T) {
+func TestComputedDropsListedTokens(t *testing.T) {
 	store := &listed{}
 	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	for i := range 2500 {
@@ -281,7 +281,7 @@ func TestComputedForgetsWhatIsListed(t *testing.T) {
 }
 
 // The kubeconfig may be another one at any time, of no use, or not there.
-func TestComputedFollows(t *testing.T) {
+func TestComputedFollowsKubeconfig(t *testing.T) {
 	token := record(t, "aaaaaa.9876543210fedcba")
 	good, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{newCA(t, "kubernetes").cert})
 	if err != nil {
@@ -327,7 +327,7 @@ func TestComputedFollows(t *testing.T) {
 }
 
 // Tokens that change all the time, and somebody who asks all the time, take half of a processor.
-func TestComputedRests(t *testing.T) {
+func TestComputedLimitsItsLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const cost, span = 10 * time.Millisecond, time.Second
 		store := &dear{listed: &listed{}, cost: cost}
@@ -370,7 +370,7 @@ func (d *dear) List(ctx context.Context) ([]tokens.Record, error) {
 }
 
 // Everybody at once, while tokens come and go: an answer is never older than its question.
-func TestComputedSideBySide(t *testing.T) {
+func TestComputedReflectsEarlierChanges(t *testing.T) {
 	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
 	if err != nil {
 		t.Fatal(err)
@@ -403,7 +403,7 @@ func TestComputedSideBySide(t *testing.T) {
 }
 
 // Where tokens change faster than they can be listed, those who wait do not each list them.
-func TestComputedIsSharedWhileAllChanges(t *testing.T) {
+func TestComputedSharesListDuringChanges(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		made bool // tokens are made all the time, by those who wait for their signature
@@ -472,7 +472,7 @@ func (c *changing) List(context.Context) ([]tokens.Record, error) {
 }
 
 // One who cannot wait does not: the store may be slow for another.
-func TestComputedWaitsForNobody(t *testing.T) {
+func TestComputedStopsWithContext(t *testing.T) {
 	slow := &slowList{entered: make(chan struct{}), release: make(chan struct{})}
 	c := &clusterinfo.Computed{Tokens: slow, Kubeconfig: kubeconfig}
 	done := make(chan error)

@@ -176,7 +176,7 @@ func TestDiscoverRefuses(t *testing.T) {
 }
 
 // What may pass is asked again until the context ends, and the error says what it was.
-func TestDiscoverGivesUpWithTheReason(t *testing.T) {
+func TestDiscoverReturnsLastFailure(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer func(w http.ResponseWriter, r *http.Request)
 		want   string
@@ -228,7 +228,7 @@ func TestDiscoverGivesUpWithTheReason(t *testing.T) {
 }
 
 // An answer without end is not kept.
-func TestDiscoverHugeAnswer(t *testing.T) {
+func TestDiscoverRefusesHugeResponse(t *testing.T) {
 	e := newEndpoint(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	e.answer = func(w http.ResponseWriter, _ *http.Request, _ int32) {

@@ -88,7 +88,7 @@ func TestDocumentWithoutKubeconfig(t *testing.T) {
 }
 
 // However a Document came about, it says what one made from nothing says.
-func TestDocumentUpdateEqualsANewOne(t *testing.T) {
+func TestUpdatedDocumentEqualsNewOne(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var d clusterinfo.Document
 	now := start

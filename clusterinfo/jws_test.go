@@ -72,7 +72,7 @@ func TestSignLikeClusterBootstrap(t *testing.T) {
 	}
 }
 
-func TestSignNeedsASecret(t *testing.T) {
+func TestSignNeedsSecret(t *testing.T) {
 	onlyID, err := tokens.OnlyID("abcdef")
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 
 // A new token is in a complete cluster-info as soon as the store has it, with the kubeconfig that
 // is in the ConfigMap at that time, and nobody signs the ConfigMap.
-func TestCompleteFollowsTheConfigMap(t *testing.T) {
+func TestCompleteFollowsConfigMap(t *testing.T) {
 	f := setUp(t)
 	store, err := secretstore.Open(t.Context(), f.client, nil)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-func TestWaitSignedSaysWhatWasSeen(t *testing.T) {
+func TestWaitSignedReturnsWhatItFound(t *testing.T) {
 	f := setUp(t)
 	token := tokens.Generate()
 	good, err := clusterinfo.Sign([]byte(f.kubeconfig), token)
@@ -66,7 +66,7 @@ func TestWaitSignedSaysWhatWasSeen(t *testing.T) {
 	}
 }
 
-func TestDataSaysWhyItCannotRead(t *testing.T) {
+func TestDataReturnsReadFailure(t *testing.T) {
 	f := setUp(t)
 	config := rest.AnonymousClientConfig(f.AdminConfig()) // no watch for anybody
 	client, err := kubernetes.NewForConfig(config)
@@ -86,7 +86,7 @@ func TestDataSaysWhyItCannotRead(t *testing.T) {
 }
 
 // What kubeadm writes, clientcmd reads and this project writes is one form.
-func TestKubeconfigIsKubeadms(t *testing.T) {
+func TestKubeconfigEqualsThatOfKubeadm(t *testing.T) {
 	f := setUp(t)
 	server, cas, err := clusterinfo.ParseKubeconfig([]byte(f.kubeconfig))
 	if err != nil {

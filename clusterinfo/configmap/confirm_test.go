@@ -31,7 +31,7 @@ func (l *lagging) Get(ctx context.Context, id string) (tokens.Record, error) {
 
 // Another signer has seen a token before this one: its signature is not taken away. That of a
 // token that nobody has is.
-func TestSignatureThatAnotherSignerMade(t *testing.T) {
+func TestKeepsSignatureOfOtherSigner(t *testing.T) {
 	f := setUp(t)
 	theirs := f.store.mint()
 	nobodys := tokens.Generate()

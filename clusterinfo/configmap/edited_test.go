@@ -18,7 +18,7 @@ import (
 
 // A kubeconfig that leads nowhere is signed as kube-controller-manager would, said to be what it
 // is, and not passed on; a credential in it above all.
-func TestBrokenKubeconfig(t *testing.T) {
+func TestSignsButDoesNotServeMalformedKubeconfig(t *testing.T) {
 	f := setUp(t)
 	token := f.store.mint()
 	run(t, f.signer())
@@ -59,7 +59,7 @@ func TestBrokenKubeconfig(t *testing.T) {
 }
 
 // A cluster-info whose kubeconfig is taken away has the default one again, signed in one write.
-func TestKubeconfigTakenAway(t *testing.T) {
+func TestRestoresRemovedKubeconfig(t *testing.T) {
 	f := setUp(t)
 	f.invariant(t)
 	s := f.signer()
@@ -98,7 +98,7 @@ func TestSignerFollowsItsClock(t *testing.T) {
 
 // A Secret that is deleted and made anew with another secret signs as the new one alone. What
 // somebody still knows of the old one deletes nothing.
-func TestSecretMadeAnew(t *testing.T) {
+func TestRecreatedTokenSignsWithNewSecret(t *testing.T) {
 	f := setUp(t)
 	f.invariant(t)
 	store, err := secretstore.Open(t.Context(), f.client, nil)
@@ -140,7 +140,7 @@ func TestSecretMadeAnew(t *testing.T) {
 }
 
 // What is opened and run has gone when its context has ended.
-func TestStopsWholly(t *testing.T) {
+func TestLeavesNoGoroutine(t *testing.T) {
 	f := setUp(t)
 	token := f.store.mint()
 	run(t, f.signer())

@@ -99,7 +99,7 @@ func (f *fixture) quiet(t *testing.T, when string) {
 }
 
 // Tokens created as fast as the API server takes them are signed soon after.
-func TestSignerWithSecretsInABurst(t *testing.T) {
+func TestSignerSignsBurstOfSecretsSoon(t *testing.T) {
 	f := setUp(t)
 	store, err := secretstore.Open(t.Context(), f.client, nil)
 	if err != nil {

@@ -39,7 +39,7 @@ func TestFill(t *testing.T) {
 }
 
 // What fills up is told of once at 80 %, once when it is full, and again only after it had room.
-func TestGaugeTellsInTime(t *testing.T) {
+func TestFillMonitorWarnsOnce(t *testing.T) {
 	f := setUp(t)
 	registry := prometheus.NewRegistry()
 	var mu sync.Mutex

@@ -14,7 +14,7 @@ import (
 )
 
 // A burst is signed in a few writes, and soon.
-func TestSignerCoalescesABurst(t *testing.T) {
+func TestSignerSignsBurstInFewWrites(t *testing.T) {
 	f := setUp(t)
 	registry := prometheus.NewRegistry()
 	s := f.signer()

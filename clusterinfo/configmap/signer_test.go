@@ -16,7 +16,7 @@ import (
 
 // A stranger with a token and a pin can discover cluster-info at the API server once a person has made
 // it public.
-func TestSignerCreatesWhatIsMissing(t *testing.T) {
+func TestSignerCreatesMissingObjects(t *testing.T) {
 	f := setUp(t)
 	f.clear(t)
 	s := f.signer()
@@ -55,7 +55,7 @@ func TestSignerCreatesWhatIsMissing(t *testing.T) {
 	})
 }
 
-func TestSignerKeepsWhatIsThere(t *testing.T) {
+func TestSignerKeepsForeignKeys(t *testing.T) {
 	f := setUp(t)
 	f.invariant(t)
 	const others = "e30..c29tZWJvZHkgZWxzZQ"
@@ -150,7 +150,7 @@ func TestSignerRenamesServer(t *testing.T) {
 }
 
 // A wish that cannot be met is an error that is seen, and stops no signature.
-func TestSignerSaysWhatIsMissing(t *testing.T) {
+func TestSignerLogsUnusableServer(t *testing.T) {
 	f := setUp(t)
 	s := f.signer()
 	s.Server = "https://api.example:443"
@@ -173,7 +173,7 @@ func TestSignerSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestSignersSideBySide(t *testing.T) {
+func TestTwoSignersDoNotFight(t *testing.T) {
 	f := setUp(t)
 	f.invariant(t)
 	run(t, f.signer())
@@ -188,7 +188,7 @@ func TestSignersSideBySide(t *testing.T) {
 }
 
 // A write that fails is tried again, as often as it takes.
-func TestSignerOutlivesTheAPIServer(t *testing.T) {
+func TestSignerRetriesFailedWrite(t *testing.T) {
 	f := setUp(t)
 	run(t, f.signer())
 	f.waitSigned(t, f.store.mint())

@@ -65,7 +65,7 @@ var forms = map[string]func(joinformat.Join) ([]byte, error){
 	"ignition.json":      joinformat.Join.Ignition,
 }
 
-func TestForms(t *testing.T) {
+func TestFormsEqualGoldenFiles(t *testing.T) {
 	for name, form := range forms {
 		got, err := form(example(t))
 		if err != nil {
@@ -88,7 +88,7 @@ func TestForms(t *testing.T) {
 }
 
 // Both documents have the script as it is, and nothing else that is secret.
-func TestDocumentsHoldTheScript(t *testing.T) {
+func TestDocumentsContainScript(t *testing.T) {
 	j := example(t)
 	j.CertificateKey = mustKey(t)
 	script, err := j.Script()
@@ -141,7 +141,7 @@ func TestDocumentsHoldTheScript(t *testing.T) {
 }
 
 // systemd takes the unit, and starts it again when it has failed.
-func TestIgnitionUnit(t *testing.T) {
+func TestSystemdAcceptsIgnitionUnit(t *testing.T) {
 	document, err := example(t).Ignition()
 	if err != nil {
 		t.Fatal(err)
@@ -186,7 +186,7 @@ func TestIgnitionUnit(t *testing.T) {
 
 // A token that looks like a number stays text, and what an API server's URL may hold stays one
 // value, in each reader of YAML.
-func TestValuesStayValues(t *testing.T) {
+func TestQuotesYAMLValues(t *testing.T) {
 	for _, token := range []string{"123456.7890123456789012", "1e3456.7890123456789012", "000000.0000000000000e10", "nanabc.trueyesnonullabc"} {
 		for _, server := range []string{
 			"https://api.example.com:6443", "https://[fd00::1]:6443", `https://api.example.com/"$(reboot)'`,
@@ -235,7 +235,7 @@ func TestValuesStayValues(t *testing.T) {
 }
 
 // What is not complete, or could be more than a value, is refused by each form that has it.
-func TestRefused(t *testing.T) {
+func TestFormsRefuseInvalidValues(t *testing.T) {
 	withKey := example(t)
 	withKey.CertificateKey = mustKey(t)
 	if content, err := withKey.Kubeconfig(); err == nil {

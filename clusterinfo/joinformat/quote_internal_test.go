@@ -8,7 +8,7 @@ import (
 )
 
 // Whatever a value of the script holds, a shell takes it as one word that means itself.
-func TestQuotedValueIsOneWordOfAShell(t *testing.T) {
+func TestQuotedValueIsOneShellWord(t *testing.T) {
 	dir := t.TempDir()
 	for _, value := range []string{
 		"", "plain", "two words", "'", "''", "it's", `\`, `'\''`, `"`, "$HOME", "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", "a\nb", "\n", "*", "~", "#x", "-n", "!", "&", "|touch pwned", "ä\x1b\xff",

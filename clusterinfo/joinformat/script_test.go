@@ -258,7 +258,7 @@ func TestScriptRunsKubeadm(t *testing.T) {
 	}
 }
 
-func TestScriptSaysWhatKubeadmDid(t *testing.T) {
+func TestScriptReportsFailureOfKubeadm(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
@@ -337,7 +337,7 @@ func TestScriptWritesFiles(t *testing.T) {
 }
 
 // What is not the cluster is told nothing, and leaves nothing.
-func TestScriptRefuses(t *testing.T) {
+func TestScriptRefusesUntrustedEndpoint(t *testing.T) {
 	t.Parallel()
 	ca, other := newCA(t, "cluster"), newCA(t, "other")
 	good := configMap(t, kubeconfigOf(t, ca))
@@ -428,7 +428,7 @@ func TestScriptOptions(t *testing.T) {
 }
 
 // Each shell at hand reads it, and tells nobody when it is to trace.
-func TestScriptInShells(t *testing.T) {
+func TestScriptRunsInInstalledShells(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
@@ -469,7 +469,7 @@ func TestScriptInShells(t *testing.T) {
 }
 
 // A script that was cut off, by whatever carried it, runs nothing.
-func TestScriptCutOff(t *testing.T) {
+func TestTruncatedScriptRunsNothing(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	s := serve(t, ca.serving(t, "127.0.0.1"), with(nil))
@@ -497,7 +497,7 @@ func TestScriptCutOff(t *testing.T) {
 }
 
 // No program is started with the token in its arguments or environment.
-func TestScriptKeepsTheToken(t *testing.T) {
+func TestScriptPassesTokenToNoProgram(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))

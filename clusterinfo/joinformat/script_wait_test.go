@@ -15,7 +15,7 @@ import (
 )
 
 // What may pass is waited for, and named.
-func TestScriptWaits(t *testing.T) {
+func TestScriptRetriesTemporaryFailures(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	good := configMap(t, kubeconfigOf(t, ca))
@@ -49,7 +49,7 @@ func TestScriptWaits(t *testing.T) {
 }
 
 // A clock that is wrong may be set yet, and is named when it was not.
-func TestScriptWaitsForTheClock(t *testing.T) {
+func TestScriptWaitsForClock(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	valid := ca.serving(t, "127.0.0.1")
@@ -81,7 +81,7 @@ func TestScriptWaitsForTheClock(t *testing.T) {
 }
 
 // NTP sets the clock meanwhile, by years.
-func TestScriptCountsTimeItself(t *testing.T) {
+func TestScriptTimeoutIgnoresClockChanges(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	good := configMap(t, kubeconfigOf(t, ca))
@@ -112,7 +112,7 @@ func TestScriptCountsTimeItself(t *testing.T) {
 }
 
 // A signal ends kubeadm, and then the script with what it has written.
-func TestScriptStops(t *testing.T) {
+func TestScriptStopsKubeadmOnSignal(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "cluster")
 	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))

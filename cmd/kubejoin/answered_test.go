@@ -14,7 +14,7 @@ import (
 func init() { answered = openapicheck.Served(server.OpenAPI()) }
 
 // What checks answers is in no program that is shipped.
-func TestProgramThatIsShippedChecksNothing(t *testing.T) {
+func TestReleaseBuildExcludesResponseCheck(t *testing.T) {
 	t.Parallel()
 	for tags, want := range map[string]bool{"": false, "apicheck": true} {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", tags, ".").Output()

@@ -21,7 +21,7 @@ import (
 
 // An error names the field at fault as its reader does: as a flag, as a field of JSON, as a query
 // parameter or as an annotation.
-func TestErrorsNameTheFieldAsItsReaderDoes(t *testing.T) {
+func TestErrorNamesFlagFieldOrAnnotation(t *testing.T) {
 	web := newWebServer(t, func(api http.Handler) http.Handler { return api })
 	for _, test := range []struct {
 		value                   string

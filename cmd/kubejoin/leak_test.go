@@ -21,19 +21,19 @@ import (
 
 // A standalone service that has stopped has left nothing behind: it could be started again in
 // the same process, on the same folder.
-func TestStandaloneStopsWholly(t *testing.T) {
+func TestStandaloneLeaksNoGoroutines(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	startAndStop(t, 300, "--data-dir", dir)
 }
 
 // The same on a cluster, with all controllers and leader election.
-func TestOnClusterStopsWholly(t *testing.T) {
+func TestOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	startAndStop(t, 50, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile())
 }
 
 // The same with the tokens in a file, and two ways to know kube-apiserver.
-func TestFileStoreOnClusterStopsWholly(t *testing.T) {
+func TestFileStoreOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	startAndStop(t, 20, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile(),
 		"--token-store", "file", "--data-dir", filepath.Join(t.TempDir(), "data"), "--webhook-client-ca-file", c.CAFile(), "--webhook-client-name", "kube-apiserver")

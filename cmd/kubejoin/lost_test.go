@@ -9,7 +9,7 @@ import (
 )
 
 // A command whose answer was lost asks again, for the same token: it is made once, and printed.
-func TestAnswerLost(t *testing.T) {
+func TestCreateRetriesAfterLostResponse(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		lost  int64

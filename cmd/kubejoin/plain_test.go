@@ -19,7 +19,7 @@ import (
 )
 
 // A server of an earlier version, or another one, repeats what others chose as it is.
-func TestProblemsOfAServerAreTextOnATerminal(t *testing.T) {
+func TestSanitizesProblemsOfServer(t *testing.T) {
 	status, name := 0, ""
 	web := newWebServer(t, func(http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -60,7 +60,7 @@ func TestProblemsOfAServerAreTextOnATerminal(t *testing.T) {
 }
 
 // An error and a warning on a terminal are lines of text.
-func TestErrorsAreText(t *testing.T) {
+func TestSanitizesErrors(t *testing.T) {
 	if got, want := plain("first\n_8w4usg.qwertzuiopasdfgh\x1b[31m\r\nlast"), "first\n_8w4usg.<redacted>\ufffd[31m \nlast"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -236,8 +236,8 @@ func TestTokensOfCluster(t *testing.T) {
 	}
 }
 
-// TestTokensWithFewRights: what the API server refuses is said at once, and in its words.
-func TestTokensWithFewRights(t *testing.T) {
+// TestReportsMissingPermissions: what the API server refuses is said at once, and in its words.
+func TestReportsMissingPermissions(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	ctx := t.Context()
 	kubeconfig, err := c.ServiceAccountKubeconfig(ctx, "default", "visitor")

@@ -16,7 +16,7 @@ import (
 
 // With a kubeconfig alone, who makes a token is told of a cluster-info that is nearly full, and of
 // CAs that end.
-func TestWarningsOfCluster(t *testing.T) {
+func TestWarnsOfFullClusterInfoAndExpiringCA(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	kube := onKube{t, c.Kubeconfig()}
 	if r := kube.run("token", "create", "--wait", "0").ok(); r.stderr != "" {

@@ -74,7 +74,7 @@ func (w *webServer) run(t *testing.T, path string, args ...string) (stdout strin
 
 // However many tokens have signed cluster-info, it is said how to join: a server is asked for the
 // kubeconfig in it and not for their signatures.
-func TestClusterInfoOfAnySize(t *testing.T) {
+func TestRequestsOnlyKubeconfigOfClusterInfo(t *testing.T) {
 	web := newWebServer(t, func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if !strings.HasSuffix(r.URL.Path, "/configmaps/cluster-info") {

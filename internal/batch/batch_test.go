@@ -50,7 +50,7 @@ func (c *calls) return1() {
 	synctest.Wait()
 }
 
-func TestWhoWaitsSharesTheNextCall(t *testing.T) {
+func TestWaitingCallersShareNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCalls()
 		c.ask(t.Context(), "a", 1, 2, 3)
@@ -86,7 +86,7 @@ func TestKeysDoNotWaitForEachOther(t *testing.T) {
 	})
 }
 
-func TestWhoGivesUpDoesNotStopOthers(t *testing.T) {
+func TestCanceledCallerDoesNotStopOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCalls()
 		ctx, giveUp := context.WithCancel(t.Context())
@@ -113,7 +113,7 @@ func TestWhoGivesUpDoesNotStopOthers(t *testing.T) {
 
 // A call that everybody has given up before it began is not made, and who comes then has one of
 // his own.
-func TestGivenUpBeforeItBegan(t *testing.T) {
+func TestSkipsCallThatAllCallersCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCalls()
 		c.ask(t.Context(), "a", 1)

@@ -51,7 +51,7 @@ func TestState(t *testing.T) {
 }
 
 // Events about the end of the CA and about shortened certificates come once each.
-func TestReportsACAThatExpiresSoonOnce(t *testing.T) {
+func TestReportsExpiringCAOnce(t *testing.T) {
 	const day = 24 * time.Hour
 	type told struct{ events, notice string }
 	for name, test := range map[string]struct {

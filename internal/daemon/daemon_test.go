@@ -2,7 +2,7 @@ package daemon
 
 import "testing"
 
-func TestRoomForGarbage(t *testing.T) {
+func TestBallastOnlyWithDefaultGCSettings(t *testing.T) {
 	for _, test := range []struct {
 		gogc, limit string
 		want        int

@@ -20,7 +20,7 @@ import (
 
 // Late renewals are reported when the first is late, once an hour while it lasts, and again the next
 // time; readiness has a notice meanwhile.
-func TestLateRenewals(t *testing.T) {
+func TestReportsLateRenewalsOnceAnHour(t *testing.T) {
 	s := newService(Options{}, slog.New(slog.DiscardHandler), io.Discard)
 	var events []string
 	s.event = func(kind, reason, message string) { events = append(events, kind+" "+reason+" "+message) }
@@ -55,7 +55,7 @@ func TestLateRenewals(t *testing.T) {
 }
 
 // A node chooses the names of its requests: no text repeats a hostile one, or puts it into a command.
-func TestLateRenewalsOfHostileNamesArePartOfNoCommand(t *testing.T) {
+func TestLateRenewalsKeepHostileNamesOutOfCommands(t *testing.T) {
 	log := &bytes.Buffer{}
 	s := newService(Options{}, slog.New(slog.NewJSONHandler(log, nil)), io.Discard)
 	now := time.Now()

@@ -18,7 +18,7 @@ import (
 )
 
 // A bad header is refused although the certificate is good.
-func TestReviewerIsKnownByHeaderOrCertificate(t *testing.T) {
+func TestAuthenticatesReviewerByHeaderOrCertificate(t *testing.T) {
 	ca, err := signer.GenerateCA("kube-apiserver", time.Now(), 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)

@@ -49,7 +49,7 @@ func TestTextIsShortPrintableAndWithoutSecrets(t *testing.T) {
 }
 
 // A token that is cut off no longer looks like one: it is redacted before.
-func TestTextHasNoPartOfACutToken(t *testing.T) {
+func TestRedactsTokenBeforeCutting(t *testing.T) {
 	for before := range 40 {
 		text := strings.Repeat("-", before) + token + strings.Repeat("-", 40)
 		for most := range 60 {
@@ -121,7 +121,7 @@ var hostileNames = []string{
 	"ä", "a\u200bb", "*", "~", "#", "a=b", "a/b", "system:x", strings.Repeat("a", 254), token, "x" + token, "a\x00",
 }
 
-func TestHostileNamesArePartOfNoCommand(t *testing.T) {
+func TestCommandsContainNoHostileNames(t *testing.T) {
 	const uid = "0c0ffee0-0000-4000-8000-000000000000"
 	for _, name := range hostileNames {
 		if foreign.Pastes(name) {

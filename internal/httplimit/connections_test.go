@@ -65,7 +65,7 @@ func (w *wires) of(client int) (n int) {
 
 // Clients that keep requests in flight on every connection they get end up with equal shares, and leave one share
 // to the next client.
-func TestConnectionsOfManyClients(t *testing.T) {
+func TestClientsShareConnectionsEqually(t *testing.T) {
 	const most, clients = 1640, 40
 	w := newWires(most, Rate{QPS: 1e-6, Burst: 1e9})
 	take := func() {
@@ -107,7 +107,7 @@ func TestConnectionsOfManyClients(t *testing.T) {
 }
 
 // Where idle connections take all that there are, a client has its part of all the same.
-func TestConnectionsBesideIdleOnes(t *testing.T) {
+func TestClientGetsItsShareBesideIdleConnections(t *testing.T) {
 	const most, clients = 1024, 15
 	w := newWires(most, Rate{QPS: 1e-6, Burst: 1e9})
 	for client := range clients {
@@ -131,7 +131,7 @@ func TestConnectionsBesideIdleOnes(t *testing.T) {
 }
 
 // Without limits of clients one may have all connections.
-func TestConnectionsWithoutLimits(t *testing.T) {
+func TestClientMayTakeAllConnectionsWithoutLimits(t *testing.T) {
 	const most = 16
 	w := newWires(most, Rate{QPS: -1})
 	for i := range most {

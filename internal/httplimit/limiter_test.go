@@ -13,7 +13,7 @@ import (
 )
 
 // A flood of addresses takes the memory of the table and no more, and gives nobody a fresh bucket.
-func TestBucketsOfManyClients(t *testing.T) {
+func TestManyClientsGetNoFreshBuckets(t *testing.T) {
 	now := time.Now()
 	b := newBuckets(Rate{QPS: 10, Burst: 100})
 	spend := func(key string) (n int) {
@@ -112,7 +112,7 @@ func TestKeepsAcceptedCredentialsThatShareASlot(t *testing.T) {
 
 // Clients that hold every slot they get for as long as they can end up with equal shares, and leave one share to
 // the next client.
-func TestSlotsOfManyClients(t *testing.T) {
+func TestClientsShareSlotsEqually(t *testing.T) {
 	const clients = 40
 	slots := newSlots([]Class{Discovery}, prometheus.NewRegistry())[Discovery]
 	var held []string // whose, in the order in which they were taken

@@ -76,7 +76,7 @@ func below(path string) func(string) bool {
 	return func(imported string) bool { return imported == path || strings.HasPrefix(imported, path+"/") }
 }
 
-func TestArrows(t *testing.T) {
+func TestForbiddenImports(t *testing.T) {
 	deps := dependencies(t)
 	for _, rule := range arrows {
 		t.Run(rule.name, func(t *testing.T) {
@@ -120,9 +120,9 @@ func dependencies(t *testing.T) map[string][]string {
 	return deps
 }
 
-// TestNoTemplates keeps templates out of what is linked: they call methods by name, so that the linker
+// TestPackagesImportNoTemplates keeps templates out of what is linked: they call methods by name, so that the linker
 // keeps every method of every type. The program would be half as large again.
-func TestNoTemplates(t *testing.T) {
+func TestPackagesImportNoTemplates(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, module+"cmd/kubejoin").CombinedOutput()
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, out)

@@ -15,7 +15,7 @@ import (
 )
 
 // The times in the Lease are another machine's: only its changes count.
-func TestKnowsALeaderWhileTheLeaseChanges(t *testing.T) {
+func TestSeesLeaderWhileLeaseChanges(t *testing.T) {
 	type seen struct {
 		at     time.Duration
 		holder string
@@ -58,7 +58,7 @@ func TestKnowsALeaderWhileTheLeaseChanges(t *testing.T) {
 }
 
 // A replica that can read the Lease and not write it knows whether another one leads.
-func TestStandbyKnowsWhetherAReplicaLeads(t *testing.T) {
+func TestStandbySeesWhetherAnotherReplicaLeads(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	kubeconfig, err := c.ServiceAccountKubeconfig(t.Context(), "default", "onlooker")
 	if err != nil {

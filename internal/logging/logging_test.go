@@ -14,7 +14,7 @@ import (
 )
 
 // A library or a call may log hostile text: a line has no secret, no control character and a bound.
-func TestLogIsClean(t *testing.T) {
+func TestLogRedactsAndSanitizesHostileText(t *testing.T) {
 	hostile := "8w4usg.qwertzuiopasdfgh_\x1b[31m\u202e" + strings.Repeat("x", 100_000)
 	for _, format := range []string{"text", "json"} {
 		var out bytes.Buffer

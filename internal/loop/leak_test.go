@@ -11,7 +11,7 @@ import (
 )
 
 // A loop that has returned has left nothing behind, whatever it was waiting for.
-func TestStopsWholly(t *testing.T) {
+func TestRunLeaksNoGoroutines(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	hint := make(chan struct{}, 1)
 	for i := range 1000 {

@@ -94,7 +94,7 @@ func TestTrustsSecretVolume(t *testing.T) {
 	}
 }
 
-func TestTrustsRootAndTheCallerAlone(t *testing.T) {
+func TestTrustsOnlyRootAndCaller(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o755))
@@ -159,7 +159,7 @@ func TestTrustsOpenFilesOfTheCaller(t *testing.T) {
 }
 
 // Another user may have chosen the name of a folder.
-func TestErrorIsNoCommandOfAnotherUser(t *testing.T) {
+func TestErrorQuotesPathsThatOtherUsersChose(t *testing.T) {
 	for name, want := range map[string]string{
 		"a b'$(id)":       `/a b'\''$(id)'`,
 		"line\nbreak\x1b": "chmod go-w PATH",

@@ -179,7 +179,7 @@ func TestReload(t *testing.T) {
 }
 
 // What is still being written has no effect, even if it could be used.
-func TestReloadWaitsForTheEnd(t *testing.T) {
+func TestReloadWaitsUntilFilesAreComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := open(t, "0")
 		for i := range 100 {
@@ -199,7 +199,7 @@ func TestReloadWaitsForTheEnd(t *testing.T) {
 }
 
 // Files that change between the looks at them and back again are not taken for what they were.
-func TestReloadChangeInBetween(t *testing.T) {
+func TestReloadNoticesChangeBetweenChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := open(t, "1")
 		p.write("2", "2")
@@ -214,7 +214,7 @@ func TestReloadChangeInBetween(t *testing.T) {
 	})
 }
 
-func TestReloadChangedFails(t *testing.T) {
+func TestReloadRetriesWhenChangedFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := open(t, "1")
 		p.broken.Store(true)
@@ -310,7 +310,7 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-func TestStopsWholly(t *testing.T) {
+func TestRunLeaksNoGoroutines(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	for range 1000 {
 		v, err := reload.Files[int]{Name: "x", Load: func() (int, error) { return 1, nil }}.Open()

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-func TestStep(t *testing.T) {
+func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	now := start
 	newCA := func() *signer.CA {
@@ -78,7 +78,7 @@ func TestStep(t *testing.T) {
 
 // A CA that is about to end cannot give more than it has: the certificate is renewed when
 // another CA is there, and not again and again.
-func TestStepAtTheEndOfTheCA(t *testing.T) {
+func TestDoesNotRenewRepeatedlyBeforeCAExpires(t *testing.T) {
 	end := time.Now().Add(24 * time.Hour)
 	ca, err := signer.GenerateCA("kubernetes", end.Add(-48*time.Hour), 48*time.Hour)
 	if err != nil {

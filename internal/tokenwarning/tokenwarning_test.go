@@ -77,7 +77,7 @@ func TestWarningsDependOnTheToken(t *testing.T) {
 	}
 }
 
-func TestWarnsOfALifetimeThatTheSignerRaises(t *testing.T) {
+func TestWarnsIfSignerRaisesLifetime(t *testing.T) {
 	const hour = time.Hour
 	for _, test := range []struct {
 		name    string

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { cluster.Main(m) }
 
-func TestSetup(t *testing.T) {
+func TestSetupCreatesObjectsOfKubeadm(t *testing.T) {
 	// What is there, in order: kubeadm's configuration, its RBAC for tokens, cluster-info.
 	tests := map[string]struct {
 		cluster func(*testing.T) *cluster.Cluster
@@ -58,7 +58,7 @@ func setup(s cluster.Setup) func(*testing.T) *cluster.Cluster {
 	return func(t *testing.T) *cluster.Cluster { return cluster.ForTest(t, cluster.Options{Setup: s}) }
 }
 
-func TestAnonymousOff(t *testing.T) {
+func TestAnonymousOffAllowsOnlyHealthChecks(t *testing.T) {
 	const info = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	tests := map[string]struct {
 		cluster *cluster.Cluster
@@ -95,7 +95,7 @@ func get(t *testing.T, client *http.Client, url string) int {
 	return resp.StatusCode
 }
 
-func TestServiceAccountKubeconfig(t *testing.T) {
+func TestServiceAccountKubeconfigAuthenticates(t *testing.T) {
 	c := cluster.Shared(t)
 	path, err := c.ServiceAccountKubeconfig(t.Context(), "somewhere", "somebody")
 	if err != nil {
@@ -115,7 +115,7 @@ func TestServiceAccountKubeconfig(t *testing.T) {
 	}
 }
 
-func TestStopAPIServer(t *testing.T) {
+func TestStoppedAPIServerKeepsItsData(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{Setup: cluster.Bare})
 	if err := c.StartAPIServer(t.Context()); err == nil {
 		t.Error("a second kube-apiserver has started")
@@ -133,7 +133,7 @@ func TestStopAPIServer(t *testing.T) {
 }
 
 // A component that cannot start says why at once.
-func TestStartFails(t *testing.T) {
+func TestStartReportsInvalidFlag(t *testing.T) {
 	c, err := cluster.Start(t.Context(), cluster.Options{APIServerFlags: []string{"--no-such-flag"}})
 	if err == nil {
 		t.Fatal(errors.Join(errors.New("started with a flag that does not exist"), c.Close()))

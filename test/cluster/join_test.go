@@ -13,9 +13,9 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// TestJoinBesideKCM shows that nodes join as they would anywhere: what kubejoin is then put in
+// TestNodesJoinWithKubeControllerManager shows that nodes join as they would anywhere: what kubejoin is then put in
 // the place of is the real thing.
-func TestJoinBesideKCM(t *testing.T) {
+func TestNodesJoinWithKubeControllerManager(t *testing.T) {
 	cluster.NeedRoot(t)
 	c := cluster.ForTest(t, cluster.Options{ServerTLSBootstrap: true})
 	if _, err := c.StartKCM(t.Context()); err != nil {
@@ -94,7 +94,7 @@ func joinArgs(t *testing.T, c *cluster.Cluster) []string {
 }
 
 // Without a signer nothing signs cluster-info, and a join goes no further.
-func TestJoinFails(t *testing.T) {
+func TestJoinNeedsSignedClusterInfo(t *testing.T) {
 	cluster.NeedRoot(t)
 	c := cluster.ForTest(t, cluster.Options{})
 	args := joinArgs(t, c)

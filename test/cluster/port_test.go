@@ -14,7 +14,7 @@ import (
 const askForPorts = "KUBEJOIN_TEST_ASK_FOR_PORTS"
 
 // Nobody gets a port that another has, in this process or in another, though none listens yet.
-func TestFreePort(t *testing.T) {
+func TestFreePortsAreUniqueAcrossProcesses(t *testing.T) {
 	const each = 250
 	if os.Getenv(askForPorts) != "" {
 		for range each {
