@@ -31,7 +31,7 @@ func (s careless) List(context.Context) ([]tokens.Record, error) {
 
 // Whatever goes wrong, the answer is a document of its path's kind, under a request ID that the
 // log has.
-func TestEveryProblemIsUsable(t *testing.T) {
+func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 	s := newSite(t)
 	s.Logger = slog.New(slog.NewTextHandler(s.logs, nil)) // what an operator sees
 	s.Claims = s.store.Claims()

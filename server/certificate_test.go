@@ -35,7 +35,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestCertificateForABootstrapToken(t *testing.T) {
+func TestBootstrapTokenGetsClientCertificateWithinItsLimits(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
 	token := s.token(t, func(r *tokens.Record) {
@@ -83,7 +83,7 @@ func TestCertificateForABootstrapToken(t *testing.T) {
 }
 
 // What a token is not good for, whoever would approve it.
-func TestCertificateNotForABootstrapToken(t *testing.T) {
+func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
 	for _, test := range []struct {
@@ -143,7 +143,7 @@ func TestCertificateNotForABootstrapToken(t *testing.T) {
 	}
 }
 
-func TestCertificateForANode(t *testing.T) {
+func TestNodeRenewsAndGetsServingCertificate(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
 	token := s.token(t, func(r *tokens.Record) {
@@ -201,7 +201,7 @@ func TestCertificateForANode(t *testing.T) {
 }
 
 // The address that counts is the connection's, whatever a header says.
-func TestCertificateAddress(t *testing.T) {
+func TestServingAddressIsThatOfTheConnection(t *testing.T) {
 	s, _ := certifying(t)
 	handler := s.Handler()
 	certificate := s.userCertificate(t, "system:node:w", "system:nodes")
@@ -238,7 +238,7 @@ func TestCertificateAddress(t *testing.T) {
 }
 
 // Where no scope is configured nobody can approve what is no object: it is not waited for.
-func TestCertificateWithoutAScope(t *testing.T) {
+func TestRefusesServingCertificateWithoutScope(t *testing.T) {
 	s, kept := certifying(t)
 	all := maps.Clone(s.Certificates.Authority.Signers())
 	serving := all[servingSigner]
@@ -259,7 +259,7 @@ func TestCertificateWithoutAScope(t *testing.T) {
 	}
 }
 
-func TestCertificateForWhoMaySign(t *testing.T) {
+func TestOperatorSignsWithinSignerLimits(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
 	admin := s.by(adminBearer)
@@ -331,7 +331,7 @@ func TestCertificateForWhoMaySign(t *testing.T) {
 }
 
 // The rule may-sign approves nothing standalone: what a certificate says of groups makes no admin.
-func TestCertificateForANodeInTheGroupOfAdmins(t *testing.T) {
+func TestGroupInNodeCertificateMakesNoAdmin(t *testing.T) {
 	s, kept := certifying(t)
 	signers := s.Certificates.Authority.Signers()
 	peer := signers[peerSigner]
@@ -348,7 +348,7 @@ func TestCertificateForANodeInTheGroupOfAdmins(t *testing.T) {
 }
 
 // What cannot be recorded is not refused either, and is to be tried again.
-func TestCertificateRefusalIsRecorded(t *testing.T) {
+func TestRefusesOnlyWhatCanBeRecorded(t *testing.T) {
 	s, _ := certifying(t)
 	s.Certificates.Authority.Record = issuance.NewWriter(fullDisk{})
 	s.start(t)
@@ -364,7 +364,7 @@ type fullDisk struct{}
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
 // Who may sign for all of a domain may for each of its signers.
-func TestCertificateForADomain(t *testing.T) {
+func TestSignPermissionForDomainCoversItsSigners(t *testing.T) {
 	s, _ := certifying(t)
 	var asked []string
 	s.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
@@ -390,7 +390,7 @@ func TestCertificateForADomain(t *testing.T) {
 }
 
 // Usages that nobody has asked for are those that the signer gives.
-func TestCertificateUsualUsagesOfASigner(t *testing.T) {
+func TestDefaultUsagesStayWithinThoseOfTheSigner(t *testing.T) {
 	s, _ := certifying(t)
 	all := maps.Clone(s.Certificates.Authority.Signers())
 	only := all[certificates.KubeAPIServerClientSignerName]
@@ -412,7 +412,7 @@ func TestCertificateUsualUsagesOfASigner(t *testing.T) {
 }
 
 // RSA has key encipherment, since TLS 1.2 may need it, and others have not.
-func TestCertificateUsualUsages(t *testing.T) {
+func TestDefaultUsagesDependOnTheKeyType(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -439,7 +439,7 @@ func TestCertificateUsualUsages(t *testing.T) {
 	}
 }
 
-func TestCertificateRequests(t *testing.T) {
+func TestCertificateRequestFormats(t *testing.T) {
 	s, _ := certifying(t)
 	good := nodeCSR(t, "w")
 	token := s.token(t, nil)
@@ -484,7 +484,7 @@ func TestCertificateRequests(t *testing.T) {
 }
 
 // A client certificate is somebody's only if the CA for that has issued it for that.
-func TestCertificateByClientCertificate(t *testing.T) {
+func TestClientCertificateMustComeFromTheClientCA(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
 	request := api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}
@@ -513,7 +513,7 @@ func TestCertificateByClientCertificate(t *testing.T) {
 }
 
 // A store that is away, a signer that is, and an authorizer that is: all of it may pass.
-func TestCertificateWaits(t *testing.T) {
+func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	request := api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}
 	t.Run("tokens", func(t *testing.T) {
 		s, _ := certifying(t)
@@ -588,7 +588,7 @@ func TestRefusesSignerThatIsNoLongerConfigured(t *testing.T) {
 }
 
 // Of 200 machines that ask at once on a token for one, one has a certificate.
-func TestCertificateOnceForMany(t *testing.T) {
+func TestOneNodeTokenIssuesOnceUnderConcurrency(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
 	token := s.token(t, once)
@@ -625,7 +625,7 @@ func TestCertificateOnceForMany(t *testing.T) {
 }
 
 // In the process whoever has the authority is the one who approves.
-func TestCertificateInProcess(t *testing.T) {
+func TestInProcessCallerApproves(t *testing.T) {
 	s, kept := certifying(t)
 	c := client.InProcess(server.Server{Tokens: s.store, ClusterInfo: s.ClusterInfo, Certificates: s.Certificates}.InProcess())
 	if _, err := c.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner}); err != nil {
@@ -639,7 +639,7 @@ func TestCertificateInProcess(t *testing.T) {
 }
 
 // Certificates have room of their own.
-func TestFloodOfCertificates(t *testing.T) {
+func TestCertificateFloodLeavesDiscoveryFree(t *testing.T) {
 	s, _ := certifying(t)
 	s.Logger = nil
 	asking, away := make(chan struct{}), make(chan struct{})

@@ -14,7 +14,7 @@ import (
 
 // "failed" is kubejoin's own failure, so that there can be an alert on it: strangers, and whoever sends
 // what cannot be read, do not count.
-func TestCertificateResults(t *testing.T) {
+func TestCountsCertificateResults(t *testing.T) {
 	s, _ := certifying(t)
 	var broken atomic.Bool
 	working := s.Certificates.Authority.Signers

@@ -12,7 +12,7 @@ import (
 )
 
 // A node over its rate gets 429 with Retry-After. Other nodes still get certificates.
-func TestNodeGetsCertificatesAtARate(t *testing.T) {
+func TestLimitsCertificateRateOfANode(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
 	node := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes"))

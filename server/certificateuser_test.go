@@ -15,7 +15,7 @@ import (
 )
 
 // A client certificate that is refused, or that cannot be judged now, is no reason to ask another way to know the caller.
-func TestCertificateUserIsKnownByOneCredential(t *testing.T) {
+func TestRefusedClientCertificateEndsAuthentication(t *testing.T) {
 	for _, test := range []struct {
 		err  error
 		want int
@@ -36,7 +36,7 @@ func TestCertificateUserIsKnownByOneCredential(t *testing.T) {
 	}
 }
 
-func TestCertificateForNobodyWithoutAuthorize(t *testing.T) {
+func TestSignsNothingWithoutAuthorize(t *testing.T) {
 	s, _ := certifying(t)
 	s.Authorize = nil
 	if w := from(t, s.Handler(), "192.0.2.1:1", "POST", certificatePath+"?signer=kubernetes.io/kube-apiserver-client-kubelet", adminBearer, strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != 403 {
@@ -137,7 +137,7 @@ func (f failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim
 func (f failingClaims) Watch(ctx context.Context) <-chan struct{} { return f.Claims.Watch(ctx) }
 
 // Whichever call of the store fails up to the write, the answer is 503 and never a success.
-func TestFailedCallOfTheStoreIsUnavailable(t *testing.T) {
+func TestStoreFailureIsUnavailable(t *testing.T) {
 	const chosen = "q2w3e4.qwertzuiopasdfgh"
 	for name, test := range map[string]struct {
 		method, path, body string

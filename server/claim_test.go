@@ -83,7 +83,7 @@ func TestReleaseClaim(t *testing.T) {
 
 // What is remembered of a name that was released is nobody's claim: it is not listed, not released
 // again, and not shown at the token.
-func TestReleasedClaimIsRemembered(t *testing.T) {
+func TestReleasedClaimIsKeptAsPast(t *testing.T) {
 	for name, test := range map[string]struct {
 		duration, longest, lasts time.Duration
 	}{
@@ -128,7 +128,7 @@ func TestReleasedClaimIsRemembered(t *testing.T) {
 
 // The claim of a token that is gone is released. One of a token that was replaced since has a place on
 // that one, which is free then.
-func TestReleaseClaimOfAnotherToken(t *testing.T) {
+func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
 	s, r := claimed(t)
 	if err := s.store.Delete(t.Context(), r); err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestReleaseClaimOfAnotherToken(t *testing.T) {
 }
 
 // A token whose limits cannot be read lets nobody join: its count is left alone.
-func TestReleaseClaimOfBadToken(t *testing.T) {
+func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	s, r := claimed(t)
 	s.Tokens = listed{s.store, func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") }}
 	s.start(t)
@@ -176,7 +176,7 @@ func (d *deleting) Delete(ctx context.Context, c tokens.Claim) error {
 
 // While anything is undone the name is locked: the claim goes last, and a release that broke off
 // can be done again.
-func TestReleaseClaimBreaksOff(t *testing.T) {
+func TestFailedReleaseKeepsClaim(t *testing.T) {
 	s, r := claimed(t)
 	s.Claims = &deleting{Claims: s.Claims, before: func(call int, _ tokens.Claim) error {
 		if call == 1 {
@@ -198,7 +198,7 @@ func TestReleaseClaimBreaksOff(t *testing.T) {
 
 // A machine that is admitted while its claim is released has changed it: the release looks at it
 // anew, and the count is what the claims say in the end.
-func TestReleaseClaimThatChanges(t *testing.T) {
+func TestReleaseRereadsChangedClaim(t *testing.T) {
 	s, r := claimed(t)
 	store := s.store.Claims()
 	s.Claims = &deleting{Claims: s.Claims, before: func(call int, c tokens.Claim) error {
@@ -225,7 +225,7 @@ func TestReleaseClaimThatChanges(t *testing.T) {
 }
 
 // A claim that was made anew while it is released is another one, and stays.
-func TestReleaseClaimThatIsReplaced(t *testing.T) {
+func TestReleaseKeepsReplacedClaim(t *testing.T) {
 	s, _ := claimed(t)
 	store := s.store.Claims()
 	s.Claims = &deleting{Claims: s.Claims, before: func(call int, c tokens.Claim) error {
@@ -265,7 +265,7 @@ func TestReleasesClaimOfTokenDeletedMeanwhile(t *testing.T) {
 	}
 }
 
-func TestNoClaims(t *testing.T) {
+func TestClaimPathsNeedClaims(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	for _, route := range [][2]string{{"GET", "/v1/claim"}, {"DELETE", "/v1/claim/worker-1"}} {
@@ -276,7 +276,7 @@ func TestNoClaims(t *testing.T) {
 }
 
 // Callers choose token IDs. An ID that still has claims is refused.
-func TestCreateTokenUnderClaimedID(t *testing.T) {
+func TestRefusesTokenIDWithClaims(t *testing.T) {
 	s, r := claimed(t)
 	s.start(t)
 	body := `{"token":"` + tokens.Generate().Reveal() + `","maxNodes":1}`

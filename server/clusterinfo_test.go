@@ -17,7 +17,7 @@ import (
 )
 
 // Anybody is told the kubeconfig to the byte, and the CAs in it in two forms.
-func TestDiscoveryFileAndCAs(t *testing.T) {
+func TestPublishesClusterInfoAndCAs(t *testing.T) {
 	s := newSite(t)
 	next, err := signer.GenerateCA("the next one", time.Now(), 24*time.Hour)
 	if err != nil {
@@ -75,7 +75,7 @@ func TestDiscoveryFileAndCAs(t *testing.T) {
 }
 
 // What leads nowhere, or has a credential in it, is told to nobody.
-func TestNothingToPublish(t *testing.T) {
+func TestPublishesNoUnusableClusterInfo(t *testing.T) {
 	s := newSite(t)
 	kubeconfig, err := s.ClusterInfo.Config(t.Context())
 	if err != nil {
@@ -121,7 +121,7 @@ func TestNothingToPublish(t *testing.T) {
 }
 
 // What a file names may be followed: the next answer has it.
-func TestPublishedFollows(t *testing.T) {
+func TestPublishesCurrentClusterInfo(t *testing.T) {
 	s := newSite(t)
 	config := func(server string) []byte {
 		b, err := clusterinfo.Kubeconfig(server, s.ca.Bundle())

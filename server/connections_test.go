@@ -15,7 +15,7 @@ import (
 
 // A machine without a credential that has a request in flight on every connection that it gets, for as long
 // as it likes, leaves others theirs.
-func TestConnectionsOfOneClient(t *testing.T) {
+func TestLimitsConnectionsOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, atFirst(1000)
 	const most = 8

@@ -68,7 +68,7 @@ func megabytes(n int) []byte {
 
 // A compression is made beside, once for each content and not more often than once a second,
 // whoever asks how often.
-func TestCompressedOnce(t *testing.T) {
+func TestCompressesOncePerContentAndSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		info := &told{json: megabytes(1 << 20)}
 		h := server.Server{ClusterInfo: info}.Handler()
@@ -119,7 +119,7 @@ func TestCompressedOnce(t *testing.T) {
 	})
 }
 
-func TestConditions(t *testing.T) {
+func TestConditionalRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		info := &told{json: bytes.Repeat([]byte("x"), 4<<10)}
 		h := server.Server{ClusterInfo: info}.Handler()
@@ -190,7 +190,7 @@ func (w nowhere) WriteHeader(int)             {}
 func (w nowhere) Write(b []byte) (int, error) { return len(b), nil }
 
 // What anybody may ask costs as much with megabytes as with nothing.
-func TestPublicPathsCostNothing(t *testing.T) {
+func TestPublicPathsCostConstantMemory(t *testing.T) {
 	s := newSite(t)
 	s.Logger = slog.New(slog.DiscardHandler)
 	h := s.Server.Handler() // what is held against openapi.yaml is kept for that
@@ -243,7 +243,7 @@ func waitPacked(t *testing.T, h http.Handler) {
 }
 
 // Over HTTP a transport decompresses by itself, as client-go's does, and reads what was signed.
-func TestCompressedOverHTTPS(t *testing.T) {
+func TestHTTPClientsDecompressClusterInfo(t *testing.T) {
 	s := newSite(t)
 	s.fill(t, 200)
 	s.start(t)

@@ -16,7 +16,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestExplainRequestRefused(t *testing.T) {
+func TestExplainRequestProblems(t *testing.T) {
 	s := newSite(t)
 	s.ExplainRequest = func(_ context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		switch {
@@ -73,7 +73,7 @@ func TestExplainRequestRefused(t *testing.T) {
 }
 
 // Who may ask for explanations learns nothing of what people of his choice are permitted.
-func TestExplainsNoInventedRequester(t *testing.T) {
+func TestExplainObjectNeedsImpersonation(t *testing.T) {
 	s := newSite(t)
 	s.ExplainRequest = func(_ context.Context, _ string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		return explain.OfRequest(approval.Request{Name: object.Name}, api.RequestPending, errors.New("unread"), nil), nil

@@ -100,7 +100,7 @@ func TestExplainProblems(t *testing.T) {
 }
 
 // A token that is pasted where something else belongs is in no log and no answer.
-func TestPastedTokens(t *testing.T) {
+func TestPastedTokensAreInNoLogAndNoResponse(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
 	s.start(t)

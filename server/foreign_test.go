@@ -71,7 +71,7 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 
 // Strangers write neither long lines nor, where operators look, many: of what nobody answers there is a
 // sample. Refusals of callers who are known, and of credentials, stay where they can be seen.
-func TestStrangersDoNotFillTheLog(t *testing.T) {
+func TestSamplesLogOfUnauthenticatedRequests(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	long := strings.Repeat("METHOD", 2000)

@@ -48,7 +48,7 @@ func guessing(t *testing.T) http.Handler {
 
 // A user neither pushes others out of what is remembered by showing his credential in many forms, nor by many
 // credentials.
-func TestOneUserPushesNobodyOut(t *testing.T) {
+func TestOneUserEvictsNoOtherFromCredentialCache(t *testing.T) {
 	const here, others = "192.0.2.1:1", 20
 	for what, header := range map[string]func(i int) string{
 		"blanks": func(i int) string {
@@ -100,7 +100,7 @@ func casesOf(s string, bits int) string {
 }
 
 // Who was let in at one address is a stranger at others.
-func TestLetInCountsForItsAddressAlone(t *testing.T) {
+func TestCachedCredentialCountsOnlyForItsAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		handler := guessing(t)
 		const known = "192.0.2.1:1"
@@ -166,7 +166,7 @@ func (c *addressed) Close() error {
 }
 
 // Headers that nobody accepts count as guesses, in whatever way they are wrong.
-func TestMalformedCredentialsCount(t *testing.T) {
+func TestMalformedCredentialsCountAsFailures(t *testing.T) {
 	for _, header := range []http.Header{
 		authorized("Basic YTpi"), authorized("Bearer"), authorized("Bearer "), authorized(""), authorized("ada-1"), authorized("Bearer\tada-1"),
 		authorized("Bearer ada-1", "Bearer ada-1"), authorized("Bearer " + strings.Repeat("x", auth.MaxBearer+1)),
@@ -193,7 +193,7 @@ func TestMalformedCredentialsCount(t *testing.T) {
 
 // An Authenticate of one's own has the same limit on guesses, wherever it looks for credentials, and none of the
 // ways around it: a good credential of a usual kind, or one's own now and then.
-func TestGuessesInAnotherHeader(t *testing.T) {
+func TestLimitsGuessesInCustomHeaders(t *testing.T) {
 	for what, beside := range map[string]func(testing.TB, *site) []http.Header{
 		"alone":                 func(testing.TB, *site) []http.Header { return []http.Header{{}} },
 		"beside another header": func(testing.TB, *site) []http.Header { return []http.Header{authorized("Bearer something-else")} },
@@ -245,7 +245,7 @@ func TestGuessesInAnotherHeader(t *testing.T) {
 }
 
 // A credential that kubejoin does not see is not remembered: every request without a seen one would be exempt.
-func TestCredentialInAnotherHeaderIsNoExemption(t *testing.T) {
+func TestCustomHeaderCredentialGetsNoExemption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the clock stands still
 		s := newSite(t)
 		s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}

@@ -185,7 +185,7 @@ func TestRefusesClientCertificatesInTheHandshake(t *testing.T) {
 }
 
 // What an importer configures for himself is asked as well, and no way around.
-func TestRefusesClientCertificatesWithConfigsOfAnImporter(t *testing.T) {
+func TestCustomTLSConfigKeepsCertificateLimits(t *testing.T) {
 	own := errors.New("not here")
 	var refuses error
 	base := &tls.Config{VerifyConnection: func(tls.ConnectionState) error { return refuses }}
@@ -215,7 +215,7 @@ func TestRefusesClientCertificatesWithConfigsOfAnImporter(t *testing.T) {
 }
 
 // An idle connection holds at most this much memory, whatever certificates the client shows (docs/security-model.md).
-func TestIdleConnectionsWithCertificatesHoldLittle(t *testing.T) {
+func TestCertificatesOfIdleConnectionsTakeLittleMemory(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
 	s.start(t)

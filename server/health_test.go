@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-func TestNoticeIsNoFailure(t *testing.T) {
+func TestNoticeKeepsReadiness(t *testing.T) {
 	s := newSite(t)
 	s.Checks = []server.Check{
 		{Name: "good", Ready: func(context.Context) error { return nil }},
@@ -31,7 +31,7 @@ func (edited) JSON(context.Context) ([]byte, error) {
 	return nil, fmt.Errorf("%w: users: 1 given", clusterinfo.ErrKubeconfig)
 }
 
-func TestMalformedClusterInfoIsNotPassedOn(t *testing.T) {
+func TestMalformedClusterInfoIsAnError(t *testing.T) {
 	s := newSite(t)
 	s.ClusterInfo = edited{s.ClusterInfo}
 	s.start(t)

@@ -16,7 +16,7 @@ import (
 
 // JSON that is deep, long, repeats itself or has numbers beyond all bounds is refused by every route
 // that reads a body, in little time and memory.
-func TestHostileJSON(t *testing.T) {
+func TestRefusesHostileJSON(t *testing.T) {
 	w := newWholeSite(t)
 	w.handler = w.Server.Handler() // what is held against openapi.yaml is kept for that
 	const most = server.MaxBody
@@ -70,7 +70,7 @@ func TestHostileJSON(t *testing.T) {
 
 // What nobody must be given is not given over HTTPS either, not even to who may sign for every signer, and
 // the answer says why.
-func TestHostileCertificates(t *testing.T) {
+func TestRefusesHostileCSRs(t *testing.T) {
 	s, _ := certifying(t)
 	handler := s.Server.Handler()
 	token := s.token(t, nil)

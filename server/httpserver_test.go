@@ -56,7 +56,7 @@ func TestTLSVersions(t *testing.T) {
 }
 
 // What asks about the server as a whole (RFC 9110, section 7.1) is a request as any other.
-func TestOptionsOfServer(t *testing.T) {
+func TestLimitsServerWideOptionsRequests(t *testing.T) {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, atFirst(3)
 	s.start(t)

@@ -20,7 +20,7 @@ import (
 )
 
 // One client has no more places of a class than are free: all of these are in flight at the same time.
-func TestPlacesOfOneClient(t *testing.T) {
+func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
 	h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
@@ -80,7 +80,7 @@ func (u unfinished) Read([]byte) (int, error) { <-u; return 0, io.ErrUnexpectedE
 
 // Who may ask for certificates, and does so from many addresses without ever coming to an end, leaves
 // others their places.
-func TestPlacesOfOneUser(t *testing.T) {
+func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
 	s.Certificates.Authority.Unthrottled = true
 	s.Logger = nil
@@ -119,7 +119,7 @@ func TestPlacesOfOneUser(t *testing.T) {
 // A machine that does not read its answers over HTTP/2, in as many streams as it likes, keeps nobody
 // from discovery, and nobody from seeing that kubejoin is alive. What it holds is counted, however short the
 // answers are.
-func TestAnswersThatAreNotRead(t *testing.T) {
+func TestUnreadHTTP2ResponsesBlockNobodyElse(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.Logger = nil
@@ -183,7 +183,7 @@ func TestAnswersThatAreNotRead(t *testing.T) {
 }
 
 // Browsers show a client certificate for the pages of any site: those may not change anything.
-func TestPagesOfOtherSites(t *testing.T) {
+func TestRefusesCrossSiteRequests(t *testing.T) {
 	s := newSite(t)
 	handler := s.Handler()
 	for name, test := range map[string]struct {

@@ -93,7 +93,7 @@ func (broken) Get(context.Context, string) (issuance.Entry, error) {
 	return issuance.Entry{}, errors.New("/var/lib/x: file is damaged")
 }
 
-func TestNoRecord(t *testing.T) {
+func TestMissingOrBrokenRecordIsAProblem(t *testing.T) {
 	for _, test := range []struct {
 		store  issuance.Store
 		status int
@@ -114,7 +114,7 @@ func TestNoRecord(t *testing.T) {
 }
 
 // The client asks for what the server understands, page by page.
-func TestClientIssued(t *testing.T) {
+func TestClientReadsIssuancePages(t *testing.T) {
 	s := recorded(t)
 	c := &client.Client{Bearer: adminBearer, HTTP: &http.Client{Transport: client.Handler(s.Handler())}}
 	var names []string

@@ -111,7 +111,7 @@ func (s *site) minted(t *testing.T, before []string) tokens.Record {
 }
 
 // What is no format, or not asked for as one, makes no token.
-func TestJoinFormatRefused(t *testing.T) {
+func TestRefusesInvalidJoinFormats(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.start(t)

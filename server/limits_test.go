@@ -52,7 +52,7 @@ func (u unread) Read([]byte) (int, error) {
 
 // A flood of one class is refused at once, before it is read and before it is known who sends
 // it, and the other classes are answered meanwhile.
-func TestFloodOfOneClass(t *testing.T) {
+func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 	for _, test := range []struct {
 		flood                string
 		method, path         string
@@ -142,7 +142,7 @@ func TestFloodOfOneClass(t *testing.T) {
 
 // Those who ask for readiness at the same time share a round of checks, and none gets the result
 // of one that had begun before.
-func TestReadinessIsShared(t *testing.T) {
+func TestConcurrentReadinessChecksShareARound(t *testing.T) {
 	s := newSite(t)
 	began, finish := make(chan struct{}, 100), make(chan error)
 	s.Checks = []server.Check{{Name: "slow", Ready: func(context.Context) error {
@@ -193,7 +193,7 @@ func TestReadinessIsShared(t *testing.T) {
 }
 
 // Queries are not read if they are too long, or have too many parameters, on any route.
-func TestLongQueries(t *testing.T) {
+func TestRefusesLongQueriesUnparsed(t *testing.T) {
 	s := newSite(t)
 	handler := s.Server.Handler()
 	for name, query := range map[string]string{

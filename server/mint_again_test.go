@@ -16,7 +16,7 @@ import (
 
 // A token of the caller's is made once: the same again is the answer that was lost perhaps, and
 // whatever differs is an error, which says what it is to who has the secret alone.
-func TestCreateTokenAgain(t *testing.T) {
+func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	const spec = `"description":"rack 7","groups":["system:bootstrappers:a","system:bootstrappers:b"],"maxNodes":3,"nodeNames":["a","b-*"],"certificateDuration":"48h"`
@@ -129,7 +129,7 @@ func (s aged) Get(ctx context.Context, id string) (tokens.Record, error) {
 }
 
 // A ttl is meant from when the token was made, and the answer says when that ends.
-func TestCreateTokenAgainLater(t *testing.T) {
+func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 	s := newSite(t)
 	s.Tokens = aged{s.store, 10 * time.Hour}
 	s.start(t)
@@ -157,7 +157,7 @@ func (s skewed) Get(ctx context.Context, id string) (tokens.Record, error) {
 
 // The clock that sets when a token was made is kube-apiserver's, and need not agree with the one that
 // its end was set by.
-func TestCreateTokenAgainBySkewedClocks(t *testing.T) {
+func TestRepeatedCreateToleratesClockSkew(t *testing.T) {
 	for _, test := range []struct {
 		ttl    string
 		by     time.Duration
@@ -187,7 +187,7 @@ func TestCreateTokenAgainBySkewedClocks(t *testing.T) {
 }
 
 // A token that is there still, and has expired, is of no use to whoever asks again.
-func TestCreateTokenAgainTooLate(t *testing.T) {
+func TestRepeatedCreateRefusesExpiredToken(t *testing.T) {
 	s := newSite(t)
 	s.Tokens = aged{s.store, 2 * time.Hour}
 	s.start(t)
@@ -200,7 +200,7 @@ func TestCreateTokenAgainTooLate(t *testing.T) {
 }
 
 // Of many at once one makes the token, and all have it.
-func TestCreateTokenAtOnce(t *testing.T) {
+func TestConcurrentCreatesMakeOneToken(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	own := tokens.Generate()
@@ -223,7 +223,7 @@ func TestCreateTokenAtOnce(t *testing.T) {
 }
 
 // A token that is there needs no room.
-func TestCreateTokenAgainWithoutRoom(t *testing.T) {
+func TestRepeatedCreateNeedsNoSpaceInClusterInfo(t *testing.T) {
 	s := newSite(t)
 	info := &narrow{ClusterInfo: s.ClusterInfo, capacity: 1, signed: map[string]bool{}}
 	s.ClusterInfo = info

@@ -206,7 +206,7 @@ func TestCreateTokenRequests(t *testing.T) {
 }
 
 // Where there are no Nodes none can be replaced.
-func TestReplaceNodeWithoutNodes(t *testing.T) {
+func TestReplaceNodeNeedsNodes(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"replaceNode":"worker-3"}`); got.status != 400 || p.Field != "replaceNode" || !strings.Contains(p.Detail, "no Nodes here") {
@@ -215,7 +215,7 @@ func TestReplaceNodeWithoutNodes(t *testing.T) {
 }
 
 // All limits go for join commands, too.
-func TestJoinCommandOfLimitedToken(t *testing.T) {
+func TestJoinCommandHasAllLimits(t *testing.T) {
 	s := newSite(t)
 	s.Warnings = func(context.Context, tokens.Record) []string { return []string{`nobody "works"`} }
 	s.start(t)
@@ -255,7 +255,7 @@ func TestCreateTokenDryRun(t *testing.T) {
 }
 
 // Unlike one of a join command a token stays if nobody signs it: its caller knows it.
-func TestUnsignedTokenStays(t *testing.T) {
+func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 	s := newSite(t)
 	s.ClusterInfo = unsigned{s.ClusterInfo}
 	s.SignedBy = "the one who sleeps"
@@ -277,7 +277,7 @@ func TestUnsignedTokenStays(t *testing.T) {
 }
 
 // A token lives as long as it was asked to, in whole seconds, and no part of one less.
-func TestShortLives(t *testing.T) {
+func TestTokenLivesAtLeastItsTTL(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	before := time.Now()
@@ -298,7 +298,7 @@ func TestShortLives(t *testing.T) {
 }
 
 // A signature is not waited for after the end of its token, and its absence is nobody's fault then.
-func TestWaitEndsWithTheToken(t *testing.T) {
+func TestWaitForSignatureEndsAtExpiry(t *testing.T) {
 	for path, left := range map[string]int{tokenPath: 1, commandPath: 0} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
@@ -325,8 +325,8 @@ func TestWaitEndsWithTheToken(t *testing.T) {
 	}
 }
 
-// TestCreateInTrouble: either the token is answered, or the answer names it if it may be there.
-func TestCreateInTrouble(t *testing.T) {
+// TestCreateNamesTokenThatMayBeStored: either the token is answered, or the answer names it if it may be there.
+func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
 	for _, test := range []struct {
 		name          string

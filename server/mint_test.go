@@ -70,8 +70,8 @@ func firstWith(fail int, err error) func(int) error {
 	}
 }
 
-// TestTroubledStore: either a token is handed out, or none is left, or the answer names it.
-func TestTroubledStore(t *testing.T) {
+// TestJoinCommandLeavesNoUnnamedToken: either a token is handed out, or none is left, or the answer names it.
+func TestJoinCommandLeavesNoUnnamedToken(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
 	for _, test := range []struct {
 		name          string

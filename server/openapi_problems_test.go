@@ -25,7 +25,7 @@ import (
 
 // What can go wrong on every path goes wrong on each, and is described where it does: an answer that
 // is not described fails TestMain, and a problem that is described has to come about here.
-func TestOpenAPIProblemsComeAbout(t *testing.T) {
+func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 	fails := func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("reviewer down") }
 	for _, test := range []struct {
 		problem string

@@ -144,7 +144,7 @@ func TestOpenAPIDescribesEveryRoute(t *testing.T) {
 	}
 }
 
-// asked is what the operations decode; TestOpenAPIKnowsWhatIsKnown sees that it is so.
+// asked is what the operations decode; TestUnknownFieldErrorListsDescribedFields sees that it is so.
 var asked = map[string]any{
 	"print-join-command": api.PrintJoinCommand{},
 	"create-token":       api.CreateToken{},
@@ -277,7 +277,7 @@ var shown = map[string]any{
 // notOurs are schemas of answers that are Kubernetes'.
 var notOurs = []string{"ConfigMap", "TokenReview", "Status"}
 
-func TestOpenAPIHasTheFieldsOfAnswers(t *testing.T) {
+func TestOpenAPIHasTheFieldsOfResponses(t *testing.T) {
 	d := document(t)
 	seen := map[string]bool{}
 	for name, v := range shown {
@@ -404,7 +404,7 @@ func wantType(t *testing.T, d *openapicheck.Document, pointer string, of reflect
 func listOf(v any) []any { l, _ := v.([]any); return l }
 
 // What a request with an unknown parameter or field is told to be known is what is described.
-func TestOpenAPIKnowsWhatIsKnown(t *testing.T) {
+func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
 	for _, op := range document(t).Operations {

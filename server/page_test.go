@@ -13,7 +13,7 @@ import (
 )
 
 // What is there from the first page to the last is listed once, whatever comes and goes meanwhile.
-func TestPages(t *testing.T) {
+func TestPagesListEachItemOnce(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
 	s.start(t)

@@ -19,7 +19,7 @@ import (
 
 // The tables of docs/access.md have a row for each route, with what it needs, and none beside. What
 // is in their cells is walked in test/access_test.go.
-func TestRoutesAreInTheTableOfAccess(t *testing.T) {
+func TestEveryRouteIsInTheAccessTables(t *testing.T) {
 	doc, err := os.ReadFile("../docs/access.md")
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestRoutesAreInTheTableOfAccess(t *testing.T) {
 
 // What a token may be is asked for each of its liberties, before anything is stored, and the refusal
 // says which.
-func TestWhatATokenMayBe(t *testing.T) {
+func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	s := newSite(t)
 	var may []string // beside "create tokens"
 	var asked []string
@@ -168,7 +168,7 @@ func TestWhatATokenMayBe(t *testing.T) {
 }
 
 // Who is a bootstrap token's, whoever says so, is no operator; nor is somebody without a name.
-func TestBootstrapUsersAreNoOperators(t *testing.T) {
+func TestBootstrapUsersGetNoOperatorAccess(t *testing.T) {
 	s, _ := certifying(t)
 	s.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
 	var user auth.User

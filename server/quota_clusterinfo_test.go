@@ -57,7 +57,7 @@ func (n *narrow) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error)
 }
 
 // Where cluster-info has no room no token is made, and nobody waits.
-func TestNoRoom(t *testing.T) {
+func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 	for _, path := range []string{commandPath, "/v1/token"} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
@@ -129,7 +129,7 @@ func TestNoRoom(t *testing.T) {
 
 // Who waits in vain because others took the room is told so, and another one can have what was
 // kept for him.
-func TestRoomTakenByOthers(t *testing.T) {
+func TestReportsFullClusterInfoAfterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		s.Advertise = "192.0.2.1:9443"

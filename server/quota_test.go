@@ -99,7 +99,7 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 	}
 }
 
-func TestTokensOfOneUserAreUnlimited(t *testing.T) {
+func TestNegativeUserTokensMeansUnlimited(t *testing.T) {
 	s := newSite(t)
 	s.UserTokens = -1
 	s.start(t)
@@ -187,7 +187,7 @@ func TestCountsTokensMadeDuringTheCount(t *testing.T) {
 }
 
 // A token that a user chose and that is there takes no more.
-func TestTokenOfOneUserAgain(t *testing.T) {
+func TestRepeatedCreateDoesNotCountTwice(t *testing.T) {
 	s := newSite(t)
 	s.UserTokens = 1
 	s.start(t)

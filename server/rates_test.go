@@ -80,7 +80,7 @@ func (s *site) refused(t testing.TB, reason string) (n float64) {
 
 // A client is an address, or a network of IPv6 that one machine may have. Who sends too much is
 // refused before anything is done for it, on every route but those that keep kubejoin alive.
-func TestClientRate(t *testing.T) {
+func TestLimitsRateOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.Advertise, s.ClientRate = "127.0.0.1:9443", atFirst(3)
 	authenticate := s.Authenticate
@@ -136,7 +136,7 @@ func TestClientRate(t *testing.T) {
 // does a machine with a bootstrap token that there is, and so does everybody elsewhere.
 //
 // The clock stands still but where the test waits.
-func TestFailedAuthentications(t *testing.T) { synctest.Test(t, testFailedAuthentications) }
+func TestLimitsFailedAuthentications(t *testing.T) { synctest.Test(t, testFailedAuthentications) }
 
 func testFailedAuthentications(t *testing.T) {
 	s, _ := certifying(t)
@@ -237,7 +237,7 @@ func testFailedAuthentications(t *testing.T) {
 }
 
 // A user has a rate of his own, from wherever he asks.
-func TestUserRate(t *testing.T) {
+func TestLimitsRateOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
 	s.Advertise, s.UserRate = "127.0.0.1:9443", atFirst(3)
 	token := s.token(t, nil)
@@ -276,7 +276,7 @@ func TestUserRate(t *testing.T) {
 }
 
 // kube-apiserver asks for all of its own clients, and is not slowed; a stranger at its path is.
-func TestTokenReviewsHaveNoRate(t *testing.T) {
+func TestKubeAPIServerReviewsHaveNoRate(t *testing.T) {
 	s := reviewed(t)
 	s.ClientRate, s.UserRate = atFirst(5), atFirst(1)
 	handler := s.Handler()
@@ -296,7 +296,7 @@ func TestTokenReviewsHaveNoRate(t *testing.T) {
 
 // Who is let in elsewhere is no kube-apiserver, be it known there as another, as a node is by its
 // certificate, or not at all.
-func TestTokenReviewsOfOthersHaveARate(t *testing.T) {
+func TestLimitsRateOfOtherTokenReviewers(t *testing.T) {
 	for _, status := range []int{403, 401} {
 		s := reviewed(t)
 		s.ClientRate = atFirst(10)
@@ -321,7 +321,7 @@ func TestTokenReviewsOfOthersHaveARate(t *testing.T) {
 }
 
 // A rack of a thousand machines behind one address that are switched on at once: nobody is refused.
-func TestRackBehindOneAddress(t *testing.T) {
+func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes ten seconds")
 	}
@@ -369,7 +369,7 @@ func (s *site) dialFrom(t testing.TB, address string, config *tls.Config) (*tls.
 }
 
 // Who opens connections too fast is not worth a handshake.
-func TestConnectionRate(t *testing.T) {
+func TestLimitsConnectionRate(t *testing.T) {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, atFirst(3)
 	s.start(t)

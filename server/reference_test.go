@@ -46,7 +46,7 @@ func read(t *testing.T, h http.Handler, path, accept string) *httptest.ResponseR
 	return w
 }
 
-func TestOpenAPIIsServed(t *testing.T) {
+func TestServesOpenAPIInBothFormats(t *testing.T) {
 	h := newSite(t).Handler()
 	inYAML, inJSON := read(t, h, "/openapi.yaml", "*/*"), read(t, h, "/openapi.json", "*/*")
 	if inYAML.Body.String() != string(server.OpenAPI()) {
@@ -73,7 +73,7 @@ var policyStyle = regexp.MustCompile(`style-src '(sha256-[^']+)'`)
 
 // The page is well-formed, has every operation, object and problem, leads nowhere but to itself and
 // this server, and loads and runs nothing.
-func TestReferencePage(t *testing.T) {
+func TestReferencePageIsCompleteAndSelfContained(t *testing.T) {
 	h := newSite(t).Handler()
 	w := read(t, h, "/", "text/html,application/xhtml+xml,*/*;q=0.8")
 	page := w.Body.String()
@@ -150,7 +150,7 @@ func TestReferencePage(t *testing.T) {
 	}
 }
 
-func TestReferenceIsOfTheDescription(t *testing.T) {
+func TestReferenceIsUpToDate(t *testing.T) {
 	page, text, err := reference.Page(server.OpenAPI())
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestReferenceIsOfTheDescription(t *testing.T) {
 	}
 }
 
-func TestReferenceForThoseWhoAreNoBrowsers(t *testing.T) {
+func TestReferenceIsTextForOtherClients(t *testing.T) {
 	h := newSite(t).Handler()
 	for _, accept := range []string{"", "*/*", "application/json", "text/html;q=0"} {
 		w := read(t, h, "/", accept)
@@ -178,7 +178,7 @@ func TestReferenceForThoseWhoAreNoBrowsers(t *testing.T) {
 }
 
 // The lines of the page are pasted into a shell.
-func TestReferenceLines(t *testing.T) {
+func TestReferenceCommandsRunInShell(t *testing.T) {
 	s, _ := certifying(t)
 	s.Issued = boltrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record = boltrecord.New(s.store.Issued())

@@ -15,7 +15,7 @@ import (
 
 // What is given and says nothing, as by a variable that is not set, is refused: it is not taken for
 // what is left out, which for a limit is none. This is so on every route and for every field.
-func TestEmptyFields(t *testing.T) {
+func TestRefusesEmptyFields(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	id, _, _ := strings.Cut(s.token(t, nil), ".")
@@ -86,7 +86,7 @@ func TestEmptyFields(t *testing.T) {
 }
 
 // The fields of a certificate are in the query alone.
-func TestEmptyCertificateFields(t *testing.T) {
+func TestRefusesEmptyCertificateParameters(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
 	for _, field := range []string{"signer", "duration", "usages"} {
@@ -109,7 +109,7 @@ func TestRefusesBodyThatEndsEarly(t *testing.T) {
 }
 
 // An error about a body says which field it is about, and repeats nothing that may be a secret.
-func TestBodyErrors(t *testing.T) {
+func TestBodyErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	secret := tokens.Generate()

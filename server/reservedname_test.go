@@ -15,7 +15,7 @@ import (
 
 // To sign for kube-apiserver-client is not to make cluster-admins: names that Kubernetes and kubeadm
 // have for themselves take the permission to approve as well.
-func TestSignIsNotWorthReservedNames(t *testing.T) {
+func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
 	s, kept := certifying(t)
 	may := map[string]bool{"sign": true}
 	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {

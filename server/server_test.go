@@ -178,7 +178,7 @@ func (s *stubborn) Delete(ctx context.Context, r tokens.Record) error {
 	return s.Store.Delete(ctx, r)
 }
 
-func TestUnsignedTokenIsWithdrawn(t *testing.T) {
+func TestDeletesUnsignedToken(t *testing.T) {
 	s := newSite(t)
 	s.ClusterInfo = unsigned{s.ClusterInfo}
 	s.Tokens = &stubborn{s.store, 2}
@@ -197,7 +197,7 @@ func TestUnsignedTokenIsWithdrawn(t *testing.T) {
 	}
 }
 
-func TestClientThatLeavesTakesItsTokenAlong(t *testing.T) {
+func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 	s := newSite(t)
 	s.ClusterInfo = unsigned{s.ClusterInfo}
 	s.SignTimeout = time.Minute
@@ -223,7 +223,7 @@ func TestClientThatLeavesTakesItsTokenAlong(t *testing.T) {
 }
 
 // A token that nobody can join with must not be left.
-func TestNoJoinCommandOfUnusableClusterInfo(t *testing.T) {
+func TestDeletesTokenIfClusterInfoIsUnusable(t *testing.T) {
 	for name, test := range map[string]struct {
 		info      *told
 		advertise string
@@ -254,7 +254,7 @@ func TestNoJoinCommandOfUnusableClusterInfo(t *testing.T) {
 	}
 }
 
-func TestWhoMay(t *testing.T) {
+func TestAuthenticationAndAuthorization(t *testing.T) {
 	broken := func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("reviewer down") }
 	for _, test := range []struct {
 		name, bearer string

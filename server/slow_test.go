@@ -62,9 +62,9 @@ func frame(length int, kind, flags byte, stream uint32, payload []byte) []byte {
 
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// TestSlowClientsAreCutOff has one of each kind at once. Those that are still there after twice
+// TestDisconnectsSlowClients has one of each kind at once. Those that are still there after twice
 // the longest timeout have won.
-func TestSlowClientsAreCutOff(t *testing.T) {
+func TestDisconnectsSlowClients(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
 	}
@@ -186,7 +186,7 @@ func (s *site) waitFor(t testing.TB, what string, count func() int) {
 }
 
 // Too much of anything is refused, and little of it is read.
-func TestOversized(t *testing.T) {
+func TestRefusesOversizedRequests(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	long := strings.Repeat("x", 32<<10)
@@ -249,7 +249,7 @@ func (c *counter) Read(p []byte) (int, error) {
 
 // Of too many connections those without a request go, the oldest first; those in the middle of
 // one stay.
-func TestTooManyConnections(t *testing.T) {
+func TestClosesOldestIdleConnections(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
 	h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), holdJSON: make(chan struct{}), free: make(chan struct{})}
@@ -321,7 +321,7 @@ func TestTooManyConnections(t *testing.T) {
 }
 
 // An answer does not wait for a body that nobody reads, and a connection whose body has come stays.
-func TestAnswersBeforeTheBody(t *testing.T) {
+func TestRespondsBeforeTheBodyArrives(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.Logger = nil

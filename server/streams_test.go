@@ -89,7 +89,7 @@ func (b *busy) JSON(ctx context.Context) ([]byte, error) {
 }
 
 // What can be done with the streams of HTTP/2 takes the room of one connection, and nothing stays.
-func TestStreams(t *testing.T) {
+func TestLimitsHTTP2Streams(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
 	b := &busy{ClusterInfo: s.ClusterInfo, free: make(chan struct{})}

@@ -50,7 +50,7 @@ func (s listed) Get(ctx context.Context, id string) (tokens.Record, error) {
 	return r, err
 }
 
-func TestTokensAsTheyAreShown(t *testing.T) {
+func TestTokenStatusAndFields(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
 	plain := s.stored(t, func(r *tokens.Record) { r.Description = "rack 7" })
@@ -158,7 +158,7 @@ func (u undecoded) JSON(context.Context) ([]byte, error) {
 func (undecoded) Data(context.Context) (map[string]string, error) { return map[string]string{}, nil }
 
 // Cluster-info may have megabytes of signatures.
-func TestTokensAreShownWithoutDecoding(t *testing.T) {
+func TestListReadsSignaturesWithoutDecoding(t *testing.T) {
 	s := newSite(t)
 	s.stored(t, nil)
 	s.ClusterInfo = undecoded{s.ClusterInfo, t}
@@ -179,7 +179,7 @@ func (unreadable) JSON(context.Context) ([]byte, error) { return nil, errors.New
 func (unreadable) List(context.Context) ([]tokens.Claim, error) { return nil, errors.New("flooded") }
 
 // What tokens can do without is said to be missing, and no more than that to strangers.
-func TestTokensAreShownWithWhatIsKnown(t *testing.T) {
+func TestListWarnsOfUnreadableFacts(t *testing.T) {
 	for causes, want := range map[bool]string{false: "cluster-info cannot be read\nclaims cannot be read", true: "on fire\nflooded"} {
 		s := newSite(t)
 		s.stored(t, nil)
@@ -197,7 +197,7 @@ func TestTokensAreShownWithWhatIsKnown(t *testing.T) {
 	}
 }
 
-func TestTokenThatIsNotThere(t *testing.T) {
+func TestMissingTokenIsAProblem(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	for _, route := range [][2]string{{"GET", ""}, {"DELETE", ""}, {"POST", "/renew"}} {
@@ -250,7 +250,7 @@ func (s *racing) Delete(ctx context.Context, r tokens.Record) error {
 
 // A token that changes while it is deleted goes all the same; one that was made anew, or renewed
 // when only expired ones are to go, stays.
-func TestDeleteTokenThatChanges(t *testing.T) {
+func TestDeleteRereadsChangedToken(t *testing.T) {
 	for _, test := range []struct {
 		name, query string
 		expires     time.Duration
@@ -369,7 +369,7 @@ func TestRenewToken(t *testing.T) {
 }
 
 // A token that others have stored badly is not renewed into something that looks good.
-func TestRenewBadToken(t *testing.T) {
+func TestRefusesToRenewMalformedToken(t *testing.T) {
 	for problem, alter := range map[string]func(*tokens.Record){
 		"max-nodes: many":         func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") },
 		"token-secret is missing": func(r *tokens.Record) { r.Problem = errors.New("token-secret is missing") },
@@ -419,7 +419,7 @@ func (s updated) Update(ctx context.Context, id string, change func(*tokens.Reco
 }
 
 // Each route asks for a right of its own.
-func TestRights(t *testing.T) {
+func TestEachRouteNeedsItsPermission(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
 	var asked []string

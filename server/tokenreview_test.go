@@ -92,7 +92,7 @@ func (s brokenStore) Get(ctx context.Context, id string) (tokens.Record, error) 
 	return r, err
 }
 
-func TestTokenReview(t *testing.T) {
+func TestTokenReviewStatus(t *testing.T) {
 	now := time.Now()
 	accepted := func(id string, groups ...string) authenticationv1.TokenReviewStatus {
 		return authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "system:bootstrap:" + id, Groups: groups}}
@@ -193,7 +193,7 @@ func TestTokenReviewLogsTheReason(t *testing.T) {
 }
 
 // kube-apiserver remembers a no, but not that nobody could tell.
-func TestTokenReviewWithoutAStore(t *testing.T) {
+func TestTokenReviewFailsWithoutStore(t *testing.T) {
 	s := reviewed(t)
 	s.Tokens = &troubled{Store: s.store, before: always}
 	_, w := ask(t, s.Handler(), "v1", tokens.Generate().Reveal())
@@ -374,7 +374,7 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 
 // Reviews have room of their own: neither a flood of discovery nor one of reviews takes the
 // other's.
-func TestFloodLeavesTokenReviews(t *testing.T) {
+func TestDiscoveryFloodLeavesTokenReviewsFree(t *testing.T) {
 	s := reviewed(t)
 	s.Logger = nil
 	h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}

@@ -53,7 +53,7 @@ func issued(t *testing.T, template *x509.Certificate, issuer *tls.Certificate) *
 }
 
 // What is remembered of a client certificate changes nothing of what it is good for.
-func TestRememberedClientCertificate(t *testing.T) {
+func TestCachedClientCertificateIsStillChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca, other := certificate(t, "client-ca", nil, x509.ExtKeyUsageAny), certificate(t, "client-ca", nil, x509.ExtKeyUsageAny)
 		client := certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf
@@ -116,7 +116,7 @@ func TestRememberedClientCertificate(t *testing.T) {
 }
 
 // The clock may be set back.
-func TestRefusesRememberedClientCertificateBeforeItIsValid(t *testing.T) {
+func TestRefusesCachedClientCertificateBeforeItIsValid(t *testing.T) {
 	ca := certificate(t, "client-ca", nil, x509.ExtKeyUsageAny)
 	shown := []*x509.Certificate{certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf}
 	pool := x509.NewCertPool()
@@ -196,7 +196,7 @@ func TestErrorOfClientCertificateHoldsNoPartOfAToken(t *testing.T) {
 }
 
 // Keys of strangers may take milliseconds to check a signature with. These here panic.
-func TestUsesNoKeyThatNoCASigned(t *testing.T) {
+func TestChecksNoSignatureWithUntrustedKey(t *testing.T) {
 	authority := func(issuer *tls.Certificate) *tls.Certificate {
 		return issued(t, &x509.Certificate{
 			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "client-ca"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),

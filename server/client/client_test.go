@@ -77,7 +77,7 @@ func overTLS(t *testing.T, s server.Server, ca *signer.CA) *client.Client {
 }
 
 // The life of a token and of a claim, over TLS and in process: both ways say the same.
-func TestLife(t *testing.T) {
+func TestTokenAndClaimOverTLSAndInProcess(t *testing.T) {
 	for _, way := range []string{"TLS", "in process"} {
 		t.Run(way, func(t *testing.T) {
 			s, store, ca := newServer(t)
@@ -147,7 +147,7 @@ func TestLife(t *testing.T) {
 }
 
 // What a server refuses is a problem; what is no kubejoin server, or does not answer, is not.
-func TestErrors(t *testing.T) {
+func TestReturnsProblemsOnlyOfKubejoin(t *testing.T) {
 	s, _, ca := newServer(t)
 	c := overTLS(t, s, ca)
 	var p *api.Problem
@@ -263,7 +263,7 @@ func TestHandler(t *testing.T) {
 }
 
 // A secret is in JSON and nowhere else.
-func TestSecret(t *testing.T) {
+func TestSecretIsShownOnlyInJSON(t *testing.T) {
 	held := struct{ S api.Secret }{"hunter2"}
 	if content, err := json.Marshal(held); err != nil || string(content) != `{"S":"hunter2"}` {
 		t.Errorf("%s, %v", content, err)

@@ -10,7 +10,7 @@ import (
 
 // The server refuses what is given and empty: what a program leaves at zero is left out, and a list of
 // names that turned out empty is not.
-func TestZeroRequests(t *testing.T) {
+func TestOmitsZeroFieldsButNotEmptyLists(t *testing.T) {
 	s, _, _ := newServer(t)
 	c := client.InProcess(s.InProcess())
 	ctx := t.Context()

@@ -16,7 +16,7 @@ import (
 )
 
 // A list is all pages of it.
-func TestListsArePages(t *testing.T) {
+func TestListReadsAllPages(t *testing.T) {
 	s, store, _ := newServer(t)
 	var all sync.WaitGroup
 	for i := range 1005 {
@@ -63,7 +63,7 @@ func TestListsArePages(t *testing.T) {
 }
 
 // A server whose list never ends is not followed.
-func TestListThatDoesNotGoOn(t *testing.T) {
+func TestListEndsWhenPagesRepeat(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"items":[{}],"continue":"x"}`))
 	}))
@@ -74,7 +74,7 @@ func TestListThatDoesNotGoOn(t *testing.T) {
 }
 
 // A page that cannot be read ends the list, wherever it says that it goes on.
-func TestListEndsWithAnErrorOfAPage(t *testing.T) {
+func TestMalformedPageEndsList(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"continue":"x","kind":5}`))
 	}))

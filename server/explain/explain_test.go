@@ -497,7 +497,7 @@ const permitAll = "kubectl create clusterrolebinding kubeadm:node-autoapprove-bo
 	"--group=system:bootstrappers:kubeadm:default-node-token"
 
 // What is concluded from is there to be checked.
-func TestEvidence(t *testing.T) {
+func TestExplanationHoldsItsEvidence(t *testing.T) {
 	ca := newAuthority(t, "kubernetes")
 	used := token(t, "abcdef", usedUp("worker-3"), forNames("worker-*"))
 	said := event("TokenSpent", spent)
@@ -534,7 +534,7 @@ func TestEvidence(t *testing.T) {
 }
 
 // Requests of other signers, and Events of others or about other requests, are no evidence.
-func TestEvidenceOfOthersIsLeftOut(t *testing.T) {
+func TestIgnoresRequestsAndEventsOfOthers(t *testing.T) {
 	foreign := request(itself, denied("X", "y"), func(r *api.RequestEvidence) { r.Signer, r.Name = "example.com/x", "csr-x" })
 	another, of := event("NotPermitted", "another request"), event("NotPermitted", "another program")
 	another.UID, of.Source = "uid-2", "kubelet"
@@ -551,7 +551,7 @@ func TestEvidenceOfOthersIsLeftOut(t *testing.T) {
 }
 
 // A group that is too long to be shown is part of no command.
-func TestLongGroupIsPartOfNoCommand(t *testing.T) {
+func TestCommandsOmitLongGroup(t *testing.T) {
 	long := request(bootstrap, permitted(false), func(r *api.RequestEvidence) {
 		r.Groups = []string{"system:bootstrappers:" + strings.Repeat("a", 10_000)}
 	})
@@ -583,7 +583,7 @@ func TestGranted(t *testing.T) {
 }
 
 // Many tokens for a name are counted, and a few are named.
-func TestManyTokens(t *testing.T) {
+func TestCountsManyTokensAndNamesFew(t *testing.T) {
 	ca := newAuthority(t, "kubernetes")
 	var many []tokens.Record
 	for _, c := range "abcdefghijklmnop" {
@@ -596,7 +596,7 @@ func TestManyTokens(t *testing.T) {
 }
 
 // A message that others wrote does not make the sentence more than one line of some length.
-func TestLongMessage(t *testing.T) {
+func TestLongMessageStaysOneLine(t *testing.T) {
 	e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{request(bootstrap, denied("X", strings.Repeat("long\n", 10000)))}}, now)
 	if len(e.Sentence) > 1000 || strings.Contains(e.Sentence, "\n") {
 		t.Errorf("%d bytes: %s", len(e.Sentence), e.Sentence)

@@ -18,7 +18,7 @@ import (
 
 // kube-apiserver accepts any name of a request. One that a shell would read in another way is part of no
 // command, and nothing that a requester chose reaches a terminal as it is.
-func TestHostileNamesArePartOfNoCommandAndNoTerminal(t *testing.T) {
+func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 	const (
 		byUID  = `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="uid-1")]}'`
 		pasted = "8w4usg." + secret
@@ -106,7 +106,7 @@ func TestHostileNamesArePartOfNoCommandAndNoTerminal(t *testing.T) {
 }
 
 // A person may paste a token as the name of a node, and kube-apiserver accepts it: it is a DNS name.
-func TestNodeNamedLikeTokenIsPartOfNoCommand(t *testing.T) {
+func TestCommandsOmitNodeNamedLikeToken(t *testing.T) {
 	const pasted = "8w4usg.0123456789abcdef"
 	ca := newAuthority(t, "kubernetes")
 	for what, r := range map[string]api.RequestEvidence{

@@ -9,7 +9,7 @@ import (
 )
 
 // Every reason with which kubejoin refuses a node is a state of its own.
-func TestReasonsAreStates(t *testing.T) {
+func TestEveryRefusalReasonIsAState(t *testing.T) {
 	for _, reason := range []string{
 		admission.ReasonTokenSpent, admission.ReasonTokenExpired, admission.ReasonTokenRevoked, admission.ReasonTokenReplaced, admission.ReasonTokenLimitsMalformed,
 		admission.ReasonNodeNameNotAllowed, admission.ReasonNodeNameReserved, admission.ReasonNodeNameClaimed, admission.ReasonNodeExists, admission.ReasonNodeReplaced,

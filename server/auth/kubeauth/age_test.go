@@ -30,7 +30,7 @@ func (f roundTrips) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // What the API server said counts for as long as docs/access.md says, and no longer: a token or a permission that was
 // taken away ends within that time.
-func TestAnswersOfTheAPIServerCountBriefly(t *testing.T) {
+func TestCachesReviewsBriefly(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		yes  bool

@@ -162,7 +162,7 @@ func TestTokens(t *testing.T) {
 }
 
 // What is none of an API server's business it is not asked about.
-func TestTokensNotShown(t *testing.T) {
+func TestReviewsOnlyPossibleServiceAccountTokens(t *testing.T) {
 	t.Parallel()
 	l := &liar{token: func(r *authenticationv1.TokenReview) {
 		r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "ada"}, Audiences: []string{"kubejoin"}}
@@ -261,7 +261,7 @@ func TestPermissions(t *testing.T) {
 }
 
 // An API server that is away, slow or broken lets nobody in, and is asked again at once.
-func TestUnavailable(t *testing.T) {
+func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 	t.Parallel()
 	status := func(code int) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
@@ -335,7 +335,7 @@ func TestUnavailable(t *testing.T) {
 }
 
 // A real API server knows service accounts by tokens of the audience, and RBAC tells what they may.
-func TestOnCluster(t *testing.T) {
+func TestReviewsOnRealAPIServer(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("needs a control plane")

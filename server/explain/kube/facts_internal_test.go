@@ -41,7 +41,7 @@ func (i noInfo) Data(context.Context) (map[string]string, error) {
 	return nil, cmp.Or(i.err, clusterinfo.ErrNotFound)
 }
 
-func TestFactsOfACallerThatLeftAreAnError(t *testing.T) {
+func TestFactsOfCanceledCallAreAnError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r := Reader{Client: fake.NewClientset(), Tokens: &noTokens{}, ClusterInfo: noInfo{}}
 	if f, err := r.Facts(ctx, "worker-1"); err != nil || len(f.Unread) > 0 {
@@ -67,7 +67,7 @@ func TestFactsThatCannotBeReadAreReported(t *testing.T) {
 	}
 }
 
-func TestRequestsThatCannotBeParsedAreForNobody(t *testing.T) {
+func TestMalformedRequestsBelongToNoNode(t *testing.T) {
 	g := &gathering{}
 	g.facts.Node = ""
 	if o := by("jane"); g.isFor(o) {
@@ -80,7 +80,7 @@ func TestRequestsThatCannotBeParsedAreForNobody(t *testing.T) {
 	}
 }
 
-func TestNewestIsOfClientCertificates(t *testing.T) {
+func TestNewestIgnoresServingRequests(t *testing.T) {
 	g := &gathering{}
 	client, serving := by("jane"), by("jane")
 	client.Spec.SignerName, serving.Spec.SignerName = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName
@@ -90,7 +90,7 @@ func TestNewestIsOfClientCertificates(t *testing.T) {
 	}
 }
 
-func TestConditionThatIsFalseIsNone(t *testing.T) {
+func TestIgnoresConditionsThatAreNotTrue(t *testing.T) {
 	for status, want := range map[corev1.ConditionStatus]bool{"": true, corev1.ConditionTrue: true, corev1.ConditionFalse: false, corev1.ConditionUnknown: false} {
 		o := by("jane")
 		o.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateFailed, Status: status}}
@@ -101,7 +101,7 @@ func TestConditionThatIsFalseIsNone(t *testing.T) {
 }
 
 // The permission of a requester says nothing about a request that was decided.
-func TestPermissionIsOfUndecidedRequestsAlone(t *testing.T) {
+func TestChecksPermissionOnlyOfUndecidedRequests(t *testing.T) {
 	decided := by("jane")
 	decided.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateDenied}}
 	for o, want := range map[object]int{decided: 0, by("jane"): 1} {
@@ -120,7 +120,7 @@ func by(user string) object {
 	return &certificates.CertificateSigningRequest{Spec: certificates.CertificateSigningRequestSpec{Username: user}}
 }
 
-func TestReadsTheTokenOfBootstrapUsersAlone(t *testing.T) {
+func TestReadsTokensOnlyOfBootstrapUsers(t *testing.T) {
 	for user, want := range map[string][]string{
 		"system:bootstrap:abc123": {"abc123"},
 		"abc123":                  nil, // no user of a token
@@ -144,7 +144,7 @@ func (failingGet) Get(context.Context, string) (tokens.Record, error) {
 	return tokens.Record{}, errors.New("down")
 }
 
-func TestRequestThatCannotBeReadIsAnError(t *testing.T) {
+func TestUnreadableRequestIsAnError(t *testing.T) {
 	down := errors.New("down")
 	fails := fake.NewClientset()
 	fails.PrependReactor("get", "certificatesigningrequests", func(kubetesting.Action) (bool, runtime.Object, error) { return true, nil, down })

@@ -14,7 +14,7 @@ import (
 
 // The commands that go with a request of a hostile name are pasted into a shell: they run nothing else,
 // and they show the request.
-func TestCommandsOfHostileRequestsShowThem(t *testing.T) {
+func TestCommandsForHostileNamesRunInShell(t *testing.T) {
 	w := newWorld(t)
 	machine := w.holder(w.token())
 	dir := t.TempDir()

@@ -23,7 +23,7 @@ import (
 )
 
 // A request from its arrival to the Node, as the API server has it at each step.
-func TestWayOfANode(t *testing.T) {
+func TestExplainsEachStepOfAJoin(t *testing.T) {
 	w := newWorld(t)
 	const node = "way-1"
 	r := w.token(func(r *tokens.Record) { r.Limits.MaxNodes, r.Limits.NodeNames = 2, []string{node} })
@@ -68,7 +68,7 @@ func TestWayOfANode(t *testing.T) {
 }
 
 // Requests that are refused, by kubejoin or by others.
-func TestRefused(t *testing.T) {
+func TestExplainsRefusals(t *testing.T) {
 	w := newWorld(t)
 	r := w.token()
 	const spent = "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name refused-1"
@@ -101,7 +101,7 @@ func TestRefused(t *testing.T) {
 }
 
 // The token of a request is read live: it may be gone, ended, used up or for other names.
-func TestTokenOfRequest(t *testing.T) {
+func TestExplainsByLiveToken(t *testing.T) {
 	w := newWorld(t)
 	gone := w.token()
 	w.ask(w.holder(gone), kubelet, "token-1")
@@ -146,7 +146,7 @@ func TestTokenOfRequest(t *testing.T) {
 }
 
 // What a requester may do is asked as an approver asks it.
-func TestNotPermitted(t *testing.T) {
+func TestExplainsMissingPermission(t *testing.T) {
 	w := newWorld(t)
 	w.bind("system:node-bootstrapper", rbac.Subject{APIGroup: rbac.GroupName, Kind: "Group", Name: "system:bootstrappers:explain"})
 	r := w.token(func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:explain"} })
@@ -166,7 +166,7 @@ func TestNotPermitted(t *testing.T) {
 }
 
 // Who signed is told by what the API server has noted, and by the certificate itself.
-func TestSignedByOther(t *testing.T) {
+func TestExplainsOtherSigners(t *testing.T) {
 	w := newWorld(t)
 	r := w.token()
 	w.finish(w.approve(w.ask(w.holder(r), kubelet, "other-1")), "kube-controller-manager", w.clusterCA(), nil)
@@ -180,7 +180,7 @@ func TestSignedByOther(t *testing.T) {
 }
 
 // Without a request there are tokens, their signatures, and who should be signing.
-func TestNothingArrived(t *testing.T) {
+func TestExplainsNodeWithoutRequest(t *testing.T) {
 	w := newWorld(t)
 	const node = "quiet-1"
 	r := w.token(func(r *tokens.Record) { r.Limits.NodeNames = []string{"quiet-*"} })
@@ -227,7 +227,7 @@ func TestNothingArrived(t *testing.T) {
 }
 
 // What may not be read is named, and the rest is told.
-func TestForbidden(t *testing.T) {
+func TestNamesWhatMayNotBeRead(t *testing.T) {
 	w := newWorld(t)
 	r := w.token()
 	w.finish(w.approve(w.ask(w.holder(r), kubelet, "forbidden-1")), "kubejoin", w.clusterCA(), nil)
@@ -274,7 +274,7 @@ func TestForbidden(t *testing.T) {
 }
 
 // An API server that does not answer is an error, not an explanation.
-func TestNoAPIServer(t *testing.T) {
+func TestUnreachableAPIServerIsAnError(t *testing.T) {
 	w := newWorld(t)
 	broken := w.reader
 	broken.Client = w.client(&rest.Config{Host: "https://127.0.0.1:1"})

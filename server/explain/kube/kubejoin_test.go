@@ -18,7 +18,7 @@ import (
 )
 
 // What kubejoin itself does to requests is explained by its own reasons.
-func TestRefusedByKubejoin(t *testing.T) {
+func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 	w := newWorld(t)
 	// Requests of other tests are not kubejoin's business here.
 	if err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
