@@ -71,7 +71,7 @@ var kubernetesSignerNames = []string{
 	certificates.KubeAPIServerClientSignerName,
 }
 
-func TestSign(t *testing.T) {
+func TestSignsEveryKeyTypeForEverySigner(t *testing.T) {
 	authorities := map[string]*signer.Authority{}
 	roots := map[string]*x509.CertPool{}
 	for name, key := range map[string]crypto.Signer{
@@ -126,7 +126,7 @@ func TestSign(t *testing.T) {
 	}
 }
 
-func TestSignChecks(t *testing.T) {
+func TestSignRefusesInvalidRequests(t *testing.T) {
 	ca := newCA(t)
 	authority := &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), time.Hour))}
 	change := func(template *x509.CertificateRequest, usages ...certificates.KeyUsage) func(*approval.Request) {
@@ -191,7 +191,7 @@ func TestSignChecks(t *testing.T) {
 	}
 }
 
-func TestSignFailures(t *testing.T) {
+func TestSignReturnsErrorsThatAreNoRefusals(t *testing.T) {
 	ca, kubelet := newCA(t), kubernetesSignerNames[0]
 	broken := errors.New("no such file")
 	profile := signer.Profile{Usages: clientUsages}
@@ -229,7 +229,7 @@ func TestSignFailures(t *testing.T) {
 	}
 }
 
-func TestOwnSigner(t *testing.T) {
+func TestCustomSignerChecksAndProfileApply(t *testing.T) {
 	ca := newCA(t)
 	authority := signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{"example.com/x": {
 		CA:      signer.Fixed(ca),
@@ -264,7 +264,7 @@ func (yes) Allowed(context.Context, approval.Request, approval.Permission) (bool
 	return true, nil
 }
 
-func TestIssue(t *testing.T) {
+func TestIssueFollowsDecision(t *testing.T) {
 	ca := newCA(t)
 	authority := signer.Authority{Facts: yes{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0))}
 	answer, d, err := authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
@@ -284,7 +284,7 @@ func TestIssue(t *testing.T) {
 
 // A certificate lasts no longer than its CA, and as long as that it may: what its signer gives now says
 // nothing of what was given before.
-func TestLongest(t *testing.T) {
+func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 	const days = 24 * time.Hour
 	ca := func(lasts time.Duration) func() (*signer.CA, error) {
 		made, err := signer.GenerateCA("kubernetes", time.Now(), lasts)
@@ -312,7 +312,7 @@ func TestLongest(t *testing.T) {
 }
 
 // A signer of one's own, whose check lets everything pass, gives nobody system:masters either.
-func TestNobodyIsMaster(t *testing.T) {
+func TestCustomSignerRefusesSystemMasters(t *testing.T) {
 	r := approval.Request{
 		SignerName: "example.com/any", User: "root", Groups: []string{"system:masters"}, Usages: []certificates.KeyUsage{certificates.UsageClientAuth},
 		CSR: csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "ada", Organization: []string{"system:masters"}}}, nil),

@@ -16,7 +16,7 @@ import (
 
 // The reason in the record shows whether Sign used the admission: Sign asks Nodes again if not, and
 // Nodes refuses then.
-func TestBindsAdmissionToRequest(t *testing.T) {
+func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 	const kubelet, apiClient = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeAPIServerClientSignerName
 	request := kubernetesRequest(t, kubelet, nil)
 	request.UID, request.Groups, request.Created = "csr-1", []string{"system:bootstrappers", "a"}, time.Now()
@@ -77,7 +77,7 @@ func TestBindsAdmissionToRequest(t *testing.T) {
 
 // An API server takes a certificate without extended usages from a client, so the limits on node
 // names apply to it.
-func TestLimitsNodeNamesByUsages(t *testing.T) {
+func TestNodeNameLimitsApplyToClientCertificates(t *testing.T) {
 	const own, node = "example.com/own", "worker-1"
 	const ds, client, server, anyUse = certificates.UsageDigitalSignature, certificates.UsageClientAuth, certificates.UsageServerAuth, certificates.UsageAny
 	exists := func(context.Context, string) (string, error) { return "uid", nil }

@@ -24,7 +24,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestNewCA(t *testing.T) {
+func TestNewCAFindsCertificateOfKey(t *testing.T) {
 	key, other := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
 	current := caCertificate(t, "current", key, nil, nil, nil)
 	next := caCertificate(t, "next", other, nil, nil, nil)
@@ -79,7 +79,7 @@ func TestNewCA(t *testing.T) {
 	}
 }
 
-func TestChain(t *testing.T) {
+func TestChainEndsBeforeRoot(t *testing.T) {
 	rootKey, upperKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P384()), csrtest.ECDSA(elliptic.P256())
 	root := caCertificate(t, "root", rootKey, nil, nil, nil)
 	upper := caCertificate(t, "upper", upperKey, root, rootKey, nil)
@@ -123,7 +123,7 @@ func TestChain(t *testing.T) {
 	}
 }
 
-func TestLoadCA(t *testing.T) {
+func TestLoadCAReadsKeyFormats(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, blocks ...*pem.Block) string {
 		var data []byte
@@ -197,7 +197,7 @@ func TestLoadCA(t *testing.T) {
 	}
 }
 
-func TestGenerateCA(t *testing.T) {
+func TestGeneratedCACanBeWrittenAndLoaded(t *testing.T) {
 	now := time.Now()
 	ca, err := signer.GenerateCA("kubernetes", now, 24*time.Hour)
 	if err != nil {
@@ -234,7 +234,7 @@ func TestGenerateCA(t *testing.T) {
 	}
 }
 
-func TestCAPrintsNoKey(t *testing.T) {
+func TestFormattedCAHidesItsKey(t *testing.T) {
 	key := csrtest.RSA2048()
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, key))
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d", "%x"} {
@@ -257,7 +257,7 @@ func TestCAPrintsNoKey(t *testing.T) {
 
 // A CA key that every user may read is nobody's secret, and what every user may write is not the
 // operator's. A group may have it, as with a Secret volume in a pod.
-func TestRefusesCAFilesThatAreOpenToEveryUser(t *testing.T) {
+func TestLoadCARefusesFilesOpenToEveryUser(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("modes are Unix's")
 	}
@@ -293,7 +293,7 @@ func TestRefusesCAFilesThatAreOpenToEveryUser(t *testing.T) {
 
 // A CA of tomorrow signs nothing today: nobody would accept it. If there is one of the same key for
 // today, that one signs.
-func TestRefusesCAThatIsNotValidYet(t *testing.T) {
+func TestNewCARefusesCertificateNotYetValid(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	start := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	tomorrow := caCertificate(t, "kubernetes", key, nil, nil, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = start, start.AddDate(10, 0, 0) })
@@ -312,7 +312,7 @@ func TestRefusesCAThatIsNotValidYet(t *testing.T) {
 
 // A CA that is limited to servers signs no client certificate, and neither does one below it: clients
 // of Go would be refused with it.
-func TestRefusesUsagesThatTheCAIsNotFor(t *testing.T) {
+func TestIssueRefusesUsagesOutsideThoseOfTheCA(t *testing.T) {
 	servers := func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }
 	rootKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
 	root := caCertificate(t, "root", rootKey, nil, nil, nil)

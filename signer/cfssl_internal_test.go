@@ -18,7 +18,7 @@ func requestOf(attributes ...pkix.AttributeTypeAndValue) *x509.CertificateReques
 }
 
 // cfssl would drop a street or postal code of a subject that kubejoin gives it.
-func TestUnknownAttributeBesideStreetIsRefused(t *testing.T) {
+func TestRefusesUnknownAttributeWithStreetOrPostalCode(t *testing.T) {
 	unknown := pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}, Value: "a@example.com"}
 	street, postal := requestOf(unknown), requestOf(unknown)
 	street.Subject.StreetAddress, postal.Subject.PostalCode = []string{"a"}, []string{"1"}

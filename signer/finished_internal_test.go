@@ -21,7 +21,7 @@ import (
 
 // A finished certificate that says anything else than was asked for does not leave, whatever library
 // made it.
-func TestFinishedCertificateIsAsItWasMeant(t *testing.T) {
+func TestRejectsIssuedCertificateThatDiffersFromRequest(t *testing.T) {
 	now := time.Now().UTC().Truncate(time.Second)
 	ca, err := GenerateCA("kubernetes", now, 24*time.Hour)
 	if err != nil {

@@ -38,7 +38,7 @@ func hostileAuthority(t testing.TB) *signer.Authority {
 const mostBytes = 10 << 20
 
 // Each is refused with a sentence of its own, at little cost, although somebody has approved it.
-func TestHostileCorpus(t *testing.T) {
+func TestRefusesHostileCorpus(t *testing.T) {
 	authority := hostileAuthority(t)
 	for _, h := range hostile.Corpus() {
 		t.Run(h.Name, func(t *testing.T) {
@@ -99,7 +99,7 @@ func (evidence) Reserved(context.Context) (approval.Reserved, error) {
 
 // A node asks for itself, its Node reports whatever it asks for, and all addresses are in scope:
 // each is denied for a reason of its own, at little cost.
-func TestHostileServing(t *testing.T) {
+func TestDeniesHostileServingRequests(t *testing.T) {
 	authority := hostileAuthority(t)
 	const serving = certificates.KubeletServingSignerName
 	signers := authority.Signers()
@@ -160,7 +160,7 @@ func TestHostileServing(t *testing.T) {
 }
 
 // What comes close and is good: the corpus is not refused for another reason.
-func TestNotHostile(t *testing.T) {
+func TestIssuesUnusualButValidRequests(t *testing.T) {
 	authority := hostileAuthority(t)
 	cn, o := crafted.CommonName, crafted.Organization
 	var names []asn1.RawValue

@@ -35,7 +35,7 @@ func kcmIssue(csr *x509.CertificateRequest, ca *x509.Certificate, key crypto.Sig
 
 // The certificate is the one that kube-controller-manager makes of the same request, but for the
 // serial number and the subject key identifier.
-func TestSameAsKCM(t *testing.T) {
+func TestIssuesSameCertificateAsKCM(t *testing.T) {
 	for caName, key := range map[string]crypto.Signer{"P-384": csrtest.ECDSA(elliptic.P384()), "RSA": csrtest.RSA2048()} {
 		root := caCertificate(t, "kubernetes", key, nil, nil, nil)
 		ca := must(signer.NewCA([]*x509.Certificate{root}, key))
@@ -100,7 +100,7 @@ func (l liar) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]b
 	return l.Signer.Sign(random, make([]byte, len(digest)), opts)
 }
 
-func TestBrokenKeyIssuesNothing(t *testing.T) {
+func TestIssueVerifiesSignatureOfCAKey(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, liar{key}))
 	csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
@@ -111,7 +111,7 @@ func TestBrokenKeyIssuesNothing(t *testing.T) {
 }
 
 // A parsed request that was altered afterwards is not what its signature covers.
-func TestAlteredRequest(t *testing.T) {
+func TestIssueRefusesRequestChangedAfterParsing(t *testing.T) {
 	ca := newCA(t)
 	for name, change := range map[string]func(*x509.CertificateRequest){
 		"subject": func(c *x509.CertificateRequest) { c.Subject.CommonName = "system:node:other" },

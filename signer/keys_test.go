@@ -19,7 +19,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestKeyPolicy(t *testing.T) {
+func TestKeyPolicyLimitsKeys(t *testing.T) {
 	p256, p384, p521 := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P384()), csrtest.ECDSA(elliptic.P521())
 	ed, rsa := csrtest.Ed25519(), csrtest.RSA2048()
 	ca := newCA(t)
@@ -63,7 +63,7 @@ func TestKeyPolicy(t *testing.T) {
 	}
 }
 
-func TestKeyPolicyCheck(t *testing.T) {
+func TestKeyPolicyCheckRefusesInvalidRanges(t *testing.T) {
 	for _, test := range []struct {
 		policy signer.KeyPolicy
 		want   string
@@ -86,7 +86,7 @@ func TestKeyPolicyCheck(t *testing.T) {
 }
 
 // No name is claimed for a request that its signer would not sign, whoever approved it.
-func TestNoClaimForWhatIsNotSigned(t *testing.T) {
+func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*signer.Signer, *approval.Request)
@@ -130,7 +130,7 @@ func TestNoClaimForWhatIsNotSigned(t *testing.T) {
 }
 
 // RSA with an even exponent or below 3 is none: everybody could sign for such a key, or nobody.
-func TestRefusesRSAExponents(t *testing.T) {
+func TestRefusesInvalidRSAExponents(t *testing.T) {
 	ca := newCA(t)
 	csr := csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, csrtest.RSA2048())
 	for exponent, good := range map[int]bool{-3: false, 0: false, 1: false, 2: false, 3: true, 4: false, 5: true, 65536: false, 65537: true} {

@@ -20,7 +20,7 @@ type opaque struct{ crypto.Signer }
 
 func (opaque) Public() crypto.PublicKey { return struct{}{} }
 
-func TestNewCARefusesWhatCannotSign(t *testing.T) {
+func TestNewCARefusesUnusableCertificatesAndKeys(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	good := caCertificate(t, "ca", key, nil, nil, nil)
 	without := *good
@@ -42,7 +42,7 @@ func TestNewCARefusesWhatCannotSign(t *testing.T) {
 
 // A new root that the old one has signed has one name as subject and issuer. Clients that have the old root
 // alone need it in the chain.
-func TestChainHasCrossSignedRoot(t *testing.T) {
+func TestChainIncludesCrossSignedRoot(t *testing.T) {
 	oldKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "kubernetes", oldKey, nil, nil, nil)
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "kubernetes", key, old, oldKey, nil), old}, key))
@@ -57,7 +57,7 @@ func TestChainHasCrossSignedRoot(t *testing.T) {
 }
 
 // A CA with a new name and the key of the old one is not self-signed, although its own key verifies it.
-func TestChainHasRenamedCA(t *testing.T) {
+func TestChainIncludesRenamedCA(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "old", key, nil, nil, nil)
 	renamed := caCertificate(t, "new", key, old, key, func(c *x509.Certificate) { c.NotAfter = old.NotAfter.Add(time.Hour) })
@@ -71,7 +71,7 @@ func TestChainHasRenamedCA(t *testing.T) {
 	}
 }
 
-func TestGenerateCAWantsName(t *testing.T) {
+func TestGenerateCARefusesEmptyName(t *testing.T) {
 	if _, err := signer.GenerateCA("", time.Now(), 24*time.Hour); err == nil || !strings.Contains(err.Error(), "common name is empty") {
 		t.Errorf("GenerateCA = %v, want an error about the name", err)
 	}
@@ -117,7 +117,7 @@ func TestLoadCAReportsMissingFile(t *testing.T) {
 // inDevice is a key that signs and cannot be read.
 type inDevice struct{ crypto.Signer }
 
-func TestKeyInDeviceIsNotWritten(t *testing.T) {
+func TestPEMFailsForKeyThatCannotBeExported(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, inDevice{key}))
 	if certs, private, err := ca.PEM(); err == nil || certs != nil || private != nil {

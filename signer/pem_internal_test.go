@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestParsePEM(t *testing.T) {
+func TestReportsMalformedPEM(t *testing.T) {
 	agreement, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestValidity(t *testing.T) {
+func TestValidityWithinBoundsOfProfileAndCA(t *testing.T) {
 	const h = time.Hour
 	now := time.Date(2030, 5, 6, 7, 8, 9, 999_999_999, time.FixedZone("x", 3600))
 	second := now.UTC().Truncate(time.Second)
@@ -65,7 +65,7 @@ func TestValidity(t *testing.T) {
 	}
 }
 
-func TestProfileCheck(t *testing.T) {
+func TestProfileCheckRefusesInvalidDurationsAndUsages(t *testing.T) {
 	const h = time.Hour
 	for _, test := range []struct {
 		name    string

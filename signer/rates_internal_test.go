@@ -28,7 +28,7 @@ func by(user, key, name string) approval.Request {
 }
 
 // A kubelet whose certificates last for as short as can be renews both of them, for a day.
-func TestKubeletIsNeverThrottled(t *testing.T) {
+func TestNeverThrottlesKubeletRenewals(t *testing.T) {
 	var l rates
 	now := time.Now()
 	renewal := (backdate+MinDuration)*7/10 - backdate // of a kubelet at the earliest
@@ -44,7 +44,7 @@ func TestKubeletIsNeverThrottled(t *testing.T) {
 
 // Thousands of machines join on one token at once, and one of them that asks without end takes
 // nothing from the others.
-func TestMachinesJoinOnOneTokenAtOnce(t *testing.T) {
+func TestThousandsOfMachinesJoinWithOneToken(t *testing.T) {
 	var l rates
 	now := time.Now()
 	ask := func(times int, name func(i int) string) int {
@@ -67,7 +67,7 @@ func TestMachinesJoinOnOneTokenAtOnce(t *testing.T) {
 }
 
 // Who has certificates signed for thousands of machines is held to a rate for each key alone.
-func TestOperatorSignsForManyKeys(t *testing.T) {
+func TestLimitsOperatorByKeyOnly(t *testing.T) {
 	var l rates
 	now := time.Now()
 	if n := l.taken(20*3000, &now, 0, func(i int) approval.Request { return by("ada", fmt.Sprint(i%3000), fmt.Sprint(i)) }); n != 20*3000 {

@@ -56,7 +56,7 @@ func ofNode(t *testing.T, name, user string) func(int) approval.Request {
 
 // Whatever a node does, its entries in the record take few megabytes a day: they took 24 GB, of 100
 // requests a second.
-func TestNodeDoesNotFillTheRecord(t *testing.T) {
+func TestOneNodeCannotFillTheRecord(t *testing.T) {
 	a := newThrottled(t)
 	client := ofNode(t, "worker-1", "system:node:worker-1")
 	keys := []approval.Request{client(0), ofNode(t, "worker-1", "system:node:worker-1")(0), ofNode(t, "worker-1", "system:node:worker-1")(0)}
@@ -95,7 +95,7 @@ func TestNodeDoesNotFillTheRecord(t *testing.T) {
 
 // What a node is refused is bounded like what it gets, with whatever keys it asks, and does not keep it
 // from renewing. No refusal is told that is not in the record.
-func TestRefusalsDoNotFillTheRecord(t *testing.T) {
+func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	a := newThrottled(t)
 	many := 0
 	for i := range 500 {
@@ -127,7 +127,7 @@ func TestRefusalsDoNotFillTheRecord(t *testing.T) {
 }
 
 // A request that its rule denies is not denied where there is no room for it: it waits.
-func TestDenialWaitsForItsTurn(t *testing.T) {
+func TestDenialBeyondTheRateWaits(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
 	for i := range 70 {
 		r := ofNode(t, "worker-1", "system:node:worker-1")(0)
@@ -141,7 +141,7 @@ func TestDenialWaitsForItsTurn(t *testing.T) {
 	}
 }
 
-func TestUnthrottledAuthority(t *testing.T) {
+func TestUnthrottledAuthorityHasNoRate(t *testing.T) {
 	a := newThrottled(t)
 	a.Unthrottled = true
 	if n := a.ask(t, 500, 0, ofNode(t, "worker-1", "system:node:worker-1")); n != 500 {
@@ -150,7 +150,7 @@ func TestUnthrottledAuthority(t *testing.T) {
 }
 
 // A request that waits for its turn asks nobody about its Node.
-func TestThrottledRequestAsksNoAPIServer(t *testing.T) {
+func TestThrottledRequestReadsNoNode(t *testing.T) {
 	a := newThrottled(t)
 	reads := 0
 	a.Nodes = &admission.Nodes{Now: a.Now, Node: func(context.Context, string) (string, error) { reads++; return "uid", nil }}

@@ -74,7 +74,7 @@ func recorded(t *testing.T, r rule) (a *signer.Authority, log *entries, caErr *e
 	return &signer.Authority{Signers: signer.FixedSigners(signers), Record: log}, log, caErr
 }
 
-func TestRecordIssued(t *testing.T) {
+func TestRecordsIssuedCertificate(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good", Evidence: []string{"it is Monday"}})
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	r.Name, r.UID, r.User, r.From = "csr-1", "uid-1", "system:node:worker-1", netip.MustParseAddr("192.0.2.1")
@@ -116,7 +116,7 @@ func TestRecordIssued(t *testing.T) {
 }
 
 // Between approval and certificate more than a second may pass: who approved stays the same.
-func TestRecordOfLateCertificate(t *testing.T) {
+func TestRecordNamesApproverOfLateCertificate(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
 	now := time.Now()
 	a.Now = func() time.Time { return now }
@@ -141,7 +141,7 @@ func TestRecordOfLateCertificate(t *testing.T) {
 	}
 }
 
-func TestRecordRefused(t *testing.T) {
+func TestRecordsEachRefusalOnce(t *testing.T) {
 	deny := rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today", Evidence: []string{"it is Sunday"}}
 	for _, test := range []struct {
 		name string
@@ -194,7 +194,7 @@ func TestRecordRefused(t *testing.T) {
 }
 
 // What is refused before the authority is asked is recorded as well, once.
-func TestRecordRefuse(t *testing.T) {
+func TestRefuseRecordsOncePerRequester(t *testing.T) {
 	a, log, _ := recorded(t, rule{})
 	r := approval.Request{SignerName: certificates.KubeletServingSignerName, UID: "uid-1", User: "jane"}
 	for range 2 {
@@ -216,7 +216,7 @@ func TestRecordRefuse(t *testing.T) {
 
 // A machine that asks for days is found in the record of the last hour, and does not fill it: over HTTP
 // there is no object of which the first line would be the whole story.
-func TestRecordOfWhoGoesOnAsking(t *testing.T) {
+func TestRecordsRepeatedRefusalOncePerHour(t *testing.T) {
 	for uid, want := range map[string]int{"": 48, "uid-1": 1} {
 		a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
 		now := time.Now()
@@ -236,7 +236,7 @@ func TestRecordOfWhoGoesOnAsking(t *testing.T) {
 }
 
 // What waits for its Node has neither failed nor been refused, and can be told from what has.
-func TestRecordOfWhatWaits(t *testing.T) {
+func TestRecordsNoEntryForWaitingRequest(t *testing.T) {
 	a, log, _ := recorded(t, rule{})
 	there := errors.New("no answer")
 	a.Nodes = &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", there }}
@@ -255,7 +255,7 @@ func TestRecordOfWhatWaits(t *testing.T) {
 	}
 }
 
-func TestRecordFailed(t *testing.T) {
+func TestRecordsFailureWhenItsMessageChanges(t *testing.T) {
 	a, log, caErr := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	for _, message := range []string{"no such file", "no such file", "no leave to read it", "no leave to read it", "no such file"} {
@@ -290,7 +290,7 @@ func TestRecordFailed(t *testing.T) {
 
 // What cannot be recorded does not leave: no certificate, and no refusal that would be the last
 // word. It is tried again.
-func TestRecordIsFull(t *testing.T) {
+func TestReturnsNothingThatCannotBeRecorded(t *testing.T) {
 	approve, deny := rule{Verdict: approval.Approve, Reason: "Good"}, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"}
 	broken := errors.New("no such file")
 	for name, test := range map[string]struct {
@@ -332,7 +332,7 @@ func TestRecordIsFull(t *testing.T) {
 }
 
 // A certificate that was signed is recorded although its requester has left.
-func TestRecordOfWhoHasLeft(t *testing.T) {
+func TestRecordsCertificateOfCanceledRequest(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
 	ctx, leave := context.WithCancel(t.Context())
 	a.Now = func() time.Time { leave(); return time.Now() } // asked for the last time when it is signed
@@ -346,7 +346,7 @@ func TestRecordOfWhoHasLeft(t *testing.T) {
 
 // Entries have a size that does not depend on what is asked for, and hold no token's secret: one of no
 // certificate, which anybody can have written, takes a few kilobytes.
-func TestRecordIsBounded(t *testing.T) {
+func TestBoundsSizeOfRefusalEntries(t *testing.T) {
 	for name, test := range map[string]struct {
 		text, address string
 	}{
@@ -386,7 +386,7 @@ func TestRecordIsBounded(t *testing.T) {
 }
 
 // Wherever an entry is cut, it has no part of a token's secret.
-func TestRecordHasNoPartOfAToken(t *testing.T) {
+func TestEntriesHoldNoPartOfAToken(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 1200 {
 		for _, filler := range []string{"-", "\xff"} {
@@ -415,7 +415,7 @@ func (n *nothing) Append(context.Context, issuance.Entry) error { n.n++; return 
 
 // However many requests fail, what is remembered of them has a bound; and as many as a large
 // cluster has at once are each recorded once.
-func TestRecordMemory(t *testing.T) {
+func TestBoundsMemoryOfRecordedRequests(t *testing.T) {
 	log := &nothing{}
 	a := &signer.Authority{Record: log}
 	long := strings.Repeat("x", 100)

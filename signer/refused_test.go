@@ -20,7 +20,7 @@ import (
 )
 
 // Each kind of key, because each has a signature of its own.
-func TestIssueRefusesForged(t *testing.T) {
+func TestIssueRefusesForgedSignatures(t *testing.T) {
 	ca := newCA(t)
 	for name, key := range map[string]crypto.Signer{"RSA": csrtest.RSA2048(), "P-256": csrtest.ECDSA(elliptic.P256()), "P-384": csrtest.ECDSA(elliptic.P384()), "Ed25519": csrtest.Ed25519()} {
 		block, _ := pem.Decode(csrtest.PEM(t, &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}, key))
@@ -47,7 +47,7 @@ func basicConstraints(t *testing.T, value []byte) pkix.Extension {
 	return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Value: value}
 }
 
-func TestIssueRefuses(t *testing.T) {
+func TestIssueRefusesInvalidKeysAndExtensions(t *testing.T) {
 	ca := newCA(t)
 	profile := signer.Profile{Usages: clientUsages}
 	named := func(more ...pkix.AttributeTypeAndValue) *x509.CertificateRequest {

@@ -52,7 +52,7 @@ func TestSignRefusesMalformedProfile(t *testing.T) {
 }
 
 // The caller logs the error of a decision to wait.
-func TestDecideReturnsErrorOfNodes(t *testing.T) {
+func TestDecideReturnsErrorOfNodeRead(t *testing.T) {
 	broken := errors.New("connection refused")
 	authority := &signer.Authority{
 		Facts:   yes{},
@@ -65,7 +65,7 @@ func TestDecideReturnsErrorOfNodes(t *testing.T) {
 	}
 }
 
-func TestExplainSaysThatRequestIsForged(t *testing.T) {
+func TestExplainReportsForgedSignature(t *testing.T) {
 	name := certificates.KubeAPIServerClientKubeletSignerName
 	authority := &signer.Authority{Facts: yes{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))}
 	r := kubernetesRequest(t, name, nil)
@@ -86,7 +86,7 @@ func TestIssueRefusesRequestWithoutUsages(t *testing.T) {
 	}
 }
 
-func TestIsNode(t *testing.T) {
+func TestIsNodeNeedsUserNameAndGroup(t *testing.T) {
 	for _, test := range []struct {
 		user   string
 		groups []string
@@ -103,7 +103,7 @@ func TestIsNode(t *testing.T) {
 	}
 }
 
-func TestKnownUsage(t *testing.T) {
+func TestKnownUsageExcludesUsagesOfCAs(t *testing.T) {
 	for usage, want := range map[certificates.KeyUsage]bool{
 		certificates.UsageDigitalSignature: true, certificates.UsageClientAuth: true,
 		certificates.UsageCertSign: false, certificates.UsageCRLSign: false, "flying": false, "": false,
@@ -114,7 +114,7 @@ func TestKnownUsage(t *testing.T) {
 	}
 }
 
-func TestStandaloneAllowsPermissionsOfKubeadmOnly(t *testing.T) {
+func TestStandaloneAllowsOnlyPermissionsOfKubeadm(t *testing.T) {
 	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
 	r.User, r.Groups = "system:bootstrap:abcdef", []string{"system:bootstrappers"}
 	for what, p := range map[string]approval.Permission{
@@ -129,7 +129,7 @@ func TestStandaloneAllowsPermissionsOfKubeadmOnly(t *testing.T) {
 }
 
 // A claim of a node name that reads as an address says nothing about who has the address.
-func TestStandaloneKnowsNothingOfAddresses(t *testing.T) {
+func TestStandaloneReportersIgnoreAddresses(t *testing.T) {
 	claims := openStore(t).Claims()
 	if _, err := claims.Create(t.Context(), tokens.Claim{Node: "10.0.0.5", TokenID: "abc123"}); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestStandaloneAllows(t *testing.T) {
+func TestStandaloneAllowsFirstCertificateAndRenewal(t *testing.T) {
 	facts := signer.Standalone{}
 	first := approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: "nodeclient"}
 	renewal := approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: "selfnodeclient"}
@@ -51,7 +51,7 @@ func TestStandaloneAllows(t *testing.T) {
 	}
 }
 
-func TestStandaloneNode(t *testing.T) {
+func TestStandaloneNodeHasAddressOfConnectionAndSuffixes(t *testing.T) {
 	facts := signer.Standalone{DNSSuffixes: []string{"example.com", ".rack.example.org"}}
 	asks := approval.Request{User: "system:node:w", Groups: []string{"system:nodes"}, From: netip.MustParseAddr("::ffff:192.0.2.7")}
 	got, err := facts.Node(t.Context(), asks, "w")
@@ -71,7 +71,7 @@ func TestStandaloneNode(t *testing.T) {
 	}
 }
 
-func TestStandaloneReporters(t *testing.T) {
+func TestStandaloneReportersComeFromClaims(t *testing.T) {
 	file := openStore(t)
 	for _, name := range []string{"w", "v", "u.example.com"} {
 		must(file.Claims().Create(t.Context(), tokens.Claim{Node: name, TokenID: "abcdef"}))
@@ -94,7 +94,7 @@ func TestStandaloneReporters(t *testing.T) {
 }
 
 // A node does not serve as another one by that one's name under a suffix.
-func TestStandaloneServing(t *testing.T) {
+func TestStandaloneDeniesServingNameOfOtherNode(t *testing.T) {
 	file := openStore(t)
 	must(file.Claims().Create(t.Context(), tokens.Claim{Node: "v", TokenID: "abcdef"}))
 	facts := signer.Standalone{Claims: file.Claims(), DNSSuffixes: []string{"example.com"}}

@@ -19,13 +19,13 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// swaps is how many certificates TestSwappedCA has issued.
+// swaps is how many certificates TestCertificateComesFromOneCA has issued.
 const swaps = 100_000
 
 // While the CA is replaced every millisecond each certificate is of one CA alone: the issuer
 // that it names has signed it, its validity is within that CA's, and the intermediate sent along
 // is that CA's.
-func TestSwappedCA(t *testing.T) {
+func TestCertificateComesFromOneCA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
 	}
@@ -111,7 +111,7 @@ func TestSwappedCA(t *testing.T) {
 
 // Cut off anywhere, the files of a CA are refused, or are what they look like: an end between
 // two certificates cannot be told.
-func TestLoadCAHalfWritten(t *testing.T) {
+func TestLoadCADetectsTruncatedFiles(t *testing.T) {
 	dir := t.TempDir()
 	oldKey, key := csrtest.Ed25519(), csrtest.Ed25519()
 	var certs []byte

@@ -51,7 +51,7 @@ func wantRefused(t testing.TB, what string, err error, reason string, parts ...s
 	}
 }
 
-func TestAdmit(t *testing.T) {
+func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 	const node = "worker-7"
 	for _, test := range []struct {
 		name   string
@@ -147,7 +147,7 @@ func TestAdmit(t *testing.T) {
 }
 
 // Whoever is not a bootstrap token is held to what protects names.
-func TestAdmitOthers(t *testing.T) {
+func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 	c := newCluster()
 	c.node("exists")
 	c.claims["claimed"] = tokens.Claim{Node: "claimed", TokenID: "others"}
@@ -202,7 +202,7 @@ func TestAdmitOthers(t *testing.T) {
 }
 
 // A node renews while its Node exists, and keeps the duration of its claim.
-func TestAdmitRenewal(t *testing.T) {
+func TestRenewalNeedsNodeAndKeepsDuration(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{CertificateDuration: 2 * time.Hour})
 	n := c.admission()
@@ -237,7 +237,7 @@ func (approves) Decide(context.Context, approval.Request, approval.Facts) (appro
 }
 
 // The same machine may begin anew, a few times and before its Node has registered.
-func TestAdmitKeys(t *testing.T) {
+func TestAdmitsThreeKeysUntilNodeRegisters(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
@@ -274,7 +274,7 @@ func TestAdmitKeys(t *testing.T) {
 }
 
 // What is erased on a token is known to its claims.
-func TestAdmitErased(t *testing.T) {
+func TestClaimsRestoreErasedLimits(t *testing.T) {
 	c := newCluster()
 	limits := tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-*"}, CertificateDuration: time.Hour}
 	token := c.mint(limits)

@@ -88,7 +88,7 @@ func (i *issued) check(t *testing.T, c *cluster) {
 // Many at once, with two replicas that both believe to lead, and with and without failures: as
 // many names are issued as the tokens allow, not one more or less. What was released before is
 // nobody's place, and is not forgotten.
-func TestClaimsAtOnce(t *testing.T) {
+func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestClaimsAtOnce(t *testing.T) {
 }
 
 // Whoever dies between two writes leaves what the next one can go on from.
-func TestClaimInterrupted(t *testing.T) {
+func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 	for i := range 2 * 12 {
 		step, anew := i/2, i%2 == 1
 		c := newCluster()
@@ -259,7 +259,7 @@ func (d diesToo) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 
 // A try that is refused undoes its part of a claim while another one, of the same key, gets past the
 // count: wherever the two meet, what is admitted has its claim.
-func TestClaimUndoneMeanwhile(t *testing.T) {
+func TestConcurrentUndoKeepsClaimOfAdmittedRequest(t *testing.T) {
 	const steps = 9 // more than a refused try has calls
 	for i := range steps * steps {
 		synctest.Test(t, func(t *testing.T) {
@@ -355,7 +355,7 @@ func (s steppedClaims) Delete(ctx context.Context, c tokens.Claim) error {
 
 // However many keys ask at once, and whatever is refused beside them, a name has its claim and no more
 // keys than it may.
-func TestKeysAtOnce(t *testing.T) {
+func TestConcurrentKeysStayWithinTheLimit(t *testing.T) {
 	for range 20 {
 		c := newCluster()
 		token := c.mint(tokens.Limits{MaxNodes: 1})
@@ -388,7 +388,7 @@ func TestKeysAtOnce(t *testing.T) {
 }
 
 // What Withdraw takes away is what one request has left, and nothing that counts or is another's.
-func TestWithdraw(t *testing.T) {
+func TestWithdrawRemovesOnlyUnusedClaimOfRequest(t *testing.T) {
 	const node = "worker-1"
 	for name, test := range map[string]struct {
 		limits   tokens.Limits
@@ -451,7 +451,7 @@ func TestWithdraw(t *testing.T) {
 
 // What an admission costs in calls, beside the look at the Node and those about the certificate request:
 // each counts when a rack joins.
-func TestCallsOfAnAdmission(t *testing.T) {
+func TestAdmissionMakesFewCalls(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits tokens.Limits
 		before bool // another machine has joined on the token

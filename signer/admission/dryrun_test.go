@@ -11,7 +11,7 @@ import (
 )
 
 // A dry run says what would be said, and leaves nothing behind.
-func TestDryRun(t *testing.T) {
+func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 	c := newCluster()
 	real := c.admission()
 	one, other := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-*"}})

@@ -96,7 +96,7 @@ func (c *cluster) change(node string, change func(*tokens.Claim)) {
 
 // A claim is another one after it was deleted and made again, whatever its version: the request whose name was counted
 // for the first one does not confirm it.
-func TestConfirmsTheClaimThatWasCounted(t *testing.T) {
+func TestConfirmsOnlyTheCountedClaim(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 2})
 	b := &between{}
@@ -136,7 +136,7 @@ func TestUndoLeavesConfirmedClaim(t *testing.T) {
 }
 
 // A pending claim that was deleted and made again, with the same version, keeps its key.
-func TestEvictsThePendingClaimThatWasRead(t *testing.T) {
+func TestEvictsOnlyThePendingClaimItHasRead(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 2})
 	pending := abandoned(token)
@@ -157,7 +157,7 @@ func TestEvictsThePendingClaimThatWasRead(t *testing.T) {
 }
 
 // The Node of a claim registers while another machine asks for its name: the claim is not released.
-func TestClaimWhoseNodeJustRegisteredIsKept(t *testing.T) {
+func TestKeepsClaimWhoseNodeHasJustRegistered(t *testing.T) {
 	for _, existing := range []bool{false, true} {
 		c := newCluster()
 		c.admits(t, asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
@@ -183,7 +183,7 @@ func TestClaimWhoseNodeJustRegisteredIsKept(t *testing.T) {
 }
 
 // What a stale cache says of a token is not what it is admitted by.
-func TestTokenThatChangedBehindTheCache(t *testing.T) {
+func TestAdmissionReadsTokenLive(t *testing.T) {
 	for name, test := range map[string]struct {
 		now  func(c *cluster, id string)
 		want string // the reason of the refusal; empty is admitted
@@ -211,7 +211,7 @@ func TestTokenThatChangedBehindTheCache(t *testing.T) {
 }
 
 // A token whose limits are malformed is refused, also when its claims know its limits.
-func TestMalformedTokenWithClaimsIsRefused(t *testing.T) {
+func TestRefusesMalformedTokenWithClaims(t *testing.T) {
 	problem := errors.New("max-nodes: x given")
 	for name, test := range map[string]struct {
 		edit func(*tokens.Record)
@@ -262,7 +262,7 @@ func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 }
 
 // A Secret that is no token, and a Lease that is no claim, end in a refusal and not in a loop.
-func TestForeignObjectsAreRefused(t *testing.T) {
+func TestRefusesForeignSecretOrLease(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{NodeNames: []string{"worker-1"}})
 	_, err := (&between{get: func(*tokens.Record) error { return fmt.Errorf("secret: %w", tokens.ErrMalformed) }}).admission(c).
@@ -273,7 +273,7 @@ func TestForeignObjectsAreRefused(t *testing.T) {
 }
 
 // Without a way to see whether a Node is Ready a token that replaces one admits as many keys as another.
-func TestReplacesWithoutReady(t *testing.T) {
+func TestReplacementWithoutReadyAdmitsUsualKeys(t *testing.T) {
 	c := newCluster()
 	uid := c.node("worker-1")
 	token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}})
@@ -289,7 +289,7 @@ func TestReplacesWithoutReady(t *testing.T) {
 }
 
 // A serving certificate lasts as its signer says, not as the claim of the node, and does not wait for the Node.
-func TestServingCertificateIsNotBoundByTheClaim(t *testing.T) {
+func TestServingCertificateIgnoresTheClaim(t *testing.T) {
 	c := newCluster()
 	c.admits(t, asks(t, by(c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})), "worker-1", nil))
 	a, err := c.admission().Admit(t.Context(), serves(t, "worker-1"))
@@ -299,7 +299,7 @@ func TestServingCertificateIsNotBoundByTheClaim(t *testing.T) {
 }
 
 // What is left of a released claim binds nobody after its time, even if no cleaner has deleted it.
-func TestPastThatIsOverBindsNobody(t *testing.T) {
+func TestExpiredReleasedClaimSetsNoDuration(t *testing.T) {
 	for _, standalone := range []bool{false, true} {
 		c := newCluster()
 		c.node("worker-1")
@@ -332,7 +332,7 @@ func TestUnsignableRequestLeavesNoClaim(t *testing.T) {
 }
 
 // The log says that a name was claimed, also where a released claim was there.
-func TestClaimOfReleasedNameIsLoggedAsNew(t *testing.T) {
+func TestLogsNewClaimOfReleasedName(t *testing.T) {
 	c := newCluster()
 	c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
 	var log bytes.Buffer
@@ -347,7 +347,7 @@ func TestClaimOfReleasedNameIsLoggedAsNew(t *testing.T) {
 }
 
 // A claim that is confirmed is not confirmed again: the same request costs no write, and one read of the claim.
-func TestAdmittedAgainCostsFewCalls(t *testing.T) {
+func TestRepeatedAdmissionWritesNothing(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
 	r := asks(t, by(token), "worker-1", nil)

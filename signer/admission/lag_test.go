@@ -14,7 +14,7 @@ import (
 )
 
 // What grants a name is read live: caches that are stuck at any earlier state change nothing.
-func TestStuckCachesGrantNothing(t *testing.T) {
+func TestStaleCachesGrantNoName(t *testing.T) {
 	const node = "worker-1"
 	for name, test := range map[string]struct {
 		limits tokens.Limits
@@ -80,7 +80,7 @@ func TestStuckCachesGrantNothing(t *testing.T) {
 }
 
 // A stale cache of claims gives a name away neither to a token without limits nor to another user.
-func TestStuckCacheGivesNoClaimedNameAway(t *testing.T) {
+func TestStaleCacheKeepsClaimedName(t *testing.T) {
 	c := newCluster()
 	limited, unlimited := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{})
 	c.sticks()
@@ -95,7 +95,7 @@ func TestStuckCacheGivesNoClaimedNameAway(t *testing.T) {
 }
 
 // A token whose leave to replace a Node was withdrawn replaces none, whatever the caches say.
-func TestWithdrawnReplacementReplacesNothing(t *testing.T) {
+func TestRemovedReplacementIsReadLive(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "without limits": {}, "by name": {NodeNames: []string{"worker-1"}}} {
 		c := newCluster()
 		token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: c.node("worker-1")}})
@@ -108,7 +108,7 @@ func TestWithdrawnReplacementReplacesNothing(t *testing.T) {
 
 // The claim of a machine that has not registered yet counts, although its Secret was replaced, and
 // although it is not a second old.
-func TestReplacedSecretCountsMachineThatIsJoining(t *testing.T) {
+func TestReplacedSecretCountsJoiningMachine(t *testing.T) {
 	for name, edit := range map[string]func(*tokens.Record){
 		"annotations erased":     func(r *tokens.Record) { r.Limits, r.Nodes = tokens.Limits{}, nil },
 		"count erased":           func(r *tokens.Record) { r.Nodes = nil },
@@ -142,7 +142,7 @@ func TestReplacedSecretCountsMachineThatIsJoining(t *testing.T) {
 }
 
 // The claim of a machine that replaced a Node does not let another token of that ID replace it.
-func TestClaimRestoresNoReplacement(t *testing.T) {
+func TestClaimDoesNotRestoreReplacement(t *testing.T) {
 	const node = "worker-1"
 	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "for many": {MaxNodes: 10}, "by name": {NodeNames: []string{node}}, "without limits": {}} {
 		for _, same := range []bool{false, true} {
@@ -175,7 +175,7 @@ func TestClaimRestoresNoReplacement(t *testing.T) {
 
 // A token that is replaced by another one of its ID between its count's read and write is another
 // one: the request, which was made with the first, is not admitted on it.
-func TestTokenReplacedDuringCount(t *testing.T) {
+func TestRefusesTokenReplacedDuringCount(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
@@ -217,7 +217,7 @@ func TestClaimKeepsFewRequests(t *testing.T) {
 
 // A replaced Node that becomes Ready again ends what the token is good for, for good and whoever
 // sees it. A Node that is still Ready from before does not.
-func TestReplacedNodeReadyAgainClosesToken(t *testing.T) {
+func TestTokenIsSpentOnceReplacedNodeIsReadyAgain(t *testing.T) {
 	const node = "worker-1"
 	for name, sees := range map[string]func(t *testing.T, c *cluster, token tokens.Token){
 		"as the next request sees": func(t *testing.T, c *cluster, token tokens.Token) {
@@ -278,7 +278,7 @@ func TestReplacedNodeReadyAgainClosesToken(t *testing.T) {
 }
 
 // A replacing token that has counted its name gets no other claim than the one that it made.
-func TestReplacingTokenClaimsOnce(t *testing.T) {
+func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 	const node = "worker-1"
 	for name, loses := range map[string]func(t *testing.T, c *cluster, uid string){
 		"Lease deleted": func(_ *testing.T, c *cluster, _ string) { delete(c.claims, node) },

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-func TestRestrict(t *testing.T) {
+func TestRestrictRestoresLimitsFromClaims(t *testing.T) {
 	id := tokens.Generate()
 	claim := func(node string, change func(*tokens.Claim)) tokens.Claim {
 		c := tokens.Claim{Node: node, TokenID: id.ID(), TokenUID: "u", Keys: []string{"k"}}
@@ -65,7 +65,7 @@ func TestRestrict(t *testing.T) {
 }
 
 // Whatever claims say, a record allows no name, no Node and no number of nodes that it did not allow.
-func TestRestrictGrantsNothing(t *testing.T) {
+func TestRestrictNeverGrantsMore(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 1))
 	pool := []string{"a", "b", "c"}
 	limits := func() (l tokens.Limits) {
@@ -108,7 +108,7 @@ func TestRestrictGrantsNothing(t *testing.T) {
 	}
 }
 
-func TestAbandonedIsPendingForLongWithoutNode(t *testing.T) {
+func TestAbandonedNeedsOldPendingClaimWithoutNode(t *testing.T) {
 	now := time.Now()
 	n := &Nodes{Now: func() time.Time { return now }}
 	for name, test := range map[string]struct {

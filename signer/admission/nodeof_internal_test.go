@@ -18,7 +18,7 @@ func nodeRequest(cn string, organizations ...string) approval.Request {
 	}
 }
 
-func TestNodeOfClientCertificatesAlone(t *testing.T) {
+func TestNodeOfMatchesOnlyNodeClientCertificates(t *testing.T) {
 	serving := nodeRequest("system:node:w", "system:nodes")
 	serving.SignerName = certificates.KubeletServingSignerName
 	server := nodeRequest("system:node:w", "system:nodes")
@@ -43,7 +43,7 @@ func TestNodeOfClientCertificatesAlone(t *testing.T) {
 	}
 }
 
-func TestOwnIsOfTheNodeItself(t *testing.T) {
+func TestIsOwnMatchesOnlyRequestsOfTheNode(t *testing.T) {
 	of := func(user, cn string, groups ...string) approval.Request {
 		r := nodeRequest(cn, "system:nodes")
 		r.User, r.Groups = user, groups

@@ -104,7 +104,7 @@ func (s scheduledClaims) Delete(ctx context.Context, c tokens.Claim) error {
 // In whatever order the calls of two leaders go on, calls fail, caches lag and people do what they
 // should not: a token admits no more names than it is for, a name has no more keys than it may, and no
 // Node that exists is given away. Machines that go on asking have all of the places in the end.
-func TestAdmissionInAnyOrder(t *testing.T) {
+func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 	keys := make([]crypto.Signer, 8)
 	for i := range keys {
 		keys[i] = csrtest.ECDSA(elliptic.P256())
@@ -285,7 +285,7 @@ func eraseCount(r *tokens.Record) { r.Nodes = nil }
 
 // A machine whose count is lost before its claim is confirmed has to compete for its place again, also
 // if its key is on the claim once more, as by another try at the same request.
-func TestEvictedClaimIsNotConfirmed(t *testing.T) {
+func TestDoesNotConfirmEvictedClaim(t *testing.T) {
 	for name, back := range map[string]bool{"without its key": false, "with its key again": true} {
 		c := newCluster()
 		token := c.mint(tokens.Limits{MaxNodes: 1})
@@ -307,7 +307,7 @@ func TestEvictedClaimIsNotConfirmed(t *testing.T) {
 }
 
 // What puts a part of a lost count back evicts the others: nobody sees any more that it was lost.
-func TestMendedCountEvictsPendingClaims(t *testing.T) {
+func TestRestoringCountEvictsPendingClaims(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 2})
 	first := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
@@ -329,7 +329,7 @@ func TestMendedCountEvictsPendingClaims(t *testing.T) {
 }
 
 // A claim that gets its key after its name was counted is of use only if it is counted still.
-func TestCountIsReadAgainWhenAClaimGetsItsKeyLater(t *testing.T) {
+func TestReReadsCountAfterAddingKey(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
 	c.edits(token.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-1"} })

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-func TestPlan(t *testing.T) {
+func TestPlanChoosesStepForClaim(t *testing.T) {
 	now := time.Now()
 	token, err := tokens.New("abc123", "s3cr3ts3cr3ts3cr")
 	if err != nil {

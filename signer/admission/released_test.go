@@ -53,7 +53,7 @@ func (c *cluster) cleans(t *testing.T, node func(context.Context, string) (strin
 
 // A machine whose claim went, and whose Node comes back by its certificate, renews for as long as
 // its token said, however the claim went, and as often as it likes.
-func TestRenewalAfterRelease(t *testing.T) {
+func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 	const node = "worker-1"
 	const short = 2 * time.Hour
 	for name, release := range map[string]func(t *testing.T, c *cluster, id string){
@@ -127,7 +127,7 @@ func TestRenewalAfterRelease(t *testing.T) {
 
 // A name that was released is free, and whoever takes it says how long renewals last from then on.
 // Nothing is forgotten by a try that comes to nothing.
-func TestReleasedName(t *testing.T) {
+func TestNewClaimReplacesReleasedOne(t *testing.T) {
 	const node = "worker-1"
 	past := tokens.Past{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: 2 * time.Hour}
 	for _, test := range []struct {
@@ -229,7 +229,7 @@ func (c *cluster) spend() {
 }
 
 // A name that is taken over by a token that comes to nothing is bound as it was before.
-func TestReplacedClaimIsBoundAgain(t *testing.T) {
+func TestFailedTakeOverKeepsDurationOfClaim(t *testing.T) {
 	const node = "worker-1"
 	c := newCluster()
 	uid := c.node(node)
@@ -246,7 +246,7 @@ func TestReplacedClaimIsBoundAgain(t *testing.T) {
 
 // Where there are no Nodes a name that was released is not renewed, whatever its token said, and a
 // node that asks with its certificate has joined: no other key is certified on its token.
-func TestReleasedAndJoinedStandalone(t *testing.T) {
+func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 	const node = "worker-1"
 	for name, comesBack := range map[string]func(testing.TB, string) approval.Request{"renewal": renews, "serving certificate": serves} {
 		t.Run(name, func(t *testing.T) {
@@ -305,7 +305,7 @@ func TestReleasedAndJoinedStandalone(t *testing.T) {
 }
 
 // A serving certificate for a node that asks with something else is none of the claim's.
-func TestServesIsOwn(t *testing.T) {
+func TestServingRequestOfOthersDoesNotConfirmClaim(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	n.Node = nil
@@ -334,7 +334,7 @@ func TestServesIsOwn(t *testing.T) {
 
 // The claim of a Node that was deleted, before the claim cleaner has seen it: the next machine is not
 // bound by it, and a look at what would happen changes nothing.
-func TestClaimOfDeletedNode(t *testing.T) {
+func TestClaimOfDeletedNodeSetsNoDuration(t *testing.T) {
 	const node = "worker-1"
 	for name, limits := range map[string]tokens.Limits{"limited": {MaxNodes: 1}, "without limits": {}} {
 		t.Run(name, func(t *testing.T) {

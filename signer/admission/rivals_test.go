@@ -18,7 +18,7 @@ import (
 
 // Two tokens for one node each are used for the same names on two leaders, calls fail, and so much time
 // passes between calls that claims count as abandoned: a name is with one token, and a token admits one.
-func TestRivalsInAnyOrder(t *testing.T) {
+func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 	runs := 600
 	if testing.Short() {
 		runs = 50

@@ -54,7 +54,7 @@ func leaves(t *testing.T, c *cluster, token tokens.Token, node string) {
 
 // A client that leaves at the right moment would keep any number of names from other machines, with a
 // token for one node.
-func TestPendingClaimThatNobodyConfirmsKeepsNoName(t *testing.T) {
+func TestAbandonedPendingClaimFreesItsName(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{"limited": {MaxNodes: 1}, "by name": {NodeNames: []string{"worker-*"}}, "unlimited": {}} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster()
@@ -80,7 +80,7 @@ func TestPendingClaimThatNobodyConfirmsKeepsNoName(t *testing.T) {
 }
 
 // Nothing was issued on a pending claim: keys of tries that came to nothing do not lock a machine out.
-func TestKeysOfTriesThatCameToNothingAreReplaced(t *testing.T) {
+func TestReplacesKeysOfPendingClaim(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
 	for range tokens.MaxKeys {
@@ -103,7 +103,7 @@ func TestKeysOfTriesThatCameToNothingAreReplaced(t *testing.T) {
 
 // Where Nodes that exist are handed out the claim cleaner notes the Node at once, also between the
 // claim and its confirmation.
-func TestExistingNodeIsNotedBeforeItsClaimIsConfirmed(t *testing.T) {
+func TestConfirmsClaimWithExistingNode(t *testing.T) {
 	c := newCluster()
 	token, uid := c.mint(tokens.Limits{MaxNodes: 1}), c.node("worker-1")
 	n := c.admission()
@@ -126,7 +126,7 @@ func TestExistingNodeIsNotedBeforeItsClaimIsConfirmed(t *testing.T) {
 
 // Where there are no Nodes a machine that renews is not the one of a pending claim, on which nothing was
 // issued: it does not end what the claim's token is good for.
-func TestRenewalIsNotThatOfAPendingClaim(t *testing.T) {
+func TestStandaloneRenewalDoesNotConfirmPendingClaim(t *testing.T) {
 	c := newCluster()
 	token := c.mint(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
@@ -147,7 +147,7 @@ func TestRenewalIsNotThatOfAPendingClaim(t *testing.T) {
 }
 
 // A try that was stopped for longer than claims may be pending finds that another token has its name.
-func TestStoppedTryDoesNotConfirmAnothersClaim(t *testing.T) {
+func TestDelayedAttemptDoesNotConfirmOtherClaim(t *testing.T) {
 	c := newCluster()
 	stopped, other := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{MaxNodes: 1})
 	n := c.admission()

@@ -51,7 +51,7 @@ const (
 	node      = "system:node:worker-1"
 )
 
-func TestKubeletRules(t *testing.T) {
+func TestKubeletRulesDecideOnPermission(t *testing.T) {
 	both := map[string]bool{"selfnodeclient": true, "nodeclient": true}
 	down := errors.New("connection refused")
 	for _, test := range []struct {
@@ -126,7 +126,7 @@ func TestKubeletRules(t *testing.T) {
 	}
 }
 
-func TestNoRulesNoFacts(t *testing.T) {
+func TestDecideWithoutRulesOrFacts(t *testing.T) {
 	d, err := approval.Decide(t.Context(), nil, kubeletRequest(bootstrap, nil), nil)
 	if d.Verdict != approval.None || err != nil {
 		t.Errorf("no rules: %+v, %v", d, err)
@@ -137,7 +137,7 @@ func TestNoRulesNoFacts(t *testing.T) {
 	}
 }
 
-func TestCheckKubeletClient(t *testing.T) {
+func TestCheckKubeletClientRefusesOtherRequests(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*approval.Request)

@@ -10,7 +10,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestCheckAdmission(t *testing.T) {
+func TestCheckAdmissionRestrictsNodesAndMasters(t *testing.T) {
 	const kubelet, serving, other = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, "example.com/etcd-peer"
 	nodes := []string{"system:nodes", "system:authenticated"}
 	for _, test := range []struct {

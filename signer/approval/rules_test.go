@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-func TestRules(t *testing.T) {
+func TestRulesByName(t *testing.T) {
 	names := []string{"may-sign", "kubelet-serving", "nodeclient", "selfnodeclient"}
 	rules, err := approval.Rules(names, scope)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *signers) Allowed(_ context.Context, _ approval.Request, p approval.Perm
 }
 
 // A name that Kubernetes has for itself takes the permission to approve as well.
-func TestMaySignAsksToApproveReservedNames(t *testing.T) {
+func TestMaySignNeedsApprovePermissionForReservedNames(t *testing.T) {
 	const name = "example.com/users"
 	for _, test := range []struct {
 		subject pkix.Name
@@ -96,7 +96,7 @@ func (v *verbs) Allowed(_ context.Context, _ approval.Request, p approval.Permis
 	return v.may[p.Verb], nil
 }
 
-func TestMaySign(t *testing.T) {
+func TestMaySignNeedsSignPermission(t *testing.T) {
 	const name = "example.com/etcd-peer"
 	request := kubeletRequest("jane", func(r *approval.Request) { r.SignerName = name })
 	down := errors.New("connection refused")

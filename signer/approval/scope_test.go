@@ -44,7 +44,7 @@ func TestServingScopeCheck(t *testing.T) {
 	}
 }
 
-func TestParseServingCIDRNamesTheText(t *testing.T) {
+func TestParseServingCIDRQuotesInput(t *testing.T) {
 	if _, err := approval.ParseServingCIDR("10.0.0.0/33"); err == nil || !strings.Contains(err.Error(), `"10.0.0.0/33"`) {
 		t.Errorf("error is %v, want the text in it", err)
 	}
@@ -68,7 +68,7 @@ func (reportsNothing) Reporters(_ context.Context, _ string, addresses []string)
 	return reporters, nil
 }
 
-func TestServingAllowsAddressThatNobodyElseReports(t *testing.T) {
+func TestServingApprovesAddressWithoutReporters(t *testing.T) {
 	rules := []approval.Rule{approval.KubeletServing{ServingScope: scope}}
 	d, err := approval.Decide(t.Context(), rules, servingRequest("worker-1", "10.0.0.5"), reportsNothing{servingWorld()})
 	if d.Verdict != approval.Approve || err != nil {

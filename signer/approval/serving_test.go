@@ -96,7 +96,7 @@ func servingRequest(node string, names ...string) approval.Request {
 	}
 }
 
-func TestKubeletServing(t *testing.T) {
+func TestKubeletServingDecidesOnEvidence(t *testing.T) {
 	const (
 		forbidden = approval.ReasonNameForbidden
 		outside   = approval.ReasonNameOutOfScope
@@ -336,8 +336,8 @@ func manyNames(n int) []string {
 	return names
 }
 
-// TestKubeletServingFactsFail shows that a fact that cannot be had is waited for.
-func TestKubeletServingFactsFail(t *testing.T) {
+// TestKubeletServingWaitsIfFactsFail shows that a fact that cannot be had is waited for.
+func TestKubeletServingWaitsIfFactsFail(t *testing.T) {
 	down := errors.New("connection refused")
 	rules := []approval.Rule{approval.KubeletServing{ServingScope: scope}}
 	for _, method := range []string{"Node", "Reporters", "Reserved"} {
@@ -428,7 +428,7 @@ func checkParsed(t *testing.T, text string, err error, want string) {
 	}
 }
 
-func TestCheckKubeletServing(t *testing.T) {
+func TestCheckKubeletServingRefusesOtherRequests(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*approval.Request)

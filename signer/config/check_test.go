@@ -66,7 +66,7 @@ func uri(text string) *url.URL {
 }
 
 // What may be asked of a signer of one's own.
-func TestCheck(t *testing.T) {
+func TestCustomSignerLimitsRequests(t *testing.T) {
 	authority := signer.Authority{Signers: signer.FixedSigners(build(t, `
 - name: example.com/etcd-peer
   usages: [digital signature, server auth, client auth]
@@ -190,7 +190,7 @@ func TestCheck(t *testing.T) {
 }
 
 // A file can only take away from the rules of Kubernetes' own signers.
-func TestCheckKubernetes(t *testing.T) {
+func TestFileOnlyRestrictsKubernetesSigners(t *testing.T) {
 	authority := signer.Authority{Signers: signer.FixedSigners(build(t, `
 - name: kubernetes.io/kubelet-serving
   names: {dns: ["*.nodes.example.com"]}
@@ -223,7 +223,7 @@ func TestCheckKubernetes(t *testing.T) {
 }
 
 // What a request asks for is held inside the bounds of its signer.
-func TestDurations(t *testing.T) {
+func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 	const day = 24 * time.Hour
 	for _, test := range []struct {
 		file      string
@@ -268,7 +268,7 @@ func TestDurations(t *testing.T) {
 }
 
 // What can be wrong only when CAs and defaults are known.
-func TestBuildErrors(t *testing.T) {
+func TestBuildReportsErrorsOfCAsAndDefaults(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "signers.yaml")
 	if err := os.WriteFile(filepath.Join(dir, "text"), []byte("no certificate"), 0o600); err != nil {

@@ -34,7 +34,7 @@ signers:
   approval: [may-sign]
 `
 
-func TestParse(t *testing.T) {
+func TestParseReadsEveryField(t *testing.T) {
 	c, err := config.Parse("/etc/kubejoin/signers.yaml", []byte(whole))
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestParse(t *testing.T) {
 }
 
 // Without a file there is what the file that is printed says.
-func TestDefault(t *testing.T) {
+func TestDefaultFileMatchesDefaults(t *testing.T) {
 	c, err := config.Parse("default.yaml", []byte(config.Default))
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func TestDefault(t *testing.T) {
 }
 
 // Each error names file, line and field.
-func TestErrors(t *testing.T) {
+func TestErrorsNameFileLineAndField(t *testing.T) {
 	const head = "apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"
 	const known = head + "- name: kubernetes.io/kube-apiserver-client\n  " // line 5 follows
 	const custom = head + "- name: example.com/x\n  subject: {commonNames: [x]}\n  usages: [server auth]\n  "
@@ -238,7 +238,7 @@ func prefixed(prefix string, lines []string) []string {
 
 // What is wrong in one place hides nothing of what is wrong in another, and nothing is said twice or
 // concluded from what could not be read.
-func TestErrorsOfAll(t *testing.T) {
+func TestReportsIndependentErrorsOnce(t *testing.T) {
 	const content = `apiVersion: kubejoin.io/v1alpha1
 kind: SignerConfiguration
 extra: 1
@@ -287,7 +287,7 @@ signers:
 }
 
 // Nobody reads a thousand errors.
-func TestErrorsEnd(t *testing.T) {
+func TestLimitsNumberOfErrors(t *testing.T) {
 	_, err := config.Parse("x", []byte("a: 1\n"+strings.Repeat("b: 2\n", 10_000)))
 	if lines := strings.Count(err.Error(), "\n") + 1; lines != 101 || !strings.HasSuffix(err.Error(), "more errors") {
 		t.Errorf("%d lines", lines)
@@ -295,14 +295,14 @@ func TestErrorsEnd(t *testing.T) {
 }
 
 // Compile builds what it could read. An item that is no mapping is one error, and no signer to build.
-func TestItemThatIsNoSigner(t *testing.T) {
+func TestSignerThatIsNoMappingIsOneError(t *testing.T) {
 	_, _, err := config.Compile("x", []byte("apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n- x\n"), config.Defaults{})
 	if err == nil || strings.Contains(err.Error(), "\n") {
 		t.Errorf("Compile = %v, want one error", err)
 	}
 }
 
-func TestLoad(t *testing.T) {
+func TestLoadReportsUnreadableFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "signers.yaml")
 	if _, err := config.Load(file); !errors.Is(err, os.ErrNotExist) {

@@ -10,7 +10,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestMatchers(t *testing.T) {
+func TestPatternsMatchWholeNames(t *testing.T) {
 	dns := func(p, v string) bool { return matchDNS(p, v) }
 	uri := func(p, v string) bool {
 		u, err := url.Parse(v)
@@ -63,7 +63,7 @@ func TestMatchers(t *testing.T) {
 	}
 }
 
-func TestPatternChecks(t *testing.T) {
+func TestRefusesInvalidPatterns(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	for _, test := range []struct {
 		what      string

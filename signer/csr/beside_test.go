@@ -68,7 +68,7 @@ func (w *world) burst(n int) time.Duration {
 	return took
 }
 
-func TestBurst(t *testing.T) {
+func TestIssuesBurstExactlyOnceEach(t *testing.T) {
 	w := newWorld(t)
 	w.control()
 	const n = 500
@@ -83,7 +83,7 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-func TestBesideKCM(t *testing.T) {
+func TestCountsEachCertificateOnceBesideKCM(t *testing.T) {
 	w := newWorld(t)
 	kcm, err := w.cluster.StartKCM(t.Context(), "--kube-api-qps=5000", "--kube-api-burst=5000")
 	if err != nil {
@@ -112,7 +112,7 @@ func TestBesideKCM(t *testing.T) {
 	}
 }
 
-func TestSignedByOther(t *testing.T) {
+func TestReportsCertificateOfOtherSignerOnlyWhileRunning(t *testing.T) {
 	w := newWorld(t)
 	requests := w.admin.CertificatesV1().CertificateSigningRequests()
 	write := func(o *certificates.CertificateSigningRequest) {
@@ -144,7 +144,7 @@ func TestSignedByOther(t *testing.T) {
 
 // The API server does not note who writes an object that was created with nothing but a name and
 // a spec. What kubejoin has written itself is not taken for another's all the same.
-func TestOwnWithoutFieldManagers(t *testing.T) {
+func TestRecognizesOwnCertificatesWithoutManagedFields(t *testing.T) {
 	w := newWorld(t)
 	w.control()
 	requests := w.bootstrap().CertificatesV1().CertificateSigningRequests()

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestDue(t *testing.T) {
+func TestRetentionDueForEachState(t *testing.T) {
 	created := time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC)
 	const (
 		approved = certificates.CertificateApproved
@@ -82,7 +82,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-func TestCleaner(t *testing.T) {
+func TestCleanerDeletesOnlyDueRequests(t *testing.T) {
 	w := newWorld(t)
 	denied := w.ask(w.bootstrap(), serving, "worker-1", &x509.CertificateRequest{DNSNames: []string{"a"}}, nil)
 	w.decide(denied.Name, certificates.CertificateDenied)

@@ -79,7 +79,7 @@ func TestFirstCertificateAndRenewal(t *testing.T) {
 	}
 }
 
-func TestApprovalSwitchedOffByRBAC(t *testing.T) {
+func TestApprovesOnlyWithPermission(t *testing.T) {
 	w := newWorld(t)
 	const name = "kubeadm:node-autoapprove-bootstrap"
 	bindings := w.admin.RbacV1().ClusterRoleBindings()
@@ -117,7 +117,7 @@ func TestApprovalSwitchedOffByRBAC(t *testing.T) {
 	w.awaitIssued(byItself.Name) // the permission is seen without anybody touching the request
 }
 
-func TestManualSigners(t *testing.T) {
+func TestOtherSignersNeedManualApproval(t *testing.T) {
 	w := newWorld(t)
 	w.control()
 	node := w.as("system:node:worker-1", "system:nodes")
@@ -152,7 +152,7 @@ func TestManualSigners(t *testing.T) {
 	}
 }
 
-func TestHostileRequestsFail(t *testing.T) {
+func TestFailsHostileRequestsAfterManualApproval(t *testing.T) {
 	w := newWorld(t)
 	w.control()
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
@@ -199,7 +199,7 @@ func TestHostileRequestsFail(t *testing.T) {
 	}
 }
 
-func TestBrokenCAHeals(t *testing.T) {
+func TestIssuesOnceTheCAIsRepaired(t *testing.T) {
 	w := newWorld(t)
 	var broken atomic.Bool
 	broken.Store(true)
@@ -229,7 +229,7 @@ func TestBrokenCAHeals(t *testing.T) {
 	}
 }
 
-func TestLostWritesAndAnswers(t *testing.T) {
+func TestSurvivesLostRequestsAndResponses(t *testing.T) {
 	w := newWorld(t)
 	connection := faults.Transport{Seed: 1, Rate: 0.4, Kinds: []faults.Kind{faults.Reset, faults.LostAnswer}}
 	config, err := w.cluster.Config(w.identity)
@@ -251,7 +251,7 @@ func TestLostWritesAndAnswers(t *testing.T) {
 }
 
 // The approver and the signer can be in two programs.
-func TestApproveAndSignApart(t *testing.T) {
+func TestApproverAndSignerInTwoPrograms(t *testing.T) {
 	w := newWorld(t)
 	informer := csr.NewInformer(w.restrict)
 	w.run(func(ctx context.Context) error { informer.RunWithContext(ctx); return nil })
@@ -268,7 +268,7 @@ func TestApproveAndSignApart(t *testing.T) {
 	}
 }
 
-func TestControllerNeedsItsParts(t *testing.T) {
+func TestRunRefusesMissingClient(t *testing.T) {
 	if err := (csr.Controller{}).Run(t.Context()); err == nil {
 		t.Error("ran without a client")
 	}

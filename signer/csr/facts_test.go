@@ -24,7 +24,7 @@ func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.next.RoundTrip(r)
 }
 
-func TestFactsAskOncePerSecond(t *testing.T) {
+func TestFactsCachePermissionForOneSecond(t *testing.T) {
 	w := newWorld(t)
 	config, err := w.cluster.Config(w.identity)
 	if err != nil {

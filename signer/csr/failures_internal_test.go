@@ -118,7 +118,7 @@ func wanting(t *testing.T, state string) *certificates.CertificateSigningRequest
 
 // An error means wait: when any call fails, the controller returns the error, writes no Failed condition and does
 // not mark the request as finished. The next try succeeds.
-func TestFailedCallLeavesRequestForAnotherTry(t *testing.T) {
+func TestRetriesRequestAfterFailedCall(t *testing.T) {
 	for name, test := range map[string]struct {
 		state   string
 		prepare func(*hands, *certificates.CertificateSigningRequest)
@@ -238,7 +238,7 @@ func TestStopsRetryingAtDeadline(t *testing.T) {
 }
 
 // Only a refusal may write the Failed condition: an error may pass.
-func TestOnlyRefusalFailsRequest(t *testing.T) {
+func TestOnlyRefusalSetsFailedCondition(t *testing.T) {
 	r := wanting(t, "approved")
 	h := newHands(t, r)
 	if err := h.refuse(t.Context(), r, approval.Request{}, errDown); !errors.Is(err, errDown) || isFailed(r) {
@@ -303,7 +303,7 @@ func TestCleanerKeepsRequestThatIsNeverDue(t *testing.T) {
 }
 
 // A cleaner that stops calls nobody, however many requests are due.
-func TestCleanerThatStopsDeletesNothing(t *testing.T) {
+func TestStoppedCleanerDeletesNothing(t *testing.T) {
 	r := wanting(t, "")
 	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-1000 * time.Hour))
 	h := newHands(t, r)
@@ -318,7 +318,7 @@ func TestCleanerThatStopsDeletesNothing(t *testing.T) {
 }
 
 // A caller may pass an informer whose index has requests without a certificate. They must not crash the controller.
-func TestComparesNoCertificateThatIsMissing(t *testing.T) {
+func TestIgnoresIndexedRequestsWithoutCertificate(t *testing.T) {
 	h := newHands(t)
 	h.byNode = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byNode: func(any) ([]string, error) { return []string{"worker-1"}, nil }})
 	issued := asked(t, 0, client, "jane", "worker-1", "issued")
@@ -346,7 +346,7 @@ func nodeTemplate() *x509.Certificate {
 }
 
 // A caller may pass an informer that holds other objects. They must not crash the controllers.
-func TestSkipsOtherObjects(t *testing.T) {
+func TestIgnoresObjectsOfOtherTypes(t *testing.T) {
 	h, other := newHands(t), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
 	if err := errors.Join(h.store.Add(other), h.byNode.Add(other)); err != nil {
 		t.Error(err)
@@ -375,7 +375,7 @@ func TestRefusesNonPositiveExpiration(t *testing.T) {
 }
 
 // A user who is not a node does not renew, and a malformed request is skipped.
-func TestWaitingRenewalsAreOfNodes(t *testing.T) {
+func TestWaitingRenewalsIgnoreOtherUsers(t *testing.T) {
 	person := asked(t, 1, client, "jane", "jane", "")
 	person.Spec.Request = requestFor(t, "jane")
 	unreadable := asked(t, 1, client, tokens.NodeUserPrefix+"worker-2", "worker-2", "")

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// TestFlood has one requester ask for 5,000 certificates at once: others are served within twice
+// TestServesOthersDuringFlood has one requester ask for 5,000 certificates at once: others are served within twice
 // the time that it takes them usually.
-func TestFlood(t *testing.T) {
+func TestServesOthersDuringFlood(t *testing.T) {
 	const flood, others = 5000, 40
 	w := newWorld(t)
 	authority := w.authority(signer.Fixed(w.ca))

@@ -61,7 +61,7 @@ func (h rawLines) Handle(_ context.Context, r slog.Record) error {
 
 // What requesters choose is in logs, conditions and Events without secrets and control characters, and
 // no more than a few hundred characters of it.
-func TestForeignTextIsCleanInLogsConditionsAndEvents(t *testing.T) {
+func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 	const (
 		secret = "qwertzuiopasdfgh"
 		token  = "8w4usg." + secret

@@ -13,7 +13,7 @@ import (
 
 // Controllers that have returned have left nothing behind, with an informer of their own or
 // one that goes on.
-func TestStopsWholly(t *testing.T) {
+func TestRunLeavesNoGoroutines(t *testing.T) {
 	w := newWorld(t)
 	w.control()
 	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name) // connections are open and stay

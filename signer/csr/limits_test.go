@@ -124,7 +124,7 @@ func (w *limitedWorld) joins(client kubernetes.Interface, node string, key crypt
 }
 
 // Each limit refuses for a reason that everybody can see.
-func TestLimits(t *testing.T) {
+func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	w := newLimitedWorld(t)
 	name := func(s string) string { return s + "-" + tokens.Generate().ID() } // one cluster is all tests'
 
@@ -229,7 +229,7 @@ func TestLimits(t *testing.T) {
 
 // Whoever approves, the limits hold: what was approved by hand and is not entitled fails, and
 // says why.
-func TestLimitsHoldForWhatOthersApprove(t *testing.T) {
+func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
 	w := newLimitedWorld(t)
 	_, client := w.mint(tokens.Limits{MaxNodes: 1})
 	suffix := tokens.Generate().ID()
@@ -273,7 +273,7 @@ func (u uncountable) Update(ctx context.Context, id string, change func(*tokens.
 }
 
 // A claim goes whose request somebody else denied while it was being made: nobody comes back to it.
-func TestClaimOfDeniedRequest(t *testing.T) {
+func TestWithdrawsClaimOfDeniedRequest(t *testing.T) {
 	w := newWorld(t)
 	store, err := secretstore.Open(t.Context(), w.admin, nil)
 	if err != nil {
@@ -302,7 +302,7 @@ func TestClaimOfDeniedRequest(t *testing.T) {
 }
 
 // A node that was deleted does not come back by renewing.
-func TestRenewalWaitsForItsNode(t *testing.T) {
+func TestRenewalWaitsForNode(t *testing.T) {
 	w := newLimitedWorld(t)
 	name := "gone-" + tokens.Generate().ID()
 	kubeletClient := w.as("system:node:"+name, "system:nodes")
@@ -320,7 +320,7 @@ func TestRenewalWaitsForItsNode(t *testing.T) {
 
 // Approved by others, a renewal of a node that has no Node waits for it in the same way: that is no
 // failure, and has the deadline that is stated.
-func TestApprovedRenewalWaitsForItsNode(t *testing.T) {
+func TestApprovedRenewalWaitsForNode(t *testing.T) {
 	w := newWorld(t)
 	nodes, err := csr.OpenNodes(t.Context(), w.admin)
 	if err != nil {
@@ -391,7 +391,7 @@ func (w *limitedWorld) conditionReady(name string, status corev1.ConditionStatus
 
 // A replaced Node that was Ready again for a moment has closed its token, although nobody asked
 // meanwhile. One that is Ready still, since its machine has died only just now, has not.
-func TestReplacedNodeReadyForAMoment(t *testing.T) {
+func TestTokenIsSpentAfterReplacedNodeWasReadyBriefly(t *testing.T) {
 	w := newLimitedWorld(t)
 	node := w.node("replaced-" + tokens.Generate().ID())
 	died := time.Now().Add(-time.Hour)

@@ -11,7 +11,7 @@ import (
 
 // A spell of being Ready is the same for as long as nothing has changed, and what the informer keeps
 // of a Node has it as the Node itself.
-func TestReadySpell(t *testing.T) {
+func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 	node := func(status corev1.ConditionStatus, since int64, boot string) *corev1.Node {
 		return &corev1.Node{Status: corev1.NodeStatus{
 			Conditions: []corev1.NodeCondition{

@@ -139,7 +139,7 @@ func gatedNodes(t *testing.T) (*csr.Nodes, *gate, func(name string) string) {
 	}
 }
 
-func TestManyQuestionsAboutNodesShareAList(t *testing.T) {
+func TestManyNodeLookupsShareOneList(t *testing.T) {
 	nodes, g, create := gatedNodes(t)
 	w := &world{T: t}
 	there := create("questioned-1")
@@ -188,7 +188,7 @@ func TestManyQuestionsAboutNodesShareAList(t *testing.T) {
 
 // Who gives up gets the error of his context at once; the others their answer, and nothing goes
 // on when all have given up.
-func TestQuestionsAboutNodesGivenUp(t *testing.T) {
+func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 	nodes, g, _ := gatedNodes(t)
 	w := &world{T: t}
 	before := goleak.IgnoreCurrent()

@@ -98,7 +98,7 @@ func (o *office) busiest(requester string) int {
 	return o.most[requester]
 }
 
-func TestTurns(t *testing.T) {
+func TestQueueServesRequestersInTurn(t *testing.T) {
 	q := newTurns()
 	q.fill("a", 3)
 	q.fill("b", 1)
@@ -209,7 +209,7 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 }
 
 // The calm ends by itself, even if the one request that a crowded requester has at work takes long.
-func TestCalmEndsBesideSlowRequest(t *testing.T) {
+func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOffice(t, DefaultWorkers, func(requester string) time.Duration {
 			if requester == "rack" {
@@ -229,7 +229,7 @@ func TestCalmEndsBesideSlowRequest(t *testing.T) {
 }
 
 // Two racks do not count as others for each other.
-func TestServesTwoRacksWithAllWorkers(t *testing.T) {
+func TestTwoRacksUseAllWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOffice(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("rack-1", 500)
@@ -301,7 +301,7 @@ func TestSharesOneWorker(t *testing.T) {
 }
 
 // Workers that wait wake up for new requests, when the calm is over, and at the end.
-func TestTurnsWake(t *testing.T) {
+func TestWaitingWorkersWakeUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Hour)
 		q := newTurns()

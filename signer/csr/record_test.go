@@ -26,7 +26,7 @@ import (
 
 // Of a request that is issued, one that is refused and one that cannot be signed, however often it is
 // tried, the record has one line each, and that a failure was mended in the end.
-func TestRecord(t *testing.T) {
+func TestRecordsEachOutcomeOnce(t *testing.T) {
 	w := newWorld(t)
 	path := filepath.Join(t.TempDir(), "record")
 	record, err := issuance.OpenFile(path)
@@ -113,7 +113,7 @@ func TestRecord(t *testing.T) {
 }
 
 // What the record cannot keep is not issued, and is when it can again.
-func TestRecordFull(t *testing.T) {
+func TestIssuesNothingWhileRecordIsFull(t *testing.T) {
 	w := newWorld(t)
 	var disk limited
 	authority := w.authority(signer.Fixed(w.ca))
@@ -139,7 +139,7 @@ func (l *limited) Write(p []byte) (int, error) {
 }
 
 // The renewal that waits for the longest is seen on a real cluster, from what the cache keeps.
-func TestRenewalsOnCluster(t *testing.T) {
+func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	w := newWorld(t)
 	informer := csr.NewInformer(w.restrict)
 	w.run(func(ctx context.Context) error { informer.RunWithContext(ctx); return nil })

@@ -67,7 +67,7 @@ func asked(t *testing.T, minute int, signerName, user, node, state string) *cert
 	return r
 }
 
-func TestWaitingRenewals(t *testing.T) {
+func TestWaitingRenewalsFindsOldestPerNodeAndSigner(t *testing.T) {
 	own := func(minute int, node, state string) *certificates.CertificateSigningRequest {
 		return asked(t, minute, client, tokens.NodeUserPrefix+node, node, state)
 	}
@@ -112,7 +112,7 @@ func TestWaitingRenewals(t *testing.T) {
 	}
 }
 
-func TestRenewalPatience(t *testing.T) {
+func TestRenewalPatienceDependsOnLifetime(t *testing.T) {
 	for lifetime, want := range map[time.Duration]time.Duration{
 		3 * time.Minute: 30 * time.Second, 10 * time.Minute: 30 * time.Second, time.Hour: 3 * time.Minute, 10 * time.Hour: 30 * time.Minute, 20 * time.Hour: time.Hour, 365 * 24 * time.Hour: time.Hour,
 	} {
@@ -123,7 +123,7 @@ func TestRenewalPatience(t *testing.T) {
 }
 
 // What is late is told at each look, by the lifetime of the node's certificates; of Nodes that are gone nothing is.
-func TestLateRenewals(t *testing.T) {
+func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &certificates.CertificateSigningRequest{}, 0, nil)
 	store := informer.GetStore()
 	put := func(r *certificates.CertificateSigningRequest) {

@@ -88,7 +88,7 @@ func (w *world) nodes() *csr.Nodes {
 	return nodes
 }
 
-func TestFactsOfNodes(t *testing.T) {
+func TestFactsFollowAddressesOfNodes(t *testing.T) {
 	w := newWorld(t)
 	w.knowsRights()
 	node := w.report("facts-1", "198.51.100.1", "Facts-1", "facts-1.Example.com")
@@ -167,7 +167,7 @@ func (o old) RoundTrip(r *http.Request) (*http.Response, error) {
 	return o.next.RoundTrip(r)
 }
 
-func TestReserved(t *testing.T) {
+func TestReservedCombinesAllSources(t *testing.T) {
 	w := newWorld(t)
 	w.knowsRights()
 	config, err := w.cluster.Config(w.identity)
@@ -234,8 +234,8 @@ func TestReserved(t *testing.T) {
 	}
 }
 
-// TestServingOnEvidence shows the rule at work between real objects.
-func TestServingOnEvidence(t *testing.T) {
+// TestApprovesServingCertificatesOnEvidence shows the rule at work between real objects.
+func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	w := newWorld(t)
 	w.knowsRights()
 	w.endpoints("198.51.100.10")

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestShadow has a controller look on: it says what it would do, and nothing is written.
-func TestShadow(t *testing.T) {
+// TestShadowModeWritesNothing has a controller look on: it says what it would do, and nothing is written.
+func TestShadowModeWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	authority := w.authority(signer.Fixed(w.ca))
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Shadow: true, Registerer: w.metrics}.Run)
@@ -76,9 +76,9 @@ func (s switched) Decide(context.Context, approval.Request, approval.Facts) (app
 	return approval.Decision{Verdict: approval.Approve, Reason: "On", Message: "it is on"}, nil
 }
 
-// TestAgain has what the rules go by change: requests that wait for longer and longer are decided
+// TestAgainDecidesWaitingRequestsAtOnce has what the rules go by change: requests that wait for longer and longer are decided
 // at once.
-func TestAgain(t *testing.T) {
+func TestAgainDecidesWaitingRequestsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	rule := switched{&atomic.Int32{}, &atomic.Int32{}}
 	signers := signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour)

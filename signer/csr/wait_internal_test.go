@@ -16,7 +16,7 @@ import (
 )
 
 // A request that waits is told until when, once, and at its deadline that it is left alone.
-func TestWait(t *testing.T) {
+func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 	events := record.NewFakeRecorder(10)
 	h := &handler{
 		recorder: events, log: slog.New(slog.DiscardHandler),
@@ -76,7 +76,7 @@ func TestWait(t *testing.T) {
 }
 
 // A person may approve an old request: it was in order, and waits for its turn alone.
-func TestApprovedRequestWaitsForItsTurnHoweverOld(t *testing.T) {
+func TestApprovedRequestWaitsForRateHoweverOld(t *testing.T) {
 	h := &handler{recorder: record.NewFakeRecorder(10), log: slog.New(slog.DiscardHandler)}
 	d := approval.Decision{Verdict: approval.Wait, Reason: signer.ReasonTooManyCertificates, Message: "later"}
 	csr := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.NewTime(time.Now().Add(-2 * approval.MaxWait))}}

@@ -8,7 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
-func TestMatch(t *testing.T) {
+func TestQueryMatchesAllConditions(t *testing.T) {
 	at := time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
 	e := issuance.Entry{
 		Time: at, Outcome: issuance.Issued, Signer: "example.com/a", Requester: "system:bootstrap:qwertz", TokenID: "qwertz", Node: "worker-1", NotAfter: at.Add(time.Hour),
@@ -54,7 +54,7 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-func TestParseSerial(t *testing.T) {
+func TestParseSerialNormalizesHex(t *testing.T) {
 	for s, want := range map[string]string{
 		"1f": "1f", "1F": "1f", "00:1F:A0": "1fa0", "0x1f": "1f", "0X1F": "1f", "0001": "1", strings.Repeat("f", 40): strings.Repeat("f", 40), "00" + strings.Repeat("f", 40): strings.Repeat("f", 40),
 		"": "", "0": "", "1g": "", "1 f": "", "-1": "", strings.Repeat("1", 41): "", "ſ": "",

@@ -85,7 +85,7 @@ func appended(t *testing.T, w issuance.Log, serial string) {
 	}
 }
 
-func TestLine(t *testing.T) {
+func TestEntryIsOneJSONLine(t *testing.T) {
 	var out bytes.Buffer
 	at := time.Date(2026, 11, 20, 1, 2, 3, 4000, time.UTC)
 	e := issuance.Entry{
@@ -114,7 +114,7 @@ func TestAppendWritesNothingOfMalformedEntry(t *testing.T) {
 }
 
 // Whatever is in a subject, an entry is one line of printable, valid UTF-8, and reads back.
-func TestHostileText(t *testing.T) {
+func TestEntryWithHostileTextIsOneCleanLine(t *testing.T) {
 	for name, text := range map[string]string{
 		"line breaks": "a\nb\r\nc\u2028d\u2029e\u0085f\v\f", "quotes": `a"b\c`, "terminal": "\x1b[2J\u009b2J\x07\x7f", "NUL": "a\x00b",
 		"direction": "a\u202eb\u2066c", "beyond 16 bits": "\U000e0001x\U0001f600\U0010ffff", "letters": "Müller 李 ﬃ", "markup": "<a&b>", "no-break space": "a\u00a0b",
@@ -161,7 +161,7 @@ func (m *moody) Write(p []byte) (int, error) {
 }
 
 // A line that was written in part is an error, and does not spoil the next.
-func TestPartOfALine(t *testing.T) {
+func TestPartialWriteDoesNotSpoilNextLine(t *testing.T) {
 	full := errors.New("no space left on device")
 	for name, test := range map[string]struct {
 		takes  int
@@ -205,7 +205,7 @@ func TestPartOfALine(t *testing.T) {
 	}
 }
 
-func TestOpenFile(t *testing.T) {
+func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record")
 	w := openFile(t, path)
 	appended(t, w, "1")
@@ -240,7 +240,7 @@ func TestOpenFile(t *testing.T) {
 }
 
 // A disk that is full is an error that names the file.
-func TestFullDisk(t *testing.T) {
+func TestFullDiskErrorNamesFile(t *testing.T) {
 	const full = "/dev/full"
 	if _, err := os.Stat(full); errors.Is(err, fs.ErrNotExist) {
 		t.Skip("this system has no " + full)
@@ -254,7 +254,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-func TestRotation(t *testing.T) {
+func TestReopensRotatedFile(t *testing.T) {
 	t.Run("renamed", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "record")
@@ -323,7 +323,7 @@ func TestRotation(t *testing.T) {
 
 // Lines of several programs, and of many goroutines in one, do not mix; programs that are killed
 // leave whole lines, but for the last of each.
-func TestManyWriters(t *testing.T) {
+func TestConcurrentWritersKeepWholeLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record")
 	var children []*exec.Cmd
 	for range 3 {
@@ -372,7 +372,7 @@ func TestManyWriters(t *testing.T) {
 }
 
 // An entry is kept if one log can keep it, and each failure is reported.
-func TestEntryIsKeptWhereThereIsRoom(t *testing.T) {
+func TestCopiesSucceedIfOneLogSucceeds(t *testing.T) {
 	if issuance.Copies(nil) != nil || issuance.Copies(nil, nil, nil) != nil {
 		t.Error("no logs are a log")
 	}

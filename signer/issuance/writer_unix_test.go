@@ -41,7 +41,7 @@ func within(t *testing.T, f func()) {
 }
 
 // A pipe that nobody reads is an error, and no reason to hang.
-func TestPipeWithoutReader(t *testing.T) {
+func TestPipeWithoutReaderIsAnError(t *testing.T) {
 	path := newPipe(t)
 	within(t, func() {
 		_, err := issuance.OpenFile(path)
@@ -53,7 +53,7 @@ func TestPipeWithoutReader(t *testing.T) {
 
 // A reader of a pipe has each entry. While it does not read, what finds no room fails in time, and the
 // next line begins anew.
-func TestPipe(t *testing.T) {
+func TestFullPipeTimesOutAndNextLineIsWhole(t *testing.T) {
 	path := newPipe(t)
 	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
-func TestParse(t *testing.T) {
+func TestParseAcceptsOnlyOnePEMBlock(t *testing.T) {
 	good := csrtest.PEM(t, &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}, nil)
 	block, _ := pem.Decode(good)
 	encode := func(kind string, headers map[string]string, der []byte) []byte {

@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-func TestSubjectAltNamesAreWellFormed(t *testing.T) {
+func TestRefusesMalformedSubjectAltNames(t *testing.T) {
 	for name, test := range map[string]struct {
 		der  string // of the extension
 		want string // in the refusal; empty is none
@@ -43,7 +43,7 @@ func TestSubjectAltNamesAreWellFormed(t *testing.T) {
 	}
 }
 
-func TestNamesThatReadAsKubernetesOwn(t *testing.T) {
+func TestRefusesNamesThatLookReserved(t *testing.T) {
 	for _, name := range []string{"jane", "system", "systematic:x", "system:masters", "system:node:a", "system:Etcd"} {
 		if err := checkReserved(name); err != nil {
 			t.Error(err)
@@ -67,7 +67,7 @@ func requestOf(attributes ...pkix.AttributeTypeAndValue) *x509.CertificateReques
 	return csr
 }
 
-func TestSubjectAttributes(t *testing.T) {
+func TestRefusesUnusualSubjectAttributes(t *testing.T) {
 	name := asn1.ObjectIdentifier{2, 5, 4, attrCommonName}
 	for what, test := range map[string]struct {
 		attributes []pkix.AttributeTypeAndValue

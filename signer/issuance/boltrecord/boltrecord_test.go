@@ -73,7 +73,7 @@ func list(t testing.TB, r *boltrecord.Record, q issuance.Query) []string {
 	return names
 }
 
-func TestEntryIsAsItWas(t *testing.T) {
+func TestEntryIsUnchangedAfterReopen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	at := time.Now().UTC()
@@ -98,7 +98,7 @@ func TestEntryIsAsItWas(t *testing.T) {
 	}
 }
 
-func TestList(t *testing.T) {
+func TestListFiltersSortsAndPages(t *testing.T) {
 	r := openRecord(t)
 	start := time.Now().Add(-10 * time.Hour)
 	for i := range 10 { // of each hour one, and every third is refused
@@ -195,7 +195,7 @@ func TestList(t *testing.T) {
 }
 
 // An entry that no query would find, or that would never expire, is refused.
-func TestAppendChecks(t *testing.T) {
+func TestAppendRefusesInvalidEntries(t *testing.T) {
 	r := openRecord(t)
 	now := time.Now()
 	for name, e := range map[string]issuance.Entry{
@@ -224,7 +224,7 @@ func TestAppendChecks(t *testing.T) {
 	}
 }
 
-func TestDamaged(t *testing.T) {
+func TestDamagedRowIsReportedWithFile(t *testing.T) {
 	for name, change := range map[string]func(tx *bbolt.Tx, key []byte) error{
 		"row":    func(tx *bbolt.Tx, key []byte) error { return tx.Bucket([]byte("issued")).Put(key, []byte(`{"hunter2`)) },
 		"no row": func(tx *bbolt.Tx, key []byte) error { return tx.Bucket([]byte("issued")).Delete(key) },
