@@ -82,7 +82,7 @@ func TestClaimCheck(t *testing.T) {
 	}
 }
 
-func TestReleasedClaimHasItsPastOnly(t *testing.T) {
+func TestReleasedClaimHasOnlyPast(t *testing.T) {
 	for name, claim := range map[string]tokens.Claim{
 		"token UID": {TokenUID: "u"},
 		"limits":    {Limits: tokens.Limits{MaxNodes: 1}},

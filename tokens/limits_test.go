@@ -103,7 +103,7 @@ func manyNames(n int) []string {
 }
 
 // Thousands of bad names are not all told.
-func TestManyBadNodeNames(t *testing.T) {
+func TestLimitsNumberOfNodeNameErrors(t *testing.T) {
 	for name, names := range map[string][]string{
 		"repeated": slices.Repeat([]string{"worker-1"}, 5000),
 		"no names": slices.Repeat([]string{"Worker"}, 5000),

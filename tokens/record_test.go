@@ -144,7 +144,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func TestNewRecordsHaveSmallerBounds(t *testing.T) {
+func TestNewRecordsHaveLowerLimits(t *testing.T) {
 	many := func(n int, format string) (all []string) {
 		for i := range n {
 			all = append(all, fmt.Sprintf(format, i))
@@ -174,7 +174,7 @@ func TestNewRecordsHaveSmallerBounds(t *testing.T) {
 	}
 }
 
-func TestCheckJoinsAll(t *testing.T) {
+func TestCheckJoinsAllErrors(t *testing.T) {
 	known := errors.New("known")
 	err := tokens.Record{Problem: known, Groups: []string{"x"}, Description: "\n", Expires: time.Unix(-1, 0)}.Check()
 	if !errors.Is(err, known) {

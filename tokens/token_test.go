@@ -87,7 +87,7 @@ func TestNewRefusesMalformedParts(t *testing.T) {
 	}
 }
 
-func TestPublicExamples(t *testing.T) {
+func TestRefusesPublicExamples(t *testing.T) {
 	for _, s := range []string{
 		"abcdef.0123456789abcdef", "abcdef.1234567890abcdef", "07401b.f395accd246ae52d", "5didvk.d09sbcov8ph2amjw",
 		"8ewj1p.9r9hcjoqgajrj4gi", "9vr73a.a8uxyaju799qwdjv", "783bde.3f89s0fje9f38fhf", "b0f7b8.8d1767876297d85c",

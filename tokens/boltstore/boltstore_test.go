@@ -39,7 +39,7 @@ func TestClaims(t *testing.T) {
 	})
 }
 
-func TestReopen(t *testing.T) {
+func TestRecordsSurviveReopen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	for range 20 {
@@ -73,7 +73,7 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-func TestMode(t *testing.T) {
+func TestOpenChecksFileMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	info, err := os.Stat(path)
@@ -106,7 +106,7 @@ func TestMode(t *testing.T) {
 	}
 }
 
-func TestOpenElsewhere(t *testing.T) {
+func TestOpenRefusesOtherFileTypes(t *testing.T) {
 	dir := t.TempDir()
 	for what, path := range map[string]string{"folder": dir, "missing folder": filepath.Join(dir, "no", "tokens.db")} {
 		if _, err := boltstore.Open(path); err == nil || strings.Count(err.Error(), path) != 1 {
@@ -115,7 +115,7 @@ func TestOpenElsewhere(t *testing.T) {
 	}
 }
 
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentCreates(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	var wg sync.WaitGroup
 	for range 16 {

@@ -21,7 +21,7 @@ import (
 var errBroken = fmt.Errorf("page 7: %w", boltstore.ErrDamaged)
 
 // After a write has found the file damaged, no write is tried again, and each says why.
-func TestBrokenStoreWritesNoMore(t *testing.T) {
+func TestBrokenStoreRefusesWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
@@ -94,7 +94,7 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 }
 
 // An entry that a half of the journal has no room for is in the database when Append returns.
-func TestEntryLargerThanTheJournalSurvivesACrash(t *testing.T) {
+func TestEntryLargerThanJournalSurvivesCrash(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	add(t, s.Issued(), issued(time.Now(), "1f", time.Hour))
@@ -222,7 +222,7 @@ func (c *endsSoon) Err() error {
 	return nil
 }
 
-func TestListOfTheRecordEndsWithItsContext(t *testing.T) {
+func TestListOfRecordStopsWithContext(t *testing.T) {
 	s := openIssued(t)
 	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 1500 {
@@ -269,7 +269,7 @@ func TestIsFull(t *testing.T) {
 	}
 }
 
-func TestHolderIsTheProcessThatHasTheFileOpen(t *testing.T) {
+func TestHolderIsProcessWithOpenFile(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "tokens.db"))
 	if err != nil {
 		t.Fatal(err)

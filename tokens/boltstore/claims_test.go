@@ -14,8 +14,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// TestDamagedClaim: a claim that cannot be read keeps its name, and every error names it.
-func TestDamagedClaim(t *testing.T) {
+// TestDamagedClaimKeepsName: a claim that cannot be read keeps its name, and every error names it.
+func TestDamagedClaimKeepsName(t *testing.T) {
 	const good = `{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"replaces":{"name":"worker-1","uid":"n"}},"keys":["k"],"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
 	for name, test := range map[string]struct{ value, want string }{
 		"good":          {good, ""},
@@ -91,8 +91,8 @@ func TestMissingClaimIsDamage(t *testing.T) {
 	}
 }
 
-// TestHintsApart: who watches tokens is not woken by claims, nor the other way round.
-func TestHintsApart(t *testing.T) {
+// TestSeparateHintsForTokensAndClaims: who watches tokens is not woken by claims, nor the other way round.
+func TestSeparateHintsForTokensAndClaims(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	ofTokens, ofClaims := s.Watch(t.Context()), s.Claims().Watch(t.Context())
 	<-ofTokens
@@ -120,8 +120,8 @@ func TestHintsApart(t *testing.T) {
 	}
 }
 
-// TestClaimsAndTokensAtOnce has both in the same commits.
-func TestClaimsAndTokensAtOnce(t *testing.T) {
+// TestConcurrentClaimsAndTokens has both in the same commits.
+func TestConcurrentClaimsAndTokens(t *testing.T) {
 	const n = 200
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	var wg sync.WaitGroup
@@ -161,9 +161,9 @@ func TestClaimsAndTokensAtOnce(t *testing.T) {
 	}
 }
 
-// TestClaimOfManyRequests is a claim as an earlier version left it: all requests were kept. It can be
+// TestShortensRequestsOfEarlierVersions is a claim as an earlier version left it: all requests were kept. It can be
 // read, and the next write cuts it.
-func TestClaimOfManyRequests(t *testing.T) {
+func TestShortensRequestsOfEarlierVersions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", Requests: []string{"1"}}); err != nil {

@@ -32,7 +32,7 @@ func edit(t *testing.T, path string, change func(*bbolt.Tx) error) {
 
 const secret = "s3cr3ts3cr3ts3cr"
 
-func TestDamagedRow(t *testing.T) {
+func TestReportsDamagedRow(t *testing.T) {
 	const good = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
 	for name, test := range map[string]struct{ key, value, want string }{
 		"good":          {"abc123", good, ""},
@@ -94,7 +94,7 @@ func TestDamagedRow(t *testing.T) {
 	}
 }
 
-func TestOtherSchema(t *testing.T) {
+func TestOpenRefusesOtherSchema(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*bbolt.Tx) error
 		want   string
@@ -129,8 +129,8 @@ func TestOtherSchema(t *testing.T) {
 	}
 }
 
-// TestDamagedFile overwrites and cuts the file. Whatever bbolt makes of it, nothing panics.
-func TestDamagedFile(t *testing.T) {
+// TestReportsDamagedFile overwrites and cuts the file. Whatever bbolt makes of it, nothing panics.
+func TestReportsDamagedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	for range 300 {

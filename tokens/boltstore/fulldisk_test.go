@@ -29,7 +29,7 @@ func limitFiles(size uint64) error {
 	return syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit)
 }
 
-// fullDisk is the other process of TestRecordGoesOnWithAFullDisk.
+// fullDisk is the other process of TestRecordAppendsOnFullDisk.
 func fullDisk(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	var kept []string
@@ -129,7 +129,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 
 // A full disk stops nothing: the entries that end first make room for new ones. What was acknowledged
 // and not dropped is there after it, and after a crash.
-func TestRecordGoesOnWithAFullDisk(t *testing.T) {
+func TestRecordAppendsOnFullDisk(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	c := child(t, "full", path)
 	var kept []string
@@ -149,7 +149,7 @@ func TestRecordGoesOnWithAFullDisk(t *testing.T) {
 	}
 }
 
-// noPage is the other process of TestRecordMakesRoomWithoutAFreePage.
+// noPage is the other process of TestRecordDropsEntriesWithoutFreePage.
 func noPage(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	for i := range 2000 { // in an order of their ends in which each is on a page of its own
@@ -184,7 +184,7 @@ func noPage(s *boltstore.Store, path string) error {
 
 // A transaction needs free pages even to delete. Where the file has none, those of the reserve are enough for a
 // small one.
-func TestRecordMakesRoomWithoutAFreePage(t *testing.T) {
+func TestRecordDropsEntriesWithoutFreePage(t *testing.T) {
 	c := child(t, "no page", filepath.Join(t.TempDir(), "tokens.db"))
 	dropped := -1
 	for dropped < 0 && c.out.Scan() {
@@ -197,7 +197,7 @@ func TestRecordMakesRoomWithoutAFreePage(t *testing.T) {
 	}
 }
 
-// noJournal is the other process of TestRecordWithoutRoomForItsJournal.
+// noJournal is the other process of TestRecordAppendsWithoutSpaceForJournal.
 func noJournal(s *boltstore.Store, _ string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	if err := limitFiles(boltstore.JournalHalf); err != nil {
@@ -217,7 +217,7 @@ func noJournal(s *boltstore.Store, _ string) error {
 }
 
 // A disk that is full before there is a journal stops nothing, either.
-func TestRecordWithoutRoomForItsJournal(t *testing.T) {
+func TestRecordAppendsWithoutSpaceForJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	c := child(t, "no journal", path)
 	var kept []string

@@ -107,7 +107,7 @@ func TestIssuedRetention(t *testing.T) {
 }
 
 // Refusals have a bound: anybody who may ask can be refused.
-func TestIssuedMost(t *testing.T) {
+func TestLimitsNumberOfRefusals(t *testing.T) {
 	s := openIssued(t)
 	now := time.Now()
 	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
@@ -137,7 +137,7 @@ func TestIssuedMost(t *testing.T) {
 }
 
 // Many at once share an fsync, and each is there.
-func TestIssuedManyAtOnce(t *testing.T) {
+func TestConcurrentAppends(t *testing.T) {
 	s := openIssued(t)
 	var all sync.WaitGroup
 	for lane := range 16 {
@@ -255,7 +255,7 @@ func BenchmarkAppendIssued(b *testing.B) {
 }
 
 // The record grows by what an entry has.
-func TestIssuedSize(t *testing.T) {
+func TestEntrySizeInFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	if err := appendAll(s.Issued(), func(yield func(issuance.Entry) bool) {

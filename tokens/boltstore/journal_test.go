@@ -102,7 +102,7 @@ func TestJournalAfterCrash(t *testing.T) {
 }
 
 // What is asked is answered with all that was kept, wherever it is, over several turns of the journal.
-func TestJournalTurns(t *testing.T) {
+func TestQueriesReadBothJournalHalves(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	size, entries := 0, 0
@@ -133,7 +133,7 @@ func TestJournalTurns(t *testing.T) {
 }
 
 // What was written in part is left out, what came before it is not.
-func TestJournalCut(t *testing.T) {
+func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	now := time.Now()
@@ -205,9 +205,9 @@ func TestJournalCut(t *testing.T) {
 	}
 }
 
-// TestJournalKilled ends a process in the middle of it, again and again: what it was told is kept is
+// TestAcknowledgedEntriesSurviveKill ends a process in the middle of it, again and again: what it was told is kept is
 // there, once.
-func TestJournalKilled(t *testing.T) {
+func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	told := map[string]bool{}
 	for round := range 8 {
@@ -267,7 +267,7 @@ func FuzzReadJournal(f *testing.F) {
 }
 
 // Where the journal cannot be made, nothing is issued, and as soon as it can be, it is.
-func TestJournalCannotBeMade(t *testing.T) {
+func TestAppendFailsWithoutJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	if err := os.Mkdir(journalOf(path), 0o700); err != nil {

@@ -12,7 +12,7 @@ import (
 
 // The record has a size that it does not exceed. What goes first is what is refused, and then the
 // certificates that end first.
-func TestRecordIsOfBoundedSize(t *testing.T) {
+func TestRecordHasMaximumSize(t *testing.T) {
 	const most = 2 << 20
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	record := s.Issued()

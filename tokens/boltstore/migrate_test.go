@@ -13,9 +13,9 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// TestSchema1 has a file as the version before claims wrote it: its tokens are as they were, and
+// TestMigratesSchema1 has a file as the version before claims wrote it: its tokens are as they were, and
 // can be given limits, and the file can keep claims.
-func TestSchema1(t *testing.T) {
+func TestMigratesSchema1(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	edit(t, path, func(tx *bbolt.Tx) error {
 		meta, err := tx.CreateBucket([]byte("meta"))
@@ -74,9 +74,9 @@ func TestSchema1(t *testing.T) {
 	}
 }
 
-// TestSchema2 has a file as the version before the issuance record wrote it: what is in it stays, and
+// TestMigratesSchema2 has a file as the version before the issuance record wrote it: what is in it stays, and
 // it can keep a record.
-func TestSchema2(t *testing.T) {
+func TestMigratesSchema2(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true})
@@ -119,8 +119,8 @@ func TestSchema2(t *testing.T) {
 	})
 }
 
-// TestSchema4 has a claim as the version before wrote it: it has no past, and can be released.
-func TestSchema4(t *testing.T) {
+// TestMigratesSchema4 has a claim as the version before wrote it: it has no past, and can be released.
+func TestMigratesSchema4(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	if err := open(t, path).Close(); err != nil {
 		t.Fatal(err)
@@ -146,8 +146,8 @@ func TestSchema4(t *testing.T) {
 	}
 }
 
-// TestSchema3 has a file as the version before the journal wrote it: its record stays, and goes on.
-func TestSchema3(t *testing.T) {
+// TestMigratesSchema3 has a file as the version before the journal wrote it: its record stays, and goes on.
+func TestMigratesSchema3(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	add(t, s.Issued(), issued(time.Now(), "1f", time.Hour), issued(time.Now(), "2f", time.Hour))

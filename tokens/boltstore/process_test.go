@@ -122,7 +122,7 @@ func (p process) kill(t *testing.T) {
 	}
 }
 
-func TestInUse(t *testing.T) {
+func TestOpenRefusesFileInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	start := time.Now()
@@ -142,8 +142,8 @@ func TestInUse(t *testing.T) {
 	open(t, path)
 }
 
-// TestKilled ends a process in the middle of creating tokens: what it was told is done is there.
-func TestKilled(t *testing.T) {
+// TestAcknowledgedTokensSurviveKill ends a process in the middle of creating tokens: what it was told is done is there.
+func TestAcknowledgedTokensSurviveKill(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	c := child(t, "create", path)
 	var created []string

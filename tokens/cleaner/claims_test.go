@@ -53,7 +53,7 @@ func cleanClaims(t *testing.T, c cleaner.Claims) []string {
 }
 
 // Where there are no Nodes, only a released claim whose Past is over is deleted.
-func TestClaimsWithoutNodesDeletesOnlyWhatIsOver(t *testing.T) {
+func TestClaimsWithoutNodesDeletesOnlyEndedPast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		store := openClaims(t,
@@ -74,7 +74,7 @@ func TestClaimsWithoutNodesDeletesOnlyWhatIsOver(t *testing.T) {
 }
 
 // Before it releases a claim, the cleaner reads live that the Node or the token is gone: a list may lag.
-func TestClaimsReadsLiveBeforeItReleases(t *testing.T) {
+func TestClaimsReadsLiveBeforeRelease(t *testing.T) {
 	for name, test := range map[string]struct {
 		registered bool
 		gone       bool // the Node is, or the token if no Node has registered

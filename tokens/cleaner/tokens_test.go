@@ -145,8 +145,8 @@ func TestTokensNoticesClockSetBack(t *testing.T) {
 	})
 }
 
-// TestTokensKeepsToItsClock uses a clock that differs from the timer's.
-func TestTokensKeepsToItsClock(t *testing.T) {
+// TestTokensUsesNow uses a clock that differs from the timer's.
+func TestTokensUsesNow(t *testing.T) {
 	for _, ahead := range []time.Duration{10 * time.Hour, -10 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			m := &memory{}
@@ -164,8 +164,8 @@ func TestTokensKeepsToItsClock(t *testing.T) {
 	}
 }
 
-// TestTokensSparesRenewed uses a list that lags behind a renewal.
-func TestTokensSparesRenewed(t *testing.T) {
+// TestTokensKeepsRenewedToken uses a list that lags behind a renewal.
+func TestTokensKeepsRenewedToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		m.add(t, "aaaaaa", time.Hour)
@@ -254,7 +254,7 @@ func TestTokensRetries(t *testing.T) {
 	}
 }
 
-func TestTokensRetriesList(t *testing.T) {
+func TestTokensRetriesFailedList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{failList: errBroken}
 		m.add(t, "aaaaaa", -time.Minute)
@@ -269,9 +269,9 @@ func TestTokensRetriesList(t *testing.T) {
 	})
 }
 
-// TestTokensOneNeverGoes has tokens whose deletion always fails. The cleaner deletes the others, and
+// TestTokensDeletesOthersAfterFailure has tokens whose deletion always fails. The cleaner deletes the others, and
 // the log does not grow with the number of failures.
-func TestTokensOneNeverGoes(t *testing.T) {
+func TestTokensDeletesOthersAfterFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{slow: 10 * time.Millisecond}
 		var stay []string
@@ -302,9 +302,9 @@ func TestTokensOneNeverGoes(t *testing.T) {
 	})
 }
 
-// TestTokensProblems has a malformed expiration, which counts as expired as it does upstream, and a
+// TestTokensHandlesMalformedAndDeletedTokens has a malformed expiration, which counts as expired as it does upstream, and a
 // token that is being deleted already, which the cleaner leaves alone.
-func TestTokensProblems(t *testing.T) {
+func TestTokensHandlesMalformedAndDeletedTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		malformed := m.add(t, "aaaaaa", 0)
@@ -322,7 +322,7 @@ func TestTokensProblems(t *testing.T) {
 	})
 }
 
-func TestTokensStopsWholly(t *testing.T) {
+func TestTokensStopsWithContext(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	for range 1000 {
 		m := &memory{}

@@ -133,7 +133,7 @@ func TestDecodeLimits(t *testing.T) {
 	}
 }
 
-func TestTooManyNames(t *testing.T) {
+func TestDecodeRefusesTooManyNames(t *testing.T) {
 	secret := encode(tokens.Record{Token: tokens.Generate()})
 	var names []string
 	for i := range 10_000 {
@@ -146,8 +146,8 @@ func TestTooManyNames(t *testing.T) {
 	}
 }
 
-// TestMend has limits that were malformed written anew, and all of them.
-func TestMend(t *testing.T) {
+// TestClearedProblemRewritesLimits has limits that were malformed written anew, and all of them.
+func TestClearedProblemRewritesLimits(t *testing.T) {
 	secret := encode(tokens.Record{Token: tokens.Generate(), Limits: tokens.Limits{Role: tokens.RoleControlPlane}})
 	annotate(secret, "max-nodes", "many")
 	annotate(secret, "certificate-duration", "480m")

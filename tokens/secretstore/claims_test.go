@@ -124,9 +124,9 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// TestLeaseOfManyRequests is a claim as an earlier version left it: all requests were kept. It can be
+// TestShortensRequestsOfEarlierVersions is a claim as an earlier version left it: all requests were kept. It can be
 // read, and the next write of anything cuts it.
-func TestLeaseOfManyRequests(t *testing.T) {
+func TestShortensRequestsOfEarlierVersions(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {
 		t.Fatal(err)
@@ -179,9 +179,9 @@ func TestLeaseOfReplacedNode(t *testing.T) {
 	}
 }
 
-// TestFirstUpdateReadsNothing has a claim confirmed after its creation with one call, unless somebody
+// TestFirstUpdateSendsOneRequest has a claim confirmed after its creation with one call, unless somebody
 // else was there in between.
-func TestFirstUpdateReadsNothing(t *testing.T) {
+func TestFirstUpdateSendsOneRequest(t *testing.T) {
 	c := cluster.Shared(t)
 	var calls calledVerbs
 	config := c.AdminConfig()
@@ -336,8 +336,8 @@ func TestReleasedLease(t *testing.T) {
 	}
 }
 
-// TestOtherLease has a Lease of the namespace that is no claim: the leader election's.
-func TestOtherLease(t *testing.T) {
+// TestIgnoresOtherLease has a Lease of the namespace that is no claim: the leader election's.
+func TestIgnoresOtherLease(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	holder := "pod-1"
 	lease, err := leases.Create(t.Context(), &coordinationv1.Lease{
@@ -368,9 +368,9 @@ func TestOtherLease(t *testing.T) {
 	}
 }
 
-// TestSpoiltClaim has a claim that somebody has edited: it keeps its name, and says what is
+// TestMalformedClaimKeepsName has a claim that somebody has edited: it keeps its name, and says what is
 // wrong with it.
-func TestSpoiltClaim(t *testing.T) {
+func TestMalformedClaimKeepsName(t *testing.T) {
 	var log lockedBuffer
 	s, leases := openClaims(t, slog.New(slog.NewTextHandler(&log, nil)))
 	for node, change := range map[string]func(*coordinationv1.Lease){
@@ -447,8 +447,8 @@ func TestSpoiltClaim(t *testing.T) {
 	}
 }
 
-// TestClaimsNoAnswer: whoever may not list Leases is told so by all that reads the cache.
-func TestClaimsNoAnswer(t *testing.T) {
+// TestClaimsReportForbiddenList: whoever may not list Leases is told so by all that reads the cache.
+func TestClaimsReportForbiddenList(t *testing.T) {
 	c := cluster.Shared(t)
 	path, err := c.ServiceAccountKubeconfig(t.Context(), "default", "nobody")
 	if err != nil {

@@ -27,8 +27,8 @@ func clean(t testing.TB, s tokens.Store) (stop func()) {
 	}
 }
 
-// TestCleaner has tokens that kube-controller-manager would have deleted, deleted.
-func TestCleaner(t *testing.T) {
+// TestCleanerDeletesExpiredTokens has tokens that kube-controller-manager would have deleted, deleted.
+func TestCleanerDeletesExpiredTokens(t *testing.T) {
 	s := open(t, nil)
 	create := func(expires time.Time) tokens.Record {
 		t.Helper()

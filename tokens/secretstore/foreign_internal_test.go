@@ -6,7 +6,7 @@ import (
 )
 
 // What is said about limits that cannot be read has no part of a token's secret, wherever it is cut.
-func TestProblemsOfLimitsHoldNoPartOfAToken(t *testing.T) {
+func TestLimitsProblemContainsNoSecret(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 320 {
 		for _, value := range []string{strings.Repeat("-", n) + token + "_", strings.Repeat("-", n) + token + "_*"} {

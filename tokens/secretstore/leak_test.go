@@ -11,7 +11,7 @@ import (
 )
 
 // A store, and claims, whose context has ended have left nothing behind.
-func TestStopsWholly(t *testing.T) {
+func TestLeavesNoGoroutine(t *testing.T) {
 	client := cluster.Shared(t).Client()
 	start := func() {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -79,9 +79,9 @@ func TestAnnotations(t *testing.T) {
 	})
 }
 
-// TestErased has the annotations go away in an update of somebody else's: the record has no
+// TestRemovedAnnotationsRemoveLimits has the annotations go away in an update of somebody else's: the record has no
 // limits then, which is why claims have them too.
-func TestErased(t *testing.T) {
+func TestRemovedAnnotationsRemoveLimits(t *testing.T) {
 	s := open(t, nil)
 	r, err := s.Create(t.Context(), tokens.Record{
 		Token: tokens.Generate(), Nodes: []string{"worker-1"}, Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour},

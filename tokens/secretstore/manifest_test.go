@@ -12,7 +12,7 @@ import (
 )
 
 // What is applied later is what would have been created.
-func TestManifest(t *testing.T) {
+func TestManifestEqualsCreatedSecret(t *testing.T) {
 	c := cluster.Shared(t)
 	store, err := secretstore.Open(t.Context(), c.Client(), nil)
 	if err != nil {

@@ -162,7 +162,7 @@ func TestDecodeProblemsAreJoined(t *testing.T) {
 	}
 }
 
-func TestDecodeNoToken(t *testing.T) {
+func TestDecodeRefusesOtherSecrets(t *testing.T) {
 	for name, secret := range map[string]*corev1.Secret{
 		"prefix":    {ObjectMeta: metav1.ObjectMeta{Name: "token-abc123"}, Type: api.SecretTypeBootstrapToken},
 		"short ID":  {ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abc12"}, Type: api.SecretTypeBootstrapToken},

@@ -88,7 +88,7 @@ func put(t *testing.T, secret *corev1.Secret) *corev1.Secret {
 	return secret
 }
 
-func TestSecretAsKubeadmWritesIt(t *testing.T) {
+func TestSecretHasFormatOfKubeadm(t *testing.T) {
 	s := open(t, nil)
 	token := tokens.Generate()
 	r, err := s.Create(t.Context(), tokens.Record{
@@ -135,8 +135,8 @@ func TestSecretAsKubeadmWritesIt(t *testing.T) {
 	}
 }
 
-// TestUpdateLeavesTheRest: keys, labels, annotations and values of others stay as they are.
-func TestUpdateLeavesTheRest(t *testing.T) {
+// TestUpdateKeepsValuesOfOthers: keys, labels, annotations and values of others stay as they are.
+func TestUpdateKeepsValuesOfOthers(t *testing.T) {
 	s := open(t, nil)
 	token := tokens.Generate()
 	secret := put(t, &corev1.Secret{
@@ -178,8 +178,8 @@ func TestUpdateLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestAccepted asks a real kube-apiserver who the bearer of a token is.
-func TestAccepted(t *testing.T) {
+// TestTokensThatKubeAPIServerAccepts asks a real kube-apiserver who the bearer of a token is.
+func TestTokensThatKubeAPIServerAccepts(t *testing.T) {
 	s := open(t, nil)
 	group := "system:bootstrappers:kubejoin:test"
 	tests := []struct {

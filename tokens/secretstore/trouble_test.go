@@ -22,8 +22,8 @@ import (
 	"k8s.io/cluster-bootstrap/token/api"
 )
 
-// TestLog has each problem once for each change, and never a secret.
-func TestLog(t *testing.T) {
+// TestLogsProblemOncePerChange has each problem once for each change, and never a secret.
+func TestLogsProblemOncePerChange(t *testing.T) {
 	var log lockedBuffer
 	s := open(t, slog.New(slog.NewTextHandler(&log, nil)))
 	good, bad := tokens.Generate(), tokens.Generate()
@@ -88,8 +88,8 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// TestDeleting has a Secret that a finalizer keeps: it is listed, and nothing can be done with it.
-func TestDeleting(t *testing.T) {
+// TestDeletingTokenIsUnusable has a Secret that a finalizer keeps: it is listed, and nothing can be done with it.
+func TestDeletingTokenIsUnusable(t *testing.T) {
 	s := open(t, nil)
 	secrets := cluster.Shared(t).Client().CoreV1().Secrets("kube-system")
 	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true})
@@ -119,8 +119,8 @@ func TestDeleting(t *testing.T) {
 	wait(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
 }
 
-// TestNotAToken has a Secret of another type under the name of a token.
-func TestNotAToken(t *testing.T) {
+// TestIgnoresSecretOfOtherType has a Secret of another type under the name of a token.
+func TestIgnoresSecretOfOtherType(t *testing.T) {
 	s := open(t, nil)
 	token := tokens.Generate()
 	secret := put(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "bootstrap-token-" + token.ID()}})
@@ -136,8 +136,8 @@ func TestNotAToken(t *testing.T) {
 	}
 }
 
-// TestNoAnswer: an identity that may not list is told so by List, and by the log.
-func TestNoAnswer(t *testing.T) {
+// TestReportsForbiddenList: an identity that may not list is told so by List, and by the log.
+func TestReportsForbiddenList(t *testing.T) {
 	c := cluster.Shared(t)
 	path, err := c.ServiceAccountKubeconfig(t.Context(), "default", "nobody")
 	if err != nil {
