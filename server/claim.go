@@ -95,7 +95,7 @@ func (h *handler) releaseClaim(r *call) (answer, error) {
 		if h.Longest != nil {
 			longest = h.Longest()
 		}
-		switch err := tokens.Release(r.Context(), h.Claims, claim, claim.Leaves(time.Now(), longest)); {
+		switch err := tokens.Release(r.Context(), h.Claims, claim, claim.PastAfterRelease(time.Now(), longest)); {
 		case err == nil, errors.Is(err, tokens.ErrNotFound):
 			return object(http.StatusOK, shown)
 		case !errors.Is(err, tokens.ErrConflict):
@@ -126,7 +126,7 @@ func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []s
 	case err != nil:
 		return nil, err
 	}
-	if record.Limits.Most() > 0 && !record.Spent() && !record.Expires.IsZero() {
+	if record.Limits.NodeLimit() > 0 && !record.Spent() && !record.Expires.IsZero() {
 		warnings = append(warnings, "token "+claim.TokenID+" has a place again and "+lifetime(record)+"; to keep it longer: kubejoin token renew "+claim.TokenID)
 	}
 	return warnings, nil

@@ -105,7 +105,7 @@ func liberties(r tokens.Record) []liberty {
 	add := func(field, resource, name, how string) {
 		all = append(all, liberty{auth.Access{Verb: "create", Resource: "tokens/" + resource, Name: name}, field, how})
 	}
-	if r.Limits.Most() == 0 {
+	if r.Limits.NodeLimit() == 0 {
 		add("maxNodes", "unlimited", "", "which a token for any number of nodes needs; say for how many with maxNodes")
 	}
 	if r.Expires.IsZero() {

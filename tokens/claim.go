@@ -43,7 +43,7 @@ type Claim struct {
 	// a machine has taken its place, and the token admits no other.
 	ReadyAgain bool
 	// Past is what claims that were released before have left.
-	Past Past
+	Past ReleasedClaim
 
 	// Created, UID and Version are the store's, as with a [Record]. A claim in the place of one
 	// that was released is created then, and has its UID.

@@ -22,8 +22,8 @@ func TestDifferentClaimsAreNotEqual(t *testing.T) {
 		"Pending":                  {Pending: true},
 		"ReadyBefore":              {ReadyBefore: "r"},
 		"ReadyAgain":               {ReadyAgain: true},
-		"Past.Until":               {Past: tokens.Past{Until: noon}},
-		"Past.CertificateDuration": {Past: tokens.Past{CertificateDuration: time.Hour}},
+		"Past.Until":               {Past: tokens.ReleasedClaim{Until: noon}},
+		"Past.CertificateDuration": {Past: tokens.ReleasedClaim{CertificateDuration: time.Hour}},
 		"Created":                  {Created: noon},
 		"UID":                      {UID: "u"},
 		"Version":                  {Version: "1"},
@@ -57,7 +57,7 @@ func TestSameClaim(t *testing.T) {
 
 func TestClaimCheck(t *testing.T) {
 	full := tokens.Claim{Node: "worker-1", TokenID: id, TokenUID: "t", Keys: []string{"sha256:00"}, Requests: []string{"u"}, NodeUID: "u",
-		Past: tokens.Past{Until: noon, CertificateDuration: time.Hour}}
+		Past: tokens.ReleasedClaim{Until: noon, CertificateDuration: time.Hour}}
 	if err := full.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestReleasedClaimHasOnlyPast(t *testing.T) {
 			t.Errorf("a released claim with %s passes", name)
 		}
 	}
-	if err := (tokens.Claim{Node: "worker-1", Past: tokens.Past{Until: noon}}).Check(); err != nil {
+	if err := (tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: noon}}).Check(); err != nil {
 		t.Error(err)
 	}
 }
@@ -119,7 +119,7 @@ func (o *oneClaim) Delete(context.Context, tokens.Claim) error {
 
 func TestReleaseDeletesClaimWithoutPast(t *testing.T) {
 	claims := &oneClaim{}
-	if err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1"}, tokens.Past{}); err != nil || !claims.deleted {
+	if err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1"}, tokens.ReleasedClaim{}); err != nil || !claims.deleted {
 		t.Errorf("Release = %v, and the claim was deleted: %t", err, claims.deleted)
 	}
 }
@@ -131,7 +131,7 @@ func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
 		"version": {Node: "worker-1", UID: "old", Version: "2", TokenID: id},
 	} {
 		claims := &oneClaim{claim: stored}
-		err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1", UID: "old", Version: "1", TokenID: id}, tokens.Past{Until: noon})
+		err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1", UID: "old", Version: "1", TokenID: id}, tokens.ReleasedClaim{Until: noon})
 		if !errors.Is(err, tokens.ErrConflict) || !claims.claim.Equal(stored) {
 			t.Errorf("another %s: Release = %v and leaves %+v, want ErrConflict and the claim as it was", name, err, claims.claim)
 		}

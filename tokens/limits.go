@@ -11,12 +11,12 @@ import (
 const (
 	// MaxNodes is the most nodes that a token can be limited to.
 	MaxNodes = 1000
-	// MaxNodeNames is the most bytes of all names and patterns of a stored token, with one between
+	// MaxNodeNamesBytes is the most bytes of all names and patterns of a stored token, with one between
 	// each two. [Record.CheckNew] allows a new token fewer.
-	MaxNodeNames = 64 << 10
+	MaxNodeNamesBytes = 64 << 10
 	// MaxNewNodeNames is the most names and patterns of a new token.
 	MaxNewNodeNames = 256
-	// MaxNewNodeNamesBytes is what MaxNodeNames is for a new token.
+	// MaxNewNodeNamesBytes is what MaxNodeNamesBytes is for a new token.
 	MaxNewNodeNamesBytes = 8 << 10
 	// MinCertificateDuration is the shortest lifetime of certificates that a token can ask
 	// for, as for a CertificateSigningRequest.
@@ -64,9 +64,9 @@ func (l Limits) Equal(m Limits) bool {
 		l.Replaces == m.Replaces && l.Role == m.Role && (l.Problem == nil) == (m.Problem == nil)
 }
 
-// Most is how many nodes may join; zero is any number. A token that replaces a Node is for that
+// NodeLimit is how many nodes may join; zero is any number. A token that replaces a Node is for that
 // one alone.
-func (l Limits) Most() int {
+func (l Limits) NodeLimit() int {
 	if l.Replaces != (NodeRef{}) {
 		return 1
 	}
@@ -103,8 +103,8 @@ func (l Limits) Check() error {
 		}
 		seen[name] = true
 	}
-	if n := len(strings.Join(l.NodeNames, ",")); n > MaxNodeNames {
-		errs = append(errs, fieldErrorf("node-names", "%d bytes given, %d allowed", n, MaxNodeNames))
+	if n := len(strings.Join(l.NodeNames, ",")); n > MaxNodeNamesBytes {
+		errs = append(errs, fieldErrorf("node-names", "%d bytes given, %d allowed", n, MaxNodeNamesBytes))
 	}
 	switch d := l.CertificateDuration; {
 	case d == 0:

@@ -71,7 +71,7 @@ func TestLimitsCheck(t *testing.T) {
 		{name: "empty name", limits: tokens.Limits{NodeNames: []string{""}}, want: "node-names"},
 		{name: "twice", limits: tokens.Limits{NodeNames: []string{"a", "a"}}, want: `"a" is given twice`},
 		{name: "many names", limits: tokens.Limits{NodeNames: []string{"a", strings.Repeat("a*", 100), strings.Repeat("b*", 40<<10)}}, want: "node-names"},
-		{name: "too long together", limits: tokens.Limits{NodeNames: manyNames(tokens.MaxNodeNames)}, want: "allowed"},
+		{name: "too long together", limits: tokens.Limits{NodeNames: manyNames(tokens.MaxNodeNamesBytes)}, want: "allowed"},
 		{name: "short", limits: tokens.Limits{CertificateDuration: 9 * time.Minute}, want: "certificate-duration: 9m0s given"},
 		{name: "fraction", limits: tokens.Limits{CertificateDuration: time.Hour + time.Millisecond}, want: "certificate-duration"},
 		{name: "long", limits: tokens.Limits{CertificateDuration: 101 * 365 * 24 * time.Hour}, want: "certificate-duration"},

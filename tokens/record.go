@@ -82,7 +82,7 @@ func (r Record) Expired(now time.Time) bool {
 
 // Spent reports whether no new node can join with the token: as many have as its limits allow.
 func (r Record) Spent() bool {
-	most := r.Limits.Most()
+	most := r.Limits.NodeLimit()
 	return most > 0 && len(r.Nodes) >= most
 }
 
@@ -115,7 +115,7 @@ func (r Record) CheckNew() error {
 	if n := len(r.Limits.NodeNames); n > MaxNewNodeNames {
 		errs = append(errs, fieldErrorf("node-names", "%d names given, %d allowed; a pattern such as rack7-* stands for many", n, MaxNewNodeNames))
 	}
-	if n := len(strings.Join(r.Limits.NodeNames, ",")); n > MaxNewNodeNamesBytes && n <= MaxNodeNames {
+	if n := len(strings.Join(r.Limits.NodeNames, ",")); n > MaxNewNodeNamesBytes && n <= MaxNodeNamesBytes {
 		errs = append(errs, fieldErrorf("node-names", "%d bytes given, %d allowed", n, MaxNewNodeNamesBytes))
 	}
 	return errors.Join(errs...)

@@ -89,7 +89,7 @@ func TestLifetimeOfRenewals(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	past := tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second), CertificateDuration: 2 * time.Hour}
+	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second), CertificateDuration: 2 * time.Hour}
 	if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: past}); err != nil {
 		t.Fatal(err)
 	}

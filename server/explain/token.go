@@ -17,7 +17,7 @@ var tokenStates = []string{api.StatusActive, api.StatusUnsigned, api.StatusSpent
 // token judges a record for the node.
 func (v *view) token(r tokens.Record) api.TokenEvidence {
 	t := api.TokenEvidence{
-		ID: r.Token.ID(), Expires: r.Expires, MaxNodes: r.Limits.Most(),
+		ID: r.Token.ID(), Expires: r.Expires, MaxNodes: r.Limits.NodeLimit(),
 		NodeNames: slices.Clone(r.Limits.NodeNames), Nodes: slices.Clone(r.Nodes),
 	}
 	if !v.misses(FactClusterInfo) {
@@ -123,7 +123,7 @@ func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
 		}
 		return NodeNameNotAllowed, fmt.Sprintf("token %s is for other names (%s)", id, some(allowed))
 	case t.Spent() && !slices.Contains(t.Nodes, v.Node):
-		return TokenSpent, fmt.Sprintf("token %s was for %s and %s took it", id, nodes(t.Limits.Most()), some(t.Nodes))
+		return TokenSpent, fmt.Sprintf("token %s was for %s and %s took it", id, nodes(t.Limits.NodeLimit()), some(t.Nodes))
 	}
 	return v.diagnoseName(r, t)
 }

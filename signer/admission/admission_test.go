@@ -136,7 +136,7 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 				t.Errorf("claimed: %v, admission %+v, limits %+v", claimed, admission, record.Limits)
 			}
 			now := c.records[token.ID()]
-			if counts := slices.Contains(now.Nodes, name); counts != (record.Limits.Most() > 0) {
+			if counts := slices.Contains(now.Nodes, name); counts != (record.Limits.NodeLimit() > 0) {
 				t.Errorf("counted: %q", now.Nodes)
 			}
 			if left := time.Until(now.Expires); now.Spent() != (left <= time.Hour) || left < 59*time.Minute {

@@ -25,13 +25,13 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 	}
 	// The cache only says where to begin: whether a token counts nodes shows when it is read live.
 	record, err := n.Tokens.Find(ctx, id)
-	counts := err == nil && record.Limits.Most() > 0
+	counts := err == nil && record.Limits.NodeLimit() > 0
 	for range attempts {
 		if !counts {
 			if record, err = n.live(ctx, id, a.at); err != nil {
 				return err
 			}
-			counts = record.Limits.Most() > 0
+			counts = record.Limits.NodeLimit() > 0
 		}
 		if record.Limits.IsZero() {
 			if err := n.check(record, r, node); err != nil {
@@ -183,7 +183,7 @@ func names(l tokens.Limits) string {
 }
 
 func refuseSpent(record tokens.Record, node string) error {
-	most := record.Limits.Most()
+	most := record.Limits.NodeLimit()
 	nodes, who := "nodes", fmt.Sprintf("%d have joined with it", len(record.Nodes))
 	if most == 1 && len(record.Nodes) == 1 {
 		nodes, who = "node", record.Nodes[0]+" took it"

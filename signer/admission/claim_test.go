@@ -70,7 +70,7 @@ func (i *issued) check(t *testing.T, c *cluster) {
 		}
 	}
 	for id, r := range c.records {
-		if most := r.Limits.Most(); len(byToken[id]) > most || len(r.Nodes) > most {
+		if most := r.Limits.NodeLimit(); len(byToken[id]) > most || len(r.Nodes) > most {
 			t.Errorf("token %s is for %d nodes, counts %q and was issued for %q", id, most, r.Nodes, byToken[id])
 		}
 	}
@@ -110,7 +110,7 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 				t.Parallel()
 				c := newCluster()
 				// A machine of each name has joined before, and was released.
-				past := tokens.Past{Until: time.Now().Add(100 * time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
+				past := tokens.ReleasedClaim{Until: time.Now().Add(100 * time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
 				for i := range test.names {
 					name := fmt.Sprintf("worker-%d", i)
 					c.claims[name] = tokens.Claim{Node: name, Past: past, UID: "released-" + name, Version: c.next(), Created: time.Now().Add(-time.Hour)}
@@ -422,7 +422,7 @@ func TestWithdrawRemovesOnlyUnusedClaimOfRequest(t *testing.T) {
 			}
 			r := asks(t, by(token), node, csrtest.ECDSA(elliptic.P256()))
 			r.UID = "uid-1"
-			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests, Pending: test.limits.Most() > 0 && !test.admitted}
+			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests, Pending: test.limits.NodeLimit() > 0 && !test.admitted}
 			if !test.half {
 				claim.Keys = []string{fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo)), "sha256:another"}[:1+test.keys]
 			}

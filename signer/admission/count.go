@@ -94,7 +94,7 @@ func (n *Nodes) write(ctx context.Context, id string, all []*place) error {
 		if mended, pending, err = n.mend(ctx, record); err != nil {
 			return err
 		}
-		if record.Limits.Most() == 0 {
+		if record.Limits.NodeLimit() == 0 {
 			return errCountsNothing
 		}
 		var claiming sync.WaitGroup

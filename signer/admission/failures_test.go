@@ -53,11 +53,11 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
 		},
 		"a name that was released": func(t *testing.T, c *cluster) approval.Request {
-			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
+			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
 			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
 		},
 		"no limits, a name that was released": func(t *testing.T, c *cluster) approval.Request {
-			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
+			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
 			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
 		},
 		"a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
@@ -77,7 +77,7 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 		},
 		"a renewal after release": func(t *testing.T, c *cluster) approval.Request {
 			c.node("worker-1")
-			past := tokens.Past{Until: time.Now().Add(time.Minute).Truncate(time.Second), CertificateDuration: time.Hour}
+			past := tokens.ReleasedClaim{Until: time.Now().Add(time.Minute).Truncate(time.Second), CertificateDuration: time.Hour}
 			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: past}
 			return renews(t, "worker-1")
 		},

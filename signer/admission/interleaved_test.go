@@ -303,7 +303,7 @@ func TestExpiredReleasedClaimSetsNoDuration(t *testing.T) {
 	for _, standalone := range []bool{false, true} {
 		c := newCluster()
 		c.node("worker-1")
-		past := tokens.Past{Until: time.Now().Add(-time.Minute).Truncate(time.Second), CertificateDuration: time.Hour}
+		past := tokens.ReleasedClaim{Until: time.Now().Add(-time.Minute).Truncate(time.Second), CertificateDuration: time.Hour}
 		c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: past}
 		n := c.admission()
 		if standalone {
@@ -334,7 +334,7 @@ func TestUnsignableRequestLeavesNoClaim(t *testing.T) {
 // The log says that a name was claimed, also where a released claim was there.
 func TestLogsNewClaimOfReleasedName(t *testing.T) {
 	c := newCluster()
-	c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
+	c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
 	var log bytes.Buffer
 	n := c.admission()
 	n.Logger = slog.New(slog.NewTextHandler(&log, nil))

@@ -283,7 +283,7 @@ func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 	for name, loses := range map[string]func(t *testing.T, c *cluster, uid string){
 		"Lease deleted": func(_ *testing.T, c *cluster, _ string) { delete(c.claims, node) },
 		"released, by hand": func(_ *testing.T, c *cluster, _ string) {
-			c.claims[node] = tokens.Claim{Node: node, Past: tokens.Past{Until: time.Now().Add(time.Hour).Truncate(time.Second)}, UID: "u", Version: c.next()}
+			c.claims[node] = tokens.Claim{Node: node, Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}, UID: "u", Version: c.next()}
 		},
 		"another token took it over": func(t *testing.T, c *cluster, uid string) {
 			other := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})

@@ -22,7 +22,7 @@ func (n *Nodes) mend(ctx context.Context, record *tokens.Record) (mended bool, p
 		return false, nil, nil
 	}
 	id := record.Token.ID()
-	if record.Limits.Most() > 0 && len(record.Nodes) > 0 {
+	if record.Limits.NodeLimit() > 0 && len(record.Nodes) > 0 {
 		known, err := n.Claims.OfToken(ctx, id)
 		if err != nil {
 			return false, nil, fmt.Errorf("claims of token %s: %w", id, err)
@@ -69,7 +69,7 @@ func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 		}
 	}
 	changed = !l.Equal(before)
-	if l.Most() == 0 {
+	if l.NodeLimit() == 0 {
 		return changed
 	}
 	for _, registered := range []bool{true, false} {
@@ -114,8 +114,8 @@ func (n *Nodes) evict(ctx context.Context, pending []tokens.Claim) error {
 // drop releases a claim that nothing was issued on. It keeps the past of earlier claims of the name.
 func (n *Nodes) drop(ctx context.Context, c tokens.Claim) error {
 	left := c.Past
-	if !left.Held(n.now()) {
-		left = tokens.Past{}
+	if !left.Active(n.now()) {
+		left = tokens.ReleasedClaim{}
 	}
 	err := tokens.Release(ctx, n.Claims, c, left)
 	if err == nil {

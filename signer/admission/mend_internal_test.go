@@ -96,8 +96,8 @@ func TestRestrictNeverGrantsMore(t *testing.T) {
 		restrict(&after, claims)
 		b, a := before.Limits, after.Limits
 		if a.Replaces != b.Replaces || a.Role != b.Role ||
-			b.Most() > 0 && a.Most() != b.Most() || b.CertificateDuration > 0 && a.CertificateDuration != b.CertificateDuration ||
-			len(after.Nodes) > a.Most() || after.Check() != nil {
+			b.NodeLimit() > 0 && a.NodeLimit() != b.NodeLimit() || b.CertificateDuration > 0 && a.CertificateDuration != b.CertificateDuration ||
+			len(after.Nodes) > a.NodeLimit() || after.Check() != nil {
 			t.Fatalf("%+v becomes %+v, which counts %q, by %+v", b, a, after.Nodes, claims)
 		}
 		for _, name := range append(pool, "d") {

@@ -247,12 +247,12 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 						for s.next(random) {
 						}
 						asking.Wait()
-						if len(issued) != test.limits.Most() {
-							t.Errorf("run %d: %d names were admitted in the end, want %d; the token counts %q, claims are %v", run, len(issued), test.limits.Most(), c.records[token.ID()].Nodes, c.claims)
+						if len(issued) != test.limits.NodeLimit() {
+							t.Errorf("run %d: %d names were admitted in the end, want %d; the token counts %q, claims are %v", run, len(issued), test.limits.NodeLimit(), c.records[token.ID()].Nodes, c.claims)
 						}
 					}
-					if len(issued) > test.limits.Most() {
-						t.Errorf("run %d: names %v were admitted on a token for %d", run, issued, test.limits.Most())
+					if len(issued) > test.limits.NodeLimit() {
+						t.Errorf("run %d: names %v were admitted on a token for %d", run, issued, test.limits.NodeLimit())
 					}
 					for name, used := range issued {
 						// Who deletes a Lease lets machines that are just asking have other keys.

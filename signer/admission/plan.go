@@ -72,7 +72,7 @@ func (p *place) apply(do step, c tokens.Claim, now time.Time) tokens.Claim {
 	case newClaim:
 		return taken(c, p.fresh(), c.Past)
 	case takeOver:
-		return taken(c, p.fresh(), c.Leaves(now, 0))
+		return taken(c, p.fresh(), c.PastAfterRelease(now, 0))
 	case latch:
 		c.ReadyAgain = true // and is kept, whatever becomes of the Node
 		return c
@@ -96,12 +96,12 @@ func (p *place) fresh() tokens.Claim {
 	return tokens.Claim{
 		Node: p.node, TokenID: p.record.Token.ID(), TokenUID: p.record.UID, Limits: p.record.Limits,
 		Keys: []string{pkcs10.KeyID(p.request.CSR)}, Requests: requests(p.request),
-		Pending: p.record.Limits.Most() > 0, ReadyBefore: p.ready,
+		Pending: p.record.Limits.NodeLimit() > 0, ReadyBefore: p.ready,
 	}
 }
 
 // taken is a claim in the place of another one.
-func taken(over, fresh tokens.Claim, past tokens.Past) tokens.Claim {
+func taken(over, fresh tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
 	fresh = fresh.Clone()
 	fresh.UID, fresh.Version, fresh.Created, fresh.Past = over.UID, over.Version, over.Created, past
 	return fresh

@@ -37,7 +37,7 @@ func (n *Nodes) release(ctx context.Context, node string) error {
 		}
 		return refuseClaimed(c) // existing Nodes are handed out, claimed names are not
 	}
-	err = tokens.Release(ctx, n.Claims, c, c.Leaves(n.now(), 0))
+	err = tokens.Release(ctx, n.Claims, c, c.PastAfterRelease(n.now(), 0))
 	if err == nil {
 		n.count("released")
 		n.log.Info("claim of a Node that was deleted is released", "node", tokens.Redact(node), "token", c.TokenID)

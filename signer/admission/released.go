@@ -28,7 +28,7 @@ func (n *Nodes) renewReleased(ctx context.Context, c tokens.Claim) (lifetime tim
 	now := n.now()
 	lifetime = c.Past.CertificateDuration
 	switch {
-	case !c.Past.Held(now):
+	case !c.Past.Active(now):
 		return 0, nil
 	case n.Node == nil:
 		return 0, approval.RefuseFor(ReasonNodeNameReleased, "the claim on the name %s was released, and nobody has taken it since; if the machine is to stay it joins with another token: kubejoin token create --node-name %s", c.Node, c.Node)

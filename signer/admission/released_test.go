@@ -76,7 +76,7 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 		},
 		"by a person": func(t *testing.T, c *cluster, _ string) {
 			claim := c.claims[node]
-			if err := tokens.Release(t.Context(), claims{cluster: c}, claim, claim.Leaves(time.Now(), 0)); err != nil {
+			if err := tokens.Release(t.Context(), claims{cluster: c}, claim, claim.PastAfterRelease(time.Now(), 0)); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -129,7 +129,7 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 // Nothing is forgotten by a try that comes to nothing.
 func TestNewClaimReplacesReleasedOne(t *testing.T) {
 	const node = "worker-1"
-	past := tokens.Past{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: 2 * time.Hour}
+	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: 2 * time.Hour}
 	for _, test := range []struct {
 		name   string
 		asks   func(t *testing.T, c *cluster) approval.Request
@@ -282,7 +282,7 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 			wantRefused(t, "a token without limits", err, "NodeNameClaimed")
 
 			claim := c.claims[node]
-			if err := tokens.Release(t.Context(), claims{cluster: c}, claim, claim.Leaves(time.Now(), 365*24*time.Hour)); err != nil {
+			if err := tokens.Release(t.Context(), claims{cluster: c}, claim, claim.PastAfterRelease(time.Now(), 365*24*time.Hour)); err != nil {
 				t.Fatal(err)
 			}
 			c.history = nil

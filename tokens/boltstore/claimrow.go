@@ -147,7 +147,7 @@ func decodeClaim(k, v []byte) (tokens.Claim, error) {
 		ReadyBefore: w.ReadyBefore,
 		ReadyAgain:  w.ReadyAgain,
 
-		Past:    tokens.Past{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
+		Past:    tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
 		Created: w.Created,
 		UID:     w.UID,
 		Version: strconv.FormatUint(w.Version, 10),

@@ -132,10 +132,10 @@ func TestMigratesSchema4(t *testing.T) {
 	})
 	claims := open(t, path).Claims()
 	c, err := claims.Get(t.Context(), "worker-1")
-	if err != nil || c.Past != (tokens.Past{}) || c.Released() {
+	if err != nil || c.Past != (tokens.ReleasedClaim{}) || c.Released() {
 		t.Fatalf("Get = %+v, %v, want a claim without a past", c, err)
 	}
-	if err := tokens.Release(t.Context(), claims, c, c.Leaves(time.Now(), 0)); err != nil {
+	if err := tokens.Release(t.Context(), claims, c, c.PastAfterRelease(time.Now(), 0)); err != nil {
 		t.Fatal(err)
 	}
 	if c, err = claims.Get(t.Context(), "worker-1"); err != nil || !c.Released() || c.Past.CertificateDuration != 10*time.Minute {

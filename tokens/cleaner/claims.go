@@ -154,7 +154,7 @@ func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next tim
 	for _, claim := range claims {
 		switch end := claim.Past.Until; {
 		case !claim.Released():
-		case claim.Past.Held(c.Now()):
+		case claim.Past.Active(c.Now()):
 			if next.IsZero() || end.Before(next) {
 				next = end
 			}
@@ -229,7 +229,7 @@ func (c *claimLoop) note(ctx context.Context, claim tokens.Claim, change func(*t
 }
 
 func (c *claimLoop) release(ctx context.Context, claim tokens.Claim, reason string) error {
-	err := tokens.Release(ctx, c.Store, claim, claim.Leaves(c.Now(), 0))
+	err := tokens.Release(ctx, c.Store, claim, claim.PastAfterRelease(c.Now(), 0))
 	switch {
 	case err == nil:
 		c.released.WithLabelValues(reason).Inc()

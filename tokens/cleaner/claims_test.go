@@ -59,8 +59,8 @@ func TestClaimsWithoutNodesDeletesOnlyEndedPast(t *testing.T) {
 		store := openClaims(t,
 			tokens.Claim{Node: "gone", TokenID: "gone00", NodeUID: tokens.ByCertificate},
 			tokens.Claim{Node: "quiet", TokenID: "gone00"},
-			tokens.Claim{Node: "over", Past: tokens.Past{Until: now.Add(-time.Second)}},
-			tokens.Claim{Node: "later", Past: tokens.Past{Until: now.Add(time.Hour)}},
+			tokens.Claim{Node: "over", Past: tokens.ReleasedClaim{Until: now.Add(-time.Second)}},
+			tokens.Claim{Node: "later", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}},
 		)
 		c := cleaner.Claims{Store: store.Claims(), Tokens: store}
 		if left, want := cleanClaims(t, c), []string{"gone", "later", "quiet"}; !slices.Equal(left, want) {

@@ -107,8 +107,8 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 		"Ready again":                         {claim: tokens.Claim{NodeUID: "u1", ReadyBefore: "r1"}, live: "u1", ready: "r2", want: func(c *tokens.Claim) { c.ReadyAgain = true }, calls: calls{1, 1}},
 		"still Ready":                         {claim: tokens.Claim{NodeUID: "u1", ReadyBefore: "r1"}, live: "u1", ready: "r1", calls: calls{1, 1}},
 		"not Ready":                           {claim: tokens.Claim{NodeUID: "u1", ReadyBefore: "r1"}, live: "u1", calls: calls{1, 1}},
-		"released, not yet due":               {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)}}},
-		"released, due":                       {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: long}}, want: func(c *tokens.Claim) { c.Node = "" }},
+		"released, not yet due":               {claim: tokens.Claim{TokenID: "-", Past: tokens.ReleasedClaim{Until: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)}}},
+		"released, due":                       {claim: tokens.Claim{TokenID: "-", Past: tokens.ReleasedClaim{Until: long}}, want: func(c *tokens.Claim) { c.Node = "" }},
 		"token deleted, no Nodes":             {claim: tokens.Claim{TokenID: gone}, alone: true},
 		"claim of another token by now":       {live: "u1", other: true, calls: calls{1, 1}},
 
@@ -122,8 +122,8 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 		"claim not updated":      {live: "u1", fails: "update", failed: true, calls: calls{1, 1}},
 		"claim gone meanwhile":   {live: "u1", fails: "update", err: tokens.ErrNotFound, calls: calls{1, 1}},
 		"claim not released":     {claim: tokens.Claim{NodeUID: "u1"}, fails: "delete", failed: true, calls: calls{1, 1}},
-		"rest not deleted":       {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: long}}, fails: "delete", failed: true},
-		"rest deleted by others": {claim: tokens.Claim{TokenID: "-", Past: tokens.Past{Until: long}}, fails: "delete", err: tokens.ErrConflict},
+		"rest not deleted":       {claim: tokens.Claim{TokenID: "-", Past: tokens.ReleasedClaim{Until: long}}, fails: "delete", failed: true},
+		"rest deleted by others": {claim: tokens.Claim{TokenID: "-", Past: tokens.ReleasedClaim{Until: long}}, fails: "delete", err: tokens.ErrConflict},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

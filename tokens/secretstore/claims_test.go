@@ -293,7 +293,7 @@ func TestReleasedLease(t *testing.T) {
 		t.Fatalf("%+v %v, want a claim of an hour ago", c, err)
 	}
 	until := time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC)
-	if err := tokens.Release(t.Context(), s, c, tokens.Past{Until: until, CertificateDuration: 8 * time.Hour}); err != nil {
+	if err := tokens.Release(t.Context(), s, c, tokens.ReleasedClaim{Until: until, CertificateDuration: 8 * time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	lease, err := leases.Get(t.Context(), "worker-1", metav1.GetOptions{})

@@ -154,7 +154,7 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 }
 
 // readPast is strict as well.
-func readPast(annotations map[string]string) (p tokens.Past, err error) {
+func readPast(annotations map[string]string) (p tokens.ReleasedClaim, err error) {
 	if value, given := annotations[pastUntilAnnotation]; given {
 		if p.Until, err = time.Parse(time.RFC3339, value); err != nil {
 			return p, fmt.Errorf("%s: %.100q given, want a time as of RFC 3339", pastUntilAnnotation, value)

@@ -10,7 +10,7 @@ import (
 // An earlier version, as during a rolling upgrade, releases a claim and leaves the annotations that it
 // does not know. They keep no name taken and say nothing about the next claim.
 func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
-	past := tokens.Past{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
+	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
 	before := tokens.Claim{
 		Node: "worker-1", TokenID: "abc123", Keys: []string{"sha256:1"}, Pending: true, ReadyBefore: "1", ReadyAgain: true,
 		Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour},

@@ -69,7 +69,7 @@ func sampleClaim() tokens.Claim {
 		ReadyBefore: "0123456789abcdef0123456789abcdef",
 		ReadyAgain:  true,
 
-		Past: tokens.Past{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 90 * time.Minute},
+		Past: tokens.ReleasedClaim{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 90 * time.Minute},
 	}
 }
 

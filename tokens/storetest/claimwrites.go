@@ -362,7 +362,7 @@ func testReleaseClaim(t *testing.T, s tokens.Claims) {
 	}
 	wantClaims(t, s, again)
 	wantNotOfToken(t, s, c)
-	if err := tokens.Release(t.Context(), s, again, tokens.Past{}); err != nil {
+	if err := tokens.Release(t.Context(), s, again, tokens.ReleasedClaim{}); err != nil {
 		t.Fatalf("Release: %v", err)
 	}
 	wantNoClaim(t, s, again)

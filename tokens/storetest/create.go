@@ -160,7 +160,7 @@ func testKeepsFields(t *testing.T, s tokens.Store) {
 		}},
 		{name: "largest limits", set: func(r *tokens.Record) {
 			r.Limits = tokens.Limits{MaxNodes: tokens.MaxNodes, CertificateDuration: tokens.MaxCertificateDuration}
-			for i := range tokens.MaxNodeNames / 254 {
+			for i := range tokens.MaxNodeNamesBytes / 254 {
 				r.Limits.NodeNames = append(r.Limits.NodeNames, longName(i))
 			}
 		}},
