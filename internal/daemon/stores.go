@@ -55,7 +55,7 @@ func (s *service) openFileStore() (*boltstore.Store, error) {
 	s.closers = append(s.closers, store.Close)
 	record := boltrecord.New(store.Issued())
 	s.kept, s.api.Issued = record, record
-	if record.Cut() {
+	if record.Truncated() {
 		s.log.Warn("the end of the issuance record could not be read: entries of certificates that have not left may be missing, or a disk has lost some")
 	}
 	s.check("tokens", func(ctx context.Context) error {

@@ -93,7 +93,7 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 		return tokens.Record{}, fmt.Errorf("create token %s: %w", r.Token.ID(), err)
 	}
 	r.Created, r.UID, r.Version = time.Now(), rand.Text(), "1"
-	r = kept(r)
+	r = normalizedRecord(r)
 	return r, s.write(&s.hints, func(tx *bbolt.Tx) error {
 		switch _, err := get(tx, r.Token.ID()); {
 		case err == nil:
@@ -128,7 +128,7 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 			return tokens.Record{}, fmt.Errorf("update token %s: version: %w", id, err)
 		}
 		after.Created, after.Version = before.Created, strconv.FormatUint(version+1, 10)
-		after = kept(after)
+		after = normalizedRecord(after)
 		err = s.write(&s.hints, func(tx *bbolt.Tx) error {
 			if err := unchanged(tx, before); err != nil {
 				return err

@@ -37,8 +37,8 @@ type pastRow struct {
 	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds
 }
 
-// keptClaim is c as it will be read back.
-func keptClaim(c tokens.Claim) tokens.Claim {
+// normalizedClaim is c as it will be read back.
+func normalizedClaim(c tokens.Claim) tokens.Claim {
 	c.Created = c.Created.UTC().Truncate(time.Second)
 	c.Past.Until = c.Past.Until.UTC()
 	c.Keys = append([]string(nil), c.Keys...)

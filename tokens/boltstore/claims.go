@@ -93,7 +93,7 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 		return tokens.Claim{}, fmt.Errorf("create claim %.253s: %w", c.Node, err)
 	}
 	c.Created, c.UID, c.Version = time.Now(), rand.Text(), "1"
-	c = keptClaim(c)
+	c = normalizedClaim(c)
 	err := s.store.write(&s.hints, func(tx *bbolt.Tx) error {
 		switch _, err := getClaim(tx, c.Node); {
 		case err == nil:
@@ -138,7 +138,7 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 			after.Created = time.Now()
 		}
 		after.Version = strconv.FormatUint(version+1, 10)
-		after = keptClaim(after)
+		after = normalizedClaim(after)
 		err = s.store.write(&s.hints, func(tx *bbolt.Tx) error {
 			if _, err := unchangedClaim(tx, before); err != nil {
 				return err

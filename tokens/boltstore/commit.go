@@ -41,7 +41,7 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 	s.commit.Lock()
 	defer s.commit.Unlock()
 	var changed map[*tokens.Hints]bool
-	err := s.updateWithRoom(func(tx *bbolt.Tx) error {
+	err := s.updateOrDrop(func(tx *bbolt.Tx) error {
 		changed = map[*tokens.Hints]bool{}
 		for _, w := range all {
 			switch w.err = w.do(tx); {
@@ -69,23 +69,23 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 	}
 }
 
-// updateWithRoom is update, for which entries of the issuance record are dropped if the disk is full.
-func (s *Store) updateWithRoom(do func(*bbolt.Tx) error) error {
+// updateOrDrop is update, for which entries of the issuance record are dropped if the disk is full.
+func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
 	err := s.update(do)
 	// A transaction needs free pages even to delete, and there may be none.
 	if !isFull(err) || s.update(giveUpReserve) != nil {
 		return err
 	}
-	for room, left := minRoom, true; left && room <= maxRoom; room *= 2 {
-		var out swept
+	for size, more := minDrop, true; more && size <= maxDrop; size *= 2 {
+		var out sweepResult
 		sweepErr := s.update(func(tx *bbolt.Tx) (err error) {
-			out, err = recordIn(tx).sweep(s.issued.now(), 0, room)
+			out, err = recordIn(tx).sweep(s.issued.now(), 0, size)
 			return err
 		})
 		switch {
 		case sweepErr == nil:
-			s.issued.drops(out)
-			left = out.bytes >= room
+			s.issued.addDropped(out)
+			more = out.bytes >= size
 		case !isFull(sweepErr):
 			return err
 		default: // the neighbours of these entries do not fit into the free pages, which are scattered: try with more entries
@@ -103,8 +103,8 @@ func (s *Store) updateWithRoom(do func(*bbolt.Tx) error) error {
 // How many bytes of entries are dropped at first, and at most. The first are few, because deleting them must not
 // need more free pages than the reserve has. A reader holds on to the room that they had for as long as it reads.
 const (
-	minRoom int64 = 16 << 10
-	maxRoom int64 = 4 << 20
+	minDrop int64 = 16 << 10
+	maxDrop int64 = 4 << 20
 )
 
 // reservePages are kept so that entries can be dropped when the disk is full.

@@ -25,7 +25,7 @@ func (s *Issued) SetNow(now func() time.Time) { s.now = now }
 func (s *Issued) AppendAll(rows iter.Seq[Row]) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	var lines []*line
+	var lines []*journalEntry
 	for r := range rows {
 		l := lineOf(r)
 		s.number++
@@ -93,9 +93,9 @@ func (s *Store) Transaction() (n int) {
 // WriteJournal makes a journal with one group of entries, of which the first has this number.
 func WriteJournal(path string, number uint64, entries ...[]byte) error {
 	j := &journal{path: path}
-	var lines []*line
+	var lines []*journalEntry
 	for i, v := range entries {
-		lines = append(lines, &line{number: number + uint64(i), v: v})
+		lines = append(lines, &journalEntry{number: number + uint64(i), v: v})
 	}
 	return errors.Join(j.write(lines), j.file.Close())
 }

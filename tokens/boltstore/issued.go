@@ -44,7 +44,7 @@ type Issued struct {
 	hints tokens.Hints // nobody watches
 	now   func() time.Time
 
-	appends batch.Queue[struct{}, *line]
+	appends batch.Queue[struct{}, *journalEntry]
 	writing sync.Mutex // guards what follows
 	journal journal
 	number  uint64 // of the last entry
@@ -53,9 +53,9 @@ type Issued struct {
 	importing sync.Mutex // held while lines go into the database
 	imports   sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
-	pending []*line    // in the journal, and not in the database
-	known   uint64     // number of the last one in the database
+	mu      sync.Mutex      // guards what follows
+	pending []*journalEntry // in the journal, and not in the database
+	known   uint64          // number of the last one in the database
 	dropped int
 	last    time.Time // when one was dropped
 
@@ -127,9 +127,9 @@ func (s *Issued) Append(ctx context.Context, r Row) error {
 	return l.err
 }
 
-// Cut reports whether the end of the record could not be read when the store was opened: a crash
+// Truncated reports whether the end of the record could not be read when the store was opened: a crash
 // came while entries were written, of certificates that have not left, or a disk has lost some.
-func (s *Issued) Cut() bool { return s.cut }
+func (s *Issued) Truncated() bool { return s.cut }
 
 // Dropped is how many entries were taken out before they were due since the store was opened, and when
 // the last one was: the disk was full, or the file had reached [MaxSize]. Refusals and failures go first,
@@ -140,7 +140,7 @@ func (s *Issued) Dropped() (entries int, last time.Time) {
 	return s.dropped, s.last
 }
 
-func (s *Issued) drops(out swept) {
+func (s *Issued) addDropped(out sweepResult) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if out.dropped > 0 {
@@ -149,7 +149,7 @@ func (s *Issued) drops(out swept) {
 }
 
 // appendAll keeps lines in the journal, with one write and sync for as many as it has room for.
-func (s *Issued) appendAll(_ context.Context, all []*line) {
+func (s *Issued) appendAll(_ context.Context, all []*journalEntry) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	for len(all) > 0 {
@@ -165,7 +165,7 @@ func (s *Issued) appendAll(_ context.Context, all []*line) {
 	}
 }
 
-func (s *Issued) keep(lines []*line) error {
+func (s *Issued) keep(lines []*journalEntry) error {
 	if s.closed {
 		return fmt.Errorf("%s: %w", s.store.path, os.ErrClosed)
 	}
@@ -175,7 +175,7 @@ func (s *Issued) keep(lines []*line) error {
 	if size := sizeOf(lines...); size > journalHalf { // of a request that is larger than any that is served
 		return s.keepWithoutJournal(lines)
 	} else if !s.journal.fits(size) {
-		if err := s.turn(); err != nil {
+		if err := s.switchHalf(); err != nil {
 			return err
 		}
 	}
@@ -192,7 +192,7 @@ func (s *Issued) keep(lines []*line) error {
 }
 
 // keepWithoutJournal brings lines into the database, after all that is pending.
-func (s *Issued) keepWithoutJournal(lines []*line) error {
+func (s *Issued) keepWithoutJournal(lines []*journalEntry) error {
 	if err := s.importAll(lines...); err != nil {
 		return err
 	}
@@ -201,9 +201,9 @@ func (s *Issued) keepWithoutJournal(lines []*line) error {
 	return nil
 }
 
-// turn goes on with the other half of the journal, when all that is in it is in the database, and
+// switchHalf goes on with the other half of the journal, when all that is in it is in the database, and
 // has the full one imported meanwhile.
-func (s *Issued) turn() error {
+func (s *Issued) switchHalf() error {
 	s.mu.Lock()
 	known := s.known
 	s.mu.Unlock()
@@ -218,7 +218,7 @@ func (s *Issued) turn() error {
 }
 
 // importAll brings what is pending, and more after it, into the database.
-func (s *Issued) importAll(more ...*line) error {
+func (s *Issued) importAll(more ...*journalEntry) error {
 	s.importing.Lock()
 	defer s.importing.Unlock()
 	s.mu.Lock()
@@ -228,7 +228,7 @@ func (s *Issued) importAll(more ...*line) error {
 	if len(all) == 0 {
 		return nil
 	}
-	var out swept
+	var out sweepResult
 	if err := s.store.write(&s.hints, func(tx *bbolt.Tx) (err error) {
 		r := recordIn(tx)
 		for _, l := range all {
@@ -241,7 +241,7 @@ func (s *Issued) importAll(more ...*line) error {
 	}); err != nil {
 		return err
 	}
-	s.drops(out)
+	s.addDropped(out)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending, s.known = slices.Clone(s.pending[len(pending):]), all[len(all)-1].number

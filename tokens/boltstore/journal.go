@@ -40,7 +40,7 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // A line is an entry of the issuance record that is to be kept.
-type line struct {
+type journalEntry struct {
 	number uint64
 	place  []byte // in bucket "issued"
 	ends   []byte // in bucket "ends", of what was issued
@@ -49,7 +49,7 @@ type line struct {
 }
 
 // sizeOf is how much of a half lines take.
-func sizeOf(lines ...*line) int64 {
+func sizeOf(lines ...*journalEntry) int64 {
 	size := int64(groupHeader)
 	for _, l := range lines {
 		size += lineHeader + int64(len(l.v))
@@ -60,12 +60,12 @@ func sizeOf(lines ...*line) int64 {
 // fits reports whether there is room in the half that is written to.
 func (j *journal) fits(size int64) bool { return j.used+size <= journalHalf }
 
-// turn goes on with the other half, which is written over.
+// switchHalf goes on with the other half, which is written over.
 func (j *journal) turn() { j.half, j.used = 1-j.half, 0 }
 
 // write keeps lines, for which there has to be room. They are on the disk when it returns. After an
 // error they may be there or not, and the next ones are written over them.
-func (j *journal) write(lines []*line) error {
+func (j *journal) write(lines []*journalEntry) error {
 	if j.file == nil {
 		if err := j.create(); err != nil {
 			return err
@@ -121,7 +121,7 @@ func (j *journal) remove() error {
 // readJournal gives the entries in the file at path that have numbers above known, in their order.
 // Complete is false if some are missing or cannot be read: the last group, if a part of it alone was
 // written, as when power fails, or what is damaged.
-func readJournal(path string, known uint64) (lines []*line, complete bool, err error) {
+func readJournal(path string, known uint64) (lines []*journalEntry, complete bool, err error) {
 	f, err := openPrivate(path, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, false, err
@@ -139,7 +139,7 @@ func readJournal(path string, known uint64) (lines []*line, complete bool, err e
 			if number := h.first + uint64(i); number > known {
 				complete = complete && number == next
 				next = number + 1
-				lines = append(lines, &line{number: number, v: v})
+				lines = append(lines, &journalEntry{number: number, v: v})
 			}
 		}
 	}

@@ -68,8 +68,8 @@ func TestJournalAfterCrash(t *testing.T) {
 		t.Fatalf("%d entries are in the database, want all in the journal alone: else this tests nothing", n)
 	}
 	again := open(t, left)
-	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "7", "1f"}) || again.Issued().Cut() {
-		t.Errorf("after a crash the record has %v, cut: %t", got, again.Issued().Cut())
+	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "7", "1f"}) || again.Issued().Truncated() {
+		t.Errorf("after a crash the record has %v, cut: %t", got, again.Issued().Truncated())
 	}
 	if _, err := os.Stat(journalOf(left)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the journal that was imported is still there: %v", err)
@@ -93,8 +93,8 @@ func TestJournalAfterCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	twice := open(t, left)
-	if got := list(t, twice.Issued(), issuance.Query{}); !slices.Equal(got, []string{"3f", "2f", "7", "1f"}) || twice.Issued().Cut() {
-		t.Errorf("with the journal again the record has %v, cut: %t", got, twice.Issued().Cut())
+	if got := list(t, twice.Issued(), issuance.Query{}); !slices.Equal(got, []string{"3f", "2f", "7", "1f"}) || twice.Issued().Truncated() {
+		t.Errorf("with the journal again the record has %v, cut: %t", got, twice.Issued().Truncated())
 	}
 	if got := list(t, twice.Issued(), issuance.Query{EndsAfter: now}); len(got) != 3 {
 		t.Errorf("in the order of their ends there are %v", got)
@@ -124,8 +124,8 @@ func TestQueriesReadBothJournalHalves(t *testing.T) {
 	add(t, s.Issued(), large, small)
 	left := crash(t, path)
 	again := open(t, left)
-	if got := list(t, again.Issued(), issuance.Query{Limit: issuance.MaxLimit}); len(got) != entries+2 || again.Issued().Cut() {
-		t.Errorf("after a crash there are %d entries, want %d; cut: %t", len(got), entries+2, again.Issued().Cut())
+	if got := list(t, again.Issued(), issuance.Query{Limit: issuance.MaxLimit}); len(got) != entries+2 || again.Issued().Truncated() {
+		t.Errorf("after a crash there are %d entries, want %d; cut: %t", len(got), entries+2, again.Issued().Truncated())
 	}
 	if info, err := os.Stat(journalOf(path)); err != nil || info.Size() != 2*boltstore.JournalHalf {
 		t.Errorf("the journal has %d bytes, %v", info.Size(), err)
@@ -196,8 +196,8 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := open(t, left)
-	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "1f"}) || !again.Issued().Cut() {
-		t.Errorf("the record has %v, cut: %t", got, again.Issued().Cut())
+	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "1f"}) || !again.Issued().Truncated() {
+		t.Errorf("the record has %v, cut: %t", got, again.Issued().Truncated())
 	}
 	add(t, again.Issued(), issued(now.Add(3), "4f", time.Hour))
 	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"4f", "2f", "1f"}) {
@@ -209,16 +209,16 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 // there, once.
 func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
-	told := map[string]bool{}
+	acknowledged := map[string]bool{}
 	for round := range 8 {
 		c := child(t, "issue", path)
 		for n := 0; n < 20+round*30 && c.out.Scan(); n++ {
-			told[c.out.Text()] = true
+			acknowledged[c.out.Text()] = true
 		}
 		c.kill(t)
 		for c.out.Scan() {
 			if len(c.out.Text()) > 30 { // the line that the kill cut
-				told[c.out.Text()] = true
+				acknowledged[c.out.Text()] = true
 			}
 		}
 		_ = c.cmd.Wait() // it was killed
@@ -230,7 +230,7 @@ func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for serial := range told {
+		for serial := range acknowledged {
 			if found[serial] != 1 {
 				t.Errorf("kill %d: certificate %s was acknowledged, and is there %d times", round, serial, found[serial])
 			}
@@ -239,8 +239,8 @@ func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(told)*largeEntry < 4*boltstore.JournalHalf {
-		t.Errorf("%d entries were acknowledged, want more: the journal has to turn", len(told))
+	if len(acknowledged)*largeEntry < 4*boltstore.JournalHalf {
+		t.Errorf("%d entries were acknowledged, want more: the journal has to turn", len(acknowledged))
 	}
 }
 

@@ -37,8 +37,8 @@ func clone(r tokens.Record) tokens.Record {
 	return r
 }
 
-// kept is r as it will be read back.
-func kept(r tokens.Record) tokens.Record {
+// normalizedRecord is r as it will be read back.
+func normalizedRecord(r tokens.Record) tokens.Record {
 	r.Expires = r.Expires.UTC().Truncate(time.Second)
 	r.Created = r.Created.UTC().Truncate(time.Second)
 	r.Groups = append([]string(nil), r.Groups...)

@@ -20,7 +20,7 @@ import (
 // is last.
 var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
 
-func place(at time.Time, number uint64) []byte {
+func timeKey(at time.Time, number uint64) []byte {
 	if at.Before(firstTime) {
 		at = firstTime
 	} else if at.After(lastTime) {
@@ -50,16 +50,16 @@ func recordIn(tx *bbolt.Tx) record {
 	return r
 }
 
-func lineOf(r Row) *line {
-	l := &line{place: place(r.Time, 0), v: r.Value}
+func lineOf(r Row) *journalEntry {
+	l := &journalEntry{place: timeKey(r.Time, 0), v: r.Value}
 	if !r.Ends.IsZero() {
-		l.ends = place(r.Ends, 0)
+		l.ends = timeKey(r.Ends, 0)
 	}
 	return l
 }
 
 // put adds an entry. The sequence of the bucket is the number of the last one.
-func (r record) put(l *line) error {
+func (r record) put(l *journalEntry) error {
 	key := numbered(l.place, l.number)
 	if err := errors.Join(r.entries.SetSequence(l.number), r.entries.Put(key, l.v)); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (r record) put(l *line) error {
 }
 
 // A swept is what was taken out: how many entries, how many of them before they were due, and their size.
-type swept struct {
+type sweepResult struct {
 	taken, dropped int
 	bytes          int64
 }
@@ -80,8 +80,8 @@ type swept struct {
 // sweep takes out entries that are due, as many as most, and if that makes less room than so many bytes,
 // others: refusals and failures first, the oldest of them before others, then the certificates that end
 // first.
-func (r record) sweep(now time.Time, most int, room int64) (out swept, err error) {
-	goes := func(due bool) bool { return due && out.taken < most || out.bytes < room }
+func (r record) sweep(now time.Time, most int, atLeast int64) (out sweepResult, err error) {
+	deletes := func(due bool) bool { return due && out.taken < most || out.bytes < atLeast }
 	take := func(entry []byte, index *bbolt.Bucket, key []byte, due bool) error {
 		entry, key = bytes.Clone(entry), bytes.Clone(key)
 		out.taken++
@@ -94,7 +94,7 @@ func (r record) sweep(now time.Time, most int, room int64) (out swept, err error
 	oldest := r.unissued.Cursor()
 	for key, _ := oldest.First(); key != nil; key, _ = oldest.First() {
 		due := r.unissued.Sequence() > MaxUnissued || timeOf(key).Add(KeepUnissued).Before(now)
-		if !goes(due) {
+		if !deletes(due) {
 			break
 		}
 		if err := errors.Join(take(key, r.unissued, key, due), r.unissued.SetSequence(r.unissued.Sequence()-1)); err != nil {
@@ -104,7 +104,7 @@ func (r record) sweep(now time.Time, most int, room int64) (out swept, err error
 	ended := r.ends.Cursor()
 	for at, key := ended.First(); at != nil; at, key = ended.First() {
 		due := timeOf(at).Add(KeepEnded).Before(now)
-		if !goes(due) {
+		if !deletes(due) {
 			break
 		}
 		if err := take(key, r.ends, at, due); err != nil {
@@ -139,7 +139,7 @@ func (r record) soonestFirst(after []byte, from time.Time, visit Visitor) error 
 	ends := r.ends.Cursor()
 	start := after
 	if len(after) == 0 && !from.IsZero() {
-		start = place(from, 0)
+		start = timeKey(from, 0)
 	}
 	at, key := ends.First()
 	if len(start) > 0 {

@@ -22,11 +22,11 @@ import (
 // A cache has every object O of one kind as a value T, decoded and put in order once for each
 // change: with 12,000 tokens a List after every burst of changes must not do it for all.
 type cache[O metav1.Object, T any] struct {
-	what   string // is followed, for people
-	decode func(O) (T, error)
-	told   func(name string, value T, err error) // of each change, what decode made of it
-	group  func(T) string                        // nil is no groups
-	log    *slog.Logger
+	what    string // is followed, for people
+	decode  func(O) (T, error)
+	changed func(name string, value T, err error) // of each change, what decode made of it
+	group   func(T) string                        // nil is no groups
+	log     *slog.Logger
 
 	hints  tokens.Hints
 	synced chan struct{} // closed when all is there for the first time
@@ -109,7 +109,7 @@ func (c *cache[O, T]) set(object any) {
 	}
 	c.mu.Unlock()
 	c.hints.Send()
-	c.told(e.name, value, err)
+	c.changed(e.name, value, err)
 }
 
 func (c *cache[O, T]) remove(object any) {

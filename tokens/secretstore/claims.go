@@ -39,7 +39,7 @@ type Claims struct {
 	namespace string
 	cache     *cache[*coordinationv1.Lease, tokens.Claim]
 
-	questions batch.Queue[struct{}, *heldBy]
+	heldByCalls batch.Queue[struct{}, *heldBy]
 
 	mu      sync.Mutex
 	created map[string]*coordinationv1.Lease // as the API server returned them, by node
@@ -69,7 +69,7 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 	c := &cache[*coordinationv1.Lease, tokens.Claim]{
 		what:   "claims",
 		decode: decodeLease,
-		told: func(_ string, c tokens.Claim, err error) {
+		changed: func(_ string, c tokens.Claim, err error) {
 			if err != nil {
 				log.Warn("claim cannot be read", "problem", foreign.Text(err.Error(), foreign.MaxMessage))
 			}
@@ -172,14 +172,14 @@ func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) 
 		return nil, fmt.Errorf("list claims: %w", err)
 	}
 	q := &heldBy{id: id}
-	if err := s.questions.Do(ctx, struct{}{}, q, s.answer); err != nil {
+	if err := s.heldByCalls.Do(ctx, struct{}{}, q, s.listHeldBy); err != nil {
 		return nil, fmt.Errorf("list claims of token %s: %w", id, err)
 	}
 	return q.claims, q.err
 }
 
-// answer answers questions with what the API server has from now on.
-func (s *Claims) answer(ctx context.Context, all []*heldBy) {
+// listHeldBy answers questions with what the API server has from now on.
+func (s *Claims) listHeldBy(ctx context.Context, all []*heldBy) {
 	for part := range slices.Chunk(all, tokensPerList) {
 		ids := map[string][]*heldBy{}
 		for _, q := range part {
@@ -239,8 +239,8 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	return decodeLease(lease)
 }
 
-// forget gives the Lease of a node as it was created, and keeps it no longer.
-func (s *Claims) forget(node string) *coordinationv1.Lease {
+// takeCreated gives the Lease of a node as it was created, and keeps it no longer.
+func (s *Claims) takeCreated(node string) *coordinationv1.Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	lease := s.created[node]
@@ -252,7 +252,7 @@ func (s *Claims) forget(node string) *coordinationv1.Lease {
 // its creation. It reports whether it has. If the Lease is not as it was created, or is to stay
 // as it is, nothing was done.
 func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, bool) {
-	lease := s.forget(node)
+	lease := s.takeCreated(node)
 	if lease == nil {
 		return tokens.Claim{}, false
 	}
@@ -300,7 +300,7 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 			return before, nil
 		}
 		applyClaim(lease, before, after)
-		s.forget(node)
+		s.takeCreated(node)
 		// The resourceVersion in lease makes it conditional.
 		updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
 		switch {
@@ -317,7 +317,7 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 	if err := tokens.CheckNodeName(c.Node); err != nil {
 		return fmt.Errorf("delete claim: %w", err)
 	}
-	s.forget(c.Node)
+	s.takeCreated(c.Node)
 	uid := types.UID(c.UID)
 	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Version},

@@ -57,7 +57,7 @@ var worker = tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u", Ke
 
 // tokenCache is a cache of Secrets without an informer.
 func tokenCache(secrets ...*corev1.Secret) *cache[*corev1.Secret, tokens.Record] {
-	c := &cache[*corev1.Secret, tokens.Record]{decode: decode, told: func(string, tokens.Record, error) {}, synced: make(chan struct{})}
+	c := &cache[*corev1.Secret, tokens.Record]{decode: decode, changed: func(string, tokens.Record, error) {}, synced: make(chan struct{})}
 	for _, s := range secrets {
 		c.set(s)
 	}

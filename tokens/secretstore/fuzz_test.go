@@ -92,13 +92,13 @@ func FuzzDecodeLimits(f *testing.F) {
 			}
 			if r.Limits.Problem != nil {
 				// It can be mended, whatever it is.
-				mended := clone(r)
-				mended.Limits.Problem = nil
-				if mended.Check() != nil { // values that do not go together
-					mended.Limits = tokens.Limits{}
+				repaired := clone(r)
+				repaired.Limits.Problem = nil
+				if repaired.Check() != nil { // values that do not go together
+					repaired.Limits = tokens.Limits{}
 				}
-				apply(object, r, mended)
-				r = mended
+				apply(object, r, repaired)
+				r = repaired
 			} else {
 				object = encode(r)
 			}

@@ -170,15 +170,15 @@ func readNames(value string, check func(string) error) ([]string, error) {
 // applyLimits writes what differs. Limits with a Problem that are good now are written wholly,
 // and what nobody knows under the prefix, beside known, is taken away.
 func applyLimits(object metav1.Object, before, after tokens.Limits, known ...string) {
-	mended := before.Problem != nil
+	repaired := before.Problem != nil
 	known = slices.Clone(known)
 	for _, a := range limitAnnotations {
 		known = append(known, a.name)
-		if value := a.write(after); mended || value != a.write(before) {
+		if value := a.write(after); repaired || value != a.write(before) {
 			annotate(object, a.name, value)
 		}
 	}
-	if mended {
+	if repaired {
 		maps.DeleteFunc(object.GetAnnotations(), func(key, _ string) bool {
 			name, ours := strings.CutPrefix(key, annotationPrefix)
 			return ours && !slices.Contains(known, name)

@@ -145,9 +145,9 @@ func TestMalformedLimits(t *testing.T) {
 			t.Errorf("Update = %v, want %q in it", err, want)
 		}
 	}
-	mended, err := s.Update(t.Context(), token.ID(), func(r *tokens.Record) error { r.Limits.Problem = nil; return nil })
-	if err != nil || mended.Limits.Problem != nil || mended.Limits.Role != "control-plane" || !slices.Equal(mended.Nodes, []string{"a", "b"}) {
-		t.Errorf("Update that mends = %+v, %v", mended, err)
+	repaired, err := s.Update(t.Context(), token.ID(), func(r *tokens.Record) error { r.Limits.Problem = nil; return nil })
+	if err != nil || repaired.Limits.Problem != nil || repaired.Limits.Role != "control-plane" || !slices.Equal(repaired.Nodes, []string{"a", "b"}) {
+		t.Errorf("Update that mends = %+v, %v", repaired, err)
 	}
 	wantMap(t, "annotations", secretOf(t, token).Annotations, map[string]string{
 		"kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "a,b", "example.com/a": "b",

@@ -178,7 +178,7 @@ func TestDecodeRefusesOtherSecrets(t *testing.T) {
 }
 
 func BenchmarkList12000(b *testing.B) {
-	c := &cache[*corev1.Secret, tokens.Record]{decode: decode, told: func(string, tokens.Record, error) {}, synced: make(chan struct{})}
+	c := &cache[*corev1.Secret, tokens.Record]{decode: decode, changed: func(string, tokens.Record, error) {}, synced: make(chan struct{})}
 	close(c.synced)
 	for i := range 12_000 {
 		secret := encode(tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true, Groups: []string{tokens.DefaultGroup}})

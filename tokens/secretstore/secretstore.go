@@ -45,10 +45,10 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 	}
 	secrets := client.CoreV1().Secrets(metav1.NamespaceSystem)
 	c := &cache[*corev1.Secret, tokens.Record]{
-		what:   "bootstrap tokens",
-		decode: decode,
-		told:   func(name string, r tokens.Record, err error) { report(log, name, r, err) },
-		log:    log,
+		what:    "bootstrap tokens",
+		decode:  decode,
+		changed: func(name string, r tokens.Record, err error) { report(log, name, r, err) },
+		log:     log,
 	}
 	// The field selector keeps all other Secrets on the server.
 	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()

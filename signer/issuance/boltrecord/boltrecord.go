@@ -25,8 +25,8 @@ var _ issuance.Store = (*Record)(nil)
 // record can be used until that store is closed.
 func New(rows *boltstore.Issued) *Record { return &Record{rows} }
 
-// Cut is as [boltstore.Issued.Cut].
-func (r *Record) Cut() bool { return r.rows.Cut() }
+// Truncated is as [boltstore.Issued.Cut].
+func (r *Record) Truncated() bool { return r.rows.Truncated() }
 
 // Dropped is as [boltstore.Issued.Dropped].
 func (r *Record) Dropped() (entries int, last time.Time) { return r.rows.Dropped() }
