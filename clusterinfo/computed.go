@@ -52,7 +52,7 @@ type Computed struct {
 	hint    <-chan struct{}
 	changes int // hints taken, and changes known otherwise
 	last    *computation
-	early   map[string]early
+	early   map[string]unlisted
 
 	rest time.Time // before which nobody computes; of the holder of the turn
 }
@@ -68,8 +68,8 @@ type computation struct {
 	jsonErr  error
 }
 
-// early is a token that is known to be in the store before its list has it.
-type early struct {
+// unlisted is a token that is known to be in the store before its list has it.
+type unlisted struct {
 	record tokens.Record
 	seen   time.Time
 }
@@ -117,15 +117,15 @@ func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 	case !record.Token.Equal(t):
 		return nil, fmt.Errorf("cluster-info as token %s sees it: %w", t, ErrSignature)
 	}
-	if c.remember(record) > mostEarly {
+	if c.addStored(record) > mostEarly {
 		_, err = c.compute(ctx)
 	}
 	return kubeconfig, err
 }
 
-// remember has a record that is in the store now in every computation from here on, and says how
+// addStored has a record that is in the store now in every computation from here on, and says how
 // many such there are.
-func (c *Computed) remember(r tokens.Record) int {
+func (c *Computed) addStored(r tokens.Record) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last != nil && c.last.document.signedBy(r.Token) {
@@ -133,9 +133,9 @@ func (c *Computed) remember(r tokens.Record) int {
 	}
 	c.changes++ // the hint may be on its way still
 	if c.early == nil {
-		c.early = map[string]early{}
+		c.early = map[string]unlisted{}
 	}
-	c.early[r.Token.ID()] = early{r, c.now()}
+	c.early[r.Token.ID()] = unlisted{r, c.now()}
 	return len(c.early)
 }
 
@@ -200,7 +200,7 @@ func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, e
 	if next := n.document.Next(); n.until.IsZero() || !next.IsZero() && next.Before(n.until) {
 		n.until = next
 	}
-	if n.document.saysThe(last.document) { // as when expired tokens are deleted
+	if n.document.sameContent(last.document) { // as when expired tokens are deleted
 		n.data, n.json, n.jsonErr = last.data, last.json, last.jsonErr
 		return n, nil
 	}
@@ -222,7 +222,7 @@ func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, e
 // again.
 func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.Time) (records []tokens.Record, again time.Time) {
 	c.mu.Lock()
-	var missing []early
+	var missing []unlisted
 	for id, e := range c.early {
 		at, found := slices.BinarySearchFunc(list, id, func(r tokens.Record, id string) int { return strings.Compare(r.Token.ID(), id) })
 		if found && list[at].UID == e.record.UID {
@@ -248,7 +248,7 @@ func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.T
 }
 
 // lookAgain reports whether an early token is still in the store, or may be.
-func (c *Computed) lookAgain(ctx context.Context, e *early, now time.Time) bool {
+func (c *Computed) lookAgain(ctx context.Context, e *unlisted, now time.Time) bool {
 	id := e.record.Token.ID()
 	r, err := c.Tokens.Get(ctx, id)
 	c.mu.Lock()

@@ -330,7 +330,7 @@ func TestComputedFollowsKubeconfig(t *testing.T) {
 func TestComputedLimitsItsLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const cost, span = 10 * time.Millisecond, time.Second
-		store := &dear{listed: &listed{}, cost: cost}
+		store := &costlyList{listed: &listed{}, cost: cost}
 		c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 		for began := time.Now(); time.Since(began) < span; {
 			store.Send()
@@ -358,13 +358,13 @@ func TestComputedLimitsItsLoad(t *testing.T) {
 	})
 }
 
-// dear is a store whose list takes its time.
-type dear struct {
+// costlyList is a store whose list takes its time.
+type costlyList struct {
 	*listed
 	cost time.Duration
 }
 
-func (d *dear) List(ctx context.Context) ([]tokens.Record, error) {
+func (d *costlyList) List(ctx context.Context) ([]tokens.Record, error) {
 	time.Sleep(d.cost)
 	return d.listed.List(ctx)
 }

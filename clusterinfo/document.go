@@ -51,7 +51,7 @@ func (d Document) update(kubeconfig []byte, lists [][]tokens.Record, now time.Ti
 		elsewhere:  map[string]bool{},
 	}
 	same := d.kubeconfig == n.kubeconfig
-	anew := 0
+	resigned := 0
 	var errs []error
 	for _, records := range lists {
 		for i := range records {
@@ -72,7 +72,7 @@ func (d Document) update(kubeconfig []byte, lists [][]tokens.Record, now time.Ti
 				s.key, s.jws = before.key, before.jws
 			} else {
 				var err error
-				anew++
+				resigned++
 				s.key = SignatureKey(id)
 				if s.jws, err = Sign(kubeconfig, r.Token); err != nil {
 					errs = append(errs, err)
@@ -83,7 +83,7 @@ func (d Document) update(kubeconfig []byte, lists [][]tokens.Record, now time.Ti
 		}
 	}
 	n.revision = d.revision
-	if !same || anew > 0 || len(n.signatures) != len(d.signatures) {
+	if !same || resigned > 0 || len(n.signatures) != len(d.signatures) {
 		n.revision++
 	}
 	return n, errors.Join(errs...)
@@ -105,8 +105,8 @@ func (d Document) signedBy(t tokens.Token) bool {
 	return found && s.token.Equal(t)
 }
 
-// saysThe reports whether a Document that d was updated from says the same.
-func (d Document) saysThe(same Document) bool { return d.revision == same.revision }
+// sameContent reports whether a Document that d was updated from says the same.
+func (d Document) sameContent(same Document) bool { return d.revision == same.revision }
 
 // Data is the Document as the data of a new ConfigMap, in a map of its own.
 func (d Document) Data() map[string]string { return d.Merge(nil, 0).Data }

@@ -82,7 +82,7 @@ func (h *handler) countHeld(ctx context.Context, now time.Time) error {
 // bounded is a ClusterInfo that holds a limited number of signatures, as the ConfigMap does.
 type bounded interface {
 	// Room returns how many more signatures fit, and how many there are. It does not wait.
-	Room() (free, signatures int)
+	Capacity() (free, signatures int)
 	// HasSignature reports whether there is a signature by the token of that ID.
 	HasSignature(id string) bool
 }
@@ -108,7 +108,7 @@ func (h *handler) reserve(ctx context.Context, record tokens.Record, dryRun bool
 	if h.unsigned.made == nil {
 		h.unsigned.made = map[string]time.Time{}
 	}
-	free, signatures := info.Room()
+	free, signatures := info.Capacity()
 	if len(h.unsigned.made) >= min(free, httplimit.MaxJoinCommands) {
 		for id, at := range h.unsigned.made {
 			if info.HasSignature(id) || time.Since(at) > h.SignTimeout {
@@ -135,7 +135,7 @@ func (h *handler) unreserve(record tokens.Record) {
 // ranOut returns a problem if cluster-info is full, which is why a token has no signature, or nil.
 func (h *handler) ranOut() *problem {
 	if info, isBounded := h.ClusterInfo.(bounded); isBounded {
-		if free, signatures := info.Room(); free == 0 {
+		if free, signatures := info.Capacity(); free == 0 {
 			return full(signatures)
 		}
 	}

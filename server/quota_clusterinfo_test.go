@@ -25,7 +25,7 @@ type narrow struct {
 	signed map[string]bool
 }
 
-func (n *narrow) Room() (free, signatures int) {
+func (n *narrow) Capacity() (free, signatures int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return max(0, n.capacity-len(n.signed)), len(n.signed)

@@ -19,8 +19,8 @@ const (
 	signatureSize = 85
 	// warnFrom is how full it is when there should still be time to do something.
 	warnFrom = 0.8
-	// calmBelow keeps one that goes up and down around warnFrom from being told of each time.
-	calmBelow = 0.75
+	// resetBelow keeps one that goes up and down around warnFrom from being told of each time.
+	resetBelow = 0.75
 )
 
 // Fill is how full a ConfigMap is.
@@ -75,9 +75,9 @@ func (c *ConfigMap) Fill() Fill {
 	return f
 }
 
-// Room is for how many more signatures cluster-info has room, and how many it holds, as Fill has
+// Capacity is for how many more signatures cluster-info has room, and how many it holds, as Fill has
 // it.
-func (c *ConfigMap) Room() (free, signatures int) {
+func (c *ConfigMap) Capacity() (free, signatures int) {
 	f := c.Fill()
 	return f.Free(), f.Signatures
 }
@@ -101,7 +101,7 @@ func (c *ConfigMap) setLimit(limit int) {
 }
 
 // A Gauge tells of a cluster-info that fills up, in time to do something.
-type Gauge struct {
+type FillMonitor struct {
 	ConfigMap *ConfigMap
 	// Advice is what an operator is told to do, as in "delete tokens".
 	Advice string
@@ -115,7 +115,7 @@ type Gauge struct {
 }
 
 // Run looks at each change of cluster-info until ctx ends, and returns nil then.
-func (g Gauge) Run(ctx context.Context) error {
+func (g FillMonitor) Run(ctx context.Context) error {
 	if g.Logger == nil {
 		g.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -123,21 +123,21 @@ func (g Gauge) Run(ctx context.Context) error {
 		g.Event = func(string, string) {}
 	}
 	ratio := metrics.Gauge(g.Registerer, "kubejoin_clusterinfo_used_ratio", "How full cluster-info is, from 0 to 1.").WithLabelValues()
-	told := 0 // 1 from warnFrom on, 2 when full
+	warned := 0 // 1 from warnFrom on, 2 when full
 	return loop.Loop{
 		Name: "cluster-info-size",
 		Step: func(context.Context) (time.Time, error) {
 			f := g.ConfigMap.Fill()
 			ratio.Set(f.Ratio())
 			switch {
-			case f.Free() == 0 && told < 2:
-				told = 2
-				g.tell("ClusterInfoFull", f)
-			case f.High() && told < 1:
-				told = 1
-				g.tell("ClusterInfoFillsUp", f)
-			case f.Ratio() < calmBelow && told > 0:
-				told = 0
+			case f.Free() == 0 && warned < 2:
+				warned = 2
+				g.report("ClusterInfoFull", f)
+			case f.High() && warned < 1:
+				warned = 1
+				g.report("ClusterInfoFillsUp", f)
+			case f.Ratio() < resetBelow && warned > 0:
+				warned = 0
 				g.Logger.Info("cluster-info has room again", "signatures", f.Signatures, "bytes", f.Bytes, "limit", f.Limit)
 			}
 			return time.Time{}, nil
@@ -149,7 +149,7 @@ func (g Gauge) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-func (g Gauge) tell(reason string, f Fill) {
+func (g FillMonitor) report(reason string, f Fill) {
 	g.Logger.Warn(f.String(), "signatures", f.Signatures, "bytes", f.Bytes, "limit", f.Limit, "do", g.Advice)
 	g.Event(reason, f.String()+"; "+g.Advice)
 }

@@ -45,7 +45,7 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 	var mu sync.Mutex
 	events := map[string]string{}
 	count := 0
-	gauge := configmap.Gauge{
+	gauge := configmap.FillMonitor{
 		ConfigMap: f.live, Advice: "delete tokens", Logger: slog.New(slog.NewTextHandler(f.log, nil)), Registerer: registry,
 		Event: func(reason, message string) {
 			mu.Lock()
@@ -71,7 +71,7 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 			}
 		})
 		f.eventually(t, fmt.Sprintf("%d signatures", n), func(data map[string]string) bool { return len(data) == n+1 })
-		if free, signatures := f.live.Room(); signatures != n || free != f.live.Fill().Free() {
+		if free, signatures := f.live.Capacity(); signatures != n || free != f.live.Fill().Free() {
 			t.Errorf("%d signatures and %d free, want %d and %d", signatures, free, n, f.live.Fill().Free())
 		}
 		if f.live.HasSignature(fmt.Sprintf("%06d", n)) || n > 0 && !f.live.HasSignature(fmt.Sprintf("%06d", n-1)) {
@@ -104,7 +104,7 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 	fill(10501)
 	fill(empty.Free())
 	seen("ClusterInfoFull", 2)
-	if free, _ := f.live.Room(); free != 0 {
+	if free, _ := f.live.Capacity(); free != 0 {
 		t.Errorf("room for %d more", free)
 	}
 	fill(9000)

@@ -28,7 +28,7 @@ const (
 	// stepTimeout ends a step that the API server does not answer.
 	stepTimeout = 30 * time.Second
 	// conflicts is how often one step starts over before it backs off.
-	conflicts = 10
+	maxConflicts = 10
 )
 
 // A Signer keeps cluster-info signed by the live tokens of a store, and nobody else's
@@ -103,7 +103,7 @@ type signing struct {
 	// late are the IDs of tokens that exist and were not in the list of the last step.
 	late map[string]bool
 	// looked is the kubeconfig that was looked at last for being of use.
-	looked string
+	checkedKubeconfig string
 
 	writes                      *prometheus.CounterVec
 	signatures, unsigned, bytes prometheus.Gauge
@@ -112,14 +112,14 @@ type signing struct {
 func (s *signing) step(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	for range conflicts {
+	for range maxConflicts {
 		next, err := s.sign(ctx)
 		if !errors.Is(err, errStartOver) {
 			return next, err
 		}
 		s.live = true
 	}
-	return time.Time{}, fmt.Errorf("cluster-info: %d writes in a row came too late", conflicts)
+	return time.Time{}, fmt.Errorf("cluster-info: %d writes in a row came too late", maxConflicts)
 }
 
 // sign reads, computes and, if there is a difference, writes.
@@ -133,11 +133,11 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 		return time.Time{}, err
 	}
 	var data map[string]string
-	room := s.limit
+	space := s.limit
 	if current != nil {
 		data = current.Data
 		for _, value := range current.BinaryData {
-			room -= len(value)
+			space -= len(value)
 		}
 	}
 	// An error that concerns one part is told after the other parts are done.
@@ -145,8 +145,8 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	if len(kubeconfig) == 0 {
 		return time.Time{}, kubeconfigErr
 	}
-	if s.looked != string(kubeconfig) {
-		s.looked = string(kubeconfig)
+	if s.checkedKubeconfig != string(kubeconfig) {
+		s.checkedKubeconfig = string(kubeconfig)
 		if _, _, err := clusterinfo.ParseKubeconfig(kubeconfig); err != nil && kubeconfigErr == nil {
 			s.Logger.Warn("cluster-info is signed as it is, and of no use to joining nodes", "error", err)
 		}
@@ -156,7 +156,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	}
 	document, documentErr := s.document.Update(kubeconfig, records, s.Now())
 	s.document = document
-	merged := document.Merge(data, max(room, 1))
+	merged := document.Merge(data, max(space, 1))
 	if merged.Changed {
 		if err := s.write(ctx, current, merged); err != nil {
 			return time.Time{}, err

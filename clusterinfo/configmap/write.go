@@ -35,7 +35,7 @@ func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m cluste
 	switch {
 	case err == nil:
 		s.writes.WithLabelValues(result).Inc()
-		s.tell(current, m)
+		s.logWrite(current, m)
 		return nil
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), current != nil && apierrors.IsNotFound(err):
 		s.writes.WithLabelValues("conflict").Inc()
@@ -76,8 +76,8 @@ func (s *signing) update(ctx context.Context, changed *corev1.ConfigMap) (*corev
 	return changed, nil
 }
 
-// tell logs a write: creation and another kubeconfig are news, signatures are not.
-func (s *signing) tell(current *corev1.ConfigMap, m clusterinfo.Merged) {
+// logWrite logs a write: creation and another kubeconfig are news, signatures are not.
+func (s *signing) logWrite(current *corev1.ConfigMap, m clusterinfo.Merged) {
 	kubeconfig := m.Data[clusterinfo.KubeconfigKey]
 	switch {
 	case current == nil:

@@ -65,7 +65,7 @@ func (c *cluster) watchSize() func(context.Context) error {
 	if c.options.Advertise != "" {
 		kind = corev1.EventTypeNormal
 	}
-	return configmap.Gauge{
+	return configmap.FillMonitor{
 		ConfigMap: c.info, Advice: c.sizeAdvice(),
 		Event:  func(reason, message string) { c.event(kind, reason, message) },
 		Logger: c.log, Registerer: c.registry,
