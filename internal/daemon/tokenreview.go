@@ -26,7 +26,7 @@ func (s *service) reviewTokens(dir datadir.Dir) error {
 			return err
 		}
 		s.check("webhook-client-ca", usable(pool, "webhook-client-ca-file"))
-		byCertificate = auth.ClientCertificate{CAs: pool.Get, Name: o.ClientName}.Remembering()
+		byCertificate = auth.ClientCertificate{CAs: pool.Get, Name: o.ClientName}.Cached()
 	}
 	s.api.TokenReview = &server.TokenReview{Authenticate: auth.HeaderOrCertificate(known.Authenticate, byCertificate), Audiences: o.Audiences}
 	return nil

@@ -29,10 +29,10 @@ func (c ClientCertificate) Authenticate(r *http.Request) (User, error) {
 	return c.authenticate(r, nil)
 }
 
-// Remembering is like Authenticate, and does not verify again what it has verified by the same pool
+// Cached is like Authenticate, and does not verify again what it has verified by the same pool
 // of CAs within the last seconds: clients that ask often do so on one connection, with one
 // certificate. A certificate is not good for longer by that.
-func (c ClientCertificate) Remembering() Authenticate {
+func (c ClientCertificate) Cached() Authenticate {
 	known := &verified{}
 	return func(r *http.Request) (User, error) { return c.authenticate(r, known) }
 }

@@ -13,8 +13,8 @@ func (v *Verified) Verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	return v.v.verify(shown, roots, now)
 }
 
-// RememberingIn is c.Remembering, and how many good and bad chains it has cached.
-func RememberingIn(c ClientCertificate) (way Authenticate, known func() (good, bad int)) {
+// CachedAndSizes is c.Remembering, and how many good and bad chains it has cached.
+func CachedAndSizes(c ClientCertificate) (way Authenticate, known func() (good, bad int)) {
 	v := &verified{}
 	return func(r *http.Request) (User, error) { return c.authenticate(r, v) }, func() (good, bad int) { return len(v.good), len(v.bad) }
 }

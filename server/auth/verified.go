@@ -14,9 +14,9 @@ import (
 
 // How long the results of verifying certificates are cached, and how many of each kind.
 const (
-	verifiedFor  = 5 * time.Second
-	refusedFor   = time.Second
-	verifiedMost = 1024
+	verifiedTTL = 5 * time.Second
+	refusedTTL  = time.Second
+	maxVerified = 1024
 )
 
 // verified caches which chains of clients are good and which are not. That changes only with the pool of CAs, which is
@@ -24,16 +24,16 @@ const (
 // are kept apart, so that a flood of bad ones pushes out no good one. Nil caches nothing.
 type verified struct {
 	mu        sync.Mutex
-	good, bad map[[sha256.Size]byte]judgement
+	good, bad map[[sha256.Size]byte]verifiedKey
 }
 
-type judgement struct {
+type verifiedKey struct {
 	roots        *x509.CertPool
 	since, until time.Time
 	why          error // it is not good
 }
 
-func (j judgement) counts(roots *x509.CertPool, now time.Time) bool {
+func (j verifiedKey) counts(roots *x509.CertPool, now time.Time) bool {
 	return j.roots == roots && !now.Before(j.since) && now.Before(j.until)
 }
 
@@ -45,10 +45,10 @@ func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	}
 	key := sumOfAll(shown)
 	v.mu.Lock()
-	good, bad := v.good[key], v.bad[key]
+	since, bad := v.good[key], v.bad[key]
 	v.mu.Unlock()
 	switch {
-	case good.counts(roots, now):
+	case since.counts(roots, now):
 		return nil
 	case bad.counts(roots, now):
 		return bad.why
@@ -57,20 +57,20 @@ func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if err != nil {
-		remember(&v.bad, key, judgement{roots, now, now.Add(refusedFor), err})
+		remember(&v.bad, key, verifiedKey{roots, now, now.Add(refusedTTL), err})
 		return err
 	}
-	if most := now.Add(verifiedFor); end.After(most) {
+	if most := now.Add(verifiedTTL); end.After(most) {
 		end = most
 	}
-	remember(&v.good, key, judgement{roots, now, end, nil})
+	remember(&v.good, key, verifiedKey{roots, now, end, nil})
 	return nil
 }
 
 // remember adds a judgement. It empties a full map first.
-func remember(all *map[[sha256.Size]byte]judgement, key [sha256.Size]byte, j judgement) {
-	if *all == nil || len(*all) >= verifiedMost {
-		*all = map[[sha256.Size]byte]judgement{}
+func remember(all *map[[sha256.Size]byte]verifiedKey, key [sha256.Size]byte, j verifiedKey) {
+	if *all == nil || len(*all) >= maxVerified {
+		*all = map[[sha256.Size]byte]verifiedKey{}
 	}
 	(*all)[key] = j
 }

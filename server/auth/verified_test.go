@@ -64,7 +64,7 @@ func TestCachedClientCertificateIsStillChecked(t *testing.T) {
 		}
 		pool := poolOf(ca)
 		way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
-		remembering := way.Remembering()
+		cached := way.Cached()
 		ask := func(authenticate auth.Authenticate, shown ...*x509.Certificate) error {
 			user, err := authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
 			if err == nil && user.Name != shown[0].Subject.CommonName {
@@ -87,31 +87,31 @@ func TestCachedClientCertificateIsStillChecked(t *testing.T) {
 		// The same bytes with another signature in memory: whoever verifies it sees that.
 		unlike := *client
 		unlike.Signature = []byte{1}
-		bad("never seen", ask(remembering, &unlike))
+		bad("never seen", ask(cached, &unlike))
 		time.Sleep(time.Second) // a refusal is cached as well
-		good("first", ask(remembering, client))
-		good("again, without verifying it", ask(remembering, &unlike))
+		good("first", ask(cached, client))
+		good("again, without verifying it", ask(cached, &unlike))
 		bad("without remembering", ask(way.Authenticate, &unlike))
-		bad("with another certificate beside it", ask(remembering, &unlike, ca.Leaf))
-		bad("another CA's", ask(remembering, certificate(t, "system:node:worker-1", other, x509.ExtKeyUsageClientAuth).Leaf))
-		bad("a server's", ask(remembering, certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageServerAuth).Leaf))
+		bad("with another certificate beside it", ask(cached, &unlike, ca.Leaf))
+		bad("another CA's", ask(cached, certificate(t, "system:node:worker-1", other, x509.ExtKeyUsageClientAuth).Leaf))
+		bad("a server's", ask(cached, certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageServerAuth).Leaf))
 
 		pool = poolOf(other)
-		bad("its CA is no longer there", ask(remembering, client))
+		bad("its CA is no longer there", ask(cached, client))
 		pool = poolOf(ca)
-		bad("its CA is back, in another pool", ask(remembering, &unlike))
+		bad("its CA is back, in another pool", ask(cached, &unlike))
 		time.Sleep(time.Second)
-		good("verified anew", ask(remembering, client))
-		good("and remembered", ask(remembering, &unlike))
+		good("verified anew", ask(cached, client))
+		good("and remembered", ask(cached, &unlike))
 
 		time.Sleep(5 * time.Second)
-		bad("five seconds later", ask(remembering, &unlike))
+		bad("five seconds later", ask(cached, &unlike))
 
 		time.Sleep(time.Until(client.NotAfter) - time.Second)
-		good("a second before its end", ask(remembering, client))
-		good("remembered until then", ask(remembering, &unlike))
+		good("a second before its end", ask(cached, client))
+		good("remembered until then", ask(cached, &unlike))
 		time.Sleep(2 * time.Second)
-		bad("after its end", ask(remembering, client))
+		bad("after its end", ask(cached, client))
 	})
 }
 
@@ -121,11 +121,11 @@ func TestRefusesCachedClientCertificateBeforeItIsValid(t *testing.T) {
 	shown := []*x509.Certificate{certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
-	var known auth.Verified
-	if err := known.Verify(shown, pool, time.Now()); err != nil {
+	var verify auth.Verified
+	if err := verify.Verify(shown, pool, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	if known.Verify(shown, pool, shown[0].NotBefore.Add(-time.Second)) == nil {
+	if verify.Verify(shown, pool, shown[0].NotBefore.Add(-time.Second)) == nil {
 		t.Error("it is good before it begins")
 	}
 }
@@ -159,7 +159,7 @@ func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 		{"a part of it", []*tls.Certificate{leaf, inner}, false},
 		{"five", []*tls.Certificate{leaf, inner, outer, root, root}, false},
 	} {
-		for _, authenticate := range []auth.Authenticate{way.Authenticate, way.Remembering()} {
+		for _, authenticate := range []auth.Authenticate{way.Authenticate, way.Cached()} {
 			var shown []*x509.Certificate
 			for _, c := range test.shown {
 				shown = append(shown, c.Leaf)
@@ -228,9 +228,9 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 		pool := x509.NewCertPool()
 		pool.AddCert(ca.Leaf)
 		way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}
-		remembering, known := auth.RememberingIn(way)
+		cached, known := auth.CachedAndSizes(way)
 		ask := func(shown ...*x509.Certificate) error {
-			_, err := remembering(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
+			_, err := cached(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
 			return err
 		}
 		// The same bytes with another signature in memory: who verifies them sees that.

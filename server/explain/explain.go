@@ -40,11 +40,11 @@ func Explain(f Facts, now time.Time) api.NodeExplanation {
 	v.e.Evidence.Requests = v.e.Evidence.Requests[:min(len(v.e.Evidence.Requests), api.MaxEvidence)]
 	v.e.Evidence.Object, v.e.Evidence.Claim = f.Object, claimEvidence(f.Claim)
 
-	v.story()
+	v.explain()
 	v.shared()
 	v.e.Sentence = f.Node + ": " + v.e.Sentence
-	if len(v.lacked) > 0 {
-		v.e.Sentence += fmt.Sprintf(" (could not be read: %s)", joinFacts(v.lacked))
+	if len(v.missing) > 0 {
+		v.e.Sentence += fmt.Sprintf(" (could not be read: %s)", joinFacts(v.missing))
 	}
 	return cleaned(v.e)
 }
@@ -54,23 +54,23 @@ type view struct {
 	Facts
 	now             time.Time
 	client, serving []api.RequestEvidence // newest first
-	lacked          []api.Fact
+	missing         []api.Fact
 	e               api.NodeExplanation
 }
 
-// reads reports whether a fact could be read. If not, the sentence says so.
-func (v *view) reads(f api.Fact) bool {
-	if !v.misses(f) {
+// readable reports whether a fact could be read. If not, the sentence says so.
+func (v *view) readable(f api.Fact) bool {
+	if !v.isUnread(f) {
 		return true
 	}
-	if !slices.Contains(v.lacked, f) {
-		v.lacked = append(v.lacked, f)
+	if !slices.Contains(v.missing, f) {
+		v.missing = append(v.missing, f)
 	}
 	return false
 }
 
-// misses is reads for what is beside the point of the sentence.
-func (v *view) misses(f api.Fact) bool {
+// isUnread is reads for what is beside the point of the sentence.
+func (v *view) isUnread(f api.Fact) bool {
 	return slices.ContainsFunc(v.Unread, func(u api.UnreadFact) bool { return u.Fact == f })
 }
 
@@ -99,9 +99,9 @@ func (v *view) next(words, command string) {
 	v.e.Next = append(v.e.Next, command)
 }
 
-func (v *view) story() {
-	requests := v.reads(FactRequests)
-	if v.reads(FactNode) && v.Object != nil {
+func (v *view) explain() {
+	requests := v.readable(FactRequests)
+	if v.readable(FactNode) && v.Object != nil {
 		// Another machine that asks for the name of a Node is what there is to explain. A
 		// request that was signed has led to the Node, or will renew it.
 		other := slices.IndexFunc(v.client, func(r api.RequestEvidence) bool { return r.User != tokens.NodeUserPrefix+v.Node })
@@ -109,29 +109,29 @@ func (v *view) story() {
 			v.joined()
 			return
 		}
-		v.asked(v.client[other])
+		v.explainRequest(v.client[other])
 		v.e.Sentence += "; the Node of that name is " + v.readiness()
 		return
 	}
 	switch {
 	case len(v.client) > 0:
-		v.asked(v.client[0])
+		v.explainRequest(v.client[0])
 	case !requests:
 		v.say(Unknown, time.Time{}, "nobody can tell without its certificate requests")
 	default:
-		v.quiet()
+		v.noRequest()
 	}
 }
 
-// asked tells what became of a request for a client certificate.
-func (v *view) asked(r api.RequestEvidence) {
+// explainRequest tells what became of a request for a client certificate.
+func (v *view) explainRequest(r api.RequestEvidence) {
 	refusal, state := refusalOf(r)
 	switch {
 	case refusal != nil:
 		v.refused(r, *refusal, state)
 	case r.Certificate != nil:
 		v.issued(r)
-	case r.User == tokens.NodeUserPrefix+v.Node && v.reads(FactNode) && v.Object == nil:
+	case r.User == tokens.NodeUserPrefix+v.Node && v.readable(FactNode) && v.Object == nil:
 		v.say(NodeDeleted, r.Created, "its Node was deleted: the machine asked to renew its certificate %s, which waits for the Node", ago(r.Created, v.now))
 		v.next(v.remedy(NodeDeleted))
 	case r.Approved != nil:

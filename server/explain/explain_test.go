@@ -22,7 +22,7 @@ const (
 
 // Every state, and every sentence that leads to it.
 func TestExplain(t *testing.T) {
-	ca, other := newAuthority(t, "kubernetes"), newAuthority(t, "stranger")
+	ca, other := newCA(t, "kubernetes"), newCA(t, "stranger")
 	good, old := ca.leaf(t, now.Add(time.Hour)), ca.leaf(t, before(time.Minute))
 	again := ca.leaf(t, now.Add(time.Hour))
 	plain, bound := token(t, "abcdef"), token(t, "bbbbbb", forNames("worker-*"))
@@ -498,7 +498,7 @@ const permitAll = "kubectl create clusterrolebinding kubeadm:node-autoapprove-bo
 
 // What is concluded from is there to be checked.
 func TestExplanationHoldsItsEvidence(t *testing.T) {
-	ca := newAuthority(t, "kubernetes")
+	ca := newCA(t, "kubernetes")
 	used := token(t, "abcdef", usedUp("worker-3"), forNames("worker-*"))
 	said := event("TokenSpent", spent)
 	f := explain.Facts{
@@ -584,7 +584,7 @@ func TestGranted(t *testing.T) {
 
 // Many tokens for a name are counted, and a few are named.
 func TestCountsManyTokensAndNamesFew(t *testing.T) {
-	ca := newAuthority(t, "kubernetes")
+	ca := newCA(t, "kubernetes")
 	var many []tokens.Record
 	for _, c := range "abcdefghijklmnop" {
 		many = append(many, token(t, strings.Repeat(string(c), 6), forNames(name)))

@@ -23,7 +23,7 @@ func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 		byUID  = `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="uid-1")]}'`
 		pasted = "8w4usg." + secret
 	)
-	ca, other := newAuthority(t, "kubernetes\x1b"), newAuthority(t, "stranger\n\x1b]0;x\a")
+	ca, other := newCA(t, "kubernetes\x1b"), newCA(t, "stranger\n\x1b]0;x\a")
 	signed := info(t, ca)
 	leaf := other.leaf(t, now.Add(time.Hour))
 	for _, hostile := range []string{
@@ -108,7 +108,7 @@ func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 // A person may paste a token as the name of a node, and kube-apiserver accepts it: it is a DNS name.
 func TestCommandsOmitNodeNamedLikeToken(t *testing.T) {
 	const pasted = "8w4usg.0123456789abcdef"
-	ca := newAuthority(t, "kubernetes")
+	ca := newCA(t, "kubernetes")
 	for what, r := range map[string]api.RequestEvidence{
 		"expired":     request("system:bootstrap:8w4usg", issued("kubejoin", ca.leaf(t, before(time.Hour)))),
 		"not expired": request("system:bootstrap:8w4usg", issued("kubejoin", ca.leaf(t, now.Add(time.Hour)))),

@@ -9,13 +9,13 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// quiet tells of a name under which nothing has arrived, or nothing is left of it.
-func (v *view) quiet() {
+// noRequest tells of a name under which nothing has arrived, or nothing is left of it.
+func (v *view) noRequest() {
 	const nobody = "no machine has asked for a certificate under this name"
-	claimed := v.reads(FactClaim) && v.Claim != nil
+	claimed := v.readable(FactClaim) && v.Claim != nil
 	if claimed {
 		c := v.Claim
-		if c.NodeUID != "" && v.reads(FactNode) {
+		if c.NodeUID != "" && v.readable(FactNode) {
 			v.say(NodeDeleted, c.Created, "joined on token %s, which took the name %s, and its Node was deleted", c.TokenID, ago(c.Created, v.now))
 			v.next(v.remedy(NodeDeleted))
 			return
@@ -24,12 +24,12 @@ func (v *view) quiet() {
 		v.next(v.remedy(Claimed))
 		return
 	}
-	if v.reads(FactClusterInfo) && len(v.ClusterInfo) == 0 {
+	if v.readable(FactClusterInfo) && len(v.ClusterInfo) == 0 {
 		v.say(NoClusterInfo, time.Time{}, "%s, and none can discover the cluster: there is no ConfigMap kube-public/cluster-info; %s", nobody,
-			v.whose("bootstrap-signer", "bootstrap-signer-controller after 'kubeadm init phase bootstrap-token'"))
+			v.responsible("bootstrap-signer", "bootstrap-signer-controller after 'kubeadm init phase bootstrap-token'"))
 		return
 	}
-	if !v.reads(FactTokens) {
+	if !v.readable(FactTokens) {
 		v.say(NothingKnown, time.Time{}, "%s; see on the machine what kubeadm join says%s, and whether its token is alive", nobody, v.discovery())
 		v.next("", "kubejoin token list")
 		return
@@ -55,7 +55,7 @@ func (v *view) quiet() {
 		v.next("", "kubejoin token list")
 	case best.Status == api.StatusUnsigned:
 		v.say(TokenUnsigned, time.Time{}, "%s, and with its token it cannot discover the cluster, since cluster-info has no signature by it; tokens %s: %s; %s", nobody, kind, list,
-			v.whose("bootstrap-signer", "bootstrap-signer-controller"))
+			v.responsible("bootstrap-signer", "bootstrap-signer-controller"))
 		v.next("", "kubectl -n "+clusterinfo.Namespace+" get configmap "+clusterinfo.Name+" -o yaml")
 	default:
 		state := map[string]api.NodeState{api.StatusSpent: TokenSpent, api.StatusExpired: TokenExpired, api.StatusInvalid: TokenLimitsMalformed}[best.Status]
@@ -93,7 +93,7 @@ func active(all []api.TokenEvidence) (n int) {
 
 // discovery says what the machine has to reach, and adds the command that shows whether it does.
 func (v *view) discovery() string {
-	if !v.reads(FactClusterInfo) {
+	if !v.readable(FactClusterInfo) {
 		return ""
 	}
 	server, _, err := clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]))

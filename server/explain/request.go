@@ -17,8 +17,8 @@ import (
 // kubejoinName is the field manager of kubejoin's writes and the source of its Events.
 const kubejoinName = "kubejoin"
 
-// soon is how long a request may take without anything being wrong.
-const soon = 10 * time.Second
+// usualDelay is how long a request may take without anything being wrong.
+const usualDelay = 10 * time.Second
 
 // refusals are the reasons of kubejoin that are states of their own.
 var refusals = []api.NodeState{
@@ -65,9 +65,9 @@ func (v *view) tokenOf(r api.RequestEvidence) {
 
 // pending tells why a request is not approved.
 func (v *view) pending(r api.RequestEvidence) {
-	asked := fmt.Sprintf("asked for a certificate %s%s and is not approved", ago(r.Created, v.now), v.refusedBefore())
+	created := fmt.Sprintf("asked for a certificate %s%s and is not approved", ago(r.Created, v.now), v.refusedBefore())
 	if state, why := v.diagnose(r); state != "" {
-		v.say(state, r.Created, "%s: %s", asked, why)
+		v.say(state, r.Created, "%s: %s", created, why)
 		v.next(v.remedy(state))
 		return
 	}
@@ -75,24 +75,24 @@ func (v *view) pending(r api.RequestEvidence) {
 	notPermitted := event != nil && event.Reason == string(NotPermitted)
 	switch {
 	case r.Permitted == nil && notPermitted, r.Permitted != nil && !*r.Permitted:
-		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so that it waits for a person", asked, clean(r.User), v.subresource(r))
+		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so that it waits for a person", created, clean(r.User), v.subresource(r))
 		v.approve("approve it with", r)
 		v.next("or let all of its kind be approved with", v.permit(r))
 	case notPermitted:
-		v.say(NotApproved, r.Created, "%s: it was not permitted when kubejoin looked, is now, and kubejoin looks again within 17 min", asked)
+		v.say(NotApproved, r.Created, "%s: it was not permitted when kubejoin looked, is now, and kubejoin looks again within 17 min", created)
 		v.approve("approve it at once with", r)
 	case event != nil:
-		v.say(ApprovalWaits, r.Created, "%s: %s", asked, clean(event.Message))
+		v.say(ApprovalWaits, r.Created, "%s: %s", created, clean(event.Message))
 		v.next("", foreign.ShowCSR(r.Name, r.UID))
-	case v.now.Sub(r.Created) < soon:
-		v.say(NotApproved, r.Created, "%s yet", asked)
+	case v.now.Sub(r.Created) < usualDelay:
+		v.say(NotApproved, r.Created, "%s yet", created)
 		v.approve("", r)
 	default:
-		v.say(NotApproved, r.Created, "%s: %s", asked, v.whose("csr-approver", "certificatesigningrequest-approving-controller"))
+		v.say(NotApproved, r.Created, "%s: %s", created, v.responsible("csr-approver", "certificatesigningrequest-approving-controller"))
 		v.approve("approve it with", r)
 	}
-	v.reads(FactPermission)
-	v.reads(FactEvents)
+	v.readable(FactPermission)
+	v.readable(FactEvents)
 }
 
 // refusedBefore counts the requests that were refused before the newest.
@@ -130,7 +130,7 @@ func (v *view) permit(r api.RequestEvidence) string {
 func (v *view) unsigned(r api.RequestEvidence) {
 	approved := fmt.Sprintf("its request was approved %s and is not signed", ago(r.Approved.At, v.now))
 	event := v.event(r, "SigningFailed")
-	ca := v.caTrouble()
+	ca := v.caProblem()
 	switch {
 	case event != nil:
 		v.say(SigningFailed, r.Approved.At, "%s: %s", approved, clean(event.Message))
@@ -144,13 +144,13 @@ func (v *view) unsigned(r api.RequestEvidence) {
 			v.next(v.remedy(state))
 			break
 		}
-		if v.now.Sub(r.Approved.At) < soon {
+		if v.now.Sub(r.Approved.At) < usualDelay {
 			v.say(NotSigned, r.Approved.At, "%s yet", approved)
 		} else {
-			v.say(NotSigned, r.Approved.At, "%s: %s", approved, v.whose("csr-signer", "certificatesigningrequest-signing-controller"))
+			v.say(NotSigned, r.Approved.At, "%s: %s", approved, v.responsible("csr-signer", "certificatesigningrequest-signing-controller"))
 		}
 	}
-	v.reads(FactEvents)
+	v.readable(FactEvents)
 	v.next("", foreign.ShowCSR(r.Name, r.UID))
 }
 
@@ -178,8 +178,8 @@ func (v *view) event(r api.RequestEvidence, reasons ...string) *api.EventEvidenc
 	return newest
 }
 
-// caTrouble is the newest Event about kubejoin's CA, if it says that the CA cannot be used.
-func (v *view) caTrouble() *api.EventEvidence {
+// caProblem is the newest Event about kubejoin's CA, if it says that the CA cannot be used.
+func (v *view) caProblem() *api.EventEvidence {
 	var newest *api.EventEvidence
 	for i, e := range v.Events {
 		if e.Kind == "Lease" && strings.HasPrefix(e.Reason, "CA") && (newest == nil || e.At.After(newest.At)) {
@@ -192,10 +192,10 @@ func (v *view) caTrouble() *api.EventEvidence {
 	return newest
 }
 
-// whose says which controller should have done something, and whether it can be at work.
-func (v *view) whose(kubejoins, kcms string) string {
+// responsible says which controller should have done something, and whether it can be at work.
+func (v *view) responsible(kubejoins, kcms string) string {
 	either := fmt.Sprintf("kubejoin's %s or kube-controller-manager's %s should do it", kubejoins, kcms)
-	if !v.reads(FactLeader) {
+	if !v.readable(FactLeader) {
 		return either
 	}
 	l := v.Leader
@@ -232,7 +232,7 @@ func (v *view) issued(r api.RequestEvidence) {
 		v.say(WrongIssuer, c.At, "its certificate was issued %s by %s, which is no CA in cluster-info, so that the API server may not know it: %s signs with another CA",
 			ago(c.At, v.now), clean(fmt.Sprintf("%q", leaf.Issuer.String())), cmp.Or(clean(c.Writer), "its signer"))
 		v.next("", foreign.ShowCSR(r.Name, r.UID))
-	case v.reads(FactNode) && (r.User == tokens.NodeUserPrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
+	case v.readable(FactNode) && (r.User == tokens.NodeUserPrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
 		v.say(NodeDeleted, c.At, "its Node was deleted: the machine's certificate was issued %s and there is no Node", ago(c.At, v.now))
 		v.next(v.remedy(NodeDeleted))
 	case others:
@@ -242,14 +242,14 @@ func (v *view) issued(r api.RequestEvidence) {
 		v.say(CertificateIssued, c.At, "its certificate was issued %s and there is no Node; on the machine see whether the kubelet runs%s: %s", ago(c.At, v.now), v.reaching(), onMachine)
 		v.next("", onMachine)
 	}
-	if slices.Contains(v.lacked, FactNode) {
+	if slices.Contains(v.missing, FactNode) {
 		v.e.Sentence = strings.Replace(v.e.Sentence, "there is no Node", "no Node is known", 1)
 	}
 }
 
 // reaching names the API server that kubelets are sent to.
 func (v *view) reaching() string {
-	if !v.reads(FactClusterInfo) {
+	if !v.readable(FactClusterInfo) {
 		return ""
 	}
 	server, _, err := clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]))
@@ -262,7 +262,7 @@ func (v *view) reaching() string {
 // trusts reports whether a chain leads to a CA in cluster-info; it does where no CA is known. The
 // time does not matter.
 func (v *view) trusts(chain []*x509.Certificate) bool {
-	if !v.reads(FactClusterInfo) {
+	if !v.readable(FactClusterInfo) {
 		return true
 	}
 	_, cas, err := clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]))

@@ -20,7 +20,7 @@ func (v *view) token(r tokens.Record) api.TokenEvidence {
 		ID: r.Token.ID(), Expires: r.Expires, MaxNodes: r.Limits.NodeLimit(),
 		NodeNames: slices.Clone(r.Limits.NodeNames), Nodes: slices.Clone(r.Nodes),
 	}
-	if !v.misses(FactClusterInfo) {
+	if !v.isUnread(FactClusterInfo) {
 		signed := r.Token.HasSecret() && clusterinfo.Verify([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]), v.ClusterInfo[clusterinfo.SignatureKey(t.ID)], r.Token) == nil
 		t.Signed = &signed
 	}
@@ -52,15 +52,15 @@ func tokenWords(t api.TokenEvidence, now time.Time) string {
 		}
 		return fmt.Sprintf("%s (%s, expires in %s)", t.ID, signed, span(t.Expires.Sub(now)))
 	case api.StatusSpent:
-		return fmt.Sprintf("%s (spent by %s)", t.ID, some(t.Nodes))
+		return fmt.Sprintf("%s (spent by %s)", t.ID, firstNames(t.Nodes))
 	case api.StatusExpired:
 		return fmt.Sprintf("%s (expired %s)", t.ID, ago(t.Expires, now))
 	}
 	return fmt.Sprintf("%s (%s)", t.ID, t.Status)
 }
 
-// some names a few of many.
-func some(names []string) string {
+// firstNames names a few of many.
+func firstNames(names []string) string {
 	const few = 3
 	if len(names) <= few {
 		return strings.Join(names, ", ")
@@ -99,7 +99,7 @@ func (v *view) usable() (bound, general []api.TokenEvidence) {
 // have it refused by kubejoin; no state is nothing.
 func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
 	id := tokenID(r)
-	if id == "" || !v.reads(FactTokens) {
+	if id == "" || !v.readable(FactTokens) {
 		return v.diagnoseName(r, tokens.Record{})
 	}
 	at := slices.IndexFunc(v.Tokens, func(t tokens.Record) bool { return t.Token.ID() == id })
@@ -121,9 +121,9 @@ func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
 		if t.Limits.Replaces != (tokens.NodeRef{}) {
 			allowed = []string{t.Limits.Replaces.Name}
 		}
-		return NodeNameNotAllowed, fmt.Sprintf("token %s is for other names (%s)", id, some(allowed))
+		return NodeNameNotAllowed, fmt.Sprintf("token %s is for other names (%s)", id, firstNames(allowed))
 	case t.Spent() && !slices.Contains(t.Nodes, v.Node):
-		return TokenSpent, fmt.Sprintf("token %s was for %s and %s took it", id, nodes(t.Limits.NodeLimit()), some(t.Nodes))
+		return TokenSpent, fmt.Sprintf("token %s was for %s and %s took it", id, nodes(t.Limits.NodeLimit()), firstNames(t.Nodes))
 	}
 	return v.diagnoseName(r, t)
 }
@@ -132,10 +132,10 @@ func (v *view) diagnoseName(r api.RequestEvidence, t tokens.Record) (api.NodeSta
 	if r.User == tokens.NodeUserPrefix+v.Node {
 		return "", ""
 	}
-	if c := v.Claim; v.reads(FactClaim) && c != nil && (c.TokenID != tokenID(r) || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {
+	if c := v.Claim; v.readable(FactClaim) && c != nil && (c.TokenID != tokenID(r) || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {
 		return NodeNameClaimed, fmt.Sprintf("the name was taken with another token, %s, %s", c.TokenID, ago(c.Created, v.now))
 	}
-	if v.reads(FactNode) && v.Object != nil {
+	if v.readable(FactNode) && v.Object != nil {
 		replaces := t.Limits.Replaces
 		switch {
 		case replaces == (tokens.NodeRef{}):

@@ -61,7 +61,7 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-func newAuthority(t testing.TB, name string) authority {
+func newCA(t testing.TB, name string) authority {
 	t.Helper()
 	key := newKey(t)
 	template := &x509.Certificate{
@@ -103,9 +103,9 @@ func sign(t testing.TB, template, parent *x509.Certificate, key, by *ecdsa.Priva
 }
 
 // info is a cluster-info that trusts the authority and is signed by the tokens given.
-func info(t testing.TB, a authority, signing ...tokens.Record) map[string]string {
+func info(t testing.TB, ca authority, signing ...tokens.Record) map[string]string {
 	t.Helper()
-	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{a.cert})
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{ca.cert})
 	if err != nil {
 		t.Fatal(err)
 	}

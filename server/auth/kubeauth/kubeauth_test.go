@@ -41,7 +41,7 @@ func request(ctx context.Context, bearer string) *http.Request {
 }
 
 // A liar is an API server that says of tokens and permissions what it likes.
-type liar struct {
+type fakeReviews struct {
 	mu     sync.Mutex
 	asked  []string // bodies
 	token  func(*authenticationv1.TokenReview)
@@ -49,7 +49,7 @@ type liar struct {
 	answer http.HandlerFunc // in place of both
 }
 
-func (l *liar) client(t *testing.T) kubernetes.Interface {
+func (l *fakeReviews) client(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -91,7 +91,7 @@ func (l *liar) client(t *testing.T) kubernetes.Interface {
 	return client
 }
 
-func (l *liar) count() int {
+func (l *fakeReviews) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.asked)
@@ -124,7 +124,7 @@ func TestTokens(t *testing.T) {
 		{name: "yes to nobody", status: authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: []string{"kubejoin"}}, other: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := &liar{token: func(r *authenticationv1.TokenReview) { r.Status = test.status }}
+			l := &fakeReviews{token: func(r *authenticationv1.TokenReview) { r.Status = test.status }}
 			known := &kubeauth.Tokens{Client: l.client(t), Audiences: test.audiences}
 			user, err := known.Authenticate(request(t.Context(), bearer))
 			switch {
@@ -164,7 +164,7 @@ func TestTokens(t *testing.T) {
 // What is none of an API server's business it is not asked about.
 func TestReviewsOnlyPossibleServiceAccountTokens(t *testing.T) {
 	t.Parallel()
-	l := &liar{token: func(r *authenticationv1.TokenReview) {
+	l := &fakeReviews{token: func(r *authenticationv1.TokenReview) {
 		r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "ada"}, Audiences: []string{"kubejoin"}}
 	}}
 	known := &kubeauth.Tokens{Client: l.client(t)}
@@ -211,7 +211,7 @@ func TestPermissions(t *testing.T) {
 		{"yes by another authorizer", authorization.SubjectAccessReviewStatus{Allowed: true, EvaluationError: "away"}, "yes"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := &liar{access: func(r *authorization.SubjectAccessReview) { r.Status = test.status }}
+			l := &fakeReviews{access: func(r *authorization.SubjectAccessReview) { r.Status = test.status }}
 			p := &kubeauth.Permissions{Client: l.client(t)}
 			user := auth.User{Name: "ada", UID: "1", Groups: []string{"dev"}, Extra: map[string][]string{"k": {"v"}}}
 			ask := func(u auth.User, a auth.Access) string {
@@ -285,7 +285,7 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := &liar{answer: answer}
+			l := &fakeReviews{answer: answer}
 			client := l.client(t)
 			known := &kubeauth.Tokens{Client: client, Timeout: 200 * time.Millisecond}
 			permissions := &kubeauth.Permissions{Client: client, Timeout: 200 * time.Millisecond}

@@ -53,27 +53,27 @@ func (p *Permissions) Authorize(r *http.Request, u auth.User, a auth.Access) err
 		p.answers = newAnswers[string](PermissionAge, NoPermissionAge, timeoutOr(p.Timeout))
 		p.reviews = counter(p.Registerer)
 	})
-	spec := question(u, a)
+	spec := accessSpec(u, a)
 	text, err := json.Marshal(spec) // maps in order, so that the same is the same
 	if err != nil {
 		return fmt.Errorf("SubjectAccessReview: %w", err)
 	}
-	why, yes, err := p.answers.of(r.Context(), text, func(ctx context.Context) (string, bool, error) {
-		why, yes, err := p.review(ctx, spec)
-		p.reviews.WithLabelValues("access", result(yes, err)).Inc()
-		return why, yes, err
+	reason, allowed, err := p.answers.of(r.Context(), text, func(ctx context.Context) (string, bool, error) {
+		reason, allowed, err := p.review(ctx, spec)
+		p.reviews.WithLabelValues("access", result(allowed, err)).Inc()
+		return reason, allowed, err
 	})
 	switch {
 	case err != nil:
 		return fmt.Errorf("SubjectAccessReview: %w", err)
-	case !yes:
-		return fmt.Errorf("%w: SubjectAccessReview: user %q may not %s%s", auth.ErrForbidden, u.Name, a, why)
+	case !allowed:
+		return fmt.Errorf("%w: SubjectAccessReview: user %q may not %s%s", auth.ErrForbidden, u.Name, a, reason)
 	}
 	return nil
 }
 
-// question is what is asked about a user.
-func question(u auth.User, a auth.Access) authorization.SubjectAccessReviewSpec {
+// accessSpec is what is asked about a user.
+func accessSpec(u auth.User, a auth.Access) authorization.SubjectAccessReviewSpec {
 	resource, subresource, _ := strings.Cut(a.Resource, "/")
 	spec := authorization.SubjectAccessReviewSpec{
 		User: u.Name, UID: u.UID, Groups: slices.Clone(u.Groups),

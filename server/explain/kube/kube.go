@@ -98,7 +98,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		explain.FactClusterInfo: g.clusterInfo,
 		explain.FactLeader:      g.leader,
 	})
-	if g.trouble == nil {
+	if g.failure == nil {
 		g.all(ctx, map[api.Fact]func(context.Context) error{
 			explain.FactEvents:     g.events,
 			explain.FactPermission: g.permission,
@@ -108,8 +108,8 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 	if err := ctx.Err(); err != nil {
 		return explain.Facts{}, err
 	}
-	if g.trouble != nil {
-		return explain.Facts{}, fmt.Errorf("explain node %s: %w", node, g.trouble)
+	if g.failure != nil {
+		return explain.Facts{}, fmt.Errorf("explain node %s: %w", node, g.failure)
 	}
 	return g.facts, nil
 }
@@ -121,7 +121,7 @@ type gathering struct {
 	mu      sync.Mutex
 	facts   explain.Facts
 	latest  []object // undecided or not: the newest requests that a story may be about
-	trouble error    // what is no lack of permission, about that without which nothing can be said
+	failure error    // what is no lack of permission, about that without which nothing can be said
 }
 
 // all reads facts side by side, each with its own time.
@@ -143,7 +143,7 @@ func (g *gathering) unread(fact api.Fact, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !apierrors.IsForbidden(err) && (fact == explain.FactRequests || fact == explain.FactNode) {
-		g.trouble = errors.Join(g.trouble, fmt.Errorf("%s: %w", fact, err))
+		g.failure = errors.Join(g.failure, fmt.Errorf("%s: %w", fact, err))
 	}
 	if slices.ContainsFunc(g.facts.Unread, func(u api.UnreadFact) bool { return u.Fact == fact }) {
 		return
