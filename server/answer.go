@@ -25,7 +25,7 @@ import (
 const MaxBody = 64 << 10
 
 // An answer is all of a response.
-type answer struct {
+type response struct {
 	status      int // zero is 200
 	contentType string
 	header      map[string]string
@@ -36,7 +36,7 @@ type answer struct {
 
 // An action answers one kind of request. Its errors are [problem]s; any other error is the
 // server's own failure, whose text goes to the log and not to the client.
-type action func(r *call) (answer, error)
+type action func(r *call) (response, error)
 
 // A problem is a problem document, and the error that leads to one.
 type problem struct {
@@ -110,7 +110,7 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 		refusal := c.limits.Enter(func() bool { return class == httplimit.Certificates && h.isToken(r) })
 		defer c.limits.Leave()
 		if refused := cmp.Or(exceeds(refusal), crossOrigin(r), longQuery(r)); refused != nil {
-			act = func(*call) (answer, error) { return answer{}, refused }
+			act = func(*call) (response, error) { return response{}, refused }
 		}
 		id := rand.Text()[:16]
 		w.Header().Set("X-Request-Id", id)
@@ -167,8 +167,8 @@ const (
 
 // How many requests of strangers the log has at the level that operators see.
 const (
-	strangersQPS   = 1
-	strangersBurst = 100
+	unauthenticatedLogQPS   = 1
+	unauthenticatedLogBurst = 100
 )
 
 // logRequest logs a request. Anybody can send any number of requests that are refused for anything but
@@ -187,7 +187,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 		if r.Method == http.MethodPost {
 			level = slog.LevelInfo
 		}
-	case r.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r.Request) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.strangers.Allow():
+	case r.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r.Request) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.unauthenticatedLog.Allow():
 		level = slog.LevelInfo
 	}
 	if route == "readyz" || route == "tokenreview" && status < 400 { // asked without end; readyz logs changes by itself
@@ -220,7 +220,7 @@ type panicError struct {
 func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
 // recovered turns a panic of one request into that request's failure.
-func recovered(act action, r *call) (a answer, err error) {
+func recovered(act action, r *call) (a response, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &panicError{v, strings.Split(strings.TrimSpace(string(debug.Stack())), "\n")}
@@ -231,10 +231,10 @@ func recovered(act action, r *call) (a answer, err error) {
 
 // failed is the one place where an error becomes a status. Kubernetes paths answer a Status, as
 // their clients read it.
-func (h *handler) failed(err error, id string, kubernetes bool) answer {
+func (h *handler) failed(err error, id string, kubernetes bool) response {
 	var unready *notReady
 	if errors.As(err, &unready) {
-		return answer{status: http.StatusServiceUnavailable, contentType: "text/plain; charset=utf-8", body: unready.list}
+		return response{status: http.StatusServiceUnavailable, contentType: "text/plain; charset=utf-8", body: unready.list}
 	}
 	var p *problem
 	if !errors.As(err, &p) {
@@ -255,7 +255,7 @@ func (h *handler) failed(err error, id string, kubernetes bool) answer {
 		named.Errors[i] = api.FieldProblem{Field: fieldShown(e.Field), Detail: foreign.Text(e.Detail, room)}
 		room -= len(named.Errors[i].Detail)
 	}
-	a := answer{status: p.Status, contentType: "application/problem+json", header: map[string]string{}}
+	a := response{status: p.Status, contentType: "application/problem+json", header: map[string]string{}}
 	if p.retryAfter > 0 {
 		a.header["Retry-After"] = strconv.Itoa(int(p.retryAfter.Seconds()))
 	}
@@ -284,9 +284,9 @@ func fieldShown(name string) string {
 }
 
 // object is the answer of an object in JSON.
-func object(status int, v any) (answer, error) {
+func object(status int, v any) (response, error) {
 	body, err := json.Marshal(v)
-	return answer{status: status, contentType: "application/json", body: append(body, '\n')}, err
+	return response{status: status, contentType: "application/json", body: append(body, '\n')}, err
 }
 
 // errRefused is the cause of problems of requests that exceed a limit, of which a flood is expected.

@@ -16,13 +16,13 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// careless is a store that panics, or whose words are for operators alone.
-type careless struct {
+// leakyStore is a store that panics, or whose words are for operators alone.
+type leakyStore struct {
 	tokens.Store
 	panics bool
 }
 
-func (s careless) List(context.Context) ([]tokens.Record, error) {
+func (s leakyStore) List(context.Context) ([]tokens.Record, error) {
 	if s.panics {
 		panic("the store has hunter2 in its hands")
 	}
@@ -38,7 +38,7 @@ func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 	s.TokenReview = &server.TokenReview{Authenticate: s.Authenticate}
 	s.start(t)
 	panics, broken := s.Server, s.Server
-	panics.Tokens, broken.Tokens = careless{s.store, true}, careless{s.store, false}
+	panics.Tokens, broken.Tokens = leakyStore{s.store, true}, leakyStore{s.store, false}
 	panics.Registerer, broken.Registerer = nil, nil
 	sites := map[string]*site{"": s}
 	for name, changed := range map[string]server.Server{"panics": panics, "broken": broken} {

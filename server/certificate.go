@@ -55,7 +55,7 @@ type Certificates struct {
 }
 
 // certificate answers a request for a certificate.
-func (h *handler) certificate(r *call) (a answer, err error) {
+func (h *handler) certificate(r *call) (a response, err error) {
 	defer func() {
 		if result := resultOf(err); result != "" {
 			h.certificates.WithLabelValues(result).Inc()
@@ -63,14 +63,14 @@ func (h *handler) certificate(r *call) (a answer, err error) {
 	}()
 	user, err := h.certificateUser(r)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	if err := h.identified(r, user); err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	request, err := h.readCertificateRequest(r, user)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	r.log(slog.String("signer", request.SignerName), slog.String("subject", foreign.Text(request.CSR.Subject.String(), foreign.MaxName)))
 	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout)
@@ -80,10 +80,10 @@ func (h *handler) certificate(r *call) (a answer, err error) {
 		if p := (*problem)(nil); errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {
 			r.limits.TooManyCertificates(user.Name)
 		}
-		return answer{}, err
+		return response{}, err
 	}
 	r.log(slog.String("serial", serialOf(chain)))
-	return answer{contentType: "application/pem-certificate-chain", body: chain}, nil // RFC 8555, section 9.1
+	return response{contentType: "application/pem-certificate-chain", body: chain}, nil // RFC 8555, section 9.1
 }
 
 // resultOf is what became of a request, or nothing if it asked for nothing that can be answered: who
@@ -158,7 +158,7 @@ func (h *handler) certificateUser(r *call) (auth.User, error) {
 // notBootstrap refuses a bootstrap token's user who has come without the token: how many nodes there
 // may be on it, and until when, is its record's to say.
 func notBootstrap(user auth.User) error {
-	if bootstraps(user) {
+	if isBootstrapUser(user) {
 		return newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, and comes without it", user.Name)
 	}
 	return nil
@@ -174,8 +174,8 @@ var requestTypes = []string{"application/pkcs10", "application/x-pem-file", "tex
 
 // readCertificateRequest reads what is asked for, and fills in what is usual.
 func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Request, error) {
-	var asked api.SignCertificate
-	if err := readQuery(r, &asked); err != nil {
+	var req api.SignCertificate
+	if err := readQuery(r, &req); err != nil {
 		return approval.Request{}, err
 	}
 	if r.Header.Get("Content-Type") != "" && !hasType(r, requestTypes...) {
@@ -190,7 +190,7 @@ func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Requ
 		return approval.Request{}, newProblem(http.StatusBadRequest, "invalid-body", "%.500v; curl sends a file as it is with --data-binary @FILE", err)
 	}
 	request := approval.Request{
-		SignerName: asked.Signer, User: user.Name, UserUID: user.UID,
+		SignerName: req.Signer, User: user.Name, UserUID: user.UID,
 		Groups: append(slices.Clone(user.Groups), "system:authenticated"), // as an API server has it
 		From:   remoteAddr(r), CSR: csr,
 	}
@@ -198,14 +198,14 @@ func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Requ
 	if err != nil {
 		return request, err
 	}
-	if request.Expiration, err = expiration(asked.Duration); err != nil {
+	if request.Expiration, err = expiration(req.Duration); err != nil {
 		return request, err
 	}
-	if asked.Usages == nil {
+	if req.Usages == nil {
 		request.Usages = usualUsages(request.SignerName, s, csr)
 		return request, nil
 	}
-	request.Usages, err = usages(asked.Usages)
+	request.Usages, err = usages(req.Usages)
 	return request, err
 }
 
@@ -227,7 +227,7 @@ func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	csr := request.CSR
 	switch {
 	case request.SignerName != "":
-	case isBootstrap(request.User):
+	case isBootstrapName(request.User):
 		request.SignerName = certificates.KubeAPIServerClientKubeletSignerName
 	case !approval.IsNode(request.User, request.Groups):
 		return signer.Signer{}, badField("signer", "none given; want one of %s", strings.Join(slices.Sorted(maps.Keys(all)), ", "))
@@ -243,17 +243,17 @@ func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	return s, nil
 }
 
-func isBootstrap(user string) bool { return strings.HasPrefix(user, tokens.BootstrapUserPrefix) }
+func isBootstrapName(user string) bool { return strings.HasPrefix(user, tokens.BootstrapUserPrefix) }
 
 // expiration reads a lifetime as the API server takes it.
-func expiration(asked string) (time.Duration, error) {
-	if asked == "" {
+func expiration(req string) (time.Duration, error) {
+	if req == "" {
 		return 0, nil
 	}
-	d, err := time.ParseDuration(asked)
+	d, err := time.ParseDuration(req)
 	switch {
 	case err != nil:
-		return 0, badField("duration", "%.40q is not a duration such as 24h", asked)
+		return 0, badField("duration", "%.40q is not a duration such as 24h", req)
 	case d < minExpiration:
 		return 0, badField("duration", "%s given, want at least %s", d, minExpiration)
 	case d > maxExpiration:
@@ -263,9 +263,9 @@ func expiration(asked string) (time.Duration, error) {
 }
 
 // usages reads a list as the API server takes it.
-func usages(asked []string) ([]certificates.KeyUsage, error) {
+func usages(req []string) ([]certificates.KeyUsage, error) {
 	var list []certificates.KeyUsage
-	for _, name := range asked {
+	for _, name := range req {
 		u := certificates.KeyUsage(strings.TrimSpace(name))
 		switch {
 		case !approval.KnownUsage(u):
@@ -298,7 +298,7 @@ func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []c
 // those who may sign.
 func (h *handler) issue(ctx context.Context, r *call, user auth.User, request approval.Request) ([]byte, error) {
 	authority := h.Certificates.Authority
-	machine := isBootstrap(user.Name) || approval.IsNode(user.Name, user.Groups)
+	machine := isBootstrapName(user.Name) || approval.IsNode(user.Name, user.Groups)
 	if !machine {
 		p := h.maySigner(r, user, "sign", request.SignerName)
 		if name := approval.ReservedName(request.CSR); p == nil && name != "" {

@@ -518,7 +518,7 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	t.Run("tokens", func(t *testing.T) {
 		s, _ := certifying(t)
 		token := s.token(t, nil)
-		s.Tokens = &troubled{Store: s.store, before: always}
+		s.Tokens = &failingStore{Store: s.store, before: always}
 		s.start(t)
 		_, err := s.by(token).Certificate(t.Context(), request)
 		p := wantProblem(t, err, 503, "tokens-unavailable", "")
@@ -671,8 +671,8 @@ func TestCertificateFloodLeavesDiscoveryFree(t *testing.T) {
 	}
 }
 
-// checkCertificateAnswer holds for whatever is asked of a handler with nothing amiss.
-func checkCertificateAnswer(t *testing.T, w *httptest.ResponseRecorder) {
+// checkCertificateResponse holds for whatever is asked of a handler with nothing amiss.
+func checkCertificateResponse(t *testing.T, w *httptest.ResponseRecorder) {
 	t.Helper()
 	switch body := w.Body.Bytes(); {
 	case w.Code == 200:

@@ -14,22 +14,22 @@ import (
 )
 
 // listClaims answers the node names that were taken with limited tokens, or a page of them.
-func (h *handler) listClaims(r *call) (answer, error) {
-	var asked api.ListPage
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) listClaims(r *call) (response, error) {
+	var req api.ListPage
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
 	if h.Claims == nil {
-		return answer{}, noClaims()
+		return response{}, noClaims()
 	}
 	claims, err := h.Claims.List(r.Context())
 	if err != nil {
-		return answer{}, h.unavailable(err)
+		return response{}, h.unavailable(err)
 	}
 	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
-	claims, next, err := page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, asked)
+	claims, next, err := page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, req)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	list := api.ClaimList{APIVersion: api.Version, Kind: api.KindClaimList, Items: make([]api.Claim, len(claims)), Continue: next}
 	for i, c := range claims {
@@ -57,17 +57,17 @@ func claimShown(c tokens.Claim) api.Claim {
 // The other way round a request that had read the token before could take the name anew between
 // the two steps, and the count would go down for a claim that is there. A machine that is admitted
 // with another key meanwhile changes the claim, and the release starts over.
-func (h *handler) releaseClaim(r *call) (answer, error) {
-	var asked api.ReleaseClaim
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) releaseClaim(r *call) (response, error) {
+	var req api.ReleaseClaim
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
 	if h.Claims == nil {
-		return answer{}, noClaims()
+		return response{}, noClaims()
 	}
 	node := chi.URLParam(r.Request, "node")
 	if err := tokens.CheckNodeName(node); err != nil {
-		return answer{}, badField("node", "%v", err)
+		return response{}, badField("node", "%v", err)
 	}
 	r.log(slog.String("node", node))
 	var first tokens.Claim
@@ -75,31 +75,31 @@ func (h *handler) releaseClaim(r *call) (answer, error) {
 		claim, err := h.Claims.Get(r.Context(), node)
 		switch {
 		case errors.Is(err, tokens.ErrNotFound), err == nil && claim.Released():
-			return answer{}, newProblem(http.StatusNotFound, "no-claim", "there is no claim on node name %s", node)
+			return response{}, newProblem(http.StatusNotFound, "no-claim", "there is no claim on node name %s", node)
 		case err != nil:
-			return answer{}, h.unavailable(err)
+			return response{}, h.unavailable(err)
 		case first.UID == "":
 			first = claim
 		case !claim.Same(first):
-			return answer{}, newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and made again meanwhile; see whether this one is to go, too", node)
+			return response{}, newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and made again meanwhile; see whether this one is to go, too", node)
 		}
 		shown := claimShown(claim)
-		shown.DryRun = asked.DryRun
-		if asked.DryRun {
+		shown.DryRun = req.DryRun
+		if req.DryRun {
 			return object(http.StatusOK, shown)
 		}
 		if shown.Warnings, err = h.uncount(r.Context(), claim); err != nil {
-			return answer{}, h.unavailable(err)
+			return response{}, h.unavailable(err)
 		}
 		longest := time.Duration(0)
-		if h.Longest != nil {
-			longest = h.Longest()
+		if h.MaxRemainingLifetime != nil {
+			longest = h.MaxRemainingLifetime()
 		}
 		switch err := tokens.Release(r.Context(), h.Claims, claim, claim.PastAfterRelease(time.Now(), longest)); {
 		case err == nil, errors.Is(err, tokens.ErrNotFound):
 			return object(http.StatusOK, shown)
 		case !errors.Is(err, tokens.ErrConflict):
-			return answer{}, h.unavailable(err)
+			return response{}, h.unavailable(err)
 		}
 	}
 }

@@ -96,7 +96,7 @@ func TestReleasedClaimIsKeptAsPast(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, r := claimed(t)
 			if test.longest > 0 {
-				s.Longest = func() time.Duration { return test.longest }
+				s.MaxRemainingLifetime = func() time.Duration { return test.longest }
 			}
 			if _, err := s.Claims.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.Limits.CertificateDuration = test.duration; return nil }); err != nil {
 				t.Fatal(err)
@@ -258,7 +258,7 @@ func TestReleasesClaimThatAnotherCallerReleases(t *testing.T) {
 
 func TestReleasesClaimOfTokenDeletedMeanwhile(t *testing.T) {
 	s, _ := claimed(t)
-	s.Tokens = going{s.store}
+	s.Tokens = deletedBeforeUpdate{s.store}
 	s.start(t)
 	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 || !slices.Equal(s.claims(t), []string{"worker-2"}) {
 		t.Errorf("%d with claims %v: %s", got.status, s.claims(t), got.body)

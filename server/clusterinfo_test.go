@@ -85,7 +85,7 @@ func TestPublishesNoUnusableClusterInfo(t *testing.T) {
 	if bytes.Equal(withUser, kubeconfig) {
 		t.Fatal("the credential has no place")
 	}
-	info := &told{}
+	info := &fixedClusterInfo{}
 	s.ClusterInfo = info
 	h := s.Handler()
 	for _, test := range []struct {
@@ -144,4 +144,4 @@ func TestPublishesCurrentClusterInfo(t *testing.T) {
 	}
 }
 
-var _ server.ClusterInfo = (*told)(nil)
+var _ server.ClusterInfo = (*fixedClusterInfo)(nil)

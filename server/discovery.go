@@ -18,10 +18,10 @@ const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configma
 
 // discovery answers what kubeadm's token-based discovery reads from an API server, to anybody:
 // with it joining nodes need no anonymous access to the real one.
-func (h *handler) discovery(r *call) (answer, error) {
+func (h *handler) discovery(r *call) (response, error) {
 	body, err := h.ClusterInfo.JSON(r.Context())
 	if err != nil {
-		return answer{}, noClusterInfo(err)
+		return response{}, noClusterInfo(err)
 	}
 	return h.discovered.answer(r, body, "application/json"), nil
 }
@@ -77,8 +77,8 @@ func (p problem) kubernetes() metav1.Status {
 	}
 }
 
-// published is a kubeconfig in the forms that discovery serves without authentication.
-type published struct {
+// publicKubeconfig is a kubeconfig in the forms that discovery serves without authentication.
+type publicKubeconfig struct {
 	kubeconfig []byte
 	err        error // why it tells nothing
 	pem, json  []byte
@@ -86,7 +86,7 @@ type published struct {
 
 // publish reads the kubeconfig of cluster-info, and remembers the last one, good or not: it is
 // asked for by anybody, and hardly ever changes.
-func (h *handler) publish(r *call) (*published, error) {
+func (h *handler) publish(r *call) (*publicKubeconfig, error) {
 	kubeconfig, err := h.ClusterInfo.Config(r.Context())
 	if err != nil {
 		return nil, noClusterInfo(err)
@@ -94,7 +94,7 @@ func (h *handler) publish(r *call) (*published, error) {
 	if last := h.published.Load(); last != nil && bytes.Equal(last.kubeconfig, kubeconfig) {
 		return last, last.err
 	}
-	p := &published{kubeconfig: kubeconfig}
+	p := &publicKubeconfig{kubeconfig: kubeconfig}
 	if _, cas, err := clusterinfo.ParseKubeconfig(kubeconfig); err != nil {
 		p.err = malformed(err)
 	} else if p.pem, p.json, err = bundle(cas); err != nil {
@@ -106,13 +106,13 @@ func (h *handler) publish(r *call) (*published, error) {
 
 // discoveryFile answers the kubeconfig for 'kubeadm join --discovery-file https://…', which reads
 // it with no credential and trusts it as it trusts the certificate that it is served with.
-func (h *handler) discoveryFile(r *call) (answer, error) {
+func (h *handler) discoveryFile(r *call) (response, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	p, err := h.publish(r)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	return h.kubeconfig.answer(r, p.kubeconfig, "application/yaml"), nil // RFC 9512
 }
@@ -140,24 +140,24 @@ const (
 
 // ca answers the CAs in cluster-info, to anybody: in PEM, or as JSON with pins if the query or else
 // the header Accept asks for that.
-func (h *handler) ca(r *call) (answer, error) {
-	var asked api.GetCA
-	if err := readQuery(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) ca(r *call) (response, error) {
+	var req api.GetCA
+	if err := readQuery(r, &req); err != nil {
+		return response{}, err
 	}
-	format := asked.Format
+	format := req.Format
 	switch format {
 	case formatPEM, formatJSON:
 	case "":
-		if format = formatPEM; asksFor(r.Header.Values("Accept"), "application/json") {
+		if format = formatPEM; accepts(r.Header.Values("Accept"), "application/json") {
 			format = formatJSON
 		}
 	default:
-		return answer{}, badField("format", "%.40q given, want %s or %s", format, formatPEM, formatJSON)
+		return response{}, badField("format", "%.40q given, want %s or %s", format, formatPEM, formatJSON)
 	}
 	p, err := h.publish(r)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	if format == formatJSON {
 		return h.caSet.answer(r, p.json, "application/json", "Accept"), nil
@@ -165,9 +165,9 @@ func (h *handler) ca(r *call) (answer, error) {
 	return h.caPEM.answer(r, p.pem, "application/x-pem-file", "Accept"), nil
 }
 
-// asksFor reports whether a type is asked for by its name: what takes anything, as curl does, has not
+// accepts reports whether a type is asked for by its name: what takes anything, as curl does, has not
 // asked.
-func asksFor(accept []string, want string) bool {
+func accepts(accept []string, want string) bool {
 	for _, header := range accept {
 		for item := range strings.SplitSeq(header, ",") {
 			media, parameters, _ := strings.Cut(item, ";")

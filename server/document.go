@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// packEvery is the least time between two compressions of the same thing: where thousands of
+	// packInterval is the least time between two compressions of the same thing: where thousands of
 	// tokens come and go, megabytes change many times a second.
-	packEvery = time.Second
-	// packFrom is the fewest bytes that are worth it.
-	packFrom = 512
+	packInterval = time.Second
+	// packMinSize is the fewest bytes that are worth it.
+	packMinSize = 512
 )
 
 // A document is what anybody may read, made once for all who do.
@@ -29,7 +29,7 @@ type document struct {
 }
 
 // A publication is a document as it changes. The zero publication is ready.
-type publication struct {
+type publicDocument struct {
 	mu      sync.Mutex
 	last    *document
 	packing bool
@@ -38,7 +38,7 @@ type publication struct {
 
 // document is the one of a body, which is not changed from here on. What was made of the same bytes
 // is not made again.
-func (p *publication) document(body []byte) *document {
+func (p *publicDocument) document(body []byte) *document {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := &document{body: body}
@@ -57,13 +57,13 @@ func (p *publication) document(body []byte) *document {
 
 // pack has the document compressed beside, unless it is, or one was just now: until it is done it
 // goes out as it is.
-func (p *publication) pack(d *document) {
-	if len(d.body) < packFrom {
+func (p *publicDocument) pack(d *document) {
+	if len(d.body) < packMinSize {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.packing || d.gzip.Load() != nil || !p.packed.IsZero() && time.Since(p.packed) < packEvery {
+	if p.packing || d.gzip.Load() != nil || !p.packed.IsZero() && time.Since(p.packed) < packInterval {
 		return
 	}
 	p.packing, p.packed = true, time.Now()
@@ -95,13 +95,13 @@ func compressed(body []byte) []byte {
 	return bytes.Clone(b.Bytes())
 }
 
-// answer is the document for one client: compressed if it takes that, and nothing but a word if
+// response is the document for one client: compressed if it takes that, and nothing but a word if
 // it has it already. Whoever keeps it asks again each time (RFC 9111, section 5.2.2.4). vary are
 // the headers beside Accept-Encoding that have chosen it.
-func (p *publication) answer(r *call, body []byte, contentType string, vary ...string) answer {
+func (p *publicDocument) answer(r *call, body []byte, contentType string, vary ...string) response {
 	d := p.document(body)
 	identity := `"` + d.tag() + `"`
-	a := answer{contentType: contentType, body: d.body, header: map[string]string{
+	a := response{contentType: contentType, body: d.body, header: map[string]string{
 		"ETag":          identity,
 		"Cache-Control": "no-cache",
 		"Vary":          strings.Join(append(vary, "Accept-Encoding"), ", "),

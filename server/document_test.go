@@ -21,15 +21,15 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// told is a cluster-info that says what it is told.
-type told struct {
+// fixedClusterInfo is a cluster-info that says what it is told.
+type fixedClusterInfo struct {
 	json, config []byte
 	err          error
 }
 
-func (s *told) JSON(context.Context) ([]byte, error)   { return s.json, s.err }
-func (s *told) Config(context.Context) ([]byte, error) { return s.config, s.err }
-func (s *told) WaitSigned(context.Context, tokens.Token) ([]byte, error) {
+func (s *fixedClusterInfo) JSON(context.Context) ([]byte, error)   { return s.json, s.err }
+func (s *fixedClusterInfo) Config(context.Context) ([]byte, error) { return s.config, s.err }
+func (s *fixedClusterInfo) WaitSigned(context.Context, tokens.Token) ([]byte, error) {
 	return s.config, s.err
 }
 
@@ -57,8 +57,8 @@ func unzip(t *testing.T, body []byte) []byte {
 	return plain
 }
 
-// megabytes are such as many signatures: random, and compressible by a quarter.
-func megabytes(n int) []byte {
+// randomBase64 are such as many signatures: random, and compressible by a quarter.
+func randomBase64(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[rand.N(64)]
@@ -70,7 +70,7 @@ func megabytes(n int) []byte {
 // whoever asks how often.
 func TestCompressesOncePerContentAndSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		info := &told{json: megabytes(1 << 20)}
+		info := &fixedClusterInfo{json: randomBase64(1 << 20)}
 		h := server.Server{ClusterInfo: info}.Handler()
 		ask := func() *httptest.ResponseRecorder {
 			t.Helper()
@@ -93,7 +93,7 @@ func TestCompressesOncePerContentAndSecond(t *testing.T) {
 			t.Error("it is not compressed in the end")
 		}
 		for range 10 { // content that changes ten times in a second goes out as it is
-			info.json = megabytes(1 << 20)
+			info.json = randomBase64(1 << 20)
 			if packed() {
 				t.Error("compressed in no time")
 			}
@@ -121,7 +121,7 @@ func TestCompressesOncePerContentAndSecond(t *testing.T) {
 
 func TestConditionalRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		info := &told{json: bytes.Repeat([]byte("x"), 4<<10)}
+		info := &fixedClusterInfo{json: bytes.Repeat([]byte("x"), 4<<10)}
 		h := server.Server{ClusterInfo: info}.Handler()
 		first := get(t, h, infoPath, "Accept-Encoding", "gzip")
 		synctest.Wait()

@@ -19,69 +19,69 @@ import (
 
 // explanation answers why a machine has or has not joined: as JSON, or as the text that people
 // read.
-func (h *handler) explanation(r *call) (answer, error) {
-	var asked struct {
+func (h *handler) explanation(r *call) (response, error) {
+	var req struct {
 		Format string `json:"format"`
 	}
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
-	if asked.Format != "" && asked.Format != "json" && asked.Format != "text" {
-		return answer{}, badField("format", "%.40q given, want json or text", asked.Format)
+	if req.Format != "" && req.Format != "json" && req.Format != "text" {
+		return response{}, badField("format", "%.40q given, want json or text", req.Format)
 	}
 	node := chi.URLParam(r.Request, "node")
 	if err := tokens.CheckNodeName(node); err != nil {
-		return answer{}, badField("node", "%.300v", err)
+		return response{}, badField("node", "%.300v", err)
 	}
 	if h.Explain == nil {
-		return answer{}, newProblem(http.StatusNotFound, "no-cluster", "there are no nodes to explain here: kubejoin is not on a cluster")
+		return response{}, newProblem(http.StatusNotFound, "no-cluster", "there are no nodes to explain here: kubejoin is not on a cluster")
 	}
 	r.log(slog.String("node", node))
 	e, err := h.Explain(r.Context(), node)
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the cluster does not say now what there is to know of node %s; try again", node)
 		p.cause, p.retryAfter = err, retryAfter
-		return answer{}, p
+		return response{}, p
 	}
-	if asked.Format == "text" {
-		return answer{contentType: "text/plain; charset=utf-8", body: []byte(e.Text())}, nil
+	if req.Format == "text" {
+		return response{contentType: "text/plain; charset=utf-8", body: []byte(e.Text())}, nil
 	}
 	return object(http.StatusOK, e)
 }
 
 // explainRequest answers what would be done about a certificate request, by each rule.
-func (h *handler) explainRequest(r *call) (answer, error) {
-	var asked api.ExplainRequest
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) explainRequest(r *call) (response, error) {
+	var req api.ExplainRequest
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
 	if h.ExplainRequest == nil {
-		return answer{}, newProblem(http.StatusNotFound, "no-cluster", "there are no certificate requests to explain here: kubejoin is not on a cluster")
+		return response{}, newProblem(http.StatusNotFound, "no-cluster", "there are no certificate requests to explain here: kubejoin is not on a cluster")
 	}
-	if (asked.CSR == "") == (len(asked.Object) == 0) {
-		return answer{}, badField("csr", "want the name of a CertificateSigningRequest, or one as object, and not both")
+	if (req.CSR == "") == (len(req.Object) == 0) {
+		return response{}, badField("csr", "want the name of a CertificateSigningRequest, or one as object, and not both")
 	}
 	var given *certificates.CertificateSigningRequest
-	if asked.CSR == "" {
+	if req.CSR == "" {
 		var err error
-		if given, err = readCSR(asked.Object); err != nil {
-			return answer{}, err
+		if given, err = readCSR(req.Object); err != nil {
+			return response{}, err
 		}
-		if err := h.mayAskAbout(r, given.Spec.Username, given.Spec.Groups); err != nil {
-			return answer{}, err
+		if err := h.mayExplain(r, given.Spec.Username, given.Spec.Groups); err != nil {
+			return response{}, err
 		}
-	} else if wrong := validation.IsDNS1123Subdomain(asked.CSR); len(wrong) > 0 {
-		return answer{}, badField("csr", "%.40q is not the name of an object", asked.CSR)
+	} else if wrong := validation.IsDNS1123Subdomain(req.CSR); len(wrong) > 0 {
+		return response{}, badField("csr", "%.40q is not the name of an object", req.CSR)
 	}
-	r.log(slog.String("csr", asked.CSR))
-	e, err := h.ExplainRequest(r.Context(), asked.CSR, given)
+	r.log(slog.String("csr", req.CSR))
+	e, err := h.ExplainRequest(r.Context(), req.CSR, given)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return answer{}, newProblem(http.StatusNotFound, "no-such-request", "there is no CertificateSigningRequest %s", asked.CSR)
+		return response{}, newProblem(http.StatusNotFound, "no-such-request", "there is no CertificateSigningRequest %s", req.CSR)
 	case err != nil:
 		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the cluster does not say now what there is to know of the request; try again")
 		p.cause, p.retryAfter = err, retryAfter
-		return answer{}, p
+		return response{}, p
 	}
 	return object(http.StatusOK, e)
 }
@@ -98,9 +98,9 @@ func readCSR(content []byte) (*certificates.CertificateSigningRequest, error) {
 	return &object, nil
 }
 
-// mayAskAbout returns a problem if the caller may not learn what a requester is permitted. The object need not exist, so
+// mayExplain returns a problem if the caller may not learn what a requester is permitted. The object need not exist, so
 // it can name any requester. Callers may ask about themselves, nodes, bootstrap tokens and an object without requester.
-func (h *handler) mayAskAbout(r *call, name string, groups []string) error {
+func (h *handler) mayExplain(r *call, name string, groups []string) error {
 	caller := r.user
 	var known func(group string) bool
 	switch {
@@ -110,13 +110,13 @@ func (h *handler) mayAskAbout(r *call, name string, groups []string) error {
 		known = func(group string) bool { return slices.Contains(caller.Groups, group) }
 	case strings.HasPrefix(name, tokens.NodeUserPrefix):
 		known = func(group string) bool { return group == tokens.NodesGroup }
-	case isBootstrap(name):
+	case isBootstrapName(name):
 		known = func(group string) bool { return strings.HasPrefix(group, bootstrapapi.BootstrapDefaultGroup) }
 	}
 	if known != nil && !slices.ContainsFunc(groups, func(group string) bool { return group != "system:authenticated" && !known(group) }) {
 		return nil
 	}
-	return h.mayTake(r, liberty{
+	return h.checkExtraPermission(r, extraPermission{
 		auth.Access{Verb: "impersonate", Resource: "explanations", Name: name}, "object",
 		"which an object of a requester other than yourself, a node or a bootstrap token needs; ask by the name of a request that exists",
 	})

@@ -198,7 +198,7 @@ func FuzzCertificate(f *testing.F) {
 				}
 				w := httptest.NewRecorder()
 				handler.ServeHTTP(w, r)
-				checkCertificateAnswer(t, w)
+				checkCertificateResponse(t, w)
 			}
 		})
 	})

@@ -46,16 +46,16 @@ type Version struct {
 }
 
 // healthz says that the process answers; whether it is of any use is readyz's.
-func (h *handler) healthz(*call) (answer, error) {
-	return answer{contentType: "text/plain; charset=utf-8", body: []byte("ok\n")}, nil
+func (h *handler) healthz(*call) (response, error) {
+	return response{contentType: "text/plain; charset=utf-8", body: []byte("ok\n")}, nil
 }
 
 // readyz asks all checks and, in the form of kube-apiserver's, lists them if one fails or
 // ?verbose is given: one line for each, whatever names of objects it repeats.
-func (h *handler) readyz(r *call) (answer, error) {
+func (h *handler) readyz(r *call) (response, error) {
 	errs, err := h.check(r.Context())
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	var list bytes.Buffer
 	failed := 0
@@ -77,7 +77,7 @@ func (h *handler) readyz(r *call) (answer, error) {
 	}
 	if failed > 0 {
 		fmt.Fprintln(&list, "readyz check failed")
-		return answer{}, &notReady{list: list.Bytes()}
+		return response{}, &notReady{list: list.Bytes()}
 	}
 	if !r.URL.Query().Has("verbose") {
 		list.Reset()
@@ -87,7 +87,7 @@ func (h *handler) readyz(r *call) (answer, error) {
 	if list.Len() == 0 {
 		list.WriteString("ok\n")
 	}
-	return answer{contentType: "text/plain; charset=utf-8", body: list.Bytes()}, nil
+	return response{contentType: "text/plain; charset=utf-8", body: list.Bytes()}, nil
 }
 
 // notReady carries the list of checks to the client as plain text.
@@ -95,19 +95,19 @@ type notReady struct{ list []byte }
 
 func (n *notReady) Error() string { return string(bytes.TrimSpace(n.list)) }
 
-func (h *handler) version(*call) (answer, error) {
+func (h *handler) version(*call) (response, error) {
 	return object(http.StatusOK, h.Version)
 }
 
-func (h *handler) metrics(*call) (answer, error) {
-	return answer{serve: h.Metrics}, nil
+func (h *handler) metrics(*call) (response, error) {
+	return response{serve: h.Metrics}, nil
 }
 
-func (h *handler) notFound(*call) (answer, error) {
-	return answer{}, newProblem(http.StatusNotFound, "not-found", "there is nothing at this path")
+func (h *handler) notFound(*call) (response, error) {
+	return response{}, newProblem(http.StatusNotFound, "not-found", "there is nothing at this path")
 }
 
-func (h *handler) methodNotAllowed(r *call) (answer, error) {
+func (h *handler) methodNotAllowed(r *call) (response, error) {
 	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %q", foreign.Text(r.Method, maxMethod))
 	routes := chi.RouteContext(r.Context()).Routes
 	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi has it
@@ -119,7 +119,7 @@ func (h *handler) methodNotAllowed(r *call) (answer, error) {
 	if len(p.allow) == 0 { // the method is unknown, and chi has not looked at the path
 		return h.notFound(r)
 	}
-	return answer{}, p
+	return response{}, p
 }
 
 // rounds lets all who ask at the same time share one run of the checks: anybody may ask, and a

@@ -24,9 +24,9 @@ const (
 	maxStreams  = 64 // of HTTP/2, in flight on one connection
 )
 
-// suites12 are those of TLS 1.2 that RFC 9325, section 4.2, recommends, and the same with ChaCha20. TLS 1.3 has no
+// tls12Suites are those of TLS 1.2 that RFC 9325, section 4.2, recommends, and the same with ChaCha20. TLS 1.3 has no
 // others.
-var suites12 = []uint16{
+var tls12Suites = []uint16{
 	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
 	tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
@@ -52,7 +52,7 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 	}
 	config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
 	if config.CipherSuites == nil {
-		config.CipherSuites = suites12
+		config.CipherSuites = tls12Suites
 	}
 	log := s.Logger
 	if log == nil {

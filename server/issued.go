@@ -16,24 +16,24 @@ import (
 )
 
 // listIssued answers a page of the issuance record.
-func (h *handler) listIssued(r *call) (answer, error) {
-	var asked api.ListIssued
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) listIssued(r *call) (response, error) {
+	var req api.ListIssued
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
 	if h.Issued == nil {
-		return answer{}, noRecord()
+		return response{}, noRecord()
 	}
-	query, err := issuanceQuery(asked, time.Now())
+	query, err := issuanceQuery(req, time.Now())
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	page, err := h.Issued.List(r.Context(), query)
 	switch {
 	case errors.Is(err, issuance.ErrCursor):
-		return answer{}, badField("continue", "want what a page of the record ended with")
+		return response{}, badField("continue", "want what a page of the record ended with")
 	case err != nil:
-		return answer{}, recordUnavailable(err)
+		return response{}, recordUnavailable(err)
 	}
 	list := api.IssuanceEntryList{APIVersion: api.Version, Kind: api.KindIssuanceEntryList, Items: make([]api.IssuanceEntry, len(page.Entries)), Continue: page.Next}
 	for i, e := range page.Entries {
@@ -44,23 +44,23 @@ func (h *handler) listIssued(r *call) (answer, error) {
 }
 
 // getIssued answers the entry of one certificate.
-func (h *handler) getIssued(r *call) (answer, error) {
+func (h *handler) getIssued(r *call) (response, error) {
 	if err := readRequest(r, &struct{}{}); err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	if h.Issued == nil {
-		return answer{}, noRecord()
+		return response{}, noRecord()
 	}
 	serial, err := issuance.ParseSerial(chi.URLParam(r.Request, "serial"))
 	if err != nil {
-		return answer{}, badField("serial", "want a serial number of hexadecimal digits, as openssl x509 -noout -serial prints it")
+		return response{}, badField("serial", "want a serial number of hexadecimal digits, as openssl x509 -noout -serial prints it")
 	}
 	e, err := h.Issued.Get(r.Context(), serial)
 	switch {
 	case errors.Is(err, issuance.ErrNotFound):
-		return answer{}, newProblem(http.StatusNotFound, "not-issued", "no certificate of serial number %s is in the record: it was not issued here, or ended more than 90 days ago", serial)
+		return response{}, newProblem(http.StatusNotFound, "not-issued", "no certificate of serial number %s is in the record: it was not issued here, or ended more than 90 days ago", serial)
 	case err != nil:
-		return answer{}, recordUnavailable(err)
+		return response{}, recordUnavailable(err)
 	}
 	return object(http.StatusOK, entryShown(e))
 }
@@ -80,10 +80,10 @@ func recordUnavailable(err error) *problem {
 }
 
 // issuanceQuery reads what is asked of the record.
-func issuanceQuery(asked api.ListIssued, now time.Time) (issuance.Query, error) {
+func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 	q := issuance.Query{
-		TokenID: asked.TokenID, Node: asked.Node, Requester: asked.Requester, Signer: asked.Signer, Outcome: asked.Outcome,
-		Limit: asked.Limit, After: asked.Continue,
+		TokenID: req.TokenID, Node: req.Node, Requester: req.Requester, Signer: req.Signer, Outcome: req.Outcome,
+		Limit: req.Limit, After: req.Continue,
 	}
 	if q.TokenID != "" {
 		if err := tokens.CheckID(q.TokenID); err != nil {
@@ -93,13 +93,13 @@ func issuanceQuery(asked api.ListIssued, now time.Time) (issuance.Query, error) 
 	switch q.Outcome {
 	case "", issuance.Issued, issuance.Refused, issuance.Failed:
 	default:
-		return q, badField("outcome", "%.40q given, want %s, %s or %s", asked.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
+		return q, badField("outcome", "%.40q given, want %s, %s or %s", req.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
 	}
 	if q.Limit < 0 || q.Limit > issuance.MaxLimit {
 		return q, badField("limit", "%d given, want 1 to %d", q.Limit, issuance.MaxLimit)
 	}
-	if asked.EndsWithin != "" {
-		within, err := parseDays(asked.EndsWithin)
+	if req.EndsWithin != "" {
+		within, err := parseDays(req.EndsWithin)
 		if err != nil {
 			return q, badField("endsWithin", "%v", err)
 		}
@@ -108,13 +108,13 @@ func issuanceQuery(asked api.ListIssued, now time.Time) (issuance.Query, error) 
 		}
 		q.EndsAfter, q.EndsBefore = now, now.Add(within)
 	}
-	if asked.Since != "" {
-		if at, err := time.Parse(time.RFC3339, asked.Since); err == nil {
+	if req.Since != "" {
+		if at, err := time.Parse(time.RFC3339, req.Since); err == nil {
 			q.Since = at
-		} else if ago, err := parseDays(asked.Since); err == nil {
+		} else if ago, err := parseDays(req.Since); err == nil {
 			q.Since = now.Add(-ago)
 		} else {
-			return q, badField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or how long ago, such as 24h or 7d", asked.Since)
+			return q, badField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or how long ago, such as 24h or 7d", req.Since)
 		}
 	}
 	return q, nil

@@ -20,26 +20,26 @@ import (
 
 // printJoinCommand mints a token, waits until its signature can be read by a joining node, and
 // answers the command to join with. A token that nobody signs is deleted again.
-func (h *handler) printJoinCommand(r *call) (answer, error) {
-	var asked api.PrintJoinCommand
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) printJoinCommand(r *call) (response, error) {
+	var req api.PrintJoinCommand
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
-	format, err := findJoinFormat(asked.Format)
+	format, err := findJoinFormat(req.Format)
 	if err != nil {
-		return answer{}, badField("format", "%v", err)
+		return response{}, badField("format", "%v", err)
 	}
-	record, err := h.newRecord(r, asked.TokenSpec, tokens.Generate(), time.Now())
+	record, err := h.newRecord(r, req.TokenSpec, tokens.Generate(), time.Now())
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	if !record.Signing || !record.Authentication {
-		return answer{}, badField("usages", "a join command needs a token for signing and authentication")
+		return response{}, badField("usages", "a join command needs a token for signing and authentication")
 	}
 	a, err := h.mint(r, record, format)
 	if err != nil {
 		h.joinCommands.WithLabelValues("failed").Inc()
-		return answer{}, err
+		return response{}, err
 	}
 	h.joinCommands.WithLabelValues("ok").Inc()
 	if advice := h.advice(r.Context(), record); len(advice) > 0 {
@@ -60,21 +60,21 @@ func warningHeader(warnings []string) string {
 
 // mint stores a record and answers how to join with it once it is signed. It takes SignTimeout at
 // most, and withdrawTimeout more to take the token back.
-func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (answer, error) {
+func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (response, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
 	defer cancel()
 	start := time.Now()
 	record, err := h.create(ctx, record, false)
-	if noRoom := (*problem)(nil); errors.As(err, &noRoom) {
-		return answer{}, noRoom
+	if quotaProblem := (*problem)(nil); errors.As(err, &quotaProblem) {
+		return response{}, quotaProblem
 	}
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
 		p.cause, p.retryAfter = err, retryAfter
 		if refused(err) {
-			return answer{}, p
+			return response{}, p
 		}
-		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, p)
+		return response{}, h.withdraw(context.WithoutCancel(ctx), record, p)
 	}
 	r.log(slog.String("token", record.Token.ID()))
 	created := time.Now()
@@ -87,9 +87,9 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (answer
 	if err != nil {
 		// Nobody was told the secret: what is left of the token must go, also when it is the
 		// client that has gone.
-		return answer{}, h.withdraw(context.WithoutCancel(ctx), record, err)
+		return response{}, h.withdraw(context.WithoutCancel(ctx), record, err)
 	}
-	return answer{
+	return response{
 		contentType: format.contentType,
 		header: map[string]string{
 			"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(time.Since(created))),
@@ -124,7 +124,7 @@ func (h *handler) signed(wait, client context.Context, record tokens.Record, aft
 			return joinformat.Join{}, err
 		}
 		why := "what should be signing is " + h.SignedBy
-		if p := h.ranOut(); p != nil {
+		if p := h.clusterInfoFull(); p != nil {
 			why = p.Detail
 		}
 		p := newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned,

@@ -18,24 +18,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// held is a cluster-info that answers when it is let go.
-type held struct {
+// counts is a cluster-info that answers when it is let go.
+type tokenCounts struct {
 	server.ClusterInfo
 	entered                    chan struct{}
 	holdJSON, holdSigned, free chan struct{} // nil does not hold
 }
 
-func (h *held) JSON(ctx context.Context) ([]byte, error) {
+func (h *tokenCounts) JSON(ctx context.Context) ([]byte, error) {
 	h.hold(h.holdJSON)
 	return h.ClusterInfo.JSON(ctx)
 }
 
-func (h *held) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
+func (h *tokenCounts) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
 	h.hold(h.holdSigned)
 	return h.ClusterInfo.WaitSigned(ctx, t)
 }
 
-func (h *held) hold(at chan struct{}) {
+func (h *tokenCounts) hold(at chan struct{}) {
 	if at != nil {
 		h.entered <- struct{}{}
 		<-h.free
@@ -68,7 +68,7 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 			s := newSite(t)
 			s.Advertise = "127.0.0.1:9443"
 			on := make(chan struct{})
-			h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{})}
+			h := &tokenCounts{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{})}
 			if test.flood == "join-command" {
 				h.holdSigned = on
 			} else {

@@ -40,60 +40,60 @@ const (
 // createToken makes a token and answers it, with its secret, once it is signed. Unlike one of a
 // join command it stays if nobody signs it: the client knows the token. One that the client has
 // chosen is made once, however often it is asked for.
-func (h *handler) createToken(r *call) (answer, error) {
-	var asked api.CreateToken
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) createToken(r *call) (response, error) {
+	var req api.CreateToken
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
-	wait, err := h.wait(asked.Wait)
+	wait, err := h.wait(req.Wait)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	now := time.Now()
-	token, chosen := tokens.Generate(), asked.Token != ""
+	token, chosen := tokens.Generate(), req.Token != ""
 	if chosen {
-		if token, err = tokens.Parse(asked.Token.Reveal()); err != nil {
-			return answer{}, badField("token", "%v", err)
+		if token, err = tokens.Parse(req.Token.Reveal()); err != nil {
+			return response{}, badField("token", "%v", err)
 		}
 	}
-	record, err := h.newRecord(r, asked.TokenSpec, token, now)
+	record, err := h.newRecord(r, req.TokenSpec, token, now)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	r.log(slog.String("token", token.ID()))
 	if chosen {
 		if err := h.checkUnclaimed(r.Context(), token.ID()); err != nil {
-			return answer{}, err
+			return response{}, err
 		}
 	}
-	if asked.DryRun {
-		return h.tryCreate(r.Context(), asked.TokenSpec, record, now)
+	if req.DryRun {
+		return h.tryCreate(r.Context(), req.TokenSpec, record, now)
 	}
 	status := http.StatusCreated
 	record, err = h.create(r.Context(), record, chosen)
-	var noRoom *problem
+	var quotaProblem *problem
 	switch {
-	case errors.Is(err, tokens.ErrExists), chosen && errors.As(err, &noRoom): // there is no need of room for one that is there
-		before, againErr := h.again(r.Context(), asked.TokenSpec, record, now)
-		if againErr != nil && noRoom != nil {
-			return answer{}, noRoom
+	case errors.Is(err, tokens.ErrExists), chosen && errors.As(err, &quotaProblem): // there is no need of room for one that is there
+		before, againErr := h.recreate(r.Context(), req.TokenSpec, record, now)
+		if againErr != nil && quotaProblem != nil {
+			return response{}, quotaProblem
 		} else if againErr != nil {
-			return answer{}, againErr
+			return response{}, againErr
 		}
 		status, record = http.StatusOK, before
-	case errors.As(err, &noRoom):
-		return answer{}, noRoom
+	case errors.As(err, &quotaProblem):
+		return response{}, quotaProblem
 	case refused(err):
-		return answer{}, h.unavailable(err)
+		return response{}, h.unavailable(err)
 	case err != nil:
 		p := newProblem(http.StatusServiceUnavailable, "token-not-stored",
 			"the token could not be stored; try again. Should token %s have been stored nevertheless, it %s", record.Token.ID(), lifetime(record))
 		p.cause, p.retryAfter, p.TokenID = err, retryAfter, record.Token.ID()
-		return answer{}, p
+		return response{}, p
 	}
 	command, err := h.awaitSigned(r.Context(), record, wait)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	// What the wait has shown need not be looked up.
 	v := view{now: time.Now()}
@@ -114,19 +114,19 @@ func (h *handler) createToken(r *call) (answer, error) {
 }
 
 // tryCreate answers what createToken would, and stores nothing.
-func (h *handler) tryCreate(ctx context.Context, asked api.TokenSpec, record tokens.Record, now time.Time) (answer, error) {
+func (h *handler) tryCreate(ctx context.Context, req api.TokenSpec, record tokens.Record, now time.Time) (response, error) {
 	v := view{now: now}
 	switch _, err := h.Tokens.Get(ctx, record.Token.ID()); {
 	case err == nil:
-		if record, err = h.again(ctx, asked, record, now); err != nil {
-			return answer{}, err
+		if record, err = h.recreate(ctx, req, record, now); err != nil {
+			return response{}, err
 		}
 		v = h.view(ctx, now)
 	case !errors.Is(err, tokens.ErrNotFound):
-		return answer{}, h.unavailable(err)
+		return response{}, h.unavailable(err)
 	default:
 		if err := h.reserve(ctx, record, true); err != nil {
-			return answer{}, err
+			return response{}, err
 		}
 	}
 	t := v.token(record)
@@ -137,13 +137,13 @@ func (h *handler) tryCreate(ctx context.Context, asked api.TokenSpec, record tok
 }
 
 // wait is how long a signature is waited for.
-func (h *handler) wait(asked string) (time.Duration, error) {
-	if asked == "" {
+func (h *handler) wait(req string) (time.Duration, error) {
+	if req == "" {
 		return min(h.SignTimeout, MaxWait), nil
 	}
-	d, err := time.ParseDuration(asked)
+	d, err := time.ParseDuration(req)
 	if err != nil || d < 0 || d > MaxWait {
-		return 0, badField("wait", "%.40q given; want a duration up to %s, or 0 for not at all", asked, MaxWait)
+		return 0, badField("wait", "%.40q given; want a duration up to %s, or 0 for not at all", req, MaxWait)
 	}
 	return d, nil
 }
@@ -188,31 +188,31 @@ func (h *handler) checkUnclaimed(ctx context.Context, id string) error {
 		id, held[0].Node, len(held), held[0].Node)
 }
 
-// again gives the token that is there if it is the one that is asked for, so that a request whose
+// recreate gives the token that is there if it is the one that is asked for, so that a request whose
 // answer was lost can be sent again: the same secret, and everything else as well. What differs is
 // told to who has the secret alone, which cluster-info shows to be right, too; that it is wrong does
 // not show in the time that it takes.
-func (h *handler) again(ctx context.Context, asked api.TokenSpec, record tokens.Record, now time.Time) (tokens.Record, error) {
+func (h *handler) recreate(ctx context.Context, req api.TokenSpec, record tokens.Record, now time.Time) (tokens.Record, error) {
 	stored, err := h.Tokens.Get(ctx, record.Token.ID())
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return record, taken(record.Token) // or was, a moment ago
+		return record, existsProblem(record.Token) // or was, a moment ago
 	case err != nil:
 		return record, h.unavailable(err)
 	}
-	differs := differences(stored, record, asked, now)
+	differs := differences(stored, record, req, now)
 	if !stored.Token.Equal(record.Token) {
-		return record, taken(record.Token)
+		return record, existsProblem(record.Token)
 	}
 	if len(differs) > 0 {
-		return record, taken(record.Token, differs...)
+		return record, existsProblem(record.Token, differs...)
 	}
 	return stored, nil
 }
 
-// taken is the problem of a token that is there already and differs from what is asked for, in
+// existsProblem is the problem of a token that is there already and differs from what is asked for, in
 // fields that may be told.
-func taken(t tokens.Token, fields ...string) *problem {
+func existsProblem(t tokens.Token, fields ...string) *problem {
 	differs := ""
 	if len(fields) > 0 {
 		differs = ", which differs in " + strings.Join(fields, ", ")
@@ -224,14 +224,14 @@ func taken(t tokens.Token, fields ...string) *problem {
 // comes now asks for. A ttl is meant from when the token was made. A token that is spent may end
 // sooner: taking its last place brings the end forward. Nobody asks for one that has expired or is
 // no good.
-func differences(stored, record tokens.Record, asked api.TokenSpec, now time.Time) []string {
+func differences(stored, record tokens.Record, req api.TokenSpec, now time.Time) []string {
 	var fields []string
 	differs := func(field string, alike bool) {
 		if !alike {
 			fields = append(fields, field)
 		}
 	}
-	if asked.Expires != "" {
+	if req.Expires != "" {
 		differs("expires", stored.Expires.Equal(record.Expires) || stored.Spent() && !stored.Expires.IsZero() && stored.Expires.Before(record.Expires))
 	} else {
 		differs("ttl", sameLife(stored, record, now))
@@ -259,9 +259,9 @@ func sameLife(stored, record tokens.Record, now time.Time) bool {
 	case stored.Expires.IsZero():
 		return false
 	}
-	asked := record.Expires.Sub(now)
-	slack := max(minEndSlack, min(asked/10, maxEndSlack))
-	longer := stored.Expires.Sub(stored.Created) - asked
+	req := record.Expires.Sub(now)
+	slack := max(minEndSlack, min(req/10, maxEndSlack))
+	longer := stored.Expires.Sub(stored.Created) - req
 	return longer <= slack && (longer >= -slack || stored.Spent())
 }
 

@@ -225,7 +225,7 @@ func TestConcurrentCreatesMakeOneToken(t *testing.T) {
 // A token that is there needs no room.
 func TestRepeatedCreateNeedsNoSpaceInClusterInfo(t *testing.T) {
 	s := newSite(t)
-	info := &narrow{ClusterInfo: s.ClusterInfo, capacity: 1, signed: map[string]bool{}}
+	info := &limitedClusterInfo{ClusterInfo: s.ClusterInfo, capacity: 1, signed: map[string]bool{}}
 	s.ClusterInfo = info
 	s.start(t)
 	own := tokens.Generate()
@@ -249,7 +249,7 @@ func TestRepeatedCreateNeedsNoSpaceInClusterInfo(t *testing.T) {
 	}
 }
 
-var _ server.ClusterInfo = (*narrow)(nil)
+var _ server.ClusterInfo = (*limitedClusterInfo)(nil)
 
 // A dry run reads the token twice. The token may be deleted in between, or the store may fail.
 func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {

@@ -257,7 +257,7 @@ func TestCreateTokenDryRun(t *testing.T) {
 // Unlike one of a join command a token stays if nobody signs it: its caller knows it.
 func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 	s := newSite(t)
-	s.ClusterInfo = unsigned{s.ClusterInfo}
+	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
 	s.SignedBy = "the one who sleeps"
 	s.start(t)
 	own := tokens.Generate()
@@ -303,7 +303,7 @@ func TestWaitForSignatureEndsAtExpiry(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
 			s.Advertise = "192.0.2.1:9443"
-			s.ClusterInfo = unsigned{s.ClusterInfo}
+			s.ClusterInfo = pendingSignatures{s.ClusterInfo}
 			s.SignedBy = "the one who sleeps"
 			r := httptest.NewRequestWithContext(t.Context(), "POST", path+"?ttl=3s", nil)
 			r.Header.Set("Authorization", "Bearer "+adminBearer)
@@ -344,7 +344,7 @@ func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
 				s.Advertise = "192.0.2.1:9443"
-				s.Tokens = &troubled{Store: s.store, before: test.before, after: test.after}
+				s.Tokens = &failingStore{Store: s.store, before: test.before, after: test.after}
 				own := tokens.Generate()
 				r := httptest.NewRequestWithContext(t.Context(), "POST", tokenPath, strings.NewReader(`{"token":"`+own.Reveal()+`"}`))
 				r.Header.Set("Authorization", "Bearer "+adminBearer)

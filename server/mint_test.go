@@ -17,16 +17,16 @@ import (
 
 var errReset = errors.New("connection reset")
 
-// troubled is a store that has an error in place of an answer, before or after what it was
+// failingStore is a store that has an error in place of an answer, before or after what it was
 // asked for took effect.
-type troubled struct {
+type failingStore struct {
 	tokens.Store
 	// before and after say what is wrong with the nth call, of any kind.
 	before, after func(n int) error
 	calls         int
 }
 
-func (s *troubled) call(f func() error) error {
+func (s *failingStore) call(f func() error) error {
 	n := s.calls
 	s.calls++
 	if s.before != nil {
@@ -43,17 +43,17 @@ func (s *troubled) call(f func() error) error {
 	return nil
 }
 
-func (s *troubled) Create(ctx context.Context, r tokens.Record) (stored tokens.Record, err error) {
+func (s *failingStore) Create(ctx context.Context, r tokens.Record) (stored tokens.Record, err error) {
 	err = s.call(func() error { stored, err = s.Store.Create(ctx, r); return err })
 	return stored, err
 }
 
-func (s *troubled) Get(ctx context.Context, id string) (r tokens.Record, err error) {
+func (s *failingStore) Get(ctx context.Context, id string) (r tokens.Record, err error) {
 	err = s.call(func() error { r, err = s.Store.Get(ctx, id); return err })
 	return r, err
 }
 
-func (s *troubled) Delete(ctx context.Context, r tokens.Record) error {
+func (s *failingStore) Delete(ctx context.Context, r tokens.Record) error {
 	return s.call(func() error { return s.Store.Delete(ctx, r) })
 }
 
@@ -103,7 +103,7 @@ func TestJoinCommandLeavesNoUnnamedToken(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
 				s.Advertise = "192.0.2.1:9443"
-				s.Tokens = &troubled{Store: s.store, before: test.before, after: test.after}
+				s.Tokens = &failingStore{Store: s.store, before: test.before, after: test.after}
 				began := time.Now()
 				r := httptest.NewRequestWithContext(t.Context(), "POST", commandPath, nil)
 				r.Header.Set("Authorization", "Bearer "+adminBearer)

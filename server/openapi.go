@@ -21,16 +21,16 @@ var openAPIInJSON = sync.OnceValues(func() ([]byte, error) { return yaml.YAMLToJ
 // OpenAPI is the description of the API, in OpenAPI 3.1 and YAML, as /openapi.yaml answers it.
 func OpenAPI() []byte { return append([]byte(nil), openAPI...) }
 
-func (h *handler) openAPIYAML(r *call) (answer, error) {
+func (h *handler) openAPIYAML(r *call) (response, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	return h.described.answer(r, openAPI, "application/yaml"), nil // RFC 9512
 }
 
-func (h *handler) openAPIJSON(r *call) (answer, error) {
+func (h *handler) openAPIJSON(r *call) (response, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	body, err := openAPIInJSON()
 	return h.describedJSON.answer(r, body, "application/json"), err
@@ -56,11 +56,11 @@ var referencePolicy = sync.OnceValue(func() string {
 })
 
 // reference answers the page to browsers, and to others where to go.
-func (h *handler) reference(r *call) (answer, error) {
+func (h *handler) reference(r *call) (response, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
-		return answer{}, err
+		return response{}, err
 	}
-	if !asksFor(r.Header.Values("Accept"), "text/html") {
+	if !accepts(r.Header.Values("Accept"), "text/html") {
 		return h.referenceText.answer(r, referenceText, "text/plain; charset=utf-8", "Accept"), nil
 	}
 	a := h.referencePage.answer(r, referencePage, "text/html; charset=utf-8", "Accept")

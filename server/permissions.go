@@ -14,22 +14,22 @@ import (
 
 // allowed lets an action happen for users who may, and nobody else.
 func (h *handler) allowed(access auth.Access, act action) action {
-	return func(r *call) (answer, error) {
+	return func(r *call) (response, error) {
 		if h.Authenticate == nil || h.Authorize == nil {
-			return answer{}, newProblem(http.StatusForbidden, "forbidden", "nobody may %s here: no way to authenticate is configured", access)
+			return response{}, newProblem(http.StatusForbidden, "forbidden", "nobody may %s here: no way to authenticate is configured", access)
 		}
 		user, err := h.Authenticate(r.Request)
 		if err != nil {
-			return answer{}, unauthenticated(err)
+			return response{}, unauthenticated(err)
 		}
 		if err := h.identified(r, user); err != nil {
-			return answer{}, err
+			return response{}, err
 		}
-		if bootstraps(user) {
-			return answer{}, newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, which is for machines that join and may not %s", user.Name, access)
+		if isBootstrapUser(user) {
+			return response{}, newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, which is for machines that join and may not %s", user.Name, access)
 		}
 		if err := h.may(r, access); err != nil {
-			return answer{}, err
+			return response{}, err
 		}
 		return act(r)
 	}
@@ -44,9 +44,9 @@ func (h *handler) identified(r *call, user auth.User) error {
 	return nil
 }
 
-// bootstraps reports whether a user is a bootstrap token's, by whatever way it has come.
-func bootstraps(u auth.User) bool {
-	return isBootstrap(u.Name) || slices.ContainsFunc(u.Groups, func(g string) bool {
+// isBootstrapUser reports whether a user is a bootstrap token's, by whatever way it has come.
+func isBootstrapUser(u auth.User) bool {
+	return isBootstrapName(u.Name) || slices.ContainsFunc(u.Groups, func(g string) bool {
 		return g == bootstrapapi.BootstrapDefaultGroup || strings.HasPrefix(g, bootstrapapi.BootstrapDefaultGroup+":")
 	})
 }
@@ -92,18 +92,18 @@ func (h *handler) may(r *call, access auth.Access) error {
 
 // A liberty is what a token has beyond one that "create tokens" is good for, and whoever makes it
 // has to be allowed.
-type liberty struct {
+type extraPermission struct {
 	access auth.Access
 	field  string // of the request
-	how    string // to do without, if that is not said by the permission
+	hint   string // to do without, if that is not said by the permission
 }
 
-// liberties are those of a token. One that is for a number of workers in the default group and ends
+// extraPermissions are those of a token. One that is for a number of workers in the default group and ends
 // some day has none.
-func liberties(r tokens.Record) []liberty {
-	var all []liberty
-	add := func(field, resource, name, how string) {
-		all = append(all, liberty{auth.Access{Verb: "create", Resource: "tokens/" + resource, Name: name}, field, how})
+func extraPermissions(r tokens.Record) []extraPermission {
+	var all []extraPermission
+	add := func(field, resource, name, hint string) {
+		all = append(all, extraPermission{auth.Access{Verb: "create", Resource: "tokens/" + resource, Name: name}, field, hint})
 	}
 	if r.Limits.NodeLimit() == 0 {
 		add("maxNodes", "unlimited", "", "which a token for any number of nodes needs; say for how many with maxNodes")
@@ -125,39 +125,39 @@ func liberties(r tokens.Record) []liberty {
 	return all
 }
 
-func replacement(node string) liberty {
-	return liberty{auth.Access{Verb: "create", Resource: "tokens/replacements", Name: node}, "replaceNode", ""}
+func replacement(node string) extraPermission {
+	return extraPermission{auth.Access{Verb: "create", Resource: "tokens/replacements", Name: node}, "replaceNode", ""}
 }
 
 // mayReplace is a problem unless whoever sent the request may make a token for the name of a Node.
 // It is asked before the Node is looked for: who may not is not told whether it is there.
 func (h *handler) mayReplace(r *call, node string) error {
-	return h.mayTake(r, replacement(node))
+	return h.checkExtraPermission(r, replacement(node))
 }
 
-// mayMake is a problem unless whoever sent the request may make that token.
-func (h *handler) mayMake(r *call, record tokens.Record) error {
-	for _, l := range liberties(record) {
-		if err := h.mayTake(r, l); err != nil {
+// checkExtraPermissions is a problem unless whoever sent the request may make that token.
+func (h *handler) checkExtraPermissions(r *call, record tokens.Record) error {
+	for _, needed := range extraPermissions(record) {
+		if err := h.checkExtraPermission(r, needed); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (h *handler) mayTake(r *call, l liberty) error {
-	err := h.may(r, l.access)
+func (h *handler) checkExtraPermission(r *call, needed extraPermission) error {
+	err := h.may(r, needed.access)
 	var p *problem
 	if errors.As(err, &p) && p.Status == http.StatusForbidden {
-		p.Field = l.field
-		if l.how != "" {
-			p.Detail = fmt.Sprintf("%s, %s", p.Detail, l.how)
+		p.Field = needed.field
+		if needed.hint != "" {
+			p.Detail = fmt.Sprintf("%s, %s", p.Detail, needed.hint)
 		}
 	}
 	return err
 }
 
-// mayRenewForEver is a problem unless whoever sent the request may let a token live for ever.
-func (h *handler) mayRenewForEver(r *call) error {
-	return h.mayTake(r, liberty{auth.Access{Verb: "update", Resource: "tokens/unlimited"}, "ttl", "which a token that never expires needs; give it an end"})
+// mayRemoveExpiry is a problem unless whoever sent the request may let a token live for ever.
+func (h *handler) mayRemoveExpiry(r *call) error {
+	return h.checkExtraPermission(r, extraPermission{auth.Access{Verb: "update", Resource: "tokens/unlimited"}, "ttl", "which a token that never expires needs; give it an end"})
 }

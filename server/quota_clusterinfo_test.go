@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// narrow is a cluster-info that has room for so many signatures, and signs after a while.
-type narrow struct {
+// limitedClusterInfo is a cluster-info that has room for so many signatures, and signs after a while.
+type limitedClusterInfo struct {
 	server.ClusterInfo
 	capacity int
 	delay    time.Duration
@@ -25,19 +25,19 @@ type narrow struct {
 	signed map[string]bool
 }
 
-func (n *narrow) Capacity() (free, signatures int) {
+func (n *limitedClusterInfo) Capacity() (free, signatures int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return max(0, n.capacity-len(n.signed)), len(n.signed)
 }
 
-func (n *narrow) HasSignature(id string) bool {
+func (n *limitedClusterInfo) HasSignature(id string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.signed[id]
 }
 
-func (n *narrow) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
+func (n *limitedClusterInfo) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
 	select {
 	case <-time.After(n.delay):
 	case <-ctx.Done():
@@ -62,7 +62,7 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
 			s.Advertise = "192.0.2.1:9443"
-			info := &narrow{ClusterInfo: s.ClusterInfo, capacity: 20, delay: time.Second, signed: map[string]bool{}}
+			info := &limitedClusterInfo{ClusterInfo: s.ClusterInfo, capacity: 20, delay: time.Second, signed: map[string]bool{}}
 			s.ClusterInfo = info
 			handler := s.Handler()
 			ask := func(path string) (int, string) {
@@ -133,7 +133,7 @@ func TestReportsFullClusterInfoAfterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		s.Advertise = "192.0.2.1:9443"
-		info := &narrow{ClusterInfo: s.ClusterInfo, capacity: 1, delay: time.Second, signed: map[string]bool{}}
+		info := &limitedClusterInfo{ClusterInfo: s.ClusterInfo, capacity: 1, delay: time.Second, signed: map[string]bool{}}
 		s.ClusterInfo = info
 		handler := s.Handler()
 		ask := func() (int, string) {

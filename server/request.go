@@ -24,8 +24,8 @@ import (
 // readRequest fills asked, a pointer to a struct of package api, from the query and the JSON body
 // of a request, each field in one of them. It is strict: what is unknown, said twice or given and
 // empty is an error.
-func readRequest(r *call, asked any) error {
-	fields := fieldsOf(reflect.ValueOf(asked).Elem())
+func readRequest(r *call, req any) error {
+	fields := fieldsOf(reflect.ValueOf(req).Elem())
 	query, err := parseQuery(r)
 	if err != nil {
 		return err
@@ -38,12 +38,12 @@ func readRequest(r *call, asked any) error {
 }
 
 // readQuery is readRequest for a body of another kind.
-func readQuery(r *call, asked any) error {
+func readQuery(r *call, req any) error {
 	query, err := parseQuery(r)
 	if err != nil {
 		return err
 	}
-	return fill(inURL(fieldsOf(reflect.ValueOf(asked).Elem())), query, nil)
+	return fill(inURL(fieldsOf(reflect.ValueOf(req).Elem())), query, nil)
 }
 
 // Limits of a query. That of HTTPServer on headers alone would allow thousands of parameters, and a server of an importer's

@@ -58,7 +58,7 @@ type Server struct {
 	// Longest is how long certificates may still be valid where there are no Nodes: a name that is
 	// released is remembered for as long, so that its certificates are not renewed. Nil is where
 	// there are Nodes, and the same is done for claims of a short lifetime alone.
-	Longest func() time.Duration
+	MaxRemainingLifetime func() time.Duration
 	// Issued is the issuance record; nil keeps none that could be asked, and no /v1/issued.
 	Issued issuance.Store
 	// Node reads a Node as it is now, for tokens that replace it. The error wraps
@@ -129,27 +129,27 @@ type ClusterInfo interface {
 // handler is a Server with what is made once for it.
 type handler struct {
 	Server
-	log          *slog.Logger
-	limiter      *httplimit.Limiter
-	strangers    *rate.Limiter // lines of the log about them
-	failing      atomic.Int32  // checks, when /readyz was asked last
-	rounds       rounds
-	unsigned     unsigned
-	held         held
-	target       atomic.Pointer[target]
-	published    atomic.Pointer[published]
-	discovered   publication // the ConfigMap
-	kubeconfig   publication
-	caPEM, caSet publication // the CAs in PEM, and as JSON
+	log                *slog.Logger
+	limiter            *httplimit.Limiter
+	unauthenticatedLog *rate.Limiter // lines of the log about them
+	failing            atomic.Int32  // checks, when /readyz was asked last
+	rounds             rounds
+	unsigned           pendingSignatures
+	counts             tokenCounts
+	target             atomic.Pointer[target]
+	published          atomic.Pointer[publicKubeconfig]
+	discovered         publicDocument // the ConfigMap
+	kubeconfig         publicDocument
+	caPEM, caSet       publicDocument // the CAs in PEM, and as JSON
 
-	described, describedJSON     publication // openapi.yaml
-	referencePage, referenceText publication
+	described, describedJSON     publicDocument // openapi.yaml
+	referencePage, referenceText publicDocument
 	requests                     *prometheus.CounterVec
 	duration                     *prometheus.HistogramVec
 	joinCommands                 *prometheus.CounterVec
 	tokenReviews                 *prometheus.CounterVec
 	certificates                 *prometheus.CounterVec
-	nobody                       tokens.Record // has a token that was told to nobody
+	absentToken                  tokens.Record // has a token that was told to nobody
 }
 
 // Handler makes the handler of the whole API, with bounds on bodies and on the requests that are
@@ -160,7 +160,7 @@ func (s Server) Handler() http.Handler {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
-	h.strangers = rate.NewLimiter(strangersQPS, strangersBurst)
+	h.unauthenticatedLog = rate.NewLimiter(unauthenticatedLogQPS, unauthenticatedLogBurst)
 	if h.SignTimeout <= 0 {
 		h.SignTimeout = DefaultSignTimeout
 	}
@@ -177,7 +177,7 @@ func (s Server) Handler() http.Handler {
 	if h.TokenReview != nil {
 		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Tokens that kube-apiserver asked about, by result.", "result")
 	}
-	h.nobody = tokens.Record{Token: tokens.Generate()}
+	h.absentToken = tokens.Record{Token: tokens.Generate()}
 	return h.router()
 }
 

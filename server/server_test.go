@@ -152,22 +152,22 @@ func TestJoinCommandRequests(t *testing.T) {
 	}
 }
 
-// unsigned is a cluster-info that nobody signs.
-type unsigned struct{ server.ClusterInfo }
+// pendingSignatures is a cluster-info that nobody signs.
+type pendingSignatures struct{ server.ClusterInfo }
 
-func (unsigned) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte, error) {
+func (pendingSignatures) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte, error) {
 	<-ctx.Done()
 	return nil, errors.New("cluster-info has no signature of it")
 }
 
-// stubborn is a store that does not delete at once: a number of tries fails, and another
+// failingDelete is a store that does not delete at once: a number of tries fails, and another
 // writer is always a step ahead.
-type stubborn struct {
+type failingDelete struct {
 	tokens.Store
 	failures int
 }
 
-func (s *stubborn) Delete(ctx context.Context, r tokens.Record) error {
+func (s *failingDelete) Delete(ctx context.Context, r tokens.Record) error {
 	if s.failures > 0 {
 		s.failures--
 		if _, err := s.Update(ctx, r.Token.ID(), func(r *tokens.Record) error { r.Description += "."; return nil }); err != nil {
@@ -180,8 +180,8 @@ func (s *stubborn) Delete(ctx context.Context, r tokens.Record) error {
 
 func TestDeletesUnsignedToken(t *testing.T) {
 	s := newSite(t)
-	s.ClusterInfo = unsigned{s.ClusterInfo}
-	s.Tokens = &stubborn{s.store, 2}
+	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
+	s.Tokens = &failingDelete{s.store, 2}
 	s.SignTimeout = 200 * time.Millisecond // of which storing takes a part
 	s.SignedBy = "the one who sleeps"
 	s.start(t)
@@ -199,7 +199,7 @@ func TestDeletesUnsignedToken(t *testing.T) {
 
 func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 	s := newSite(t)
-	s.ClusterInfo = unsigned{s.ClusterInfo}
+	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
 	s.SignTimeout = time.Minute
 	handler := s.Handler()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -225,13 +225,13 @@ func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 // A token that nobody can join with must not be left.
 func TestDeletesTokenIfClusterInfoIsUnusable(t *testing.T) {
 	for name, test := range map[string]struct {
-		info      *told
+		info      *fixedClusterInfo
 		advertise string
 		want      string
 	}{
-		"unreadable":         {&told{err: errors.New("etcd is on fire")}, "192.0.2.1:9443", "internal"},
-		"malformed":          {&told{config: []byte("kind: Config")}, "192.0.2.1:9443", "malformed-cluster-info"},
-		"malformed endpoint": {&told{config: []byte("https://api_1.example.com:6443")}, "", "internal"},
+		"unreadable":         {&fixedClusterInfo{err: errors.New("etcd is on fire")}, "192.0.2.1:9443", "internal"},
+		"malformed":          {&fixedClusterInfo{config: []byte("kind: Config")}, "192.0.2.1:9443", "malformed-cluster-info"},
+		"malformed endpoint": {&fixedClusterInfo{config: []byte("https://api_1.example.com:6443")}, "", "internal"},
 	} {
 		for _, format := range server.JoinFormats() {
 			s := newSite(t)

@@ -49,7 +49,7 @@ func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now tim
 	if err := record.CheckNew(); err != nil {
 		return record, badRecord(err)
 	}
-	return record, h.mayMake(r, record)
+	return record, h.checkExtraPermissions(r, record)
 }
 
 // limits is what a spec limits a token to. The Node to replace is looked up: the token is to be

@@ -14,18 +14,18 @@ import (
 )
 
 // listTokens answers all tokens, or a page of them, without their secrets.
-func (h *handler) listTokens(r *call) (answer, error) {
-	var asked api.ListPage
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) listTokens(r *call) (response, error) {
+	var req api.ListPage
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
 	records, err := h.Tokens.List(r.Context())
 	if err != nil {
-		return answer{}, h.unavailable(err)
+		return response{}, h.unavailable(err)
 	}
-	records, next, err := page(records, api.KindTokenList, func(r tokens.Record) string { return r.Token.ID() }, asked)
+	records, next, err := page(records, api.KindTokenList, func(r tokens.Record) string { return r.Token.ID() }, req)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	v := h.view(r.Context(), time.Now())
 	list := api.TokenList{APIVersion: api.Version, Kind: api.KindTokenList, Items: make([]api.Token, len(records)), Warnings: v.warnings, Continue: next}
@@ -36,19 +36,19 @@ func (h *handler) listTokens(r *call) (answer, error) {
 }
 
 // getToken answers one token without its secret.
-func (h *handler) getToken(r *call) (answer, error) {
+func (h *handler) getToken(r *call) (response, error) {
 	if err := readRequest(r, &struct{}{}); err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	record, err := h.find(r)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	return h.shown(r.Context(), http.StatusOK, record, false)
 }
 
 // shown answers a token as it is, or would be, after something was done.
-func (h *handler) shown(ctx context.Context, status int, record tokens.Record, dryRun bool) (answer, error) {
+func (h *handler) shown(ctx context.Context, status int, record tokens.Record, dryRun bool) (response, error) {
 	v := h.view(ctx, time.Now())
 	t := v.token(record)
 	t.DryRun, t.Warnings = dryRun, append(t.Warnings, v.warnings...)
@@ -89,66 +89,66 @@ func (h *handler) unavailable(err error) *problem {
 }
 
 // deleteToken deletes the token that is there when it is asked.
-func (h *handler) deleteToken(r *call) (answer, error) {
-	var asked api.DeleteToken
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) deleteToken(r *call) (response, error) {
+	var req api.DeleteToken
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
 	first, err := h.find(r)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	for record := first; ; {
-		if asked.OnlyExpired && !record.Expired(time.Now()) {
-			return answer{}, newProblem(http.StatusConflict, api.ProblemNotExpired, "token %s has not expired, or was renewed", record.Token.ID())
+		if req.OnlyExpired && !record.Expired(time.Now()) {
+			return response{}, newProblem(http.StatusConflict, api.ProblemNotExpired, "token %s has not expired, or was renewed", record.Token.ID())
 		}
-		if !asked.DryRun {
+		if !req.DryRun {
 			err = h.Tokens.Delete(r.Context(), record)
 		}
 		switch {
 		case err == nil, errors.Is(err, tokens.ErrNotFound):
-			return h.shown(r.Context(), http.StatusOK, record, asked.DryRun)
+			return h.shown(r.Context(), http.StatusOK, record, req.DryRun)
 		case !errors.Is(err, tokens.ErrConflict):
-			return answer{}, h.unavailable(err)
+			return response{}, h.unavailable(err)
 		}
 		// It has changed meanwhile, by a node that joined perhaps.
 		if record, err = h.find(r); err != nil {
-			return answer{}, err
+			return response{}, err
 		}
 		if record.UID != first.UID {
-			return answer{}, newProblem(http.StatusConflict, "token-replaced", "token %s was deleted and made again meanwhile; see whether this one is to go, too", record.Token.ID())
+			return response{}, newProblem(http.StatusConflict, "token-replaced", "token %s was deleted and made again meanwhile; see whether this one is to go, too", record.Token.ID())
 		}
 	}
 }
 
 // renewToken sets another end of a token, if it has not changed since it was judged.
-func (h *handler) renewToken(r *call) (answer, error) {
-	var asked api.RenewToken
-	if err := readRequest(r, &asked); err != nil {
-		return answer{}, err
+func (h *handler) renewToken(r *call) (response, error) {
+	var req api.RenewToken
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
 	}
 	now := time.Now()
-	expires, err := expiry(asked.TTL, asked.Expires, now)
+	expires, err := expiry(req.TTL, req.Expires, now)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	if expires.IsZero() {
-		if err := h.mayRenewForEver(r); err != nil {
-			return answer{}, err
+		if err := h.mayRemoveExpiry(r); err != nil {
+			return response{}, err
 		}
 	}
 	record, err := h.find(r)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	change := func(record *tokens.Record) error {
-		if err := renewable(*record, expires, asked.Shorten); err != nil {
+		if err := renewable(*record, expires, req.Shorten); err != nil {
 			return err
 		}
 		record.Expires = expires
 		return nil
 	}
-	if asked.DryRun {
+	if req.DryRun {
 		err = change(&record)
 	} else {
 		record, err = h.Tokens.Update(r.Context(), record.Token.ID(), change)
@@ -156,13 +156,13 @@ func (h *handler) renewToken(r *call) (answer, error) {
 	var p *problem
 	switch {
 	case errors.As(err, &p):
-		return answer{}, p
+		return response{}, p
 	case errors.Is(err, tokens.ErrNotFound):
-		return answer{}, noToken(chi.URLParam(r.Request, "id"))
+		return response{}, noToken(chi.URLParam(r.Request, "id"))
 	case err != nil:
-		return answer{}, h.unavailable(err)
+		return response{}, h.unavailable(err)
 	}
-	return h.shown(r.Context(), http.StatusOK, record, asked.DryRun)
+	return h.shown(r.Context(), http.StatusOK, record, req.DryRun)
 }
 
 // renewable says why a record may not end at expires, or nil.
@@ -173,7 +173,7 @@ func renewable(record tokens.Record, expires time.Time, shorten bool) error {
 		return newProblem(http.StatusConflict, "token-invalid", "token %s is no good, and would still not be: %s; delete it with: kubejoin token delete %s", id, problemOf(record), id)
 	case record.Spent():
 		return newProblem(http.StatusConflict, api.ProblemSpent, "token %s is spent, taken by %s, and another end would change nothing; make another with: %s",
-			id, strings.Join(record.Nodes, ", "), another(record.Limits))
+			id, strings.Join(record.Nodes, ", "), recreateCommand(record.Limits))
 	case shorten || expires.IsZero():
 	case record.Expires.IsZero():
 		return wouldShorten("token %s never expires, and would at %s", id, expires)
@@ -189,8 +189,8 @@ func wouldShorten(format, id string, expires time.Time) error {
 	return p
 }
 
-// another is the command for a token with the limits of a spent one.
-func another(l tokens.Limits) string {
+// recreateCommand is the command for a token with the limits of a spent one.
+func recreateCommand(l tokens.Limits) string {
 	var b strings.Builder
 	b.WriteString("kubejoin token create")
 	if l.Replaces != (tokens.NodeRef{}) {

@@ -212,7 +212,7 @@ func TestMissingTokenIsAProblem(t *testing.T) {
 
 func TestDeleteToken(t *testing.T) {
 	s := newSite(t)
-	store := &stubborn{Store: s.store}
+	store := &failingDelete{Store: s.store}
 	s.Tokens = store
 	s.start(t)
 	r := s.stored(t, nil)
@@ -384,10 +384,10 @@ func TestRefusesToRenewMalformedToken(t *testing.T) {
 	}
 }
 
-// going is a store whose records another caller deletes before a change.
-type going struct{ tokens.Store }
+// deletedBeforeUpdate is a store whose records another caller deletes before a change.
+type deletedBeforeUpdate struct{ tokens.Store }
 
-func (s going) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+func (s deletedBeforeUpdate) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
 	r, err := s.Get(ctx, id)
 	if err == nil {
 		err = s.Delete(ctx, r)
@@ -401,7 +401,7 @@ func (s going) Update(ctx context.Context, id string, change func(*tokens.Record
 func TestRefusesToRenewTokenDeletedMeanwhile(t *testing.T) {
 	s := newSite(t)
 	r := s.stored(t, nil)
-	s.Tokens = going{s.store}
+	s.Tokens = deletedBeforeUpdate{s.store}
 	s.start(t)
 	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 404 || !p.Named("no-token") {
 		t.Errorf("%d %s", got.status, got.body)

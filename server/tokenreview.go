@@ -46,26 +46,26 @@ func reviewPath(version string) string {
 
 // tokenReview says whose token it is that kube-apiserver was shown, in the version that it was
 // asked in.
-func (h *handler) tokenReview(r *call) (answer, error) {
+func (h *handler) tokenReview(r *call) (response, error) {
 	if err := h.checkReviewer(r); err != nil {
-		return answer{}, err
+		return response{}, err
 	}
-	asked, err := readTokenReview(r)
+	req, err := readTokenReview(r)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
-	status, err := h.review(r, asked.Spec.Token, asked.Spec.Audiences)
+	status, err := h.review(r, req.Spec.Token, req.Spec.Audiences)
 	if err != nil {
 		h.tokenReviews.WithLabelValues("failed").Inc()
 		// Not a no, which kube-apiserver would remember.
 		p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; try again")
 		p.cause, p.retryAfter = err, retryAfter
-		return answer{}, p
+		return response{}, p
 	}
 	result := map[bool]string{true: "authenticated", false: "refused"}[status.Authenticated]
 	h.tokenReviews.WithLabelValues(result).Inc()
 	r.log(slog.String("result", result))
-	return object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: asked.TypeMeta, Status: status})
+	return object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: req.TypeMeta, Status: status})
 }
 
 // checkReviewer lets nobody ask but kube-apiserver: an answer tells whether a guess was right.
@@ -94,8 +94,8 @@ func (h *handler) checkReviewer(r *call) error {
 	return p
 }
 
-// askedReview is what counts in a review that is asked for.
-type askedReview struct {
+// reviewRequest is what counts in a review that is asked for.
+type reviewRequest struct {
 	metav1.TypeMeta `json:",inline"`
 	Spec            struct {
 		Token     string   `json:"token"`
@@ -105,23 +105,23 @@ type askedReview struct {
 
 // readTokenReview reads a body of either version, whatever the path says: kube-apiserver sends
 // v1beta1 unless it is told otherwise, and reads the answer in the version that it sent.
-func readTokenReview(r *call) (askedReview, error) {
-	var asked askedReview
+func readTokenReview(r *call) (reviewRequest, error) {
+	var req reviewRequest
 	if !hasType(r, "application/json") {
-		return asked, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
+		return req, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
 	}
 	body, err := readAll(r)
 	if err != nil {
-		return asked, err
+		return req, err
 	}
 	// Fields that are not known are a newer API server's.
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &asked); err != nil {
-		return asked, newProblem(http.StatusBadRequest, "invalid-body", "the body is no TokenReview in JSON")
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &req); err != nil {
+		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is no TokenReview in JSON")
 	}
-	if asked.Kind != "TokenReview" || asked.APIVersion != authenticationv1.SchemeGroupVersion.String() && asked.APIVersion != authenticationv1beta1.SchemeGroupVersion.String() {
-		return asked, newProblem(http.StatusBadRequest, "invalid-body", "want kind TokenReview and apiVersion %s or %s", authenticationv1.SchemeGroupVersion, authenticationv1beta1.SchemeGroupVersion)
+	if req.Kind != "TokenReview" || req.APIVersion != authenticationv1.SchemeGroupVersion.String() && req.APIVersion != authenticationv1beta1.SchemeGroupVersion.String() {
+		return req, newProblem(http.StatusBadRequest, "invalid-body", "want kind TokenReview and apiVersion %s or %s", authenticationv1.SchemeGroupVersion, authenticationv1beta1.SchemeGroupVersion)
 	}
-	return asked, nil
+	return req, nil
 }
 
 // review judges a token. Whose it is not is a no without a reason, be it malformed, unknown,
@@ -159,7 +159,7 @@ func (h *handler) bootstrapUser(r *call, shown tokens.Token, now func() time.Tim
 	defer cancel()
 	record, err := h.Tokens.Get(ctx, shown.ID())
 	if errors.Is(err, tokens.ErrNotFound) {
-		record, err = h.nobody, nil // as much work as with one that is there
+		record, err = h.absentToken, nil // as much work as with one that is there
 	}
 	if err != nil {
 		return auth.User{}, "", err
@@ -217,11 +217,11 @@ func bootstrapGroups(r tokens.Record) []string {
 // accepted are those of the audiences asked for that are the API server's, and whether the token
 // is meant for any. Where nothing is known of either they are not named: that stands for the API
 // server's own.
-func accepted(asked, own []string) (both []string, meant bool) {
-	if len(asked) == 0 || len(own) == 0 {
+func accepted(req, own []string) (both []string, meant bool) {
+	if len(req) == 0 || len(own) == 0 {
 		return nil, true
 	}
-	for _, a := range asked {
+	for _, a := range req {
 		if slices.Contains(own, a) {
 			both = append(both, a)
 		}

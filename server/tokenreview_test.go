@@ -195,7 +195,7 @@ func TestTokenReviewLogsTheReason(t *testing.T) {
 // kube-apiserver remembers a no, but not that nobody could tell.
 func TestTokenReviewFailsWithoutStore(t *testing.T) {
 	s := reviewed(t)
-	s.Tokens = &troubled{Store: s.store, before: always}
+	s.Tokens = &failingStore{Store: s.store, before: always}
 	_, w := ask(t, s.Handler(), "v1", tokens.Generate().Reveal())
 	if w.Code != 503 || w.Header().Get("Retry-After") == "" || !strings.Contains(w.Body.String(), `"kind":"Status"`) || strings.Contains(w.Body.String(), errReset.Error()) {
 		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
@@ -377,7 +377,7 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 func TestDiscoveryFloodLeavesTokenReviewsFree(t *testing.T) {
 	s := reviewed(t)
 	s.Logger = nil
-	h := &held{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
+	h := &tokenCounts{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
 	s.ClusterInfo = h
 	away := make(chan struct{})
 	asking := make(chan struct{})

@@ -149,12 +149,12 @@ func decimal(n int) string { return strconv.Itoa(n) }
 // page is the part of a list that is asked for, and the Continue of the one behind it. The list is
 // in the order of its keys, and what continues it is the last key that was shown: what comes and
 // goes meanwhile neither repeats nor hides anything else. Without a limit it is all that is left.
-func page[T any](list []T, kind string, key func(T) string, asked api.ListPage) (part []T, next string, err error) {
-	if asked.Limit < 0 || asked.Limit > api.MaxPage {
-		return nil, "", badField("limit", "%d given, want 1 to %d", asked.Limit, api.MaxPage)
+func page[T any](list []T, kind string, key func(T) string, req api.ListPage) (part []T, next string, err error) {
+	if req.Limit < 0 || req.Limit > api.MaxPage {
+		return nil, "", badField("limit", "%d given, want 1 to %d", req.Limit, api.MaxPage)
 	}
-	if asked.Continue != "" {
-		last, known := readCursor(kind, asked.Continue)
+	if req.Continue != "" {
+		last, known := readCursor(kind, req.Continue)
 		if !known {
 			return nil, "", badField("continue", "want what a page of this list ended with")
 		}
@@ -164,10 +164,10 @@ func page[T any](list []T, kind string, key func(T) string, asked api.ListPage) 
 		}
 		list = list[at:]
 	}
-	if asked.Limit == 0 || len(list) <= asked.Limit {
+	if req.Limit == 0 || len(list) <= req.Limit {
 		return list, "", nil
 	}
-	list = list[:asked.Limit]
+	list = list[:req.Limit]
 	return list, cursor(kind, key(list[len(list)-1])), nil
 }
 

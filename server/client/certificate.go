@@ -12,16 +12,16 @@ import (
 // needed with it. A problem named [api.ProblemCertificateWaits] may pass by itself: the same may be
 // asked again after its RetryAfter. Who asks is Bearer, which may be a bootstrap token, or the
 // client certificate of HTTP.
-func (c *Client) Certificate(ctx context.Context, asked api.SignCertificate) ([]byte, error) {
+func (c *Client) Certificate(ctx context.Context, req api.SignCertificate) ([]byte, error) {
 	query := url.Values{}
-	for name, value := range map[string]string{"signer": asked.Signer, "duration": asked.Duration} {
+	for name, value := range map[string]string{"signer": req.Signer, "duration": req.Duration} {
 		if value != "" {
 			query.Set(name, value)
 		}
 	}
-	if asked.Usages != nil {
-		query["usages"] = append([]string{}, asked.Usages...)
-		if len(asked.Usages) == 0 {
+	if req.Usages != nil {
+		query["usages"] = append([]string{}, req.Usages...)
+		if len(req.Usages) == 0 {
 			query.Set("usages", "")
 		}
 	}
@@ -29,7 +29,7 @@ func (c *Client) Certificate(ctx context.Context, asked api.SignCertificate) ([]
 	if len(query) > 0 {
 		path += "?" + query.Encode()
 	}
-	csr := asked.CSR
+	csr := req.CSR
 	if csr == nil {
 		csr = []byte{}
 	}

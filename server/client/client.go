@@ -35,9 +35,9 @@ type Client struct {
 // CreateToken makes a token and waits for its signature as far as it is asked to. Asked again for
 // the same token, with everything else as it was, it gives the one that is there. A problem
 // named [api.ProblemNotSigned] has the ID of a token that was made.
-func (c *Client) CreateToken(ctx context.Context, asked api.CreateToken) (api.Token, error) {
+func (c *Client) CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error) {
 	var t api.Token
-	err := c.do(ctx, http.MethodPost, "/v1/token", asked, &t)
+	err := c.do(ctx, http.MethodPost, "/v1/token", req, &t)
 	return t, err
 }
 
@@ -49,39 +49,39 @@ func (c *Client) GetToken(ctx context.Context, id string) (api.Token, error) {
 }
 
 // DeleteToken deletes a token, and gives what it was.
-func (c *Client) DeleteToken(ctx context.Context, id string, asked api.DeleteToken) (api.Token, error) {
+func (c *Client) DeleteToken(ctx context.Context, id string, req api.DeleteToken) (api.Token, error) {
 	var t api.Token
-	err := c.do(ctx, http.MethodDelete, "/v1/token/"+url.PathEscape(id), asked, &t)
+	err := c.do(ctx, http.MethodDelete, "/v1/token/"+url.PathEscape(id), req, &t)
 	return t, err
 }
 
 // RenewToken sets another end of a token.
-func (c *Client) RenewToken(ctx context.Context, id string, asked api.RenewToken) (api.Token, error) {
+func (c *Client) RenewToken(ctx context.Context, id string, req api.RenewToken) (api.Token, error) {
 	var t api.Token
-	err := c.do(ctx, http.MethodPost, "/v1/token/"+url.PathEscape(id)+"/renew", asked, &t)
+	err := c.do(ctx, http.MethodPost, "/v1/token/"+url.PathEscape(id)+"/renew", req, &t)
 	return t, err
 }
 
 // ReleaseClaim makes a node name free again, and its place on the token.
-func (c *Client) ReleaseClaim(ctx context.Context, node string, asked api.ReleaseClaim) (api.Claim, error) {
+func (c *Client) ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error) {
 	var claim api.Claim
-	err := c.do(ctx, http.MethodDelete, "/v1/claim/"+url.PathEscape(node), asked, &claim)
+	err := c.do(ctx, http.MethodDelete, "/v1/claim/"+url.PathEscape(node), req, &claim)
 	return claim, err
 }
 
 // ListIssued gives a page of the issuance record, without the certificates themselves.
-func (c *Client) ListIssued(ctx context.Context, asked api.ListIssued) (api.IssuanceEntryList, error) {
+func (c *Client) ListIssued(ctx context.Context, req api.ListIssued) (api.IssuanceEntryList, error) {
 	query := url.Values{}
 	for name, value := range map[string]string{
-		"tokenID": asked.TokenID, "node": asked.Node, "requester": asked.Requester, "signer": asked.Signer, "outcome": asked.Outcome,
-		"endsWithin": asked.EndsWithin, "since": asked.Since, "continue": asked.Continue,
+		"tokenID": req.TokenID, "node": req.Node, "requester": req.Requester, "signer": req.Signer, "outcome": req.Outcome,
+		"endsWithin": req.EndsWithin, "since": req.Since, "continue": req.Continue,
 	} {
 		if value != "" {
 			query.Set(name, value)
 		}
 	}
-	if asked.Limit != 0 {
-		query.Set("limit", strconv.Itoa(asked.Limit))
+	if req.Limit != 0 {
+		query.Set("limit", strconv.Itoa(req.Limit))
 	}
 	var list api.IssuanceEntryList
 	err := c.do(ctx, http.MethodGet, "/v1/issued?"+query.Encode(), nil, &list)
@@ -97,21 +97,21 @@ func (c *Client) GetIssued(ctx context.Context, serial string) (api.IssuanceEntr
 
 // PrintJoinCommand makes a token and gives the command to join with, which holds it, or what stands
 // for it in another format. A token that is not signed in time is deleted again.
-func (c *Client) PrintJoinCommand(ctx context.Context, asked api.PrintJoinCommand) (api.Secret, error) {
+func (c *Client) PrintJoinCommand(ctx context.Context, req api.PrintJoinCommand) (api.Secret, error) {
 	var command []byte
-	err := c.do(ctx, http.MethodPost, "/v1/token/print-join-command", asked, &command)
-	if asked.Format == "" || asked.Format == api.FormatText {
+	err := c.do(ctx, http.MethodPost, "/v1/token/print-join-command", req, &command)
+	if req.Format == "" || req.Format == api.FormatText {
 		command = bytes.TrimSpace(command)
 	}
 	return api.Secret(command), err
 }
 
 // do sends a request, and reads the answer into a []byte as it is or into another pointer as JSON.
-func (c *Client) do(ctx context.Context, method, path string, asked, into any) error {
+func (c *Client) do(ctx context.Context, method, path string, req, into any) error {
 	var body []byte
-	if asked != nil {
+	if req != nil {
 		var err error
-		if body, err = json.Marshal(asked); err != nil {
+		if body, err = json.Marshal(req); err != nil {
 			return err
 		}
 	}

@@ -16,8 +16,8 @@ func (c *Client) Explain(ctx context.Context, node string) (api.NodeExplanation,
 }
 
 // ExplainRequest says what would be done about a certificate request, and why.
-func (c *Client) ExplainRequest(ctx context.Context, asked api.ExplainRequest) (api.RequestExplanation, error) {
+func (c *Client) ExplainRequest(ctx context.Context, req api.ExplainRequest) (api.RequestExplanation, error) {
 	var e api.RequestExplanation
-	err := c.do(ctx, http.MethodPost, "/v1/explain", asked, &e)
+	err := c.do(ctx, http.MethodPost, "/v1/explain", req, &e)
 	return e, err
 }

@@ -28,9 +28,9 @@ func (c *Client) ListTokens(ctx context.Context) (api.TokenList, error) {
 }
 
 // TokensPage gives a page of the tokens, without their secrets.
-func (c *Client) TokensPage(ctx context.Context, asked api.ListPage) (api.TokenList, error) {
+func (c *Client) TokensPage(ctx context.Context, req api.ListPage) (api.TokenList, error) {
 	var list api.TokenList
-	err := c.do(ctx, http.MethodGet, "/v1/token"+query(asked), nil, &list)
+	err := c.do(ctx, http.MethodGet, "/v1/token"+query(req), nil, &list)
 	return list, err
 }
 
@@ -46,9 +46,9 @@ func (c *Client) ListClaims(ctx context.Context) (api.ClaimList, error) {
 }
 
 // ClaimsPage gives a page of the node names that were taken with limited tokens.
-func (c *Client) ClaimsPage(ctx context.Context, asked api.ListPage) (api.ClaimList, error) {
+func (c *Client) ClaimsPage(ctx context.Context, req api.ListPage) (api.ClaimList, error) {
 	var list api.ClaimList
-	err := c.do(ctx, http.MethodGet, "/v1/claim"+query(asked), nil, &list)
+	err := c.do(ctx, http.MethodGet, "/v1/claim"+query(req), nil, &list)
 	return list, err
 }
 
@@ -67,13 +67,13 @@ func (c *Client) pages(get func(api.ListPage) (next string, err error)) error {
 	}
 }
 
-func query(asked api.ListPage) string {
+func query(req api.ListPage) string {
 	values := url.Values{}
-	if asked.Limit != 0 {
-		values.Set("limit", strconv.Itoa(asked.Limit))
+	if req.Limit != 0 {
+		values.Set("limit", strconv.Itoa(req.Limit))
 	}
-	if asked.Continue != "" {
-		values.Set("continue", asked.Continue)
+	if req.Continue != "" {
+		values.Set("continue", req.Continue)
 	}
 	if len(values) == 0 {
 		return ""
