@@ -56,9 +56,9 @@ const (
 // DefaultRetention is how long a spent token stays.
 const DefaultRetention = time.Hour
 
-// memory is how long the word of a store that a token has no limits is good for, and for how
+// unlimitedTTL is how long the word of a store that a token has no limits is good for, and for how
 // long an [Admitted] is: between a decision and the certificate there is one write.
-const memory = time.Second
+const unlimitedTTL = time.Second
 
 // A Nodes says who may have which node's name. It stands between approval and every
 // client certificate of a node, whoever approved the request. Its zero value lets renewals pass
@@ -107,7 +107,7 @@ type Nodes struct {
 	mu        sync.Mutex
 	unlimited map[string]remembered // by token ID
 
-	places batch.Queue[string, *place] // by token ID
+	slots batch.Queue[string, *slotRequest] // by token ID
 }
 
 type remembered struct {
@@ -160,11 +160,11 @@ func (n *Nodes) Admit(ctx context.Context, r approval.Request) (*Admitted, error
 	switch {
 	case !ok && bootstrap:
 		return nil, approval.RefuseFor(ReasonNotForBootstrap, "%s asks for a certificate of signer %s with subject %q; a bootstrap token is for the client certificate of a node", r.User, r.SignerName, r.CSR.Subject)
-	case !ok && !own(r):
+	case !ok && !isOwn(r):
 		return a, nil
 	case !ok:
 		return admitted(a, n.serves(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix)))
-	case own(r):
+	case isOwn(r):
 		return admitted(a, n.renew(ctx, node, a))
 	}
 	if err := tokens.CheckNodeName(node); err != nil {
@@ -177,7 +177,7 @@ func (n *Nodes) Admit(ctx context.Context, r approval.Request) (*Admitted, error
 		if n.reserved(node) {
 			return nil, n.refuseReserved(node)
 		}
-		return admitted(a, n.free(ctx, node))
+		return admitted(a, n.checkNameFree(ctx, node))
 	}
 	return admitted(a, n.admitToken(ctx, r, id, node, a))
 }
@@ -200,7 +200,7 @@ func (a Admitted) Lifetime(r approval.Request) time.Duration {
 // Holds reports whether the admission is for this request and younger than a second.
 func (a Admitted) Holds(r approval.Request, now time.Time) bool {
 	age := now.Sub(a.at)
-	return a.Of(r) && age >= 0 && age < memory
+	return a.Of(r) && age >= 0 && age < unlimitedTTL
 }
 
 // Of reports whether the admission is for this request: everything that Admit reads is the same.
@@ -222,8 +222,8 @@ func nodeOf(r approval.Request) (name string, ok bool) {
 		r.SignerName != certificates.KubeletServingSignerName && authenticates(r.Usages)
 }
 
-// own reports whether a node asks for a certificate of its own.
-func own(r approval.Request) bool {
+// isOwn reports whether a node asks for a certificate of its own.
+func isOwn(r approval.Request) bool {
 	return strings.HasPrefix(r.User, tokens.NodeUserPrefix) && r.User == r.CSR.Subject.CommonName && slices.Contains(r.Groups, tokens.NodesGroup)
 }
 
@@ -294,8 +294,8 @@ func (n *Nodes) refuseReserved(node string) error {
 
 // checkNode refuses the name of a Node that exists, unless it is the one to be replaced, which it
 // reports.
-func (n *Nodes) checkNode(ctx context.Context, node string, replaces tokens.NodeRef) (bool, error) {
-	if n.Node == nil || n.AllowExisting && replaces == (tokens.NodeRef{}) {
+func (n *Nodes) checkNode(ctx context.Context, node string, ref tokens.NodeRef) (bool, error) {
+	if n.Node == nil || n.AllowExisting && ref == (tokens.NodeRef{}) {
 		return false, nil
 	}
 	uid, err := n.Node(ctx, node)
@@ -304,18 +304,18 @@ func (n *Nodes) checkNode(ctx context.Context, node string, replaces tokens.Node
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("node %s: %w", node, err)
-	case replaces == tokens.NodeRef{Name: node, UID: uid}:
+	case ref == tokens.NodeRef{Name: node, UID: uid}:
 		return true, nil
-	case replaces.Name == node:
+	case ref.Name == node:
 		return false, approval.RefuseFor(ReasonNodeReplaced, "the token may replace the Node %s of UID %s, and the one of that name has UID %s now; make another token with: kubejoin token create --replace-node %s",
-			node, replaces.UID, uid, node)
+			node, ref.UID, uid, node)
 	}
 	return false, approval.RefuseFor(ReasonNodeExists, "a Node %s exists; to put another machine in its place make a token with: kubejoin token create --replace-node %s; if it is gone for good: kubectl delete node %s", node, node, node)
 }
 
-// free refuses a name that a Node has, or that a limited token has taken. It reads the claim live: a stale cache would
+// checkNameFree refuses a name that a Node has, or that a limited token has taken. It reads the claim live: a stale cache would
 // give the name away.
-func (n *Nodes) free(ctx context.Context, node string) error {
+func (n *Nodes) checkNameFree(ctx context.Context, node string) error {
 	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
 		return err
 	}

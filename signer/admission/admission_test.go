@@ -20,8 +20,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// asks is a request for a node's first client certificate.
-func asks(t testing.TB, user, node string, key crypto.Signer) approval.Request {
+// request is a request for a node's first client certificate.
+func firstRequest(t testing.TB, user, node string, key crypto.Signer) approval.Request {
 	t.Helper()
 	return approval.Request{
 		UID: "csr-" + node, SignerName: certificates.KubeAPIServerClientKubeletSignerName, User: user, Created: time.Now(),
@@ -31,7 +31,7 @@ func asks(t testing.TB, user, node string, key crypto.Signer) approval.Request {
 	}
 }
 
-func by(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
+func bootstrapUser(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
 
 func (c *cluster) admission() *admission.Nodes {
 	return &admission.Nodes{Tokens: store{cluster: c}, Claims: claims{cluster: c}, Node: c.Node, Ready: c.Ready, Reserved: []string{"cp-*"}}
@@ -118,7 +118,7 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 			if name == "" {
 				name = node
 			}
-			admission, err := c.admission().Admit(t.Context(), asks(t, by(token), name, nil))
+			admission, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), name, nil))
 			claim, claimed := c.claims[name]
 			claimed = claimed && claim.TokenID == token.ID()
 			if test.reason != "" {
@@ -164,7 +164,7 @@ func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 	} {
 		n := c.admission()
 		n.AllowExisting = test.allow
-		_, err := n.Admit(t.Context(), asks(t, "kubelet-bootstrap", test.node, nil))
+		_, err := n.Admit(t.Context(), firstRequest(t, "kubelet-bootstrap", test.node, nil))
 		if test.reason == "" {
 			if err != nil {
 				t.Errorf("%s: %v", test.node, err)
@@ -174,13 +174,13 @@ func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 		wantRefused(t, test.node, err, test.reason)
 	}
 	// A bootstrap token is good for nothing but a node's client certificate.
-	token := c.mint(tokens.Limits{})
-	r := asks(t, by(token), "free", nil)
+	token := c.createToken(tokens.Limits{})
+	r := firstRequest(t, bootstrapUser(token), "free", nil)
 	r.CSR = csrtest.New(t, &x509.CertificateRequest{}, nil)
 	_, err := c.admission().Admit(t.Context(), r)
 	wantRefused(t, "another subject", err, "NotForBootstrapToken")
 	var none *admission.Nodes
-	_, err = none.Admit(t.Context(), asks(t, by(token), "free", nil))
+	_, err = none.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "free", nil))
 	wantRefused(t, "no admission", err, "TokenRevoked")
 	// What is no client certificate of a node is not this one's to judge.
 	r.User = "jane"
@@ -188,13 +188,13 @@ func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 		t.Error(err)
 	}
 	// A node's identity is, whichever signer is asked for it.
-	r = asks(t, "jane", "exists", nil)
+	r = firstRequest(t, "jane", "exists", nil)
 	r.SignerName = certificates.KubeAPIServerClientSignerName
 	_, err = c.admission().Admit(t.Context(), r)
 	wantRefused(t, "another signer", err, "NodeExists")
 	// So is one that is in other groups as well, in whatever order.
 	for _, groups := range [][]string{{"system:nodes", "ops"}, {"ops", "system:nodes"}} {
-		r = asks(t, "jane", "exists", nil)
+		r = firstRequest(t, "jane", "exists", nil)
 		r.CSR = csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:exists", Organization: groups}}, nil)
 		_, err = c.admission().Admit(t.Context(), r)
 		wantRefused(t, strings.Join(groups, ", "), err, "NodeExists")
@@ -204,18 +204,18 @@ func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 // A node renews while its Node exists, and keeps the duration of its claim.
 func TestRenewalNeedsNodeAndKeepsDuration(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{CertificateDuration: 2 * time.Hour})
+	token := c.createToken(tokens.Limits{CertificateDuration: 2 * time.Hour})
 	n := c.admission()
-	first, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	first, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if err != nil || first.Duration != 2*time.Hour {
 		t.Fatal(first, err)
 	}
-	r := asks(t, "system:node:worker-1", "worker-1", nil)
+	r := firstRequest(t, "system:node:worker-1", "worker-1", nil)
 	r.Groups = []string{"system:nodes"}
 	if _, err = n.Admit(t.Context(), r); err == nil || errors.As(err, new(*approval.Refused)) {
 		t.Errorf("renewal without a Node: %v, want to wait", err)
 	}
-	authority := signer.Authority{Nodes: n, Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {Rules: []approval.Rule{approves{}}}})}
+	authority := signer.Authority{Nodes: n, Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {Rules: []approval.Rule{approveAll{}}}})}
 	if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.Wait || d.Reason != "NodeNotFound" {
 		t.Errorf("%+v %v", d, err)
 	}
@@ -229,46 +229,46 @@ func TestRenewalNeedsNodeAndKeepsDuration(t *testing.T) {
 	wantRefused(t, "not of the nodes", err, "NodeExists")
 }
 
-type approves struct{}
+type approveAll struct{}
 
-func (approves) Name() string { return "yes" }
-func (approves) Decide(context.Context, approval.Request, approval.Facts) (approval.Decision, error) {
+func (approveAll) Name() string { return "yes" }
+func (approveAll) Decide(context.Context, approval.Request, approval.Facts) (approval.Decision, error) {
 	return approval.Decision{Verdict: approval.Approve}, nil
 }
 
 // The same machine may begin anew, a few times and before its Node has registered.
 func TestAdmitsThreeKeysUntilNodeRegisters(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 1})
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
 	key := csrtest.ECDSA(elliptic.P256())
 	for i, test := range []struct {
 		key  crypto.Signer
 		keys int
 	}{{key, 1}, {key, 1}, {csrtest.ECDSA(elliptic.P256()), 2}, {key, 2}, {csrtest.ECDSA(elliptic.P256()), 3}} {
-		a, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", test.key))
+		a, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", test.key))
 		if err != nil || a.Keys != test.keys {
 			t.Errorf("%d: %+v %v, want %d keys", i, a, err, test.keys)
 		}
 	}
-	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	wantRefused(t, "a fourth key", err, "TooManyKeys", "kubejoin claim release worker-1")
-	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", key)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", key)); err != nil {
 		t.Errorf("the first key is no good any more: %v", err)
 	}
 	c.node("worker-1")
-	_, err = n.Admit(t.Context(), asks(t, by(token), "worker-1", key))
+	_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", key))
 	wantRefused(t, "registered", err, "NodeExists")
 	c.deleteNode("worker-1")
 	claim := c.claims["worker-1"]
 	claim.NodeUID = "gone"
 	c.claims["worker-1"] = claim
-	_, err = n.Admit(t.Context(), asks(t, by(token), "worker-1", key))
+	_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", key))
 	wantRefused(t, "deleted", err, "TokenSpent")
 	if _, found := c.claims["worker-1"]; found {
 		t.Error("the claim of a deleted Node is still there")
 	}
-	if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
 		t.Errorf("with a new token: %v", err)
 	}
 }
@@ -277,9 +277,9 @@ func TestAdmitsThreeKeysUntilNodeRegisters(t *testing.T) {
 func TestClaimsRestoreErasedLimits(t *testing.T) {
 	c := newCluster()
 	limits := tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-*"}, CertificateDuration: time.Hour}
-	token := c.mint(limits)
+	token := c.createToken(limits)
 	n := c.admission()
-	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
 	claim := c.claims["worker-1"]
@@ -298,14 +298,14 @@ func TestClaimsRestoreErasedLimits(t *testing.T) {
 		erase(&record)
 		c.records[token.ID()] = record
 		c.history = nil
-		_, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 		wantRefused(t, name, err, "TokenSpent", "worker-1 took it")
 	}
 	// With room left the token is put right when it is used.
 	record := c.records[token.ID()]
 	record.Nodes, record.Limits = nil, tokens.Limits{MaxNodes: 2}
 	c.records[token.ID()] = record
-	if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
 		t.Fatal(err)
 	}
 	if r := c.records[token.ID()]; !slices.Equal(r.Nodes, []string{"worker-1", "worker-2"}) || r.Limits.CertificateDuration != time.Hour {

@@ -38,7 +38,7 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 				return err
 			}
 			n.remember(record, a.at)
-			return n.free(ctx, node)
+			return n.checkNameFree(ctx, node)
 		}
 		// A request that cannot be signed leaves no claim.
 		if err := pkcs10.Check(r.CSR); err != nil {
@@ -47,13 +47,13 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 		if err := r.CSR.CheckSignature(); err != nil {
 			return approval.Refuse("the certificate request is not signed by its own key: %v", err)
 		}
-		p := &place{request: r, node: node}
+		p := &slotRequest{request: r, node: node}
 		if counts {
-			err = n.take(ctx, id, p)
+			err = n.takeSlot(ctx, id, p)
 		} else {
 			err = n.claimName(ctx, record, p)
 		}
-		if errors.Is(err, errCountsNothing) {
+		if errors.Is(err, errNoNodeLimit) {
 			counts = false
 			continue
 		}
@@ -74,7 +74,7 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 
 // claimName has the token hold the claim of a name if the record, which was read live, and the Node
 // have nothing against it. It may be called again with a record that was read later.
-func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *place) error {
+func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *slotRequest) error {
 	if p.record.UID != "" && p.record.UID != record.UID {
 		return fmt.Errorf("token %s was replaced while this request was looked at", record.Token.ID())
 	}
@@ -101,7 +101,7 @@ func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *place) e
 	return err
 }
 
-// admits is what a token with limits says about a request by itself.
+// mustAdmit is what a token with limits says about a request by itself.
 func (n *Nodes) admits(record tokens.Record, r approval.Request, node string) error {
 	if err := n.check(record, r, node); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (n *Nodes) live(ctx context.Context, id string, now time.Time) (tokens.Reco
 	n.mu.Lock()
 	known, found := n.unlimited[id]
 	n.mu.Unlock()
-	if age := now.Sub(known.at); found && age >= 0 && age < memory {
+	if age := now.Sub(known.at); found && age >= 0 && age < unlimitedTTL {
 		return known.record, nil
 	}
 	record, err := n.Tokens.Get(ctx, id)
@@ -140,7 +140,7 @@ func (n *Nodes) remember(record tokens.Record, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for id, known := range n.unlimited {
-		if age := now.Sub(known.at); age < 0 || age >= memory {
+		if age := now.Sub(known.at); age < 0 || age >= unlimitedTTL {
 			delete(n.unlimited, id)
 		}
 	}
@@ -184,15 +184,15 @@ func names(l tokens.Limits) string {
 
 func refuseSpent(record tokens.Record, node string) error {
 	most := record.Limits.NodeLimit()
-	nodes, who := "nodes", fmt.Sprintf("%d have joined with it", len(record.Nodes))
+	nodes, joined := "nodes", fmt.Sprintf("%d have joined with it", len(record.Nodes))
 	if most == 1 && len(record.Nodes) == 1 {
-		nodes, who = "node", record.Nodes[0]+" took it"
+		nodes, joined = "node", record.Nodes[0]+" took it"
 	}
-	return approval.RefuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, who, node)
+	return approval.RefuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, joined, node)
 }
 
 // claim is hold for a name that most probably has no claim.
-func (n *Nodes) claim(ctx context.Context, p *place) (tokens.Claim, error) {
+func (n *Nodes) claim(ctx context.Context, p *slotRequest) (tokens.Claim, error) {
 	if _, err := n.Claims.Find(ctx, p.node); errors.Is(err, tokens.ErrNotFound) && !p.counted {
 		if claim, err := n.Claims.Create(ctx, p.fresh()); !errors.Is(err, tokens.ErrExists) {
 			return n.made(claim, err)
@@ -202,7 +202,7 @@ func (n *Nodes) claim(ctx context.Context, p *place) (tokens.Claim, error) {
 }
 
 // hold has the token hold the claim of a name, with the request's key in it. It writes nothing if that is so.
-func (n *Nodes) hold(ctx context.Context, p *place) (tokens.Claim, error) {
+func (n *Nodes) hold(ctx context.Context, p *slotRequest) (tokens.Claim, error) {
 	id, node := p.record.Token.ID(), p.node
 	for range attempts {
 		var do step
@@ -213,7 +213,7 @@ func (n *Nodes) hold(ctx context.Context, p *place) (tokens.Claim, error) {
 			return err
 		})
 		switch {
-		case err == nil && do == latch:
+		case err == nil && do == refuseReplacedAgain:
 			return claim, refuseReplaced(node)
 		case err == nil && do == newClaim:
 			return n.made(claim, nil)

@@ -117,12 +117,12 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 				}
 				var all []tokens.Token
 				for range test.tokens {
-					all = append(all, c.mint(tokens.Limits{MaxNodes: test.most}))
+					all = append(all, c.createToken(tokens.Limits{MaxNodes: test.most}))
 				}
 				c.failing = failing
 				willing := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
 				for name, s := range willing {
-					s.Rules = []approval.Rule{approves{}}
+					s.Rules = []approval.Rule{approveAll{}}
 					willing[name] = s
 				}
 				var replicas []*signer.Authority
@@ -141,7 +141,7 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 						for w := range queue {
 							i := w.request
 							token := all[i%len(all)]
-							r := asks(t, by(token), fmt.Sprintf("worker-%d", i%test.names), key)
+							r := firstRequest(t, bootstrapUser(token), fmt.Sprintf("worker-%d", i%test.names), key)
 							r.UID = fmt.Sprint("csr-", i)
 							authority := replicas[w.replica]
 							for tries := 0; ; tries++ {
@@ -185,19 +185,19 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 // Whoever dies between two writes leaves what the next one can go on from.
 func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 	for i := range 2 * 12 {
-		step, anew := i/2, i%2 == 1
+		step, newKey := i/2, i%2 == 1
 		c := newCluster()
-		token := c.mint(tokens.Limits{MaxNodes: 1})
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
 		n := c.admission()
-		n.Tokens, n.Claims = dies{Store: store{cluster: c}, left: &step}, diesToo{Claims: claims{cluster: c}, left: &step}
-		request := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+		n.Tokens, n.Claims = failingTokens{Store: store{cluster: c}, left: &step}, failingClaims{Claims: claims{cluster: c}, left: &step}
+		request := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		first, err := n.Admit(t.Context(), request)
 		again := c.admission()
-		other, otherErr := again.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
-		if anew { // with another key, after a while
+		other, otherErr := again.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
+		if newKey { // with another key, after a while
 			later := time.Now().Add(time.Minute)
 			again.Now = func() time.Time { return later }
-			request = asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+			request = firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		}
 		one, oneErr := again.Admit(t.Context(), request)
 		if (one != nil) == (other != nil) || first != nil && one == nil {
@@ -209,49 +209,49 @@ func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 	}
 }
 
-// dies fails every call after the last one left.
-type dies struct {
+// failingTokens fails every call after the last one left.
+type failingTokens struct {
 	tokens.Store
 	left *int
 }
 
-type diesToo struct {
+type failingClaims struct {
 	tokens.Claims
 	left *int
 }
 
-var errDead = errors.New("dead")
+var errStopped = errors.New("dead")
 
-func alive(left *int) error {
+func useCall(left *int) error {
 	if *left--; *left < 0 {
-		return errDead
+		return errStopped
 	}
 	return nil
 }
 
-func (d dies) Get(ctx context.Context, id string) (tokens.Record, error) {
-	if err := alive(d.left); err != nil {
+func (d failingTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
+	if err := useCall(d.left); err != nil {
 		return tokens.Record{}, err
 	}
 	return d.Store.Get(ctx, id)
 }
 
-func (d dies) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	if err := alive(d.left); err != nil {
+func (d failingTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	if err := useCall(d.left); err != nil {
 		return tokens.Record{}, err
 	}
 	return d.Store.Update(ctx, id, change)
 }
 
-func (d diesToo) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	if err := alive(d.left); err != nil {
+func (d failingClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	if err := useCall(d.left); err != nil {
 		return tokens.Claim{}, err
 	}
 	return d.Claims.Update(ctx, node, change)
 }
 
-func (d diesToo) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	if err := alive(d.left); err != nil {
+func (d failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+	if err := useCall(d.left); err != nil {
 		return tokens.Claim{}, err
 	}
 	return d.Claims.Create(ctx, c)
@@ -264,8 +264,8 @@ func TestConcurrentUndoKeepsClaimOfAdmittedRequest(t *testing.T) {
 	for i := range steps * steps {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCluster()
-			token := c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})
-			good := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+			token := c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})
+			good := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 			bad := good
 			bad.Created = time.Now().Add(-time.Hour) // before there was such a token
 
@@ -358,7 +358,7 @@ func (s steppedClaims) Delete(ctx context.Context, c tokens.Claim) error {
 func TestConcurrentKeysStayWithinTheLimit(t *testing.T) {
 	for range 20 {
 		c := newCluster()
-		token := c.mint(tokens.Limits{MaxNodes: 1})
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
 		n := c.admission()
 		var asking sync.WaitGroup
 		var admitted atomic.Int64
@@ -370,15 +370,15 @@ func TestConcurrentKeysStayWithinTheLimit(t *testing.T) {
 			})
 		}
 		for range 16 {
-			r := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
-			spoilt := r
+			r := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+			forged := r
 			csr := *r.CSR
 			csr.Signature = slices.Clone(csr.Signature)
 			csr.Signature[len(csr.Signature)-1] ^= 1
-			spoilt.CSR = &csr
-			ask(spoilt)
+			forged.CSR = &csr
+			ask(forged)
 			ask(r)
-			ask(spoilt)
+			ask(forged)
 		}
 		asking.Wait()
 		if claim := c.claims["worker-1"]; admitted.Load() != tokens.MaxKeys || len(claim.Keys) != tokens.MaxKeys {
@@ -414,20 +414,20 @@ func TestWithdrawRemovesOnlyUnusedClaimOfRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster()
-			token := c.mint(test.limits)
+			token := c.createToken(test.limits)
 			record := c.records[token.ID()]
 			if test.counted {
 				record.Nodes = []string{node}
 				c.keep(record)
 			}
-			r := asks(t, by(token), node, csrtest.ECDSA(elliptic.P256()))
+			r := firstRequest(t, bootstrapUser(token), node, csrtest.ECDSA(elliptic.P256()))
 			r.UID = "uid-1"
 			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests, Pending: test.limits.NodeLimit() > 0 && !test.admitted}
 			if !test.half {
 				claim.Keys = []string{fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo)), "sha256:another"}[:1+test.keys]
 			}
 			if test.another {
-				claim.TokenID = c.mint(test.limits).ID()
+				claim.TokenID = c.createToken(test.limits).ID()
 			}
 			if _, err := (claims{cluster: c}).Create(t.Context(), claim); err != nil {
 				t.Fatal(err)
@@ -468,16 +468,16 @@ func TestAdmissionMakesFewCalls(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster()
-			token := c.mint(test.limits)
+			token := c.createToken(test.limits)
 			n := c.admission()
 			if test.before {
-				if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+				if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 					t.Fatal(err)
 				}
 			}
-			c.catchesUp()
+			c.refreshCaches()
 			clear(c.writes)
-			if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil)); err != nil {
+			if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
 				t.Fatal(err)
 			}
 			if !maps.Equal(c.writes, test.want) {

@@ -18,7 +18,7 @@ const countTimeout = 30 * time.Second
 // A place is one node's slot on a token. Slots that are requested on the same token at the same time are
 // written together. Otherwise each machine of a rack on one token would start over once for each
 // other machine.
-type place struct {
+type slotRequest struct {
 	request approval.Request
 	node    string
 
@@ -30,15 +30,15 @@ type place struct {
 	err      error
 }
 
-// errCountsNothing says that a token is not limited to a number of nodes.
-var errCountsNothing = errors.New("the token counts nothing")
+// errNoNodeLimit says that a token is not limited to a number of nodes.
+var errNoNodeLimit = errors.New("the token counts nothing")
 
-// take claims a name with a token that is limited to a number of nodes, and counts it by
+// takeSlot claims a name with a token that is limited to a number of nodes, and counts it by
 // compare-and-swap: of all who ask at once, the token's limit is how many get past here. The last
 // one also brings the token's expiration forward.
-func (n *Nodes) take(ctx context.Context, id string, p *place) error {
+func (n *Nodes) takeSlot(ctx context.Context, id string, p *slotRequest) error {
 	for range attempts {
-		if err := n.places.Do(ctx, id, p, func(ctx context.Context, all []*place) {
+		if err := n.slots.Do(ctx, id, p, func(ctx context.Context, all []*slotRequest) {
 			ctx, cancel := context.WithTimeout(ctx, countTimeout)
 			defer cancel()
 			if err := n.write(ctx, id, all); err != nil {
@@ -59,22 +59,22 @@ func (n *Nodes) take(ctx context.Context, id string, p *place) error {
 	return fmt.Errorf("claim of node %s: it was taken away %d times in a row", p.node, attempts)
 }
 
-// errNothing ends a change of a record, or a claim, that has nothing to change.
-var errNothing = errors.New("nothing to change")
+// errUnchanged ends a change of a record, or a claim, that has nothing to change.
+var errUnchanged = errors.New("nothing to change")
 
 // confirm clears Pending on a claim whose name is counted now. It reports whether the claim is still as it
 // was before the count. The claim has changed if another attempt with its key was refused meanwhile, if the
 // count was lost and another machine was about to take the slot, or if another key was added.
-func (n *Nodes) confirm(ctx context.Context, p *place) (kept bool, err error) {
+func (n *Nodes) confirm(ctx context.Context, p *slotRequest) (kept bool, err error) {
 	claim, err := n.Claims.Update(ctx, p.node, func(c *tokens.Claim) error {
 		if c.UID != p.claim.UID || c.Version != p.claim.Version {
-			return errNothing
+			return errUnchanged
 		}
 		c.Pending = false
 		return nil
 	})
 	switch {
-	case errors.Is(err, errNothing), errors.Is(err, tokens.ErrNotFound):
+	case errors.Is(err, errUnchanged), errors.Is(err, tokens.ErrNotFound):
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("claim of node %s: %w", p.node, err)
@@ -86,7 +86,7 @@ func (n *Nodes) confirm(ctx context.Context, p *place) (kept bool, err error) {
 // write claims and counts the names of all, or sets the error of those that get no slot. The claims are
 // made between the live read of the token and its write. So when the write succeeds, no name was counted
 // before it was claimed.
-func (n *Nodes) write(ctx context.Context, id string, all []*place) error {
+func (n *Nodes) write(ctx context.Context, id string, all []*slotRequest) error {
 	mended := false
 	_, err := n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
 		var pending []tokens.Claim
@@ -95,7 +95,7 @@ func (n *Nodes) write(ctx context.Context, id string, all []*place) error {
 			return err
 		}
 		if record.Limits.NodeLimit() == 0 {
-			return errCountsNothing
+			return errNoNodeLimit
 		}
 		var claiming sync.WaitGroup
 		for _, p := range all {
@@ -117,7 +117,7 @@ func (n *Nodes) write(ctx context.Context, id string, all []*place) error {
 			}
 		}
 		if !mended && len(record.Nodes) == before && !unsure { // the write proves that the record has not changed
-			return errNothing
+			return errUnchanged
 		}
 		if end := n.now().Add(n.retention()); record.Spent() && !spent && (record.Expires.IsZero() || record.Expires.After(end)) {
 			record.Expires = end.UTC().Truncate(time.Second)
@@ -125,7 +125,7 @@ func (n *Nodes) write(ctx context.Context, id string, all []*place) error {
 		return nil
 	})
 	switch {
-	case errors.Is(err, errNothing):
+	case errors.Is(err, errUnchanged):
 		return nil
 	case errors.Is(err, tokens.ErrNotFound):
 		return refuseGone(id)
@@ -145,9 +145,9 @@ func (n *Nodes) retention() time.Duration {
 	return DefaultRetention
 }
 
-// place puts a name on the record, if there is room. One that is there has its place: another
+// slotRequest puts a name on the record, if there is room. One that is there has its place: another
 // replica may be at work on the same request.
-func (n *Nodes) place(record *tokens.Record, p *place) error {
+func (n *Nodes) place(record *tokens.Record, p *slotRequest) error {
 	if err := n.admits(*record, p.request, p.node); err != nil {
 		return err
 	}

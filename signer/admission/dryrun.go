@@ -58,7 +58,7 @@ type dryClaims struct {
 // unless is the claim, or that there is none, if it would have been deleted just now.
 func (s dryClaims) unless(c tokens.Claim, err error) (tokens.Claim, error) {
 	if at, deleted := s.gone.Load(c.UID); err == nil && deleted {
-		if time.Since(at.(time.Time)) < memory {
+		if time.Since(at.(time.Time)) < unlimitedTTL {
 			return tokens.Claim{}, fmt.Errorf("claim of node %s: %w", c.Node, tokens.ErrNotFound)
 		}
 		s.gone.Delete(c.UID)

@@ -14,10 +14,10 @@ import (
 func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 	c := newCluster()
 	real := c.admission()
-	one, other := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-*"}})
+	one, other := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-*"}})
 	admit := func(n *admission.Nodes, token tokens.Token, node string) string {
 		t.Helper()
-		r := asks(t, "system:bootstrap:"+token.ID(), node, nil)
+		r := firstRequest(t, "system:bootstrap:"+token.ID(), node, nil)
 		_, err := n.Admit(t.Context(), r)
 		var refused *approval.Refused
 		if errors.As(err, &refused) {
@@ -63,8 +63,8 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 	c.deleteNode("worker-1")
 	both(other, "worker-1", "")
 	// A claim that the cache does not have yet.
-	third := c.mint(tokens.Limits{MaxNodes: 1})
-	c.sticks()
+	third := c.createToken(tokens.Limits{MaxNodes: 1})
+	c.freezeCaches()
 	c.claims["worker-5"] = tokens.Claim{Node: "worker-5", TokenID: one.ID(), UID: "5", Version: c.next()}
 	both(third, "worker-5", admission.ReasonNodeNameClaimed)
 	if (*admission.Nodes)(nil).DryRun() != nil {

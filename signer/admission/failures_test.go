@@ -18,73 +18,73 @@ import (
 func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, c *cluster) approval.Request{
 		"a token for one node": func(t *testing.T, c *cluster) approval.Request {
-			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
 		},
 		"the next on one for many": func(t *testing.T, c *cluster) approval.Request {
-			token := c.mint(tokens.Limits{MaxNodes: 2})
-			c.admits(t, asks(t, by(token), "worker-2", nil))
-			return asks(t, by(token), "worker-1", nil)
+			token := c.createToken(tokens.Limits{MaxNodes: 2})
+			c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-2", nil))
+			return firstRequest(t, bootstrapUser(token), "worker-1", nil)
 		},
 		"another key": func(t *testing.T, c *cluster) approval.Request {
-			token := c.mint(tokens.Limits{MaxNodes: 1})
-			c.admits(t, asks(t, by(token), "worker-1", nil))
-			return asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+			token := c.createToken(tokens.Limits{MaxNodes: 1})
+			c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+			return firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		},
 		"a token for a name": func(t *testing.T, c *cluster) approval.Request {
-			return asks(t, by(c.mint(tokens.Limits{NodeNames: []string{"worker-1"}})), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{NodeNames: []string{"worker-1"}})), "worker-1", nil)
 		},
 		"a token that replaces a Node": func(t *testing.T, c *cluster) approval.Request {
 			uid := c.node("worker-1")
-			return asks(t, by(c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}})), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}})), "worker-1", nil)
 		},
 		"a name whose Node was deleted": func(t *testing.T, c *cluster) approval.Request {
-			c.admits(t, asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
-			c.registers("worker-1")
+			c.mustAdmit(t, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+			c.registerNode("worker-1")
 			c.deleteNode("worker-1")
-			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
 		},
 		"a token without limits": func(t *testing.T, c *cluster) approval.Request {
-			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil)
 		},
 		"no limits, a name whose Node was deleted": func(t *testing.T, c *cluster) approval.Request {
-			c.admits(t, asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
-			c.registers("worker-1")
+			c.mustAdmit(t, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+			c.registerNode("worker-1")
 			c.deleteNode("worker-1")
-			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil)
 		},
 		"a name that was released": func(t *testing.T, c *cluster) approval.Request {
 			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
-			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
 		},
 		"no limits, a name that was released": func(t *testing.T, c *cluster) approval.Request {
 			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
-			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil)
 		},
 		"a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
-			c.claims["worker-1"] = abandoned(c.mint(tokens.Limits{MaxNodes: 1}))
-			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
+			c.claims["worker-1"] = abandoned(c.createToken(tokens.Limits{MaxNodes: 1}))
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
 		},
 		"no limits, a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
-			c.claims["worker-1"] = abandoned(c.mint(tokens.Limits{MaxNodes: 1}))
-			return asks(t, by(c.mint(tokens.Limits{})), "worker-1", nil)
+			c.claims["worker-1"] = abandoned(c.createToken(tokens.Limits{MaxNodes: 1}))
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil)
 		},
 		"a count that was lost beside a pending claim": func(t *testing.T, c *cluster) approval.Request {
-			token := c.mint(tokens.Limits{MaxNodes: 2})
+			token := c.createToken(tokens.Limits{MaxNodes: 2})
 			pending := abandoned(token)
 			pending.Node, pending.Created = "worker-2", time.Now()
 			c.claims["worker-2"] = pending
-			return asks(t, by(token), "worker-1", nil)
+			return firstRequest(t, bootstrapUser(token), "worker-1", nil)
 		},
 		"a renewal after release": func(t *testing.T, c *cluster) approval.Request {
 			c.node("worker-1")
 			past := tokens.ReleasedClaim{Until: time.Now().Add(time.Minute).Truncate(time.Second), CertificateDuration: time.Hour}
 			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: past}
-			return renews(t, "worker-1")
+			return renewal(t, "worker-1")
 		},
-		"a user": func(t *testing.T, _ *cluster) approval.Request { return asks(t, "jane", "worker-1", nil) },
+		"a user": func(t *testing.T, _ *cluster) approval.Request { return firstRequest(t, "jane", "worker-1", nil) },
 		"a renewal": func(t *testing.T, c *cluster) approval.Request {
 			c.node("worker-1")
-			return renews(t, "worker-1")
+			return renewal(t, "worker-1")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -100,7 +100,7 @@ func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approva
 	for at := 1; ; at++ {
 		c := newCluster()
 		r := prepare(t, c)
-		c.catchesUp()
+		c.refreshCaches()
 		c.calls, c.failAt = 0, at
 		admission, err := of(c).Admit(t.Context(), r)
 		if c.calls < at {
@@ -128,13 +128,13 @@ func abandoned(token tokens.Token) tokens.Claim {
 func TestFailedUndoIsNoRefusal(t *testing.T) {
 	for at, done := 1, false; !done; at++ {
 		c := newCluster()
-		token := c.mint(tokens.Limits{MaxNodes: 1})
-		c.admits(t, asks(t, by(token), "worker-2", nil))
-		r := asks(t, by(token), "worker-1", nil)
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
+		c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-2", nil))
+		r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
 		claim := abandoned(token)
 		claim.Created, claim.Keys = time.Now(), append(claim.Keys, keyOf(r))
 		c.claims["worker-1"] = claim
-		c.catchesUp()
+		c.refreshCaches()
 		c.calls, c.failAt = 0, at
 		admission, err := c.admission().Admit(t.Context(), r)
 		if done = c.calls < at; done {
@@ -150,15 +150,15 @@ func TestFailedUndoIsNoRefusal(t *testing.T) {
 
 // Where there are no Nodes a failed call neither renews nor serves.
 func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
-	for name, ask := range map[string]func(testing.TB, string) approval.Request{"renewal": renews, "serving": serves} {
+	for name, ask := range map[string]func(testing.TB, string) approval.Request{"renewal": renewal, "serving": serves} {
 		for at, done := 1, false; !done; at++ {
 			c := newCluster()
-			token := c.mint(tokens.Limits{MaxNodes: 1})
+			token := c.createToken(tokens.Limits{MaxNodes: 1})
 			n := &admission.Nodes{Tokens: store{cluster: c}, Claims: claims{cluster: c}}
-			if _, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil)); err != nil {
+			if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 				t.Fatal(err)
 			}
-			c.catchesUp()
+			c.refreshCaches()
 			c.calls, c.failAt = 0, at
 			admission, err := n.Admit(t.Context(), ask(t, "worker-1"))
 			if done = c.calls < at; done {
@@ -176,12 +176,12 @@ func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
 func TestFailedWithdrawIsAnError(t *testing.T) {
 	for at, done := 1, false; !done; at++ {
 		c := newCluster()
-		token := c.mint(tokens.Limits{MaxNodes: 1})
-		r := asks(t, by(token), "worker-1", nil)
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
+		r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
 		claim := abandoned(token)
 		claim.Keys, claim.Requests = []string{keyOf(r)}, []string{r.UID}
 		c.claims["worker-1"] = claim
-		c.catchesUp()
+		c.refreshCaches()
 		c.calls, c.failAt = 0, at
 		err := c.admission().Withdraw(t.Context(), r)
 		if done = c.calls < at; done {
@@ -199,8 +199,8 @@ func keyOf(r approval.Request) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo))
 }
 
-// admits admits a request while nothing fails.
-func (c *cluster) admits(t *testing.T, r approval.Request) {
+// mustAdmit admits a request while nothing fails.
+func (c *cluster) mustAdmit(t *testing.T, r approval.Request) {
 	t.Helper()
 	if _, err := c.admission().Admit(t.Context(), r); err != nil {
 		t.Fatal(err)
@@ -212,12 +212,12 @@ func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {
 		t.Errorf("without a certificate request: %v", err)
 	}
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 1})
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	for name, n := range map[string]*admission.Nodes{
 		"no tokens": {Claims: claims{cluster: c}, Node: c.Node},
 		"no claims": {Tokens: store{cluster: c}, Node: c.Node},
 	} {
-		_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, name, err, "TokenRevoked")
 	}
 }

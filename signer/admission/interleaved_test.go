@@ -18,8 +18,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// between is a cluster's claims and tokens in which something happens, or fails, at one step of an admission.
-type between struct {
+// hooks is a cluster's claims and tokens in which something happens, or fails, at one step of an admission.
+type hooks struct {
 	updates int                        // of claims, so far
 	update  func(n int, node string)   // called before the nth update of a claim
 	create  error                      // of Create of a claim
@@ -30,45 +30,45 @@ type between struct {
 	asked   int // how often for a Node
 }
 
-type betweenClaims struct {
+type hookedClaims struct {
 	claims
-	b *between
+	b *hooks
 }
 
-func (s betweenClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+func (s hookedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
 	if s.b.updates++; s.b.update != nil {
 		s.b.update(s.b.updates, node)
 	}
 	return s.claims.Update(ctx, node, change)
 }
 
-func (s betweenClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+func (s hookedClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
 	if s.b.create != nil {
 		return c, s.b.create
 	}
 	return s.claims.Create(ctx, c)
 }
 
-func (s betweenClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
+func (s hookedClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 	if s.b.find != nil {
 		return tokens.Claim{}, s.b.find
 	}
 	return s.claims.Find(ctx, node)
 }
 
-func (s betweenClaims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
+func (s hookedClaims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
 	if s.b.ofToken != nil {
 		return nil, s.b.ofToken
 	}
 	return s.claims.OfToken(ctx, id)
 }
 
-type betweenTokens struct {
+type hookedTokens struct {
 	store
-	b *between
+	b *hooks
 }
 
-func (s betweenTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
+func (s hookedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
 	r, err := s.store.Get(ctx, id)
 	if err == nil && s.b.get != nil {
 		err = s.b.get(&r)
@@ -76,9 +76,9 @@ func (s betweenTokens) Get(ctx context.Context, id string) (tokens.Record, error
 	return r, err
 }
 
-func (b *between) admission(c *cluster) *admission.Nodes {
+func (b *hooks) admission(c *cluster) *admission.Nodes {
 	n := c.admission()
-	n.Claims, n.Tokens = betweenClaims{claims{cluster: c}, b}, betweenTokens{store{cluster: c}, b}
+	n.Claims, n.Tokens = hookedClaims{claims{cluster: c}, b}, hookedTokens{store{cluster: c}, b}
 	if b.node != nil {
 		n.Node = func(context.Context, string) (string, error) { b.asked++; return b.node(b.asked) }
 	}
@@ -98,14 +98,14 @@ func (c *cluster) change(node string, change func(*tokens.Claim)) {
 // for the first one does not confirm it.
 func TestConfirmsOnlyTheCountedClaim(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 2})
-	b := &between{}
+	token := c.createToken(tokens.Limits{MaxNodes: 2})
+	b := &hooks{}
 	b.update = func(n int, node string) {
 		if n == 1 { // the name is counted, and not confirmed
 			c.change(node, func(claim *tokens.Claim) { claim.UID, claim.Keys = "another", []string{"sha256:1"} })
 		}
 	}
-	r := asks(t, by(token), "worker-1", nil)
+	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
 	if _, err := b.admission(c).Admit(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -117,12 +117,12 @@ func TestConfirmsOnlyTheCountedClaim(t *testing.T) {
 // What was confirmed between the reading of a claim and its undoing is not undone.
 func TestUndoLeavesConfirmedClaim(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 1})
-	r := asks(t, by(token), "worker-1", nil)
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
 	claim := abandoned(token)
 	claim.Keys, claim.Requests = []string{keyOf(r), "sha256:2"}, []string{r.UID}
 	c.claims["worker-1"] = claim
-	b := &between{update: func(n int, node string) {
+	b := &hooks{update: func(n int, node string) {
 		if n == 1 {
 			c.change(node, func(claim *tokens.Claim) { claim.Pending, claim.Version = false, "7" })
 		}
@@ -138,16 +138,16 @@ func TestUndoLeavesConfirmedClaim(t *testing.T) {
 // A pending claim that was deleted and made again, with the same version, keeps its key.
 func TestEvictsOnlyThePendingClaimItHasRead(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 2})
+	token := c.createToken(tokens.Limits{MaxNodes: 2})
 	pending := abandoned(token)
 	pending.Node, pending.Created = "worker-2", time.Now()
 	c.claims["worker-2"] = pending
-	b := &between{update: func(_ int, node string) {
+	b := &hooks{update: func(_ int, node string) {
 		if node == "worker-2" {
 			c.change(node, func(claim *tokens.Claim) { claim.UID, claim.Keys = "another", []string{"sha256:2"} })
 		}
 	}}
-	_, err := b.admission(c).Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	_, err := b.admission(c).Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if err == nil || errors.As(err, new(*approval.Refused)) {
 		t.Errorf("%v, want an error that may pass", err)
 	}
@@ -160,10 +160,10 @@ func TestEvictsOnlyThePendingClaimItHasRead(t *testing.T) {
 func TestKeepsClaimWhoseNodeHasJustRegistered(t *testing.T) {
 	for _, existing := range []bool{false, true} {
 		c := newCluster()
-		c.admits(t, asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+		c.mustAdmit(t, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
 		c.change("worker-1", func(claim *tokens.Claim) { claim.NodeUID = "node-1" })
 		before := c.claims["worker-1"]
-		b := &between{node: func(calls int) (string, error) {
+		b := &hooks{node: func(calls int) (string, error) {
 			if calls == 1 && !existing {
 				return "", tokens.ErrNotFound
 			}
@@ -174,7 +174,7 @@ func TestKeepsClaimWhoseNodeHasJustRegistered(t *testing.T) {
 		if n.AllowExisting = existing; existing {
 			want = "NodeNameClaimed"
 		}
-		_, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
 		wantRefused(t, fmt.Sprintf("existing %t", existing), err, want)
 		if !c.claims["worker-1"].Equal(before) {
 			t.Errorf("the claim is %+v, was %+v", c.claims["worker-1"], before)
@@ -189,16 +189,16 @@ func TestAdmissionReadsTokenLive(t *testing.T) {
 		want string // the reason of the refusal; empty is admitted
 	}{
 		"deleted":   {func(c *cluster, id string) { delete(c.records, id) }, "TokenRevoked"},
-		"no limits": {func(c *cluster, id string) { c.edits(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} }) }, ""},
+		"no limits": {func(c *cluster, id string) { c.editToken(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} }) }, ""},
 		"names only": {func(c *cluster, id string) {
-			c.edits(id, func(r *tokens.Record) { r.Limits = tokens.Limits{NodeNames: []string{"worker-1"}} })
+			c.editToken(id, func(r *tokens.Record) { r.Limits = tokens.Limits{NodeNames: []string{"worker-1"}} })
 		}, ""},
 	} {
 		c := newCluster()
-		token := c.mint(tokens.Limits{MaxNodes: 1})
-		c.sticks()
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
+		c.freezeCaches()
 		test.now(c, token.ID())
-		_, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		if test.want != "" {
 			wantRefused(t, name, err, test.want)
 		} else if err != nil {
@@ -221,12 +221,12 @@ func TestRefusesMalformedTokenWithClaims(t *testing.T) {
 		"record": {func(r *tokens.Record) { r.Problem, r.Limits = problem, tokens.Limits{} }, "TokenRevoked"},
 	} {
 		c := newCluster()
-		token := c.mint(tokens.Limits{MaxNodes: 3})
-		c.admits(t, asks(t, by(token), "worker-1", nil))
-		c.edits(token.ID(), func(r *tokens.Record) { r.Nodes = nil; test.edit(r) })
-		c.catchesUp()
+		token := c.createToken(tokens.Limits{MaxNodes: 3})
+		c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		c.editToken(token.ID(), func(r *tokens.Record) { r.Nodes = nil; test.edit(r) })
+		c.refreshCaches()
 		c.calls = 0
-		_, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+		_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 		wantRefused(t, name, err, test.want)
 		if _, found := c.claims["worker-2"]; found {
 			t.Errorf("%s: a claim was made", name)
@@ -241,17 +241,17 @@ func TestRefusesMalformedTokenWithClaims(t *testing.T) {
 func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 	failed := errors.New("not synced")
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 2})
-	c.admits(t, asks(t, by(token), "worker-1", nil))
-	c.catchesUp()
-	standalone := func(b *between) *admission.Nodes { n := b.admission(c); n.Node, n.Ready = nil, nil; return n }
+	token := c.createToken(tokens.Limits{MaxNodes: 2})
+	c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	c.refreshCaches()
+	standalone := func(b *hooks) *admission.Nodes { n := b.admission(c); n.Node, n.Ready = nil, nil; return n }
 	for name, err := range map[string]error{
 		"OfToken": func() error {
-			_, err := (&between{ofToken: failed}).admission(c).Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+			_, err := (&hooks{ofToken: failed}).admission(c).Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 			return err
 		}(),
 		"Find, for a serving certificate": func() error {
-			_, err := standalone(&between{find: failed}).Admit(t.Context(), serves(t, "worker-1"))
+			_, err := standalone(&hooks{find: failed}).Admit(t.Context(), serves(t, "worker-1"))
 			return err
 		}(),
 	} {
@@ -264,11 +264,11 @@ func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 // A Secret that is no token, and a Lease that is no claim, end in a refusal and not in a loop.
 func TestRefusesForeignSecretOrLease(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{NodeNames: []string{"worker-1"}})
-	_, err := (&between{get: func(*tokens.Record) error { return fmt.Errorf("secret: %w", tokens.ErrMalformed) }}).admission(c).
-		Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	token := c.createToken(tokens.Limits{NodeNames: []string{"worker-1"}})
+	_, err := (&hooks{get: func(*tokens.Record) error { return fmt.Errorf("secret: %w", tokens.ErrMalformed) }}).admission(c).
+		Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	wantRefused(t, "malformed Secret", err, "TokenRevoked")
-	_, err = (&between{create: fmt.Errorf("lease: %w", tokens.ErrExists)}).admission(c).Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	_, err = (&hooks{create: fmt.Errorf("lease: %w", tokens.ErrExists)}).admission(c).Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	wantRefused(t, "foreign Lease", err, "NodeNameNotAllowed", "is taken by something that is no claim")
 }
 
@@ -276,22 +276,22 @@ func TestRefusesForeignSecretOrLease(t *testing.T) {
 func TestReplacementWithoutReadyAdmitsUsualKeys(t *testing.T) {
 	c := newCluster()
 	uid := c.node("worker-1")
-	token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}})
+	token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}})
 	n := c.admission()
 	n.Ready = nil
 	for key := range tokens.MaxKeys {
-		if a, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))); err != nil || a.Keys != key+1 {
+		if a, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))); err != nil || a.Keys != key+1 {
 			t.Errorf("key %d: %+v, %v", key+1, a, err)
 		}
 	}
-	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256())))
+	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256())))
 	wantRefused(t, "one more", err, "TooManyKeys")
 }
 
 // A serving certificate lasts as its signer says, not as the claim of the node, and does not wait for the Node.
 func TestServingCertificateIgnoresTheClaim(t *testing.T) {
 	c := newCluster()
-	c.admits(t, asks(t, by(c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})), "worker-1", nil))
+	c.mustAdmit(t, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})), "worker-1", nil))
 	a, err := c.admission().Admit(t.Context(), serves(t, "worker-1"))
 	if err != nil || a.Duration != 0 || a.TokenID != "" {
 		t.Errorf("%+v, %v; want an admission without bounds", a, err)
@@ -309,7 +309,7 @@ func TestExpiredReleasedClaimSetsNoDuration(t *testing.T) {
 		if standalone {
 			n.Node = nil
 		}
-		if a, err := n.Admit(t.Context(), renews(t, "worker-1")); err != nil || a.Duration != 0 {
+		if a, err := n.Admit(t.Context(), renewal(t, "worker-1")); err != nil || a.Duration != 0 {
 			t.Errorf("standalone %t: %+v, %v; want a renewal without bounds", standalone, a, err)
 		}
 	}
@@ -318,8 +318,8 @@ func TestExpiredReleasedClaimSetsNoDuration(t *testing.T) {
 // A request that cannot be signed leaves no claim, whoever asks the admission.
 func TestUnsignableRequestLeavesNoClaim(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 1})
-	r := asks(t, by(token), "worker-1", csrtest.Ed25519())
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	r := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.Ed25519())
 	csr := *r.CSR
 	csr.PublicKey, csr.PublicKeyAlgorithm = nil, x509.UnknownPublicKeyAlgorithm
 	r.CSR = &csr
@@ -338,7 +338,7 @@ func TestLogsNewClaimOfReleasedName(t *testing.T) {
 	var log bytes.Buffer
 	n := c.admission()
 	n.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
 	if got := log.String(); !strings.Contains(got, "level=INFO") || !strings.Contains(got, `msg="node name claimed"`) || strings.Contains(got, "level=WARN") {
@@ -349,11 +349,11 @@ func TestLogsNewClaimOfReleasedName(t *testing.T) {
 // A claim that is confirmed is not confirmed again: the same request costs no write, and one read of the claim.
 func TestRepeatedAdmissionWritesNothing(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 1})
-	r := asks(t, by(token), "worker-1", nil)
-	c.admits(t, r)
-	c.catchesUp()
-	b := &between{}
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
+	c.mustAdmit(t, r)
+	c.refreshCaches()
+	b := &hooks{}
 	c.writes = map[string]int{}
 	if _, err := b.admission(c).Admit(t.Context(), r); err != nil {
 		t.Fatal(err)

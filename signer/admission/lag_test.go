@@ -19,54 +19,54 @@ func TestStaleCachesGrantNoName(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits tokens.Limits
 		happen func(t *testing.T, c *cluster, id string) // after the caches got stuck
-		asks   string
+		node   string
 		reason string // empty: admitted
 	}{
-		"spent on a Node that was deleted": {limits: tokens.Limits{MaxNodes: 1}, asks: node, reason: "TokenSpent",
-			happen: func(_ *testing.T, c *cluster, _ string) { c.registers(node); c.deleteNode(node) }},
-		"spent on another": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent"},
-		"count erased": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent",
-			happen: func(_ *testing.T, c *cluster, id string) { c.edits(id, func(r *tokens.Record) { r.Nodes = nil }) }},
-		"limits erased": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent",
+		"spent on a Node that was deleted": {limits: tokens.Limits{MaxNodes: 1}, node: node, reason: "TokenSpent",
+			happen: func(_ *testing.T, c *cluster, _ string) { c.registerNode(node); c.deleteNode(node) }},
+		"spent on another": {limits: tokens.Limits{MaxNodes: 1}, node: "worker-2", reason: "TokenSpent"},
+		"count erased": {limits: tokens.Limits{MaxNodes: 1}, node: "worker-2", reason: "TokenSpent",
+			happen: func(_ *testing.T, c *cluster, id string) { c.editToken(id, func(r *tokens.Record) { r.Nodes = nil }) }},
+		"limits erased": {limits: tokens.Limits{MaxNodes: 1}, node: "worker-2", reason: "TokenSpent",
 			happen: func(_ *testing.T, c *cluster, id string) {
-				c.edits(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} })
+				c.editToken(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} })
 			}},
-		"limits and count erased": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent",
+		"limits and count erased": {limits: tokens.Limits{MaxNodes: 1}, node: "worker-2", reason: "TokenSpent",
 			happen: func(_ *testing.T, c *cluster, id string) {
-				c.edits(id, func(r *tokens.Record) { r.Limits, r.Nodes = tokens.Limits{}, nil })
+				c.editToken(id, func(r *tokens.Record) { r.Limits, r.Nodes = tokens.Limits{}, nil })
 			}},
-		"names erased": {limits: tokens.Limits{NodeNames: []string{node}}, asks: "worker-2", reason: "NodeNameNotAllowed",
+		"names erased": {limits: tokens.Limits{NodeNames: []string{node}}, node: "worker-2", reason: "NodeNameNotAllowed",
 			happen: func(_ *testing.T, c *cluster, id string) {
-				c.edits(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} })
+				c.editToken(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} })
 			}},
-		"replaced": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2", reason: "TokenSpent",
+		"replaced": {limits: tokens.Limits{MaxNodes: 1}, node: "worker-2", reason: "TokenSpent",
 			happen: func(_ *testing.T, c *cluster, id string) {
-				c.edits(id, func(r *tokens.Record) { r.UID, r.Limits, r.Nodes = "another", tokens.Limits{}, nil })
+				c.editToken(id, func(r *tokens.Record) { r.UID, r.Limits, r.Nodes = "another", tokens.Limits{}, nil })
 			}},
-		"released by a person": {limits: tokens.Limits{MaxNodes: 1}, asks: "worker-2",
+		"released by a person": {limits: tokens.Limits{MaxNodes: 1}, node: "worker-2",
 			happen: func(_ *testing.T, c *cluster, id string) {
-				c.edits(id, func(r *tokens.Record) { r.Nodes = nil })
+				c.editToken(id, func(r *tokens.Record) { r.Nodes = nil })
 				delete(c.claims, node)
 			}},
 	} {
 		for _, stuck := range []string{"before the first machine", "after it"} {
 			t.Run(name+", stuck "+stuck, func(t *testing.T) {
 				c := newCluster()
-				token := c.mint(test.limits)
+				token := c.createToken(test.limits)
 				n := c.admission()
 				if stuck == "before the first machine" {
-					c.sticks()
+					c.freezeCaches()
 				}
-				if _, err := n.Admit(t.Context(), asks(t, by(token), node, nil)); err != nil {
+				if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
 					t.Fatal(err)
 				}
 				if stuck == "after it" {
-					c.sticks()
+					c.freezeCaches()
 				}
 				if test.happen != nil {
 					test.happen(t, c, token.ID())
 				}
-				_, err := n.Admit(t.Context(), asks(t, by(token), test.asks, nil))
+				_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), test.node, nil))
 				if test.reason == "" {
 					if err != nil {
 						t.Error(err)
@@ -82,14 +82,14 @@ func TestStaleCachesGrantNoName(t *testing.T) {
 // A stale cache of claims gives a name away neither to a token without limits nor to another user.
 func TestStaleCacheKeepsClaimedName(t *testing.T) {
 	c := newCluster()
-	limited, unlimited := c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{})
-	c.sticks()
+	limited, unlimited := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{})
+	c.freezeCaches()
 	n := c.admission()
-	if _, err := n.Admit(t.Context(), asks(t, by(limited), "worker-1", nil)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(limited), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
-	for _, user := range []string{by(unlimited), "jane"} {
-		_, err := n.Admit(t.Context(), asks(t, user, "worker-1", nil))
+	for _, user := range []string{bootstrapUser(unlimited), "jane"} {
+		_, err := n.Admit(t.Context(), firstRequest(t, user, "worker-1", nil))
 		wantRefused(t, user, err, "NodeNameClaimed")
 	}
 }
@@ -98,10 +98,10 @@ func TestStaleCacheKeepsClaimedName(t *testing.T) {
 func TestRemovedReplacementIsReadLive(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "without limits": {}, "by name": {NodeNames: []string{"worker-1"}}} {
 		c := newCluster()
-		token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: c.node("worker-1")}})
-		c.sticks()
-		c.edits(token.ID(), func(r *tokens.Record) { r.Limits = limits })
-		_, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: c.node("worker-1")}})
+		c.freezeCaches()
+		c.editToken(token.ID(), func(r *tokens.Record) { r.Limits = limits })
+		_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, name, err, "NodeExists")
 	}
 }
@@ -118,17 +118,17 @@ func TestReplacedSecretCountsJoiningMachine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster()
-				token := c.mint(tokens.Limits{MaxNodes: 1})
-				first := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+				token := c.createToken(tokens.Limits{MaxNodes: 1})
+				first := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 				n := c.admission()
 				if _, err := n.Admit(t.Context(), first); err != nil {
 					t.Fatal(err)
 				}
-				c.edits(token.ID(), edit)
-				c.catchesUp()
-				c.cleans(t, c.Node)
-				c.cleans(t, func(context.Context, string) (string, error) { return "", tokens.ErrNotFound })
-				_, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+				c.editToken(token.ID(), edit)
+				c.refreshCaches()
+				c.runClaimCleaner(t, c.Node)
+				c.runClaimCleaner(t, func(context.Context, string) (string, error) { return "", tokens.ErrNotFound })
+				_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 				wantRefused(t, "a second machine", err, "TokenSpent", "worker-1 took it")
 				if a, err := n.Admit(t.Context(), first); err != nil || a.Keys != 1 {
 					t.Errorf("the first machine, which asks again: %+v %v", a, err)
@@ -148,24 +148,24 @@ func TestClaimDoesNotRestoreReplacement(t *testing.T) {
 		for _, same := range []bool{false, true} {
 			c := newCluster()
 			uid := c.node(node)
-			token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil)); err != nil {
+			token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
+			if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
 				t.Fatal(err)
 			}
-			c.edits(token.ID(), func(r *tokens.Record) {
+			c.editToken(token.ID(), func(r *tokens.Record) {
 				r.Limits, r.Nodes = limits, nil
 				if !same {
 					r.UID = "another"
 				}
 			})
-			c.catchesUp()
-			_, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil))
+			c.refreshCaches()
+			_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil))
 			wantRefused(t, name, err, "NodeExists")
 			if limits.MaxNodes > 1 {
 				continue
 			}
 			// What it restricted stays: one node, of that name.
-			_, err = c.admission().Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+			_, err = c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 			if err == nil || !strings.Contains(err.Error(), node) {
 				t.Errorf("%s: another name: %v, want a refusal that names %s", name, err, node)
 			}
@@ -177,16 +177,16 @@ func TestClaimDoesNotRestoreReplacement(t *testing.T) {
 // one: the request, which was made with the first, is not admitted on it.
 func TestRefusesTokenReplacedDuringCount(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 1})
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
 	replaced := false
 	n.Tokens = steppedTokens{store{cluster: c}, func() {}, func() {}, func() {
 		if !replaced {
 			replaced = true
-			c.edits(token.ID(), func(r *tokens.Record) { r.UID = "another" })
+			c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" })
 		}
 	}}
-	a, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	a, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
 		t.Errorf("%+v %v, want an error about a token that was replaced", a, err)
 	}
@@ -198,9 +198,9 @@ func TestRefusesTokenReplacedDuringCount(t *testing.T) {
 // However often a machine asks with one key, its claim does not grow.
 func TestClaimKeepsFewRequests(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 1})
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
-	r := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+	r := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 	for _, uid := range []string{"1", "2", "3", "4", "5", "6", "7"} {
 		r.UID = uid
 		if _, err := n.Admit(t.Context(), r); err != nil {
@@ -221,29 +221,29 @@ func TestTokenIsSpentOnceReplacedNodeIsReadyAgain(t *testing.T) {
 	const node = "worker-1"
 	for name, sees := range map[string]func(t *testing.T, c *cluster, token tokens.Token){
 		"as the next request sees": func(t *testing.T, c *cluster, token tokens.Token) {
-			_, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil))
+			_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil))
 			wantRefused(t, "while Ready again", err, "NodeExists", "--replace-node worker-1")
 		},
-		"as the claim cleaner sees": func(t *testing.T, c *cluster, _ tokens.Token) { c.cleans(t, c.Node) },
+		"as the claim cleaner sees": func(t *testing.T, c *cluster, _ tokens.Token) { c.runClaimCleaner(t, c.Node) },
 	} {
 		for _, before := range []string{"", "old"} { // the condition when the first machine asks
 			t.Run(name+", was "+before, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					c := newCluster()
-					token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: c.node(node)}})
+					token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: c.node(node)}})
 					c.ready[node] = before
-					first := asks(t, by(token), node, csrtest.ECDSA(elliptic.P256()))
+					first := firstRequest(t, bootstrapUser(token), node, csrtest.ECDSA(elliptic.P256()))
 					admitted := func(what string, r int) {
 						t.Helper()
 						request := first
 						if r > 1 {
-							request = asks(t, by(token), node, nil)
+							request = firstRequest(t, bootstrapUser(token), node, nil)
 						}
 						if a, err := c.admission().Admit(t.Context(), request); err != nil || a.Keys != r {
 							t.Fatalf("%s: %+v %v, want key %d", what, a, err, r)
 						}
-						c.catchesUp()
-						c.cleans(t, c.Node)
+						c.refreshCaches()
+						c.runClaimCleaner(t, c.Node)
 					}
 					admitted("first", 1)
 					admitted("a kubelet that began anew", 2)
@@ -254,20 +254,20 @@ func TestTokenIsSpentOnceReplacedNodeIsReadyAgain(t *testing.T) {
 					}
 					c.ready[node] = "new"
 					sees(t, c, token)
-					for _, spell := range []string{"", "new", "", before, "newer"} {
-						c.ready[node] = spell
+					for _, period := range []string{"", "new", "", before, "newer"} {
+						c.ready[node] = period
 						claim := c.claims[node]
 						claim.Keys = claim.Keys[:1] // it is not the number of keys
 						c.claims[node] = claim
 						for what, r := range map[string]int{"another key": 2, "the first key": 1} {
 							request := first
 							if r > 1 {
-								request = asks(t, by(token), node, nil)
+								request = firstRequest(t, bootstrapUser(token), node, nil)
 							}
 							_, err := c.admission().Admit(t.Context(), request)
-							wantRefused(t, what+" in spell "+spell, err, "NodeExists", "has taken the place of Node worker-1")
+							wantRefused(t, what+" in spell "+period, err, "NodeExists", "has taken the place of Node worker-1")
 							if keys := len(c.claims[node].Keys); keys != 1 {
-								t.Errorf("%s in spell %s: refused, and the claim has %d keys", what, spell, keys)
+								t.Errorf("%s in spell %s: refused, and the claim has %d keys", what, period, keys)
 							}
 						}
 					}
@@ -286,23 +286,23 @@ func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 			c.claims[node] = tokens.Claim{Node: node, Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}, UID: "u", Version: c.next()}
 		},
 		"another token took it over": func(t *testing.T, c *cluster, uid string) {
-			other := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := c.admission().Admit(t.Context(), asks(t, by(other), node, nil)); err != nil {
+			other := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
+			if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(other), node, nil)); err != nil {
 				t.Fatal(err)
 			}
 		},
 	} {
-		for _, spell := range []string{"", "new"} {
+		for _, period := range []string{"", "new"} {
 			c := newCluster()
 			uid := c.node(node)
-			token := c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil)); err != nil {
+			token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
+			if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
 				t.Fatal(err)
 			}
 			loses(t, c, uid)
-			c.catchesUp()
-			c.ready[node] = spell
-			_, err := c.admission().Admit(t.Context(), asks(t, by(token), node, nil))
+			c.refreshCaches()
+			c.ready[node] = period
+			_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil))
 			wantRefused(t, name, err, "TokenSpent", "kubejoin token create --replace-node worker-1")
 		}
 	}

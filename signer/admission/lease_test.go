@@ -24,12 +24,12 @@ func TestDeniesNodeNameOfOwnLease(t *testing.T) {
 			}
 			user := "jane"
 			if limits != nil {
-				user = by(c.mint(*limits))
+				user = bootstrapUser(c.createToken(*limits))
 			}
 			n := c.admission()
 			n.Lease, n.AllowExisting = "kubejoin", true
 			for _, n := range []*admission.Nodes{n, n.DryRun()} {
-				_, err := n.Admit(t.Context(), asks(t, user, "kubejoin", nil))
+				_, err := n.Admit(t.Context(), firstRequest(t, user, "kubejoin", nil))
 				wantRefused(t, name, err, admission.ReasonNodeNameNotAllowed, "kubejoin's own Lease", "another name")
 			}
 			if len(c.claims) > 0 {
@@ -42,16 +42,16 @@ func TestDeniesNodeNameOfOwnLease(t *testing.T) {
 	c.node("kubejoin")
 	n := c.admission()
 	n.Lease = "kubejoin"
-	r := asks(t, "system:node:kubejoin", "kubejoin", nil)
+	r := firstRequest(t, "system:node:kubejoin", "kubejoin", nil)
 	r.Groups = []string{"system:nodes"}
 	if _, err := n.Admit(t.Context(), r); err != nil {
 		t.Errorf("renewal: %v", err)
 	}
-	if _, err := n.Admit(t.Context(), asks(t, "jane", "kubejoin-1", nil)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, "jane", "kubejoin-1", nil)); err != nil {
 		t.Errorf("another name: %v", err)
 	}
 	n.Lease = ""
-	if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{})), "kubejoin-2", nil)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "kubejoin-2", nil)); err != nil {
 		t.Errorf("without a Lease: %v", err)
 	}
 }

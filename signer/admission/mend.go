@@ -97,11 +97,11 @@ func least[T int | time.Duration](a, b T) T {
 // stays, because its name may be counted. evict fails if a claim has changed since it was read.
 func (n *Nodes) evict(ctx context.Context, pending []tokens.Claim) error {
 	for _, c := range pending {
-		_, err := n.Claims.Update(ctx, c.Node, func(now *tokens.Claim) error {
-			if now.UID != c.UID || now.Version != c.Version {
+		_, err := n.Claims.Update(ctx, c.Node, func(evicted *tokens.Claim) error {
+			if evicted.UID != c.UID || evicted.Version != c.Version {
 				return tokens.ErrConflict
 			}
-			now.Keys, now.Requests = nil, nil
+			evicted.Keys, evicted.Requests = nil, nil
 			return nil
 		})
 		if err != nil && !errors.Is(err, tokens.ErrNotFound) {

@@ -59,7 +59,7 @@ func TestIsOwnMatchesOnlyRequestsOfTheNode(t *testing.T) {
 		{"called like a node", of("system:node:w", "system:node:w"), false},
 		{"no node", of("w", "w", "system:nodes"), false},
 	} {
-		if got := own(test.r); got != test.want {
+		if got := isOwn(test.r); got != test.want {
 			t.Errorf("%s: %v", test.name, got)
 		}
 	}
@@ -75,8 +75,8 @@ func TestAdmissionIsGoodForASecond(t *testing.T) {
 		want bool
 	}{
 		{"now", Admitted{request: r, at: now}, r, true},
-		{"almost a second ago", Admitted{request: r, at: now.Add(time.Nanosecond - memory)}, r, true},
-		{"a second ago", Admitted{request: r, at: now.Add(-memory)}, r, false},
+		{"almost a second ago", Admitted{request: r, at: now.Add(time.Nanosecond - unlimitedTTL)}, r, true},
+		{"a second ago", Admitted{request: r, at: now.Add(-unlimitedTTL)}, r, false},
 		{"in the future", Admitted{request: r, at: now.Add(time.Nanosecond)}, r, false},
 		{"the zero Admission", Admitted{at: now}, r, false},
 		{"without a certificate request", Admitted{request: r, at: now}, approval.Request{User: r.User}, false},

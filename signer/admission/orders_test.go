@@ -148,7 +148,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					random := rand.New(rand.NewPCG(uint64(run), 11))
 					c := newCluster()
-					token := c.mint(test.limits)
+					token := c.createToken(test.limits)
 					c.failing = test.failing
 					s := &schedule{}
 					var replicas []*admission.Nodes
@@ -161,7 +161,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 					var mu sync.Mutex
 					// ask asks until it is decided, or a few times.
 					ask := func(n *admission.Nodes, node string, key, tries int) {
-						r := asks(t, by(token), node, keys[key])
+						r := firstRequest(t, bootstrapUser(token), node, keys[key])
 						r.UID = fmt.Sprintf("%s-%d", node, key)
 						for range tries {
 							c.mu.Lock()
@@ -204,13 +204,13 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 						mu.Unlock()
 						switch happens := random.IntN(40); {
 						case happens == 0:
-							c.sticks()
+							c.freezeCaches()
 						case happens == 1:
-							c.catchesUp()
+							c.refreshCaches()
 						case happens == 2 && test.erases && !erased:
 							erased = true
 							what := erase[random.IntN(len(erase))]
-							c.edits(token.ID(), func(r *tokens.Record) { what(c, r) })
+							c.editToken(token.ID(), func(r *tokens.Record) { what(c, r) })
 						case happens == 3 && test.leases:
 							c.mu.Lock()
 							delete(c.claims, fmt.Sprintf("worker-%d", random.IntN(test.names)))
@@ -236,7 +236,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 					if !test.nodes && !test.leases {
 						// Whoever was refused asks again, and nothing fails any more.
 						c.failing = 0
-						c.catchesUp()
+						c.refreshCaches()
 						for i := range test.names {
 							asking.Go(func() {
 								for key := range keys { // three of which may be on the claim
@@ -288,11 +288,11 @@ func eraseCount(r *tokens.Record) { r.Nodes = nil }
 func TestDoesNotConfirmEvictedClaim(t *testing.T) {
 	for name, back := range map[string]bool{"without its key": false, "with its key again": true} {
 		c := newCluster()
-		token := c.mint(tokens.Limits{MaxNodes: 1})
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
 		n := c.beforeConfirming(func() {
 			before := c.claims["worker-1"]
-			c.edits(token.ID(), eraseCount)
-			if _, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-2", nil)); err != nil {
+			c.editToken(token.ID(), eraseCount)
+			if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
 				t.Error(err)
 			}
 			if back {
@@ -301,7 +301,7 @@ func TestDoesNotConfirmEvictedClaim(t *testing.T) {
 				c.claims["worker-1"] = now
 			}
 		})
-		_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, name, err, "TokenSpent", "worker-2 took it")
 	}
 }
@@ -309,40 +309,40 @@ func TestDoesNotConfirmEvictedClaim(t *testing.T) {
 // What puts a part of a lost count back evicts the others: nobody sees any more that it was lost.
 func TestRestoringCountEvictsPendingClaims(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 2})
-	first := asks(t, by(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+	token := c.createToken(tokens.Limits{MaxNodes: 2})
+	first := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 	if _, err := c.admission().Admit(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	c.sticks()
+	c.freezeCaches()
 	n := c.beforeConfirming(func() {
-		c.edits(token.ID(), eraseCount)
+		c.editToken(token.ID(), eraseCount)
 		if _, err := c.admission().Admit(t.Context(), first); err != nil {
 			t.Error(err)
 		}
-		if _, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-3", nil)); err != nil {
+		if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-3", nil)); err != nil {
 			t.Error(err)
 		}
 	})
-	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-2", nil))
+	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 	wantRefused(t, "evicted", err, "TokenSpent")
 }
 
 // A claim that gets its key after its name was counted is of use only if it is counted still.
 func TestReReadsCountAfterAddingKey(t *testing.T) {
 	c := newCluster()
-	token := c.mint(tokens.Limits{MaxNodes: 1})
-	c.edits(token.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-1"} })
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	c.editToken(token.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-1"} })
 	c.claims["worker-1"] = tokens.Claim{Node: "worker-1", TokenID: token.ID(), TokenUID: c.records[token.ID()].UID, Pending: true, UID: "u", Version: c.next()}
-	c.catchesUp()
+	c.refreshCaches()
 	n := c.admission()
 	once := sync.OnceFunc(func() {
-		c.edits(token.ID(), eraseCount)
-		if _, err := c.admission().Admit(t.Context(), asks(t, by(token), "worker-2", nil)); err != nil {
+		c.editToken(token.ID(), eraseCount)
+		if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
 			t.Error(err)
 		}
 	})
 	n.Claims = steppedClaims{claims{cluster: c}, once}
-	_, err := n.Admit(t.Context(), asks(t, by(token), "worker-1", nil))
+	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	wantRefused(t, "counted before", err, "TokenSpent", "worker-2 took it")
 }

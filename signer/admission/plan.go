@@ -14,11 +14,11 @@ import (
 type step int
 
 const (
-	keep       step = iota // the claim holds the name for the request
-	newClaim               // the name is free: the claim was released
-	takeOver               // the token replaces the Node of another token's claim
-	anotherKey             // the machine asks with another key
-	latch                  // another machine has taken the place of the replaced Node
+	keep                step = iota // the claim holds the name for the request
+	newClaim                        // the name is free: the claim was released
+	takeOver                        // the token replaces the Node of another token's claim
+	anotherKey                      // the machine asks with another key
+	refuseReplacedAgain             // another machine has taken the place of the replaced Node
 )
 
 // String is the step as the metric kubejoin_claim_changes_total names it.
@@ -37,7 +37,7 @@ var (
 
 // plan returns what becomes of the claim of a name, which was read live, or why the request is refused. It reads
 // nothing and writes nothing. A token that has counted the name before keeps the claim that it has and gets no other one.
-func (n *Nodes) plan(c tokens.Claim, p *place) (step, error) {
+func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 	id, key := p.record.Token.ID(), pkcs10.KeyID(p.request.CSR)
 	own := c.TokenID == id
 	switch {
@@ -56,7 +56,7 @@ func (n *Nodes) plan(c tokens.Claim, p *place) (step, error) {
 	case c.NodeUID != "" && !p.replaces && !(n.AllowExisting && own && c.Pending && c.HasKey(key)):
 		return keep, errRegistered
 	case p.replaces && (c.ReadyAgain || p.ready != "" && p.ready != c.ReadyBefore):
-		return latch, nil
+		return refuseReplacedAgain, nil
 	case c.HasKey(key):
 		return keep, nil
 	case len(c.Keys) >= tokens.MaxKeys && !c.Pending:
@@ -67,13 +67,13 @@ func (n *Nodes) plan(c tokens.Claim, p *place) (step, error) {
 }
 
 // apply returns the claim after a step.
-func (p *place) apply(do step, c tokens.Claim, now time.Time) tokens.Claim {
+func (p *slotRequest) apply(do step, c tokens.Claim, now time.Time) tokens.Claim {
 	switch do {
 	case newClaim:
 		return taken(c, p.fresh(), c.Past)
 	case takeOver:
 		return taken(c, p.fresh(), c.PastAfterRelease(now, 0))
-	case latch:
+	case refuseReplacedAgain:
 		c.ReadyAgain = true // and is kept, whatever becomes of the Node
 		return c
 	case anotherKey:
@@ -92,7 +92,7 @@ func (p *place) apply(do step, c tokens.Claim, now time.Time) tokens.Claim {
 }
 
 // fresh is the claim for a name that has none.
-func (p *place) fresh() tokens.Claim {
+func (p *slotRequest) fresh() tokens.Claim {
 	return tokens.Claim{
 		Node: p.node, TokenID: p.record.Token.ID(), TokenUID: p.record.UID, Limits: p.record.Limits,
 		Keys: []string{pkcs10.KeyID(p.request.CSR)}, Requests: requests(p.request),

@@ -39,15 +39,15 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		claim    tokens.Claim
-		place    place // record and request are filled in
-		existing bool  // Nodes.AllowExisting
-		alone    bool  // there are no Nodes
+		place    slotRequest // record and request are filled in
+		existing bool        // Nodes.AllowExisting
+		alone    bool        // there are no Nodes
 		want     step
 		refused  string // reason of the refusal
 		err      error  // another error
 	}{
 		"released":                          {claim: tokens.Claim{Node: "w"}, want: newClaim},
-		"released, and counted before":      {claim: tokens.Claim{Node: "w"}, place: place{counted: true}, refused: ReasonTokenSpent},
+		"released, and counted before":      {claim: tokens.Claim{Node: "w"}, place: slotRequest{counted: true}, refused: ReasonTokenSpent},
 		"its own, first key":                {claim: own(nil), want: anotherKey},
 		"its own, same key":                 {claim: own(func(c *tokens.Claim) { c.Keys = []string{key} }), want: keep},
 		"its own, another key":              {claim: own(func(c *tokens.Claim) { c.Keys = []string{"1"} }), want: anotherKey},
@@ -62,13 +62,13 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 		"another token's, abandoned":        {claim: others(func(c *tokens.Claim) { c.Pending, c.Created = true, now.Add(-pendingFor-1) }), err: errAbandoned},
 		"its own, abandoned":                {claim: own(func(c *tokens.Claim) { c.Pending, c.Created = true, now.Add(-pendingFor-1) }), want: anotherKey},
 		"another token's, registered":       {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), err: errRegistered},
-		"another token's, replaced":         {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), place: place{replaces: true}, want: takeOver},
-		"another's, replaced, counted":      {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), place: place{replaces: true, counted: true}, refused: ReasonTokenSpent},
-		"its own, replaced":                 {claim: own(func(c *tokens.Claim) { c.NodeUID = "n" }), place: place{replaces: true, counted: true}, want: anotherKey},
-		"its own, replaced, Ready as then":  {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), place: place{replaces: true, ready: "r1"}, want: anotherKey},
-		"its own, replaced, Ready again":    {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), place: place{replaces: true, ready: "r2"}, want: latch},
-		"its own, replaced, Ready once":     {claim: own(func(c *tokens.Claim) { c.ReadyAgain, c.Keys = true, []string{key} }), place: place{replaces: true}, want: latch},
-		"its own, replaced, Ready at first": {claim: own(nil), place: place{replaces: true, ready: "r1"}, want: latch},
+		"another token's, replaced":         {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), place: slotRequest{replaces: true}, want: takeOver},
+		"another's, replaced, counted":      {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), place: slotRequest{replaces: true, counted: true}, refused: ReasonTokenSpent},
+		"its own, replaced":                 {claim: own(func(c *tokens.Claim) { c.NodeUID = "n" }), place: slotRequest{replaces: true, counted: true}, want: anotherKey},
+		"its own, replaced, Ready as then":  {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), place: slotRequest{replaces: true, ready: "r1"}, want: anotherKey},
+		"its own, replaced, Ready again":    {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), place: slotRequest{replaces: true, ready: "r2"}, want: refuseReplacedAgain},
+		"its own, replaced, Ready once":     {claim: own(func(c *tokens.Claim) { c.ReadyAgain, c.Keys = true, []string{key} }), place: slotRequest{replaces: true}, want: refuseReplacedAgain},
+		"its own, replaced, Ready at first": {claim: own(nil), place: slotRequest{replaces: true, ready: "r1"}, want: refuseReplacedAgain},
 	} {
 		n := &Nodes{AllowExisting: test.existing, Now: func() time.Time { return now }}
 		if !test.alone {
@@ -95,7 +95,7 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 		}
 		after := p.apply(do, test.claim.Clone(), now)
 		holds := after.HasKey(key) && after.TokenID == "abc123" && after.TokenUID == "u" && len(after.Keys) <= tokens.MaxKeys && slices.Contains(after.Requests, "csr-1")
-		if holds != (do != latch) || do == latch && !after.ReadyAgain {
+		if holds != (do != refuseReplacedAgain) || do == refuseReplacedAgain && !after.ReadyAgain {
 			t.Errorf("%s: the claim becomes %+v", name, after)
 		}
 		if fresh := do == newClaim || do == takeOver; fresh && (!after.Pending || after.NodeUID != "" || len(after.Keys) != 1) || after.UID != before.UID {

@@ -18,10 +18,10 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// renews is a request of a node that has its certificate.
-func renews(t testing.TB, node string) approval.Request {
+// renewal is a request of a node that has its certificate.
+func renewal(t testing.TB, node string) approval.Request {
 	t.Helper()
-	r := asks(t, "system:node:"+node, node, csrtest.ECDSA(elliptic.P256()))
+	r := firstRequest(t, "system:node:"+node, node, csrtest.ECDSA(elliptic.P256()))
 	r.Groups = []string{"system:nodes", "system:authenticated"}
 	return r
 }
@@ -29,14 +29,14 @@ func renews(t testing.TB, node string) approval.Request {
 // serves is a request of the same for a serving certificate.
 func serves(t testing.TB, node string) approval.Request {
 	t.Helper()
-	r := renews(t, node)
+	r := renewal(t, node)
 	r.SignerName = certificates.KubeletServingSignerName
 	r.Usages = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}
 	return r
 }
 
-// cleans runs the claim cleaner for a while.
-func (c *cluster) cleans(t *testing.T, node func(context.Context, string) (string, error)) {
+// runClaimCleaner runs the claim cleaner for a while.
+func (c *cluster) runClaimCleaner(t *testing.T, node func(context.Context, string) (string, error)) {
 	t.Helper()
 	c.history = nil
 	ctx, cancel := context.WithCancel(t.Context())
@@ -59,20 +59,20 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 	for name, release := range map[string]func(t *testing.T, c *cluster, id string){
 		"Node deleted": func(t *testing.T, c *cluster, _ string) {
 			c.node(node)
-			c.cleans(t, c.Node)
+			c.runClaimCleaner(t, c.Node)
 			c.deleteNode(node)
-			c.cleans(t, c.Node)
+			c.runClaimCleaner(t, c.Node)
 		},
 		"Node deleted, as the next request found": func(t *testing.T, c *cluster, id string) {
 			c.node(node)
-			c.cleans(t, c.Node)
+			c.runClaimCleaner(t, c.Node)
 			c.deleteNode(node)
-			_, err := c.admission().Admit(t.Context(), asks(t, "system:bootstrap:"+id, node, nil))
+			_, err := c.admission().Admit(t.Context(), firstRequest(t, "system:bootstrap:"+id, node, nil))
 			wantRefused(t, "the spent token", err, "TokenSpent")
 		},
 		"token gone before the Node came": func(t *testing.T, c *cluster, id string) {
 			delete(c.records, id)
-			c.cleans(t, c.Node)
+			c.runClaimCleaner(t, c.Node)
 		},
 		"by a person": func(t *testing.T, c *cluster, _ string) {
 			claim := c.claims[node]
@@ -84,9 +84,9 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster()
-				token := c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: short})
+				token := c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: short})
 				n := c.admission()
-				if a, err := n.Admit(t.Context(), asks(t, by(token), node, nil)); err != nil || a.Duration != short {
+				if a, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil || a.Duration != short {
 					t.Fatal(a, err)
 				}
 				release(t, c, token.ID())
@@ -96,8 +96,8 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 				c.node(node)
 				lasts := func(when string, want time.Duration) {
 					t.Helper()
-					c.cleans(t, c.Node)
-					if a, err := n.Admit(t.Context(), renews(t, node)); err != nil || a.Duration != want {
+					c.runClaimCleaner(t, c.Node)
+					if a, err := n.Admit(t.Context(), renewal(t, node)); err != nil || a.Duration != want {
 						t.Errorf("%s: %+v %v, want %s", when, a, err, want)
 					}
 				}
@@ -111,7 +111,7 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 				}
 				// It would still renew now, a day after the end of its certificate.
 				time.Sleep(24 * time.Hour)
-				c.cleans(t, c.Node)
+				c.runClaimCleaner(t, c.Node)
 				if _, found := c.claims[node]; !found {
 					t.Error("forgotten while clocks may differ")
 				}
@@ -131,41 +131,41 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 	const node = "worker-1"
 	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: 2 * time.Hour}
 	for _, test := range []struct {
-		name   string
-		asks   func(t *testing.T, c *cluster) approval.Request
-		change func(c *cluster, n *admission.Nodes)
-		reason string        // empty: admitted
-		lasts  time.Duration // of the next renewal
+		name    string
+		request func(t *testing.T, c *cluster) approval.Request
+		change  func(c *cluster, n *admission.Nodes)
+		reason  string        // empty: admitted
+		lasts   time.Duration // of the next renewal
 	}{
-		{name: "limited", lasts: 4 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
-			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: 4 * time.Hour})), node, nil)
+		{name: "limited", lasts: 4 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: 4 * time.Hour})), node, nil)
 		}},
-		{name: "limited, with no word of certificates", asks: func(t *testing.T, c *cluster) approval.Request {
-			return asks(t, by(c.mint(tokens.Limits{NodeNames: []string{node}})), node, nil)
+		{name: "limited, with no word of certificates", request: func(t *testing.T, c *cluster) approval.Request {
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{NodeNames: []string{node}})), node, nil)
 		}},
-		{name: "without limits", asks: func(t *testing.T, c *cluster) approval.Request {
-			return asks(t, by(c.mint(tokens.Limits{})), node, nil)
+		{name: "without limits", request: func(t *testing.T, c *cluster) approval.Request {
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), node, nil)
 		}},
-		{name: "no token", asks: func(t *testing.T, _ *cluster) approval.Request {
-			return asks(t, "kubelet-bootstrap", node, nil)
+		{name: "no token", request: func(t *testing.T, _ *cluster) approval.Request {
+			return firstRequest(t, "kubelet-bootstrap", node, nil)
 		}},
-		{name: "spent", reason: "TokenSpent", lasts: 2 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
-			token := c.mint(tokens.Limits{MaxNodes: 1})
+		{name: "spent", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
+			token := c.createToken(tokens.Limits{MaxNodes: 1})
 			r := c.records[token.ID()]
 			r.Nodes = []string{"worker-2"}
 			c.keep(r)
-			return asks(t, by(token), node, nil)
+			return firstRequest(t, bootstrapUser(token), node, nil)
 		}},
-		{name: "spent at the last moment", reason: "TokenSpent", lasts: 2 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
-			return asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), node, nil)
-		}, change: func(c *cluster, n *admission.Nodes) { n.Claims = &meanwhile{Claims: n.Claims, do: c.spend} }},
-		{name: "joined before", reason: "TokenSpent", lasts: 2 * time.Hour, asks: func(t *testing.T, c *cluster) approval.Request {
-			token := c.mint(tokens.Limits{MaxNodes: 2})
+		{name: "spent at the last moment", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
+			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, nil)
+		}, change: func(c *cluster, n *admission.Nodes) { n.Claims = &afterUpdate{Claims: n.Claims, do: c.spendAllTokens} }},
+		{name: "joined before", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
+			token := c.createToken(tokens.Limits{MaxNodes: 2})
 			r := c.records[token.ID()]
 			r.Nodes = []string{node}
 			c.keep(r)
 			c.older[token.ID()] = []tokens.Record{r}
-			return asks(t, by(token), node, nil)
+			return firstRequest(t, bootstrapUser(token), node, nil)
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -175,7 +175,7 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 			if test.change != nil {
 				test.change(c, n)
 			}
-			r := test.asks(t, c)
+			r := test.request(t, c)
 			if _, err := c.admission().DryRun().Admit(t.Context(), r); test.change == nil && (err == nil) != (test.reason == "") {
 				t.Errorf("dry run: %v", err)
 			}
@@ -196,20 +196,20 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 			}
 			c.node(node)
 			c.history = nil // what lagged is up to date
-			if a, err := c.admission().Admit(t.Context(), renews(t, node)); err != nil || a.Duration != test.lasts {
+			if a, err := c.admission().Admit(t.Context(), renewal(t, node)); err != nil || a.Duration != test.lasts {
 				t.Errorf("renewal: %+v %v, want %s", a, err, test.lasts)
 			}
 		})
 	}
 }
 
-// meanwhile does something once, when a claim was changed.
-type meanwhile struct {
+// afterUpdate does something once, when a claim was changed.
+type afterUpdate struct {
 	tokens.Claims
 	do func()
 }
 
-func (m *meanwhile) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+func (m *afterUpdate) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
 	c, err := m.Claims.Update(ctx, node, change)
 	if m.do != nil {
 		m.do()
@@ -218,8 +218,8 @@ func (m *meanwhile) Update(ctx context.Context, node string, change func(*tokens
 	return c, err
 }
 
-// spend has another node take the places of all tokens.
-func (c *cluster) spend() {
+// spendAllTokens has another node take the places of all tokens.
+func (c *cluster) spendAllTokens() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.records {
@@ -235,11 +235,11 @@ func TestFailedTakeOverKeepsDurationOfClaim(t *testing.T) {
 	uid := c.node(node)
 	c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: uid, Limits: tokens.Limits{CertificateDuration: 2 * time.Hour}, UID: "u", Version: c.next(), Created: time.Now()}
 	n := c.admission()
-	n.Claims = &meanwhile{Claims: n.Claims, do: c.spend}
-	_, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})), node, nil))
+	n.Claims = &afterUpdate{Claims: n.Claims, do: c.spendAllTokens}
+	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})), node, nil))
 	wantRefused(t, "taken over", err, "TokenSpent")
 	c.history = nil
-	if a, err := c.admission().Admit(t.Context(), renews(t, node)); err != nil || a.Duration != 2*time.Hour {
+	if a, err := c.admission().Admit(t.Context(), renewal(t, node)); err != nil || a.Duration != 2*time.Hour {
 		t.Errorf("renewal: %+v %v, want 2h", a, err)
 	}
 }
@@ -248,15 +248,15 @@ func TestFailedTakeOverKeepsDurationOfClaim(t *testing.T) {
 // node that asks with its certificate has joined: no other key is certified on its token.
 func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 	const node = "worker-1"
-	for name, comesBack := range map[string]func(testing.TB, string) approval.Request{"renewal": renews, "serving certificate": serves} {
+	for name, comesBack := range map[string]func(testing.TB, string) approval.Request{"renewal": renewal, "serving certificate": serves} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster()
 			n := c.admission()
 			n.Node = nil
 			key := csrtest.ECDSA(elliptic.P256())
-			token := c.mint(tokens.Limits{MaxNodes: 1})
+			token := c.createToken(tokens.Limits{MaxNodes: 1})
 			for i := range 2 {
-				if _, err := n.Admit(t.Context(), asks(t, by(token), node, csrtest.ECDSA(elliptic.P256()))); err != nil {
+				if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, csrtest.ECDSA(elliptic.P256()))); err != nil {
 					t.Fatalf("key %d: %v", i, err)
 				}
 				c.history = nil
@@ -274,11 +274,11 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 			if writes = c.writes["claim"] - writes; writes != 1 {
 				t.Errorf("%d writes, want one", writes)
 			}
-			_, err := n.Admit(t.Context(), asks(t, by(token), node, key))
+			_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, key))
 			wantRefused(t, "another key", err, "NodeExists", "kubejoin claim release worker-1")
-			_, err = n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), node, key))
+			_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, key))
 			wantRefused(t, "another token", err, "NodeNameClaimed")
-			_, err = n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{})), node, key))
+			_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), node, key))
 			wantRefused(t, "a token without limits", err, "NodeNameClaimed")
 
 			claim := c.claims[node]
@@ -293,7 +293,7 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 					t.Errorf("reporters %v %v, want none", reporters, err)
 				}
 			}
-			if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), node, key)); err != nil {
+			if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, key)); err != nil {
 				t.Fatal(err)
 			}
 			c.history = nil
@@ -309,7 +309,7 @@ func TestServingRequestOfOthersDoesNotConfirmClaim(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	n.Node = nil
-	if _, err := n.Admit(t.Context(), asks(t, by(c.mint(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
+	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*approval.Request){
@@ -341,7 +341,7 @@ func TestClaimOfDeletedNodeSetsNoDuration(t *testing.T) {
 			c := newCluster()
 			before := tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone", Limits: tokens.Limits{CertificateDuration: 2 * time.Hour}, UID: "u", Version: c.next(), Created: time.Now()}
 			c.claims[node] = before
-			r := asks(t, by(c.mint(limits)), node, nil)
+			r := firstRequest(t, bootstrapUser(c.createToken(limits)), node, nil)
 			if _, err := c.admission().DryRun().Admit(t.Context(), r); err != nil {
 				t.Errorf("dry run: %v", err)
 			}
@@ -353,7 +353,7 @@ func TestClaimOfDeletedNodeSetsNoDuration(t *testing.T) {
 			}
 			c.node(node)
 			c.history = nil
-			if a, err := c.admission().Admit(t.Context(), renews(t, node)); err != nil || a.Duration != 0 {
+			if a, err := c.admission().Admit(t.Context(), renewal(t, node)); err != nil || a.Duration != 0 {
 				t.Errorf("renewal: %+v %v, want the signer's duration", a, err)
 			}
 		})

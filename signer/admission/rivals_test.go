@@ -32,9 +32,9 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 			random := rand.New(rand.NewPCG(uint64(run), 12))
 			c := newCluster()
 			c.failing = 0.1
-			all := []tokens.Token{c.mint(tokens.Limits{MaxNodes: 1}), c.mint(tokens.Limits{MaxNodes: 1})}
+			all := []tokens.Token{c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{MaxNodes: 1})}
 			for _, token := range all {
-				c.edits(token.ID(), func(r *tokens.Record) { r.Expires = time.Time{} })
+				c.editToken(token.ID(), func(r *tokens.Record) { r.Expires = time.Time{} })
 			}
 			s := &schedule{}
 			var replicas []*admission.Nodes
@@ -47,7 +47,7 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 			var mu sync.Mutex
 			tokenOf, nameOf := map[string]string{}, map[string]string{}
 			ask := func(n *admission.Nodes, token tokens.Token, node string, tries int) {
-				r := asks(t, by(token), node, key)
+				r := firstRequest(t, bootstrapUser(token), node, key)
 				for range tries {
 					_, err := n.Admit(t.Context(), r)
 					if errors.As(err, new(*approval.Refused)) {
@@ -81,19 +81,19 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 				case 0:
 					time.Sleep(70 * time.Second)
 				case 1:
-					c.catchesUp()
+					c.refreshCaches()
 				}
 			}
 			asking.Wait()
 			// A token that counts nobody still admits a machine.
 			c.failing = 0
 			time.Sleep(5 * time.Minute)
-			c.catchesUp()
+			c.refreshCaches()
 			n := c.admission()
 			n.Retention = 1000 * time.Hour
 			for i, token := range all {
 				if len(c.records[token.ID()].Nodes) == 0 {
-					if _, err := n.Admit(t.Context(), asks(t, by(token), fmt.Sprint("free-", i), key)); err != nil {
+					if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), fmt.Sprint("free-", i), key)); err != nil {
 						t.Errorf("run %d: %v", run, err)
 					}
 				}

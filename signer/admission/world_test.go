@@ -86,8 +86,8 @@ func (c *cluster) lagging() map[string]tokens.Claim {
 
 func (c *cluster) next() string { c.version++; return strconv.Itoa(c.version) }
 
-// mint stores a token that was made a minute ago.
-func (c *cluster) mint(limits tokens.Limits) tokens.Token {
+// createToken stores a token that was made a minute ago.
+func (c *cluster) createToken(limits tokens.Limits) tokens.Token {
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	r.Limits, r.Created = limits, time.Now().Add(-time.Minute)
 	c.put(r)
@@ -135,19 +135,19 @@ func (c *cluster) Node(_ context.Context, name string) (uid string, err error) {
 }
 
 // Ready gives the spell of being Ready that a Node is in.
-func (c *cluster) Ready(_ context.Context, name string) (spell string, err error) {
+func (c *cluster) Ready(_ context.Context, name string) (period string, err error) {
 	err = c.call("read", func() error {
 		if c.nodes[name] == "" {
 			return tokens.ErrNotFound
 		}
-		spell = c.ready[name]
+		period = c.ready[name]
 		return nil
 	})
-	return spell, err
+	return period, err
 }
 
-// sticks freezes the caches at the present state, until catchesUp.
-func (c *cluster) sticks() {
+// freezeCaches freezes the caches at the present state, until refreshCaches.
+func (c *cluster) freezeCaches() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cachedClaims, c.cachedRecords = maps.Clone(c.claims), map[string]tokens.Record{}
@@ -156,8 +156,8 @@ func (c *cluster) sticks() {
 	}
 }
 
-// catchesUp has the caches lag no more than they do otherwise.
-func (c *cluster) catchesUp() {
+// refreshCaches has the caches lag no more than they do otherwise.
+func (c *cluster) refreshCaches() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cachedClaims, c.cachedRecords, c.history, c.older = nil, nil, nil, map[string][]tokens.Record{}
@@ -166,8 +166,8 @@ func (c *cluster) catchesUp() {
 	}
 }
 
-// registers is what the claim cleaner does about the Node of a claim.
-func (c *cluster) registers(name string) {
+// registerNode is what the claim cleaner does about the Node of a claim.
+func (c *cluster) registerNode(name string) {
 	uid := c.node(name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,8 +176,8 @@ func (c *cluster) registers(name string) {
 	c.claims[name] = claim
 }
 
-// edits is what somebody does to the Secret of a token. Another UID makes it another Secret.
-func (c *cluster) edits(id string, edit func(*tokens.Record)) {
+// editToken is what somebody does to the Secret of a token. Another UID makes it another Secret.
+func (c *cluster) editToken(id string, edit func(*tokens.Record)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := copied(c.records[id])

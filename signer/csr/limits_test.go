@@ -53,8 +53,8 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 	return w
 }
 
-// mint makes a token and gives a client that asks with it.
-func (w *limitedWorld) mint(limits tokens.Limits) (tokens.Token, kubernetes.Interface) {
+// createToken makes a token and gives a client that asks with it.
+func (w *limitedWorld) createToken(limits tokens.Limits) (tokens.Token, kubernetes.Interface) {
 	w.Helper()
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	r.Limits = limits
@@ -128,7 +128,7 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	w := newLimitedWorld(t)
 	name := func(s string) string { return s + "-" + tokens.Generate().ID() } // one cluster is all tests'
 
-	one, client := w.mint(tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour})
+	one, client := w.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour})
 	first := name("first")
 	object := w.joins(client, first, nil)
 	cert := w.certificate(object)
@@ -154,9 +154,9 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 		c, err := w.claims.Get(t.Context(), first)
 		return err == nil && c.NodeUID != ""
 	})
-	_, another := w.mint(tokens.Limits{MaxNodes: 1})
+	_, another := w.createToken(tokens.Limits{MaxNodes: 1})
 	w.refused(another, first, nil, "NodeExists")
-	unlimited, anyNode := w.mint(tokens.Limits{})
+	unlimited, anyNode := w.createToken(tokens.Limits{})
 	w.refused(anyNode, first, nil, "NodeExists")
 	w.refused(w.bootstrap(), first, nil, "NodeExists") // whoever asks
 
@@ -177,19 +177,19 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	w.joins(another, first, nil)
 	w.refused(anyNode, first, nil, "NodeNameClaimed")
 
-	_, named := w.mint(tokens.Limits{NodeNames: []string{"db-*", name("web")}})
+	_, named := w.createToken(tokens.Limits{NodeNames: []string{"db-*", name("web")}})
 	w.refused(named, name("app"), nil, "NodeNameNotAllowed")
 	db := name("db")
 	w.joins(named, db, nil)
-	_, third := w.mint(tokens.Limits{MaxNodes: 3})
+	_, third := w.createToken(tokens.Limits{MaxNodes: 3})
 	w.refused(third, db, nil, "NodeNameClaimed")
 	w.refused(anyNode, "cp-1", nil, "NodeNameReserved")
-	_, controlPlane := w.mint(tokens.Limits{Role: tokens.RoleControlPlane})
+	_, controlPlane := w.createToken(tokens.Limits{Role: tokens.RoleControlPlane})
 	w.joins(controlPlane, name("cp"), nil)
 
 	// A machine that replaces another.
 	old := w.node(name("old"))
-	_, replacing := w.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: string(old.UID)}})
+	_, replacing := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: string(old.UID)}})
 	w.refused(replacing, name("new"), nil, "NodeNameNotAllowed")
 	w.joins(replacing, old.Name, nil)
 	w.joins(replacing, old.Name, nil) // it may begin anew, until it is there
@@ -198,7 +198,7 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.refused(replacing, old.Name, nil, "NodeExists")
-	_, outdated := w.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: "another"}})
+	_, outdated := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: "another"}})
 	w.refused(outdated, old.Name, nil, "NodeReplaced")
 
 	// Tokens that are no good any more, while kube-apiserver still remembers them.
@@ -211,7 +211,7 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 		return condition(o, certificates.CertificateDenied) != nil
 	})
 	w.refused(anyNode, name("late"), nil, "TokenRevoked")
-	expired, late := w.mint(tokens.Limits{})
+	expired, late := w.createToken(tokens.Limits{})
 	if _, err := w.store.Update(t.Context(), expired.ID(), func(r *tokens.Record) error {
 		r.Expires = time.Now().Add(-time.Minute)
 		return nil
@@ -219,7 +219,7 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.refused(late, name("late"), nil, "TokenExpired")
-	malformed, odd := w.mint(tokens.Limits{MaxNodes: 5})
+	malformed, odd := w.createToken(tokens.Limits{MaxNodes: 5})
 	if _, err := w.admin.CoreV1().Secrets("kube-system").Patch(t.Context(), "bootstrap-token-"+malformed.ID(), "application/merge-patch+json",
 		[]byte(`{"metadata":{"annotations":{"kubejoin.io/max-nodes":"many"}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -231,11 +231,11 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 // says why.
 func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
 	w := newLimitedWorld(t)
-	_, client := w.mint(tokens.Limits{MaxNodes: 1})
+	_, client := w.createToken(tokens.Limits{MaxNodes: 1})
 	suffix := tokens.Generate().ID()
 	w.joins(client, "first-"+suffix, nil)
 	// Asked for by a user whose requests nobody approves automatically.
-	token, _ := w.mint(tokens.Limits{NodeNames: []string{"only-" + suffix}})
+	token, _ := w.createToken(tokens.Limits{NodeNames: []string{"only-" + suffix}})
 	if err := w.allowAsking("system:bootstrappers:" + suffix); err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestWithdrawsClaimOfDeniedRequest(t *testing.T) {
 	authority.Nodes = &admission.Nodes{Tokens: uncountable{store}, Claims: claims}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true}.Run)
 	l := &limitedWorld{world: w, store: store, claims: claims}
-	_, client := l.mint(tokens.Limits{MaxNodes: 2})
+	_, client := l.createToken(tokens.Limits{MaxNodes: 2})
 	name := "denied-" + tokens.Generate().ID()
 	asked := w.ask(client, kubelet, name, nil, nil)
 	w.poll("claim", func() bool {
@@ -396,7 +396,7 @@ func TestTokenIsSpentAfterReplacedNodeWasReadyBriefly(t *testing.T) {
 	node := w.node("replaced-" + tokens.Generate().ID())
 	died := time.Now().Add(-time.Hour)
 	w.conditionReady(node.Name, corev1.ConditionTrue, died)
-	_, client := w.mint(tokens.Limits{Replaces: tokens.NodeRef{Name: node.Name, UID: string(node.UID)}})
+	_, client := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node.Name, UID: string(node.UID)}})
 	w.joins(client, node.Name, nil)
 	w.joins(client, node.Name, nil)
 	w.conditionReady(node.Name, corev1.ConditionUnknown, died.Add(time.Minute))
