@@ -70,7 +70,7 @@ func (w *world) burst(n int) time.Duration {
 
 func TestIssuesBurstExactlyOnceEach(t *testing.T) {
 	w := newWorld(t)
-	w.control()
+	w.startController()
 	const n = 500
 	took := w.burst(n)
 	t.Logf("%d requests in %s", n, took)
@@ -90,7 +90,7 @@ func TestCountsEachCertificateOnceBesideKCM(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { kcm.Stop(10 * time.Second) })
-	w.control()
+	w.startController()
 	const n = 200
 	w.burst(n)
 	var byOther int
@@ -128,7 +128,7 @@ func TestReportsCertificateOfOtherSignerOnlyWhileRunning(t *testing.T) {
 	}
 	before := w.ask(nobody, kubelet, "worker-1", nil, nil)
 	write(before)
-	w.control()
+	w.startController()
 	during := w.ask(nobody, kubelet, "worker-2", nil, nil)
 	w.poll("the request seen", func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=none") == 1 })
 	live, err := requests.Get(t.Context(), during.Name, metav1.GetOptions{})
@@ -146,7 +146,7 @@ func TestReportsCertificateOfOtherSignerOnlyWhileRunning(t *testing.T) {
 // a spec. What kubejoin has written itself is not taken for another's all the same.
 func TestRecognizesOwnCertificatesWithoutManagedFields(t *testing.T) {
 	w := newWorld(t)
-	w.control()
+	w.startController()
 	requests := w.bootstrap().CertificatesV1().CertificateSigningRequests()
 	const n = 100
 	var asking sync.WaitGroup

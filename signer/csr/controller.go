@@ -35,7 +35,7 @@ const (
 	// While its requester lacks a permission that may still be given. Each look is a
 	// SubjectAccessReview, and such requests stay for a day: kube-controller-manager goes up
 	// to 1000 s as well.
-	firstLook, lastLook = time.Second, 1000 * time.Second
+	firstPermissionRetry, lastPermissionRetry = time.Second, 1000 * time.Second
 	// handleTimeout ends what an API server does not answer.
 	handleTimeout = time.Minute
 	// probeTimeout is the same for the question whether it is there.
@@ -86,19 +86,19 @@ const (
 // handler is a Controller that runs.
 type handler struct {
 	Controller
-	log      *slog.Logger
-	counts   instruments
-	recorder record.EventRecorder
-	store    cache.Store
-	byNode   cache.Indexer
-	queue    workqueue.TypedRateLimitingInterface[item]
-	turns    *turns
-	looks    workqueue.TypedRateLimiter[item]
+	log               *slog.Logger
+	counts            instruments
+	recorder          record.EventRecorder
+	store             cache.Store
+	byNode            cache.Indexer
+	queue             workqueue.TypedRateLimitingInterface[item]
+	fair              *fairQueue
+	permissionBackoff workqueue.TypedRateLimiter[item]
 
-	mu      sync.Mutex
-	steps   map[types.UID]step
-	written map[types.UID][][]byte // certificates whose fate is not known yet
-	told    map[types.UID]string   // the reason to wait that was said last
+	mu         sync.Mutex
+	steps      map[types.UID]step
+	written    map[types.UID][][]byte // certificates whose fate is not known yet
+	lastReason map[types.UID]string   // the reason to wait that was said last
 }
 
 // Run handles requests until ctx ends, and returns nil then. It returns an error only if it
@@ -126,17 +126,17 @@ func (c Controller) Run(ctx context.Context) error {
 	defer events.Shutdown()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.Client.CoreV1().Events("")})
 	h := &handler{
-		Controller: c,
-		log:        c.Logger,
-		counts:     newInstruments(c.Registerer),
-		recorder:   cleanEvents{events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager})},
-		store:      informer.GetStore(),
-		byNode:     informer.GetIndexer(),
-		queue:      workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry)),
-		turns:      newTurns(),
-		looks:      workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstLook, lastLook),
-		steps:      map[types.UID]step{},
-		written:    map[types.UID][][]byte{},
+		Controller:        c,
+		log:               c.Logger,
+		counts:            newInstruments(c.Registerer),
+		recorder:          cleanEvents{events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager})},
+		store:             informer.GetStore(),
+		byNode:            informer.GetIndexer(),
+		queue:             workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry)),
+		fair:              newFairQueue(),
+		permissionBackoff: workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstPermissionRetry, lastPermissionRetry),
+		steps:             map[types.UID]step{},
+		written:           map[types.UID][][]byte{},
 	}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
@@ -170,21 +170,21 @@ func (c Controller) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-c.Again:
-			h.lookAgain()
+			h.retryAll()
 		}
 	}
 }
 
-// lookAgain queues all requests that there is something to do about, as if they were new.
-func (h *handler) lookAgain() {
+// retryAll queues all requests that there is something to do about, as if they were new.
+func (h *handler) retryAll() {
 	for _, obj := range h.store.List() {
-		if csr, ok := obj.(*certificates.CertificateSigningRequest); ok && h.wanted(csr) {
+		if csr, ok := obj.(*certificates.CertificateSigningRequest); ok && h.needsWork(csr) {
 			h.mu.Lock()
-			delete(h.told, csr.UID)
+			delete(h.lastReason, csr.UID)
 			h.mu.Unlock()
 			i := itemOf(csr)
 			h.queue.Forget(i)
-			h.looks.Forget(i)
+			h.permissionBackoff.Forget(i)
 			h.queue.Add(i)
 		}
 	}
@@ -227,13 +227,13 @@ func (h *handler) observe(csr *certificates.CertificateSigningRequest, justIssue
 	if justIssued && !h.Shadow {
 		h.noticeIssued(csr)
 	}
-	if h.wanted(csr) {
+	if h.needsWork(csr) {
 		h.queue.Add(itemOf(csr))
 	}
 }
 
-// wanted reports whether there is something to do about a request, as far as it can be seen.
-func (h *handler) wanted(csr *certificates.CertificateSigningRequest) bool {
+// needsWork reports whether there is something to do about a request, as far as it can be seen.
+func (h *handler) needsWork(csr *certificates.CertificateSigningRequest) bool {
 	switch {
 	case over(csr):
 		return false
@@ -252,30 +252,30 @@ func (h *handler) signs(csr *certificates.CertificateSigningRequest) bool {
 
 // feed lets what is due wait for its turn.
 func (h *handler) feed() {
-	defer h.turns.close()
+	defer h.fair.close()
 	for {
 		i, shutdown := h.queue.Get()
 		if shutdown {
 			return
 		}
-		h.turns.push(i)
+		h.fair.push(i)
 	}
 }
 
 func (h *handler) work(ctx context.Context) {
 	for {
-		i, ok := h.turns.next()
+		i, ok := h.fair.next()
 		if !ok || ctx.Err() != nil {
 			return
 		}
 		h.workOn(ctx, i)
-		h.turns.done(i)
+		h.fair.done(i)
 		h.queue.Done(i)
 	}
 }
 
-func (h *handler) workOn(whole context.Context, i item) {
-	ctx, cancel := context.WithTimeout(whole, handleTimeout)
+func (h *handler) workOn(runCtx context.Context, i item) {
+	ctx, cancel := context.WithTimeout(runCtx, handleTimeout)
 	defer cancel()
 	next, err := h.sync(ctx, i.name)
 	if stopped(ctx) {
@@ -284,19 +284,19 @@ func (h *handler) workOn(whole context.Context, i item) {
 	if err != nil {
 		h.log.Error("certificate request failed, will be tried again", "csr", foreign.Text(i.name, foreign.MaxName), "failures", h.queue.NumRequeues(i)+1, "error", foreign.Text(err.Error(), foreign.MaxMessage))
 	}
-	if err != nil || next == soon {
+	if err != nil || next == retrySoon {
 		h.queue.AddRateLimited(i)
 		if outage.Is(err) {
-			h.awaitServer(whole)
+			h.awaitServer(runCtx)
 		}
 		return
 	}
 	h.queue.Forget(i)
-	if next == later {
-		h.queue.AddAfter(i, h.looks.When(i))
+	if next == retryLater {
+		h.queue.AddAfter(i, h.permissionBackoff.When(i))
 		return
 	}
-	h.looks.Forget(i)
+	h.permissionBackoff.Forget(i)
 }
 
 // awaitServer keeps a worker until the API server answers at all. Otherwise each request that
@@ -330,8 +330,8 @@ func (h *handler) forget(csr *certificates.CertificateSigningRequest) {
 	h.mu.Lock()
 	delete(h.steps, csr.UID)
 	delete(h.written, csr.UID)
-	delete(h.told, csr.UID)
+	delete(h.lastReason, csr.UID)
 	h.mu.Unlock()
 	h.queue.Forget(itemOf(csr))
-	h.looks.Forget(itemOf(csr))
+	h.permissionBackoff.Forget(itemOf(csr))
 }

@@ -27,7 +27,7 @@ import (
 
 func TestFirstCertificateAndRenewal(t *testing.T) {
 	w := newWorld(t)
-	w.control()
+	w.startController()
 	key := newKey(t)
 	asked := w.ask(w.bootstrap(), kubelet, "worker-1", nil, key)
 	cert := w.awaitIssued(asked.Name)
@@ -101,7 +101,7 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 		allowed, err := (&csr.Facts{Client: w.restrict}).Allowed(t.Context(), approvalRequest(), mayCreate("nodeclient"))
 		return err == nil && !allowed
 	})
-	w.control()
+	w.startController()
 
 	byHand := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
 	byItself := w.ask(w.bootstrap(), kubelet, "worker-2", nil, nil)
@@ -119,7 +119,7 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 
 func TestOtherSignersNeedManualApproval(t *testing.T) {
 	w := newWorld(t)
-	w.control()
+	w.startController()
 	node := w.as("system:node:worker-1", "system:nodes")
 	server := w.ask(node, serving, "worker-1", &x509.CertificateRequest{
 		DNSNames: []string{"worker-1"}, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 1)},
@@ -154,7 +154,7 @@ func TestOtherSignersNeedManualApproval(t *testing.T) {
 
 func TestFailsHostileRequestsAfterManualApproval(t *testing.T) {
 	w := newWorld(t)
-	w.control()
+	w.startController()
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
 		t.Fatal(err)

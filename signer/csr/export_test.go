@@ -18,11 +18,11 @@ func Cached(csr *certificates.CertificateSigningRequest) (approval.Request, erro
 func Wanted(csr *certificates.CertificateSigningRequest) bool {
 	signers := signer.FixedSigners(map[string]signer.Signer{certificates.KubeletServingSignerName: {}})
 	h := &handler{Controller: Controller{Authority: &signer.Authority{Signers: signers}, Approve: true, Sign: true}}
-	return h.wanted(csr)
+	return h.needsWork(csr)
 }
 
 // Asking is how many questions have no answer yet.
-func (n *Nodes) Asking() int { return int(n.asking.Load()) }
+func (n *Nodes) Asking() int { return int(n.inFlight.Load()) }
 
 // FewQuestions are asked one by one.
-const FewQuestions = fewQuestions
+const FewQuestions = fewLookups

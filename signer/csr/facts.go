@@ -35,7 +35,7 @@ type Facts struct {
 	// from Kubernetes 1.33 on.
 	ServiceCIDRs []netip.Prefix
 
-	reserve reserve
+	once reserve
 
 	mu      sync.Mutex
 	allowed map[string]time.Time // when it was asked

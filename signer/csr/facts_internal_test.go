@@ -125,13 +125,13 @@ func TestListsNodesOnlyIfFew(t *testing.T) {
 		few    []int // numbers of questions
 	}{
 		{true, 0, []int{1, 10}},
-		{true, nodesPerQuestion, []int{1, 10}},
-		{true, nodesPerQuestion + 1, []int{10}},
-		{true, 10*nodesPerQuestion + 1, nil},
+		{true, nodesPerLookup, []int{1, 10}},
+		{true, nodesPerLookup + 1, []int{10}},
+		{true, 10*nodesPerLookup + 1, nil},
 		{false, 0, nil},
 	} {
 		n := &Nodes{informer: syncedInformer{synced: test.synced}}
-		n.known.Store(test.known)
+		n.cached.Store(test.known)
 		for _, questions := range []int{1, 10} {
 			if got := n.isFew(questions); got != slices.Contains(test.few, questions) {
 				t.Errorf("%d Nodes, synced: %v: few for %d questions: %v", test.known, test.synced, questions, got)

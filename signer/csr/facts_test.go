@@ -11,13 +11,13 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 )
 
-// counting counts the permissions that are asked for.
-type counting struct {
+// countingTransport counts the permissions that are asked for.
+type countingTransport struct {
 	next  http.RoundTripper
 	asked *atomic.Int32
 }
 
-func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
+func (c countingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if strings.HasSuffix(r.URL.Path, "/subjectaccessreviews") {
 		c.asked.Add(1)
 	}
@@ -31,7 +31,7 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 		t.Fatal(err)
 	}
 	var asked atomic.Int32
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return counting{next, &asked} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return countingTransport{next, &asked} })
 	facts := &csr.Facts{Client: unlimited(t, config)}
 	allowed := func(r approval.Request, subresource string) bool {
 		t.Helper()

@@ -40,21 +40,21 @@ func fails(c *fake.Clientset, verb, resource, subresource string, err error) {
 	})
 }
 
-// hands is a handler that approves and signs with one rule. It is its own rule, record and claims.
-type hands struct {
+// testHandler is a handler that approves and signs with one rule. It is its own rule, record and claims.
+type testHandler struct {
 	*handler
 	client *fake.Clientset
 	events *record.FakeRecorder
 	err    error // that the rule, the record and the claims return
 }
 
-func newHands(t *testing.T, objects ...*certificates.CertificateSigningRequest) *hands {
+func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningRequest) *testHandler {
 	t.Helper()
 	ca, err := signer.GenerateCA("x", time.Now(), 100*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &hands{client: fake.NewClientset(), events: record.NewFakeRecorder(10)}
+	h := &testHandler{client: fake.NewClientset(), events: record.NewFakeRecorder(10)}
 	signers := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
 	s := signers[client]
 	s.Rules = []approval.Rule{h}
@@ -64,14 +64,14 @@ func newHands(t *testing.T, objects ...*certificates.CertificateSigningRequest) 
 			Client: h.client, Approve: true, Sign: true,
 			Authority: &signer.Authority{
 				Signers: signer.FixedSigners(signers), Record: h,
-				Nodes: &admission.Nodes{Tokens: noTokens{}, Claims: failingClaims{hands: h}},
+				Nodes: &admission.Nodes{Tokens: noTokens{}, Claims: failingClaims{testHandler: h}},
 			},
 		},
 		log: slog.New(slog.DiscardHandler), counts: newInstruments(nil), recorder: h.events,
 		store: cache.NewStore(cache.MetaNamespaceKeyFunc), byNode: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nodeIndex),
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour)),
-		looks: workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour),
-		steps: map[types.UID]step{}, written: map[types.UID][][]byte{},
+		queue:             workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour)),
+		permissionBackoff: workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour),
+		steps:             map[types.UID]step{}, written: map[types.UID][][]byte{},
 	}
 	t.Cleanup(h.queue.ShutDown)
 	for _, o := range objects {
@@ -85,19 +85,19 @@ func newHands(t *testing.T, objects ...*certificates.CertificateSigningRequest) 
 	return h
 }
 
-func (h *hands) Name() string { return "test" }
+func (h *testHandler) Name() string { return "test" }
 
-func (h *hands) Decide(context.Context, approval.Request, approval.Facts) (approval.Decision, error) {
+func (h *testHandler) Decide(context.Context, approval.Request, approval.Facts) (approval.Decision, error) {
 	return approval.Decision{Verdict: approval.Approve, Reason: "Yes", Message: "yes"}, h.err
 }
 
-func (h *hands) Append(context.Context, issuance.Entry) error { return h.err }
+func (h *testHandler) Append(context.Context, issuance.Entry) error { return h.err }
 
 type noTokens struct{ tokens.Store }
 
 type failingClaims struct {
 	tokens.Claims
-	*hands
+	*testHandler
 }
 
 func (c failingClaims) Get(context.Context, string) (tokens.Claim, error) {
@@ -107,10 +107,10 @@ func (c failingClaims) Get(context.Context, string) (tokens.Claim, error) {
 	return tokens.Claim{}, tokens.ErrNotFound
 }
 
-// wanting is a CSR object by which jane requests a certificate for worker-1, as the cache has it.
-func wanting(t *testing.T, state string) *certificates.CertificateSigningRequest {
+// cachedRequest is a CSR object by which jane requests a certificate for worker-1, as the cache has it.
+func cachedRequest(t *testing.T, state string) *certificates.CertificateSigningRequest {
 	t.Helper()
-	r := asked(t, 0, client, "jane", "worker-1", state)
+	r := nodeRequest(t, 0, client, "jane", "worker-1", state)
 	r.Name, r.UID, r.CreationTimestamp = "csr-1", "u", metav1.Now()
 	r.Spec.Usages = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
 	return r
@@ -121,42 +121,44 @@ func wanting(t *testing.T, state string) *certificates.CertificateSigningRequest
 func TestRetriesRequestAfterFailedCall(t *testing.T) {
 	for name, test := range map[string]struct {
 		state   string
-		prepare func(*hands, *certificates.CertificateSigningRequest)
-		fail    func(*hands)
+		prepare func(*testHandler, *certificates.CertificateSigningRequest)
+		fail    func(*testHandler)
 		done    func(*certificates.CertificateSigningRequest) bool // after the next try
 	}{
-		"the rule": {fail: func(h *hands) { h.err = errDown }, done: issued},
+		"the rule": {fail: func(h *testHandler) { h.err = errDown }, done: issued},
 		"the rule in shadow mode": {
-			prepare: func(h *hands, _ *certificates.CertificateSigningRequest) { h.Shadow = true },
-			fail:    func(h *hands) { h.err = errDown },
+			prepare: func(h *testHandler, _ *certificates.CertificateSigningRequest) { h.Shadow = true },
+			fail:    func(h *testHandler) { h.err = errDown },
 			done:    func(r *certificates.CertificateSigningRequest) bool { return len(r.Status.Conditions) == 0 },
 		},
-		"the approval": {fail: func(h *hands) { fails(h.client, "update", "*", "approval", errDown) }, done: issued},
+		"the approval": {fail: func(h *testHandler) { fails(h.client, "update", "*", "approval", errDown) }, done: issued},
 		"the re-read of a request that was approved": {
-			prepare: func(h *hands, r *certificates.CertificateSigningRequest) { h.mark(r.UID, approved) },
-			fail:    func(h *hands) { fails(h.client, "get", "*", "", errDown) },
+			prepare: func(h *testHandler, r *certificates.CertificateSigningRequest) { h.mark(r.UID, approved) },
+			fail:    func(h *testHandler) { fails(h.client, "get", "*", "", errDown) },
 			done:    issued,
 		},
-		"the certificate": {state: "approved", fail: func(h *hands) { fails(h.client, "update", "*", "status", errDown) }, done: issued},
+		"the certificate": {state: "approved", fail: func(h *testHandler) { fails(h.client, "update", "*", "status", errDown) }, done: issued},
 		"the Failed condition": {
 			state: "approved", done: isFailed,
-			prepare: func(_ *hands, r *certificates.CertificateSigningRequest) { r.Spec.Usages = nil },
-			fail:    func(h *hands) { fails(h.client, "update", "*", "status", errDown) },
+			prepare: func(_ *testHandler, r *certificates.CertificateSigningRequest) { r.Spec.Usages = nil },
+			fail:    func(h *testHandler) { fails(h.client, "update", "*", "status", errDown) },
 		},
 		"the record of a malformed request": {
 			state: "approved", done: isFailed,
-			prepare: func(_ *hands, r *certificates.CertificateSigningRequest) { r.Spec.Request = []byte("x") },
-			fail:    func(h *hands) { h.err = errDown },
+			prepare: func(_ *testHandler, r *certificates.CertificateSigningRequest) { r.Spec.Request = []byte("x") },
+			fail:    func(h *testHandler) { h.err = errDown },
 		},
 		"the claim of a request that was denied": {
 			state: "denied", done: over,
-			prepare: func(_ *hands, r *certificates.CertificateSigningRequest) { r.Spec.Username = "system:bootstrap:abcdef" },
-			fail:    func(h *hands) { h.err = errDown },
+			prepare: func(_ *testHandler, r *certificates.CertificateSigningRequest) {
+				r.Spec.Username = "system:bootstrap:abcdef"
+			},
+			fail: func(h *testHandler) { h.err = errDown },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := wanting(t, test.state)
-			h := newHands(t)
+			r := cachedRequest(t, test.state)
+			h := newTestHandler(t)
 			if test.prepare != nil {
 				test.prepare(h, r)
 			}
@@ -197,26 +199,26 @@ func isFailed(r *certificates.CertificateSigningRequest) bool {
 // The controller reports no error, Event or failure when a request is deleted while it works on it.
 func TestDeletedRequestIsNoFailure(t *testing.T) {
 	for _, state := range []string{"", "approved"} {
-		h, r := newHands(t), wanting(t, state)
+		h, r := newTestHandler(t), cachedRequest(t, state)
 		if err := h.store.Add(r); err != nil { // the API server has deleted it
 			t.Fatal(err)
 		}
 		next, err := h.sync(t.Context(), r.Name)
-		if n := testutil.CollectAndCount(h.counts.failures); next != never || err != nil || len(h.events.Events) > 0 || n > 0 {
+		if n := testutil.CollectAndCount(h.counts.failures); next != noRetry || err != nil || len(h.events.Events) > 0 || n > 0 {
 			t.Errorf("%q: %v, %v, %d Events and %d failures", state, next, err, len(h.events.Events), n)
 		}
 	}
-	h := newHands(t)
-	if next, err := h.sync(t.Context(), "gone"); next != never || err != nil {
+	h := newTestHandler(t)
+	if next, err := h.sync(t.Context(), "gone"); next != noRetry || err != nil {
 		t.Errorf("deleted from the cache: %v, %v", next, err)
 	}
 }
 
 // An error after the controller was stopped is not counted and raises no Event.
 func TestStoppingIsNoFailure(t *testing.T) {
-	r := wanting(t, "approved")
+	r := cachedRequest(t, "approved")
 	r.Spec.Request = []byte("x")
-	h := newHands(t, r)
+	h := newTestHandler(t, r)
 	fails(h.client, "update", "*", "status", errDown)
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
@@ -228,19 +230,19 @@ func TestStoppingIsNoFailure(t *testing.T) {
 
 // Past its deadline a request is not retried, even if the rule still fails.
 func TestStopsRetryingAtDeadline(t *testing.T) {
-	r := wanting(t, "")
+	r := cachedRequest(t, "")
 	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * maxUndecided))
-	h := newHands(t, r)
+	h := newTestHandler(t, r)
 	h.err = errDown
-	if next, err := h.sync(t.Context(), r.Name); next != never || err != nil || len(h.events.Events) != 1 {
+	if next, err := h.sync(t.Context(), r.Name); next != noRetry || err != nil || len(h.events.Events) != 1 {
 		t.Errorf("%v, %v, %d Events, want an Event", next, err, len(h.events.Events))
 	}
 }
 
 // Only a refusal may write the Failed condition: an error may pass.
 func TestOnlyRefusalSetsFailedCondition(t *testing.T) {
-	r := wanting(t, "approved")
-	h := newHands(t, r)
+	r := cachedRequest(t, "approved")
+	h := newTestHandler(t, r)
 	if err := h.refuse(t.Context(), r, approval.Request{}, errDown); !errors.Is(err, errDown) || isFailed(r) {
 		t.Errorf("%v, and the request is %+v", err, r.Status)
 	}
@@ -259,12 +261,12 @@ func TestHandlesOnlyWhatIsEnabled(t *testing.T) {
 		"signer of another": {sign: true, state: "approved", signer: "example.com/other"},
 		"denied":            {approve: true, sign: true, state: "denied"},
 	} {
-		h, r := newHands(t), wanting(t, test.state)
+		h, r := newTestHandler(t), cachedRequest(t, test.state)
 		h.Approve, h.Sign = test.approve, test.sign
 		if test.signer != "" {
 			r.Spec.SignerName = test.signer
 		}
-		if got := h.wanted(r); got != test.want {
+		if got := h.needsWork(r); got != test.want {
 			t.Errorf("%s: wanted is %v", name, got)
 		}
 	}
@@ -292,10 +294,10 @@ func TestRunRefusesIncompleteConfig(t *testing.T) {
 }
 
 func TestCleanerKeepsRequestThatIsNeverDue(t *testing.T) {
-	r := wanting(t, "")
+	r := cachedRequest(t, "")
 	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-1000 * time.Hour))
 	r.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: "Noted"}}
-	h := newHands(t, r)
+	h := newTestHandler(t, r)
 	next, err := Cleaner{Client: h.client}.step(t.Context(), h.store, h.log, h.counts.signed)
 	if _, getErr := h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{}); !next.IsZero() || err != nil || getErr != nil {
 		t.Errorf("next at %s, %v, %v", next, err, getErr)
@@ -304,9 +306,9 @@ func TestCleanerKeepsRequestThatIsNeverDue(t *testing.T) {
 
 // A cleaner that stops calls nobody, however many requests are due.
 func TestStoppedCleanerDeletesNothing(t *testing.T) {
-	r := wanting(t, "")
+	r := cachedRequest(t, "")
 	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-1000 * time.Hour))
-	h := newHands(t, r)
+	h := newTestHandler(t, r)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := (Cleaner{Client: h.client}).step(ctx, h.store, h.log, h.counts.signed); !errors.Is(err, context.Canceled) || len(h.client.Actions()) > 0 {
@@ -319,15 +321,15 @@ func TestStoppedCleanerDeletesNothing(t *testing.T) {
 
 // A caller may pass an informer whose index has requests without a certificate. They must not crash the controller.
 func TestIgnoresIndexedRequestsWithoutCertificate(t *testing.T) {
-	h := newHands(t)
+	h := newTestHandler(t)
 	h.byNode = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byNode: func(any) ([]string, error) { return []string{"worker-1"}, nil }})
-	issued := asked(t, 0, client, "jane", "worker-1", "issued")
+	issued := nodeRequest(t, 0, client, "jane", "worker-1", "issued")
 	der, err := x509.CreateCertificate(rand.Reader, nodeTemplate(), nodeTemplate(), newKey(t).Public(), newKey(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	issued.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	other := wanting(t, "")
+	other := cachedRequest(t, "")
 	other.Name = "csr-other"
 	if err := h.byNode.Add(other); err != nil {
 		t.Fatal(err)
@@ -347,14 +349,14 @@ func nodeTemplate() *x509.Certificate {
 
 // A caller may pass an informer that holds other objects. They must not crash the controllers.
 func TestIgnoresObjectsOfOtherTypes(t *testing.T) {
-	h, other := newHands(t), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
+	h, other := newTestHandler(t), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
 	if err := errors.Join(h.store.Add(other), h.byNode.Add(other)); err != nil {
 		t.Error(err)
 	}
 	if next, err := (Cleaner{Client: h.client}).step(t.Context(), h.store, h.log, h.counts.signed); !next.IsZero() || err != nil {
 		t.Errorf("the cleaner: %s, %v", next, err)
 	}
-	if next, err := h.sync(t.Context(), "other"); next != never || err != nil {
+	if next, err := h.sync(t.Context(), "other"); next != noRetry || err != nil {
 		t.Errorf("the controller: %v, %v", next, err)
 	}
 	if hosts, err := hostsOf(other); len(hosts) > 0 || err != nil {
@@ -365,7 +367,7 @@ func TestIgnoresObjectsOfOtherTypes(t *testing.T) {
 // Zero seconds must not mean the signer's default lifetime.
 func TestRefusesNonPositiveExpiration(t *testing.T) {
 	for _, seconds := range []int32{0, -1, -1 << 31} {
-		r := wanting(t, "")
+		r := cachedRequest(t, "")
 		r.Spec.ExpirationSeconds = &seconds
 		_, err := Request(r)
 		if !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "want a positive number") {
@@ -376,9 +378,9 @@ func TestRefusesNonPositiveExpiration(t *testing.T) {
 
 // A user who is not a node does not renew, and a malformed request is skipped.
 func TestWaitingRenewalsIgnoreOtherUsers(t *testing.T) {
-	person := asked(t, 1, client, "jane", "jane", "")
+	person := nodeRequest(t, 1, client, "jane", "jane", "")
 	person.Spec.Request = requestFor(t, "jane")
-	unreadable := asked(t, 1, client, tokens.NodeUserPrefix+"worker-2", "worker-2", "")
+	unreadable := nodeRequest(t, 1, client, tokens.NodeUserPrefix+"worker-2", "worker-2", "")
 	unreadable.Spec.Request = []byte("x")
 	if got := WaitingRenewals([]*certificates.CertificateSigningRequest{person, unreadable}); len(got) > 0 {
 		t.Errorf("waiting are %+v", got)

@@ -18,10 +18,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// willing lets everybody do everything, and knows nothing else.
-type willing struct{ approval.Facts }
+// allowsAll lets everybody do everything, and knows nothing else.
+type allowsAll struct{ approval.Facts }
 
-func (willing) Allowed(context.Context, approval.Request, approval.Permission) (bool, error) {
+func (allowsAll) Allowed(context.Context, approval.Request, approval.Permission) (bool, error) {
 	return true, nil
 }
 
@@ -85,7 +85,7 @@ func FuzzObject(f *testing.F) {
 			if r.Expiration <= 0 || r.CSR == nil || r.User != user {
 				t.Errorf("%+v", r)
 			}
-			d, err := approval.Decide(context.Background(), approval.Kubelet(), r, willing{})
+			d, err := approval.Decide(context.Background(), approval.Kubelet(), r, allowsAll{})
 			if err != nil {
 				t.Error(err)
 			}

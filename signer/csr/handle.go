@@ -20,13 +20,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// again says when to look at a request the next time if nothing happens to it.
-type again int
+// retry says when to look at a request the next time if nothing happens to it.
+type retry int
 
 const (
-	never again = iota // nothing is left to do
-	soon               // a fact is missing
-	later              // a permission is missing
+	noRetry    retry = iota // nothing is left to do
+	retrySoon               // a fact is missing
+	retryLater              // a permission is missing
 )
 
 // attempts is how often a request is read anew because others write it at the same time. Past
@@ -43,14 +43,14 @@ const (
 )
 
 // sync does what is left to do about one request.
-func (h *handler) sync(ctx context.Context, name string) (again, error) {
+func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 	obj, _, err := h.store.GetByKey(name)
 	cached, ok := obj.(*certificates.CertificateSigningRequest)
 	if !ok {
-		return never, err
+		return noRetry, err
 	}
-	if !h.wanted(cached) {
-		return never, h.withdraw(ctx, cached)
+	if !h.needsWork(cached) {
+		return noRetry, h.withdraw(ctx, cached)
 	}
 	defer func() {
 		// Deleted meanwhile, what has been noted of it would never be forgotten.
@@ -60,10 +60,10 @@ func (h *handler) sync(ctx context.Context, name string) (again, error) {
 	}()
 	csr := cached.DeepCopy() // the cache is shared
 	// Of an object that is too large the cache lacks labels and annotations, and an update writes them.
-	stale := cutWhy(csr) != nil && has(csr, certificates.CertificateApproved)
+	stale := cutReason(csr) != nil && has(csr, certificates.CertificateApproved)
 	switch h.step(csr.UID) {
 	case finished:
-		return never, nil
+		return noRetry, nil
 	case approved: // asking the rules again would be in vain
 		stale = stale || !has(csr, certificates.CertificateApproved)
 	}
@@ -71,28 +71,28 @@ func (h *handler) sync(ctx context.Context, name string) (again, error) {
 		if stale {
 			csr, err = h.Client.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
-				return never, nil
+				return noRetry, nil
 			}
 			if err != nil {
-				return never, err
+				return noRetry, err
 			}
 			if csr.UID != cached.UID {
-				return never, nil
+				return noRetry, nil
 			}
-			if !h.wanted(csr) {
-				return never, h.withdraw(ctx, csr)
+			if !h.needsWork(csr) {
+				return noRetry, h.withdraw(ctx, csr)
 			}
 		}
 		next, err := h.handle(ctx, csr)
 		if errors.Is(err, errGone) {
-			return never, nil
+			return noRetry, nil
 		}
 		if !apierrors.IsConflict(err) {
 			return next, err
 		}
 		stale = true
 	}
-	return soon, nil
+	return retrySoon, nil
 }
 
 // withdraw undoes what a try at a request has left that another replica, or a person, has denied.
@@ -113,7 +113,7 @@ func (h *handler) withdraw(ctx context.Context, csr *certificates.CertificateSig
 
 // handle approves and signs one request, as far as there is something to do and it may. A
 // Conflict is to be tried again with the object read anew.
-func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigningRequest) (again, error) {
+func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigningRequest) (retry, error) {
 	r, refusal := Request(csr)
 	csr.ManagedFields = nil // nil keeps what the API server has
 	if h.Shadow {
@@ -123,8 +123,8 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 	if !has(csr, certificates.CertificateApproved) {
 		if refusal != nil {
 			// Not for us to approve. A person may deny it, or approve it: then signing it fails.
-			h.leave(csr, refusal)
-			return never, nil
+			h.leaveAlone(csr, refusal)
+			return noRetry, nil
 		}
 		updated, leave, next, err := h.decide(ctx, csr, r)
 		if updated == nil {
@@ -134,22 +134,22 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 		csr.ManagedFields = nil
 	}
 	if !h.signs(csr) {
-		return never, nil
+		return noRetry, nil
 	}
 	if refusal != nil {
-		return never, h.refuse(ctx, csr, r, refusal)
+		return noRetry, h.refuse(ctx, csr, r, refusal)
 	}
 	return h.sign(ctx, csr, r, admission)
 }
 
 // decide asks the rules and writes what they say. The object is nil unless it is approved now.
-func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*certificates.CertificateSigningRequest, *signer.Admission, again, error) {
+func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*certificates.CertificateSigningRequest, *signer.Admission, retry, error) {
 	d, admission, err := h.Authority.Decide(ctx, r)
 	log := h.logOf(csr).With("subject", foreign.Text(r.CSR.Subject.String(), foreign.MaxName),
 		"verdict", d.Verdict.String(), "reason", d.Reason, "rule", d.Rule)
 	if d.Rule == "" { // no rule knows it
 		log.Debug("certificate request is left alone")
-		return nil, nil, never, nil
+		return nil, nil, noRetry, nil
 	}
 	count := func() {
 		h.counts.decisions.WithLabelValues(csr.Spec.SignerName, d.Verdict.String(), d.Reason).Inc()
@@ -163,40 +163,40 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 	case approval.Wait:
 		count()
 		next := h.wait(csr, d, log)
-		if err != nil && next != never {
+		if err != nil && next != noRetry {
 			return nil, nil, next, fmt.Errorf("deciding: %w", err)
 		}
 		return nil, nil, next, nil
 	default:
 		count()
-		if h.tellOnce(csr, d) {
+		if h.reportOnce(csr, d) {
 			log.Info("certificate request is left alone", "message", d.Message)
 		}
-		return nil, nil, later, nil
+		return nil, nil, retryLater, nil
 	}
 	csr.Status.Conditions = append(csr.Status.Conditions, condition)
 	updated, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{FieldManager: FieldManager})
 	if err != nil {
 		if apierrors.IsNotFound(err) {
-			return nil, nil, never, errGone
+			return nil, nil, noRetry, errGone
 		}
 		if !apierrors.IsConflict(err) && !stopped(ctx) {
 			h.recorder.Eventf(csr, corev1.EventTypeWarning, eventApprovalFailed, "The decision to %s could not be written: %v", d.Verdict, err)
 		}
-		return nil, nil, never, fmt.Errorf("writing the decision to %s: %w", d.Verdict, err)
+		return nil, nil, noRetry, fmt.Errorf("writing the decision to %s: %w", d.Verdict, err)
 	}
 	count()
 	log.Info("certificate request is decided", "message", d.Message)
 	if d.Verdict == approval.Deny {
 		h.mark(csr.UID, finished)
 		h.recorder.Event(csr, corev1.EventTypeWarning, d.Reason, d.Message)
-		return nil, nil, never, nil
+		return nil, nil, noRetry, nil
 	}
 	h.mark(csr.UID, approved)
 	if admission.Keys > 1 {
 		h.recorder.Eventf(updated, corev1.EventTypeWarning, eventAnotherKey, "The %d. key for this node on token %s: a machine that began anew, or another one; of %d at most", admission.Keys, admission.TokenID, tokens.MaxKeys)
 	}
-	return updated, admission, never, nil
+	return updated, admission, noRetry, nil
 }
 
 // maxUndecided is approval.MaxWait where somebody who has to be asked does not answer: a cleaner
@@ -204,30 +204,30 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 const maxUndecided = 24 * time.Hour
 
 // wait says until when a request is looked at again, and that it no longer is.
-func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.Decision, log *slog.Logger) again {
-	most := approval.MaxWait
+func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.Decision, log *slog.Logger) retry {
+	maxWait := approval.MaxWait
 	// One that was approved waits for nothing but its turn, and may be old: a person approved it.
-	turn := d.Reason == signer.ReasonTooManyCertificates && has(csr, certificates.CertificateApproved)
-	if d.Reason == approval.ReasonFactsUnavailable || turn {
-		most = maxUndecided
+	rateLimited := d.Reason == signer.ReasonTooManyCertificates && has(csr, certificates.CertificateApproved)
+	if d.Reason == approval.ReasonFactsUnavailable || rateLimited {
+		maxWait = maxUndecided
 	}
-	deadline := csr.CreationTimestamp.Add(most)
+	deadline := csr.CreationTimestamp.Add(maxWait)
 	if !time.Now().Before(deadline) {
-		d.Message += fmt.Sprintf("; it has waited for %s, and is not looked at again by itself", most)
+		d.Message += fmt.Sprintf("; it has waited for %s, and is not looked at again by itself", maxWait)
 		h.recorder.Event(csr, corev1.EventTypeWarning, d.Reason, d.Message)
 		log.Warn("certificate request has waited in vain and is left alone", "message", d.Message)
-		return never
+		return noRetry
 	}
 	d.Message += "; it is looked at again until " + deadline.UTC().Format(time.RFC3339)
-	if h.tellOnce(csr, d) {
+	if h.reportOnce(csr, d) {
 		log.Info("certificate request waits", "message", d.Message)
 	}
-	return soon
+	return retrySoon
 }
 
-// leave says once that kubejoin neither approves nor denies a request, and why.
-func (h *handler) leave(csr *certificates.CertificateSigningRequest, why error) {
-	if !h.news(csr, approval.ReasonValidation) {
+// leaveAlone says once that kubejoin neither approves nor denies a request, and why.
+func (h *handler) leaveAlone(csr *certificates.CertificateSigningRequest, why error) {
+	if !h.reasonChanged(csr, approval.ReasonValidation) {
 		return
 	}
 	h.logOf(csr).Info("certificate request is left alone", "reason", why)
@@ -236,25 +236,25 @@ func (h *handler) leave(csr *certificates.CertificateSigningRequest, why error) 
 	}
 }
 
-// tellOnce says with an Event why a request is not decided or signed, unless that is what was said
+// reportOnce says with an Event why a request is not decided or signed, unless that is what was said
 // last. It reports whether it did.
-func (h *handler) tellOnce(csr *certificates.CertificateSigningRequest, d approval.Decision) bool {
-	news := h.news(csr, d.Reason)
-	if news {
+func (h *handler) reportOnce(csr *certificates.CertificateSigningRequest, d approval.Decision) bool {
+	changed := h.reasonChanged(csr, d.Reason)
+	if changed {
 		h.recorder.Event(csr, corev1.EventTypeNormal, d.Reason, d.Message)
 	}
-	return news
+	return changed
 }
 
-// news notes why a request waits, and reports whether it did for something else until now.
-func (h *handler) news(csr *certificates.CertificateSigningRequest, reason string) bool {
+// reasonChanged notes why a request waits, and reports whether it did for something else until now.
+func (h *handler) reasonChanged(csr *certificates.CertificateSigningRequest, reason string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.told == nil {
-		h.told = map[types.UID]string{}
+	if h.lastReason == nil {
+		h.lastReason = map[types.UID]string{}
 	}
-	before := h.told[csr.UID]
-	h.told[csr.UID] = reason
+	before := h.lastReason[csr.UID]
+	h.lastReason[csr.UID] = reason
 	return before != reason
 }
 
@@ -272,25 +272,25 @@ func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigni
 
 // sign issues the certificate of an approved request and writes it, whoever approved it: that may be
 // before what it waits for is there.
-func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, admission *signer.Admission) (again, error) {
+func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, admission *signer.Admission) (retry, error) {
 	chain, err := h.Authority.Sign(ctx, r, admission)
 	if d := signer.Waits(err); d != nil {
 		return h.wait(csr, *d, h.logOf(csr).With("reason", d.Reason)), nil
 	}
 	var refused *approval.Refused
 	if errors.As(err, &refused) {
-		return never, h.fail(ctx, csr, refused)
+		return noRetry, h.fail(ctx, csr, refused)
 	}
 	if err != nil {
-		return never, h.failed(ctx, csr, eventSigningFailed, err)
+		return noRetry, h.failed(ctx, csr, eventSigningFailed, err)
 	}
 	csr.Status.Certificate = chain
 	h.wrote(csr)
 	if err := h.writeStatus(ctx, csr, "writing the certificate"); err != nil {
-		return never, err
+		return noRetry, err
 	}
 	h.countIssued(csr)
-	return never, nil
+	return noRetry, nil
 }
 
 // countIssued notes a certificate that kubejoin wrote, once: when the API server has answered,
@@ -364,7 +364,7 @@ func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
 	}
 	h.steps[csr.UID] = finished
 	delete(h.written, csr.UID)
-	delete(h.told, csr.UID)
+	delete(h.lastReason, csr.UID)
 	return true
 }
 

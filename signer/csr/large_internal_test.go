@@ -74,7 +74,7 @@ func TestKeepsLittleOfLargeObjects(t *testing.T) {
 				}
 			}
 			if test.why == "" {
-				if !bytes.Equal(o.Spec.Request, whole.Spec.Request) || len(o.Labels) != len(whole.Labels) || cutWhy(o) != nil {
+				if !bytes.Equal(o.Spec.Request, whole.Spec.Request) || len(o.Labels) != len(whole.Labels) || cutReason(o) != nil {
 					t.Error("the object is cut")
 				}
 				return
@@ -112,8 +112,8 @@ func TestIgnoresCutMarkOfRequester(t *testing.T) {
 	if _, err := Request(o); err == nil || !strings.Contains(err.Error(), "1048576 bytes") {
 		t.Error(err)
 	}
-	if _, err := strip(o); err != nil || o.Size() > 1<<10 || !strings.Contains(cutWhy(o).Error(), "1048576 bytes") {
-		t.Errorf("%v: %d bytes, %v", err, o.Size(), cutWhy(o))
+	if _, err := strip(o); err != nil || o.Size() > 1<<10 || !strings.Contains(cutReason(o).Error(), "1048576 bytes") {
+		t.Errorf("%v: %d bytes, %v", err, o.Size(), cutReason(o))
 	}
 }
 
@@ -131,7 +131,7 @@ func TestLeavesUnreadableRequestAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if next, err := h.handle(t.Context(), o.DeepCopy()); next != never || err != nil {
+		if next, err := h.handle(t.Context(), o.DeepCopy()); next != noRetry || err != nil {
 			t.Error(next, err)
 		}
 	}
@@ -142,7 +142,7 @@ func TestLeavesUnreadableRequestAlone(t *testing.T) {
 		t.Error(e)
 	}
 	o.UID, o.Spec.SignerName = "v", "example.com/other"
-	if next, err := h.handle(t.Context(), o); next != never || err != nil || len(events.Events) > 0 {
+	if next, err := h.handle(t.Context(), o); next != noRetry || err != nil || len(events.Events) > 0 {
 		t.Errorf("%v %v, and %d Events about a signer of others", next, err, len(events.Events))
 	}
 }

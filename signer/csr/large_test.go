@@ -17,7 +17,7 @@ import (
 // fails and keeps its labels.
 func TestFailsLargeRequests(t *testing.T) {
 	w := newWorld(t)
-	w.control()
+	w.startController()
 	for _, test := range []struct {
 		name                string
 		extension, metadata int

@@ -15,7 +15,7 @@ import (
 // one that goes on.
 func TestRunLeavesNoGoroutines(t *testing.T) {
 	w := newWorld(t)
-	w.control()
+	w.startController()
 	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name) // connections are open and stay
 	shared := csr.NewInformer(w.restrict)
 	w.run(func(ctx context.Context) error { shared.RunWithContext(ctx); return nil })

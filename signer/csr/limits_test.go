@@ -89,8 +89,8 @@ func (w *limitedWorld) deleteNode(name string) {
 	}
 }
 
-// refused waits for a request to be denied for a reason, and for all who ought to be told.
-func (w *limitedWorld) refused(client kubernetes.Interface, node string, key crypto.Signer, reason string) {
+// mustBeDenied waits for a request to be denied for a reason, and for all who ought to be told.
+func (w *limitedWorld) mustBeDenied(client kubernetes.Interface, node string, key crypto.Signer, reason string) {
 	w.Helper()
 	before := w.count("kubejoin_csr_decisions_total", "verdict=deny", "reason="+reason)
 	asked := w.ask(client, kubelet, node, nil, key)
@@ -112,7 +112,7 @@ func (w *limitedWorld) refused(client kubernetes.Interface, node string, key cry
 	})
 }
 
-func (w *limitedWorld) joins(client kubernetes.Interface, node string, key crypto.Signer) *certificates.CertificateSigningRequest {
+func (w *limitedWorld) mustJoin(client kubernetes.Interface, node string, key crypto.Signer) *certificates.CertificateSigningRequest {
 	w.Helper()
 	asked := w.ask(client, kubelet, node, nil, key)
 	return w.await(asked.Name, "certificate", func(o *certificates.CertificateSigningRequest) bool {
@@ -130,12 +130,12 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 
 	one, client := w.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour})
 	first := name("first")
-	object := w.joins(client, first, nil)
+	object := w.mustJoin(client, first, nil)
 	cert := w.certificate(object)
 	if d := time.Until(cert.NotAfter); d < 110*time.Minute || d > 2*time.Hour {
 		t.Errorf("lives for %s, want 2h", d)
 	}
-	w.refused(client, name("second"), nil, "TokenSpent")
+	w.mustBeDenied(client, name("second"), nil, "TokenSpent")
 	claim, err := w.claims.Get(t.Context(), first)
 	if err != nil || claim.TokenID != one.ID() || len(claim.Keys) != 1 || len(claim.Requests) != 1 || claim.Requests[0] != string(object.UID) {
 		t.Errorf("%+v %v", claim, err)
@@ -145,20 +145,20 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	}
 
 	// More keys before the Node registers, and none after.
-	w.awaitEvent(w.joins(client, first, nil), "AnotherKey")
-	w.joins(client, first, nil)
-	w.refused(client, first, nil, "TooManyKeys")
+	w.awaitEvent(w.mustJoin(client, first, nil), "AnotherKey")
+	w.mustJoin(client, first, nil)
+	w.mustBeDenied(client, first, nil, "TooManyKeys")
 	w.node(first)
-	w.refused(client, first, nil, "NodeExists")
+	w.mustBeDenied(client, first, nil, "NodeExists")
 	w.poll("note of the registration", func() bool {
 		c, err := w.claims.Get(t.Context(), first)
 		return err == nil && c.NodeUID != ""
 	})
 	_, another := w.createToken(tokens.Limits{MaxNodes: 1})
-	w.refused(another, first, nil, "NodeExists")
+	w.mustBeDenied(another, first, nil, "NodeExists")
 	unlimited, anyNode := w.createToken(tokens.Limits{})
-	w.refused(anyNode, first, nil, "NodeExists")
-	w.refused(w.bootstrap(), first, nil, "NodeExists") // whoever asks
+	w.mustBeDenied(anyNode, first, nil, "NodeExists")
+	w.mustBeDenied(w.bootstrap(), first, nil, "NodeExists") // whoever asks
 
 	// A deleted Node's name is free, for another token.
 	w.deleteNode(first)
@@ -169,37 +169,37 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	// Its machine still has its certificate, registers with it, and renews for as long as before.
 	w.node(first)
 	back := w.as("system:node:"+first, "system:nodes")
-	if d := time.Until(w.certificate(w.joins(back, first, nil)).NotAfter); d < 110*time.Minute || d > 2*time.Hour {
+	if d := time.Until(w.certificate(w.mustJoin(back, first, nil)).NotAfter); d < 110*time.Minute || d > 2*time.Hour {
 		t.Errorf("a renewal after the claim was released lives for %s, want 2h", d)
 	}
 	w.deleteNode(first)
-	w.refused(client, first, nil, "TokenSpent")
-	w.joins(another, first, nil)
-	w.refused(anyNode, first, nil, "NodeNameClaimed")
+	w.mustBeDenied(client, first, nil, "TokenSpent")
+	w.mustJoin(another, first, nil)
+	w.mustBeDenied(anyNode, first, nil, "NodeNameClaimed")
 
 	_, named := w.createToken(tokens.Limits{NodeNames: []string{"db-*", name("web")}})
-	w.refused(named, name("app"), nil, "NodeNameNotAllowed")
+	w.mustBeDenied(named, name("app"), nil, "NodeNameNotAllowed")
 	db := name("db")
-	w.joins(named, db, nil)
+	w.mustJoin(named, db, nil)
 	_, third := w.createToken(tokens.Limits{MaxNodes: 3})
-	w.refused(third, db, nil, "NodeNameClaimed")
-	w.refused(anyNode, "cp-1", nil, "NodeNameReserved")
+	w.mustBeDenied(third, db, nil, "NodeNameClaimed")
+	w.mustBeDenied(anyNode, "cp-1", nil, "NodeNameReserved")
 	_, controlPlane := w.createToken(tokens.Limits{Role: tokens.RoleControlPlane})
-	w.joins(controlPlane, name("cp"), nil)
+	w.mustJoin(controlPlane, name("cp"), nil)
 
 	// A machine that replaces another.
 	old := w.node(name("old"))
 	_, replacing := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: string(old.UID)}})
-	w.refused(replacing, name("new"), nil, "NodeNameNotAllowed")
-	w.joins(replacing, old.Name, nil)
-	w.joins(replacing, old.Name, nil) // it may begin anew, until it is there
+	w.mustBeDenied(replacing, name("new"), nil, "NodeNameNotAllowed")
+	w.mustJoin(replacing, old.Name, nil)
+	w.mustJoin(replacing, old.Name, nil) // it may begin anew, until it is there
 	old.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(t.Context(), old, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.refused(replacing, old.Name, nil, "NodeExists")
+	w.mustBeDenied(replacing, old.Name, nil, "NodeExists")
 	_, outdated := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: "another"}})
-	w.refused(outdated, old.Name, nil, "NodeReplaced")
+	w.mustBeDenied(outdated, old.Name, nil, "NodeReplaced")
 
 	// Tokens that are no good any more, while kube-apiserver still remembers them.
 	if err := w.admin.CoreV1().Secrets("kube-system").Delete(t.Context(), "bootstrap-token-"+unlimited.ID(), metav1.DeleteOptions{}); err != nil {
@@ -210,7 +210,7 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 		o := w.await(asked.Name, "decision", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Conditions) > 0 })
 		return condition(o, certificates.CertificateDenied) != nil
 	})
-	w.refused(anyNode, name("late"), nil, "TokenRevoked")
+	w.mustBeDenied(anyNode, name("late"), nil, "TokenRevoked")
 	expired, late := w.createToken(tokens.Limits{})
 	if _, err := w.store.Update(t.Context(), expired.ID(), func(r *tokens.Record) error {
 		r.Expires = time.Now().Add(-time.Minute)
@@ -218,13 +218,13 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	w.refused(late, name("late"), nil, "TokenExpired")
+	w.mustBeDenied(late, name("late"), nil, "TokenExpired")
 	malformed, odd := w.createToken(tokens.Limits{MaxNodes: 5})
 	if _, err := w.admin.CoreV1().Secrets("kube-system").Patch(t.Context(), "bootstrap-token-"+malformed.ID(), "application/merge-patch+json",
 		[]byte(`{"metadata":{"annotations":{"kubejoin.io/max-nodes":"many"}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.refused(odd, name("odd"), nil, "TokenLimitsMalformed")
+	w.mustBeDenied(odd, name("odd"), nil, "TokenLimitsMalformed")
 }
 
 // Whoever approves, the limits hold: what was approved by hand and is not entitled fails, and
@@ -233,23 +233,23 @@ func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
 	w := newLimitedWorld(t)
 	_, client := w.createToken(tokens.Limits{MaxNodes: 1})
 	suffix := tokens.Generate().ID()
-	w.joins(client, "first-"+suffix, nil)
+	w.mustJoin(client, "first-"+suffix, nil)
 	// Asked for by a user whose requests nobody approves automatically.
 	token, _ := w.createToken(tokens.Limits{NodeNames: []string{"only-" + suffix}})
 	if err := w.allowAsking("system:bootstrappers:" + suffix); err != nil {
 		t.Fatal(err)
 	}
-	stranger := w.as("system:bootstrap:"+token.ID(), "system:bootstrappers", "system:bootstrappers:"+suffix)
-	for node, fine := range map[string]bool{"only-" + suffix: true, "other-" + suffix: false} {
-		asked := w.ask(stranger, kubelet, node, nil, nil)
+	manual := w.as("system:bootstrap:"+token.ID(), "system:bootstrappers", "system:bootstrappers:"+suffix)
+	for node, allowed := range map[string]bool{"only-" + suffix: true, "other-" + suffix: false} {
+		asked := w.ask(manual, kubelet, node, nil, nil)
 		w.approve(asked.Name)
 		object := w.await(asked.Name, "an end", func(o *certificates.CertificateSigningRequest) bool {
 			return len(o.Status.Certificate) > 0 || condition(o, certificates.CertificateFailed) != nil
 		})
-		if issued := len(object.Status.Certificate) > 0; issued != fine {
-			t.Errorf("%s: issued %t, want %t", node, issued, fine)
+		if issued := len(object.Status.Certificate) > 0; issued != allowed {
+			t.Errorf("%s: issued %t, want %t", node, issued, allowed)
 		}
-		if fine {
+		if allowed {
 			continue
 		}
 		failed := condition(object, certificates.CertificateFailed)
@@ -263,10 +263,10 @@ func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
 	}
 }
 
-// uncountable is tokens whose count cannot be written.
-type uncountable struct{ *secretstore.Store }
+// failingCount is tokens whose count cannot be written.
+type failingCount struct{ *secretstore.Store }
 
-func (u uncountable) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+func (u failingCount) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
 	return u.Store.Update(ctx, id, func(r *tokens.Record) error {
 		return errors.Join(change(r), errors.New("this write fails"))
 	})
@@ -284,7 +284,7 @@ func TestWithdrawsClaimOfDeniedRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	authority := w.authority(signer.Fixed(w.ca))
-	authority.Nodes = &admission.Nodes{Tokens: uncountable{store}, Claims: claims}
+	authority.Nodes = &admission.Nodes{Tokens: failingCount{store}, Claims: claims}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true}.Run)
 	l := &limitedWorld{world: w, store: store, claims: claims}
 	_, client := l.createToken(tokens.Limits{MaxNodes: 2})
@@ -326,7 +326,7 @@ func TestApprovedRenewalWaitsForNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var log, record lines
+	var log, record syncBuffer
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Nodes = &admission.Nodes{Node: nodes.Node}
 	authority.Record = issuance.NewWriter(&record)
@@ -358,19 +358,19 @@ func TestApprovedRenewalWaitsForNode(t *testing.T) {
 	}
 }
 
-// lines are text that many write.
-type lines struct {
+// syncBuffer are text that many write.
+type syncBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (l *lines) Write(p []byte) (int, error) {
+func (l *syncBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *lines) String() string {
+func (l *syncBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
@@ -397,8 +397,8 @@ func TestTokenIsSpentAfterReplacedNodeWasReadyBriefly(t *testing.T) {
 	died := time.Now().Add(-time.Hour)
 	w.conditionReady(node.Name, corev1.ConditionTrue, died)
 	_, client := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node.Name, UID: string(node.UID)}})
-	w.joins(client, node.Name, nil)
-	w.joins(client, node.Name, nil)
+	w.mustJoin(client, node.Name, nil)
+	w.mustJoin(client, node.Name, nil)
 	w.conditionReady(node.Name, corev1.ConditionUnknown, died.Add(time.Minute))
 	if c, err := w.claims.Get(t.Context(), node.Name); err != nil || c.ReadyAgain || c.ReadyBefore == "" || c.Pending {
 		t.Errorf("%+v %v, want the claim of a Node that was Ready and is not so again", c, err)
@@ -409,5 +409,5 @@ func TestTokenIsSpentAfterReplacedNodeWasReadyBriefly(t *testing.T) {
 		return err == nil && c.ReadyAgain
 	})
 	w.conditionReady(node.Name, corev1.ConditionFalse, died.Add(3*time.Minute))
-	w.refused(client, node.Name, nil, "NodeExists")
+	w.mustBeDenied(client, node.Name, nil, "NodeExists")
 }

@@ -25,9 +25,9 @@ type Nodes struct {
 	informer cache.SharedIndexInformer
 	hints    tokens.Hints
 
-	known     atomic.Int64 // how many Nodes there are by the informer's word
-	asking    atomic.Int64 // questions that have no answer yet
-	questions batch.Queue[struct{}, *question]
+	cached   atomic.Int64 // how many Nodes there are by the informer's word
+	inFlight atomic.Int64 // questions that have no answer yet
+	lookups  batch.Queue[struct{}, *uidLookup]
 }
 
 // OpenNodes follows the Nodes of a cluster until ctx ends. It returns at once. The client needs
@@ -36,11 +36,11 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error)
 	n := &Nodes{client: client}
 	n.informer = cache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Nodes(), "", nil), &corev1.Node{}, 0, cache.Indexers{byHost: hostsOf})
 	_, handlerErr := n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { n.known.Add(1); n.hints.Send() },
-		DeleteFunc: func(any) { n.known.Add(-1); n.hints.Send() },
+		AddFunc:    func(any) { n.cached.Add(1); n.hints.Send() },
+		DeleteFunc: func(any) { n.cached.Add(-1); n.hints.Send() },
 		UpdateFunc: func(before, now any) {
 			// Deleted and made again while nobody looked, or Ready again.
-			if uid(before) != uid(now) || spell(before) != spell(now) {
+			if uid(before) != uid(now) || periodOf(before) != periodOf(now) {
 				n.hints.Send()
 			}
 		},
@@ -59,10 +59,10 @@ func uid(object any) string {
 	return ""
 }
 
-// spell is the readySpell of an object that nameUIDAndAddresses has made.
-func spell(object any) string {
+// periodOf is the readyPeriod of an object that nameUIDAndAddresses has made.
+func periodOf(object any) string {
 	if node, ok := object.(*corev1.Node); ok {
-		return readySpell(node)
+		return readyPeriod(node)
 	}
 	return ""
 }
@@ -103,11 +103,11 @@ func (n *Nodes) Ready(ctx context.Context, name string) (spell string, err error
 	if err != nil {
 		return "", err
 	}
-	return readySpell(node), nil
+	return readyPeriod(node), nil
 }
 
-// readySpell is of one length, whatever a kubelet writes.
-func readySpell(node *corev1.Node) string {
+// readyPeriod is of one length, whatever a kubelet writes.
+func readyPeriod(node *corev1.Node) string {
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
 			sum := sha256.Sum256(fmt.Appendf(nil, "%d %s", c.LastTransitionTime.Unix(), node.Status.NodeInfo.BootID))

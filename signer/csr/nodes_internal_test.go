@@ -21,7 +21,7 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 			NodeInfo: corev1.NodeSystemInfo{BootID: boot, MachineID: "m"},
 		}}
 	}
-	base := readySpell(node(corev1.ConditionTrue, 1, "boot"))
+	base := readyPeriod(node(corev1.ConditionTrue, 1, "boot"))
 	for name, test := range map[string]struct {
 		node *corev1.Node
 		want string // same, other or none
@@ -34,13 +34,13 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 		"unknown":        {node(corev1.ConditionUnknown, 1, "boot"), "none"},
 		"no condition":   {&corev1.Node{}, "none"},
 	} {
-		got := readySpell(test.node)
+		got := readyPeriod(test.node)
 		if is := map[bool]string{true: "same", false: "other"}[got == base]; got == "" && test.want != "none" || got != "" && is != test.want || len(got) > 64 {
 			t.Errorf("%s: spell %q after %q, want %s", name, got, base, test.want)
 		}
 		kept, err := nameUIDAndAddresses(test.node)
-		if err != nil || spell(kept) != got {
-			t.Errorf("%s: the informer has spell %q, %v; want %q", name, spell(kept), err, got)
+		if err != nil || periodOf(kept) != got {
+			t.Errorf("%s: the informer has spell %q, %v; want %q", name, periodOf(kept), err, got)
 		}
 	}
 }

@@ -47,7 +47,7 @@ const cutMark = "kubejoin/too-large"
 // that writes them, too. Every requester can make objects of a megabyte: of those little is kept.
 func strip(obj any) (any, error) {
 	csr, ok := obj.(*certificates.CertificateSigningRequest)
-	if !ok || cutWhy(csr) != nil { // an informer may pass an object twice
+	if !ok || cutReason(csr) != nil { // an informer may pass an object twice
 		return obj, nil
 	}
 	writer, approver := certificateWriter(csr), approvalWriter(csr)
@@ -79,7 +79,7 @@ func strip(obj any) (any, error) {
 // tooLarge says, with a [*approval.Refused], why kubejoin does not handle an object of this size, or
 // nil. It knows of an object that strip has cut, too.
 func tooLarge(csr *certificates.CertificateSigningRequest) error {
-	if err := cutWhy(csr); err != nil {
+	if err := cutReason(csr); err != nil {
 		return err
 	}
 	request := len(csr.Spec.Request)
@@ -98,9 +98,9 @@ func tooLarge(csr *certificates.CertificateSigningRequest) error {
 	return nil
 }
 
-// cutWhy says why strip cut the object, or nil if the object is whole. An object of the API server
+// cutReason says why strip cut the object, or nil if the object is whole. An object of the API server
 // always has a request, so no requester can pretend that it was cut.
-func cutWhy(csr *certificates.CertificateSigningRequest) error {
+func cutReason(csr *certificates.CertificateSigningRequest) error {
 	for _, entry := range csr.ManagedFields {
 		if entry.Subresource == cutMark && len(csr.Spec.Request) == 0 {
 			return &approval.Refused{Reason: approval.ReasonValidation, Message: entry.Manager}

@@ -10,18 +10,18 @@ import (
 )
 
 // A rack that comes up asks about as many Nodes, none of which exists: each question is a request
-// that kube-apiserver passes on to etcd. When more than fewQuestions are asked at once, and the
-// cluster has not more than nodesPerQuestion Nodes for each of them, one list answers them all.
+// that kube-apiserver passes on to etcd. When more than fewLookups are asked at once, and the
+// cluster has not more than nodesPerLookup Nodes for each of them, one list answers them all.
 //
 // A list has to be as of now, too: while others write, kube-apiserver (since 1.31, KEP-2340) takes
 // up to 100 ms to be sure that its cache is. For a few questions that is longer than it is worth.
 const (
-	fewQuestions     = 8
-	nodesPerQuestion = 20
+	fewLookups     = 8
+	nodesPerLookup = 20
 )
 
 // A question is which UID a Node has.
-type question struct {
+type uidLookup struct {
 	name string
 	uid  string
 	err  error
@@ -30,30 +30,30 @@ type question struct {
 // Node gives the UID of a Node as it is now: no earlier than when it is asked. The error wraps
 // [tokens.ErrNotFound] if there is none.
 func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
-	asking := n.asking.Add(1)
-	defer n.asking.Add(-1)
-	if asking <= fewQuestions || !n.isFew(int(asking)) {
+	asking := n.inFlight.Add(1)
+	defer n.inFlight.Add(-1)
+	if asking <= fewLookups || !n.isFew(int(asking)) {
 		node, err := n.get(ctx, name)
 		if err != nil {
 			return "", err
 		}
 		return string(node.UID), nil
 	}
-	q := &question{name: name}
-	if err := n.questions.Do(ctx, struct{}{}, q, n.answer); err != nil {
+	q := &uidLookup{name: name}
+	if err := n.lookups.Do(ctx, struct{}{}, q, n.lookUp); err != nil {
 		return "", fmt.Errorf("node %s: %w", name, err)
 	}
 	return q.uid, q.err
 }
 
 // isFew reports whether the cluster has few Nodes for so many questions, as far as is known.
-func (n *Nodes) isFew(questions int) bool {
-	return n.informer.HasSynced() && n.known.Load() <= int64(nodesPerQuestion*questions)
+func (n *Nodes) isFew(lookups int) bool {
+	return n.informer.HasSynced() && n.cached.Load() <= int64(nodesPerLookup*lookups)
 }
 
-// answer answers questions with what is asked of the API server from now on.
-func (n *Nodes) answer(ctx context.Context, all []*question) {
-	if len(all) > fewQuestions && n.isFew(len(all)) {
+// lookUp answers questions with what is asked of the API server from now on.
+func (n *Nodes) lookUp(ctx context.Context, all []*uidLookup) {
+	if len(all) > fewLookups && n.isFew(len(all)) {
 		n.list(ctx, all)
 		return
 	}
@@ -75,7 +75,7 @@ const metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetada
 	"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 // list reads all Nodes. Without a resourceVersion the API server answers with the newest state.
-func (n *Nodes) list(ctx context.Context, all []*question) {
+func (n *Nodes) list(ctx context.Context, all []*uidLookup) {
 	var nodes metav1.PartialObjectMetadataList
 	err := n.client.CoreV1().RESTClient().Get().Resource("nodes").SetHeader("Accept", metadataList).Do(ctx).Into(&nodes)
 	if err != nil {

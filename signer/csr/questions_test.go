@@ -23,7 +23,7 @@ type gate struct {
 
 	mu          sync.Mutex
 	gets, lists int
-	answers     int           // that have come
+	responses   int           // that have come
 	open        chan struct{} // closed when answers may pass
 }
 
@@ -41,19 +41,19 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	open := g.open
 	g.mu.Unlock()
-	answer, err := g.next.RoundTrip(r)
+	response, err := g.next.RoundTrip(r)
 	g.mu.Lock()
-	g.answers++
+	g.responses++
 	g.mu.Unlock()
 	select {
 	case <-open:
 	case <-r.Context().Done():
 		if err == nil {
-			err = errors.Join(r.Context().Err(), answer.Body.Close())
+			err = errors.Join(r.Context().Err(), response.Body.Close())
 		}
 		return nil, err
 	}
-	return answer, err
+	return response, err
 }
 
 func (g *gate) shut() {
@@ -73,18 +73,18 @@ func (g *gate) pass() {
 func (g *gate) read() (gets, lists, answers int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.gets, g.lists, g.answers
+	return g.gets, g.lists, g.responses
 }
 
-// asked are questions about Nodes that are under way.
-type asked struct {
+// nodeRequest are questions about Nodes that are under way.
+type lookups struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
 	uids    map[string]string
 	errs    map[string]error
 }
 
-func (a *asked) ask(ctx context.Context, nodes *csr.Nodes, names ...string) {
+func (a *lookups) start(ctx context.Context, nodes *csr.Nodes, names ...string) {
 	for _, name := range names {
 		a.running.Go(func() {
 			uid, err := nodes.Node(ctx, name)
@@ -95,7 +95,7 @@ func (a *asked) ask(ctx context.Context, nodes *csr.Nodes, names ...string) {
 	}
 }
 
-func newAsked() *asked { return &asked{uids: map[string]string{}, errs: map[string]error{}} }
+func newLookups() *lookups { return &lookups{uids: map[string]string{}, errs: map[string]error{}} }
 
 func numbered(from, to int) (names []string) {
 	for i := from; i < to; i++ {
@@ -155,20 +155,20 @@ func TestManyNodeLookupsShareOneList(t *testing.T) {
 	// A few are asked for one by one. The next one begins a round of its own; what comes after
 	// waits for that, and goes into one list.
 	g.shut()
-	a := newAsked()
-	a.ask(t.Context(), nodes, numbered(0, csr.FewQuestions+1)...)
+	a := newLookups()
+	a.start(t.Context(), nodes, numbered(0, csr.FewQuestions+1)...)
 	w.poll("the first questions", func() bool { gets, _, _ := g.read(); return gets == 3+csr.FewQuestions+1 })
-	a.ask(t.Context(), nodes, numbered(100, 150)...)
-	a.ask(t.Context(), nodes, "questioned-1", "questioned-2")
+	a.start(t.Context(), nodes, numbered(100, 150)...)
+	a.start(t.Context(), nodes, "questioned-1", "questioned-2")
 	w.poll("all questions", func() bool { return nodes.Asking() == csr.FewQuestions+1+52 })
 	g.pass()
-	w.poll("the answer to the list", func() bool { _, lists, answers := g.read(); return lists == 1 && answers == 3+csr.FewQuestions+2 })
+	w.poll("the answer to the list", func() bool { _, lists, responses := g.read(); return lists == 1 && responses == 3+csr.FewQuestions+2 })
 	// A Node that comes while the list is on its way is found by who asks from now on.
 	late := create("questioned-late")
-	a.ask(t.Context(), nodes, "questioned-late")
+	a.start(t.Context(), nodes, "questioned-late")
 	w.poll("the late question", func() bool { return nodes.Asking() == 53 })
 	g.pass()
-	w.poll("the late answer", func() bool { _, _, answers := g.read(); return answers == 3+csr.FewQuestions+3 })
+	w.poll("the late answer", func() bool { _, _, responses := g.read(); return responses == 3+csr.FewQuestions+3 })
 	g.pass()
 	a.running.Wait()
 
@@ -193,14 +193,14 @@ func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 	w := &world{T: t}
 	before := goleak.IgnoreCurrent()
 	g.shut()
-	a, b := newAsked(), newAsked()
-	ctx, giveUp := context.WithCancel(t.Context())
-	b.ask(ctx, nodes, numbered(0, csr.FewQuestions+1)...)
+	a, b := newLookups(), newLookups()
+	ctx, cancel := context.WithCancel(t.Context())
+	b.start(ctx, nodes, numbered(0, csr.FewQuestions+1)...)
 	w.poll("the first questions", func() bool { gets, _, _ := g.read(); return gets == csr.FewQuestions+1 })
-	b.ask(ctx, nodes, numbered(100, 120)...)
-	a.ask(t.Context(), nodes, "nobody-else")
+	b.start(ctx, nodes, numbered(100, 120)...)
+	a.start(t.Context(), nodes, "nobody-else")
 	w.poll("all questions", func() bool { return nodes.Asking() == csr.FewQuestions+1+21 })
-	giveUp()
+	cancel()
 	b.running.Wait()
 	for name, err := range b.errs {
 		if !errors.Is(err, context.Canceled) {

@@ -12,19 +12,19 @@ type item struct{ requester, name string }
 const (
 	// crowd is how many requests of one requester may wait or be at work before it counts as
 	// crowded.
-	crowd = 10
+	maxUncrowded = 10
 	// calm is for how long a crowded requester has one worker only after a request of another
 	// requester was done: all requests share one API server, so more would slow the next one.
-	calm = time.Second
+	crowdedCooldown = time.Second
 )
 
-// turns is the order in which requests get a worker. Requesters take turns. A requester with many
+// fairQueue is the order in which requests get a worker. Requesters take turns. A requester with many
 // requests is crowded: it has one worker while requesters that are not crowded are served, and as
 // many as are free at all other times. So a flood does not slow others, and others do not stop a
 // rack of machines that share a token.
 //
 // Requests come from a workqueue, which holds back those that are at work or have failed.
-type turns struct {
+type fairQueue struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	closed  bool
@@ -35,14 +35,14 @@ type turns struct {
 	served     time.Time      // when a request of a requester that is not crowded was last done
 }
 
-func newTurns() *turns {
-	t := &turns{waiting: map[string][]item{}, working: map[string]int{}}
+func newFairQueue() *fairQueue {
+	t := &fairQueue{waiting: map[string][]item{}, working: map[string]int{}}
 	t.changed = sync.NewCond(&t.mu)
 	return t
 }
 
 // push adds an item behind others of its requester.
-func (t *turns) push(i item) {
+func (t *fairQueue) push(i item) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.waiting[i.requester]) == 0 {
@@ -53,7 +53,7 @@ func (t *turns) push(i item) {
 }
 
 // close ends all calls of next.
-func (t *turns) close() {
+func (t *fairQueue) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
@@ -61,7 +61,7 @@ func (t *turns) close() {
 }
 
 // next waits for an item, which the caller passes to done later. It returns false after close.
-func (t *turns) next() (item, bool) {
+func (t *fairQueue) next() (item, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for {
@@ -76,13 +76,13 @@ func (t *turns) next() (item, bool) {
 }
 
 // done ends the work on an item.
-func (t *turns) done(i item) {
+func (t *fairQueue) done(i item) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.crowded(i.requester) {
 		t.served = time.Now()
 		if len(t.requesters) > 0 { // a crowded one may wait for the calm
-			time.AfterFunc(calm, t.changed.Broadcast)
+			time.AfterFunc(crowdedCooldown, t.changed.Broadcast)
 		}
 	}
 	if t.working[i.requester]--; t.working[i.requester] == 0 {
@@ -92,7 +92,7 @@ func (t *turns) done(i item) {
 }
 
 // pop takes the first item that may get a worker. Its requester goes to the end of the line.
-func (t *turns) pop(now time.Time) (item, bool) {
+func (t *fairQueue) pop(now time.Time) (item, bool) {
 	others := t.othersServed(now)
 	at := slices.IndexFunc(t.requesters, func(requester string) bool {
 		return !others || t.working[requester] == 0 || !t.crowded(requester)
@@ -117,16 +117,16 @@ func (t *turns) pop(now time.Time) (item, bool) {
 	return items[0], true
 }
 
-func (t *turns) crowded(requester string) bool {
-	return len(t.waiting[requester])+t.working[requester] > crowd
+func (t *fairQueue) crowded(requester string) bool {
+	return len(t.waiting[requester])+t.working[requester] > maxUncrowded
 }
 
 // othersServed reports whether requesters that are not crowded are served, or were just now.
-func (t *turns) othersServed(now time.Time) bool {
+func (t *fairQueue) othersServed(now time.Time) bool {
 	for requester := range t.working {
 		if !t.crowded(requester) {
 			return true
 		}
 	}
-	return now.Sub(t.served) < calm
+	return now.Sub(t.served) < crowdedCooldown
 }

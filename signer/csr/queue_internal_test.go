@@ -10,7 +10,7 @@ import (
 )
 
 // take returns the requesters of all that can be at work at once.
-func (t *turns) take() (names []string) {
+func (t *fairQueue) take() (names []string) {
 	for {
 		i, ok := t.pop(time.Now())
 		if !ok {
@@ -20,15 +20,15 @@ func (t *turns) take() (names []string) {
 	}
 }
 
-func (t *turns) fill(requester string, n int) {
+func (t *fairQueue) fill(requester string, n int) {
 	for i := range n {
 		t.push(item{requester, fmt.Sprint(requester, i)})
 	}
 }
 
-// office is workers that serve turns: each request takes a time of its own.
-type office struct {
-	*turns
+// workerPool is workers that serve turns: each request takes a time of its own.
+type workerPool struct {
+	*fairQueue
 	t    *testing.T
 	took func(requester string) time.Duration
 
@@ -41,10 +41,10 @@ type office struct {
 	workers sync.WaitGroup
 }
 
-// newOffice must be called in a bubble of synctest, and ends with the bubble's test.
-func newOffice(t *testing.T, workers int, took func(string) time.Duration) *office {
-	o := &office{
-		turns: newTurns(), t: t, took: took, pushed: map[item]time.Time{}, wait: map[string]time.Duration{},
+// newWorkerPool must be called in a bubble of synctest, and ends with the bubble's test.
+func newWorkerPool(t *testing.T, workers int, took func(string) time.Duration) *workerPool {
+	o := &workerPool{
+		fairQueue: newFairQueue(), t: t, took: took, pushed: map[item]time.Time{}, wait: map[string]time.Duration{},
 		doneAt: map[string][]time.Time{}, atWork: map[string]int{}, most: map[string]int{},
 	}
 	for range workers {
@@ -54,7 +54,7 @@ func newOffice(t *testing.T, workers int, took func(string) time.Duration) *offi
 	return o
 }
 
-func (o *office) work() {
+func (o *workerPool) work() {
 	for {
 		i, ok := o.next()
 		if !ok {
@@ -74,8 +74,8 @@ func (o *office) work() {
 	}
 }
 
-// ask adds n requests of a requester.
-func (o *office) ask(requester string, n int) {
+// start adds n requests of a requester.
+func (o *workerPool) ask(requester string, n int) {
 	for range n {
 		o.mu.Lock()
 		i := item{requester, fmt.Sprint(requester, "-", len(o.pushed))}
@@ -85,21 +85,21 @@ func (o *office) ask(requester string, n int) {
 	}
 }
 
-func (o *office) served(requester string) int {
+func (o *workerPool) served(requester string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.doneAt[requester])
 }
 
 // busiest is the most requests of a requester at work at once since the last reset.
-func (o *office) busiest(requester string) int {
+func (o *workerPool) busiest(requester string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.most[requester]
 }
 
 func TestQueueServesRequestersInTurn(t *testing.T) {
-	q := newTurns()
+	q := newFairQueue()
 	q.fill("a", 3)
 	q.fill("b", 1)
 	q.fill("c", 2)
@@ -120,11 +120,11 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 		n     int
 	}{
 		"one request each 20 ms": {20 * time.Millisecond, 1},
-		"ten at once":            {took, crowd},
+		"ten at once":            {took, maxUncrowded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := newOffice(t, DefaultWorkers, func(string) time.Duration { return took })
+				o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return took })
 				steady := time.NewTicker(ask.every)
 				defer steady.Stop()
 				o.ask("steady", ask.n)
@@ -157,7 +157,7 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 func TestHoldsBackFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const took = 20 * time.Millisecond
-		o := newOffice(t, DefaultWorkers, func(string) time.Duration { return took })
+		o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return took })
 		o.ask("flood", 50_000)
 		time.Sleep(time.Second)
 		if o.busiest("flood") != DefaultWorkers {
@@ -176,12 +176,12 @@ func TestHoldsBackFlood(t *testing.T) {
 				clear(o.most)
 				o.mu.Unlock()
 			}
-			time.Sleep(calm / 2)
+			time.Sleep(crowdedCooldown / 2)
 		}
 		if n := o.busiest("flood"); n != 1 {
 			t.Errorf("it has %d workers while others are served, want 1", n)
 		}
-		time.Sleep(calm)
+		time.Sleep(crowdedCooldown)
 		if o.busiest("flood") != DefaultWorkers {
 			t.Errorf("it has %d workers after the others were served, want all %d", o.busiest("flood"), DefaultWorkers)
 		}
@@ -192,7 +192,7 @@ func TestHoldsBackFlood(t *testing.T) {
 func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow = 5 * time.Second
-		o := newOffice(t, DefaultWorkers, func(requester string) time.Duration {
+		o := newWorkerPool(t, DefaultWorkers, func(requester string) time.Duration {
 			if requester == "slow" {
 				return slow
 			}
@@ -201,7 +201,7 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 		o.ask("slow", 1)
 		synctest.Wait()
 		o.ask("flood", 50_000)
-		time.Sleep(slow + calm - 20*time.Millisecond)
+		time.Sleep(slow + crowdedCooldown - 20*time.Millisecond)
 		if n := o.busiest("flood"); n != 1 {
 			t.Errorf("it has %d workers, want 1", n)
 		}
@@ -211,7 +211,7 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 // The calm ends by itself, even if the one request that a crowded requester has at work takes long.
 func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newOffice(t, DefaultWorkers, func(requester string) time.Duration {
+		o := newWorkerPool(t, DefaultWorkers, func(requester string) time.Duration {
 			if requester == "rack" {
 				return time.Minute
 			}
@@ -220,7 +220,7 @@ func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 		o.ask("other", 1)
 		synctest.Wait()
 		o.ask("rack", 50)
-		time.Sleep(2 * calm)
+		time.Sleep(2 * crowdedCooldown)
 		synctest.Wait()
 		if n := o.busiest("rack"); n != 50 {
 			t.Errorf("it has %d workers, want 50", n)
@@ -231,7 +231,7 @@ func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 // Two racks do not count as others for each other.
 func TestTwoRacksUseAllWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newOffice(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
+		o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("rack-1", 500)
 		o.ask("rack-2", 500)
 		time.Sleep(time.Second / 2)
@@ -246,7 +246,7 @@ func TestTwoRacksUseAllWorkers(t *testing.T) {
 // A requester whose requests take long is crowded although none of them waits for a worker.
 func TestLimitsWorkersOfSlowRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newOffice(t, DefaultWorkers, func(requester string) time.Duration {
+		o := newWorkerPool(t, DefaultWorkers, func(requester string) time.Duration {
 			if requester == "slow" {
 				return time.Minute
 			}
@@ -258,8 +258,8 @@ func TestLimitsWorkersOfSlowRequests(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		synctest.Wait()
-		if n := o.busiest("slow"); n > crowd {
-			t.Errorf("slow requests have %d workers, want at most %d", n, crowd)
+		if n := o.busiest("slow"); n > maxUncrowded {
+			t.Errorf("slow requests have %d workers, want at most %d", n, maxUncrowded)
 		}
 		if o.served("other") < 499 {
 			t.Errorf("%d of 500 others were served", o.served("other"))
@@ -270,7 +270,7 @@ func TestLimitsWorkersOfSlowRequests(t *testing.T) {
 // Each of several crowded requesters has a worker while others are served.
 func TestServesEachOfManyCrowdedRequesters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newOffice(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
+		o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("steady", 1)
 		o.ask("flood-1", 5000)
 		o.ask("flood-2", 5000)
@@ -289,12 +289,12 @@ func TestServesEachOfManyCrowdedRequesters(t *testing.T) {
 // With one worker, requesters alternate.
 func TestSharesOneWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newOffice(t, 1, func(string) time.Duration { return 20 * time.Millisecond })
+		o := newWorkerPool(t, 1, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("rack", 100)
-		o.ask("other", crowd)
+		o.ask("other", maxUncrowded)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if o.served("rack") < crowd || o.served("other") < crowd {
+		if o.served("rack") < maxUncrowded || o.served("other") < maxUncrowded {
 			t.Errorf("%d of the rack and %d others were served", o.served("rack"), o.served("other"))
 		}
 	})
@@ -304,7 +304,7 @@ func TestSharesOneWorker(t *testing.T) {
 func TestWaitingWorkersWakeUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Hour)
-		q := newTurns()
+		q := newFairQueue()
 		got := make(chan item, 100)
 		for range 3 {
 			go func() {

@@ -52,7 +52,7 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 	w.approve(refused.Name)
 	failed := w.ask(w.admin, user, "worker-2", &x509.CertificateRequest{DNSNames: []string{"a.example.com"}}, nil)
 	w.approve(failed.Name)
-	unreadable := w.askTwice(w.bootstrap(), refused)
+	unreadable := w.askWithTwoPEMBlocks(w.bootstrap(), refused)
 	w.approve(unreadable.Name)
 	done := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
 	cert := w.awaitIssued(done.Name)
@@ -115,7 +115,7 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 // What the record cannot keep is not issued, and is when it can again.
 func TestIssuesNothingWhileRecordIsFull(t *testing.T) {
 	w := newWorld(t)
-	var disk limited
+	var disk fullDisk
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Record = issuance.NewWriter(&disk)
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
@@ -124,15 +124,15 @@ func TestIssuesNothingWhileRecordIsFull(t *testing.T) {
 		t.Errorf("event says %q", e.Message)
 	}
 	w.await(object.Name, "no certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) == 0 })
-	disk.room.Store(true)
+	disk.free.Store(true)
 	w.awaitIssued(object.Name)
 }
 
-// limited is a disk that is full at first.
-type limited struct{ room atomic.Bool }
+// fullDisk is a disk that is full at first.
+type fullDisk struct{ free atomic.Bool }
 
-func (l *limited) Write(p []byte) (int, error) {
-	if !l.room.Load() {
+func (l *fullDisk) Write(p []byte) (int, error) {
+	if !l.free.Load() {
 		return 0, errors.New("no space left on device")
 	}
 	return len(p), nil
@@ -168,7 +168,7 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	}
 	look()
 	w.poll("a renewal that waits", func() bool { return age() > 0 && late.Load() == 0 })
-	w.control()
+	w.startController()
 	w.poll("its certificate, in the cache", func() bool {
 		for _, o := range informer.GetStore().List() {
 			if len(o.(*certificates.CertificateSigningRequest).Status.Certificate) == 0 {
@@ -181,9 +181,9 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	w.poll("no renewal that waits", func() bool { return age() == 0 })
 }
 
-// askTwice makes a CSR object with the PEM block of another one in it twice, which API servers let
+// askWithTwoPEMBlocks makes a CSR object with the PEM block of another one in it twice, which API servers let
 // pass.
-func (w *world) askTwice(client kubernetes.Interface, like *certificates.CertificateSigningRequest) *certificates.CertificateSigningRequest {
+func (w *world) askWithTwoPEMBlocks(client kubernetes.Interface, like *certificates.CertificateSigningRequest) *certificates.CertificateSigningRequest {
 	w.Helper()
 	object, err := client.CertificatesV1().CertificateSigningRequests().Create(w.Context(), &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},

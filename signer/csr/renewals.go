@@ -109,11 +109,11 @@ type Renewals struct {
 }
 
 const (
-	// renewalsLook is how often it is looked.
-	renewalsLook = 15 * time.Second
-	// renewalsMemory is for how long it is known that a node got what it asked for: longer than a
+	// renewalsInterval is how often it is looked.
+	renewalsInterval = 15 * time.Second
+	// issuedRenewalTTL is for how long it is known that a node got what it asked for: longer than a
 	// request is kept that waits.
-	renewalsMemory = 48 * time.Hour
+	issuedRenewalTTL = 48 * time.Hour
 	// nodesTimeout is how long Nodes may take.
 	nodesTimeout = 5 * time.Second
 )
@@ -135,19 +135,19 @@ func (r Renewals) Run(ctx context.Context) error {
 	defer oldest.Set(0) // another replica looks, or nobody
 	got := map[renewal]time.Time{}
 	return loop.Loop{
-		Name: "waiting-renewals", Sweep: renewalsLook, Logger: r.Logger, Registerer: r.Registerer,
+		Name: "waiting-renewals", Sweep: renewalsInterval, Logger: r.Logger, Registerer: r.Registerer,
 		Step: func(ctx context.Context) (time.Time, error) {
-			age := r.look(ctx, got, time.Now())
+			age := r.check(ctx, got, time.Now())
 			oldest.Set(age.Seconds())
 			return time.Time{}, nil
 		},
 	}.Run(ctx)
 }
 
-// look tells of what is late, and gives the age of the oldest.
-func (r Renewals) look(ctx context.Context, got map[renewal]time.Time, now time.Time) time.Duration {
+// check tells of what is late, and gives the age of the oldest.
+func (r Renewals) check(ctx context.Context, got map[renewal]time.Time, now time.Time) time.Duration {
 	for of, at := range got {
-		if now.Sub(at) > renewalsMemory {
+		if now.Sub(at) > issuedRenewalTTL {
 			delete(got, of)
 		}
 	}

@@ -36,9 +36,9 @@ func requestFor(t *testing.T, commonName string) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// asked is a request of a user for a node's certificate so many minutes after the start, as the cache
+// nodeRequest is a request of a user for a node's certificate so many minutes after the start, as the cache
 // has it.
-func asked(t *testing.T, minute int, signerName, user, node, state string) *certificates.CertificateSigningRequest {
+func nodeRequest(t *testing.T, minute int, signerName, user, node, state string) *certificates.CertificateSigningRequest {
 	t.Helper()
 	r := &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node, minute), CreationTimestamp: metav1.NewTime(renewalStart.Add(time.Duration(minute) * time.Minute))},
@@ -69,7 +69,7 @@ func asked(t *testing.T, minute int, signerName, user, node, state string) *cert
 
 func TestWaitingRenewalsFindsOldestPerNodeAndSigner(t *testing.T) {
 	own := func(minute int, node, state string) *certificates.CertificateSigningRequest {
-		return asked(t, minute, client, tokens.NodeUserPrefix+node, node, state)
+		return nodeRequest(t, minute, client, tokens.NodeUserPrefix+node, node, state)
 	}
 	type requests = []*certificates.CertificateSigningRequest
 	for name, test := range map[string]struct {
@@ -89,12 +89,12 @@ func TestWaitingRenewalsFindsOldestPerNodeAndSigner(t *testing.T) {
 		"one of several is answered": {requests{own(1, "a", ""), own(2, "a", "issued"), own(3, "a", ""), own(4, "a", "")}, "a-3"},
 		"two nodes, oldest first":    {requests{own(2, "a", ""), own(1, "b", "")}, "b-1 a-2"},
 		"another node's was issued":  {requests{own(1, "a", ""), own(2, "b", "issued")}, "a-1"},
-		"both kinds":                 {requests{own(1, "a", ""), asked(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "")}, "a-1 a-2"},
-		"the other kind was issued":  {requests{own(1, "a", ""), asked(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "issued")}, "a-1"},
-		"a first certificate":        {requests{asked(t, 1, client, "system:bootstrap:qwertz", "a", "")}, ""},
-		"another node's name":        {requests{asked(t, 1, client, tokens.NodeUserPrefix+"a", "b", "")}, ""},
-		"its own after another's":    {requests{asked(t, 1, client, tokens.NodeUserPrefix+"a", "b", ""), own(2, "a", "")}, "a-2"},
-		"another signer":             {requests{asked(t, 1, certificates.KubeAPIServerClientSignerName, tokens.NodeUserPrefix+"a", "a", "")}, ""},
+		"both kinds":                 {requests{own(1, "a", ""), nodeRequest(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "")}, "a-1 a-2"},
+		"the other kind was issued":  {requests{own(1, "a", ""), nodeRequest(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "issued")}, "a-1"},
+		"a first certificate":        {requests{nodeRequest(t, 1, client, "system:bootstrap:qwertz", "a", "")}, ""},
+		"another node's name":        {requests{nodeRequest(t, 1, client, tokens.NodeUserPrefix+"a", "b", "")}, ""},
+		"its own after another's":    {requests{nodeRequest(t, 1, client, tokens.NodeUserPrefix+"a", "b", ""), own(2, "a", "")}, "a-2"},
+		"another signer":             {requests{nodeRequest(t, 1, certificates.KubeAPIServerClientSignerName, tokens.NodeUserPrefix+"a", "a", "")}, ""},
 		"not a request":              {requests{{Spec: certificates.CertificateSigningRequestSpec{SignerName: client, Username: tokens.NodeUserPrefix + "a", Request: []byte("x")}}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var told []string
+	var reported []string
 	var nodesErr error
 	r := Renewals{
 		Informer: informer,
@@ -145,33 +145,33 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 			return map[string]string{"a": "", "b": "", "short": ""}, nodesErr
 		},
 		Late: func(late []WaitingRenewal) {
-			told = nil
+			reported = nil
 			for _, w := range late {
-				told = append(told, w.Request)
+				reported = append(reported, w.Request)
 			}
 		},
 	}
 	got := map[renewal]time.Time{}
 	look := func(minute int, oldest time.Duration, late string) {
 		t.Helper()
-		age := r.look(t.Context(), got, renewalStart.Add(time.Duration(minute)*time.Minute))
-		if age != oldest || strings.Join(told, " ") != late {
-			t.Errorf("after %d minutes the oldest has waited for %s and late are %v, want %s and %q", minute, age, told, oldest, late)
+		age := r.check(t.Context(), got, renewalStart.Add(time.Duration(minute)*time.Minute))
+		if age != oldest || strings.Join(reported, " ") != late {
+			t.Errorf("after %d minutes the oldest has waited for %s and late are %v, want %s and %q", minute, age, reported, oldest, late)
 		}
 	}
 	look(0, 0, "")
-	put(asked(t, 0, client, tokens.NodeUserPrefix+"a", "a", ""))
-	put(asked(t, 0, serving, tokens.NodeUserPrefix+"b", "b", ""))            // of a signer that is not ours
-	put(asked(t, 0, client, tokens.NodeUserPrefix+"deleted", "deleted", "")) // of a Node that is not there
+	put(nodeRequest(t, 0, client, tokens.NodeUserPrefix+"a", "a", ""))
+	put(nodeRequest(t, 0, serving, tokens.NodeUserPrefix+"b", "b", ""))            // of a signer that is not ours
+	put(nodeRequest(t, 0, client, tokens.NodeUserPrefix+"deleted", "deleted", "")) // of a Node that is not there
 	look(30, 30*time.Minute, "")
-	soon := asked(t, 25, client, tokens.NodeUserPrefix+"short", "short", "")
+	soon := nodeRequest(t, 25, client, tokens.NodeUserPrefix+"short", "short", "")
 	put(soon)
 	look(28, 28*time.Minute, "")
 	look(29, 29*time.Minute, "short-25")
 	if err := store.Delete(soon); err != nil {
 		t.Fatal(err)
 	}
-	put(asked(t, 5, client, tokens.NodeUserPrefix+"b", "b", ""))
+	put(nodeRequest(t, 5, client, tokens.NodeUserPrefix+"b", "b", ""))
 	look(31, 31*time.Minute, "a-0")
 	look(40, 40*time.Minute, "a-0 b-5")
 	nodesErr = errors.New("not read yet")
@@ -179,14 +179,14 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	nodesErr = nil
 
 	// Answered by a later request, which is deleted before the one that waits.
-	answer := asked(t, 41, client, tokens.NodeUserPrefix+"a", "a", "issued")
-	put(answer)
+	later := nodeRequest(t, 41, client, tokens.NodeUserPrefix+"a", "a", "issued")
+	put(later)
 	look(42, 37*time.Minute, "b-5")
-	if err := store.Delete(answer); err != nil {
+	if err := store.Delete(later); err != nil {
 		t.Fatal(err)
 	}
 	look(200, 195*time.Minute, "b-5")
-	put(asked(t, 205, client, tokens.NodeUserPrefix+"a", "a", ""))
+	put(nodeRequest(t, 205, client, tokens.NodeUserPrefix+"a", "a", ""))
 	look(240, 235*time.Minute, "b-5 a-205")
 	// And is forgotten when the one that waits is gone as well.
 	look(41+49*60, time.Duration(41+49*60)*time.Minute, "a-0 b-5")

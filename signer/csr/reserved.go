@@ -19,28 +19,28 @@ import (
 // rack of kubelets asks for serving certificates at once, and these hardly ever change.
 const reservedAge = time.Minute
 
-// reserve remembers what no node may have.
+// once remembers what no node may have.
 type reserve struct {
-	mu    sync.Mutex
-	last  approval.Reserved
-	asked time.Time
+	reserved sync.Mutex
+	last     approval.Reserved
+	asked    time.Time
 }
 
 // Reserved gives what no node may serve as: the addresses of Services, and where the API server
 // is reached. It is up to a minute old. It fails where one of the two is not known.
 func (f *Facts) Reserved(ctx context.Context) (approval.Reserved, error) {
-	f.reserve.mu.Lock()
-	defer f.reserve.mu.Unlock()
-	if asked := time.Now(); asked.Sub(f.reserve.asked) >= reservedAge {
+	f.once.reserved.Lock()
+	defer f.once.reserved.Unlock()
+	if asked := time.Now(); asked.Sub(f.once.asked) >= reservedAge {
 		reserved, err := f.askReserved(ctx)
 		if err != nil {
 			return approval.Reserved{}, err
 		}
-		f.reserve.last, f.reserve.asked = reserved, asked
+		f.once.last, f.once.asked = reserved, asked
 	}
-	last := f.reserve.last
-	last.Prefixes, last.APIServer = slices.Clone(last.Prefixes), slices.Clone(last.APIServer)
-	return last, nil
+	r := f.once.last
+	r.Prefixes, r.APIServer = slices.Clone(r.Prefixes), slices.Clone(r.APIServer)
+	return r, nil
 }
 
 func (f *Facts) askReserved(ctx context.Context) (approval.Reserved, error) {
@@ -114,7 +114,7 @@ func (f *Facts) serviceCIDRs(ctx context.Context) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// endpoints are the addresses of API servers. Each of them keeps its own in the one EndpointSlice
+// createEndpoints are the addresses of API servers. Each of them keeps its own in the one EndpointSlice
 // that has the name of the Service, unless it was told not to (--endpoint-reconciler-type=none).
 func (f *Facts) endpoints(ctx context.Context) ([]string, error) {
 	slice, err := f.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})

@@ -24,8 +24,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// report makes a Node and has it report addresses, and removes it at the end.
-func (w *world) report(name string, addresses ...string) *corev1.Node {
+// createNode makes a Node and has it report addresses, and removes it at the end.
+func (w *world) createNode(name string, addresses ...string) *corev1.Node {
 	w.Helper()
 	nodes := w.admin.CoreV1().Nodes()
 	node, err := nodes.Create(w.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -51,8 +51,8 @@ func (w *world) report(name string, addresses ...string) *corev1.Node {
 	return node
 }
 
-// endpoints are those that an API server keeps of itself.
-func (w *world) endpoints(addresses ...string) {
+// createEndpoints are those that an API server keeps of itself.
+func (w *world) createEndpoints(addresses ...string) {
 	w.Helper()
 	slices := w.admin.DiscoveryV1().EndpointSlices("default")
 	_, err := slices.Create(w.Context(), &discovery.EndpointSlice{
@@ -65,8 +65,8 @@ func (w *world) endpoints(addresses ...string) {
 	w.Cleanup(func() { _ = slices.Delete(context.Background(), "kubernetes", metav1.DeleteOptions{}) })
 }
 
-// knowsRights waits until the API server knows what the controller may do.
-func (w *world) knowsRights() {
+// waitForPermissions waits until the API server knows what the controller may do.
+func (w *world) waitForPermissions() {
 	w.Helper()
 	w.poll("the controller's rights", func() bool {
 		_, err := w.restrict.NetworkingV1().ServiceCIDRs().List(w.Context(), metav1.ListOptions{})
@@ -90,10 +90,10 @@ func (w *world) nodes() *csr.Nodes {
 
 func TestFactsFollowAddressesOfNodes(t *testing.T) {
 	w := newWorld(t)
-	w.knowsRights()
-	node := w.report("facts-1", "198.51.100.1", "Facts-1", "facts-1.Example.com")
-	w.report("facts-2", "198.51.100.2", "2001:db8:0:0::2", "facts-2.example.com", "shared.example.com")
-	w.report("facts-3", "198.51.100.3", "shared.example.com")
+	w.waitForPermissions()
+	node := w.createNode("facts-1", "198.51.100.1", "Facts-1", "facts-1.Example.com")
+	w.createNode("facts-2", "198.51.100.2", "2001:db8:0:0::2", "facts-2.example.com", "shared.example.com")
+	w.createNode("facts-3", "198.51.100.3", "shared.example.com")
 	facts := &csr.Facts{Client: w.restrict, Nodes: w.nodes()}
 
 	got, err := facts.Node(t.Context(), approval.Request{}, "facts-1")
@@ -124,7 +124,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 		}
 	}
 	// It follows what they report.
-	w.report("facts-3", "198.51.100.9")
+	w.createNode("facts-3", "198.51.100.9")
 	w.poll("the new address", func() bool {
 		reporters, err := facts.Reporters(t.Context(), "facts-1", []string{"198.51.100.9", "198.51.100.3"})
 		if err != nil {
@@ -151,14 +151,14 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 	}
 }
 
-// old answers as an API server that has no ServiceCIDRs, and counts what is asked.
-type old struct {
+// oldAPIServer answers as an API server that has no ServiceCIDRs, and counts what is asked.
+type oldAPIServer struct {
 	next  http.RoundTripper
 	has   *atomic.Bool
 	asked *atomic.Int32
 }
 
-func (o old) RoundTrip(r *http.Request) (*http.Response, error) {
+func (o oldAPIServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	o.asked.Add(1)
 	if !o.has.Load() {
 		// What an API server answers on a path that it does not serve.
@@ -169,14 +169,14 @@ func (o old) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func TestReservedCombinesAllSources(t *testing.T) {
 	w := newWorld(t)
-	w.knowsRights()
+	w.waitForPermissions()
 	config, err := w.cluster.Config(w.identity)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var has atomic.Bool
 	var asked atomic.Int32
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return old{next, &has, &asked} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return oldAPIServer{next, &has, &asked} })
 	client := unlimited(t, config)
 	server := func(hosts ...string) func(context.Context) ([]string, error) {
 		return func(context.Context) ([]string, error) { return hosts, nil }
@@ -206,7 +206,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	check("nobody knows the API server", &csr.Facts{}, nil, nil, "default/kubernetes")
 	check("nobody says where the API server is", &csr.Facts{APIServers: failing}, nil, nil, "no cluster-info")
 	check("the cluster tells", &csr.Facts{APIServers: server("a", "b")}, []netip.Prefix{prefix(services)}, []string{"a", "b", first}, "")
-	w.endpoints("198.51.100.10", "198.51.100.11")
+	w.createEndpoints("198.51.100.10", "198.51.100.11")
 	check("endpoints", &csr.Facts{}, []netip.Prefix{prefix(services)}, []string{"198.51.100.10", "198.51.100.11", first}, "")
 	check("everything", &csr.Facts{APIServers: server("a"), ServiceCIDRs: []netip.Prefix{prefix("fd00:1::/112")}},
 		[]netip.Prefix{prefix(services), prefix("fd00:1::/112")}, []string{"198.51.100.10", "198.51.100.11", "a", first}, "")
@@ -237,10 +237,10 @@ func TestReservedCombinesAllSources(t *testing.T) {
 // TestApprovesServingCertificatesOnEvidence shows the rule at work between real objects.
 func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	w := newWorld(t)
-	w.knowsRights()
-	w.endpoints("198.51.100.10")
-	w.report("serving-1", "198.51.100.1", "serving-1")
-	w.report("serving-2", "198.51.100.2", "serving-2")
+	w.waitForPermissions()
+	w.createEndpoints("198.51.100.10")
+	w.createNode("serving-1", "198.51.100.1", "serving-1")
+	w.createNode("serving-2", "198.51.100.2", "serving-2")
 	nodes := w.nodes()
 	facts := &csr.Facts{Client: w.restrict, Nodes: nodes}
 	rule := approval.KubeletServing{ServingScope: approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("10.0.0.0/8")}}}
@@ -300,9 +300,9 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 		w.poll(reason, func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=wait", "reason="+reason) > 0 })
 	}
 	waits(approval.ReasonNodeNotFound)
-	w.report("serving-3")
+	w.createNode("serving-3")
 	waits(approval.ReasonAddressNotReported)
-	w.report("serving-3", "198.51.100.3", "serving-3")
+	w.createNode("serving-3", "198.51.100.3", "serving-3")
 	w.await(early, "certificate", func(r *certificates.CertificateSigningRequest) bool { return len(r.Status.Certificate) > 0 })
 
 	// Somebody else's request is people's to decide.

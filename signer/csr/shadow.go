@@ -17,12 +17,12 @@ const (
 )
 
 // shadow is handle without a write: it says what would be done.
-func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, refusal error) (again, error) {
+func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, refusal error) (retry, error) {
 	if !has(csr, certificates.CertificateApproved) {
 		return h.shadowDecision(ctx, csr, r, refusal)
 	}
 	if !h.signs(csr) {
-		return never, nil
+		return noRetry, nil
 	}
 	err := refusal
 	if err == nil {
@@ -37,41 +37,41 @@ func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigni
 	case errors.As(err, &refused):
 		h.would(csr, wouldFail, refused.Reason, refused.Message)
 	default:
-		return soon, err
+		return retrySoon, err
 	}
 	h.mark(csr.UID, finished)
-	return never, nil
+	return noRetry, nil
 }
 
-func (h *handler) shadowDecision(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, refusal error) (again, error) {
+func (h *handler) shadowDecision(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, refusal error) (retry, error) {
 	if refusal != nil {
-		return never, nil
+		return noRetry, nil
 	}
 	d, _, err := h.Authority.Decide(ctx, r)
 	if err != nil {
-		return soon, err
+		return retrySoon, err
 	}
 	switch {
 	case d.Rule == "":
-		return never, nil
+		return noRetry, nil
 	case d.Verdict == approval.Wait:
 		return h.shadowWait(csr, d), nil
 	}
 	h.would(csr, d.Verdict.String(), d.Reason, d.Message)
 	// Somebody else may approve it yet: then it is asked whether it would be signed.
-	return never, nil
+	return noRetry, nil
 }
 
 // shadowWait says once for what a request would wait, and once more that it would have been in vain.
-func (h *handler) shadowWait(csr *certificates.CertificateSigningRequest, d approval.Decision) again {
+func (h *handler) shadowWait(csr *certificates.CertificateSigningRequest, d approval.Decision) retry {
 	if !time.Now().Before(csr.CreationTimestamp.Add(approval.MaxWait)) {
 		h.would(csr, d.Verdict.String(), d.Reason, d.Message)
-		return never
+		return noRetry
 	}
-	if h.news(csr, d.Reason) {
+	if h.reasonChanged(csr, d.Reason) {
 		h.would(csr, d.Verdict.String(), d.Reason, d.Message)
 	}
-	return soon
+	return retrySoon
 }
 
 func (h *handler) would(csr *certificates.CertificateSigningRequest, what, reason, message string) {

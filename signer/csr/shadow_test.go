@@ -26,7 +26,7 @@ func TestShadowModeWritesNothing(t *testing.T) {
 
 	asked := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
 	w.poll("a decision", func() bool { return would("approve") == 1 })
-	w.untouched(asked)
+	w.wantUnchanged(asked)
 	w.approve(asked.Name)
 	w.poll("a signature", func() bool { return would("sign") == 1 })
 	hostile := w.ask(w.bootstrap(), kubelet, "worker-2", &x509.CertificateRequest{DNSNames: []string{"kubernetes"}}, nil)
@@ -52,7 +52,7 @@ func TestShadowModeWritesNothing(t *testing.T) {
 	}
 }
 
-func (w *world) untouched(asked *certificates.CertificateSigningRequest) {
+func (w *world) wantUnchanged(asked *certificates.CertificateSigningRequest) {
 	w.Helper()
 	now, err := w.admin.CertificatesV1().CertificateSigningRequests().Get(w.Context(), asked.Name, metav1.GetOptions{})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 // The second first certificate for a node name is reported; a renewal is not.
 func TestReportsSecondCertificateOfNodeName(t *testing.T) {
 	w := newWorld(t)
-	w.control()
+	w.startController()
 	first := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
 	w.awaitIssued(first.Name)
 	w.awaitIssued(w.ask(w.as("system:node:worker-1", "system:nodes"), kubelet, "worker-1", nil, nil).Name) // a renewal

@@ -34,7 +34,7 @@ func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 	d := approval.Decision{Verdict: approval.Wait, Reason: "AddressNotReported", Message: "the Node has no address yet"}
 	created := time.Now().Add(-time.Minute)
 	csr := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.NewTime(created)}}
-	if next := h.wait(csr, d, h.log); next != soon {
+	if next := h.wait(csr, d, h.log); next != retrySoon {
 		t.Errorf("looked at again %v", next)
 	}
 	until := created.Add(approval.MaxWait).UTC().Format(time.RFC3339)
@@ -54,7 +54,7 @@ func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 	}
 	d.Reason = "AddressNotReported"
 	csr.CreationTimestamp = metav1.NewTime(time.Now().Add(-approval.MaxWait))
-	if next := h.wait(csr, d, h.log); next != never {
+	if next := h.wait(csr, d, h.log); next != noRetry {
 		t.Errorf("past its deadline it is looked at again %v", next)
 	}
 	if e := event(); !strings.HasPrefix(e, "Warning AddressNotReported") || !strings.Contains(e, "not looked at again") {
@@ -62,7 +62,7 @@ func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 	}
 	// Who has to be asked may be away for longer.
 	d.Reason, d.Message = approval.ReasonFactsUnavailable, "timeout"
-	if next := h.wait(csr, d, h.log); next != soon {
+	if next := h.wait(csr, d, h.log); next != retrySoon {
 		t.Errorf("without an answer it is looked at again %v", next)
 	}
 	until = csr.CreationTimestamp.Add(maxUndecided).UTC().Format(time.RFC3339)
@@ -70,7 +70,7 @@ func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 		t.Error(e)
 	}
 	csr.CreationTimestamp = metav1.NewTime(time.Now().Add(-maxUndecided))
-	if next := h.wait(csr, d, h.log); next != never || !strings.HasPrefix(event(), "Warning FactsUnavailable timeout; it has waited for 24h0m0s") {
+	if next := h.wait(csr, d, h.log); next != noRetry || !strings.HasPrefix(event(), "Warning FactsUnavailable timeout; it has waited for 24h0m0s") {
 		t.Errorf("a day later it is looked at again %v", next)
 	}
 }
@@ -80,11 +80,11 @@ func TestApprovedRequestWaitsForRateHoweverOld(t *testing.T) {
 	h := &handler{recorder: record.NewFakeRecorder(10), log: slog.New(slog.DiscardHandler)}
 	d := approval.Decision{Verdict: approval.Wait, Reason: signer.ReasonTooManyCertificates, Message: "later"}
 	csr := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.NewTime(time.Now().Add(-2 * approval.MaxWait))}}
-	if next := h.wait(csr, d, h.log); next != never {
+	if next := h.wait(csr, d, h.log); next != noRetry {
 		t.Errorf("one that nobody has approved is looked at again %v", next)
 	}
 	csr.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateApproved, Status: corev1.ConditionTrue}}
-	if next := h.wait(csr, d, h.log); next != soon {
+	if next := h.wait(csr, d, h.log); next != retrySoon {
 		t.Errorf("one that was approved is looked at again %v", next)
 	}
 }

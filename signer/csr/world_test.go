@@ -153,8 +153,8 @@ func (w *world) run(run func(context.Context) error) {
 	w.Cleanup(func() { cancel(); running.Wait() })
 }
 
-// control starts a controller that approves and signs.
-func (w *world) control() {
+// startController starts a controller that approves and signs.
+func (w *world) startController() {
 	w.Helper()
 	w.run(csr.Controller{
 		Client: w.restrict, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Sign: true, Registerer: w.metrics,
@@ -198,7 +198,7 @@ func (w *world) allowAsking(group string) error {
 	return nil
 }
 
-// ask makes a CSR object. Key nil is a new one; template without a subject is that of the node.
+// start makes a CSR object. Key nil is a new one; template without a subject is that of the node.
 func (w *world) ask(client kubernetes.Interface, signerName, node string, template *x509.CertificateRequest, key crypto.Signer) *certificates.CertificateSigningRequest {
 	w.Helper()
 	if template == nil {
