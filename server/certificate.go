@@ -399,8 +399,8 @@ func (h *handler) undecided(err error) error {
 		p := newProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", refused.Message)
 		p.Reason = refused.Reason
 		return p
-	case signer.Waits(err) != nil: // since it was decided
-		d := signer.Waits(err)
+	case signer.WaitDecision(err) != nil: // since it was decided
+		d := signer.WaitDecision(err)
 		return waits(d.Reason, d.Message, nil)
 	case errors.Is(err, signer.ErrUnknownSigner): // since a moment ago
 		return badField("signer", "is not configured here any more")

@@ -77,17 +77,17 @@ type Authority struct {
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
-	told  told
-	rates rates
+	lastRecorded lastRecorded
+	rates        rates
 }
 
-// forever is longer than anybody keeps a CA.
-const forever = 100 * 365 * 24 * time.Hour
+// maxCALifetime is longer than anybody keeps a CA.
+const maxCALifetime = 100 * 365 * 24 * time.Hour
 
-// Longest is how long a certificate of its signers may still be valid, whatever lifetimes they gave
+// MaxRemainingLifetime is how long a certificate of its signers may still be valid, whatever lifetimes they gave
 // when it was issued: none outlives its CA. It is zero if there are no signers, and a hundred years at
 // the most or where a CA cannot be read.
-func (a *Authority) Longest() time.Duration {
+func (a *Authority) MaxRemainingLifetime() time.Duration {
 	longest := time.Duration(0)
 	if a.Signers == nil {
 		return longest
@@ -98,13 +98,13 @@ func (a *Authority) Longest() time.Duration {
 		}
 		ca, err := s.CA()
 		if err != nil {
-			return forever
+			return maxCALifetime
 		}
 		for _, cert := range ca.bundle {
 			longest = max(longest, cert.NotAfter.Sub(a.now()))
 		}
 	}
-	return min(longest, forever)
+	return min(longest, maxCALifetime)
 }
 
 // FixedSigners is the source of signers that do not change, for [Authority.Signers].
@@ -162,8 +162,8 @@ func (s Signer) check(name string) error {
 	return nil
 }
 
-// refuses says with a [*approval.Refused] why a request is not one for this signer, or nil.
-func (s Signer) refuses(r approval.Request) error {
+// validate says with a [*approval.Refused] why a request is not one for this signer, or nil.
+func (s Signer) validate(r approval.Request) error {
 	// First what no signer takes: it says the worst of a request.
 	if err := pkcs10.Check(r.CSR); err != nil {
 		return err
@@ -203,7 +203,7 @@ func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.De
 	}
 	if known && d.Rule == "" {
 		// Why no rule knows it, perhaps.
-		if err := s.refuses(r); err != nil {
+		if err := s.validate(r); err != nil {
 			d.Evidence = []string{err.Error()}
 		}
 	}
@@ -226,7 +226,7 @@ func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.De
 // admit asks Nodes about a request that the rules approve of, if its signer would sign it: no name
 // is claimed for one that it would not.
 func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d approval.Decision) (approval.Decision, *Admission, error) {
-	if err := s.refuses(r); err != nil {
+	if err := s.validate(r); err != nil {
 		denied := step(ruleSigner, err, "", "")
 		denied.Evidence = d.Evidence
 		return denied, nil, nil
@@ -244,7 +244,7 @@ func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d a
 }
 
 func unavailable(err error, rule string) approval.Decision {
-	if d := Waits(err); d != nil {
+	if d := WaitDecision(err); d != nil {
 		return *d
 	}
 	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: foreign.Text(fmt.Sprintf("cannot be decided yet: %v", err), foreign.MaxMessage), Rule: rule}
@@ -276,7 +276,7 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, admission **Ad
 		return issued{}, err
 	}
 	// Before Nodes, which claims a name for a request that can be signed.
-	if err := s.refuses(r); err != nil {
+	if err := s.validate(r); err != nil {
 		return issued{}, err
 	}
 	if err := ctx.Err(); err != nil {

@@ -47,8 +47,8 @@ func kubernetesRequest(t testing.TB, signerName string, key crypto.Signer) appro
 	return r
 }
 
-// asks is a request of a user for the client certificate of a node.
-func asks(t testing.TB, user, node string) approval.Request {
+// nodeRequest is a request of a user for the client certificate of a node.
+func nodeRequest(t testing.TB, user, node string) approval.Request {
 	t.Helper()
 	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
 	r.User, r.Created, r.CSR = user, time.Now(), csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node(node)}, nil)
@@ -257,16 +257,16 @@ func TestCustomSignerChecksAndProfileApply(t *testing.T) {
 	}
 }
 
-// yes lets everybody do everything, and knows nothing else.
-type yes struct{ approval.Facts }
+// allowsAll lets everybody do everything, and knows nothing else.
+type allowsAll struct{ approval.Facts }
 
-func (yes) Allowed(context.Context, approval.Request, approval.Permission) (bool, error) {
+func (allowsAll) Allowed(context.Context, approval.Request, approval.Permission) (bool, error) {
 	return true, nil
 }
 
 func TestIssueFollowsDecision(t *testing.T) {
 	ca := newCA(t)
-	authority := signer.Authority{Facts: yes{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0))}
+	authority := signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0))}
 	answer, d, err := authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
 	if err != nil || d.Verdict != approval.Approve || answer == nil {
 		t.Errorf("kubelet: %v, %v", d, err)
@@ -301,12 +301,12 @@ func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 		"a CA without end":     {map[string]signer.Signer{"example.com/a": {CA: ca(280 * 365 * days)}}, 100 * 365 * days},
 		"a CA that is not had": {map[string]signer.Signer{"example.com/a": {CA: func() (*signer.CA, error) { return nil, errors.New("no file") }}}, 100 * 365 * days},
 	} {
-		got := (&signer.Authority{Signers: signer.FixedSigners(test.signers)}).Longest()
+		got := (&signer.Authority{Signers: signer.FixedSigners(test.signers)}).MaxRemainingLifetime()
 		if got > test.want || got < test.want-time.Hour {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 	}
-	if got := (&signer.Authority{}).Longest(); got != 0 {
+	if got := (&signer.Authority{}).MaxRemainingLifetime(); got != 0 {
 		t.Errorf("no signers: %s", got)
 	}
 }

@@ -23,10 +23,10 @@ func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*approval.Request)
-		used   bool
+		holds  bool
 	}{
-		{name: "the same request", change: func(*approval.Request) {}, used: true},
-		{name: "the same request, approved", change: func(r *approval.Request) { r.Approver = "kubejoin" }, used: true},
+		{name: "the same request", change: func(*approval.Request) {}, holds: true},
+		{name: "the same request, approved", change: func(r *approval.Request) { r.Approver = "kubejoin" }, holds: true},
 		{name: "user", change: func(r *approval.Request) { r.User = "mallory" }},
 		{name: "CSR", change: func(r *approval.Request) { r.CSR = kubernetesRequest(t, kubelet, nil).CSR }},
 		{name: "signer", change: func(r *approval.Request) { r.SignerName = apiClient }},
@@ -43,7 +43,7 @@ func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			taken := false
 			authority := &signer.Authority{
-				Facts:   yes{},
+				Facts:   allowsAll{},
 				Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)),
 				Nodes: &admission.Nodes{Node: func(context.Context, string) (string, error) {
 					if taken {
@@ -61,7 +61,7 @@ func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 			taken = true
 			test.change(&r)
 			_, err = authority.Sign(t.Context(), r, decided)
-			if test.used {
+			if test.holds {
 				if err != nil {
 					t.Errorf("Sign did not use the admission: %v", err)
 				}
@@ -100,7 +100,7 @@ func TestNodeNameLimitsApplyToClientCertificates(t *testing.T) {
 		{"server auth alone", []certificates.KeyUsage{ds, server}, ""},
 		{"no usages", nil, approval.ReasonValidation},
 	} {
-		r := asks(t, "jane", node)
+		r := nodeRequest(t, "jane", node)
 		r.SignerName, r.Usages = own, test.usages
 		_, err := authority().Sign(t.Context(), r, nil)
 		if test.reason != "" {

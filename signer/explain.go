@@ -48,7 +48,7 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 		return e
 	}
 	e.Steps = approval.Explain(ctx, s.Rules, r, a.Facts)
-	inOrder := s.refuses(r)
+	inOrder := s.validate(r)
 	if inOrder == nil {
 		inOrder = checkSignature(r)
 	}

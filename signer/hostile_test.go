@@ -34,8 +34,8 @@ func hostileAuthority(t testing.TB) *signer.Authority {
 	return &signer.Authority{Signers: signer.FixedSigners(signers), Nodes: &admission.Nodes{}}
 }
 
-// mostBytes is what a refusal may take of memory.
-const mostBytes = 10 << 20
+// maxAllocated is what a refusal may take of memory.
+const maxAllocated = 10 << 20
 
 // Each is refused with a sentence of its own, at little cost, although somebody has approved it.
 func TestRefusesHostileCorpus(t *testing.T) {
@@ -61,8 +61,8 @@ func TestRefusesHostileCorpus(t *testing.T) {
 			if len(refused.Message) > 1024 {
 				t.Errorf("the refusal has %d bytes", len(refused.Message))
 			}
-			if took := allocated(ask); took > mostBytes {
-				t.Errorf("takes %d bytes of memory, at most %d are allowed", took, mostBytes)
+			if took := allocated(ask); took > maxAllocated {
+				t.Errorf("takes %d bytes of memory, at most %d are allowed", took, maxAllocated)
 			}
 			if r.CSR == nil {
 				return
@@ -75,10 +75,10 @@ func TestRefusesHostileCorpus(t *testing.T) {
 	}
 }
 
-// evidence says that each node reports all that it asks for.
-type evidence struct{ approval.Facts }
+// reportsEverything says that each node reports all that it asks for.
+type reportsEverything struct{ approval.Facts }
 
-func (evidence) Node(_ context.Context, r approval.Request, name string) (approval.Node, error) {
+func (reportsEverything) Node(_ context.Context, r approval.Request, name string) (approval.Node, error) {
 	node := approval.Node{Name: name, Addresses: slices.Clone(r.CSR.DNSNames)}
 	for _, address := range r.CSR.IPAddresses {
 		node.Addresses = append(node.Addresses, address.String())
@@ -86,14 +86,14 @@ func (evidence) Node(_ context.Context, r approval.Request, name string) (approv
 	return node, nil
 }
 
-func (evidence) Reporters(_ context.Context, _ string, addresses []string) (map[string][]string, error) {
+func (reportsEverything) Reporters(_ context.Context, _ string, addresses []string) (map[string][]string, error) {
 	if !slices.Contains(addresses, "10.0.0.6") {
 		return nil, nil
 	}
 	return map[string][]string{"10.0.0.6": {"worker-2"}}, nil
 }
 
-func (evidence) Reserved(context.Context) (approval.Reserved, error) {
+func (reportsEverything) Reserved(context.Context) (approval.Reserved, error) {
 	return approval.Reserved{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, APIServer: []string{"10.0.0.1", "api.example.com"}}, nil
 }
 
@@ -107,7 +107,7 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 	s.Rules = []approval.Rule{approval.KubeletServing{ServingScope: approval.ServingScope{
 		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, DNSSuffixes: []string{"example.com"},
 	}}}
-	signers[serving], authority.Facts = s, evidence{}
+	signers[serving], authority.Facts = s, reportsEverything{}
 	address := func(text string) asn1.RawValue { return crafted.IPName(netip.MustParseAddr(text).AsSlice()) }
 	for _, test := range []struct {
 		name   string
@@ -152,8 +152,8 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 			if d.Verdict != approval.Deny || d.Reason != test.reason || !strings.Contains(d.Message, test.want) || answer != nil {
 				t.Errorf("decision is %+v, want to deny for %s about %q", d, test.reason, test.want)
 			}
-			if took := allocated(ask); took > mostBytes {
-				t.Errorf("takes %d bytes of memory, at most %d are allowed", took, mostBytes)
+			if took := allocated(ask); took > maxAllocated {
+				t.Errorf("takes %d bytes of memory, at most %d are allowed", took, maxAllocated)
 			}
 		})
 	}

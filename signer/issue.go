@@ -129,8 +129,8 @@ func sign(ca *CA, want expected) ([]byte, error) {
 	})
 	if err != nil {
 		// cfssl verifies the signature of the request, and its errors are hard to tell apart.
-		if forged := want.csr.CheckSignature(); forged != nil {
-			return nil, approval.Refuse("the certificate request is not signed by its own key: %v", forged)
+		if err := want.csr.CheckSignature(); err != nil {
+			return nil, approval.Refuse("the certificate request is not signed by its own key: %v", err)
 		}
 		return nil, fmt.Errorf("cfssl: %w", err)
 	}

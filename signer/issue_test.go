@@ -93,16 +93,16 @@ func describe(cert *x509.Certificate) string {
 	return strings.Join(lines, "\n")
 }
 
-// liar is a key that signs something else than it is given.
-type liar struct{ crypto.Signer }
+// signsOtherDigest is a key that signs something else than it is given.
+type signsOtherDigest struct{ crypto.Signer }
 
-func (l liar) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+func (l signsOtherDigest) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
 	return l.Signer.Sign(random, make([]byte, len(digest)), opts)
 }
 
 func TestIssueVerifiesSignatureOfCAKey(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
-	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, liar{key}))
+	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, signsOtherDigest{key}))
 	csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
 	answer, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 	if err == nil || answer != nil {

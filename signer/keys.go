@@ -29,7 +29,7 @@ type KeyPolicy struct {
 // allKeys is what the zero KeyPolicy stands for.
 var allKeys = KeyPolicy{MinRSA: pkcs10.MinRSABits, MaxRSA: pkcs10.MaxRSABits, Curves: pkcs10.Curves(), Ed25519: true}
 
-func (k KeyPolicy) whole() KeyPolicy {
+func (k KeyPolicy) withDefaults() KeyPolicy {
 	if k.MinRSA == 0 && k.MaxRSA == 0 && len(k.Curves) == 0 && !k.Ed25519 {
 		return allKeys
 	}
@@ -41,7 +41,7 @@ func (k KeyPolicy) whole() KeyPolicy {
 
 // Check says what is wrong with the policy, or nil.
 func (k KeyPolicy) Check() error {
-	k = k.whole()
+	k = k.withDefaults()
 	if k.MaxRSA == 0 && k.MinRSA != 0 {
 		return fmt.Errorf("RSA keys of at least %d bits are wanted, and of at most none", k.MinRSA)
 	}
@@ -58,7 +58,7 @@ func (k KeyPolicy) Check() error {
 
 // String is such as "RSA 2048 to 8192 bits, ECDSA P-256, Ed25519".
 func (k KeyPolicy) String() string {
-	k = k.whole()
+	k = k.withDefaults()
 	var kinds []string
 	if k.MaxRSA != 0 {
 		kinds = append(kinds, fmt.Sprintf("RSA %d to %d bits", k.MinRSA, k.MaxRSA))
@@ -74,7 +74,7 @@ func (k KeyPolicy) String() string {
 
 // check refuses a key that [pkcs10.Check] has passed and the policy does not allow.
 func (k KeyPolicy) check(key any) error {
-	k = k.whole()
+	k = k.withDefaults()
 	switch key := key.(type) {
 	case *rsa.PublicKey:
 		if bits := key.N.BitLen(); bits < k.MinRSA || bits > k.MaxRSA {

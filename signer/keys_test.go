@@ -108,7 +108,7 @@ func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := asks(t, tokens.BootstrapUserPrefix+record.Token.ID(), "worker-1")
+			r := nodeRequest(t, tokens.BootstrapUserPrefix+record.Token.ID(), "worker-1")
 			signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), 0)
 			s := signers[r.SignerName]
 			s.Rules = []approval.Rule{rule{Verdict: approval.Approve}}

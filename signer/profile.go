@@ -82,7 +82,7 @@ func (p Profile) Check() error {
 	return nil
 }
 
-// refuses says with a [*approval.Refused] why a request that [pkcs10.Check] has passed cannot have a certificate
+// validate says with a [*approval.Refused] why a request that [pkcs10.Check] has passed cannot have a certificate
 // of this profile, or nil. Whether it is signed by its own key is seen later: that takes most of the
 // time.
 func (p Profile) refuses(csr *x509.CertificateRequest, usages []certificates.KeyUsage) error {

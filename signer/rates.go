@@ -74,7 +74,7 @@ func allowances(r approval.Request, refusal bool) []allowance {
 
 // rates keep what is left of each allowance. An allowance that is not used for long is dropped, and is whole
 // at its next use.
-type rates struct{ left recent[*rate.Limiter] }
+type rates struct{ left twoGenCache[*rate.Limiter] }
 
 // take takes one of each allowance, or is a [*TooMany] and takes none. With spend false nothing is taken.
 func (l *rates) take(r approval.Request, refusal, spend bool, now time.Time) error {

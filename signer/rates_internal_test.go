@@ -11,8 +11,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// taken gives how many of so many requests get a certificate, with a pause before each.
-func (l *rates) taken(times int, now *time.Time, pause time.Duration, request func(i int) approval.Request) (n int) {
+// issued gives how many of so many requests get a certificate, with a pause before each.
+func (l *rates) issued(times int, now *time.Time, pause time.Duration, request func(i int) approval.Request) (n int) {
 	for i := range times {
 		*now = now.Add(pause)
 		if l.take(request(i), false, true, *now) == nil {
@@ -22,8 +22,8 @@ func (l *rates) taken(times int, now *time.Time, pause time.Duration, request fu
 	return n
 }
 
-// by is a request of a user with a key for a subject.
-func by(user, key, name string) approval.Request {
+// requestBy is a request of a user with a key for a subject.
+func requestBy(user, key, name string) approval.Request {
 	return approval.Request{User: user, CSR: &x509.CertificateRequest{RawSubjectPublicKeyInfo: []byte(key), Subject: pkix.Name{CommonName: name}}}
 }
 
@@ -33,8 +33,8 @@ func TestNeverThrottlesKubeletRenewals(t *testing.T) {
 	now := time.Now()
 	renewal := (backdate+MinDuration)*7/10 - backdate // of a kubelet at the earliest
 	day := int(24*time.Hour/renewal) * 2
-	if n := l.taken(day, &now, renewal/2, func(i int) approval.Request {
-		r := by("system:node:worker-1", fmt.Sprint(i), "system:node:worker-1")
+	if n := l.issued(day, &now, renewal/2, func(i int) approval.Request {
+		r := requestBy("system:node:worker-1", fmt.Sprint(i), "system:node:worker-1")
 		r.Groups = []string{tokens.NodesGroup}
 		return r
 	}); n != day {
@@ -48,7 +48,7 @@ func TestThousandsOfMachinesJoinWithOneToken(t *testing.T) {
 	var l rates
 	now := time.Now()
 	ask := func(times int, name func(i int) string) int {
-		return l.taken(times, &now, 0, func(i int) approval.Request { return by("system:bootstrap:qwertz", fmt.Sprint(i), name(i)) })
+		return l.issued(times, &now, 0, func(i int) approval.Request { return requestBy("system:bootstrap:qwertz", fmt.Sprint(i), name(i)) })
 	}
 	if n := ask(1000, func(int) string { return "loop" }); n != 60 {
 		t.Errorf("a machine has %d certificates at once, want 60", n)
@@ -70,13 +70,13 @@ func TestThousandsOfMachinesJoinWithOneToken(t *testing.T) {
 func TestLimitsOperatorByKeyOnly(t *testing.T) {
 	var l rates
 	now := time.Now()
-	if n := l.taken(20*3000, &now, 0, func(i int) approval.Request { return by("ada", fmt.Sprint(i%3000), fmt.Sprint(i)) }); n != 20*3000 {
+	if n := l.issued(20*3000, &now, 0, func(i int) approval.Request { return requestBy("ada", fmt.Sprint(i%3000), fmt.Sprint(i)) }); n != 20*3000 {
 		t.Errorf("%d certificates of 3,000 keys, want %d", n, 20*3000)
 	}
-	if n := l.taken(100, &now, 0, func(i int) approval.Request { return by("ada", "0", fmt.Sprint(i)) }); n != 40 {
+	if n := l.issued(100, &now, 0, func(i int) approval.Request { return requestBy("ada", "0", fmt.Sprint(i)) }); n != 40 {
 		t.Errorf("%d more certificates of one key, want 60 in all", n)
 	}
-	if n := l.taken(100, &now, 0, func(i int) approval.Request { return by("eve", "0", fmt.Sprint(i)) }); n != 60 {
+	if n := l.issued(100, &now, 0, func(i int) approval.Request { return requestBy("eve", "0", fmt.Sprint(i)) }); n != 60 {
 		t.Errorf("%d certificates of the same key for somebody else, want 60", n)
 	}
 }

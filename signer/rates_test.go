@@ -41,15 +41,15 @@ func (a *throttled) ask(t *testing.T, times int, pause time.Duration, request fu
 		switch {
 		case err == nil && d.Verdict == approval.Approve && chain != nil:
 			issued++
-		case chain != nil || !errors.As(err, &many) || d.Verdict == approval.Deny || signer.Waits(err).Reason != signer.ReasonTooManyCertificates || many.After <= 0:
+		case chain != nil || !errors.As(err, &many) || d.Verdict == approval.Deny || signer.WaitDecision(err).Reason != signer.ReasonTooManyCertificates || many.After <= 0:
 			t.Fatalf("%v %v, want a certificate or %s", d, err, signer.ReasonTooManyCertificates)
 		}
 	}
 	return issued
 }
 
-func ofNode(t *testing.T, name, user string) func(int) approval.Request {
-	r := asks(t, user, name)
+func renewalOf(t *testing.T, name, user string) func(int) approval.Request {
+	r := nodeRequest(t, user, name)
 	r.UID, r.Groups = "", []string{"system:nodes"}
 	return func(int) approval.Request { return r }
 }
@@ -58,8 +58,8 @@ func ofNode(t *testing.T, name, user string) func(int) approval.Request {
 // requests a second.
 func TestOneNodeCannotFillTheRecord(t *testing.T) {
 	a := newThrottled(t)
-	client := ofNode(t, "worker-1", "system:node:worker-1")
-	keys := []approval.Request{client(0), ofNode(t, "worker-1", "system:node:worker-1")(0), ofNode(t, "worker-1", "system:node:worker-1")(0)}
+	client := renewalOf(t, "worker-1", "system:node:worker-1")
+	keys := []approval.Request{client(0), renewalOf(t, "worker-1", "system:node:worker-1")(0), renewalOf(t, "worker-1", "system:node:worker-1")(0)}
 	issued := a.ask(t, 3600, time.Second, func(i int) approval.Request {
 		r := keys[i%len(keys)]
 		if i%2 == 0 {
@@ -79,7 +79,7 @@ func TestOneNodeCannotFillTheRecord(t *testing.T) {
 		t.Errorf("a node has %d certificates in an hour, which is %d bytes a day; want 60 and 240 more", issued, day)
 	}
 	// Others have theirs, and it has its next one when that was said.
-	if n := a.ask(t, 60, 0, ofNode(t, "worker-2", "system:node:worker-2")); n != 60 {
+	if n := a.ask(t, 60, 0, renewalOf(t, "worker-2", "system:node:worker-2")); n != 60 {
 		t.Errorf("another node has %d certificates at once, want 60", n)
 	}
 	_, _, err := a.Issue(t.Context(), client(0))
@@ -112,16 +112,16 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	if len(a.log.all) != 60 || many != 440 {
 		t.Errorf("%d refusals are recorded and %d wait, want 60 and 440", len(a.log.all), many)
 	}
-	if n := a.ask(t, 1, 0, ofNode(t, "worker-1", "system:node:worker-1")); n != 1 {
+	if n := a.ask(t, 1, 0, renewalOf(t, "worker-1", "system:node:worker-1")); n != 1 {
 		t.Error("it cannot renew")
 	}
 	// A failure that there is no room for is still the failure.
 	a.Signers = func() map[string]signer.Signer {
 		return signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0)
 	}
-	r := ofNode(t, "worker-1", "system:node:worker-1")(0)
+	r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 	r.Approver = "jane"
-	if _, err := a.Sign(t.Context(), r, nil); err == nil || signer.Waits(err) != nil {
+	if _, err := a.Sign(t.Context(), r, nil); err == nil || signer.WaitDecision(err) != nil {
 		t.Errorf("%v, want the failure", err)
 	}
 }
@@ -130,7 +130,7 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 func TestDenialBeyondTheRateWaits(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
 	for i := range 70 {
-		r := ofNode(t, "worker-1", "system:node:worker-1")(0)
+		r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 		_, d, err := a.Issue(t.Context(), r)
 		if want := i < 60; (d.Verdict == approval.Deny) != want || (err == nil) != want || !want && (d.Verdict != approval.Wait || d.Reason != signer.ReasonTooManyCertificates) {
 			t.Fatalf("request %d: %+v %v", i, d, err)
@@ -144,7 +144,7 @@ func TestDenialBeyondTheRateWaits(t *testing.T) {
 func TestUnthrottledAuthorityHasNoRate(t *testing.T) {
 	a := newThrottled(t)
 	a.Unthrottled = true
-	if n := a.ask(t, 500, 0, ofNode(t, "worker-1", "system:node:worker-1")); n != 500 {
+	if n := a.ask(t, 500, 0, renewalOf(t, "worker-1", "system:node:worker-1")); n != 500 {
 		t.Errorf("%d certificates of 500", n)
 	}
 }
@@ -154,10 +154,10 @@ func TestThrottledRequestReadsNoNode(t *testing.T) {
 	a := newThrottled(t)
 	reads := 0
 	a.Nodes = &admission.Nodes{Now: a.Now, Node: func(context.Context, string) (string, error) { reads++; return "uid", nil }}
-	client := ofNode(t, "worker-1", "system:node:worker-1")
+	client := renewalOf(t, "worker-1", "system:node:worker-1")
 	a.ask(t, 60, 0, client)
 	before := reads
-	if _, err := a.Sign(t.Context(), client(0), nil); signer.Waits(err) == nil || reads != before || reads == 0 {
+	if _, err := a.Sign(t.Context(), client(0), nil); signer.WaitDecision(err) == nil || reads != before || reads == 0 {
 		t.Errorf("%v after %d reads, %d before", err, reads, before)
 	}
 }
@@ -176,7 +176,7 @@ func TestRateHoldsForConcurrentRequests(t *testing.T) {
 	}}
 	var mu sync.Mutex
 	issued, throttled := 0, 0
-	r := ofNode(t, "worker-1", "system:node:worker-1")(0)
+	r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 	for range most + more {
 		all.Go(func() {
 			_, err := a.Sign(t.Context(), r, nil)

@@ -26,14 +26,14 @@ const recordTimeout = 10 * time.Second
 
 // record keeps what became of a request that was to be signed. The error says why it is not kept,
 // and never wraps a [*approval.Refused]: what is not recorded is not told either, and tried again.
-func (a *Authority) record(ctx context.Context, r approval.Request, admission *Admission, done issued, err error) error {
+func (a *Authority) record(ctx context.Context, r approval.Request, d *Admission, done issued, err error) error {
 	if a.Record == nil {
 		return nil
 	}
-	if Waits(err) != nil {
+	if WaitDecision(err) != nil {
 		return nil // for what may come: it is neither refused nor has it failed
 	}
-	e := a.entry(r, admission)
+	e := a.entry(r, d)
 	var refused *approval.Refused
 	switch {
 	case err == nil:
@@ -42,7 +42,7 @@ func (a *Authority) record(ctx context.Context, r approval.Request, admission *A
 		return a.recordRefusal(ctx, r, e, refused.Reason, refused.Message)
 	}
 	e.Outcome, e.Message = issuance.Failed, err.Error()
-	if recordErr := a.recordOnce(ctx, r, e); recordErr != nil && Waits(recordErr) == nil { // what has failed is retried anyway
+	if recordErr := a.recordOnce(ctx, r, e); recordErr != nil && WaitDecision(recordErr) == nil { // what has failed is retried anyway
 		return errors.Join(err, recordErr)
 	}
 	return nil
@@ -55,7 +55,7 @@ func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done iss
 	if err := a.append(ctx, e); err != nil {
 		return err
 	}
-	a.told.forget(key(e))
+	a.lastRecorded.forget(key(e))
 	return nil
 }
 
@@ -66,9 +66,9 @@ func (a *Authority) recordRefusal(ctx context.Context, r approval.Request, e iss
 	return a.recordOnce(ctx, r, e)
 }
 
-// toldFor is for how long a machine that asks in vain over HTTP is not recorded again: whoever looks
+// repeatAfter is for how long a machine that asks in vain over HTTP is not recorded again: whoever looks
 // for what was refused in the last day finds one that has tried for a week.
-const toldFor = time.Hour
+const repeatAfter = time.Hour
 
 // recordOnce keeps what the record does not end with about a request, if its requester has not had too
 // many entries for now: that is a [*TooMany].
@@ -79,9 +79,9 @@ func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuan
 	request, what := key(e), sha256.Sum256([]byte(e.Outcome+" "+e.Message))
 	oldest := time.Time{}
 	if e.RequestUID == "" { // no object that is tried again and again, but a machine that asks
-		oldest = e.Time.Add(-toldFor)
+		oldest = e.Time.Add(-repeatAfter)
 	}
-	if a.told.knows(request, what, oldest) {
+	if a.lastRecorded.has(request, what, oldest) {
 		return nil
 	}
 	if err := a.take(r, true, true); err != nil {
@@ -90,7 +90,7 @@ func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuan
 	if err := a.append(ctx, e); err != nil {
 		return err
 	}
-	a.told.note(request, noted{what, e.Time})
+	a.lastRecorded.note(request, recordedRefusal{what, e.Time})
 	return nil
 }
 
@@ -114,7 +114,7 @@ func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *app
 }
 
 // entry is what is known of a request whatever becomes of it.
-func (a *Authority) entry(r approval.Request, admission *Admission) issuance.Entry {
+func (a *Authority) entry(r approval.Request, d *Admission) issuance.Entry {
 	e := issuance.Entry{
 		Time: a.now().UTC(), Signer: r.SignerName, Request: r.Name, RequestUID: r.UID, Requester: r.User, Approver: r.Approver,
 	}
@@ -124,8 +124,8 @@ func (a *Authority) entry(r approval.Request, admission *Admission) issuance.Ent
 	if r.From.IsValid() {
 		e.From = r.From.String()
 	}
-	if admission.of(r) && admission.decision.Verdict == approval.Approve {
-		e.Approver, e.Rule, e.Evidence = self, admission.decision.Rule, admission.decision.Evidence
+	if d.of(r) && d.decision.Verdict == approval.Approve {
+		e.Approver, e.Rule, e.Evidence = self, d.decision.Rule, d.decision.Evidence
 	}
 	for _, u := range r.Usages {
 		e.Usages = append(e.Usages, string(u))
@@ -221,13 +221,13 @@ func digestOf(texts ...string) digest {
 // for each, and twice as many are the most.
 const maxRecent = 16384
 
-// recent remembers values that were put last, for who holds its lock.
-type recent[V any] struct {
+// twoGenCache remembers values that were put last, for who holds its lock.
+type twoGenCache[V any] struct {
 	sync.Mutex
 	last, earlier map[digest]V
 }
 
-func (m *recent[V]) get(key digest) (V, bool) {
+func (m *twoGenCache[V]) get(key digest) (V, bool) {
 	v, found := m.last[key]
 	if !found {
 		v, found = m.earlier[key]
@@ -235,38 +235,38 @@ func (m *recent[V]) get(key digest) (V, bool) {
 	return v, found
 }
 
-func (m *recent[V]) put(key digest, v V) {
+func (m *twoGenCache[V]) put(key digest, v V) {
 	if _, found := m.last[key]; !found && (m.last == nil || len(m.last) >= maxRecent) {
 		m.last, m.earlier = map[digest]V{}, m.last
 	}
 	m.last[key] = v
 }
 
-// told knows what was recorded last of requests that were not signed. What it forgets is recorded
+// lastRecorded knows what was recorded last of requests that were not signed. What it forgets is recorded
 // twice, to no harm.
-type told struct{ recent[noted] }
+type lastRecorded struct{ twoGenCache[recordedRefusal] }
 
-// noted is what was recorded, and when.
-type noted struct {
+// recordedRefusal is what was recorded, and when.
+type recordedRefusal struct {
 	what digest
 	at   time.Time
 }
 
-// knows reports whether what is the last that was noted under key, and that after oldest.
-func (t *told) knows(key, what digest, oldest time.Time) bool {
+// has reports whether what is the last that was noted under key, and that after oldest.
+func (t *lastRecorded) has(key, what digest, oldest time.Time) bool {
 	t.Lock()
 	defer t.Unlock()
 	last, _ := t.get(key)
 	return last.what == what && last.at.After(oldest)
 }
 
-func (t *told) note(key digest, what noted) {
+func (t *lastRecorded) note(key digest, what recordedRefusal) {
 	t.Lock()
 	defer t.Unlock()
 	t.put(key, what)
 }
 
-func (t *told) forget(key digest) {
+func (t *lastRecorded) forget(key digest) {
 	t.Lock()
 	defer t.Unlock()
 	delete(t.last, key)

@@ -242,15 +242,15 @@ func TestRecordsNoEntryForWaitingRequest(t *testing.T) {
 	a.Nodes = &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", there }}
 	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
 	r.User, r.Groups, r.Approver = "system:node:worker-1", []string{"system:nodes"}, "jane"
-	if _, err := a.Sign(t.Context(), r, nil); signer.Waits(err) != nil || log.outcomes() != "failed" {
+	if _, err := a.Sign(t.Context(), r, nil); signer.WaitDecision(err) != nil || log.outcomes() != "failed" {
 		t.Errorf("%v, recorded %q, want a failure", err, log.outcomes())
 	}
 	there = tokens.ErrNotFound
 	_, err := a.Sign(t.Context(), r, nil)
-	if d := signer.Waits(err); d == nil || d.Verdict != approval.Wait || d.Reason != admission.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
+	if d := signer.WaitDecision(err); d == nil || d.Verdict != approval.Wait || d.Reason != admission.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
 		t.Errorf("%v %+v, recorded %q, want nothing more", err, d, log.outcomes())
 	}
-	if signer.Waits(nil) != nil || signer.Waits(&approval.Refused{}) != nil {
+	if signer.WaitDecision(nil) != nil || signer.WaitDecision(&approval.Refused{}) != nil {
 		t.Error("what does not wait does")
 	}
 }
@@ -408,15 +408,15 @@ func TestEntriesHoldNoPartOfAToken(t *testing.T) {
 	}
 }
 
-// nothing keeps no entries.
-type nothing struct{ n int }
+// countsOnly keeps no entries.
+type countsOnly struct{ n int }
 
-func (n *nothing) Append(context.Context, issuance.Entry) error { n.n++; return nil }
+func (n *countsOnly) Append(context.Context, issuance.Entry) error { n.n++; return nil }
 
 // However many requests fail, what is remembered of them has a bound; and as many as a large
 // cluster has at once are each recorded once.
 func TestBoundsMemoryOfRecordedRequests(t *testing.T) {
-	log := &nothing{}
+	log := &countsOnly{}
 	a := &signer.Authority{Record: log}
 	long := strings.Repeat("x", 100)
 	heap := func() uint64 {

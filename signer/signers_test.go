@@ -55,7 +55,7 @@ func TestSignRefusesMalformedProfile(t *testing.T) {
 func TestDecideReturnsErrorOfNodeRead(t *testing.T) {
 	broken := errors.New("connection refused")
 	authority := &signer.Authority{
-		Facts:   yes{},
+		Facts:   allowsAll{},
 		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)),
 		Nodes:   &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", broken }},
 	}
@@ -67,7 +67,7 @@ func TestDecideReturnsErrorOfNodeRead(t *testing.T) {
 
 func TestExplainReportsForgedSignature(t *testing.T) {
 	name := certificates.KubeAPIServerClientKubeletSignerName
-	authority := &signer.Authority{Facts: yes{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))}
+	authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))}
 	r := kubernetesRequest(t, name, nil)
 	forged := *r.CSR
 	forged.RawTBSCertificateRequest = kubernetesRequest(t, name, nil).CSR.RawTBSCertificateRequest

@@ -54,7 +54,7 @@ func (s Standalone) Node(_ context.Context, r approval.Request, name string) (ap
 	if !r.From.IsValid() {
 		return approval.Node{}, errors.New("it is not known from which address the machine asks")
 	}
-	n := approval.Node{Name: name, Final: true, Addresses: []string{r.From.Unmap().WithZone("").String(), name}}
+	n := approval.Node{Name: name, NoNodeObject: true, Addresses: []string{r.From.Unmap().WithZone("").String(), name}}
 	for _, suffix := range s.DNSSuffixes {
 		n.Addresses = append(n.Addresses, name+"."+strings.Trim(suffix, "."))
 	}

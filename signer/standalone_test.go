@@ -53,20 +53,20 @@ func TestStandaloneAllowsFirstCertificateAndRenewal(t *testing.T) {
 
 func TestStandaloneNodeHasAddressOfConnectionAndSuffixes(t *testing.T) {
 	facts := signer.Standalone{DNSSuffixes: []string{"example.com", ".rack.example.org"}}
-	asks := approval.Request{User: "system:node:w", Groups: []string{"system:nodes"}, From: netip.MustParseAddr("::ffff:192.0.2.7")}
-	got, err := facts.Node(t.Context(), asks, "w")
+	request := approval.Request{User: "system:node:w", Groups: []string{"system:nodes"}, From: netip.MustParseAddr("::ffff:192.0.2.7")}
+	got, err := facts.Node(t.Context(), request, "w")
 	if want := []string{"192.0.2.7", "w", "w.example.com", "w.rack.example.org"}; err != nil || got.Name != "w" || !slices.Equal(got.Addresses, want) {
 		t.Errorf("%+v %v, want %q", got, err, want)
 	}
-	if got, err := facts.Node(t.Context(), asks, "v"); !errors.Is(err, approval.ErrNoNode) {
+	if got, err := facts.Node(t.Context(), request, "v"); !errors.Is(err, approval.ErrNoNode) {
 		t.Errorf("of another node %+v is known: %v", got, err)
 	}
-	asks.Groups = nil
-	if got, err := facts.Node(t.Context(), asks, "w"); !errors.Is(err, approval.ErrNoNode) {
+	request.Groups = nil
+	if got, err := facts.Node(t.Context(), request, "w"); !errors.Is(err, approval.ErrNoNode) {
 		t.Errorf("of somebody who is no node %+v is known: %v", got, err)
 	}
-	asks.Groups, asks.From = []string{"system:nodes"}, netip.Addr{}
-	if got, err := facts.Node(t.Context(), asks, "w"); err == nil || errors.Is(err, approval.ErrNoNode) {
+	request.Groups, request.From = []string{"system:nodes"}, netip.Addr{}
+	if got, err := facts.Node(t.Context(), request, "w"); err == nil || errors.Is(err, approval.ErrNoNode) {
 		t.Errorf("without an address: %+v %v, want another error", got, err)
 	}
 }

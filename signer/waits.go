@@ -7,10 +7,10 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// Waits gives, of an error of [Authority.Sign], the verdict to wait if the request is in order and
+// WaitDecision gives, of an error of [Authority.Sign], the verdict to wait if the request is in order and
 // waits for something that may come, such as its Node, or for its turn ([*TooMany]). It is nil of every
 // other error, and of none.
-func Waits(err error) *approval.Decision {
+func WaitDecision(err error) *approval.Decision {
 	var w *admission.Waiting
 	var many *TooMany
 	switch {

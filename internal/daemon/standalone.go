@@ -121,7 +121,7 @@ func (s *standalone) buildAuthority() error {
 		return err
 	}
 	s.giveCertificates(s.authority)
-	s.api.MaxRemainingLifetime = s.authority.Longest
+	s.api.MaxRemainingLifetime = s.authority.MaxRemainingLifetime
 	return nil
 }
 

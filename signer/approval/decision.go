@@ -85,17 +85,17 @@ type Rule interface {
 // for the log: a later rule must not grant what an earlier one could not judge. No rules leave
 // everything alone.
 func Decide(ctx context.Context, rules []Rule, r Request, f Facts) (Decision, error) {
-	left := Decision{Reason: ReasonNotRecognized, Message: "no rule of automatic approval applies to this request"}
+	undecided := Decision{Reason: ReasonNotRecognized, Message: "no rule of automatic approval applies to this request"}
 	for _, rule := range rules {
 		d, err := ask(ctx, rule, r, f)
 		if err != nil || d.Verdict != None {
 			return d, err
 		}
-		if d.Reason != "" && left.Rule == "" {
-			left = d
+		if d.Reason != "" && undecided.Rule == "" {
+			undecided = d
 		}
 	}
-	return left, nil
+	return undecided, nil
 }
 
 // Explain asks all rules, each for itself, and gives what they say in their order. [Decide] would

@@ -40,7 +40,7 @@ type Node struct {
 	Addresses []string
 	// Final is that it will report no others, however long one waits: there is no Node, and
 	// Addresses are what is known of the machine that asks.
-	Final bool
+	NoNodeObject bool
 }
 
 // Reserved is what no node may have in a serving certificate.

@@ -275,7 +275,7 @@ func (k KubeletServing) reported(ctx context.Context, node string, r Request, f 
 		return Decision{}, fmt.Errorf("node %s: %w", node, err)
 	}
 	known := n.Addresses[:min(len(n.Addresses), MaxServingNames)]
-	if n.Final {
+	if n.NoNodeObject {
 		e.saw("the machine that asks has %.100q", known)
 	} else {
 		e.saw("Node %s (UID %s) reports %.100q", n.Name, n.UID, known)
@@ -285,7 +285,7 @@ func (k KubeletServing) reported(ctx context.Context, node string, r Request, f 
 		reports[canonicalHost(address)] = true
 	}
 	for _, name := range e.names {
-		if !reports[name.text] && n.Final {
+		if !reports[name.text] && n.NoNodeObject {
 			from := ""
 			if name.address.IsValid() {
 				from = fmt.Sprintf("ask from %s, or ", name)

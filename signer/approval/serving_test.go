@@ -38,7 +38,7 @@ func (w *world) Node(_ context.Context, _ approval.Request, name string) (approv
 	if !ok {
 		return approval.Node{}, fmt.Errorf("node %s: %w", name, approval.ErrNoNode)
 	}
-	return approval.Node{Name: name, UID: "uid-" + name, Addresses: addresses, Final: w.final}, nil
+	return approval.Node{Name: name, UID: "uid-" + name, Addresses: addresses, NoNodeObject: w.final}, nil
 }
 
 func (w *world) Reporters(_ context.Context, name string, addresses []string) (map[string][]string, error) {

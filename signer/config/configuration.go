@@ -177,7 +177,7 @@ func (r *nodes) document(content []byte) *yaml.Node {
 		return nil
 	}
 	if err == nil {
-		if !r.plain(&first) {
+		if !r.rejectAliases(&first) {
 			return nil
 		}
 		if err = decoder.Decode(&second); err == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/config"
 )
 
-// whole is a file with every field.
+// checkCombined is a file with every field.
 const whole = `apiVersion: kubejoin.io/v1alpha1
 kind: SignerConfiguration
 signers:

@@ -19,7 +19,7 @@ func (r *nodes) configuration(n *yaml.Node, c *Configuration) {
 	fixed := func(value string) func(*yaml.Node, string) {
 		return func(n *yaml.Node, path string) {
 			if n.Kind != yaml.ScalarNode || n.Value != value {
-				r.fail(n.Line, path, "%s given, want %s", shown(n), value)
+				r.fail(n.Line, path, "%s given, want %s", describe(n), value)
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func (r *nodes) signer(n *yaml.Node, path string, s *Signer) bool {
 	if s.Name == "" {
 		s.wrong["name"] = true
 	}
-	r.whole(s)
+	r.checkCombined(s)
 	return true
 }
 
@@ -267,7 +267,7 @@ func (r *nodes) keys(n *yaml.Node, path string, k *signer.KeyPolicy) {
 		}},
 		field{"ed25519", false, func(n *yaml.Node, path string) {
 			if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" || n.Decode(&k.Ed25519) != nil {
-				r.fail(n.Line, path, "%s given, want true or false", shown(n))
+				r.fail(n.Line, path, "%s given, want true or false", describe(n))
 			}
 		}})
 	if ok && len(r.errs) == before && k.MaxRSA == 0 && len(k.Curves) == 0 && !k.Ed25519 {

@@ -34,7 +34,7 @@ func (r *nodes) mapping(n *yaml.Node, path string, fields ...field) bool {
 	}
 	want := strings.Join(names, ", ")
 	if n.Kind != yaml.MappingNode || n.ShortTag() != "!!map" {
-		r.fail(n.Line, path, "%s given, want the fields %s", shown(n), want)
+		r.fail(n.Line, path, "%s given, want the fields %s", describe(n), want)
 		return false
 	}
 	given := map[string]int{}
@@ -42,7 +42,7 @@ func (r *nodes) mapping(n *yaml.Node, path string, fields ...field) bool {
 		key, value := n.Content[i], n.Content[i+1]
 		at := slices.Index(names, key.Value)
 		if key.ShortTag() != "!!str" || at < 0 {
-			r.fail(key.Line, path, "%s is no field, want %s", shown(key), want)
+			r.fail(key.Line, path, "%s is no field, want %s", describe(key), want)
 			continue
 		}
 		if first, twice := given[key.Value]; twice {
@@ -74,7 +74,7 @@ func join(path, name string) string {
 func (r *nodes) list(n *yaml.Node, path, what string, most int, read func(n *yaml.Node, path string)) {
 	switch {
 	case n.Kind != yaml.SequenceNode || n.ShortTag() != "!!seq":
-		r.fail(n.Line, path, "%s given, want a list of %s", shown(n), what)
+		r.fail(n.Line, path, "%s given, want a list of %s", describe(n), what)
 		return
 	case len(n.Content) > most:
 		r.fail(n.Line, path, "%d items given, want %d at most", len(n.Content), most)
@@ -88,7 +88,7 @@ func (r *nodes) list(n *yaml.Node, path, what string, most int, read func(n *yam
 // text reads a string that is not empty.
 func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
 	if n.ShortTag() != "!!str" || n.Value == "" { // a list or mapping has no Value
-		r.fail(n.Line, path, "%s given, want %s", shown(n), want)
+		r.fail(n.Line, path, "%s given, want %s", describe(n), want)
 		return "", false
 	}
 	return n.Value, true
@@ -98,30 +98,30 @@ func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
 func (r *nodes) number(n *yaml.Node, path, want string) (int, bool) {
 	var i int
 	if n.ShortTag() != "!!int" || n.Decode(&i) != nil {
-		r.fail(n.Line, path, "%s given, want %s", shown(n), want)
+		r.fail(n.Line, path, "%s given, want %s", describe(n), want)
 		return 0, false
 	}
 	return i, true
 }
 
-// plain refuses anchors and aliases, by which few bytes can stand for very many, and reports
+// rejectAliases refuses anchors and aliases, by which few bytes can stand for very many, and reports
 // whether there are none.
-func (r *nodes) plain(n *yaml.Node) bool {
+func (r *nodes) rejectAliases(n *yaml.Node) bool {
 	if n.Anchor != "" { // which an alias has before it
 		r.fail(n.Line, "", "anchors (&) and aliases (*) are not read: write out what they stand for, and put a value that begins with * in quotes")
 		return false
 	}
 	for _, child := range n.Content {
-		if !r.plain(child) {
+		if !r.rejectAliases(child) {
 			return false // one is enough
 		}
 	}
 	return true
 }
 
-// shown is what stands at a node, as far as it is fit to be shown: a key that somebody has put
+// describe is what stands at a node, as far as it is fit to be shown: a key that somebody has put
 // into the file is not.
-func shown(n *yaml.Node) string {
+func describe(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
 		return "a mapping"

@@ -64,8 +64,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// whole says what is wrong with a signer, of fields that are in order one by one.
-func (r *nodes) whole(s *Signer) {
+// checkCombined says what is wrong with a signer, of fields that are in order one by one.
+func (r *nodes) checkCombined(s *Signer) {
 	fail := func(field, format string, args ...any) {
 		r.fail(s.at(field), s.path+"."+field, format, args...)
 		top, _, _ := strings.Cut(field, ".")

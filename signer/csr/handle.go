@@ -274,7 +274,7 @@ func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigni
 // before what it waits for is there.
 func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, admission *signer.Admission) (retry, error) {
 	chain, err := h.Authority.Sign(ctx, r, admission)
-	if d := signer.Waits(err); d != nil {
+	if d := signer.WaitDecision(err); d != nil {
 		return h.wait(csr, *d, h.logOf(csr).With("reason", d.Reason)), nil
 	}
 	var refused *approval.Refused

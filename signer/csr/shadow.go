@@ -29,7 +29,7 @@ func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigni
 		_, err = h.Authority.Sign(ctx, r, nil)
 	}
 	var refused *approval.Refused
-	switch d := signer.Waits(err); {
+	switch d := signer.WaitDecision(err); {
 	case d != nil:
 		return h.shadowWait(csr, *d), nil
 	case err == nil:

@@ -144,7 +144,7 @@ func (w *Writer) open() error {
 	info, err := file.Stat()
 	cut := false
 	if err == nil && info.Mode().IsRegular() {
-		cut, err = endsCut(w.path, info)
+		cut, err = endsInPartialLine(w.path, info)
 	}
 	if err != nil {
 		return errors.Join(err, file.Close())
@@ -153,9 +153,9 @@ func (w *Writer) open() error {
 	return nil
 }
 
-// endsCut reports whether a file ends in the middle of a line, as a program that was killed and a
+// endsInPartialLine reports whether a file ends in the middle of a line, as a program that was killed and a
 // full disk leave it.
-func endsCut(path string, info fs.FileInfo) (bool, error) {
+func endsInPartialLine(path string, info fs.FileInfo) (bool, error) {
 	if info.Size() == 0 {
 		return false, nil
 	}

@@ -40,8 +40,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// read gives the entries of a record and the number of lines that are none.
-func read(t *testing.T, path string) (entries []issuance.Entry, torn int) {
+// readRecord gives the entries of a record and the number of lines that are none.
+func readRecord(t *testing.T, path string) (entries []issuance.Entry, torn int) {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -78,7 +78,7 @@ func openFile(t *testing.T, path string) *issuance.Writer {
 	return w
 }
 
-func appended(t *testing.T, w issuance.Log, serial string) {
+func mustAppend(t *testing.T, w issuance.Log, serial string) {
 	t.Helper()
 	if err := w.Append(t.Context(), issuance.Entry{Serial: serial}); err != nil {
 		t.Fatal(err)
@@ -143,18 +143,18 @@ func TestEntryWithHostileTextIsOneCleanLine(t *testing.T) {
 	}
 }
 
-// moody takes so many bytes of each write, and all when that is negative.
-type moody struct {
+// partialWriter takes so many bytes of each write, and all when that is negative.
+type partialWriter struct {
 	bytes.Buffer
-	takes int
-	err   error
-	calls int
+	accepts int
+	err     error
+	calls   int
 }
 
-func (m *moody) Write(p []byte) (int, error) {
+func (m *partialWriter) Write(p []byte) (int, error) {
 	m.calls++
-	if m.takes >= 0 && m.takes < len(p) {
-		n, _ := m.Buffer.Write(p[:m.takes])
+	if m.accepts >= 0 && m.accepts < len(p) {
+		n, _ := m.Buffer.Write(p[:m.accepts])
 		return n, m.err
 	}
 	return m.Buffer.Write(p)
@@ -164,10 +164,10 @@ func (m *moody) Write(p []byte) (int, error) {
 func TestPartialWriteDoesNotSpoilNextLine(t *testing.T) {
 	full := errors.New("no space left on device")
 	for name, test := range map[string]struct {
-		takes  int
-		err    error
-		want   error
-		blanks int
+		accepts int
+		err     error
+		want    error
+		blanks  int
 	}{
 		"nothing":             {0, full, full, 0},
 		"one byte":            {1, full, full, 1},
@@ -175,18 +175,18 @@ func TestPartialWriteDoesNotSpoilNextLine(t *testing.T) {
 		"and no error":        {10, nil, io.ErrShortWrite, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := &moody{takes: -1}
+			out := &partialWriter{accepts: -1}
 			w := issuance.NewWriter(out)
-			appended(t, w, "1")
-			out.takes, out.err = test.takes, test.err
+			mustAppend(t, w, "1")
+			out.accepts, out.err = test.accepts, test.err
 			for range 3 {
 				if err := w.Append(t.Context(), issuance.Entry{Serial: "2"}); !errors.Is(err, test.want) {
 					t.Fatalf("Append = %v, want %v", err, test.want)
 				}
 			}
-			out.takes = -1
-			appended(t, w, "3")
-			appended(t, w, "4")
+			out.accepts = -1
+			mustAppend(t, w, "3")
+			mustAppend(t, w, "4")
 			if out.calls != 6 {
 				t.Errorf("%d writes of 6 lines", out.calls)
 			}
@@ -208,7 +208,7 @@ func TestPartialWriteDoesNotSpoilNextLine(t *testing.T) {
 func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record")
 	w := openFile(t, path)
-	appended(t, w, "1")
+	mustAppend(t, w, "1")
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v, want mode 0600", info.Mode(), err)
@@ -228,8 +228,8 @@ func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = f.Close()
-	appended(t, openFile(t, path), "2")
-	if entries, torn := read(t, path); serials(entries) != "1 2" || torn != 1 {
+	mustAppend(t, openFile(t, path), "2")
+	if entries, torn := readRecord(t, path); serials(entries) != "1 2" || torn != 1 {
 		t.Errorf("entries %s and %d torn lines, want 1 2 and 1", serials(entries), torn)
 	}
 	for _, bad := range []string{filepath.Dir(path), filepath.Join(path, "x"), filepath.Join(filepath.Dir(path), "no", "x")} {
@@ -259,14 +259,14 @@ func TestReopensRotatedFile(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "record")
 			w := openFile(t, path)
-			appended(t, w, "1")
+			mustAppend(t, w, "1")
 			if err := os.Rename(path, path+".1"); err != nil {
 				t.Fatal(err)
 			}
-			appended(t, w, "2") // within the second
+			mustAppend(t, w, "2") // within the second
 			time.Sleep(time.Second)
-			appended(t, w, "3")
-			appended(t, w, "4")
+			mustAppend(t, w, "3")
+			mustAppend(t, w, "4")
 			if err := os.Rename(path, path+".2"); err != nil {
 				t.Fatal(err)
 			}
@@ -274,9 +274,9 @@ func TestReopensRotatedFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Second)
-			appended(t, w, "5")
+			mustAppend(t, w, "5")
 			for file, want := range map[string]string{path + ".1": "1 2", path + ".2": "3 4", path: "5"} {
-				if entries, torn := read(t, file); serials(entries) != want || torn > 0 {
+				if entries, torn := readRecord(t, file); serials(entries) != want || torn > 0 {
 					t.Errorf("%s has %s, want %s", file, serials(entries), want)
 				}
 			}
@@ -286,13 +286,13 @@ func TestReopensRotatedFile(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "record")
 		w := openFile(t, path)
 		for i := range 3 {
-			appended(t, w, fmt.Sprint(i))
+			mustAppend(t, w, fmt.Sprint(i))
 			if err := os.Truncate(path, 0); err != nil {
 				t.Fatal(err)
 			}
 		}
-		appended(t, w, "3")
-		if entries, torn := read(t, path); serials(entries) != "3" || torn > 0 {
+		mustAppend(t, w, "3")
+		if entries, torn := readRecord(t, path); serials(entries) != "3" || torn > 0 {
 			t.Errorf("has %s, want 3 at the start of the file", serials(entries))
 		}
 	})
@@ -313,8 +313,8 @@ func TestReopensRotatedFile(t *testing.T) {
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
 			}
-			appended(t, w, "1")
-			if entries, _ := read(t, path); serials(entries) != "1" {
+			mustAppend(t, w, "1")
+			if entries, _ := readRecord(t, path); serials(entries) != "1" {
 				t.Errorf("has %s", serials(entries))
 			}
 		})
@@ -357,8 +357,8 @@ func TestConcurrentWritersKeepWholeLines(t *testing.T) {
 		_ = child.Process.Kill()
 		_ = child.Wait()
 	}
-	appended(t, openFile(t, path), "last")
-	entries, torn := read(t, path)
+	mustAppend(t, openFile(t, path), "last")
+	entries, torn := readRecord(t, path)
 	count := map[string]int{}
 	for _, e := range entries {
 		count[e.Signer]++
@@ -377,15 +377,15 @@ func TestCopiesSucceedIfOneLogSucceeds(t *testing.T) {
 		t.Error("no logs are a log")
 	}
 	var a, b bytes.Buffer
-	appended(t, issuance.Copies(nil, nil, issuance.NewWriter(&a)), "1")
-	appended(t, issuance.Copies(nil, issuance.NewWriter(&a), issuance.NewWriter(&b)), "2")
+	mustAppend(t, issuance.Copies(nil, nil, issuance.NewWriter(&a)), "1")
+	mustAppend(t, issuance.Copies(nil, issuance.NewWriter(&a), issuance.NewWriter(&b)), "2")
 	if strings.Count(a.String(), "\n") != 2 || strings.Count(b.String(), "\n") != 1 {
 		t.Errorf("kept are\n%s and\n%s", &a, &b)
 	}
-	full := &moody{err: errors.New("no space left on device")}
-	good, bad, told := issuance.NewWriter(&a), issuance.NewWriter(full), []issuance.Log(nil)
+	full := &partialWriter{err: errors.New("no space left on device")}
+	good, bad, reported := issuance.NewWriter(&a), issuance.NewWriter(full), []issuance.Log(nil)
 	failed := func(l issuance.Log, err error) {
-		if told = append(told, l); !errors.Is(err, full.err) {
+		if reported = append(reported, l); !errors.Is(err, full.err) {
 			t.Errorf("told of %v", err)
 		}
 	}
@@ -397,7 +397,7 @@ func TestCopiesSucceedIfOneLogSucceeds(t *testing.T) {
 	if err := issuance.Copies(failed, bad, bad).Append(t.Context(), issuance.Entry{}); !errors.Is(err, full.err) {
 		t.Errorf("Append = %v, want that all of them are full", err)
 	}
-	if !slices.Equal(told, []issuance.Log{bad, bad, bad, bad}) {
-		t.Errorf("told of %v", told)
+	if !slices.Equal(reported, []issuance.Log{bad, bad, bad, bad}) {
+		t.Errorf("told of %v", reported)
 	}
 }

@@ -61,7 +61,7 @@ func TestFullPipeTimesOutAndNextLineIsWhole(t *testing.T) {
 	}
 	defer func() { _ = reader.Close() }() // was only read
 	w := openFile(t, path)
-	appended(t, w, "1")
+	mustAppend(t, w, "1")
 	lines := bufio.NewReader(reader)
 	if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, `"serial":"1"`) {
 		t.Fatalf("%q, %v", line, err)

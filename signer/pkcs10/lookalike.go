@@ -21,9 +21,9 @@ var lookalikes = strings.NewReplacer(
 	"∶", ":", "꞉", ":", "ː", ":", "˸", ":", "։", ":", "׃", ":", "։", ":",
 )
 
-// readsAs is what a person, or a program that folds names, may take a name for: in lower case,
+// foldName is what a person, or a program that folds names, may take a name for: in lower case,
 // without spaces, marks and what cannot be seen.
-func readsAs(name string) string {
+func foldName(name string) string {
 	name = strings.Map(func(r rune) rune {
 		if unicode.Is(unicode.Mn, r) || unicode.Is(unicode.Cf, r) || unicode.IsSpace(r) || unicode.IsControl(r) {
 			return -1
@@ -36,7 +36,7 @@ func readsAs(name string) string {
 // checkReserved says, with a [*approval.Refused], whether the name of a user or group only looks like one
 // of Kubernetes' own. To kube-apiserver it is another one, but not to everybody who reads it.
 func checkReserved(name string) error {
-	as := readsAs(name)
+	as := foldName(name)
 	if !strings.HasPrefix(as, reservedPrefix) {
 		return nil
 	}
