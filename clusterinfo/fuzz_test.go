@@ -27,7 +27,7 @@ func FuzzReadAnswer(f *testing.F) {
 	f.Add([]byte(`{"data":{` + strings.Repeat(`"":"",`, 50_000) + `"":""}}`))
 	f.Add([]byte(strings.Repeat("[", 100_000)))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			kubeconfig, err := clusterinfo.ReadAnswer(body, token)
 			if err == nil && kubeconfig != "a kubeconfig" { // nobody here has signed anything else
 				t.Errorf("%q is trusted", kubeconfig)
@@ -49,7 +49,7 @@ func FuzzMerge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key1, value1, key2, value2, key3, value3 string, limit int) {
 		current := map[string]string{key1: value1, key2: value2, key3: value3}
 		kept := maps.Clone(current)
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			d := update(t, clusterinfo.Document{}, kubeconfig, start, live, unknown)
 			m := d.Merge(current, limit)
 			if !maps.Equal(current, kept) {
@@ -106,7 +106,7 @@ func FuzzJoinCommand(f *testing.F) {
 	token := mustToken(f, "abc123.9876543210fedcba")
 	f.Fuzz(func(t *testing.T, endpoint, pins string) {
 		command := clusterinfo.JoinCommand{Endpoint: endpoint, Token: token, Pins: strings.Split(pins, ",")}
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			line, err := command.Reveal()
 			if err != nil {
 				if strings.Contains(err.Error(), token.RevealSecret()) && !strings.Contains(endpoint+pins, token.RevealSecret()) {

@@ -151,7 +151,7 @@ func FuzzParseKubeconfig(f *testing.F) {
 		f.Add([]byte("[" + strings.Repeat(slow, clusterinfo.MaxKubeconfig/len(slow)-1) + "]"))
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			if cas, err := clusterinfo.ParseCAs(in); (err == nil) != (len(cas) > 0) {
 				t.Errorf("%d CAs, %v", len(cas), err)
 			}

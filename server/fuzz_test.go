@@ -45,7 +45,7 @@ func FuzzJoinCommand(f *testing.F) {
 	f.Add("maxNodes=1&nodeNames=a,b&nodeNames=*&certificateDuration=1h&role=control-plane&usages=signing", "application/json", []byte(`{"groups": [], "replaceNode": "a"}`))
 	handler := fuzzSite(f)
 	f.Fuzz(func(t *testing.T, query, contentType string, body []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			r := httptest.NewRequest("POST", commandPath, bytes.NewReader(body))
 			r.URL.RawQuery = query
 			r.Header.Set("Authorization", "Bearer "+adminBearer)
@@ -89,7 +89,7 @@ func FuzzTokens(f *testing.F) {
 	}
 	handler := s.Handler()
 	f.Fuzz(func(t *testing.T, at byte, query string, body []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			route := routes[int(at)%len(routes)]
 			r := httptest.NewRequest(route.method, route.path, bytes.NewReader(body))
 			r.URL.RawQuery = query
@@ -126,7 +126,7 @@ func FuzzRequest(f *testing.F) {
 	f.Add([]byte("GET /v1/ca HTTP/1.1\r\nHost: x\r\nAccept: application/json;q=0.1\r\nIf-None-Match: \"\r\n\r\n"))
 	handler := fuzzSite(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(raw)))
 			if err != nil {
 				return // net/http answers that by itself
@@ -188,7 +188,7 @@ func FuzzCertificate(f *testing.F) {
 	token := s.token(f, nil)
 	handler := s.Handler()
 	f.Fuzz(func(t *testing.T, query, contentType string, body []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			for _, bearer := range []string{adminBearer, token} {
 				r := httptest.NewRequest("POST", certificatePath, bytes.NewReader(body))
 				r.URL.RawQuery = query

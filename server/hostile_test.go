@@ -57,7 +57,7 @@ func TestRefusesHostileJSON(t *testing.T) {
 				if on.Name == "tokenreview" {
 					who = 3
 				}
-				fuzzing.Prompt(t, func() {
+				fuzzing.RunWithinLimit(t, func() {
 					got := w.fire(t, on, shot{segment: "<id>", headers: "Content-Type: application/json", body: body, who: who})
 					if got.Code < 400 || got.Code >= 500 {
 						t.Errorf("%d %s", got.Code, got.Body)
@@ -98,7 +98,7 @@ func TestRefusesHostileCSRs(t *testing.T) {
 			if len(h.PEM) > 64<<10 {
 				want = "65536" // the body is not read
 			}
-			fuzzing.Prompt(t, func() {
+			fuzzing.RunWithinLimit(t, func() {
 				w := send(handler, certificatePath+"?"+query.Encode(), adminBearer, "", bytes.NewReader(h.PEM))
 				var p api.Problem
 				if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil {

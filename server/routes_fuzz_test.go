@@ -262,7 +262,7 @@ func FuzzRoutes(f *testing.F) {
 		if n++; n%200 == 0 {
 			w.tidy(t)
 		}
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			w.fire(t, w.routes[int(at)%len(w.routes)], shot{segment: segment, query: query, headers: headers, body: string(body), who: who})
 		})
 	})

@@ -453,7 +453,7 @@ func FuzzTokenReview(f *testing.F) {
 	handler := s.Handler()
 	f.Fuzz(func(t *testing.T, contentType string, body []byte) {
 		body = bytes.ReplaceAll(body, []byte("TOKEN"), []byte(token))
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			w := send(handler, reviewPath, reviewerBearer, contentType, bytes.NewReader(body))
 			var answer authenticationv1.TokenReview
 			err := json.Unmarshal(w.Body.Bytes(), &answer)

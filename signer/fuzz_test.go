@@ -86,7 +86,7 @@ func FuzzLoadCA(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			ca, err := signer.LoadCA(certFile, keyFile)
 			if err != nil {
 				for line := range strings.Lines(string(key)) {

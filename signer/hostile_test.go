@@ -50,7 +50,7 @@ func TestRefusesHostileCorpus(t *testing.T) {
 					answer, err = authority.Sign(t.Context(), r, nil)
 				}
 			}
-			fuzzing.Prompt(t, ask)
+			fuzzing.RunWithinLimit(t, ask)
 			var refused *approval.Refused
 			if !errors.As(err, &refused) || refused.Reason == "" || answer != nil {
 				t.Fatalf("error is %v, want a refusal", err)
@@ -139,7 +139,7 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 			var answer []byte
 			var d approval.Decision
 			ask := func() { answer, d, err = authority.Issue(t.Context(), r) }
-			fuzzing.Prompt(t, ask)
+			fuzzing.RunWithinLimit(t, ask)
 			if err != nil {
 				t.Fatal(err)
 			}

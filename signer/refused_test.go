@@ -128,7 +128,7 @@ func FuzzParseCSR(f *testing.F) {
 	f.Add([]byte{0x30, 0x80})
 	f.Add(hugeKey(f))
 	f.Fuzz(func(t *testing.T, der []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			var refused *approval.Refused
 			csr, err := pkcs10.Parse(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 			if err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // As in a build with the tag apicheck: scripts run this program as kubejoin.
-func init() { answered = openapicheck.Served(server.OpenAPI()) }
+func init() { wrapHandler = openapicheck.Served(server.OpenAPI()) }
 
 // What checks answers is in no program that is shipped.
 func TestReleaseBuildExcludesResponseCheck(t *testing.T) {
@@ -27,8 +27,8 @@ func TestReleaseBuildExcludesResponseCheck(t *testing.T) {
 	}
 }
 
-// checkAnswers holds what all the scripts were answered against openapi.yaml.
-func checkAnswers(t *testing.T, file string) {
+// checkResponses holds what all the scripts were answered against openapi.yaml.
+func checkResponses(t *testing.T, file string) {
 	var answers openapicheck.Tally
 	err := answers.AddFile(file)
 	t.Log(answers.String())

@@ -112,7 +112,7 @@ func (o *output) explain(ctx context.Context, w io.Writer, r *remote, node strin
 	}
 	done, err := o.object(w, e)
 	if !done {
-		_, err = io.WriteString(w, plain(e.Text()))
+		_, err = io.WriteString(w, sanitize(e.Text()))
 	}
 	if err == nil && !e.HasJoined() {
 		err = exitNotJoined
@@ -178,7 +178,7 @@ func (o *output) explainRequest(cmd *cobra.Command, remotes *remoteOptions, requ
 		}
 		done, err := o.object(cmd.OutOrStdout(), e)
 		if !done {
-			_, err = io.WriteString(cmd.OutOrStdout(), plain(e.Text()))
+			_, err = io.WriteString(cmd.OutOrStdout(), sanitize(e.Text()))
 		}
 		if err == nil && !e.Granted() {
 			err = exitNotJoined

@@ -30,8 +30,8 @@ import (
 // kubejoin explain on a cluster: over its kubeconfig, over a kubejoin server, and with few rights.
 func TestExplainOnCluster(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
-	refuse(t, c, "worker-7", "csr-explained", "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7")
-	askAs(t, c, "system:bootstrap:abcdef", "worker-8x", "csr-pending")
+	createDeniedCSR(t, c, "worker-7", "csr-explained", "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7")
+	createCSR(t, c, "system:bootstrap:abcdef", "worker-8x", "csr-pending")
 	node, err := c.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestExplainOnCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := serveCluster(t, c, "bearer-of-ada-0123456789,ada,1,"+daemon.AdminGroup+"\n")
-	poor := poorKubeconfig(t, c)
+	restricted := restrictedKubeconfig(t, c)
 	testscript.Run(t, testscript.Params{
 		Files: []string{"testdata/explain.txtar"}, RequireExplicitExec: true, RequireUniqueNames: true,
 		Setup: func(e *testscript.Env) error {
@@ -53,14 +53,14 @@ func TestExplainOnCluster(t *testing.T) {
 			e.Setenv("SERVER", server)
 			e.Setenv("CA", c.CAFile())
 			e.Setenv("BEARER", bearer)
-			e.Setenv("POOR", poor)
+			e.Setenv("POOR", restricted)
 			return nil
 		},
 	})
 }
 
-// askAs makes a request for a node's client certificate.
-func askAs(t *testing.T, c *cluster.Cluster, user, node, name string) *certificates.CertificateSigningRequest {
+// createCSR makes a request for a node's client certificate.
+func createCSR(t *testing.T, c *cluster.Cluster, user, node, name string) *certificates.CertificateSigningRequest {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -92,10 +92,10 @@ func askAs(t *testing.T, c *cluster.Cluster, user, node, name string) *certifica
 	return o
 }
 
-// refuse makes a request with a bootstrap token and denies it as kubejoin does.
-func refuse(t *testing.T, c *cluster.Cluster, node, name, message string) {
+// createDeniedCSR makes a request with a bootstrap token and denies it as kubejoin does.
+func createDeniedCSR(t *testing.T, c *cluster.Cluster, node, name, message string) {
 	t.Helper()
-	o := askAs(t, c, "system:bootstrap:abcdef", node, name)
+	o := createCSR(t, c, "system:bootstrap:abcdef", node, name)
 	o.Status.Conditions = []certificates.CertificateSigningRequestCondition{{
 		Type: certificates.CertificateDenied, Status: corev1.ConditionTrue, Reason: "TokenSpent", Message: message,
 	}}
@@ -134,8 +134,8 @@ func serveCluster(t *testing.T, c *cluster.Cluster, operators string, flags ...s
 	return "https://" + log.await(t, "msg=serving address=", done)
 }
 
-// poorKubeconfig is of somebody who may list certificate requests and nothing else.
-func poorKubeconfig(t *testing.T, c *cluster.Cluster) string {
+// restrictedKubeconfig is of somebody who may list certificate requests and nothing else.
+func restrictedKubeconfig(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
 	path, err := c.ServiceAccountKubeconfig(t.Context(), "kubejoin-system", "poor")
 	if err != nil {

@@ -26,7 +26,7 @@ func FuzzServeFlags(f *testing.F) {
 		f.Add(line)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			var o serveOptions
 			flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 			flags.SetOutput(io.Discard)

@@ -106,8 +106,8 @@ func (o *issuedListOptions) checkAll() error {
 	return o.check()
 }
 
-// ofServer says what a kubeconfig cannot give.
-func ofServer(r *remote) error {
+// requireServer says what a kubeconfig cannot give.
+func requireServer(r *remote) error {
 	if r.cluster != nil {
 		return errors.New("the issuance record is not in the cluster: it is the lines of JSON of 'kubejoin serve --issuance-record FILE', for jq; a kubejoin server with a file store is asked with --url")
 	}
@@ -115,7 +115,7 @@ func ofServer(r *remote) error {
 }
 
 func (o *issuedListOptions) list(ctx context.Context, cmd *cobra.Command, r *remote) error {
-	if err := ofServer(r); err != nil {
+	if err := requireServer(r); err != nil {
 		return err
 	}
 	list := api.IssuanceEntryList{APIVersion: api.Version, Kind: api.KindIssuanceEntryList, Items: []api.IssuanceEntry{}}
@@ -200,7 +200,7 @@ func issuedShowCommand() *cobra.Command {
 				return usageOf(cmd, err)
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				if err := ofServer(r); err != nil {
+				if err := requireServer(r); err != nil {
 					return err
 				}
 				e, err := r.GetIssued(ctx, serial)

@@ -39,7 +39,7 @@ func main() {
 		if errors.As(err, &code) {
 			os.Exit(int(code))
 		}
-		fmt.Fprintln(os.Stderr, "kubejoin:", plain(err.Error()))
+		fmt.Fprintln(os.Stderr, "kubejoin:", sanitize(err.Error()))
 		var usage *usageError
 		if errors.As(err, &usage) {
 			fmt.Fprintf(os.Stderr, "hint: %s --help\n", usage.command)
@@ -49,9 +49,9 @@ func main() {
 	}
 }
 
-// plain is text for a terminal, which others had a part in, without the secrets of tokens. It keeps its
+// sanitize is text for a terminal, which others had a part in, without the secrets of tokens. It keeps its
 // lines.
-func plain(text string) string {
+func sanitize(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
 		lines[i] = foreign.Printable(foreign.Redact(line))

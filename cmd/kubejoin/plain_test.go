@@ -61,7 +61,7 @@ func TestSanitizesProblemsOfServer(t *testing.T) {
 
 // An error and a warning on a terminal are lines of text.
 func TestSanitizesErrors(t *testing.T) {
-	if got, want := plain("first\n_8w4usg.qwertzuiopasdfgh\x1b[31m\r\nlast"), "first\n_8w4usg.<redacted>\ufffd[31m \nlast"; got != want {
+	if got, want := sanitize("first\n_8w4usg.qwertzuiopasdfgh\x1b[31m\r\nlast"), "first\n_8w4usg.<redacted>\ufffd[31m \nlast"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -122,7 +122,7 @@ func usageOf(cmd *cobra.Command, err error) error {
 // warn tells a person something beside the output.
 func warn(cmd *cobra.Command, warnings ...string) {
 	for _, w := range warnings {
-		cmd.PrintErrln("kubejoin: warning:", plain(w))
+		cmd.PrintErrln("kubejoin: warning:", sanitize(w))
 	}
 }
 

@@ -148,8 +148,8 @@ func TestTokensOfCluster(t *testing.T) {
 	kube.run("token", "list", "--show-secrets", "-o", "csv").ok().has(own.Reveal() + ",system:bootstrap:" + own.ID() + `,,"system:bootstrappers,` + tokens.DefaultGroup + `"`)
 
 	// Limits are on the Secret; with no kubejoin at work there is a warning.
-	const isNone = "no kubejoin is at work on this cluster (there is no Lease kubejoin-system/kubejoin)"
-	limited := kube.run("token", "create", "--max-nodes", "2", "--node-name", "worker-*", "--certificate-duration", "48h").ok().warned(isNone).token()
+	const noKubejoin = "no kubejoin is at work on this cluster (there is no Lease kubejoin-system/kubejoin)"
+	limited := kube.run("token", "create", "--max-nodes", "2", "--node-name", "worker-*", "--certificate-duration", "48h").ok().warned(noKubejoin).token()
 	secret, err := secrets.Get(ctx, "bootstrap-token-"+limited.ID(), metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestTokensOfCluster(t *testing.T) {
 	kube.run("token", "create", "--replace-node", "worker-9", "-o", "json").ok().has(`"uid": "` + string(node.UID) + `"`)
 
 	// A Lease that is held: no warning. One that was left behind: a warning again.
-	if r := kube.run("token", "create", "--max-nodes", "1", "--dry-run").ok().warned(isNone); r.stdout == "" {
+	if r := kube.run("token", "create", "--max-nodes", "1", "--dry-run").ok().warned(noKubejoin); r.stdout == "" {
 		t.Error("no token is printed")
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: secretstore.ClaimNamespace}}

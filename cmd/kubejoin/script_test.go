@@ -28,7 +28,7 @@ func TestScripts(t *testing.T) {
 		t.Logf("%d certificates were issued", issued)
 	})
 	answers := filepath.Join(t.TempDir(), "answers")
-	t.Cleanup(func() { checkAnswers(t, answers) })
+	t.Cleanup(func() { checkResponses(t, answers) })
 	examples, err := filepath.Abs("../../examples/curl")
 	if err != nil {
 		t.Fatal(err)

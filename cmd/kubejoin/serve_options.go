@@ -66,12 +66,12 @@ func (o *serveOptions) options() (daemon.Options, error) {
 		made.Limits.UserTokens = -1
 	}
 	made.Nodes.AllowExisting = o.existingNodes == allowExisting
-	made.Version, made.Around = buildVersion(), answered
+	made.Version, made.Around = buildVersion(), wrapHandler
 	return made, errors.Join(errs...)
 }
 
-// answered wraps the handler. Builds for tests check all responses against openapi.yaml.
-var answered = func(h http.Handler) http.Handler { return h }
+// wrapHandler wraps the handler. Builds for tests check all responses against openapi.yaml.
+var wrapHandler = func(h http.Handler) http.Handler { return h }
 
 // isOnCluster reports whether kubejoin is to work on a cluster, and not standalone.
 func (o *serveOptions) isOnCluster() bool {

@@ -206,7 +206,7 @@ func (o *signOptions) sign(ctx context.Context, cmd *cobra.Command, r *remote, r
 				return nil, err
 			}
 			told, delay = reasonOf(p), delay-silence
-			cmd.PrintErrln("kubejoin: waiting:", plain(told))
+			cmd.PrintErrln("kubejoin: waiting:", sanitize(told))
 		}
 		if err := sleep(ctx, delay); err != nil {
 			return nil, err
@@ -284,7 +284,7 @@ func (o *signOptions) refused(cmd *cobra.Command, p *api.Problem) error {
 		}
 		return p
 	}
-	cmd.PrintErrln("kubejoin: no certificate:", strings.TrimSpace(plain(reasonOf(p))))
+	cmd.PrintErrln("kubejoin: no certificate:", strings.TrimSpace(sanitize(reasonOf(p))))
 	if next != "" {
 		cmd.PrintErrln("hint:", next)
 	}

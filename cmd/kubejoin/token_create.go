@@ -203,7 +203,7 @@ func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 
 func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken) error {
 	made, err := r.CreateToken(ctx, asked)
-	if answerLost(err) && ctx.Err() == nil { // asked again for the same token, no second one is made
+	if maybeApplied(err) && ctx.Err() == nil { // asked again for the same token, no second one is made
 		made, err = r.CreateToken(ctx, asked)
 	}
 	if err != nil {
@@ -230,8 +230,8 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 	return o.tokens(w, made, []api.Token{made})
 }
 
-// answerLost reports whether what was asked for may have been done in spite of an error.
-func answerLost(err error) bool {
+// maybeApplied reports whether what was asked for may have been done in spite of an error.
+func maybeApplied(err error) bool {
 	var p *api.Problem
 	var dial *net.OpError
 	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // nothing was sent
@@ -245,7 +245,7 @@ func (o *tokenCreateOptions) notCreated(ctx context.Context, cmd *cobra.Command,
 	case errors.As(err, &p) && p.TokenID == "", asked.DryRun:
 		return err
 	case errors.As(err, &p):
-	case !answerLost(err):
+	case !maybeApplied(err):
 		return err
 	default:
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reachTimeout)

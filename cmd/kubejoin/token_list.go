@@ -137,7 +137,7 @@ func each(cmd *cobra.Command, n int, errs []error) error {
 		return errors.Join(errs...)
 	}
 	for _, err := range errs {
-		cmd.PrintErrln("kubejoin:", plain(explain(err).Error()))
+		cmd.PrintErrln("kubejoin:", sanitize(explain(err).Error()))
 	}
 	return fmt.Errorf("%d of %d failed", len(errs), n)
 }

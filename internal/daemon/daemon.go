@@ -24,7 +24,7 @@ import (
 
 // Run serves until ctx ends or a part fails for good. It prints a banner to stdout.
 func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) error {
-	defer runtime.KeepAlive(roomForGarbage())
+	defer runtime.KeepAlive(gcBallast())
 	s := newService(o, log, stdout)
 	defer s.close()
 	if err := s.openRecord(); err != nil {
@@ -120,10 +120,10 @@ func (s *service) close() {
 // garbageRoom is how much more garbage gathers before it is collected, in bytes.
 const garbageRoom = 16 << 20
 
-// roomForGarbage returns memory that is never touched, and so takes none. The garbage collector counts it
+// gcBallast returns memory that is never touched, and so takes none. The garbage collector counts it
 // as used, and lets as much garbage gather. kubejoin has little in memory: without the room, the collector
 // would run fifty times a second when many certificates are requested. GOGC and GOMEMLIMIT switch it off.
-func roomForGarbage() []byte {
+func gcBallast() []byte {
 	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
 		if os.Getenv(name) != "" {
 			return nil

@@ -9,7 +9,7 @@ func TestBallastOnlyWithDefaultGCSettings(t *testing.T) {
 	}{{"", "", garbageRoom}, {"100", "", 0}, {"off", "", 0}, {"", "64MiB", 0}} {
 		t.Setenv("GOGC", test.gogc)
 		t.Setenv("GOMEMLIMIT", test.limit)
-		if got := len(roomForGarbage()); got != test.want {
+		if got := len(gcBallast()); got != test.want {
 			t.Errorf("with GOGC=%s and GOMEMLIMIT=%s there is room for %d bytes, want %d", test.gogc, test.limit, got, test.want)
 		}
 	}

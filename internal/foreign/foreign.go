@@ -130,10 +130,10 @@ func Args(args []any) {
 
 var subdomain = regexp.MustCompile(`\A[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\z`)
 
-// Pastes reports whether a name may be part of a command that a person pastes into a shell: it is a
+// SafeInShell reports whether a name may be part of a command that a person pastes into a shell: it is a
 // DNS-1123 subdomain of at most 253 characters, and holds no secret of a token. kube-apiserver lets
 // a CertificateSigningRequest have any other name as well.
-func Pastes(name string) bool {
+func SafeInShell(name string) bool {
 	return len(name) <= 253 && subdomain.MatchString(name) && Redact(name) == name
 }
 
@@ -151,9 +151,9 @@ func Quote(s string) string {
 // be pasted.
 func ShowCSR(name, uid string) string {
 	switch {
-	case Pastes(name):
+	case SafeInShell(name):
 		return "kubectl describe csr " + name
-	case Pastes(uid):
+	case SafeInShell(uid):
 		return `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="` + uid + `")]}'`
 	}
 	return "kubectl get csr"

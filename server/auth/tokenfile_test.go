@@ -63,7 +63,7 @@ func FuzzParseTokenFile(f *testing.F) {
 	f.Add([]byte(strings.Repeat("\"\n", 10_000)))
 	f.Add([]byte(strings.Repeat(",", 100_000)))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			file, err := auth.ParseTokenFile(data)
 			if (file == nil) == (err == nil) {
 				t.Fatalf("file %v, error %v", file, err)

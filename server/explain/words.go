@@ -43,7 +43,7 @@ func clean(message string) string {
 
 // title names a request in a sentence. A name that could be mistaken for a part of it is quoted.
 func title(r api.RequestEvidence) string {
-	if foreign.Pastes(r.Name) {
+	if foreign.SafeInShell(r.Name) {
 		return r.Name
 	}
 	return fmt.Sprintf("%q", foreign.Text(r.Name, foreign.MaxName))
@@ -52,7 +52,7 @@ func title(r api.RequestEvidence) string {
 // approve adds the command that approves a request, or the one that shows it if its name must not be
 // part of a command.
 func (v *view) approve(words string, r api.RequestEvidence) {
-	if foreign.Pastes(r.Name) {
+	if foreign.SafeInShell(r.Name) {
 		v.next(words, "kubectl certificate approve "+r.Name)
 		return
 	}
@@ -61,7 +61,7 @@ func (v *view) approve(words string, r api.RequestEvidence) {
 
 // ofNode is a command that ends with the name of the node; empty if that must not be part of one.
 func (v *view) ofNode(command string) string {
-	if !foreign.Pastes(v.Node) {
+	if !foreign.SafeInShell(v.Node) {
 		return ""
 	}
 	return command + " " + v.Node

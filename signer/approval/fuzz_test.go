@@ -51,7 +51,7 @@ func FuzzKubelet(f *testing.F) {
 		want := signerName == kubelet && names&31 == 0 && organizations == "system:nodes" &&
 			strings.HasPrefix(cn, "system:node:") && cn != "system:node:" &&
 			has(certificates.UsageDigitalSignature) && has(certificates.UsageClientAuth) && !others
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			d, err := approval.Decide(context.Background(), approval.Kubelet(), r, &facts{allowed: map[string]bool{"selfnodeclient": true, "nodeclient": true}})
 			if err != nil || d.Reason == "" || d.Message == "" {
 				t.Errorf("%+v, %v: want a reason and a sentence", d, err)

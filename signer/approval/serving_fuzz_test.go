@@ -42,7 +42,7 @@ func FuzzKubeletServing(f *testing.F) {
 		w := servingWorld()
 		w.nodes[node] = strings.Split(reports, ",")
 		rule := approval.KubeletServing{ServingScope: approval.ServingScope{CIDRs: scope.CIDRs, DNSSuffixes: scope.DNSSuffixes}}
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			d, err := approval.Decide(context.Background(), []approval.Rule{rule}, r, w)
 			if err != nil || d.Reason == "" || d.Message == "" {
 				t.Errorf("%+v, %v: want a reason and a sentence", d, err)

@@ -24,7 +24,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("a: !!binary x\nb: !!set {x, y}\n? [c]\n: |2-\n   d\n"))
 	f.Add([]byte(whole + "- name: example.com/x\n  usages: [server auth]\n  names: {dns: [" + strings.Repeat("a*-*.example.com,", 100) + "]}\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			c, err := config.Parse("file", content)
 			if err != nil {
 				var all config.Errors

@@ -67,7 +67,7 @@ func FuzzObject(f *testing.F) {
 			}
 			return o
 		}
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			o := object()
 			if wanted := csr.Wanted(o); wanted && len(certificate) > 0 {
 				t.Error("an issued request would be taken up")

@@ -50,7 +50,7 @@ const (
 // An apiLoad is one route that all clients ask.
 type apiLoad struct {
 	name      string
-	request   func(w *apiWorld, client, n int) (*http.Request, error)
+	request   func(w *apiEnv, client, n int) (*http.Request, error)
 	joining   int  // tokens to join with that are there
 	onCluster bool // with kubejoin on a cluster
 }
@@ -59,20 +59,20 @@ type apiLoad struct {
 var apiLoads = []apiLoad{
 	{name: "`GET …/configmaps/cluster-info`", request: anybody("/api/v1/namespaces/kube-public/configmaps/cluster-info")},
 	{name: "`GET /v1/cluster-info`", request: anybody("/v1/cluster-info")},
-	{name: "`POST /v1/token/print-join-command`", request: operator(http.MethodPost, func(*apiWorld, int, int) string { return "/v1/token/print-join-command?ttl=1s" })},
-	{name: "`POST /v1/token`", request: operator(http.MethodPost, func(*apiWorld, int, int) string { return "/v1/token?ttl=1s" })},
-	{name: "`GET /v1/token`", request: operator(http.MethodGet, func(*apiWorld, int, int) string { return "/v1/token" })},
-	{name: "`GET /v1/token/ID`", request: operator(http.MethodGet, func(w *apiWorld, client, n int) string { return "/v1/token/" + w.id(client+n) })},
-	{name: "`POST /v1/token/ID/renew`", request: operator(http.MethodPost, func(w *apiWorld, client, n int) string {
+	{name: "`POST /v1/token/print-join-command`", request: operator(http.MethodPost, func(*apiEnv, int, int) string { return "/v1/token/print-join-command?ttl=1s" })},
+	{name: "`POST /v1/token`", request: operator(http.MethodPost, func(*apiEnv, int, int) string { return "/v1/token?ttl=1s" })},
+	{name: "`GET /v1/token`", request: operator(http.MethodGet, func(*apiEnv, int, int) string { return "/v1/token" })},
+	{name: "`GET /v1/token/ID`", request: operator(http.MethodGet, func(w *apiEnv, client, n int) string { return "/v1/token/" + w.id(client+n) })},
+	{name: "`POST /v1/token/ID/renew`", request: operator(http.MethodPost, func(w *apiEnv, client, n int) string {
 		return "/v1/token/" + w.id(client+n) + "/renew?ttl=24h&shorten"
 	})},
-	{name: "`GET /v1/issued`", request: operator(http.MethodGet, func(*apiWorld, int, int) string { return "/v1/issued" })},
+	{name: "`GET /v1/issued`", request: operator(http.MethodGet, func(*apiEnv, int, int) string { return "/v1/issued" })},
 	{name: "`POST /v1/certificate`, a claim each", request: joinNode, joining: 2000},
 	{name: "`POST …/tokenreviews`", request: reviewToken},
 	{name: "`GET /v1/claim`", request: operator(http.MethodGet, at("/v1/claim"))},
-	{name: "`DELETE /v1/claim/NODE?dryRun`", request: operator(http.MethodDelete, func(w *apiWorld, client, n int) string { return "/v1/claim/" + w.node(client+n) + "?dryRun" })},
-	{name: "`DELETE /v1/token/ID?dryRun`", request: operator(http.MethodDelete, func(w *apiWorld, client, n int) string { return "/v1/token/" + w.id(client+n) + "?dryRun" })},
-	{name: "`GET /v1/issued/SERIAL`", request: operator(http.MethodGet, func(w *apiWorld, _, _ int) string { return "/v1/issued/" + w.serial })},
+	{name: "`DELETE /v1/claim/NODE?dryRun`", request: operator(http.MethodDelete, func(w *apiEnv, client, n int) string { return "/v1/claim/" + w.node(client+n) + "?dryRun" })},
+	{name: "`DELETE /v1/token/ID?dryRun`", request: operator(http.MethodDelete, func(w *apiEnv, client, n int) string { return "/v1/token/" + w.id(client+n) + "?dryRun" })},
+	{name: "`GET /v1/issued/SERIAL`", request: operator(http.MethodGet, func(w *apiEnv, _, _ int) string { return "/v1/issued/" + w.serial })},
 	{name: "`GET /v1/ca`", request: anybody("/v1/ca")},
 	{name: "`GET /openapi.yaml`", request: anybody("/openapi.yaml")},
 	{name: "`GET /openapi.json`", request: anybody("/openapi.json")},
@@ -88,16 +88,16 @@ var apiLoads = []apiLoad{
 // What is explained on a cluster: a machine that has asked for its certificate, and the request.
 const explainedNode, explainedRequest = "worker-1", "bench-worker-1"
 
-func at(path string) func(*apiWorld, int, int) string {
-	return func(*apiWorld, int, int) string { return path }
+func at(path string) func(*apiEnv, int, int) string {
+	return func(*apiEnv, int, int) string { return path }
 }
 
-func anybody(path string) func(*apiWorld, int, int) (*http.Request, error) {
-	return func(*apiWorld, int, int) (*http.Request, error) { return http.NewRequest(http.MethodGet, path, nil) }
+func anybody(path string) func(*apiEnv, int, int) (*http.Request, error) {
+	return func(*apiEnv, int, int) (*http.Request, error) { return http.NewRequest(http.MethodGet, path, nil) }
 }
 
-func operator(method string, path func(w *apiWorld, client, n int) string) func(*apiWorld, int, int) (*http.Request, error) {
-	return func(w *apiWorld, client, n int) (*http.Request, error) {
+func operator(method string, path func(w *apiEnv, client, n int) string) func(*apiEnv, int, int) (*http.Request, error) {
+	return func(w *apiEnv, client, n int) (*http.Request, error) {
 		r, err := http.NewRequest(method, path(w, client, n), nil)
 		if err == nil {
 			r.Header.Set("Authorization", "Bearer "+w.bearers[client*usersEach+n%usersEach])
@@ -107,7 +107,7 @@ func operator(method string, path func(w *apiWorld, client, n int) string) func(
 }
 
 // joinNode is the first certificate of a machine, on a token for a number of them.
-func joinNode(w *apiWorld, client, n int) (*http.Request, error) {
+func joinNode(w *apiEnv, client, n int) (*http.Request, error) {
 	i := client + n*apiClients
 	if i/nodesPerToken >= len(w.joining) {
 		return nil, errNoMoreRequests
@@ -123,7 +123,7 @@ func joinNode(w *apiWorld, client, n int) (*http.Request, error) {
 	return r, err
 }
 
-func reviewToken(w *apiWorld, client, n int) (*http.Request, error) {
+func reviewToken(w *apiEnv, client, n int) (*http.Request, error) {
 	body := fmt.Sprintf(`{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":%q}}`, w.tokens[(client+n)%len(w.tokens)].Reveal())
 	r, err := http.NewRequest(http.MethodPost, "/apis/authentication.k8s.io/v1/tokenreviews", strings.NewReader(body))
 	if err == nil {
@@ -133,8 +133,8 @@ func reviewToken(w *apiWorld, client, n int) (*http.Request, error) {
 	return r, err
 }
 
-// An apiWorld is one kubejoin and those who ask it.
-type apiWorld struct {
+// An apiEnv is one kubejoin and those who ask it.
+type apiEnv struct {
 	*signingWorld
 	address  string
 	roots    *x509.CertPool
@@ -146,8 +146,8 @@ type apiWorld struct {
 	serial   string         // of a certificate that was issued
 }
 
-func (w *apiWorld) id(n int) string   { return w.tokens[n%len(w.tokens)].ID() }
-func (w *apiWorld) node(n int) string { return fmt.Sprintf("worker-%d", n%apiNodes) }
+func (w *apiEnv) id(n int) string   { return w.tokens[n%len(w.tokens)].ID() }
+func (w *apiEnv) node(n int) string { return fmt.Sprintf("worker-%d", n%apiNodes) }
 
 // A loadResult is what one load came to.
 type loadResult struct {
@@ -192,9 +192,9 @@ func (b *bench) measureAPI(ctx context.Context) (err error) {
 
 // measureLoad starts a kubejoin of its own for one load.
 func (b *bench) measureLoad(ctx context.Context, load apiLoad, dir string) (result loadResult, err error) {
-	start, prepare := b.startAPI, (*apiWorld).prepare
+	start, prepare := b.startAPI, (*apiEnv).prepare
 	if load.onCluster {
-		start, prepare = b.startAPIOnCluster, (*apiWorld).ready
+		start, prepare = b.startAPIOnCluster, (*apiEnv).ready
 	}
 	w, p, err := start(ctx, dir, load.joining)
 	if err != nil {
@@ -252,12 +252,12 @@ func (b *bench) measureLoad(ctx context.Context, load apiLoad, dir string) (resu
 }
 
 // startAPI starts kubejoin standalone, as it comes, with tokens in its file store.
-func (b *bench) startAPI(ctx context.Context, dir string, joining int) (*apiWorld, *cluster.Process, error) {
+func (b *bench) startAPI(ctx context.Context, dir string, joining int) (*apiEnv, *cluster.Process, error) {
 	data := filepath.Join(dir, "data")
 	if err := os.MkdirAll(data, 0o700); err != nil {
 		return nil, nil, err
 	}
-	w := &apiWorld{signingWorld: &signingWorld{dir: dir}, roots: x509.NewCertPool(), reviewer: rand.Text() + rand.Text()}
+	w := &apiEnv{signingWorld: &signingWorld{dir: dir}, roots: x509.NewCertPool(), reviewer: rand.Text() + rand.Text()}
 	if err := w.makeCA(); err != nil {
 		return nil, nil, err
 	}
@@ -285,7 +285,7 @@ func (b *bench) startAPI(ctx context.Context, dir string, joining int) (*apiWorl
 		created.Go(func() { _, errs[i] = store.Create(ctx, r) })
 	}
 	created.Wait()
-	err = errors.Join(append(errs, store.Close(), w.hire(),
+	err = errors.Join(append(errs, store.Close(), w.createOperators(),
 		os.WriteFile(filepath.Join(data, "kube-apiserver.token"), []byte(w.reviewer+"\n"), 0o600))...)
 	if err != nil {
 		return nil, nil, err
@@ -298,9 +298,9 @@ func (b *bench) startAPI(ctx context.Context, dir string, joining int) (*apiWorl
 }
 
 // startAPIOnCluster starts kubejoin on the cluster, with all controllers.
-func (b *bench) startAPIOnCluster(_ context.Context, dir string, _ int) (*apiWorld, *cluster.Process, error) {
-	w := &apiWorld{signingWorld: &signingWorld{dir: dir}, roots: b.cluster.CAPool()}
-	if err := errors.Join(os.MkdirAll(dir, 0o700), w.hire()); err != nil {
+func (b *bench) startAPIOnCluster(_ context.Context, dir string, _ int) (*apiEnv, *cluster.Process, error) {
+	w := &apiEnv{signingWorld: &signingWorld{dir: dir}, roots: b.cluster.CAPool()}
+	if err := errors.Join(os.MkdirAll(dir, 0o700), w.createOperators()); err != nil {
 		return nil, nil, err
 	}
 	p, err := cluster.StartProcess("kubejoin", w.path("log"), exec.Command(b.kubejoin, "serve", "--kubeconfig="+b.identity, "--leader-elect=false",
@@ -331,8 +331,8 @@ func (b *bench) askOnCluster(ctx context.Context) error {
 
 const operatorsFile = "operators.csv"
 
-// hire makes the operators, and chooses where they ask.
-func (w *apiWorld) hire() error {
+// createOperators makes the operators, and chooses where they ask.
+func (w *apiEnv) createOperators() error {
 	var operators strings.Builder
 	for i := range apiClients * usersEach {
 		w.bearers = append(w.bearers, rand.Text())
@@ -344,7 +344,7 @@ func (w *apiWorld) hire() error {
 }
 
 // from is a client with one connection, from an address of this machine.
-func (w *apiWorld) from(address net.IP) *http.Client {
+func (w *apiEnv) from(address net.IP) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			DialContext:     (&net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}).DialContext,
@@ -357,7 +357,7 @@ func (w *apiWorld) from(address net.IP) *http.Client {
 }
 
 // do sends a request and reads all of its answer.
-func (w *apiWorld) do(ctx context.Context, client *http.Client, r *http.Request, body io.Writer) (status int, err error) {
+func (w *apiEnv) do(ctx context.Context, client *http.Client, r *http.Request, body io.Writer) (status int, err error) {
 	r = r.WithContext(ctx)
 	if r.URL, err = r.URL.Parse("https://" + w.address + r.URL.String()); err != nil {
 		return 0, err
@@ -371,7 +371,7 @@ func (w *apiWorld) do(ctx context.Context, client *http.Client, r *http.Request,
 }
 
 // ready waits for the server.
-func (w *apiWorld) ready(ctx context.Context) error {
+func (w *apiEnv) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	client := w.from(net.IPv4(127, 0, 0, 1))
@@ -394,7 +394,7 @@ func (w *apiWorld) ready(ctx context.Context) error {
 }
 
 // prepare is ready, and has nodes join, so that there are claims and certificates.
-func (w *apiWorld) prepare(ctx context.Context) error {
+func (w *apiEnv) prepare(ctx context.Context) error {
 	if err := w.ready(ctx); err != nil {
 		return err
 	}
@@ -417,7 +417,7 @@ func (w *apiWorld) prepare(ctx context.Context) error {
 			return fmt.Errorf("a node joins: %d %s %w", status, &body, err)
 		}
 	}
-	r, err := operator(http.MethodGet, func(*apiWorld, int, int) string { return "/v1/issued?limit=1" })(w, 0, 0)
+	r, err := operator(http.MethodGet, func(*apiEnv, int, int) string { return "/v1/issued?limit=1" })(w, 0, 0)
 	if err != nil {
 		return err
 	}
@@ -435,7 +435,7 @@ func (w *apiWorld) prepare(ctx context.Context) error {
 
 // An asker is one of those that are measured. It has one request in flight.
 type asker struct {
-	world   *apiWorld
+	world   *apiEnv
 	load    apiLoad
 	number  int
 	client  *http.Client
@@ -487,7 +487,7 @@ func (a *asker) ask(ctx context.Context) error {
 type floodCount struct{ answered, tooMany atomic.Int64 }
 
 // flood asks what anybody may as fast as it is answered, and does not care what.
-func (w *apiWorld) flood(ctx context.Context, client *http.Client, count *floodCount) error {
+func (w *apiEnv) flood(ctx context.Context, client *http.Client, count *floodCount) error {
 	paths := []string{"/api/v1/namespaces/kube-public/configmaps/cluster-info", "/v1/cluster-info", "/v1/ca", "/version", "/nowhere"}
 	for n := 0; ctx.Err() == nil; n++ {
 		r, err := anybody(paths[n%len(paths)])(w, 0, 0)

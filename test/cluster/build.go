@@ -37,7 +37,7 @@ func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 	if progress == nil {
 		progress = io.Discard
 	}
-	module, err := findModule()
+	module, err := Repository()
 	if err != nil {
 		return "", err
 	}
@@ -78,8 +78,8 @@ func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 
 const stampName = ".stamp"
 
-// findModule is the folder test/kube of the repository that the working directory is in.
-func findModule() (string, error) {
+// Repository is the folder test/kube of the repository that the working directory is in.
+func Repository() (string, error) {
 	start, err := os.Getwd()
 	if err != nil {
 		return "", err

@@ -28,7 +28,7 @@ const manifests = "deploy/manifests"
 const public = "deploy/cluster-info-public.yaml"
 
 // A show is a demo that is under way.
-type show struct {
+type session struct {
 	out      io.Writer
 	cluster  *cluster.Cluster
 	address  string // of kubejoin
@@ -37,7 +37,7 @@ type show struct {
 }
 
 func demo(ctx context.Context, kubejoin string, out io.Writer) (err error) {
-	s := &show{out: out}
+	s := &session{out: out}
 	s.say("A Kubernetes control plane, without kube-controller-manager and without cluster-info")
 	s.cluster, err = cluster.Start(ctx, cluster.Options{Setup: cluster.WithoutClusterInfo, Progress: out})
 	if err != nil {
@@ -81,12 +81,12 @@ func demo(ctx context.Context, kubejoin string, out io.Writer) (err error) {
 	}
 }
 
-func (s *show) say(text string) { fmt.Fprintf(s.out, "\n== %s\n", text) }
+func (s *session) say(text string) { fmt.Fprintf(s.out, "\n== %s\n", text) }
 
 // command prints a command that is run.
-func (s *show) command(words ...string) { fmt.Fprintln(s.out, "$ "+strings.Join(words, " ")) }
+func (s *session) command(words ...string) { fmt.Fprintln(s.out, "$ "+strings.Join(words, " ")) }
 
-func (s *show) startKubejoin(ctx context.Context, program string) error {
+func (s *session) startKubejoin(ctx context.Context, program string) error {
 	port, err := cluster.FreePort()
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func (s *show) startKubejoin(ctx context.Context, program string) error {
 }
 
 // waitReady asks kubejoin as every client does: it trusts the cluster CA alone.
-func (s *show) waitReady(ctx context.Context) error {
+func (s *session) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("not ready after 30 s"))
 	defer cancel()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.cluster.CAPool()}}
@@ -156,11 +156,11 @@ func (s *show) waitReady(ctx context.Context) error {
 	})
 }
 
-func (s *show) joinCommandURL() string {
+func (s *session) joinCommandURL() string {
 	return "https://" + s.address + "/v1/token/print-join-command"
 }
 
-func (s *show) joinCommand(ctx context.Context) (string, error) {
+func (s *session) joinCommand(ctx context.Context) (string, error) {
 	args := []string{"-K", s.curlrc, "-X", "POST", s.joinCommandURL()}
 	s.command(append([]string{"curl"}, args...)...)
 	curl := exec.CommandContext(ctx, "curl", args...)
@@ -174,7 +174,7 @@ func (s *show) joinCommand(ctx context.Context) (string, error) {
 	return string(line), nil
 }
 
-func (s *show) join(ctx context.Context, name, line string) error {
+func (s *session) join(ctx context.Context, name, line string) error {
 	args, err := cluster.JoinArgs(line)
 	if err != nil {
 		return err
@@ -192,14 +192,14 @@ func (s *show) join(ctx context.Context, name, line string) error {
 	return nil
 }
 
-func (s *show) kubectl(ctx context.Context, args ...string) error {
+func (s *session) kubectl(ctx context.Context, args ...string) error {
 	s.command(append([]string{"kubectl"}, args...)...)
 	text, err := s.cluster.Kubectl(ctx, args...)
 	fmt.Fprint(s.out, text)
 	return err
 }
 
-func (s *show) sayFarewell() {
+func (s *session) sayFarewell() {
 	s.say("It all runs until Ctrl-C, and nothing is left behind then. In another terminal, as root:")
 	fmt.Fprintf(s.out, `export KUBECONFIG=%s PATH=%s:$PATH
 kubectl get nodes,csr

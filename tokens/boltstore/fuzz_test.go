@@ -20,7 +20,7 @@ func FuzzDecodeRow(f *testing.F) {
 	f.Add([]byte("abc123"), []byte(strings.Replace(good, "{", `{"limits":{"maxNodes":2,"role":"`+secret+`","nodeNames":["`+secret+`"],"replaces":{"name":"`+secret+`","uid":""}},"nodes":["a","A"],`, 1)))
 	f.Add([]byte{0xff, 0}, []byte(`[[[[`))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			r, err := boltstore.DecodeRow(key, value)
 			switch {
 			case err == nil:
@@ -43,7 +43,7 @@ func FuzzDecodeClaim(f *testing.F) {
 	f.Add([]byte("Worker"), []byte(`{"tokenID":"abc","keys":["",","],"limits":{"certificateDuration":9223372036854775807,"replaces":{}},"version":-1}`))
 	f.Add([]byte{0xff, 0}, []byte(`{{`))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			c, err := boltstore.DecodeClaim(key, value)
 			switch {
 			case err == nil:

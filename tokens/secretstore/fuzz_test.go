@@ -35,7 +35,7 @@ func FuzzDecode(f *testing.F) {
 		if deleting {
 			object.DeletionTimestamp = &metav1.Time{Time: time.Unix(0, 0)}
 		}
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			r, err := decode(object)
 			said := errors.Join(err, r.Problem)
 			if said != nil && len(secret) > 8 && !strings.Contains(name+kind+tokenID+groups, secret) && strings.Contains(said.Error(), secret) {
@@ -82,7 +82,7 @@ func FuzzDecodeLimits(f *testing.F) {
 				annotate(object, name, value)
 			}
 		}
-		fuzzing.Prompt(t, func() {
+		fuzzing.RunWithinLimit(t, func() {
 			r, err := decode(object)
 			if err != nil || r.Problem != nil || !r.Signs(time.Now()) {
 				t.Fatalf("decode gives %+v, %v, want a token that signs", r, err)

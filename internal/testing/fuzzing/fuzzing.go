@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Most is the longest that a parser or a decision may take for one input, on a machine that is as
+// Limit is the longest that a parser or a decision may take for one input, on a machine that is as
 // fast as the one on which a unit of work takes usual.
-const Most = 50 * time.Millisecond
+const Limit = 50 * time.Millisecond
 
 // usual is how long a unit of work takes on two idle cores of 2025.
 const usual = 2 * time.Millisecond
@@ -23,10 +23,10 @@ const tries = 5
 // unit is the work that others are compared with: a document to parse, as most inputs are.
 var unit = []byte("[" + strings.Repeat(`{"name":"worker-1","values":[1,2.5,true,null,"\u00e4x"]},`, 4000) + "0]")
 
-// Prompt runs act and fails the test if that takes longer than [Most] on a processor, also when it
+// RunWithinLimit runs act and fails the test if that takes longer than [Most] on a processor, also when it
 // is done again. A machine that is slow, busy, or runs instrumented code gets longer: as many times
 // longer as it takes for a unit of work.
-func Prompt(t *testing.T, act func()) {
+func RunWithinLimit(t *testing.T, act func()) {
 	t.Helper()
 	runtime.LockOSThread() // whose clock it is
 	defer runtime.UnlockOSThread()
@@ -34,7 +34,7 @@ func Prompt(t *testing.T, act func()) {
 	var most time.Duration
 	for range tries {
 		least = min(least, took(act))
-		if least <= Most {
+		if least <= Limit {
 			return
 		}
 		leastUnit = min(leastUnit, took(work))
@@ -47,7 +47,7 @@ func Prompt(t *testing.T, act func()) {
 
 // scaled returns what is allowed where a unit of work takes so long.
 func scaled(unit time.Duration) time.Duration {
-	return time.Duration(float64(Most) * max(1, float64(unit)/float64(usual)))
+	return time.Duration(float64(Limit) * max(1, float64(unit)/float64(usual)))
 }
 
 func took(act func()) time.Duration {

@@ -196,14 +196,14 @@ func (d *Document) resolved(v any) map[string]any {
 
 // find gives the operation of a request, and nil if it is none. HEAD is answered as GET, and a path
 // that stands there to the letter is no value of a parameter.
-func (d *Document) find(method, path string) *Operation {
+func (d *Document) find(method, escaped string) *Operation {
 	if method == "HEAD" {
 		method = "GET"
 	}
 	var found *Operation
 	anyLiteral := false
 	for _, op := range d.Operations {
-		literal, matches := op.matches(path)
+		literal, matches := op.matches(escaped)
 		if !matches || anyLiteral && !literal {
 			continue
 		}
