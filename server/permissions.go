@@ -9,7 +9,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
-	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 )
 
 // allowed lets an action happen for users who may, and nobody else.
@@ -44,11 +43,13 @@ func (h *handler) identified(r *call, user auth.User) error {
 	return nil
 }
 
-// isBootstrapUser reports whether a user is a bootstrap token's, by whatever way it has come.
+// isBootstrapUser reports whether a user is that of a bootstrap token, however it was authenticated.
 func isBootstrapUser(u auth.User) bool {
-	return isBootstrapName(u.Name) || slices.ContainsFunc(u.Groups, func(g string) bool {
-		return g == bootstrapapi.BootstrapDefaultGroup || strings.HasPrefix(g, bootstrapapi.BootstrapDefaultGroup+":")
-	})
+	return isBootstrapName(u.Name) || slices.ContainsFunc(u.Groups, isBootstrapGroup)
+}
+
+func isBootstrapGroup(group string) bool {
+	return group == tokens.BootstrappersGroup || strings.HasPrefix(group, tokens.BootstrappersGroup+":")
 }
 
 // unauthenticated is the problem of an error of an Authenticate.

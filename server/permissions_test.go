@@ -17,10 +17,10 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// The tables of docs/access.md have a row for each route, with what it needs, and none beside. What
-// is in their cells is walked in test/access_test.go.
+// Catches a route without a row in the tables of docs/http-api.md, a row without a route, and a wrong permission.
+// test/access tests the cells.
 func TestEveryRouteIsInTheAccessTables(t *testing.T) {
-	doc, err := os.ReadFile("../docs/access.md")
+	doc, err := os.ReadFile("../docs/http-api.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestEveryRouteIsInTheAccessTables(t *testing.T) {
 		routes[r.Method+" "+path] = r.Access
 	}
 	row := regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^` ]*)` \\|(?: (`[a-z ]*`)? ?\\|)?")
-	for _, heading := range []string{"## On a cluster", "## Standalone"} {
+	for _, heading := range []string{"## Permissions on a cluster", "## Permissions standalone"} {
 		_, section, found := strings.Cut(string(doc), heading+"\n")
 		if !found {
 			t.Fatalf("no section %s", heading)
@@ -42,11 +42,11 @@ func TestEveryRouteIsInTheAccessTables(t *testing.T) {
 			access, known := routes[m[1]]
 			switch {
 			case !known:
-				t.Errorf("docs/access.md, %s: there is no route %s", heading, m[1])
+				t.Errorf("docs/http-api.md, %s: got a row for %s, which is no route", heading, m[1])
 			case seen[m[1]]:
-				t.Errorf("docs/access.md, %s: %s is there twice", heading, m[1])
+				t.Errorf("docs/http-api.md, %s: got two rows for %s, want one", heading, m[1])
 			}
-			if seen[m[1]] = true; heading == "## Standalone" {
+			if seen[m[1]] = true; heading == "## Permissions standalone" {
 				continue
 			}
 			permission := ""
@@ -54,12 +54,12 @@ func TestEveryRouteIsInTheAccessTables(t *testing.T) {
 				permission = "`" + access.Verb + " " + access.Resource + "`"
 			}
 			if m[2] != permission || access.Group != "" {
-				t.Errorf("docs/access.md: %s needs %s, the table has %q", m[1], access, m[2])
+				t.Errorf("docs/http-api.md: got permission %q for %s, want %s", m[2], m[1], access)
 			}
 		}
 		for route := range routes {
 			if !seen[route] {
-				t.Errorf("docs/access.md, %s: there is no row for %s; it says who gets what there", heading, route)
+				t.Errorf("docs/http-api.md, %s: no row for %s: add one that says who may use it", heading, route)
 			}
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authenticationv1beta1 "k8s.io/api/authentication/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	kjson "sigs.k8s.io/json"
 )
 
@@ -207,9 +206,9 @@ func refusal(record tokens.Record, shown tokens.Token, now time.Time) string {
 	return ""
 }
 
-// bootstrapGroups are a token's groups as a sorted set, which they are for kube-apiserver.
+// bootstrapGroups returns the groups of a token's user as a sorted set, as kube-apiserver does.
 func bootstrapGroups(r tokens.Record) []string {
-	groups := append([]string{bootstrapapi.BootstrapDefaultGroup}, r.Groups...)
+	groups := append([]string{tokens.BootstrappersGroup}, r.Groups...)
 	slices.Sort(groups)
 	return slices.Compact(groups)
 }

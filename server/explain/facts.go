@@ -1,8 +1,6 @@
 package explain
 
 import (
-	"strings"
-
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -47,15 +45,6 @@ const (
 	clientSigner  = "kubernetes.io/kube-apiserver-client-kubelet"
 	servingSigner = "kubernetes.io/kubelet-serving"
 )
-
-// tokenID is the ID of the bootstrap token that a request was made with, or empty.
-func tokenID(r api.RequestEvidence) string {
-	id, found := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix)
-	if !found || tokens.CheckID(id) != nil {
-		return ""
-	}
-	return id
-}
 
 // refusalOf is the condition that ends a request, if one does, and the state that it means unless
 // its reason says more. A kubelet looks at Failed and Denied before it looks for a certificate.

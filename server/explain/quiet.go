@@ -9,28 +9,28 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// noRequest tells of a name under which nothing has arrived, or nothing is left of it.
+// noRequest explains a name with neither requests nor a Node object.
 func (v *view) noRequest() {
-	const nobody = "no machine has asked for a certificate under this name"
+	const nobody = "there is no certificate request for this name"
 	claimed := v.readable(FactClaim) && v.Claim != nil
 	if claimed {
 		c := v.Claim
 		if c.NodeUID != "" && v.readable(FactNode) {
-			v.say(NodeDeleted, c.Created, "joined on token %s, which took the name %s, and its Node was deleted", c.TokenID, ago(c.Created, v.now))
+			v.say(NodeDeleted, c.Created, "joined with token %s, which claimed the name %s, but its Node was deleted", c.TokenID, ago(c.Created, v.now))
 			v.next(v.remedy(NodeDeleted))
 			return
 		}
-		v.say(Claimed, c.Created, "token %s took the name %s, and neither a certificate request nor a Node is left of it", c.TokenID, ago(c.Created, v.now))
+		v.say(Claimed, c.Created, "token %s claimed the name %s, but there is no certificate request and no Node with this name", c.TokenID, ago(c.Created, v.now))
 		v.next(v.remedy(Claimed))
 		return
 	}
 	if v.readable(FactClusterInfo) && len(v.ClusterInfo) == 0 {
-		v.say(NoClusterInfo, time.Time{}, "%s, and none can discover the cluster: there is no ConfigMap kube-public/cluster-info; %s", nobody,
-			v.responsible("bootstrap-signer", "bootstrap-signer-controller after 'kubeadm init phase bootstrap-token'"))
+		v.say(NoClusterInfo, time.Time{}, "%s, and no machine can discover the cluster: there is no ConfigMap kube-public/cluster-info; %s", nobody,
+			v.responsible("publish it", "bootstrap-signer", "bootstrap-signer-controller after 'kubeadm init phase bootstrap-token'"))
 		return
 	}
 	if !v.readable(FactTokens) {
-		v.say(NothingKnown, time.Time{}, "%s; see on the machine what kubeadm join says%s, and whether its token is alive", nobody, v.discovery())
+		v.say(NothingKnown, time.Time{}, "%s; check on the machine what kubeadm join prints%s, and whether its token is still valid", nobody, v.discovery())
 		v.next("", "kubejoin token list")
 		return
 	}
@@ -39,23 +39,23 @@ func (v *view) noRequest() {
 	v.e.Evidence.Tokens = bound[:min(len(bound), api.MaxEvidence)]
 	usable, kind := bound, "limited to it"
 	if len(bound) == 0 {
-		usable, kind = general, "good for any name"
+		usable, kind = general, "for any name"
 	}
 	if len(usable) == 0 {
-		v.say(NothingKnown, time.Time{}, "%s, and there is no token that it could join with", nobody)
-		v.next("make one with", v.ofNode("kubejoin token create --node-name"))
+		v.say(NothingKnown, time.Time{}, "%s, and there is no token for this name", nobody)
+		v.next("create one with", v.ofNode("kubejoin token create --max-nodes 1 --node-name"))
 		return
 	}
 	list := v.list(usable)
 	switch best := usable[0]; {
 	case best.Status == api.StatusActive && len(bound) > 0:
-		v.say(NothingArrived, time.Time{}, "%s; tokens limited to it: %s; see on the machine what kubeadm join says%s", nobody, list, v.discovery())
+		v.say(NothingArrived, time.Time{}, "%s; tokens limited to it: %s; check on the machine what kubeadm join prints%s", nobody, list, v.discovery())
 	case best.Status == api.StatusActive:
-		v.say(NothingKnown, time.Time{}, "%s; no token is limited to it, %d good for any: see on the machine what kubeadm join says%s", nobody, active(general), v.discovery())
+		v.say(NothingKnown, time.Time{}, "%s; no token is limited to it (active tokens for any name: %d); check on the machine what kubeadm join prints%s", nobody, active(general), v.discovery())
 		v.next("", "kubejoin token list")
 	case best.Status == api.StatusUnsigned:
-		v.say(TokenUnsigned, time.Time{}, "%s, and with its token it cannot discover the cluster, since cluster-info has no signature by it; tokens %s: %s; %s", nobody, kind, list,
-			v.responsible("bootstrap-signer", "bootstrap-signer-controller"))
+		v.say(TokenUnsigned, time.Time{}, "%s, and it cannot discover the cluster, because cluster-info has no signature by its token; tokens %s: %s; %s", nobody, kind, list,
+			v.responsible("sign it", "bootstrap-signer", "bootstrap-signer-controller"))
 		v.next("", "kubectl -n "+clusterinfo.Namespace+" get configmap "+clusterinfo.Name+" -o yaml")
 	default:
 		state := map[string]api.NodeState{api.StatusSpent: TokenSpent, api.StatusExpired: TokenExpired, api.StatusInvalid: TokenLimitsMalformed}[best.Status]
@@ -63,7 +63,7 @@ func (v *view) noRequest() {
 		if state == TokenExpired {
 			since = best.Expires
 		}
-		v.say(state, since, "%s, and no token is left that it could join with; tokens %s: %s", nobody, kind, list)
+		v.say(state, since, "%s, and no token for this name is usable; tokens %s: %s", nobody, kind, list)
 		v.next(v.remedy(state))
 	}
 }

@@ -53,19 +53,19 @@ func (v *view) refused(r api.RequestEvidence, c api.RequestCondition, s api.Node
 	}
 }
 
-// tokenOf notes the token of a request whose fate is told by others.
+// tokenOf adds the token of a request to the evidence.
 func (v *view) tokenOf(r api.RequestEvidence) {
 	for _, t := range v.Tokens {
-		if id := tokenID(r); id != "" && t.Token.ID() == id {
+		if id := tokens.IDOfUser(r.User); id != "" && t.Token.ID() == id {
 			evidence := v.token(t)
 			v.e.Evidence.Token = &evidence
 		}
 	}
 }
 
-// pending tells why a request is not approved.
+// pending explains why a request is not approved.
 func (v *view) pending(r api.RequestEvidence) {
-	created := fmt.Sprintf("asked for a certificate %s%s and is not approved", ago(r.Created, v.now), v.refusedBefore())
+	created := fmt.Sprintf("its certificate request was created %s%s and is not approved", ago(r.Created, v.now), v.refusedBefore())
 	if state, why := v.diagnose(r); state != "" {
 		v.say(state, r.Created, "%s: %s", created, why)
 		v.next(v.remedy(state))
@@ -75,11 +75,11 @@ func (v *view) pending(r api.RequestEvidence) {
 	notPermitted := event != nil && event.Reason == string(NotPermitted)
 	switch {
 	case r.Permitted == nil && notPermitted, r.Permitted != nil && !*r.Permitted:
-		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so that it waits for a person", created, clean(r.User), v.subresource(r))
+		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so a person has to approve it", created, clean(r.User), v.subresource(r))
 		v.approve("approve it with", r)
-		v.next("or let all of its kind be approved with", v.permit(r))
+		v.next("or allow automatic approval with", v.permit(r))
 	case notPermitted:
-		v.say(NotApproved, r.Created, "%s: it was not permitted when kubejoin looked, is now, and kubejoin looks again within 17 min", created)
+		v.say(NotApproved, r.Created, "%s: RBAC did not permit it when kubejoin last checked, but permits it now; kubejoin checks again within 17 min", created)
 		v.approve("approve it at once with", r)
 	case event != nil:
 		v.say(ApprovalWaits, r.Created, "%s: %s", created, clean(event.Message))
@@ -88,7 +88,7 @@ func (v *view) pending(r api.RequestEvidence) {
 		v.say(NotApproved, r.Created, "%s yet", created)
 		v.approve("", r)
 	default:
-		v.say(NotApproved, r.Created, "%s: %s", created, v.responsible("csr-approver", "certificatesigningrequest-approving-controller"))
+		v.say(NotApproved, r.Created, "%s: %s", created, v.responsible("approve it", "csr-approver", "certificatesigningrequest-approving-controller"))
 		v.approve("approve it with", r)
 	}
 	v.readable(FactPermission)
@@ -115,10 +115,11 @@ func (v *view) subresource(r api.RequestEvidence) string {
 	return "nodeclient"
 }
 
-// permit is the command that binds what kubeadm binds, for a group of a bootstrap token.
+// permit returns the command that creates kubeadm's binding for automatic approval, for a group of the requester. It
+// is empty if the request has no safe group name.
 func (v *view) permit(r api.RequestEvidence) string {
 	at := slices.IndexFunc(r.Groups, func(g string) bool {
-		return strings.HasPrefix(g, "system:bootstrappers:") && len(g) <= foreign.MaxName && strings.Trim(g, "abcdefghijklmnopqrstuvwxyz0123456789:-") == ""
+		return strings.HasPrefix(g, tokens.BootstrappersGroup+":") && len(g) <= foreign.MaxName && strings.Trim(g, "abcdefghijklmnopqrstuvwxyz0123456789:-") == ""
 	})
 	if at < 0 {
 		return ""
@@ -126,7 +127,7 @@ func (v *view) permit(r api.RequestEvidence) string {
 	return "kubectl create clusterrolebinding kubeadm:node-autoapprove-bootstrap --clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=" + r.Groups[at]
 }
 
-// unsigned tells why an approved request has no certificate.
+// unsigned explains why an approved request has no certificate.
 func (v *view) unsigned(r api.RequestEvidence) {
 	approved := fmt.Sprintf("its request was approved %s and is not signed", ago(r.Approved.At, v.now))
 	event := v.event(r, "SigningFailed")
@@ -147,7 +148,7 @@ func (v *view) unsigned(r api.RequestEvidence) {
 		if v.now.Sub(r.Approved.At) < usualDelay {
 			v.say(NotSigned, r.Approved.At, "%s yet", approved)
 		} else {
-			v.say(NotSigned, r.Approved.At, "%s: %s", approved, v.responsible("csr-signer", "certificatesigningrequest-signing-controller"))
+			v.say(NotSigned, r.Approved.At, "%s: %s", approved, v.responsible("sign it", "csr-signer", "certificatesigningrequest-signing-controller"))
 		}
 	}
 	v.readable(FactEvents)
@@ -192,9 +193,9 @@ func (v *view) caProblem() *api.EventEvidence {
 	return newest
 }
 
-// responsible says which controller should have done something, and whether it can be at work.
-func (v *view) responsible(kubejoins, kcms string) string {
-	either := fmt.Sprintf("kubejoin's %s or kube-controller-manager's %s should do it", kubejoins, kcms)
+// responsible describes which controller should act, for example "sign it", and whether it can be running.
+func (v *view) responsible(act, kubejoins, kcms string) string {
+	either := fmt.Sprintf("kubejoin's %s or kube-controller-manager's %s should %s", kubejoins, kcms, act)
 	if !v.readable(FactLeader) {
 		return either
 	}
@@ -202,12 +203,12 @@ func (v *view) responsible(kubejoins, kcms string) string {
 	v.e.Evidence.Leader = l
 	switch {
 	case l == nil:
-		return either + ", and no kubejoin has a Lease here"
+		return either + ", but no kubejoin has a Lease in this cluster"
 	case l.Holder == "" || v.now.Sub(l.Renewed) > l.Duration:
 		v.next("", fmt.Sprintf("kubectl -n %s get lease %s", l.Namespace, l.Lease))
-		return fmt.Sprintf("%s, and no kubejoin is at work (its Lease was renewed %s)", either, ago(l.Renewed, v.now))
+		return fmt.Sprintf("%s, but no kubejoin is running (its Lease was last renewed %s)", either, ago(l.Renewed, v.now))
 	}
-	return fmt.Sprintf("kubejoin's %s on %s should do it, see its log, unless --controllers leaves it to kube-controller-manager", kubejoins, clean(l.Holder))
+	return fmt.Sprintf("kubejoin's %s on %s should %s, unless --controllers leaves that to kube-controller-manager; see its log", kubejoins, clean(l.Holder), act)
 }
 
 // issued tells of a certificate, where there is no Node.

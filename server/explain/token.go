@@ -95,35 +95,35 @@ func (v *view) usable() (bound, general []api.TokenEvidence) {
 	return bound, general
 }
 
-// diagnose says what about the token, or the name, of a request that is not decided yet will
-// have it refused by kubejoin; no state is nothing.
+// diagnose returns why kubejoin will refuse a request that is not decided or not signed yet, because of its token or
+// its node name. The state is empty if it finds no reason.
 func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
-	id := tokenID(r)
+	id := tokens.IDOfUser(r.User)
 	if id == "" || !v.readable(FactTokens) {
 		return v.diagnoseName(r, tokens.Record{})
 	}
 	at := slices.IndexFunc(v.Tokens, func(t tokens.Record) bool { return t.Token.ID() == id })
 	if at < 0 {
-		return TokenUnknown, fmt.Sprintf("token %s, which it asked with, does not exist any more", id)
+		return TokenUnknown, fmt.Sprintf("its token %s no longer exists", id)
 	}
 	t := v.Tokens[at]
 	evidence := v.token(t)
 	v.e.Evidence.Token = &evidence
 	switch {
 	case t.Limits.Problem != nil:
-		return TokenLimitsMalformed, fmt.Sprintf("the limits of token %s cannot be read (%s), so that it lets nobody join", id, clean(t.Limits.Problem.Error()))
+		return TokenLimitsMalformed, fmt.Sprintf("the limits of its token %s are malformed (%s), so no machine can join with it", id, clean(t.Limits.Problem.Error()))
 	case t.Expired(v.now):
-		return TokenExpired, fmt.Sprintf("token %s, which it asked with, expired %s", id, ago(t.Expires, v.now))
+		return TokenExpired, fmt.Sprintf("its token %s expired %s", id, ago(t.Expires, v.now))
 	case t.Created.After(r.Created):
-		return TokenReplaced, fmt.Sprintf("token %s was made %s, after the request: the one it asked with is gone", id, ago(t.Created, v.now))
+		return TokenReplaced, fmt.Sprintf("token %s was created %s, after the request: the token that the request was sent with was deleted", id, ago(t.Created, v.now))
 	case !t.Limits.AllowsName(v.Node):
 		allowed := t.Limits.NodeNames
 		if t.Limits.Replaces != (tokens.NodeRef{}) {
 			allowed = []string{t.Limits.Replaces.Name}
 		}
-		return NodeNameNotAllowed, fmt.Sprintf("token %s is for other names (%s)", id, firstNames(allowed))
+		return NodeNameNotAllowed, fmt.Sprintf("its token %s is limited to other names (%s)", id, firstNames(allowed))
 	case t.Spent() && !slices.Contains(t.Nodes, v.Node):
-		return TokenSpent, fmt.Sprintf("token %s was for %s and %s took it", id, nodes(t.Limits.NodeLimit()), firstNames(t.Nodes))
+		return TokenSpent, fmt.Sprintf("its token %s is spent: it was for %s, and %s used it", id, nodes(t.Limits.NodeLimit()), firstNames(t.Nodes))
 	}
 	return v.diagnoseName(r, t)
 }
@@ -132,16 +132,16 @@ func (v *view) diagnoseName(r api.RequestEvidence, t tokens.Record) (api.NodeSta
 	if r.User == tokens.NodeUserPrefix+v.Node {
 		return "", ""
 	}
-	if c := v.Claim; v.readable(FactClaim) && c != nil && (c.TokenID != tokenID(r) || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {
-		return NodeNameClaimed, fmt.Sprintf("the name was taken with another token, %s, %s", c.TokenID, ago(c.Created, v.now))
+	if c := v.Claim; v.readable(FactClaim) && c != nil && (c.TokenID != tokens.IDOfUser(r.User) || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {
+		return NodeNameClaimed, fmt.Sprintf("another token, %s, claimed the name %s", c.TokenID, ago(c.Created, v.now))
 	}
 	if v.readable(FactNode) && v.Object != nil {
 		replaces := t.Limits.Replaces
 		switch {
 		case replaces == (tokens.NodeRef{}):
-			return NodeExists, "a Node of that name exists, and it is not handed out again unless kubejoin is told --existing-nodes=allow"
+			return NodeExists, "a Node with this name exists, and kubejoin does not issue its name again unless it runs with --existing-nodes=allow"
 		case replaces.UID != v.Object.UID:
-			return NodeReplaced, fmt.Sprintf("the Node that token %s was to replace is another one now", t.Token.ID())
+			return NodeReplaced, fmt.Sprintf("token %s was created to replace an earlier Node of this name, not the current one", t.Token.ID())
 		}
 	}
 	return "", ""

@@ -8,14 +8,14 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// ReservedName gives the name or group of a subject that Kubernetes or kubeadm has for itself, such as
-// system:kube-controller-manager or kubeadm:cluster-admins: RBAC gives some of them the whole cluster by
-// default. A certificate with it takes the permission to approve, beside the one to sign. It is empty if
-// there is none. Nodes are left out, since node admission holds their names, and system:masters, which
-// every signer refuses.
+// ReservedName returns the first name or group in a subject that Kubernetes or kubeadm reserves; empty if there is
+// none. Examples are system:kube-controller-manager and kubeadm:cluster-admins. By default RBAC gives some of them
+// full access to the cluster. A certificate with such a name therefore needs the permission to approve, in addition
+// to the one to sign. ReservedName ignores nodes, whose names node admission checks, and system:masters, which every
+// signer refuses.
 func ReservedName(csr *x509.CertificateRequest) string {
 	for _, name := range append([]string{csr.Subject.CommonName}, csr.Subject.Organization...) {
-		reserved := strings.HasPrefix(name, "system:") || strings.HasPrefix(name, "kubeadm:")
+		reserved := strings.HasPrefix(name, tokens.ReservedPrefix) || strings.HasPrefix(name, "kubeadm:")
 		if reserved && name != tokens.NodesGroup && name != tokens.MastersGroup &&
 			!(strings.HasPrefix(name, tokens.NodeUserPrefix) && slices.Contains(csr.Subject.Organization, tokens.NodesGroup)) {
 			return name

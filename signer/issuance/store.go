@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // ErrNotFound is wrapped where no certificate of a serial number is recorded.
@@ -63,11 +65,11 @@ type Query struct {
 // ByEnd reports whether the query is about when certificates end, and answered in that order.
 func (q Query) ByEnd() bool { return !q.EndsAfter.IsZero() || !q.EndsBefore.IsZero() }
 
-// Match reports whether an entry is wanted.
+// Match reports whether the query selects an entry.
 func (q Query) Match(e Entry) bool {
 	switch {
 	case q.TokenID != "" && q.TokenID != e.TokenID,
-		q.Node != "" && q.Node != e.Node && e.Requester != "system:node:"+q.Node,
+		q.Node != "" && q.Node != e.Node && e.Requester != tokens.NodeUserPrefix+q.Node,
 		q.Requester != "" && q.Requester != e.Requester,
 		q.Signer != "" && q.Signer != e.Signer,
 		q.Outcome != "" && q.Outcome != e.Outcome,

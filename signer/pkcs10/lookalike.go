@@ -9,9 +9,6 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// reservedPrefix begins the names of users and groups that Kubernetes itself gives a meaning.
-const reservedPrefix = "system:"
-
 // Letters of other alphabets, and colons, that look like those of ASCII and are not decomposed to
 // them by Unicode.
 var lookalikes = strings.NewReplacer(
@@ -33,16 +30,16 @@ func foldName(name string) string {
 	return lookalikes.Replace(name)
 }
 
-// checkReserved says, with a [*approval.Refused], whether the name of a user or group only looks like one
-// of Kubernetes' own. To kube-apiserver it is another one, but not to everybody who reads it.
+// checkReserved returns a [*approval.Refused] for the name of a user or group that only looks like a name reserved by
+// Kubernetes. kube-apiserver distinguishes the two, but people who read them may not.
 func checkReserved(name string) error {
 	as := foldName(name)
-	if !strings.HasPrefix(as, reservedPrefix) {
+	if !strings.HasPrefix(as, tokens.ReservedPrefix) {
 		return nil
 	}
-	exact := strings.HasPrefix(name, reservedPrefix) && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f })
+	exact := strings.HasPrefix(name, tokens.ReservedPrefix) && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 	if !exact || as != name && (as == tokens.MastersGroup || as == tokens.NodesGroup) {
-		return approval.Refuse("the subject has the name %+.100q, which reads as %.100q: names that begin with %q are written in visible ASCII and small letters", name, as, reservedPrefix)
+		return approval.Refuse("the subject has name %+.100q, which looks like %.100q: names that begin with %q must be lower-case printable ASCII", name, as, tokens.ReservedPrefix)
 	}
 	return nil
 }

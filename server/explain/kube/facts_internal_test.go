@@ -45,11 +45,11 @@ func TestFactsOfCanceledCallAreAnError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r := Reader{Client: fake.NewClientset(), Tokens: &noTokens{}, ClusterInfo: noInfo{}}
 	if f, err := r.Facts(ctx, "worker-1"); err != nil || len(f.Unread) > 0 {
-		t.Errorf("%+v, %v; want facts", f, err)
+		t.Errorf("got %+v, %v, want all facts", f, err)
 	}
 	cancel()
 	if f, err := r.Facts(ctx, "worker-1"); !errors.Is(err, context.Canceled) {
-		t.Errorf("%+v, %v; want context.Canceled", f, err)
+		t.Errorf("got %+v, %v, want %v", f, err, context.Canceled)
 	}
 }
 

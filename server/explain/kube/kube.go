@@ -1,6 +1,5 @@
-// Package kube gathers from a cluster what package explain explains: certificate requests, the
-// Node, the claim of its name, tokens, cluster-info, Events and kubejoin's Lease. It reads them
-// as they are now and writes nothing.
+// Package kube reads the facts of package explain from a cluster: certificate requests, the Node object, the claim of
+// its name, tokens, cluster-info, Events and kubejoin's Lease. It reads the current state and writes nothing.
 package kube
 
 import (
@@ -199,11 +198,11 @@ func (g *gathering) tokens(ctx context.Context) error {
 	return nil
 }
 
-// requestersToken reads the token of the newest requests as it is now: the list may lag.
+// requestersToken re-reads the tokens of the newest requests, because the list may be stale.
 func (g *gathering) requestersToken(ctx context.Context) error {
 	for _, o := range g.latest {
-		id, found := strings.CutPrefix(o.Spec.Username, tokens.BootstrapUserPrefix)
-		if !found || tokens.CheckID(id) != nil {
+		id := tokens.IDOfUser(o.Spec.Username)
+		if id == "" {
 			continue
 		}
 		live, err := g.Tokens.Get(ctx, id)

@@ -226,7 +226,7 @@ func TestExplainsNodeWithoutRequest(t *testing.T) {
 	}
 }
 
-// What may not be read is named, and the rest is told.
+// Catches a missing permission that is hidden, or that hides the facts that can be read.
 func TestNamesWhatMayNotBeRead(t *testing.T) {
 	w := newWorld(t)
 	r := w.token()
@@ -235,7 +235,7 @@ func TestNamesWhatMayNotBeRead(t *testing.T) {
 
 	requests := rbac.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"list"}}
 	some := w.readerOf(w.allow("some", requests))
-	some.Timeout = 2 * time.Second // what is never listed is waited for
+	some.Timeout = 2 * time.Second // a forbidden list waits until the timeout
 	for node, want := range map[string]struct {
 		state  api.NodeState
 		unread []api.Fact
@@ -255,9 +255,9 @@ func TestNamesWhatMayNotBeRead(t *testing.T) {
 		for _, fact := range want.unread {
 			at := slices.IndexFunc(e.Unread, func(u api.UnreadFact) bool { return u.Fact == fact })
 			if at < 0 {
-				t.Errorf("%s: %s is not said to be unread: %v", node, fact, e.Unread)
+				t.Errorf("%s: got unread %v, want %s in it", node, e.Unread, fact)
 			} else if !strings.Contains(e.Unread[at].Reason, "forbidden") {
-				t.Errorf("%s: %s is unread for another reason: %s", node, fact, e.Unread[at].Reason)
+				t.Errorf("%s: got %s unread because of %q, want forbidden", node, fact, e.Unread[at].Reason)
 			}
 		}
 	}

@@ -223,7 +223,7 @@ func (w *world) event(o *certificates.CertificateSigningRequest, reason, message
 	}
 }
 
-// explain asks for a node, and wants that state and these words in the sentence.
+// explain explains the node, and fails the test unless the state matches and the sentence has these words.
 func (w *world) explain(node string, state api.NodeState, words ...string) api.NodeExplanation {
 	w.Helper()
 	e, err := w.reader.Explain(w.Context(), node)
@@ -236,7 +236,7 @@ func (w *world) explain(node string, state api.NodeState, words ...string) api.N
 	}
 	for _, s := range words {
 		if !strings.Contains(e.Sentence, s) {
-			w.Errorf("the sentence has no %q: %s", s, e.Sentence)
+			w.Errorf("got sentence %q, want %q in it", e.Sentence, s)
 		}
 	}
 	if len(e.Unread) > 0 {
