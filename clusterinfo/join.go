@@ -7,10 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -115,11 +115,8 @@ func Endpoint(server string) (string, error) {
 	return endpoint, CheckEndpoint(endpoint)
 }
 
-// A DNS name as RFC 1123 has it; upper case is the same name.
-var hostPattern = regexp.MustCompile(`\A[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*\z`)
-
-// CheckEndpoint says why s is not of the form HOST:PORT, or nil. HOST is a DNS name, an IPv4
-// address or an IPv6 address in brackets.
+// CheckEndpoint returns an error if s does not have the form HOST:PORT. HOST is a DNS name, an IPv4 address
+// or an IPv6 address in brackets.
 func CheckEndpoint(s string) error {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
@@ -134,7 +131,7 @@ func CheckEndpoint(s string) error {
 		}
 		return nil
 	}
-	if len(host) > 253 || !hostPattern.MatchString(host) {
+	if !dnsname.IsHost(host) {
 		return fmt.Errorf("endpoint %q: host %q: want a DNS name or an IP address", s, host)
 	}
 	return nil

@@ -8,12 +8,11 @@ import (
 	"strings"
 
 	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
-	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	kjson "sigs.k8s.io/json"
 )
 
@@ -49,17 +48,17 @@ func (h *handler) explanation(r *call) (response, error) {
 	return object(http.StatusOK, e)
 }
 
-// explainRequest answers what would be done about a certificate request, by each rule.
+// explainRequest explains what each rule would decide about a certificate request.
 func (h *handler) explainRequest(r *call) (response, error) {
 	var req api.ExplainRequest
 	if err := readRequest(r, &req); err != nil {
 		return response{}, err
 	}
 	if h.ExplainRequest == nil {
-		return response{}, newProblem(http.StatusNotFound, "no-cluster", "there are no certificate requests to explain here: kubejoin is not on a cluster")
+		return response{}, newProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain certificate requests")
 	}
 	if (req.CSR == "") == (len(req.Object) == 0) {
-		return response{}, badField("csr", "want the name of a CertificateSigningRequest, or one as object, and not both")
+		return response{}, badField("csr", "want either csr, the name of a CertificateSigningRequest, or object, a whole CertificateSigningRequest")
 	}
 	var given *certificates.CertificateSigningRequest
 	if req.CSR == "" {
@@ -70,8 +69,8 @@ func (h *handler) explainRequest(r *call) (response, error) {
 		if err := h.mayExplain(r, given.Spec.Username, given.Spec.Groups); err != nil {
 			return response{}, err
 		}
-	} else if wrong := validation.IsDNS1123Subdomain(req.CSR); len(wrong) > 0 {
-		return response{}, badField("csr", "%.40q is not the name of an object", req.CSR)
+	} else if !dnsname.IsSubdomain(req.CSR) {
+		return response{}, badField("csr", "%.40q given, want the name of a CertificateSigningRequest", req.CSR)
 	}
 	r.log(slog.String("csr", req.CSR))
 	e, err := h.ExplainRequest(r.Context(), req.CSR, given)
@@ -79,7 +78,7 @@ func (h *handler) explainRequest(r *call) (response, error) {
 	case errors.Is(err, tokens.ErrNotFound):
 		return response{}, newProblem(http.StatusNotFound, "no-such-request", "there is no CertificateSigningRequest %s", req.CSR)
 	case err != nil:
-		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the cluster does not say now what there is to know of the request; try again")
+		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the facts about the request cannot be read from the cluster now; retry")
 		p.cause, p.retryAfter = err, retryAfter
 		return response{}, p
 	}
@@ -98,8 +97,9 @@ func readCSR(content []byte) (*certificates.CertificateSigningRequest, error) {
 	return &object, nil
 }
 
-// mayExplain returns a problem if the caller may not learn what a requester is permitted. The object need not exist, so
-// it can name any requester. Callers may ask about themselves, nodes, bootstrap tokens and an object without requester.
+// mayExplain returns a problem if the caller may not learn what a requester is permitted. The caller writes the
+// object and could name any requester in it. Without an extra permission, callers may name themselves, nodes,
+// bootstrap tokens or no requester.
 func (h *handler) mayExplain(r *call, name string, groups []string) error {
 	caller := r.user
 	var known func(group string) bool
@@ -111,13 +111,13 @@ func (h *handler) mayExplain(r *call, name string, groups []string) error {
 	case strings.HasPrefix(name, tokens.NodeUserPrefix):
 		known = func(group string) bool { return group == tokens.NodesGroup }
 	case isBootstrapName(name):
-		known = func(group string) bool { return strings.HasPrefix(group, bootstrapapi.BootstrapDefaultGroup) }
+		known = isBootstrapGroup
 	}
-	if known != nil && !slices.ContainsFunc(groups, func(group string) bool { return group != "system:authenticated" && !known(group) }) {
+	if known != nil && !slices.ContainsFunc(groups, func(group string) bool { return group != tokens.AuthenticatedGroup && !known(group) }) {
 		return nil
 	}
 	return h.checkExtraPermission(r, extraPermission{
 		auth.Access{Verb: "impersonate", Resource: "explanations", Name: name}, "object",
-		"which an object of a requester other than yourself, a node or a bootstrap token needs; ask by the name of a request that exists",
+		"which is required to explain an object whose requester is not you, a node or a bootstrap token; for an existing request, send its name in csr instead",
 	})
 }

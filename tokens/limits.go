@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 )
 
 const (
@@ -151,29 +153,25 @@ func MatchNodeName(pattern, name string) bool {
 	}
 }
 
-// CheckNodeName says why a name is not one that Kubernetes lets a Node have, or nil: an RFC 1123
-// subdomain, of at most 253 characters.
+// CheckNodeName returns an error if name is not a valid Node name in Kubernetes, which is an RFC 1123
+// subdomain.
 func CheckNodeName(name string) error {
-	if len(name) > 253 {
-		return fmt.Errorf("node name of %d characters, want at most 253", len(name))
-	}
-	for label := range strings.SplitSeq(name, ".") {
-		if label == "" || strings.Trim(label, nodeNameCharacters) != "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return fmt.Errorf("node name %q, want parts of [a-z0-9-] with dots between, each beginning and ending with a letter or digit", Redact(name))
-		}
+	switch {
+	case len(name) > dnsname.MaxLength:
+		return fmt.Errorf("node name of %d characters, want at most %d", len(name), dnsname.MaxLength)
+	case !dnsname.IsSubdomain(name):
+		return fmt.Errorf("node name %q, want parts of [a-z0-9-] separated by dots, each starting and ending with a letter or digit", Redact(name))
 	}
 	return nil
 }
 
-const nodeNameCharacters = alphabet + "-"
-
-// CheckNodePattern says why a pattern is none of [Limits.NodeNames], or nil.
+// CheckNodePattern returns an error if pattern is not valid in [Limits.NodeNames].
 func CheckNodePattern(pattern string) error {
 	if !strings.Contains(pattern, "*") {
 		return CheckNodeName(pattern)
 	}
-	if len(pattern) > 253 || strings.Trim(pattern, nodeNameCharacters+".*") != "" {
-		return fmt.Errorf("node name pattern %.300q, want at most 253 of [a-z0-9.-] and *", Redact(pattern))
+	if len(pattern) > dnsname.MaxLength || strings.Trim(pattern, alphabet+"-.*") != "" {
+		return fmt.Errorf("node name pattern %.300q, want at most %d characters of [a-z0-9.-] and *", Redact(pattern), dnsname.MaxLength)
 	}
 	return nil
 }

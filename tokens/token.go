@@ -131,15 +131,7 @@ func CheckID(s string) error {
 }
 
 func isWord(s string, n int) bool {
-	if len(s) != n {
-		return false
-	}
-	for i := range len(s) {
-		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') {
-			return false
-		}
-	}
-	return true
+	return len(s) == n && strings.Trim(s, alphabet) == ""
 }
 
 // ID is the public part: it names the Secret, the signature in cluster-info and the user

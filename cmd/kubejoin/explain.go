@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
@@ -18,7 +19,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 )
@@ -34,34 +34,33 @@ func explainCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "explain NODE | --csr NAME | -f FILE",
-		Short: "Say why a machine has or has not joined, or why a certificate request is or is not approved",
-		Long: `Say in one sentence why a machine has or has not joined under that node name, and
-the next command. It is concluded from certificate requests, the Node, the claim of
-its name, tokens, the signatures in cluster-info and Events; -o json has these, too.
-Nothing is changed. What may not be read is named, and nothing is guessed from it.
+		Short: "Explain why a machine has not joined, or why a certificate request is not approved",
+		Long: `Explain in one sentence why a machine has or has not joined with this node name, and
+print the next command. The command only reads: CSRs, the Node, the claim on its name,
+tokens, signatures in cluster-info, and Events. -o json prints all of them. Objects that
+you may not read are listed, and the explanation does not guess about them.
 
-With --csr, or with -f and a CertificateSigningRequest in YAML or JSON, say what
-kubejoin's rules make of one certificate request: what would be decided, what each
-rule says and what it has seen, and how long the certificate would last. This takes a
-cluster, -f too: a standalone kubejoin has no such requests to explain. Approving by
-hand stays 'kubectl certificate approve'. A kubejoin that runs knows its own flags
-and --signer-config: ask it with --url; over a kubeconfig the defaults are explained.
+--csr, or -f with a CertificateSigningRequest in YAML or JSON, explains one certificate
+request instead: the decision of each rule and its evidence, and the lifetime of the
+certificate. This needs a cluster. With --url, the running kubejoin explains it with its
+own flags and --signer-config. With a kubeconfig, the command uses the default flags. To
+approve a request by hand, run 'kubectl certificate approve'.
 
-The exit code is 0 if the node has joined, or the request is issued or would be
-approved; 3 if not, or if what would tell may not be read; and 1 if nobody could be
-asked.` + remoteHelp,
+The exit code is 0 if the node has joined, or the request is issued or would be approved.
+It is 3 if not, or if a required object may not be read. It is 1 if the command cannot
+reach the cluster or the server.` + remoteHelp,
 		Example: `  kubejoin explain worker-7
 
-  # wait for a machine
+  # wait until a machine has joined
   until kubejoin explain worker-7; do sleep 5; done
 
-  # the state alone, one word that does not change
+  # only the state, one word for scripts
   kubejoin explain worker-7 -o jsonpath={.state}
 
-  # each rule about one certificate request
+  # how each rule decides about a certificate request
   kubejoin explain --csr csr-7xk2p --url https://join.example.com:9443 --curlrc curlrc
 
-  # one that is in a file
+  # a certificate request in a file
   kubectl get csr csr-7xk2p -o yaml | kubejoin explain -f -`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -85,11 +84,11 @@ asked.` + remoteHelp,
 	}
 	cmd.Flags().SortFlags = false
 	o.known = []string{"text", "json", "yaml"}
-	cmd.Flags().StringVarP(&o.format, "output", "o", "text", strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
-	// Fails for a flag that there is not.
+	cmd.Flags().StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
+	// It fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(o.known, jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 	cmd.Flags().StringVar(&o.request.name, "csr", "", "name of a CertificateSigningRequest to explain")
-	cmd.Flags().StringVarP(&o.request.file, "filename", "f", "", "file with a CertificateSigningRequest to explain, or - for the standard input")
+	cmd.Flags().StringVarP(&o.request.file, "filename", "f", "", "file with a CertificateSigningRequest to explain; - is standard input")
 	o.remoteOptions.register(cmd)
 	return cmd
 }
@@ -128,11 +127,11 @@ func (e explainedRequest) given() bool { return e.name != "" || e.file != "" }
 func (e explainedRequest) check(args []string) error {
 	switch {
 	case len(args) > 0:
-		return &usageError{err: errors.New("give one of NODE, --csr and --filename")}
+		return &usageError{err: errors.New("NODE: excludes --csr and --filename; want exactly one of them")}
 	case e.name != "" && e.file != "":
-		return &usageError{err: errors.New("--csr: give this or --filename")}
-	case e.name != "" && len(validation.IsDNS1123Subdomain(e.name)) > 0:
-		return &usageError{err: fmt.Errorf("--csr: %.60q is not the name of an object", tokens.Redact(e.name))}
+		return &usageError{err: errors.New("--csr: excludes --filename, and both are given")}
+	case e.name != "" && !dnsname.IsSubdomain(e.name):
+		return &usageError{err: fmt.Errorf("--csr: %.60q given, want a valid object name", tokens.Redact(e.name))}
 	}
 	return nil
 }

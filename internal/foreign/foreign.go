@@ -1,16 +1,17 @@
-// Package foreign makes text that strangers choose, such as the name of an object or the subject of a
-// certificate request, safe to show in a log, an Event, a condition, an error and a terminal.
+// Package foreign makes untrusted text safe to show in logs, Events, conditions, errors and terminals. Examples are
+// object names and the subjects of certificate requests.
 //
-// It imports the standard library alone, so that every package may use it.
+// It imports only the standard library and internal/dnsname, so that every package can use it.
 package foreign
 
 import (
 	"fmt"
 	"reflect"
-	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 )
 
 // Bounds for [Text], in bytes.
@@ -128,13 +129,10 @@ func Args(args []any) {
 	}
 }
 
-var subdomain = regexp.MustCompile(`\A[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\z`)
-
-// SafeInShell reports whether a name may be part of a command that a person pastes into a shell: it is a
-// DNS-1123 subdomain of at most 253 characters, and holds no secret of a token. kube-apiserver lets
-// a CertificateSigningRequest have any other name as well.
+// SafeInShell reports whether a name is safe in a command that a person pastes into a shell. It must be an RFC 1123
+// subdomain and contain no token secret. kube-apiserver accepts other names for a CertificateSigningRequest.
 func SafeInShell(name string) bool {
-	return len(name) <= 253 && subdomain.MatchString(name) && Redact(name) == name
+	return dnsname.IsSubdomain(name) && Redact(name) == name
 }
 
 // Quote returns s as one word of a POSIX shell. A word of safe characters stays as it is.

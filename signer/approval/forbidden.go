@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 )
 
 // forbiddenPrefixes are addresses that are not one machine's, or another's in disguise, the
@@ -64,25 +66,15 @@ func forbiddenName(name string) string {
 	return ""
 }
 
-// hostCharacters are of both cases: strings.ToLower makes ASCII of letters that are none.
-const hostCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
-
-// checkDNSName says why text, in any case, is not a host's name (RFC 1123, section 2.1), or nil.
+// checkDNSName returns an error if text is not the name of a host (RFC 1123, section 2.1). It ignores case.
 func checkDNSName(text string) error {
-	if len(text) > 253 {
-		return fmt.Errorf("name of %d characters, want at most 253", len(text))
-	}
-	labels := strings.Split(text, ".")
-	for _, label := range labels {
-		if label == "" || len(label) > 63 || strings.Trim(label, hostCharacters) != "" ||
-			label[0] == '-' || label[len(label)-1] == '-' {
-			return fmt.Errorf("%q is not the DNS name of a host: want parts of 1 to 63 of a to z, 0 to 9 and - with dots between, each beginning and ending with a letter or digit", text)
-		}
-	}
-	// RFC 1123 again: the last part is a word, so that no name can be taken for an address. Some
-	// clients take 0x7f.1 for one.
-	if last := strings.ToLower(labels[len(labels)-1]); strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
-		return fmt.Errorf("%q could be taken for an address", text)
+	switch {
+	case len(text) > dnsname.MaxLength:
+		return fmt.Errorf("DNS name has %d characters, want at most %d", len(text), dnsname.MaxLength)
+	case !dnsname.IsHost(text):
+		return fmt.Errorf("invalid DNS name %q: want labels of 1 to 63 letters, digits and hyphens, separated by dots; a label begins and ends with a letter or digit", text)
+	case dnsname.EndsInNumber(text):
+		return fmt.Errorf("invalid DNS name %q: the last label must not be a number, because the name looks like an IP address", text)
 	}
 	return nil
 }

@@ -111,7 +111,7 @@ func TestMaySignNeedsSignPermission(t *testing.T) {
 		{"the signer", request, signers{may: []string{name}}, approval.Approve, approval.ReasonAutoApproved, 1},
 		{"its domain", request, signers{may: []string{"example.com/*"}}, approval.Approve, approval.ReasonAutoApproved, 2},
 		{"another signer", request, signers{may: []string{"example.com/etcd", "*", "example.com"}}, approval.None, approval.ReasonNotPermitted, 2},
-		{"cannot be asked", request, signers{may: []string{name}, err: down}, approval.Wait, approval.ReasonFactsUnavailable, 1},
+		{"no facts", request, signers{may: []string{name}, err: down}, approval.Wait, approval.ReasonFactsUnavailable, 1},
 		{"no domain", kubeletRequest("jane", func(r *approval.Request) { r.SignerName = "x" }), signers{may: []string{"x", "x/*"}}, approval.None, approval.ReasonNotRecognized, 0},
 		{"no request", kubeletRequest("jane", func(r *approval.Request) { r.SignerName, r.CSR = name, nil }), signers{may: []string{name}}, approval.None, approval.ReasonNotRecognized, 0},
 	} {
@@ -121,14 +121,14 @@ func TestMaySignNeedsSignPermission(t *testing.T) {
 				t.Error(err)
 			}
 			if d.Verdict != test.verdict || d.Reason != test.reason || d.Message == "" {
-				t.Errorf("%+v, want %v, %s", d, test.verdict, test.reason)
+				t.Errorf("got %+v, want %v, %s", d, test.verdict, test.reason)
 			}
 			if len(test.facts.asked) != test.asked {
-				t.Errorf("asked %v", test.facts.asked)
+				t.Errorf("got access reviews %v, want %d", test.facts.asked, test.asked)
 			}
 			for _, p := range test.facts.asked {
 				if p.Verb != "sign" || p.Resource != "signers" || p.Subresource != "" {
-					t.Errorf("asked %v", p)
+					t.Errorf("got access review %v, want verb sign of signers", p)
 				}
 			}
 		})

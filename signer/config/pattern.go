@@ -8,13 +8,8 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/tokens"
-)
-
-const (
-	// reservedPrefix begins names that Kubernetes gives a meaning: a pattern stands for them only
-	// if it has the prefix itself.
-	reservedPrefix = "system:"
 )
 
 // checkText says why a text is no pattern of a common name, or nil.
@@ -32,9 +27,10 @@ func checkOrganization(pattern string) error {
 	return checkText(pattern)
 }
 
-// matchText matches a common name or an organization. A * is any characters, none included.
+// matchText matches a common name or an organization. A * matches zero or more characters. Names with the
+// reserved Kubernetes prefix only match a pattern that has this prefix, too.
 func matchText(pattern, value string) bool {
-	if strings.HasPrefix(value, reservedPrefix) && !strings.HasPrefix(pattern, reservedPrefix) {
+	if strings.HasPrefix(value, tokens.ReservedPrefix) && !strings.HasPrefix(pattern, tokens.ReservedPrefix) {
 		return false
 	}
 	return tokens.MatchNodeName(pattern, value)
@@ -48,37 +44,30 @@ func matchPart(pattern, value string) bool {
 	return len(value) > len(pattern)-strings.Count(pattern, "*") && tokens.MatchNodeName(pattern, value)
 }
 
-// checkDNSName says why a name is no DNS name in small letters, or nil; also are characters that
-// it may have beside. It does not end with a dot, and is no IP address.
-func checkDNSName(name, also string) error {
-	const characters = "abcdefghijklmnopqrstuvwxyz0123456789-"
-	last := ""
-	for label := range strings.SplitSeq(name, ".") {
-		if label == "" || len(label) > 63 || strings.Trim(label, characters+also) != "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return fmt.Errorf("%s given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form", quoted(name))
-		}
-		last = label
-	}
-	if len(name) > 253 || strings.Trim(last, "0123456789") == "" {
-		return fmt.Errorf("%s given, want a DNS name of 253 characters at most whose last part is no number", quoted(name))
+// checkDNSName returns why a name is not a DNS name in lower case, or nil. The error quotes given.
+func checkDNSName(name, given string) error {
+	switch {
+	case len(name) > dnsname.MaxLength || dnsname.IsHost(name) && dnsname.EndsInNumber(name):
+		return fmt.Errorf("%s given, want a DNS name of at most 253 characters whose last label is not a number", quoted(given))
+	case !dnsname.IsHost(name) || name != strings.ToLower(name):
+		return fmt.Errorf("%s given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form", quoted(given))
 	}
 	return nil
 }
 
 func checkDNSPattern(pattern string) error {
 	if strings.Contains(pattern, "**") {
-		return fmt.Errorf("%s given: a * stands for characters of one label, and two of them for no more", quoted(pattern))
+		return fmt.Errorf("%s given, want * instead of **: a * matches characters of one label", quoted(pattern))
 	}
-	return checkDNSName(pattern, "*")
+	return checkDNSName(strings.ReplaceAll(pattern, "*", "a"), pattern)
 }
 
-// matchDNS matches a DNS name in any case. A name with a * in it is matched by no pattern.
+// matchDNS matches a DNS name, ignoring case. No pattern matches a name that contains a *.
 func matchDNS(pattern, name string) bool {
-	name = strings.ToLower(name)
-	if checkDNSName(name, "") != nil {
+	if !dnsname.IsHost(name) || dnsname.EndsInNumber(name) {
 		return false
 	}
-	want, have := strings.Split(pattern, "."), strings.Split(name, ".")
+	want, have := strings.Split(pattern, "."), strings.Split(strings.ToLower(name), ".")
 	if len(want) != len(have) {
 		return false
 	}
@@ -90,13 +79,13 @@ func matchDNS(pattern, name string) bool {
 	return true
 }
 
-// checkWildcard says why a name is none such as *.example.com, or nil.
+// checkWildcard returns why a name is not of the form *.example.com, or nil.
 func checkWildcard(name string) error {
 	domain, found := strings.CutPrefix(name, "*.")
 	if !found || !strings.Contains(domain, ".") {
 		return fmt.Errorf("%s given, want a name such as *.example.com", quoted(name))
 	}
-	return checkDNSName(domain, "")
+	return checkDNSName(domain, domain)
 }
 
 // parsePrefix reads an address, or a range of them.

@@ -39,6 +39,7 @@ func TestPatternsMatchWholeNames(t *testing.T) {
 		{"part", matchPart, "etcd-*", []string{"etcd-1", "etcd-12"}, []string{"etcd-", "xetcd-1", "ops-1234"}},
 		{"part", matchPart, "etcd", []string{"etcd"}, []string{"etcd-1", "ops"}},
 		{"DNS", dns, "*.example.com", []string{"a.example.com", "A.Example.com"}, []string{"example.com", "a.b.example.com", "a.example.org", "*.example.com", "a-.example.com", ""}},
+		{"DNS", dns, "*.*.*.*", []string{"a.b.c.d"}, []string{"10.0.0.1", "a.b.c.0x7f"}},
 		{"address", ip, "10.0.0.0/8", []string{"10.1.2.3"}, []string{"11.0.0.1", "no address"}},
 		{"email", matchEmail, "*@example.com", []string{"ada@example.com", "ada@EXAMPLE.com"}, []string{
 			"@example.com", "ada", "example.com", "ada@example.org", "ada@de.example.com", "a@b@example.com", `"ada"@example.com`}},
@@ -71,10 +72,11 @@ func TestRefusesInvalidPatterns(t *testing.T) {
 		good, bad []string
 		want      string // in each error
 	}{
-		{"text", checkText, []string{"", "etcd-*", "Größe"}, []string{"a\nb", "a\x1bb"}, "characters that can be seen"},
+		{"text", checkText, []string{"", "etcd-*", "Größe"}, []string{"a\nb", "a\x1bb"}, "printable characters"},
 		{"organization", checkOrganization, []string{"etcd", "system:etcd"}, []string{"system:masters", "a\nb"}, ""},
 		{"DNS", checkDNSPattern, []string{"a", "*.example.com", long + ".example.com"}, []string{
 			"", "a..b", ".a", "a.", "-a.b", "a-.b", "a_b", "A.b", "a.**", long + "a.example.com", "10.0.0.1", strings.Repeat("a.", 126) + "aa"}, ""},
+		{"DNS of more than 253 characters", checkDNSPattern, nil, []string{strings.Repeat("a.", 126) + "aa"}, "at most 253 characters"},
 		{"wildcard", checkWildcard, []string{"*.example.com"}, []string{"*.com", "*example.com", "a.example.com", "*.*.example.com"}, ""},
 		{"email", checkEmailPattern, []string{"*@example.com", "ops@*.example.com"}, []string{"@example.com", "ada", "a@b@example.com", "a b@example.com", "ä@example.com", `"a"@example.com`}, "want an address such as"},
 		{"email of a malformed domain", checkEmailPattern, nil, []string{"a@example_com", "a@"}, "want a DNS name"},

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // kubernetesDomain is where Kubernetes names signers. CertificateSigningRequests of signers in it
@@ -37,8 +37,8 @@ var ruleSigners = map[string]string{
 	approval.KubeletServing{}.Name(): certificates.KubeletServingSignerName,
 }
 
-// checkName says why a name is none of a signer, or nil: what kube-apiserver lets a request have
-// in spec.signerName, and in the domain of Kubernetes what is known here.
+// checkName returns why a signer name is invalid, or nil. It allows what kube-apiserver allows in
+// spec.signerName. In the domain of Kubernetes it allows only the built-in signers.
 func checkName(name string) error {
 	domain, path, ok := strings.Cut(name, "/")
 	_, known := builtIn()[name]
@@ -46,20 +46,17 @@ func checkName(name string) error {
 	case known:
 		return nil
 	case name == legacyUnknown:
-		return fmt.Errorf("%s is not signed for: it has no rules, and what it signs is good for anything; give those who use it a signer of a name of yours", name)
+		return fmt.Errorf("%s is not supported, because its certificates are valid for every purpose; use a signer in your own domain", name)
 	case domain == kubernetesDomain:
-		return fmt.Errorf("%s given, want one of %s in that domain, or a domain of yours", quoted(name), strings.Join(slices.Sorted(maps.Keys(builtIn())), ", "))
+		return fmt.Errorf("%s given, want one of %s, or a signer in your own domain", quoted(name), strings.Join(slices.Sorted(maps.Keys(builtIn())), ", "))
 	case !ok || strings.Contains(path, "/"):
-		return fmt.Errorf("%s given, want a domain and a name such as example.com/etcd-peer", quoted(name))
-	case len(validation.IsDNS1123Subdomain(domain)) > 0 || !strings.Contains(domain, "."):
-		return fmt.Errorf("%s given, want a domain with a dot in it, in small letters, before the slash, such as example.com", quoted(name))
-	case len(validation.IsDNS1123Subdomain(path)) > 0:
+		return fmt.Errorf("%s given, want DOMAIN/NAME such as example.com/etcd-peer", quoted(name))
+	case !dnsname.IsSubdomain(domain) || !strings.Contains(domain, "."):
+		return fmt.Errorf("%s given, want a lower-case domain with a dot before the slash, such as example.com", quoted(name))
+	case !dnsname.IsSubdomain(path):
 		return fmt.Errorf("%s given, want [a-z0-9.-] after the slash, beginning and ending with a letter or digit, such as etcd-peer", quoted(name))
-	}
-	for label := range strings.SplitSeq(domain, ".") {
-		if len(validation.IsDNS1123Label(label)) > 0 {
-			return fmt.Errorf("%s given, want at most %d characters between dots", quoted(name), validation.DNS1123LabelMaxLength)
-		}
+	case !dnsname.IsHost(domain):
+		return fmt.Errorf("%s given, want at most %d characters in each label of the domain", quoted(name), dnsname.MaxLabel)
 	}
 	return nil
 }

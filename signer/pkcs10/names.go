@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
@@ -66,25 +67,25 @@ func checkName(kind int, value []byte) error {
 	switch kind {
 	case kindEmail, kindDNS, kindURI:
 	case kindIP:
-		// What begins like this is an IPv4 address written with 16 bytes (RFC 4291, section
-		// 2.5.5.2), so that it does not look like itself.
+		// An IPv4-mapped address (RFC 4291, section 2.5.5.2) is an IPv4 address in disguise: checks for IPv4 may miss
+		// it.
 		if len(value) == 16 && strings.HasPrefix(string(value), "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff") {
-			return fmt.Errorf("is an IPv4 address as IPv6, ::ffff:%d.%d.%d.%d: want it in 4 bytes", value[12], value[13], value[14], value[15])
+			return fmt.Errorf("is an IPv4-mapped IPv6 address, ::ffff:%d.%d.%d.%d: want the IPv4 address in 4 bytes", value[12], value[13], value[14], value[15])
 		}
 		return nil
 	default:
-		return fmt.Errorf("%s: want DNS, IP, email and URI alone", what)
+		return fmt.Errorf("%s: want only DNS, IP, email and URI", what)
 	}
 	if len(value) == 0 {
 		return fmt.Errorf("%s and empty", what)
 	}
 	for _, c := range value {
 		if c <= ' ' || c >= 0x7f {
-			return fmt.Errorf("%s, and %.100q has a character that is no visible ASCII", what, foreign.Redact(string(value)))
+			return fmt.Errorf("%s, and %.100q has a space or a character that is not printable ASCII", what, foreign.Redact(string(value)))
 		}
 	}
-	if kind == kindDNS && len(value) > 253 {
-		return fmt.Errorf("%s and %d characters long, want at most 253", what, len(value))
+	if kind == kindDNS && len(value) > dnsname.MaxLength {
+		return fmt.Errorf("%s and has %d characters, want at most %d", what, len(value), dnsname.MaxLength)
 	}
 	return nil
 }

@@ -1,0 +1,38 @@
+// Package dnsname checks RFC 1123 names. It imports only the standard library, so that every package can use it.
+package dnsname
+
+import "strings"
+
+const (
+	// MaxLength is the maximum length of a name.
+	MaxLength = 253
+	// MaxLabel is the maximum length of a label of a host name, between two dots.
+	MaxLabel = 63
+
+	lower = "abcdefghijklmnopqrstuvwxyz0123456789-"
+	upper = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
+
+// IsSubdomain reports whether name is an RFC 1123 subdomain as Kubernetes defines it: lower case, with labels of any
+// length. Names of Nodes and of most other objects have this form.
+func IsSubdomain(name string) bool { return is(name, lower, MaxLength) }
+
+// IsHost reports whether name has the form of a host name, in upper or lower case. IPv4 addresses have it, too.
+func IsHost(name string) bool { return is(name, lower+upper, MaxLabel) }
+
+func is(name, characters string, maxLabel int) bool {
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > maxLabel || strings.Trim(label, characters) != "" || label[0] == '-' || label[len(label)-1] == '-' {
+			return false
+		}
+	}
+	return len(name) <= MaxLength
+}
+
+// EndsInNumber reports whether the last label of a host is a number: decimal, or hexadecimal after 0x. RFC 1123,
+// section 2.1, excludes such names, because clients may parse them as an address. Some parse 0x7f.1 as one.
+func EndsInNumber(host string) bool {
+	last := strings.ToLower(host[strings.LastIndexByte(host, '.')+1:])
+	hexadecimal, found := strings.CutPrefix(last, "0x")
+	return strings.Trim(last, "0123456789") == "" || found && strings.Trim(hexadecimal, "0123456789abcdef") == ""
+}
