@@ -3,6 +3,7 @@ package tokens
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -140,6 +141,23 @@ func (c Claim) HasKey(key string) bool { return slices.Contains(c.Keys, key) }
 func (c Claim) Clone() Claim {
 	c.Keys, c.Requests, c.Limits.NodeNames = slices.Clone(c.Keys), slices.Clone(c.Requests), slices.Clone(c.Limits.NodeNames)
 	return c
+}
+
+// Edit calls change on a copy of c and returns the copy, with the Version of c. It fails if a store
+// must not accept the copy in place of c. Implementations of [Claims] use it in Update.
+func (c Claim) Edit(change func(*Claim) error) (Claim, error) {
+	after := c.Clone()
+	if err := change(&after); err != nil {
+		return Claim{}, err
+	}
+	if after.Node != c.Node || after.UID != c.UID || !after.Created.Equal(c.Created) {
+		return Claim{}, fmt.Errorf("update claim %s: its Node, Created or UID cannot be changed", c.Node)
+	}
+	if err := after.Check(); err != nil {
+		return Claim{}, fmt.Errorf("update claim %s: %w", c.Node, err)
+	}
+	after.Created, after.Version = c.Created, c.Version
+	return after, nil
 }
 
 // Equal reports whether both say the same.

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,9 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// DefaultGroup is the group that kubeadm's RBAC lets join, and the one that [Record.Groups]
-// holds unless something else is asked for.
-const DefaultGroup = "system:bootstrappers:kubeadm:default-node-token"
+// DefaultGroup is the default of [Record.Groups]. The RBAC rules of kubeadm allow this group to join.
+const DefaultGroup = BootstrappersGroup + ":kubeadm:default-node-token"
 
 // DefaultTTL is how long a token lives unless something else is asked for, as with kubeadm.
 const DefaultTTL = 24 * time.Hour
@@ -91,9 +91,31 @@ func (r Record) Signs(now time.Time) bool {
 	return r.Signing && r.Token.HasSecret() && !r.Expired(now)
 }
 
+// Clone returns a copy that shares no slice with r.
+func (r Record) Clone() Record {
+	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
+	return r
+}
+
+// Edit calls change on a copy of r and returns the copy. It fails if a store must not accept the copy
+// in place of r. Implementations of [Store] use it in Update.
+func (r Record) Edit(change func(*Record) error) (Record, error) {
+	after := r.Clone()
+	if err := change(&after); err != nil {
+		return Record{}, err
+	}
+	if after.Token != r.Token || after.UID != r.UID || !after.Created.Equal(r.Created) {
+		return Record{}, fmt.Errorf("update token %s: its Token, Created or UID cannot be changed", r.Token.ID())
+	}
+	if err := after.Check(); err != nil {
+		return Record{}, fmt.Errorf("update token %s: %w", r.Token.ID(), err)
+	}
+	return after, nil
+}
+
 const maxCreator = 64
 
-var groupPattern = regexp.MustCompile(`\Asystem:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]\z`)
+var groupPattern = regexp.MustCompile(`\A` + BootstrappersGroup + `:[a-z0-9:-]{0,255}[a-z0-9]\z`)
 
 // CreatorOf returns the [Record.Creator] of a user: a hash of the name, which has a bounded size and
 // does not show the name. A reader of the store can check a name that they guess. No name is nobody.

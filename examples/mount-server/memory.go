@@ -35,7 +35,7 @@ func (m *memory) Get(ctx context.Context, id string) (tokens.Record, error) {
 	if !found {
 		return r, fmt.Errorf("token %s: %w", id, tokens.ErrNotFound)
 	}
-	return clone(r), nil
+	return r.Clone(), nil
 }
 
 func (m *memory) Find(ctx context.Context, id string) (tokens.Record, error) { return m.Get(ctx, id) }
@@ -45,7 +45,7 @@ func (m *memory) List(ctx context.Context) ([]tokens.Record, error) {
 	defer m.mu.Unlock()
 	list := make([]tokens.Record, 0, len(m.rows))
 	for _, id := range slices.Sorted(maps.Keys(m.rows)) {
-		list = append(list, clone(m.rows[id]))
+		list = append(list, m.rows[id].Clone())
 	}
 	return list, ctx.Err()
 }
@@ -70,15 +70,9 @@ func (m *memory) Update(ctx context.Context, id string, change func(*tokens.Reco
 		if err != nil {
 			return tokens.Record{}, err
 		}
-		now := clone(was)
-		if err := change(&now); err != nil { // with no lock: it may take its time
+		now, err := was.Edit(change) // without the lock, because change may be slow
+		if err != nil {
 			return tokens.Record{}, err
-		}
-		if err := now.Check(); err != nil {
-			return tokens.Record{}, err
-		}
-		if now.Token != was.Token || now.UID != was.UID || !now.Created.Equal(was.Created) {
-			return tokens.Record{}, fmt.Errorf("token %s: its token, UID or creation was changed", id)
 		}
 		if stored, done := m.replace(was, now); done {
 			return stored, nil
@@ -116,14 +110,14 @@ func (m *memory) Delete(ctx context.Context, r tokens.Record) error {
 
 func (m *memory) Watch(ctx context.Context) <-chan struct{} { return m.hints.Watch(ctx) }
 
-// put stores a record under a new version. The lock is held.
+// put stores a record under a new version. The caller holds the lock.
 func (m *memory) put(r tokens.Record) tokens.Record {
 	if m.rows == nil {
 		m.rows = map[string]tokens.Record{}
 	}
 	r.Expires = r.Expires.UTC().Truncate(time.Second)
 	r.Version = m.next()
-	m.rows[r.Token.ID()] = clone(r)
+	m.rows[r.Token.ID()] = r.Clone()
 	m.hints.Send()
 	return r
 }
@@ -131,9 +125,4 @@ func (m *memory) put(r tokens.Record) tokens.Record {
 func (m *memory) next() string {
 	m.count++
 	return strconv.Itoa(m.count)
-}
-
-func clone(r tokens.Record) tokens.Record {
-	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
-	return r
 }

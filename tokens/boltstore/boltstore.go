@@ -1,7 +1,9 @@
-// Package boltstore keeps bootstrap tokens, claims and the issuance record in one file: the embedded
-// default, for an installer or a signer that has no Kubernetes API to keep them in. It leaves the
-// meaning of a token to package tokens, and of an entry to signer/issuance/boltrecord. Several
-// replicas need tokens/secretstore instead.
+// Package boltstore stores bootstrap tokens, claims and the issuance record in one file. It is the
+// default for installers and signers without a Kubernetes API. Only one process can use the file, so
+// several replicas need tokens/secretstore instead.
+//
+// Package tokens defines what a token means, and signer/issuance/boltrecord what an entry of the
+// issuance record means.
 package boltstore
 
 import (
@@ -67,8 +69,8 @@ func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {
 // Find implements [tokens.Store]. It never lags.
 func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) { return s.Get(ctx, id) }
 
-// List implements [tokens.Store]. It never lags. One row that cannot be read fails it, by name:
-// this file is nobody else's to write, so that it is damaged.
+// List implements [tokens.Store]. It never lags. If it cannot decode a row, it fails with an error that
+// names the row: only kubejoin writes this file, so the file must be damaged.
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -79,7 +81,7 @@ func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
 		return err
 	})
 	for i, r := range all {
-		all[i] = clone(r)
+		all[i] = r.Clone()
 	}
 	return all, err
 }
@@ -112,16 +114,10 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 		if err != nil {
 			return tokens.Record{}, err
 		}
-		// Outside of the transaction, so that change may use the store.
-		after := clone(before)
-		if err := change(&after); err != nil {
+		// Edit runs outside the transaction, so that change can use the store.
+		after, err := before.Edit(change)
+		if err != nil {
 			return tokens.Record{}, err
-		}
-		if after.Token != before.Token || after.UID != before.UID || !after.Created.Equal(before.Created) {
-			return tokens.Record{}, fmt.Errorf("update token %s: its Token, Created or UID cannot be changed", id)
-		}
-		if err := after.Check(); err != nil {
-			return tokens.Record{}, fmt.Errorf("update token %s: %w", id, err)
 		}
 		version, err := strconv.ParseUint(before.Version, 10, 64)
 		if err != nil {

@@ -158,8 +158,9 @@ func TestUnreadableJournalStopsOpen(t *testing.T) {
 	}
 }
 
-// A journal whose entries cannot be brought into the database is kept for somebody who mends the database.
+// Open must keep a journal if the database is damaged, so that an operator can repair the database.
 func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	if err := appendAll(s.Issued(), func(yield func(issuance.Entry) bool) {
@@ -195,7 +196,7 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 		if err != nil {
 			failed++
 			if after, err := os.ReadFile(journalOf(path)); err != nil || !bytes.Equal(after, journal) {
-				t.Errorf("page %d is overwritten: the journal is another one, %v", page, err)
+				t.Errorf("page %d is overwritten: the journal has changed, %v", page, err)
 			}
 			continue
 		}
@@ -205,7 +206,7 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 		_ = s.Close() // it may be damaged
 	}
 	if failed < 3 {
-		t.Errorf("%d damaged pages were noticed, want more", failed)
+		t.Errorf("got errors for %d damaged pages, want more", failed)
 	}
 }
 

@@ -116,25 +116,19 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		if err != nil {
 			return tokens.Claim{}, err
 		}
-		// Outside of the transaction, so that change may use the store.
-		after := before.Clone()
-		if err := change(&after); err != nil {
+		// Edit runs outside the transaction, so that change can use the store.
+		after, err := before.Edit(change)
+		if err != nil {
 			return tokens.Claim{}, err
 		}
-		if after.Node != before.Node || after.UID != before.UID || !after.Created.Equal(before.Created) {
-			return tokens.Claim{}, fmt.Errorf("update claim %s: its Node, Created or UID cannot be changed", node)
-		}
-		if err := after.Check(); err != nil {
-			return tokens.Claim{}, fmt.Errorf("update claim %s: %w", node, err)
-		}
-		if after.Version = before.Version; after.Equal(before) {
+		if after.Equal(before) {
 			return before, nil
 		}
 		version, err := strconv.ParseUint(before.Version, 10, 64)
 		if err != nil {
 			return tokens.Claim{}, fmt.Errorf("update claim %s: version: %w", node, err)
 		}
-		if after.Created = before.Created; before.Released() && !after.Released() {
+		if before.Released() && !after.Released() {
 			after.Created = time.Now()
 		}
 		after.Version = strconv.FormatUint(version+1, 10)

@@ -69,10 +69,11 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 	}
 }
 
-// updateOrDrop is update, for which entries of the issuance record are dropped if the disk is full.
+// updateOrDrop is like update, but if the disk is full, it drops entries of the issuance record and
+// retries.
 func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
 	err := s.update(do)
-	// A transaction needs free pages even to delete, and there may be none.
+	// Even a deletion needs free pages, and there may be none. So free the reserve first.
 	if !isFull(err) || s.update(giveUpReserve) != nil {
 		return err
 	}
@@ -82,18 +83,14 @@ func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
 			out, err = recordIn(tx).sweep(s.issued.now(), 0, size)
 			return err
 		})
-		switch {
-		case sweepErr == nil:
+		if sweepErr == nil {
 			s.issued.addDropped(out)
 			more = out.bytes >= size
-		case !isFull(sweepErr):
-			return err
-		default: // the neighbours of these entries do not fit into the free pages, which are scattered: try with more entries
-		}
+		} // otherwise the free pages may be fragmented: retry with more entries
 		if isFull(err) {
 			err = s.update(do)
 		}
-		if !isFull(err) && !isFull(s.update(keepReserve)) { // which is for the next time
+		if !isFull(err) && !isFull(s.update(keepReserve)) { // the next full disk needs the reserve again
 			break
 		}
 	}

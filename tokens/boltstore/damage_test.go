@@ -129,8 +129,9 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 	}
 }
 
-// TestReportsDamagedFile overwrites and cuts the file. Whatever bbolt makes of it, nothing panics.
+// TestReportsDamagedFile overwrites pages of the file and truncates it. The store must return errors and never panic.
 func TestReportsDamagedFile(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	for range 300 {
@@ -146,7 +147,7 @@ func TestReportsDamagedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	use := func(content []byte) error {
-		// A map of a damaged file may keep the lock on it for as long as the process lives.
+		// The memory map of a damaged file may hold the file lock until the process ends.
 		path = filepath.Join(t.TempDir(), "tokens.db")
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
@@ -173,7 +174,7 @@ func TestReportsDamagedFile(t *testing.T) {
 		}
 	}
 	if failed < 3 {
-		t.Errorf("%d damaged pages were noticed, want at least the tree's", failed)
+		t.Errorf("got errors for %d damaged pages, want at least those of the tree", failed)
 	}
 	for _, size := range []int{1, 512, os.Getpagesize(), 2*os.Getpagesize() + 1, len(whole) / 4} {
 		if err := use(whole[:size]); err == nil || !strings.Contains(err.Error(), path) {
@@ -181,6 +182,6 @@ func TestReportsDamagedFile(t *testing.T) {
 		}
 	}
 	if err := use(whole); err != nil {
-		t.Errorf("the file as it was gives %v", err)
+		t.Errorf("Open of the undamaged file = %v", err)
 	}
 }

@@ -127,9 +127,10 @@ func fullDisk(s *boltstore.Store, path string) error {
 	return nil
 }
 
-// A full disk stops nothing: the entries that end first make room for new ones. What was acknowledged
-// and not dropped is there after it, and after a crash.
+// On a full disk, the store must drop the entries that end first and go on. Acknowledged entries that were not
+// dropped must survive this and a crash.
 func TestRecordAppendsOnFullDisk(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	c := child(t, "full", path)
 	var kept []string
@@ -144,7 +145,7 @@ func TestRecordAppendsOnFullDisk(t *testing.T) {
 	found, err := serials(open(t, path).Issued())
 	for _, serial := range kept {
 		if found[serial] != 1 {
-			t.Fatalf("certificate %s was acknowledged, and is there %d times: %v", serial, found[serial], err)
+			t.Fatalf("got acknowledged certificate %s %d times, want once: %v", serial, found[serial], err)
 		}
 	}
 }
@@ -182,18 +183,19 @@ func noPage(s *boltstore.Store, path string) error {
 	return nil
 }
 
-// A transaction needs free pages even to delete. Where the file has none, those of the reserve are enough for a
-// small one.
+// Even a transaction that only deletes needs free pages. If the file has none, the pages of the reserve must be
+// enough for a small transaction.
 func TestRecordDropsEntriesWithoutFreePage(t *testing.T) {
+	t.Parallel()
 	c := child(t, "no page", filepath.Join(t.TempDir(), "tokens.db"))
 	dropped := -1
 	for dropped < 0 && c.out.Scan() {
-		_, _ = fmt.Sscanf(c.out.Text(), "end %d", &dropped) // another line is an error of the other process
+		_, _ = fmt.Sscanf(c.out.Text(), "end %d", &dropped) // any other line is an error of the child
 	}
 	c.kill(t)
 	_ = c.cmd.Wait() // it was killed
 	if dropped <= 0 {
-		t.Errorf("%d entries were dropped to make room, want some", dropped)
+		t.Errorf("dropped %d entries, want some", dropped)
 	}
 }
 
@@ -216,8 +218,9 @@ func noJournal(s *boltstore.Store, _ string) error {
 	return nil
 }
 
-// A disk that is full before there is a journal stops nothing, either.
+// The store must also go on if the disk is full before the journal exists.
 func TestRecordAppendsWithoutSpaceForJournal(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	c := child(t, "no journal", path)
 	var kept []string
@@ -235,7 +238,7 @@ func TestRecordAppendsWithoutSpaceForJournal(t *testing.T) {
 	found, err := serials(open(t, path).Issued())
 	for _, serial := range kept[dropped:] {
 		if found[serial] != 1 {
-			t.Fatalf("certificate %s was acknowledged, and is there %d times: %v", serial, found[serial], err)
+			t.Fatalf("got acknowledged certificate %s %d times, want once: %v", serial, found[serial], err)
 		}
 	}
 }

@@ -101,8 +101,9 @@ func TestJournalAfterCrash(t *testing.T) {
 	}
 }
 
-// What is asked is answered with all that was kept, wherever it is, over several turns of the journal.
+// Queries must return all entries, from both halves of the journal and from the database.
 func TestQueriesReadBothJournalHalves(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	size, entries := 0, 0
@@ -117,7 +118,7 @@ func TestQueriesReadBothJournalHalves(t *testing.T) {
 			}
 		}
 	}
-	// One that the journal has no room for at all.
+	// An entry that is larger than the journal.
 	large := issued(time.Now(), "1f", time.Hour)
 	large.Message = strings.Repeat("x", boltstore.JournalHalf)
 	small := issued(time.Now(), "2f", time.Hour)
@@ -132,8 +133,9 @@ func TestQueriesReadBothJournalHalves(t *testing.T) {
 	}
 }
 
-// What was written in part is left out, what came before it is not.
+// A partly written group at the end of the journal must be ignored. All groups before it must be read.
 func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	now := time.Now()
@@ -177,11 +179,11 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 				t.Errorf("from %d on %s: %d entries, %v, want 2", at-begin, what, len(entries), err)
 			}
 			if what == "another byte" && at >= begin+8 && complete {
-				t.Errorf("from %d on %s: nobody is told", at-begin, what)
+				t.Errorf("from %d on %s: got complete = true, want false", at-begin, what)
 			}
 		}
 	}
-	// With earlier entries missing those that are there are kept.
+	// If earlier entries are missing, the later ones must be kept.
 	after = whole
 	entries, complete, err := boltstore.ReadJournal(damaged(func(c []byte) []byte {
 		copy(c[boltstore.JournalHalf:], c[begin:end])
@@ -205,9 +207,10 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 	}
 }
 
-// TestAcknowledgedEntriesSurviveKill ends a process in the middle of it, again and again: what it was told is kept is
-// there, once.
+// TestAcknowledgedEntriesSurviveKill kills a process repeatedly while it appends. Every acknowledged entry must be
+// there once.
 func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	acknowledged := map[string]bool{}
 	for round := range 8 {
@@ -217,13 +220,13 @@ func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 		}
 		c.kill(t)
 		for c.out.Scan() {
-			if len(c.out.Text()) > 30 { // the line that the kill cut
+			if len(c.out.Text()) > 30 { // the kill may have cut the last line
 				acknowledged[c.out.Text()] = true
 			}
 		}
 		_ = c.cmd.Wait() // it was killed
 		if round%3 == 2 {
-			continue // the next process finds two crashes' entries
+			continue // the next process finds the entries of two crashes
 		}
 		s := open(t, path)
 		found, err := serials(s.Issued())
@@ -232,7 +235,7 @@ func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 		}
 		for serial := range acknowledged {
 			if found[serial] != 1 {
-				t.Errorf("kill %d: certificate %s was acknowledged, and is there %d times", round, serial, found[serial])
+				t.Errorf("kill %d: got acknowledged certificate %s %d times, want once", round, serial, found[serial])
 			}
 		}
 		if err := s.Close(); err != nil {
@@ -240,7 +243,7 @@ func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 		}
 	}
 	if len(acknowledged)*largeEntry < 4*boltstore.JournalHalf {
-		t.Errorf("%d entries were acknowledged, want more: the journal has to turn", len(acknowledged))
+		t.Errorf("got %d acknowledged entries, want more: the journal must change halves", len(acknowledged))
 	}
 }
 

@@ -146,19 +146,19 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// prepare makes the buckets of a new file, brings one of an earlier schema to this one, and
-// refuses any other.
+// prepare creates the buckets of a new file and updates the schema version of a file with an earlier
+// schema. It returns an error for any other file.
 func (s *Store) prepare() error {
 	return s.update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(metaBucket)
 		if meta == nil {
 			var others []string
-			_ = tx.ForEach(func(name []byte, _ *bbolt.Bucket) error { // its error is ours: none
+			_ = tx.ForEach(func(name []byte, _ *bbolt.Bucket) error { // fails only if the callback does
 				others = append(others, fmt.Sprintf("%q", name))
 				return nil
 			})
 			if len(others) > 0 {
-				return fmt.Errorf("not a file of kubejoin: no bucket %q beside %s", metaBucket, strings.Join(others, ", "))
+				return fmt.Errorf("not a kubejoin file: found buckets %s, want %q", strings.Join(others, ", "), metaBucket)
 			}
 			var err error
 			if meta, err = tx.CreateBucket(metaBucket); err != nil {

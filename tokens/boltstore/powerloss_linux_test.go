@@ -39,9 +39,10 @@ func init() {
 func TestCertificatesSurvivePowerLoss(t *testing.T) { traced(t, traceIssue) }
 func TestTokensSurvivePowerLoss(t *testing.T)       { traced(t, traceCreate) }
 
-// traced runs the tracer as a process of its own: it waits for any child, and this process has others.
+// traced runs the tracer in its own process: the tracer waits for any child, and this process has other children.
 func traced(t *testing.T, role string) {
 	t.Helper()
+	t.Parallel()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "BOLTSTORE_TEST_ROLE="+role, "BOLTSTORE_TEST_FILE="+filepath.Join(t.TempDir(), "tokens.db"))
 	if out, err := cmd.CombinedOutput(); err != nil {

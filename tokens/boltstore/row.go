@@ -31,12 +31,6 @@ type row struct {
 	Version        uint64    `json:"version"`
 }
 
-// clone shares nothing with r that can be changed.
-func clone(r tokens.Record) tokens.Record {
-	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
-	return r
-}
-
 // normalizedRecord is r as it will be read back.
 func normalizedRecord(r tokens.Record) tokens.Record {
 	r.Expires = r.Expires.UTC().Truncate(time.Second)

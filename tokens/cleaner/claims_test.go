@@ -73,11 +73,11 @@ func TestClaimsWithoutNodesDeletesOnlyEndedPast(t *testing.T) {
 	})
 }
 
-// Before it releases a claim, the cleaner reads live that the Node or the token is gone: a list may lag.
+// Before it releases a claim, the cleaner must read the Node or the token live, because lists may lag.
 func TestClaimsReadsLiveBeforeRelease(t *testing.T) {
 	for name, test := range map[string]struct {
 		registered bool
-		gone       bool // the Node is, or the token if no Node has registered
+		gone       bool // the Node is deleted, or the token if no Node has registered
 	}{
 		"Node is there":  {registered: true},
 		"Node is gone":   {registered: true, gone: true},
@@ -108,7 +108,7 @@ func TestClaimsReadsLiveBeforeRelease(t *testing.T) {
 					Nodes: func(context.Context) (map[string]string, error) { return nil, nil },
 				})
 				if stays := len(left) == 1; stays == test.gone {
-					t.Errorf("the claim stays: %t", stays)
+					t.Errorf("claim stays: got %t, want %t", stays, !test.gone)
 				}
 			})
 		})

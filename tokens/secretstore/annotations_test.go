@@ -146,7 +146,7 @@ func TestDecodeRefusesTooManyNames(t *testing.T) {
 	}
 }
 
-// TestClearedProblemRewritesLimits has limits that were malformed written anew, and all of them.
+// Clearing the Problem must rewrite all valid limits, remove the malformed ones and keep annotations of others.
 func TestClearedProblemRewritesLimits(t *testing.T) {
 	secret := encode(tokens.Record{Token: tokens.Generate(), Limits: tokens.Limits{Role: tokens.RoleControlPlane}})
 	annotate(secret, "max-nodes", "many")
@@ -158,7 +158,7 @@ func TestClearedProblemRewritesLimits(t *testing.T) {
 	if err != nil || before.Limits.Problem == nil {
 		t.Fatalf("decode = %+v, %v, want a problem", before, err)
 	}
-	after := clone(before)
+	after := before.Clone()
 	after.Limits.Problem = nil
 	apply(secret, before, after)
 	if r, err := decode(secret); err != nil || r.Limits.Problem != nil {
@@ -166,6 +166,6 @@ func TestClearedProblemRewritesLimits(t *testing.T) {
 	}
 	if len(secret.Annotations) != 4 || secret.Annotations["kubejoin.io/certificate-duration"] != "8h0m0s" || secret.Annotations["kubejoin.io/nodes"] != "a" ||
 		secret.Annotations["kubejoin.io/role"] != "control-plane" || secret.Annotations["example.com/zone"] != "eu" {
-		t.Errorf("annotations are %v, want all limits that are good, and what is another's", secret.Annotations)
+		t.Errorf("got annotations %v, want all valid limits and the annotation of others", secret.Annotations)
 	}
 }

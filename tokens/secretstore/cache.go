@@ -142,25 +142,25 @@ func (c *cache[O, T]) ungroup(e *entry[T]) {
 	}
 }
 
-// outage is told when the API server ceases to answer and, with nil, when it answers again.
+// outage logs that the API server does not respond or, if err is nil, that it responds again.
 func (c *cache[O, T]) outage(err error) {
 	if err == nil {
-		c.log.Info(c.what + " can be followed again")
+		c.log.Info("watch works again", "objects", c.what)
 		return
 	}
-	c.log.Warn("cannot follow "+c.what+": no API server, will be tried again until there is", "error", foreign.Text(err.Error(), foreign.MaxMessage))
+	c.log.Warn("watch failed: API server unreachable, retrying", "objects", c.what, "error", foreign.Text(err.Error(), foreign.MaxMessage))
 	c.mu.Lock()
 	c.trouble = err
 	c.mu.Unlock()
 }
 
-// watchFailed is told whenever following stops; it begins again by itself, with backoff.
+// watchFailed logs that the watch has stopped. The informer restarts it with backoff.
 func (c *cache[O, T]) watchFailed(err error) {
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		c.log.Debug("watch of "+c.what+" ended, begins again", "reason", foreign.Text(err.Error(), foreign.MaxMessage))
+		c.log.Debug("watch ended, restarting", "objects", c.what, "reason", foreign.Text(err.Error(), foreign.MaxMessage))
 		return
 	}
-	c.log.Warn("cannot follow "+c.what+", will be tried again", "error", foreign.Text(err.Error(), foreign.MaxMessage))
+	c.log.Warn("watch failed, retrying", "objects", c.what, "error", foreign.Text(err.Error(), foreign.MaxMessage))
 	c.mu.Lock()
 	c.trouble = err
 	c.mu.Unlock()

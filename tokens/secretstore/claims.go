@@ -248,9 +248,9 @@ func (s *Claims) takeCreated(node string) *coordinationv1.Lease {
 	return lease
 }
 
-// firstUpdate updates a Lease as it was created, which saves a read: a claim is confirmed right after
-// its creation. It reports whether it has. If the Lease is not as it was created, or is to stay
-// as it is, nothing was done.
+// firstUpdate updates a Lease that this Claims has created, without reading it again. This saves a request,
+// because the signer confirms a claim right after it has created it. firstUpdate reports whether it has updated
+// the Lease. It does nothing if the Lease has changed since its creation, or if change fails or changes nothing.
 func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, bool) {
 	lease := s.takeCreated(node)
 	if lease == nil {
@@ -260,11 +260,8 @@ func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*toke
 	if err != nil {
 		return tokens.Claim{}, false
 	}
-	after := before.Clone()
-	if change(&after) != nil || after.Node != before.Node || after.UID != before.UID || !after.Created.Equal(before.Created) || after.Check() != nil {
-		return tokens.Claim{}, false
-	}
-	if after.Version = before.Version; after.Equal(before) {
+	after, err := before.Edit(change)
+	if err != nil || after.Equal(before) {
 		return tokens.Claim{}, false
 	}
 	applyClaim(lease, before, after)
@@ -276,7 +273,7 @@ func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*toke
 	return after, err == nil
 }
 
-// Update implements [tokens.Claims]. What others have put on the Lease stays as it is.
+// Update implements [tokens.Claims]. It does not change labels, annotations and fields that others have set.
 func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
 	if c, done := s.firstUpdate(ctx, node, change); done {
 		return c, nil
@@ -286,22 +283,16 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		if err != nil {
 			return tokens.Claim{}, err
 		}
-		after := before.Clone()
-		if err := change(&after); err != nil {
+		after, err := before.Edit(change)
+		if err != nil {
 			return tokens.Claim{}, err
 		}
-		if after.Node != before.Node || after.UID != before.UID || !after.Created.Equal(before.Created) {
-			return tokens.Claim{}, fmt.Errorf("update claim %s: its Node, Created or UID cannot be changed", node)
-		}
-		if err := after.Check(); err != nil {
-			return tokens.Claim{}, fmt.Errorf("update claim %s: %w", node, err)
-		}
-		if after.Version = before.Version; after.Equal(before) {
+		if after.Equal(before) {
 			return before, nil
 		}
 		applyClaim(lease, before, after)
 		s.takeCreated(node)
-		// The resourceVersion in lease makes it conditional.
+		// The resourceVersion in lease makes the update conditional.
 		updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
 		switch {
 		case err == nil:

@@ -368,8 +368,7 @@ func TestIgnoresOtherLease(t *testing.T) {
 	}
 }
 
-// TestMalformedClaimKeepsName has a claim that somebody has edited: it keeps its name, and says what is
-// wrong with it.
+// A claim that someone edited to a malformed one must keep its name taken. Errors must say what is wrong.
 func TestMalformedClaimKeepsName(t *testing.T) {
 	var log lockedBuffer
 	s, leases := openClaims(t, slog.New(slog.NewTextHandler(&log, nil)))
@@ -391,7 +390,7 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 		if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		waitClaims(t, s, "none that is spoilt", func(all []tokens.Claim) bool {
+		waitClaims(t, s, "no malformed claim", func(all []tokens.Claim) bool {
 			_, err := s.Find(t.Context(), node)
 			return len(all) == 0 && !errors.Is(err, tokens.ErrNotFound)
 		})
@@ -399,8 +398,8 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 		_, findErr := s.Find(t.Context(), node)
 		_, updateErr := s.Update(t.Context(), node, func(*tokens.Claim) error { return nil })
 		for what, err := range map[string]error{"Get": getErr, "Find": findErr, "Update": updateErr} {
-			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), lease.Namespace+"/"+node+" is a Lease") {
-				t.Errorf("%s of %s = %v, want an error that names the Lease and is no ErrNotFound", what, node, err)
+			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/"+node+" is ") {
+				t.Errorf("%s of %s = %v, want an error other than ErrNotFound that names the Lease", what, node, err)
 			}
 		}
 		_, err = s.Create(t.Context(), claim(node))
@@ -409,27 +408,27 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 		}
 	}
 	if of, err := s.OfToken(t.Context(), "abc123"); err != nil || len(of) > 0 {
-		t.Errorf("OfToken = %+v, %v, want none that is spoilt", of, err)
+		t.Errorf("OfToken = %+v, %v, want no malformed claim", of, err)
 	}
-	// What a token may still do is not decided without them.
-	if held, err := s.HeldBy(t.Context(), "abc123"); err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "/unknown is a Lease") {
-		t.Errorf("HeldBy = %+v, %v, want an error that names what is spoilt", held, err)
+	// HeldBy must fail, because without these claims the token could claim more names than its limit.
+	if held, err := s.HeldBy(t.Context(), "abc123"); err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "/unknown is ") {
+		t.Errorf("HeldBy = %+v, %v, want an error that names the malformed claim", held, err)
 	}
 	if held, err := s.HeldBy(t.Context(), "def456"); err != nil || len(held) > 0 {
 		t.Errorf("HeldBy of another token = %+v, %v, want none", held, err)
 	}
-	// Once after the warning, which comes after the change can be listed.
+	// Make another change: the warning about the first one is logged shortly after List shows it.
 	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {
 		t.Fatal(err)
 	}
 	waitClaims(t, s, "worker-1", func(all []tokens.Claim) bool { return len(all) == 1 })
 	for _, part := range []string{"/holder ", "/max ", "/unknown ", "/keys ", "/requests ", `max-nodes: \"many\" given, want 1 to 1000`} {
 		if strings.Count(log.String(), part) != 1 {
-			t.Errorf("the log has not one line with %q:\n%s", part, log.String())
+			t.Errorf("got log without exactly one line with %q:\n%s", part, log.String())
 		}
 	}
 
-	// One whose label is gone is no claim any more, and still in the way.
+	// A Lease that lost its label is not a claim, but still occupies the name.
 	lease, err := leases.Get(t.Context(), "worker-1", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -440,10 +439,10 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 	}
 	waitClaims(t, s, "none", func(all []tokens.Claim) bool { return len(all) == 0 })
 	if _, err := s.Find(t.Context(), "worker-1"); !errors.Is(err, tokens.ErrNotFound) {
-		t.Errorf("Find of one without the label = %v, want ErrNotFound", err)
+		t.Errorf("Find of a Lease without the label = %v, want ErrNotFound", err)
 	}
 	if _, err := s.Create(t.Context(), claim("worker-1")); !errors.Is(err, tokens.ErrExists) {
-		t.Errorf("Create of one without the label = %v, want ErrExists", err)
+		t.Errorf("Create of a Lease without the label = %v, want ErrExists", err)
 	}
 }
 

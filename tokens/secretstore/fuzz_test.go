@@ -66,7 +66,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// FuzzDecodeLimits has annotations as anybody may write them.
+// FuzzDecodeLimits decodes annotations with any content.
 func FuzzDecodeLimits(f *testing.F) {
 	f.Add("3", "worker-*,db.example", "8h", "", "control-plane", "worker-1", "")
 	f.Add("1", "*", "480m0.0s", "worker-1/4f5e", "", "worker-1,worker-2", "")
@@ -88,13 +88,13 @@ func FuzzDecodeLimits(f *testing.F) {
 				t.Fatalf("decode gives %+v, %v, want a token that signs", r, err)
 			}
 			if (r.Check() == nil) != (r.Limits.Problem == nil) {
-				t.Errorf("the problem is %v, and Check says %v", r.Limits.Problem, r.Check())
+				t.Errorf("got problem %v, but Check = %v", r.Limits.Problem, r.Check())
 			}
 			if r.Limits.Problem != nil {
-				// It can be mended, whatever it is.
-				repaired := clone(r)
+				// Every Problem must be repairable.
+				repaired := r.Clone()
 				repaired.Limits.Problem = nil
-				if repaired.Check() != nil { // values that do not go together
+				if repaired.Check() != nil { // values that conflict with each other
 					repaired.Limits = tokens.Limits{}
 				}
 				apply(object, r, repaired)
@@ -104,7 +104,7 @@ func FuzzDecodeLimits(f *testing.F) {
 			}
 			again, err := decode(object)
 			if err != nil || again.Limits.Problem != nil || !again.Limits.Equal(r.Limits) || !slices.Equal(again.Nodes, r.Nodes) {
-				t.Errorf("%+v was written and read as %+v, %v", r, again, err)
+				t.Errorf("wrote %+v, read %+v, %v", r, again, err)
 			}
 		})
 	})

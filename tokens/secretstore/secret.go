@@ -145,9 +145,3 @@ func apply(secret *corev1.Secret, before, after tokens.Record) {
 		annotate(secret, nodesAnnotation, strings.Join(after.Nodes, ","))
 	}
 }
-
-// clone shares nothing with r that can be changed.
-func clone(r tokens.Record) tokens.Record {
-	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
-	return r
-}

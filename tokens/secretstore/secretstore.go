@@ -1,7 +1,6 @@
-// Package secretstore keeps bootstrap tokens where the components of Kubernetes look for them:
-// in Secrets kube-system/bootstrap-token-ID of the API server, and claims of node names in
-// Leases. It reads what kubeadm and others have put there, and leaves what it does not know of
-// as it is.
+// Package secretstore stores bootstrap tokens where Kubernetes expects them: in the Secrets
+// kube-system/bootstrap-token-ID. It stores claims of node names in Leases. It also reads tokens that
+// kubeadm and other tools created, and does not change fields that it does not know.
 package secretstore
 
 import (
@@ -95,8 +94,7 @@ func (s *Store) get(ctx context.Context, id string) (*corev1.Secret, tokens.Reco
 	return secret, r, nil
 }
 
-// Find implements [tokens.Store]. Like List it waits for the first answer of the API server until
-// ctx ends.
+// Find implements [tokens.Store]. Like List, it waits until the cache is filled or ctx ends.
 func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
 	if err := tokens.CheckID(id); err != nil {
 		return tokens.Record{}, err
@@ -108,18 +106,17 @@ func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
 	case found == nil || found.err != nil:
 		return tokens.Record{}, fmt.Errorf("find token %s: %w", id, tokens.ErrNotFound)
 	}
-	return clone(found.value), nil
+	return found.value.Clone(), nil
 }
 
-// List implements [tokens.Store]. It waits for the first answer of the API server until ctx
-// ends.
+// List implements [tokens.Store]. It waits until the cache is filled for the first time or ctx ends.
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
 	all, err := s.cache.list(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", err)
 	}
 	for i, r := range all {
-		all[i] = clone(r)
+		all[i] = r.Clone()
 	}
 	return all, nil
 }
@@ -140,31 +137,25 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	return decode(secret)
 }
 
-// Update implements [tokens.Store]. What the Secret has beside the fields that change altered
-// stays as it is, be it known or not. A change that clears the Problem of malformed limits says
-// with that what they are: annotations that nobody knows go away.
+// Update implements [tokens.Store]. It writes only the fields that change has altered, and leaves everything
+// else in the Secret as it is. But if change clears the Problem of malformed limits, Update writes all
+// limits and removes unknown annotations with the prefix kubejoin.io/.
 func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
 	for {
 		secret, before, err := s.get(ctx, id)
 		if err != nil {
 			return tokens.Record{}, err
 		}
-		after := clone(before)
-		if err := change(&after); err != nil {
+		after, err := before.Edit(change)
+		if err != nil {
 			return tokens.Record{}, err
-		}
-		if after.Token != before.Token || after.UID != before.UID || !after.Created.Equal(before.Created) {
-			return tokens.Record{}, fmt.Errorf("update token %s: its Token, Created or UID cannot be changed", id)
-		}
-		if err := after.Check(); err != nil {
-			return tokens.Record{}, fmt.Errorf("update token %s: %w", id, err)
 		}
 		apply(secret, before, after)
 		r, err := decode(secret)
 		if err := errors.Join(err, r.Problem, r.Limits.Problem); err != nil {
-			return tokens.Record{}, fmt.Errorf("update token %s: it would still be no good: %w", id, err)
+			return tokens.Record{}, fmt.Errorf("update token %s: still invalid after the change: %w", id, err)
 		}
-		// The resourceVersion in secret makes it conditional.
+		// The resourceVersion in secret makes the update conditional.
 		updated, err := s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
 		switch {
 		case err == nil:
