@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -280,10 +281,10 @@ func TestComputedDropsListedTokens(t *testing.T) {
 	}
 }
 
-// The kubeconfig may be another one at any time, of no use, or not there.
+// Computed must follow the kubeconfig, which may change at any time, be malformed or missing.
 func TestComputedFollowsKubeconfig(t *testing.T) {
 	token := record(t, "aaaaaa.9876543210fedcba")
-	good, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{newCA(t, "kubernetes").cert})
+	good, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{certtest.CA(t, "kubernetes").Leaf})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,14 +15,15 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A discovery endpoint that can be told to misbehave.
+// An endpoint is a discovery endpoint that tests can make misbehave.
 type endpoint struct {
-	ca, other  testCA
+	ca, other  *tls.Certificate
 	token      tokens.Token
-	kubeconfig []byte // names both CAs
+	kubeconfig []byte // contains both CAs
 	asked      atomic.Int32
 	answer     func(w http.ResponseWriter, r *http.Request, nth int32)
 	server     *httptest.Server
@@ -30,15 +31,15 @@ type endpoint struct {
 
 func newEndpoint(t *testing.T) *endpoint {
 	t.Helper()
-	e := &endpoint{ca: newCA(t, "cluster"), other: newCA(t, "other"), token: mustToken(t, "abcdef.9876543210fedcba")}
+	e := &endpoint{ca: certtest.CA(t, "cluster"), other: certtest.CA(t, "other"), token: mustToken(t, "abcdef.9876543210fedcba")}
 	var err error
-	e.kubeconfig, err = clusterinfo.Kubeconfig("https://api.example:6443", []*x509.Certificate{e.ca.cert, e.other.cert})
+	e.kubeconfig, err = clusterinfo.Kubeconfig("https://api.example:6443", []*x509.Certificate{e.ca.Leaf, e.other.Leaf})
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/namespaces/kube-public/configmaps/cluster-info" || r.Header.Get("Authorization") != "" || r.Method != http.MethodGet {
-			t.Errorf("asked %s %s with Authorization %q", r.Method, r.URL, r.Header.Get("Authorization"))
+			t.Errorf("got request %s %s with Authorization %q", r.Method, r.URL, r.Header.Get("Authorization"))
 		}
 		nth := e.asked.Add(1)
 		if e.answer != nil {
@@ -47,8 +48,8 @@ func newEndpoint(t *testing.T) *endpoint {
 		}
 		e.write(t, w, e.kubeconfig)
 	}))
-	e.server.TLS = &tls.Config{Certificates: []tls.Certificate{e.ca.serving(t)}}
-	e.server.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes that fail are the point
+	e.server.TLS = &tls.Config{Certificates: []tls.Certificate{certtest.Serving(t, e.ca, "127.0.0.1")}}
+	e.server.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes fail on purpose
 	e.server.StartTLS()
 	t.Cleanup(e.server.Close)
 	return e
@@ -79,19 +80,19 @@ func (e *endpoint) discovery(pins ...string) clusterinfo.Discovery {
 
 func TestDiscover(t *testing.T) {
 	e := newEndpoint(t)
-	found, err := clusterinfo.Discover(t.Context(), e.server.Listener.Addr().String(), e.token, []string{clusterinfo.Pin(e.ca.cert)})
+	found, err := clusterinfo.Discover(t.Context(), e.server.Listener.Addr().String(), e.token, []string{clusterinfo.Pin(e.ca.Leaf)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found.Server != "https://api.example:6443" || len(found.CAs) != 1 || !found.CAs[0].Equal(e.ca.cert) {
-		t.Errorf("found %s and %d CAs, want the pinned one only", found.Server, len(found.CAs))
+	if found.Server != "https://api.example:6443" || len(found.CAs) != 1 || !found.CAs[0].Equal(e.ca.Leaf) {
+		t.Errorf("got %s and %d CAs, want only the pinned one", found.Server, len(found.CAs))
 	}
 	server, cas, err := clusterinfo.ParseKubeconfig(found.Kubeconfig)
-	if err != nil || server != found.Server || len(cas) != 1 || !cas[0].Equal(e.ca.cert) {
+	if err != nil || server != found.Server || len(cas) != 1 || !cas[0].Equal(e.ca.Leaf) {
 		t.Errorf("kubeconfig with %s and %d CAs, %v", server, len(cas), err)
 	}
 	if n := e.asked.Load(); n != 2 {
-		t.Errorf("asked %d times, want 2", n)
+		t.Errorf("got %d requests, want 2", n)
 	}
 }
 
@@ -103,27 +104,27 @@ func TestDiscoverWaits(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 		case 2:
 			w.WriteHeader(http.StatusServiceUnavailable)
-		case 3: // by another token only
+		case 3: // only signed by another token
 			e.writeData(t, w, map[string]string{"kubeconfig": string(e.kubeconfig), "jws-kubeconfig-zzzzzz": "e30..AA"})
 		case 4:
 			e.writeData(t, w, map[string]string{"kubeconfig": string(e.kubeconfig), "jws-kubeconfig-abcdef": ""})
-		case 6: // after the signature was seen
+		case 6: // after the first valid signature
 			panic(http.ErrAbortHandler)
 		default:
 			e.write(t, w, e.kubeconfig)
 		}
 	}
-	if _, err := e.discovery(clusterinfo.Pin(e.ca.cert)).Run(t.Context()); err != nil {
+	if _, err := e.discovery(clusterinfo.Pin(e.ca.Leaf)).Run(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if n := e.asked.Load(); n != 7 {
-		t.Errorf("asked %d times, want 7", n)
+		t.Errorf("got %d requests, want 7", n)
 	}
 }
 
 func TestDiscoverRefuses(t *testing.T) {
 	type answer = func(e *endpoint, w http.ResponseWriter, r *http.Request, nth int32)
-	pinOfCA := func(e *endpoint) []string { return []string{clusterinfo.Pin(e.ca.cert)} }
+	pinOfCA := func(e *endpoint) []string { return []string{clusterinfo.Pin(e.ca.Leaf)} }
 	for name, test := range map[string]struct {
 		pins   func(*endpoint) []string
 		answer answer
@@ -139,16 +140,16 @@ func TestDiscoverRefuses(t *testing.T) {
 			e.writeData(t, w, map[string]string{"kubeconfig": string(e.kubeconfig) + " ", "jws-kubeconfig-abcdef": jws})
 		}, "signature does not verify", 1},
 		"no pinned CA": {func(*endpoint) []string { return []string{pin1, pin2} }, nil, "has one of the 2 pins", 1},
-		// The pinned CA is in the bundle, and another one of the bundle issued the server's.
-		"served by the CA that is not pinned": {func(e *endpoint) []string { return []string{clusterinfo.Pin(e.other.cert)} }, nil, "signed by unknown authority", 1},
+		// The pinned CA is in the bundle, but another CA of the bundle issued the serving certificate.
+		"served by the CA that is not pinned": {func(e *endpoint) []string { return []string{clusterinfo.Pin(e.other.Leaf)} }, nil, "signed by unknown authority", 1},
 		"other kubeconfig the second time": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, nth int32) {
 			server := "https://api.example:6443"
 			if nth == 2 {
 				server = "https://evil.example:6443"
 			}
-			kubeconfig, _ := clusterinfo.Kubeconfig(server, []*x509.Certificate{e.ca.cert})
+			kubeconfig, _ := clusterinfo.Kubeconfig(server, []*x509.Certificate{e.ca.Leaf})
 			e.write(t, w, kubeconfig)
-		}, "another kubeconfig", 2},
+		}, "its kubeconfig differs over the verified connection", 2},
 		"kubeconfig with a credential": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, _ int32) {
 			e.write(t, w, []byte(strings.Replace(string(e.kubeconfig), "users: null", "users: [{name: a, user: {token: hunter2}}]", 1)))
 		}, "users", 1},
@@ -166,26 +167,26 @@ func TestDiscoverRefuses(t *testing.T) {
 				t.Errorf("an error and %v", found)
 			}
 			if n := e.asked.Load(); n != test.asked {
-				t.Errorf("asked %d times, want %d", n, test.asked)
+				t.Errorf("got %d requests, want %d", n, test.asked)
 			}
 			if err != nil && (strings.Contains(err.Error(), "9876543210") || strings.Contains(err.Error(), "hunter2")) {
-				t.Errorf("the error has a secret: %v", err)
+				t.Errorf("the error contains a secret: %v", err)
 			}
 		})
 	}
 }
 
-// What may pass is asked again until the context ends, and the error says what it was.
+// Run must retry temporary failures until the context ends, and return the last failure.
 func TestDiscoverReturnsLastFailure(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer func(w http.ResponseWriter, r *http.Request)
 		want   string
 	}{
-		"forbidden": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "answer 403 Forbidden"},
+		"forbidden": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "response 403 Forbidden"},
 		"redirect": {func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/elsewhere", http.StatusFound) // following it would fail newEndpoint's check of the path
-		}, "answer 302 Found"},
-		"not JSON":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "not the JSON"},
+		}, "response 302 Found"},
+		"not JSON":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "not a ConfigMap in JSON"},
 		"unsigned":   {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"data":{"kubeconfig":"x"}}`) }, "no signature by token abcdef"},
 		"slow":       {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline"},
 		"hanging up": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
@@ -201,14 +202,14 @@ func TestDiscoverReturnsLastFailure(t *testing.T) {
 				}
 				test.answer(w, r)
 			}
-			d := e.discovery(clusterinfo.Pin(e.ca.cert))
+			d := e.discovery(clusterinfo.Pin(e.ca.Leaf))
 			d.Timeout = 300 * time.Millisecond
 			_, err := d.Run(ctx)
 			if !errors.Is(err, context.Canceled) || errors.Is(err, clusterinfo.ErrUntrusted) {
 				t.Errorf("got %v, want the context's error", err)
 			}
 			if n := e.asked.Load(); n < 3 {
-				t.Errorf("asked %d times, want 3", n)
+				t.Errorf("got %d requests, want 3", n)
 			}
 		})
 		t.Run(name+", reason", func(t *testing.T) {
@@ -217,7 +218,7 @@ func TestDiscoverReturnsLastFailure(t *testing.T) {
 			e.answer = func(w http.ResponseWriter, r *http.Request, _ int32) { test.answer(w, r) }
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			d := e.discovery(clusterinfo.Pin(e.ca.cert))
+			d := e.discovery(clusterinfo.Pin(e.ca.Leaf))
 			d.Timeout, d.Retry = 300*time.Millisecond, time.Hour
 			_, err := d.Run(ctx)
 			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(test.want)) {
@@ -227,17 +228,17 @@ func TestDiscoverReturnsLastFailure(t *testing.T) {
 	}
 }
 
-// An answer without end is not kept.
+// An endless response must not be kept in memory.
 func TestDiscoverRefusesHugeResponse(t *testing.T) {
 	e := newEndpoint(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	e.answer = func(w http.ResponseWriter, _ *http.Request, _ int32) {
 		defer cancel()
-		_, _ = io.Copy(w, zeros{}) // until the client has hung up
+		_, _ = io.Copy(w, zeros{}) // until the client closes the connection
 	}
-	d := e.discovery(clusterinfo.Pin(e.ca.cert))
+	d := e.discovery(clusterinfo.Pin(e.ca.Leaf))
 	d.Timeout, d.Retry = time.Minute, time.Hour
-	if _, err := d.Run(ctx); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "answer of more than") {
+	if _, err := d.Run(ctx); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "response of more than") {
 		t.Errorf("got %v", err)
 	}
 }

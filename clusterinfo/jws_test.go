@@ -25,10 +25,13 @@ func oracle(content []byte, id, secret string) string {
 	return header + ".." + b64(mac.Sum(nil))
 }
 
-// A joining kubeadm computes the signature with cluster-bootstrap and compares strings.
+// kubeadm join computes the signature with cluster-bootstrap and compares strings, so ours must be identical.
 func TestSignLikeClusterBootstrap(t *testing.T) {
-	const shards, cases = 4, 25_000
-	for shard := range uint64(shards) {
+	shards, cases := uint64(4), 25_000
+	if testing.Short() {
+		cases = 2_500
+	}
+	for shard := range shards {
 		t.Run(fmt.Sprint("seed ", shard), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(2026, shard))

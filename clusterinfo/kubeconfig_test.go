@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 )
 
 func TestKubeconfigReadsBack(t *testing.T) {
-	a, b := newCA(t, "a"), newCA(t, "b")
-	kubeconfig, err := clusterinfo.Kubeconfig("https://10.0.0.1:6443", []*x509.Certificate{a.cert, b.cert})
+	a, b := certtest.CA(t, "a"), certtest.CA(t, "b")
+	kubeconfig, err := clusterinfo.Kubeconfig("https://10.0.0.1:6443", []*x509.Certificate{a.Leaf, b.Leaf})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,12 +23,12 @@ func TestKubeconfigReadsBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if server != "https://10.0.0.1:6443" || len(cas) != 2 || !cas[0].Equal(a.cert) || !cas[1].Equal(b.cert) {
+	if server != "https://10.0.0.1:6443" || len(cas) != 2 || !cas[0].Equal(a.Leaf) || !cas[1].Equal(b.Leaf) {
 		t.Errorf("got %s and %d CAs back from:\n%s", server, len(cas), kubeconfig)
 	}
 	again, _ := clusterinfo.Kubeconfig(server, cas)
 	if !bytes.Equal(again, kubeconfig) {
-		t.Errorf("the same input gave other bytes:\n%s\n%s", kubeconfig, again)
+		t.Errorf("got different bytes for the same input:\n%s\n%s", kubeconfig, again)
 	}
 	if same, err := clusterinfo.WithServer(kubeconfig, server); err != nil || !bytes.Equal(same, kubeconfig) {
 		t.Errorf("WithServer with the same server: %v\n%s", err, same)
@@ -42,13 +43,13 @@ func TestKubeconfigReadsBack(t *testing.T) {
 }
 
 func TestKubeconfigRefuses(t *testing.T) {
-	ca := newCA(t, "a")
-	leaf, err := x509.ParseCertificate(ca.serving(t).Certificate[0])
+	ca := certtest.CA(t, "a")
+	leaf, err := x509.ParseCertificate(certtest.Serving(t, ca, "127.0.0.1").Certificate[0])
 	if err != nil {
 		t.Fatal(err)
 	}
 	leaf.BasicConstraintsValid = true
-	good := []*x509.Certificate{ca.cert}
+	good := []*x509.Certificate{ca.Leaf}
 	for name, test := range map[string]struct {
 		server string
 		cas    []*x509.Certificate
@@ -64,7 +65,7 @@ func TestKubeconfigRefuses(t *testing.T) {
 		"no CA":           {"https://a:6443", nil, "certificate-authority-data"},
 		"nil CA":          {"https://a:6443", []*x509.Certificate{nil}, "certificate-authority-data"},
 		"leaf":            {"https://a:6443", []*x509.Certificate{leaf}, "not a CA"},
-		"too many CAs":    {"https://a:6443", bytesOver(ca.cert), "allowed"},
+		"too many CAs":    {"https://a:6443", bytesOver(ca.Leaf), "allowed"},
 		"newline in host": {"https://a\nb:6443", good, "server"},
 	} {
 		_, err := clusterinfo.Kubeconfig(test.server, test.cas)
@@ -72,7 +73,7 @@ func TestKubeconfigRefuses(t *testing.T) {
 			t.Errorf("%s: got %v, want an error about %q", name, err, test.want)
 		}
 		if err != nil && strings.Contains(err.Error(), "u:p") {
-			t.Errorf("%s: the error repeats the password: %v", name, err)
+			t.Errorf("%s: the error contains the password: %v", name, err)
 		}
 	}
 }
@@ -86,8 +87,8 @@ func bytesOver(ca *x509.Certificate) []*x509.Certificate {
 }
 
 func TestParseKubeconfig(t *testing.T) {
-	ca := newCA(t, "a")
-	block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw})
+	ca := certtest.CA(t, "a")
+	block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Leaf.Raw})
 	data := base64.StdEncoding.EncodeToString(block)
 	key := base64.StdEncoding.EncodeToString(append(block, "-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----\n"...))
 	with := func(cluster, rest string) string {
@@ -107,12 +108,12 @@ func TestParseKubeconfig(t *testing.T) {
 		"two clusters":      {with(fields, "- name: b\n  cluster:\n"+fields), "clusters: 2"},
 		"credential":        {with(fields, "users:\n- name: u\n  user: {token: hunter2}\n"), "users"},
 		"other case":        {with(strings.Replace(fields, "server:", "Server:", 1), ""), "server"},
-		"field given twice": {with(fields+"    server: https://b:6443\n", ""), "twice"},
+		"duplicate field":   {with(fields+"    server: https://b:6443\n", ""), "duplicate"},
 		"http":              {with(strings.Replace(fields, "https", "http", 1), ""), "server"},
 		"no CA":             {with("    server: https://a:6443\n", ""), "certificate-authority-data"},
 		"CA not base64":     {with("    server: https://a:6443\n    certificate-authority-data: '%'\n", ""), "types"},
 		"CA not PEM":        {with("    server: https://a:6443\n    certificate-authority-data: aGk=\n", ""), "certificate-authority-data"},
-		"key in the bundle": {with("    server: https://a:6443\n    certificate-authority-data: "+key+"\n", ""), "no CERTIFICATE"},
+		"key in the bundle": {with("    server: https://a:6443\n    certificate-authority-data: "+key+"\n", ""), "other than CERTIFICATE"},
 		"CA file":           {with(fields+"    certificate-authority: /etc/ca.crt\n", ""), "clusters[0]"},
 		"insecure":          {with(fields+"    insecure-skip-tls-verify: true\n", ""), "clusters[0]"},
 		"proxy":             {with(fields+"    proxy-url: http://evil\n", ""), "clusters[0]"},
@@ -126,17 +127,17 @@ func TestParseKubeconfig(t *testing.T) {
 		case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
 			t.Errorf("%s: got %v, want an error with %q", name, err, test.want)
 		case test.want != "" && (server != "" || cas != nil):
-			t.Errorf("%s: an error and %q, %v", name, server, cas)
+			t.Errorf("%s: got an error and %q, %v", name, server, cas)
 		}
 		if err != nil && strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s: the error repeats a credential: %v", name, err)
+			t.Errorf("%s: the error contains a credential: %v", name, err)
 		}
 	}
 }
 
 func FuzzParseKubeconfig(f *testing.F) {
-	ca := newCA(f, "a")
-	good, err := clusterinfo.Kubeconfig("https://10.0.0.1:6443", []*x509.Certificate{ca.cert})
+	ca := certtest.CA(f, "a")
+	good, err := clusterinfo.Kubeconfig("https://10.0.0.1:6443", []*x509.Certificate{ca.Leaf})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func FuzzParseKubeconfig(f *testing.F) {
 	f.Add(append(good, good...))
 	f.Add([]byte("apiVersion: v1\nkind: Config\nusers: [{name: a}]\n"))
 	f.Add([]byte("a: &a [1]\nb: [*a, *a]\n"))
-	f.Add(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw}))
+	f.Add(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Leaf.Raw}))
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n\n-----END CERTIFICATE-----"))
 	for _, slow := range []string{"a: b,", "k: v\n", "- 1.1\n", "- 2001-01-01\n", "- &a x\n", "[", "{a: ", "? ", "- ", "\t", "- *a\n"} {
 		f.Add([]byte(strings.Repeat(slow, clusterinfo.MaxKubeconfig/len(slow))))
@@ -160,7 +161,7 @@ func FuzzParseKubeconfig(f *testing.F) {
 				return
 			}
 			if _, err := clusterinfo.Kubeconfig(server, cas[:1]); err != nil && !strings.Contains(err.Error(), "not a CA") {
-				t.Errorf("read %q, which cannot be written: %v", server, err)
+				t.Errorf("got %q from ParseKubeconfig, but Kubeconfig fails: %v", server, err)
 			}
 		})
 	})

@@ -9,14 +9,15 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 )
 
 func TestPins(t *testing.T) {
-	a, b := newCA(t, "a"), newCA(t, "b")
-	got := clusterinfo.Pins([]*x509.Certificate{a.cert, b.cert, a.cert})
+	a, b := certtest.CA(t, "a"), certtest.CA(t, "b")
+	got := clusterinfo.Pins([]*x509.Certificate{a.Leaf, b.Leaf, a.Leaf})
 	want := []string{
-		fmt.Sprintf("sha256:%x", sha256.Sum256(a.cert.RawSubjectPublicKeyInfo)),
-		fmt.Sprintf("sha256:%x", sha256.Sum256(b.cert.RawSubjectPublicKeyInfo)),
+		fmt.Sprintf("sha256:%x", sha256.Sum256(a.Leaf.RawSubjectPublicKeyInfo)),
+		fmt.Sprintf("sha256:%x", sha256.Sum256(b.Leaf.RawSubjectPublicKeyInfo)),
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -237,7 +238,7 @@ func TestServingAddressIsThatOfTheConnection(t *testing.T) {
 	}
 }
 
-// Where no scope is configured nobody can approve what is no object: it is not waited for.
+// Without a CSR object nobody can approve later. Catches a request that waits for approval when no scope is configured.
 func TestRefusesServingCertificateWithoutScope(t *testing.T) {
 	s, kept := certifying(t)
 	all := maps.Clone(s.Certificates.Authority.Signers())
@@ -248,14 +249,14 @@ func TestRefusesServingCertificateWithoutScope(t *testing.T) {
 	s.start(t)
 	_, err := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w"))})
 	p := wantProblem(t, err, 403, api.ProblemCertificateNotPermitted, approval.ReasonScopeNotConfigured)
-	if !strings.Contains(p.Detail, "(--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator may sign it with 'kubejoin sign --signer "+servingSigner) || strings.Contains(p.Detail, "approve") {
+	if !strings.Contains(p.Detail, "(--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator can sign the request with 'kubejoin sign --signer "+servingSigner) || strings.Contains(p.Detail, "approve") {
 		t.Errorf("detail %q", p.Detail)
 	}
 	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != approval.ReasonScopeNotConfigured {
-		t.Errorf("recorded %+v", e)
+		t.Errorf("got record %+v, want a refusal for %s", e, approval.ReasonScopeNotConfigured)
 	}
 	if strings.Contains(s.logs.String(), "level=ERROR") {
-		t.Errorf("nothing is amiss:\n%s", s.logs)
+		t.Errorf("got an error in the log, want none:\n%s", s.logs)
 	}
 }
 
@@ -411,7 +412,7 @@ func TestDefaultUsagesStayWithinThoseOfTheSigner(t *testing.T) {
 	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonValidation)
 }
 
-// RSA has key encipherment, since TLS 1.2 may need it, and others have not.
+// RSA keys get key encipherment, because TLS 1.2 may need it. Other keys do not get it.
 func TestDefaultUsagesDependOnTheKeyType(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -422,7 +423,7 @@ func TestDefaultUsagesDependOnTheKeyType(t *testing.T) {
 	for name, test := range map[string]struct {
 		key  crypto.Signer
 		want x509.KeyUsage
-	}{"RSA": {key, x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment}, "ECDSA": {newKey(t), x509.KeyUsageDigitalSignature}} {
+	}{"RSA": {key, x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment}, "ECDSA": {csrtest.NewKey(), x509.KeyUsageDigitalSignature}} {
 		for _, signerName := range []string{"", peerSigner} {
 			by := s.by(s.token(t, nil))
 			if signerName != "" {
@@ -512,7 +513,7 @@ func TestClientCertificateMustComeFromTheClientCA(t *testing.T) {
 	}
 }
 
-// A store that is away, a signer that is, and an authorizer that is: all of it may pass.
+// Catches a temporary failure of a store, the CA or the authorizer that is answered with a final refusal.
 func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	request := api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}
 	t.Run("tokens", func(t *testing.T) {
@@ -557,7 +558,8 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 			}
 			return "uid", nil
 		}
-		nodes.Now = func() time.Time { return time.Now().Add(-time.Minute) } // so that the signer asks again
+		now := time.Now()
+		s.Certificates.Authority.Now = func() time.Time { now = now.Add(time.Second); return now } // so that the signer retries
 		s.start(t)
 		_, err := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), request)
 		wantProblem(t, err, 503, api.ProblemCertificateWaits, admission.ReasonNodeNotFound)
@@ -587,7 +589,7 @@ func TestRefusesSignerThatIsNoLongerConfigured(t *testing.T) {
 	}
 }
 
-// Of 200 machines that ask at once on a token for one, one has a certificate.
+// 200 machines use a token for one node at the same time. Catches a race that gives two of them a certificate.
 func TestOneNodeTokenIssuesOnceUnderConcurrency(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -616,7 +618,7 @@ func TestOneNodeTokenIssuesOnceUnderConcurrency(t *testing.T) {
 	}
 	all.Wait()
 	if len(issued) != 1 || refused[admission.ReasonTokenSpent] != many-1 {
-		t.Errorf("%d issued, refused %v", len(issued), refused)
+		t.Errorf("got %d issued and refusals %v, want 1 issued and %d refused", len(issued), refused, many-1)
 	}
 	claims, err := s.store.Claims().List(t.Context())
 	if err != nil || len(claims) != 1 {

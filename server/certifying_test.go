@@ -3,9 +3,6 @@ package server_test
 import (
 	"context"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -18,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -108,30 +106,14 @@ func (s *site) token(t testing.TB, change func(*tokens.Record)) string {
 
 func once(r *tokens.Record) { r.Limits.MaxNodes = 1 }
 
-func newKey(t testing.TB) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-// csr is a request in PEM; a key of nil is a new one.
+// csr returns a CSR in PEM. If key is nil, it generates one.
 func csr(t testing.TB, template x509.CertificateRequest, key crypto.Signer) string {
 	t.Helper()
-	if key == nil {
-		key = newKey(t)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+	return string(csrtest.PEM(t, &template, key))
 }
 
 func ofNode(name string) x509.CertificateRequest {
-	return x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}}
+	return x509.CertificateRequest{Subject: csrtest.Node(name)}
 }
 
 func nodeCSR(t testing.TB, name string) string { return csr(t, ofNode(name), nil) }
@@ -148,10 +130,10 @@ func servingCSR(t testing.TB, name string, hosts ...string) string {
 	return csr(t, template, nil)
 }
 
-// userCertificate is one that the site's CA has signed.
+// userCertificate returns a client certificate that the site's CA signed.
 func (s *site) userCertificate(t testing.TB, name string, organizations ...string) *tls.Certificate {
 	t.Helper()
-	key := newKey(t)
+	key := csrtest.NewKey()
 	request, err := pkcs10.Parse([]byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key)))
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -78,8 +79,8 @@ func (s *site) refused(t testing.TB, reason string) (n float64) {
 	return n
 }
 
-// A client is an address, or a network of IPv6 that one machine may have. Who sends too much is
-// refused before anything is done for it, on every route but those that keep kubejoin alive.
+// A client is an IPv4 address or an IPv6 /64. Catches a route other than the probes that serves, reads or authenticates
+// requests above the rate.
 func TestLimitsRateOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.Advertise, s.ClientRate = "127.0.0.1:9443", atFirst(3)
@@ -107,27 +108,27 @@ func TestLimitsRateOfOneClient(t *testing.T) {
 			}
 		}
 		if asked > 0 {
-			t.Errorf("the sender of a refused request was authenticated")
+			t.Errorf("got %d authentications of refused requests, want none", asked)
 		}
 		if w := from(t, handler, c.other, "POST", commandPath, adminBearer, nil); w.Code != 200 {
 			t.Errorf("another client, %s: %d %s", c.other, w.Code, w.Body)
 		}
 		asked = 0
 	}
-	for range 10 { // over no network
+	for range 10 { // not over a network
 		if w := from(t, handler, "", "GET", infoPath, "", nil); w.Code != 200 {
 			t.Fatalf("no address: %d %s", w.Code, w.Body)
 		}
 	}
 	if n := s.refused(t, "client-rate"); n != 4*6 {
-		t.Errorf("%v requests are counted as refused, want %d", n, 4*6)
+		t.Errorf("got %v counted refusals, want %d", n, 4*6)
 	}
 	said := s.logs.String()
 	if n := strings.Count(said, "level=WARN"); n != 1 || !strings.Contains(said, "reason=client-rate from=192.0.2.1 class=discovery") {
-		t.Errorf("the log warns %d times of %d refusals:\n%s", n, 4*6, said)
+		t.Errorf("got %d warnings for %d refusals, want 1:\n%s", n, 4*6, said)
 	}
 	if len(s.ids(t)) != 4 {
-		t.Errorf("tokens %q, want one for each that was let in", s.ids(t))
+		t.Errorf("got tokens %q, want 4, one for each allowed request", s.ids(t))
 	}
 }
 
@@ -320,7 +321,7 @@ func TestLimitsRateOfOtherTokenReviewers(t *testing.T) {
 	}
 }
 
-// A rack of a thousand machines behind one address that are switched on at once: nobody is refused.
+// A thousand machines behind one address join at the same time. Catches default limits that refuse one of them.
 func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes ten seconds")
@@ -331,7 +332,7 @@ func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
 	token := s.token(t, nil)
 	handler := s.Handler()
 	const machines = 1000
-	key := newKey(t)
+	key := csrtest.NewKey()
 	var next atomic.Int64
 	var all sync.WaitGroup
 	for range 64 {

@@ -2,6 +2,7 @@ package joinformat_test
 
 import (
 	"bytes"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/tokens"
 	"sigs.k8s.io/yaml"
 )
@@ -305,17 +307,17 @@ func TestCertificateKey(t *testing.T) {
 }
 
 func TestBundle(t *testing.T) {
-	a, b := newCA(t, "a"), newCA(t, "b")
-	cas, err := clusterinfo.ParseCAs([]byte(joinformat.Join{CAs: []*x509.Certificate{a.cert, b.cert}}.Bundle()))
-	if err != nil || len(cas) != 2 || !cas[0].Equal(a.cert) || !cas[1].Equal(b.cert) {
-		t.Errorf("%d CAs, %v", len(cas), err)
+	a, b := certtest.CA(t, "a"), certtest.CA(t, "b")
+	cas, err := clusterinfo.ParseCAs([]byte(joinformat.Join{CAs: []*x509.Certificate{a.Leaf, b.Leaf}}.Bundle()))
+	if err != nil || len(cas) != 2 || !cas[0].Equal(a.Leaf) || !cas[1].Equal(b.Leaf) {
+		t.Errorf("got %d CAs, %v, want 2", len(cas), err)
 	}
 }
 
-// bundle64 is a CA as a kubeconfig has it.
-func bundle64(t *testing.T, ca testCA) string {
+// bundle64 returns a CA as in a kubeconfig.
+func bundle64(t *testing.T, ca *tls.Certificate) string {
 	t.Helper()
-	return base64.StdEncoding.EncodeToString([]byte(joinformat.Join{CAs: []*x509.Certificate{ca.cert}}.Bundle()))
+	return base64.StdEncoding.EncodeToString([]byte(joinformat.Join{CAs: []*x509.Certificate{ca.Leaf}}.Bundle()))
 }
 
 // kubeconfigIn is the same text for kubeconfigs that mean the same.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 )
 
 // A server of cluster-info, which looks at what it is asked.
@@ -77,11 +78,11 @@ func configMap(t *testing.T, kubeconfig []byte) []byte {
 	return body
 }
 
-func kubeconfigOf(t *testing.T, cas ...testCA) []byte {
+func kubeconfigOf(t *testing.T, cas ...*tls.Certificate) []byte {
 	t.Helper()
 	var certs []*x509.Certificate
 	for _, ca := range cas {
-		certs = append(certs, ca.cert)
+		certs = append(certs, ca.Leaf)
 	}
 	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, certs)
 	if err != nil {
@@ -208,32 +209,32 @@ func (m *machine) untouched(t *testing.T) {
 	}
 }
 
-func joinOf(t *testing.T, s *server, cas ...testCA) joinformat.Join {
+func joinOf(t *testing.T, s *server, cas ...*tls.Certificate) joinformat.Join {
 	j := joinformat.Join{Token: mustToken(t, "abcdef."+secret), Server: apiServer, Endpoint: s.Listener.Addr().String()}
 	for _, ca := range cas {
-		j.CAs = append(j.CAs, ca.cert)
+		j.CAs = append(j.CAs, ca.Leaf)
 	}
 	return j
 }
 
 func TestScriptRunsKubeadm(t *testing.T) {
 	t.Parallel()
-	ca := newCA(t, "cluster")
-	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
 	j := joinOf(t, s, ca)
 	m := newMachine(t, j)
 	m.kubeadm(t, 0)
 	m.write(t, "more.yaml", "nodeRegistration:\n  name: worker-7\n")
 	output, code := m.run(t, "--add-config", m.file("more.yaml"), "--", "--node-name", "a b", "-v=5")
 	if code != 0 {
-		t.Fatalf("%d:\n%s", code, output)
+		t.Fatalf("got exit code %d:\n%s", code, output)
 	}
 	args := strings.Split(m.read(t, "args"), "\n")
 	if len(args) < 7 || args[0] != "join" || args[1] != "--config" || !slices.Equal(args[3:6], []string{"--node-name", "a b", "-v=5"}) {
-		t.Errorf("kubeadm %q", args)
+		t.Errorf("got kubeadm arguments %q", args)
 	}
 	if _, err := os.Stat(args[2]); err == nil {
-		t.Errorf("%s, which has the token, is still there", args[2])
+		t.Errorf("%s, which contains the token, still exists", args[2])
 	}
 	config, err := j.Configuration()
 	if err != nil {
@@ -243,37 +244,37 @@ func TestScriptRunsKubeadm(t *testing.T) {
 		t.Errorf("kubeadm read\n%s\nwant\n%s", got, config)
 	}
 	if mode := m.read(t, "mode"); mode != "600\n" {
-		t.Errorf("what kubeadm read had mode %s", mode)
+		t.Errorf("got configuration with mode %s, want 600", mode)
 	}
 	if now := m.read(t, "umask"); now == "0077\n" {
-		t.Errorf("kubeadm has umask %s, and would write what others have to read", now)
+		t.Errorf("got umask %s in kubeadm, want that of the caller: other users must read its files", now)
 	}
 	for _, where := range []string{"args", "environment"} {
 		if strings.Contains(m.read(t, where), secret) {
-			t.Errorf("kubeadm's %s hold the secret", where)
+			t.Errorf("got kubeadm %s with the secret", where)
 		}
 	}
 	if n := s.asked.Load(); n != 2 {
-		t.Errorf("asked %d times, want 2", n)
+		t.Errorf("got %d requests, want 2", n)
 	}
 }
 
 func TestScriptReportsFailureOfKubeadm(t *testing.T) {
 	t.Parallel()
-	ca := newCA(t, "cluster")
-	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
 	m := newMachine(t, joinOf(t, s, ca))
 	m.kubeadm(t, 7)
 	if output, code := m.run(t); code != 5 || !strings.Contains(output, "exit code 7") || !strings.Contains(output, "kubeadm reset") {
-		t.Errorf("%d:\n%s", code, output)
+		t.Errorf("got exit code %d:\n%s", code, output)
 	}
 }
 
-// The kubelet's files have what was verified, and are the same after a second run. The spellings
-// are those of kube-apiserver for curl and for others, and what people write into cluster-info.
+// The files for the kubelet must contain the verified values, and must not change in a second run. The cases are the
+// JSON formats of kube-apiserver, and kubeconfigs as users write them into cluster-info.
 func TestScriptWritesFiles(t *testing.T) {
 	t.Parallel()
-	ca, other := newCA(t, "cluster"), newCA(t, "other")
+	ca, other := certtest.CA(t, "cluster"), certtest.CA(t, "other")
 	kubeconfig := kubeconfigOf(t, other, ca)
 	var asObject any
 	if err := json.Unmarshal([]byte(strings.NewReplacer(
@@ -299,16 +300,16 @@ func TestScriptWritesFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, ca.serving(t, "127.0.0.1"), with(body))
+			s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(body))
 			j := joinOf(t, s, ca)
 			m := newMachine(t, j)
 			m.write(t, "bin/kubelet", "#!/bin/sh\n")
 			output, code := m.run(t)
 			if code != 0 {
-				t.Fatalf("%d:\n%s", code, output)
+				t.Fatalf("got exit code %d:\n%s", code, output)
 			}
 			cas, err := clusterinfo.ParseCAs([]byte(m.read(t, "ca.crt")))
-			if err != nil || len(cas) != 1 || !cas[0].Equal(ca.cert) {
+			if err != nil || len(cas) != 1 || !cas[0].Equal(ca.Leaf) {
 				t.Errorf("%d CAs, %v, want the one with the pin", len(cas), err)
 			}
 			if got, want := kubeconfigIn(t, m.read(t, "bootstrap.conf")), kubeconfigIn(t, mustBytes(t, j.Kubeconfig)); got != want {
@@ -321,25 +322,25 @@ func TestScriptWritesFiles(t *testing.T) {
 			}
 			before := m.read(t, "bootstrap.conf")
 			if output, code := m.run(t); code != 0 || m.read(t, "bootstrap.conf") != before {
-				t.Errorf("the second time: %d:\n%s", code, output)
+				t.Errorf("second run: got exit code %d:\n%s", code, output)
 			}
 			m.write(t, "ca.crt", "another")
 			if output, code := m.run(t); code != 1 || !strings.Contains(output, "differs") || m.read(t, "ca.crt") != "another" {
-				t.Errorf("with another CA there: %d:\n%s", code, output)
+				t.Errorf("with another CA file: got exit code %d:\n%s", code, output)
 			}
 			m.write(t, "kubelet.conf", "")
 			asked := s.asked.Load()
 			if output, code := m.run(t); code != 0 || !strings.Contains(output, "joined already") || s.asked.Load() != asked {
-				t.Errorf("after it has joined: %d:\n%s", code, output)
+				t.Errorf("after the join: got exit code %d:\n%s", code, output)
 			}
 		})
 	}
 }
 
-// What is not the cluster is told nothing, and leaves nothing.
+// If the endpoint is not the cluster, the script must send no secret and write no file.
 func TestScriptRefusesUntrustedEndpoint(t *testing.T) {
 	t.Parallel()
-	ca, other := newCA(t, "cluster"), newCA(t, "other")
+	ca, other := certtest.CA(t, "cluster"), certtest.CA(t, "other")
 	good := configMap(t, kubeconfigOf(t, ca))
 	for name, test := range map[string]struct {
 		certificate tls.Certificate
@@ -347,29 +348,29 @@ func TestScriptRefusesUntrustedEndpoint(t *testing.T) {
 		code        int
 		want        string
 	}{
-		"another CA":                       {other.serving(t, "127.0.0.1"), configMap(t, kubeconfigOf(t, other)), 3, clusterinfo.Pin(other.cert)},
-		"the right CA's bundle, by others": {other.serving(t, "127.0.0.1"), good, 3, "certificate"},
-		"the same, and out of date":        {other.servingIn(t, "127.0.0.1", -2*time.Hour), good, 3, "certificate"},
-		"another machine's certificate":    {ca.serving(t, "127.0.0.2"), good, 3, "127.0.0.1"},
-		"no CA":                            {ca.serving(t, "127.0.0.1"), []byte(`{"data":{"kubeconfig":"kind: Config"}}`), 4, "no CA"},
-		"a web page":                       {ca.serving(t, "127.0.0.1"), []byte("<html>log in</html>"), 4, "no CA"},
-		"no kubeconfig":                    {ca.serving(t, "127.0.0.1"), []byte(`{"data":{}}`), 4, "no CA"},
-		"too much of a CA":                 {ca.serving(t, "127.0.0.1"), []byte(`{"data":{"kubeconfig":"certificate-authority-data: ` + strings.Repeat("A", 200_000) + `"}}`), 4, "no CA"},
-		"shell in the server":              {ca.serving(t, "127.0.0.1"), bytes.ReplaceAll(good, []byte(apiServer), []byte("https://$(touch${IFS}reboot)`reboot`;x")), 3, "plain URL"},
-		"plain HTTP in the server":         {ca.serving(t, "127.0.0.1"), bytes.ReplaceAll(good, []byte(apiServer), []byte("http://api")), 3, "no server"},
+		"another CA":                       {certtest.Serving(t, other, "127.0.0.1"), configMap(t, kubeconfigOf(t, other)), 3, clusterinfo.Pin(other.Leaf)},
+		"the right CA's bundle, by others": {certtest.Serving(t, other, "127.0.0.1"), good, 3, "certificate"},
+		"the same, and out of date":        {certtest.ServingFrom(t, other, "127.0.0.1", time.Now().Add(-2*time.Hour-time.Minute)), good, 3, "certificate"},
+		"another machine's certificate":    {certtest.Serving(t, ca, "127.0.0.2"), good, 3, "127.0.0.1"},
+		"no CA":                            {certtest.Serving(t, ca, "127.0.0.1"), []byte(`{"data":{"kubeconfig":"kind: Config"}}`), 4, "no CA"},
+		"a web page":                       {certtest.Serving(t, ca, "127.0.0.1"), []byte("<html>log in</html>"), 4, "no CA"},
+		"no kubeconfig":                    {certtest.Serving(t, ca, "127.0.0.1"), []byte(`{"data":{}}`), 4, "no CA"},
+		"too much of a CA":                 {certtest.Serving(t, ca, "127.0.0.1"), []byte(`{"data":{"kubeconfig":"certificate-authority-data: ` + strings.Repeat("A", 200_000) + `"}}`), 4, "no CA"},
+		"shell in the server":              {certtest.Serving(t, ca, "127.0.0.1"), bytes.ReplaceAll(good, []byte(apiServer), []byte("https://$(touch${IFS}reboot)`reboot`;x")), 3, "an invalid server"},
+		"plain HTTP in the server":         {certtest.Serving(t, ca, "127.0.0.1"), bytes.ReplaceAll(good, []byte(apiServer), []byte("http://api")), 3, "no https:// server"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := serve(t, test.certificate, with(test.body))
 			for _, flag := range []string{"--no-kubeadm", "--kubeadm"} {
 				if strings.Contains(name, "in the server") && flag == "--kubeadm" {
-					continue // which looks at that itself
+					continue // kubeadm checks the server itself
 				}
 				m := newMachine(t, joinOf(t, s, ca))
 				m.kubeadm(t, 0)
 				output, code := m.run(t, "--timeout", "0", flag)
 				if code != test.code || !strings.Contains(output, test.want) {
-					t.Errorf("%s: %d, want %d:\n%s", flag, code, test.code, output)
+					t.Errorf("%s: got exit code %d, want %d:\n%s", flag, code, test.code, output)
 				}
 				if flag == "--kubeadm" || !strings.Contains(name, "in the server") {
 					m.untouched(t)
@@ -381,84 +382,84 @@ func TestScriptRefusesUntrustedEndpoint(t *testing.T) {
 
 func TestScriptOptions(t *testing.T) {
 	t.Parallel()
-	ca := newCA(t, "cluster")
-	s := serve(t, ca.serving(t, "127.0.0.1"), with(nil))
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(nil))
 	for _, test := range []struct {
 		args, programs string
 		code           int
 		want           string
 	}{
 		{"--help", "", 0, "Usage: "},
-		{"", "", 1, "neither kubeadm nor a kubelet"},
+		{"", "", 1, "neither kubeadm nor kubelet is installed"},
 		{"--kubeadm", "kubelet", 1, "kubeadm is missing"},
 		{"--frob", "kubeadm", 2, "--frob: unknown option"},
 		{"frob", "kubeadm", 2, "frob: unknown option"},
-		{"--ca-file", "kubeadm", 2, "a value is missing"},
+		{"--ca-file", "kubeadm", 2, "--ca-file: missing value"},
 		{"--timeout 5m", "kubeadm", 2, "number of seconds"},
 		{"--timeout 010", "kubeadm", 2, "number of seconds"},
-		{"--no-kubeadm -- --v=5", "kubeadm", 2, "it is not used"},
-		{"--no-kubeadm --add-config /etc/passwd", "kubeadm", 2, "--add-config: /etc/passwd is for kubeadm, and it is not used"},
-		{"--timeout 0 --add-config /nonexistent/more.yaml", "kubeadm id", 1, "/nonexistent/more.yaml cannot be read"},
-		{"--timeout 0 --add-config /", "kubeadm id", 1, "/ cannot be read"},
+		{"--no-kubeadm -- --v=5", "kubeadm", 2, "flags for kubeadm given, but kubeadm is not used"},
+		{"--no-kubeadm --add-config /etc/passwd", "kubeadm", 2, "--add-config /etc/passwd given, but kubeadm is not used"},
+		{"--timeout 0 --add-config /nonexistent/more.yaml", "kubeadm id", 1, "cannot read /nonexistent/more.yaml"},
+		{"--timeout 0 --add-config /", "kubeadm id", 1, "cannot read /"},
 	} {
 		m := newMachine(t, joinOf(t, s, ca))
 		for program := range strings.FieldsSeq(test.programs) {
 			m.write(t, "bin/"+program, "#!/bin/sh\necho 0\nexit 1\n")
 		}
 		if output, code := m.run(t, strings.Fields(test.args)...); code != test.code || !strings.Contains(output, test.want) {
-			t.Errorf("%q: %d, want %d and %q:\n%s", test.args, code, test.code, test.want, output)
+			t.Errorf("%q: got exit code %d, want %d and %q:\n%s", test.args, code, test.code, test.want, output)
 		}
 		m.untouched(t)
 	}
 	m := newMachine(t, joinOf(t, s, ca))
 	m.kubeadm(t, 0)
 	m.write(t, "bin/id", "#!/bin/sh\necho 1000\n")
-	if output, code := m.run(t); code != 1 || !strings.Contains(output, "run this as root") {
-		t.Errorf("without root: %d:\n%s", code, output)
+	if output, code := m.run(t); code != 1 || !strings.Contains(output, "run this script as root") {
+		t.Errorf("without root: got exit code %d:\n%s", code, output)
 	}
 	j := joinOf(t, s, ca)
 	j.CertificateKey = mustKey(t)
 	m = newMachine(t, j)
 	if output, code := m.run(t, "--no-kubeadm"); code != 1 || !strings.Contains(output, "control plane") {
-		t.Errorf("a control plane without kubeadm: %d:\n%s", code, output)
+		t.Errorf("control plane without kubeadm: got exit code %d:\n%s", code, output)
 	}
 	if n := s.asked.Load(); n != 0 {
-		t.Errorf("asked %d times", n)
+		t.Errorf("got %d requests, want 0", n)
 	}
 }
 
-// Each shell at hand reads it, and tells nobody when it is to trace.
+// The script must run in each installed shell, and must not print the secret with tracing enabled.
 func TestScriptRunsInInstalledShells(t *testing.T) {
 	t.Parallel()
-	ca := newCA(t, "cluster")
-	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
 	for _, shell := range [][]string{
 		{"sh"}, {"sh", "-x"}, {"sh", "-v"}, {"sh", "-xv"}, {"sh", "-eu"}, {"dash"}, {"dash", "-xv"}, {"bash", "--posix"}, {"bash", "-xv"}, {"busybox", "sh"}, {"mksh"}, {"ksh"},
 	} {
 		if _, err := exec.LookPath(shell[0]); err != nil && shell[0] != "sh" {
-			t.Logf("%s is not here", shell[0])
+			t.Logf("%s is not installed", shell[0])
 			continue
 		}
 		m := newMachine(t, joinOf(t, s, ca))
 		m.shell = shell
 		if output, code := m.run(t, "--no-kubeadm"); code != 0 {
-			t.Errorf("%s: %d:\n%s", shell, code, output)
+			t.Errorf("%s: got exit code %d:\n%s", shell, code, output)
 		}
 		m.kubeadm(t, 0)
 		if output, code := m.run(t); code != 0 || m.read(t, "args") == "" {
-			t.Errorf("%s: %d:\n%s", shell, code, output)
+			t.Errorf("%s: got exit code %d:\n%s", shell, code, output)
 		}
 		check := exec.CommandContext(t.Context(), shell[0], slices.Concat(shell[1:], []string{"-n", m.script})...)
 		if output, err := check.CombinedOutput(); err != nil {
 			t.Errorf("%s -n: %v\n%s", shell, err, output)
 		}
 	}
-	// From standard input, as with ssh MACHINE sh -s, of which kubeadm must read nothing.
+	// From standard input, as with ssh MACHINE sh -s. kubeadm must not read the rest of the script.
 	m := newMachine(t, joinOf(t, s, ca))
 	m.kubeadm(t, 0)
 	m.shell = []string{"sh", "-c", `sh -s -- --timeout 9 <"$0"`}
 	if output, code := m.run(t); code != 0 || m.read(t, "args") == "" {
-		t.Errorf("from standard input: %d:\n%s", code, output)
+		t.Errorf("from standard input: got exit code %d:\n%s", code, output)
 	}
 	if _, err := exec.LookPath("shellcheck"); err == nil {
 		m := newMachine(t, joinOf(t, s, ca))
@@ -468,39 +469,39 @@ func TestScriptRunsInInstalledShells(t *testing.T) {
 	}
 }
 
-// A script that was cut off, by whatever carried it, runs nothing.
+// A truncated script must run no command.
 func TestTruncatedScriptRunsNothing(t *testing.T) {
 	t.Parallel()
-	ca := newCA(t, "cluster")
-	s := serve(t, ca.serving(t, "127.0.0.1"), with(nil))
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(nil))
 	m := newMachine(t, joinOf(t, s, ca))
 	whole := m.read(t, "join.sh")
 	for _, program := range []string{"curl", "openssl", "kubeadm", "kubelet", "id", "mkdir", "mktemp", "rm", "cat", "date", "cut"} {
 		m.write(t, "bin/"+program, "#!/bin/sh\necho "+program+" >>"+m.file("ran")+"\n")
 	}
 	step := 41
-	for end := 0; end < len(whole)-2; end += step { // what is last is an end of line
+	for end := 0; end < len(whole)-2; end += step { // the last byte is a newline
 		if end > len(whole)-100 {
 			step = 1
 		}
 		m.write(t, "join.sh", whole[:end])
 		m.run(t, "--no-kubeadm")
 		if _, err := os.Stat(m.file("ran")); err == nil {
-			t.Fatalf("cut off after %d of %d bytes it has run %s", end, len(whole), m.read(t, "ran"))
+			t.Fatalf("truncated after %d of %d bytes: got commands %s, want none", end, len(whole), m.read(t, "ran"))
 		}
 	}
 	m.write(t, "join.sh", whole)
 	m.run(t, "--no-kubeadm", "--timeout", "0")
 	if _, err := os.Stat(m.file("ran")); err != nil {
-		t.Error("the whole script has run nothing: this test could not fail")
+		t.Error("the whole script ran no command: this test cannot fail")
 	}
 }
 
-// No program is started with the token in its arguments or environment.
+// The script must not pass the token to any program in its arguments or environment.
 func TestScriptPassesTokenToNoProgram(t *testing.T) {
 	t.Parallel()
-	ca := newCA(t, "cluster")
-	s := serve(t, ca.serving(t, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
 	m := newMachine(t, joinOf(t, s, ca))
 	for _, program := range []string{"curl", "openssl", "base64", "awk", "sed", "mktemp", "cat", "mv", "chmod", "mkdir", "rm", "tr", "head", "dirname", "cut"} {
 		path, err := exec.LookPath(program)
@@ -510,19 +511,19 @@ func TestScriptPassesTokenToNoProgram(t *testing.T) {
 		m.write(t, "bin/"+program, fmt.Sprintf("#!/bin/sh\n{ echo %s \"$@\"; /usr/bin/env; } >>%s\nexec %s \"$@\"\n", program, m.file("seen"), path))
 	}
 	if output, code := m.run(t, "--no-kubeadm"); code != 0 {
-		t.Fatalf("%d:\n%s", code, output)
+		t.Fatalf("got exit code %d:\n%s", code, output)
 	}
 	seen := m.read(t, "seen")
 	if strings.Contains(seen, secret) {
-		t.Error("a program was given the token")
+		t.Error("got the token in the arguments or environment of a program")
 	}
 	for _, want := range []string{"curl -q", "openssl x509", "cat "} {
 		if !strings.Contains(seen, want) {
-			t.Errorf("%q was not seen", want)
+			t.Errorf("got no call of %q", want)
 		}
 	}
 	if !strings.Contains(m.read(t, "bootstrap.conf"), secret) {
-		t.Error("bootstrap.conf has no token")
+		t.Error("got bootstrap.conf without the token")
 	}
 }
 

@@ -20,11 +20,11 @@ const (
 	kubelet   = "journalctl -u kubelet -n 50 --no-pager"
 )
 
-// Every state, and every sentence that leads to it.
+// Checks each state with its sentence, its time and its next commands.
 func TestExplain(t *testing.T) {
 	ca, other := newCA(t, "kubernetes"), newCA(t, "stranger")
-	good, old := ca.leaf(t, now.Add(time.Hour)), ca.leaf(t, before(time.Minute))
-	again := ca.leaf(t, now.Add(time.Hour))
+	good, old := leafOf(t, ca, now.Add(time.Hour)), leafOf(t, ca, before(time.Minute))
+	again := leafOf(t, ca, now.Add(time.Hour))
 	plain, bound := token(t, "abcdef"), token(t, "bbbbbb", forNames("worker-*"))
 	signed := info(t, ca, plain, bound)
 	unsigned := info(t, ca)
@@ -57,7 +57,7 @@ func TestExplain(t *testing.T) {
 		"gone silent": {
 			facts: explain.Facts{Object: node("Unknown", "Kubelet stopped posting node status.")},
 			state: api.JoinedNotReady, since: before(2*time.Hour + time.Minute),
-			sentence: "joined 3 h ago, NotReady, unheard of since 2 h ago: Kubelet stopped posting node status",
+			sentence: "joined 3 h ago, NotReady, no status from its kubelet since 2 h ago: Kubelet stopped posting node status",
 			next:     []string{"kubectl describe node worker-7"},
 		},
 		"registered a moment ago": {
@@ -69,13 +69,13 @@ func TestExplain(t *testing.T) {
 		"serving certificate waits": {
 			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving)}},
 			state: api.Joined, since: before(2*time.Hour + time.Minute),
-			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate waits to be approved since 40 s ago; approve it with: kubectl certificate approve csr-serving",
+			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate, created 40 s ago, waits for approval; approve it with: kubectl certificate approve csr-serving",
 			next:     []string{"kubectl certificate approve csr-serving"},
 		},
 		"serving certificate waits for the operator": {
 			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving)}, Events: []api.EventEvidence{servingEvent("ServingScopeNotConfigured", "nothing is configured")}},
 			state: api.Joined, since: before(2*time.Hour + time.Minute),
-			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate waits to be approved since 40 s ago: nothing is configured; approve it with: kubectl certificate approve csr-serving",
+			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate, created 40 s ago, waits for approval: nothing is configured; approve it with: kubectl certificate approve csr-serving",
 			next:     []string{"kubectl certificate approve csr-serving"},
 		},
 		"serving certificate refused": {
@@ -94,7 +94,7 @@ func TestExplain(t *testing.T) {
 				request(bootstrap, made(4*time.Hour, "csr-0"), issued("kubejoin", good)), request("system:bootstrap:bbbbbb", made(5*time.Hour, "csr-1"), issued("kubejoin", again)),
 			}},
 			state: api.Joined, since: before(2*time.Hour + time.Minute),
-			sentence: "joined 3 h ago, Ready since 2 h ago; 2 first certificates with different keys are valid for this name: several machines may hold it, unless one machine asked again",
+			sentence: "joined 3 h ago, Ready since 2 h ago; 2 initial certificates with different keys are valid for this name: several machines may use it, or one machine joined several times",
 		},
 		"ready, and the other certificates do not count": {
 			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{
@@ -125,7 +125,7 @@ func TestExplain(t *testing.T) {
 		"refused without a word": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, denied("NodeNameNotAllowed", ""))}},
 			state: explain.NodeNameNotAllowed, since: before(30 * time.Second),
-			sentence: "refused 30 s ago: the reason given is NodeNameNotAllowed; make another with: " + another,
+			sentence: "refused 30 s ago: the reason given is NodeNameNotAllowed; create another token with: " + another,
 			next:     []string{another, "kubectl describe csr csr-1"},
 		},
 		"refused after another was signed": {
@@ -149,7 +149,7 @@ func TestExplain(t *testing.T) {
 		"Node exists, and it is another machine that asks": {
 			facts: explain.Facts{Object: node("False", "down"), Requests: []api.RequestEvidence{request(bootstrap, denied("NodeExists", "a Node worker-7 exists"))}},
 			state: explain.NodeExists, since: before(30 * time.Second),
-			sentence: "refused 30 s ago: a Node worker-7 exists; to replace it, make a token with: kubejoin token create --replace-node worker-7; the Node of that name is NotReady since 2 h ago: down",
+			sentence: "refused 30 s ago: a Node worker-7 exists; to replace it, create a token with: kubejoin token create --replace-node worker-7; the Node of that name is NotReady since 2 h ago: down",
 			next:     []string{"kubejoin token create --replace-node worker-7", "kubectl describe csr csr-1"},
 		},
 
@@ -157,66 +157,66 @@ func TestExplain(t *testing.T) {
 		"token unknown": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("system:bootstrap:zzzzzz")}, Tokens: []tokens.Record{plain}, ClusterInfo: signed},
 			state: explain.TokenUnknown, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: token zzzzzz, which it asked with, does not exist any more; make another with: " + another,
+			sentence: "its certificate request was created 40 s ago and is not approved: its token zzzzzz no longer exists; create another token with: " + another,
 			next:     []string{another},
 		},
 		"token expired": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", expired)}, ClusterInfo: signed},
 			state: explain.TokenExpired, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef, which it asked with, expired 2 h ago; make another with: " + another,
+			sentence: "its certificate request was created 40 s ago and is not approved: its token abcdef expired 2 h ago; create another token with: " + another,
 			next:     []string{another},
 		},
 		"token replaced": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", fresh)}, ClusterInfo: signed},
 			state: explain.TokenReplaced, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef was made 0 s ago, after the request: the one it asked with is gone; make another with: " + another,
+			sentence: "its certificate request was created 40 s ago and is not approved: token abcdef was created 0 s ago, after the request: the token that the request was sent with was deleted; create another token with: " + another,
 			next:     []string{another},
 		},
 		"token with limits that cannot be read": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, ClusterInfo: signed,
 				Tokens: []tokens.Record{token(t, "abcdef", func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: want a number") })}},
 			state: explain.TokenLimitsMalformed, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: the limits of token abcdef cannot be read (max-nodes: want a number), so that it lets nobody join; make another with: " + another,
+			sentence: "its certificate request was created 40 s ago and is not approved: the limits of its token abcdef are malformed (max-nodes: want a number), so no machine can join with it; create another token with: " + another,
 			next:     []string{another},
 		},
 		"wrong name": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", forNames("a", "b", "c", "d"))}, ClusterInfo: signed},
 			state: explain.NodeNameNotAllowed, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef is for other names (a, b, c and 1 more); make another with: " + another,
+			sentence: "its certificate request was created 40 s ago and is not approved: its token abcdef is limited to other names (a, b, c and 1 more); create another token with: " + another,
 			next:     []string{another},
 		},
 		"token to replace another Node": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, ClusterInfo: signed,
 				Tokens: []tokens.Record{token(t, "abcdef", func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: "worker-8", UID: "u"} })}},
 			state: explain.NodeNameNotAllowed, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef is for other names (worker-8); make another with: " + another,
+			sentence: "its certificate request was created 40 s ago and is not approved: its token abcdef is limited to other names (worker-8); create another token with: " + another,
 			next:     []string{another},
 		},
 		"token spent, not refused yet": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", usedUp("worker-3"))}, ClusterInfo: signed},
 			state: explain.TokenSpent, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: token abcdef was for 1 node and worker-3 took it; make another with: " + another,
+			sentence: "its certificate request was created 40 s ago and is not approved: its token abcdef is spent: it was for 1 node, and worker-3 used it; create another token with: " + another,
 			next:     []string{another},
 		},
 		"name claimed": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{plain}, Claim: claim("cccccc"), ClusterInfo: signed},
 			state: explain.NodeNameClaimed, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: the name was taken with another token, cccccc, 10 min ago; release the name with: kubejoin claim release worker-7",
+			sentence: "its certificate request was created 40 s ago and is not approved: another token, cccccc, claimed the name 10 min ago; release the name with: kubejoin claim release worker-7",
 			next:     []string{"kubejoin claim release worker-7"},
 		},
 		"Node exists, not refused yet": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{plain}, Object: node("True", ""), ClusterInfo: signed},
 			state: explain.NodeExists, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: a Node of that name exists, and it is not handed out again unless kubejoin is told --existing-nodes=allow; " +
-				"to replace it, make a token with: kubejoin token create --replace-node worker-7; the Node of that name is Ready since 2 h ago",
+			sentence: "its certificate request was created 40 s ago and is not approved: a Node with this name exists, and kubejoin does not issue its name again unless it runs with --existing-nodes=allow; " +
+				"to replace it, create a token with: kubejoin token create --replace-node worker-7; the Node of that name is Ready since 2 h ago",
 			next: []string{"kubejoin token create --replace-node worker-7"},
 		},
 		"Node to replace is another one": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Object: node("True", ""), ClusterInfo: signed,
 				Tokens: []tokens.Record{token(t, "abcdef", func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: name, UID: "u"} })}},
 			state: explain.NodeReplaced, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: the Node that token abcdef was to replace is another one now; " +
-				"to replace it, make a token with: kubejoin token create --replace-node worker-7; the Node of that name is Ready since 2 h ago",
+			sentence: "its certificate request was created 40 s ago and is not approved: token abcdef was created to replace an earlier Node of this name, not the current one; " +
+				"to replace it, create a token with: kubejoin token create --replace-node worker-7; the Node of that name is Ready since 2 h ago",
 			next: []string{"kubejoin token create --replace-node worker-7"},
 		},
 
@@ -224,57 +224,57 @@ func TestExplain(t *testing.T) {
 		"no permission": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, permitted(false))}, Tokens: []tokens.Record{plain}, Claim: claim("abcdef"), ClusterInfo: signed},
 			state: explain.NotPermitted, since: before(40 * time.Second),
-			sentence: `asked for a certificate 40 s ago and is not approved: "system:bootstrap:abcdef" may not create certificatesigningrequests/nodeclient, so that it waits for a person; ` +
-				"approve it with: kubectl certificate approve csr-1; or let all of its kind be approved with: " + permitAll,
+			sentence: `its certificate request was created 40 s ago and is not approved: "system:bootstrap:abcdef" may not create certificatesigningrequests/nodeclient, so a person has to approve it; ` +
+				"approve it with: kubectl certificate approve csr-1; or allow automatic approval with: " + permitAll,
 			next: []string{"kubectl certificate approve csr-1", permitAll},
 		},
 		"no permission, as kubejoin has said": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("ada", made(time.Hour, "csr-0"), denied("X", "y")), request("bob", func(r *api.RequestEvidence) { r.Groups = nil })},
 				Events: []api.EventEvidence{event("NotPermitted", "may not")}},
 			state: explain.NotPermitted, since: before(40 * time.Second),
-			sentence: `asked for a certificate 40 s ago, after it was refused once, and is not approved: "bob" may not create certificatesigningrequests/nodeclient, so that it waits for a person; ` +
+			sentence: `its certificate request was created 40 s ago (after 1 refusal) and is not approved: "bob" may not create certificatesigningrequests/nodeclient, so a person has to approve it; ` +
 				"approve it with: kubectl certificate approve csr-1",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"permission came later": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Events: []api.EventEvidence{event("NotPermitted", "may not")}},
 			state: explain.NotApproved, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: it was not permitted when kubejoin looked, is now, and kubejoin looks again within 17 min; " +
+			sentence: "its certificate request was created 40 s ago and is not approved: RBAC did not permit it when kubejoin last checked, but permits it now; kubejoin checks again within 17 min; " +
 				"approve it at once with: kubectl certificate approve csr-1",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"waits for a fact": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Events: []api.EventEvidence{event("AnotherKey", "no"), event("FactsUnavailable", "rule x cannot decide yet: timeout")}},
 			state: explain.ApprovalWaits, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: rule x cannot decide yet: timeout",
+			sentence: "its certificate request was created 40 s ago and is not approved: rule x cannot decide yet: timeout",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"asked just now": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true), made(2*time.Second, "csr-1"))}},
 			state: explain.NotApproved, since: before(2 * time.Second),
-			sentence: "asked for a certificate 2 s ago and is not approved yet",
+			sentence: "its certificate request was created 2 s ago and is not approved yet",
 			next:     []string{"kubectl certificate approve csr-1"},
 		},
 		"nobody approves": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}},
 			state: explain.NotApproved, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should do it, and no kubejoin has a Lease here; " +
+			sentence: "its certificate request was created 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should approve it, but no kubejoin has a Lease in this cluster; " +
 				"approve it with: kubectl certificate approve csr-1",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"approver is away": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Leader: leader(5 * time.Minute)},
 			state: explain.NotApproved, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should do it, " +
-				"and no kubejoin is at work (its Lease was renewed 5 min ago); approve it with: kubectl certificate approve csr-1",
+			sentence: "its certificate request was created 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should approve it, " +
+				"but no kubejoin is running (its Lease was last renewed 5 min ago); approve it with: kubectl certificate approve csr-1",
 			next: []string{"kubectl -n kubejoin-system get lease kubejoin", "kubectl certificate approve csr-1"},
 		},
 
 		// Approved.
 		"approved, signing fails": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Events: []api.EventEvidence{event("SigningFailed", "Signing failed and will be tried again: the CA has expired.")}},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Events: []api.EventEvidence{event("SigningFailed", "Signing failed and will be retried: the CA has expired.")}},
 			state: explain.SigningFailed, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: Signing failed and will be tried again: the CA has expired",
+			sentence: "its request was approved 30 s ago and is not signed: Signing failed and will be retried: the CA has expired",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"approved, and the CA is of no use": {
@@ -287,13 +287,13 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Leader: leader(time.Second),
 				Events: []api.EventEvidence{caEvent("CAExpired", "The CA expired", time.Hour), caEvent("CAReplaced", "x", time.Minute)}},
 			state: explain.NotSigned, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer on cp-1_abc should do it, see its log, unless --controllers leaves it to kube-controller-manager",
+			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer on cp-1_abc should sign it, unless --controllers leaves that to kube-controller-manager; see its log",
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"approved, and the token is gone": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, approved)}, ClusterInfo: signed},
 			state: explain.TokenUnknown, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: token abcdef, which it asked with, does not exist any more; make another with: " + another,
+			sentence: "its request was approved 30 s ago and is not signed: its token abcdef no longer exists; create another token with: " + another,
 			next:     []string{another, "kubectl describe csr csr-1"},
 		},
 		"approved a moment ago": {
@@ -307,49 +307,49 @@ func TestExplain(t *testing.T) {
 		"issued": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kubejoin", good))}, Tokens: []tokens.Record{plain}, ClusterInfo: signed},
 			state: explain.CertificateIssued, since: before(3 * time.Minute),
-			sentence: "its certificate was issued 3 min ago and there is no Node; on the machine see whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet,
+			sentence: "its certificate was issued 3 min ago and there is no Node; on the machine, check whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"issued after refusals": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("", good)), request(bootstrap, made(time.Hour, "csr-0"), denied("X", "y"))}, ClusterInfo: signed},
 			state: explain.CertificateIssued, since: before(3 * time.Minute),
-			sentence: "its certificate was issued 3 min ago and there is no Node; on the machine see whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet,
+			sentence: "its certificate was issued 3 min ago and there is no Node; on the machine, check whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"issued and expired": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kubejoin", old))}, ClusterInfo: signed},
 			state: explain.CertificateExpired, since: before(time.Minute),
-			sentence: "its certificate was issued 3 min ago and expired 60 s ago, and there is no Node; to have it join again, make a token with: " + another,
+			sentence: "its certificate was issued 3 min ago and expired 60 s ago, and there is no Node; to let it join again, create a token with: " + another,
 			next:     []string{another},
 		},
 		"signed by another signer": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kube-controller-manager", good))}, ClusterInfo: signed},
 			state: explain.SignedByOther, since: before(3 * time.Minute),
-			sentence: "its certificate was issued 3 min ago by kube-controller-manager, not by kubejoin, whose limits did not apply, and there is no Node; on the machine see: " + kubelet,
+			sentence: "its certificate was issued 3 min ago by kube-controller-manager and not by kubejoin, so the limits of its token did not apply, and there is no Node; on the machine, run: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"signed by another signer, as kubejoin has said": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("", good))}, ClusterInfo: signed, Events: []api.EventEvidence{event("SignedByOther", "x")}},
 			state: explain.SignedByOther, since: before(3 * time.Minute),
-			sentence: "its certificate was issued 3 min ago by another signer, not by kubejoin, whose limits did not apply, and there is no Node; on the machine see: " + kubelet,
+			sentence: "its certificate was issued 3 min ago by another signer and not by kubejoin, so the limits of its token did not apply, and there is no Node; on the machine, run: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"signed by another CA": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kube-controller-manager", other.leaf(t, now.Add(time.Hour))))}, ClusterInfo: signed},
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kube-controller-manager", leafOf(t, other, now.Add(time.Hour))))}, ClusterInfo: signed},
 			state: explain.WrongIssuer, since: before(3 * time.Minute),
-			sentence: `its certificate was issued 3 min ago by "CN=stranger", which is no CA in cluster-info, so that the API server may not know it: kube-controller-manager signs with another CA`,
+			sentence: `its certificate was issued 3 min ago by "CN=stranger", which is not a CA in cluster-info, so the API server may not trust it: kube-controller-manager signs with another CA`,
 			next:     []string{"kubectl describe csr csr-1"},
 		},
 		"Node deleted, renewed": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(itself, issued("kubejoin", good))}, ClusterInfo: signed},
 			state: explain.NodeDeleted, since: before(3 * time.Minute),
-			sentence: "its Node was deleted: the machine's certificate was issued 3 min ago and there is no Node; to have it join again, make a token with: " + another,
+			sentence: "its Node was deleted: the machine's certificate was issued 3 min ago and there is no Node; to let it join again, create a token with: " + another,
 			next:     []string{another},
 		},
 		"Node deleted, renewal waits": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(itself)}},
 			state: explain.NodeDeleted, since: before(40 * time.Second),
-			sentence: "its Node was deleted: the machine asked to renew its certificate 40 s ago, which waits for the Node; to have it join again, make a token with: " + another,
+			sentence: "its Node was deleted: the machine requested the renewal of its certificate 40 s ago, and the request waits for the Node; to let it join again, create a token with: " + another,
 			next:     []string{another},
 		},
 
@@ -357,78 +357,78 @@ func TestExplain(t *testing.T) {
 		"claimed": {
 			facts: explain.Facts{Claim: claim("abcdef"), ClusterInfo: signed},
 			state: explain.Claimed, since: before(10 * time.Minute),
-			sentence: "token abcdef took the name 10 min ago, and neither a certificate request nor a Node is left of it; release the name with: kubejoin claim release worker-7",
+			sentence: "token abcdef claimed the name 10 min ago, but there is no certificate request and no Node with this name; release the name with: kubejoin claim release worker-7",
 			next:     []string{"kubejoin claim release worker-7"},
 		},
 		"claimed and deleted": {
 			facts: explain.Facts{Claim: func() *tokens.Claim { c := claim("abcdef"); c.NodeUID = "u"; return c }(), ClusterInfo: signed},
 			state: explain.NodeDeleted, since: before(10 * time.Minute),
-			sentence: "joined on token abcdef, which took the name 10 min ago, and its Node was deleted; to have it join again, make a token with: " + another,
+			sentence: "joined with token abcdef, which claimed the name 10 min ago, but its Node was deleted; to let it join again, create a token with: " + another,
 			next:     []string{another},
 		},
 		"no cluster-info": {
 			facts: explain.Facts{Tokens: []tokens.Record{plain}, Leader: leader(time.Second)},
 			state: explain.NoClusterInfo,
-			sentence: "no machine has asked for a certificate under this name, and none can discover the cluster: there is no ConfigMap kube-public/cluster-info; " +
-				"kubejoin's bootstrap-signer on cp-1_abc should do it, see its log, unless --controllers leaves it to kube-controller-manager",
+			sentence: "there is no certificate request for this name, and no machine can discover the cluster: there is no ConfigMap kube-public/cluster-info; " +
+				"kubejoin's bootstrap-signer on cp-1_abc should publish it, unless --controllers leaves that to kube-controller-manager; see its log",
 		},
 		"token for it": {
 			facts: explain.Facts{Tokens: []tokens.Record{plain, bound, token(t, "dddddd", forNames(name), expired)}, ClusterInfo: signed},
 			state: explain.NothingArrived,
-			sentence: "no machine has asked for a certificate under this name; tokens limited to it: bbbbbb (signed, expires in 23 h), dddddd (expired 2 h ago); " +
-				"see on the machine what kubeadm join says, and whether it reaches https://api.example.com:6443 and the HOST:PORT of its join command",
+			sentence: "there is no certificate request for this name; tokens limited to it: bbbbbb (signed, expires in 23 h), dddddd (expired 2 h ago); " +
+				"check on the machine what kubeadm join prints, and whether it reaches https://api.example.com:6443 and the HOST:PORT of its join command",
 		},
 		"unsigned token for it": {
 			facts: explain.Facts{Tokens: []tokens.Record{plain, bound}, ClusterInfo: unsigned, Leader: leader(5 * time.Minute)},
 			state: explain.TokenUnsigned,
-			sentence: "no machine has asked for a certificate under this name, and with its token it cannot discover the cluster, since cluster-info has no signature by it; " +
-				"tokens limited to it: bbbbbb (unsigned); kubejoin's bootstrap-signer or kube-controller-manager's bootstrap-signer-controller should do it, and no kubejoin is at work (its Lease was renewed 5 min ago)",
+			sentence: "there is no certificate request for this name, and it cannot discover the cluster, because cluster-info has no signature by its token; " +
+				"tokens limited to it: bbbbbb (unsigned); kubejoin's bootstrap-signer or kube-controller-manager's bootstrap-signer-controller should sign it, but no kubejoin is running (its Lease was last renewed 5 min ago)",
 			next: []string{"kubectl -n kubejoin-system get lease kubejoin", "kubectl -n kube-public get configmap cluster-info -o yaml"},
 		},
 		"expired token for it": {
 			facts: explain.Facts{Tokens: []tokens.Record{plain, token(t, "dddddd", forNames(name), expired)}, ClusterInfo: signed},
 			state: explain.TokenExpired, since: before(2 * time.Hour),
-			sentence: "no machine has asked for a certificate under this name, and no token is left that it could join with; tokens limited to it: dddddd (expired 2 h ago); make another with: " + another,
+			sentence: "there is no certificate request for this name, and no token for this name is usable; tokens limited to it: dddddd (expired 2 h ago); create another token with: " + another,
 			next:     []string{another},
 		},
 		"spent token for it": {
 			facts: explain.Facts{Tokens: []tokens.Record{token(t, "dddddd", forNames("worker-*"), usedUp("worker-1", "worker-2"))}, ClusterInfo: signed},
 			state: explain.TokenSpent,
-			sentence: "no machine has asked for a certificate under this name, and no token is left that it could join with; " +
-				"tokens limited to it: dddddd (spent by worker-1, worker-2); make another with: " + another,
+			sentence: "there is no certificate request for this name, and no token for this name is usable; " +
+				"tokens limited to it: dddddd (spent by worker-1, worker-2); create another token with: " + another,
 			next: []string{another},
 		},
 		"invalid token for any": {
 			facts: explain.Facts{Tokens: []tokens.Record{token(t, "dddddd", func(r *tokens.Record) { r.Limits.Problem = errors.New("x") })}, ClusterInfo: signed},
 			state: explain.TokenLimitsMalformed,
-			sentence: "no machine has asked for a certificate under this name, and no token is left that it could join with; tokens good for any name: dddddd (invalid); make another with: " +
+			sentence: "there is no certificate request for this name, and no token for this name is usable; tokens for any name: dddddd (invalid); create another token with: " +
 				another,
 			next: []string{another},
 		},
 		"token for any": {
 			facts: explain.Facts{Tokens: []tokens.Record{plain, token(t, "dddddd", forNames("x"))}, ClusterInfo: signed},
 			state: explain.NothingKnown,
-			sentence: "no machine has asked for a certificate under this name; no token is limited to it, 1 good for any: " +
-				"see on the machine what kubeadm join says, and whether it reaches https://api.example.com:6443 and the HOST:PORT of its join command",
+			sentence: "there is no certificate request for this name; no token is limited to it (active tokens for any name: 1); " +
+				"check on the machine what kubeadm join prints, and whether it reaches https://api.example.com:6443 and the HOST:PORT of its join command",
 			next: []string{"kubejoin token list"},
 		},
 		"no token": {
 			facts: explain.Facts{Tokens: []tokens.Record{token(t, "dddddd", forNames("x")), token(t, "eeeeee", func(r *tokens.Record) { r.Authentication = false })}, ClusterInfo: signed},
 			state: explain.NothingKnown,
-			sentence: "no machine has asked for a certificate under this name, and there is no token that it could join with; " +
-				"make one with: " + another,
+			sentence: "there is no certificate request for this name, and there is no token for this name; " +
+				"create one with: " + another,
 			next: []string{another},
 		},
 
-		// What cannot be read is named, not guessed.
+		// Facts that cannot be read are named in the sentence.
 		"requests unread": {
 			facts: explain.Facts{Tokens: []tokens.Record{plain}, ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactRequests), gone(explain.FactEvents)}},
-			state: explain.Unknown, sentence: "nobody can tell without its certificate requests (could not be read: certificate requests)",
+			state: explain.Unknown, sentence: "its state is unknown without its certificate requests (could not be read: certificate requests)",
 		},
 		"Node unread, issued": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kubejoin", good))}, ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactNode)}},
 			state: explain.CertificateIssued, since: before(3 * time.Minute),
-			sentence: "its certificate was issued 3 min ago and no Node is known; on the machine see whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet +
+			sentence: "its certificate was issued 3 min ago and no Node is known; on the machine, check whether the kubelet runs and reaches https://api.example.com:6443: " + kubelet +
 				" (could not be read: the Node)",
 			next: []string{kubelet},
 		},
@@ -436,28 +436,28 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, permitted(true))}, Leader: leader(time.Second),
 				Unread: []api.UnreadFact{gone(explain.FactTokens), gone(explain.FactClaim), gone(explain.FactEvents), gone(explain.FactClusterInfo)}},
 			state: explain.NotApproved, since: before(40 * time.Second),
-			sentence: "asked for a certificate 40 s ago and is not approved: kubejoin's csr-approver on cp-1_abc should do it, see its log, unless --controllers leaves it to kube-controller-manager; " +
+			sentence: "its certificate request was created 40 s ago and is not approved: kubejoin's csr-approver on cp-1_abc should approve it, unless --controllers leaves that to kube-controller-manager; see its log; " +
 				"approve it with: kubectl certificate approve csr-1 (could not be read: tokens, the claim of the name, Events)",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
 		"leader unread": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Unread: []api.UnreadFact{gone(explain.FactLeader)}},
 			state: explain.NotSigned, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer or kube-controller-manager's certificatesigningrequest-signing-controller should do it " +
+			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer or kube-controller-manager's certificatesigningrequest-signing-controller should sign it " +
 				"(could not be read: kubejoin's Lease)",
 			next: []string{"kubectl describe csr csr-1"},
 		},
 		"tokens unread, quiet": {
 			facts: explain.Facts{ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactTokens)}},
 			state: explain.NothingKnown,
-			sentence: "no machine has asked for a certificate under this name; see on the machine what kubeadm join says, and whether it reaches https://api.example.com:6443 and the HOST:PORT of its join command, " +
-				"and whether its token is alive (could not be read: tokens)",
+			sentence: "there is no certificate request for this name; check on the machine what kubeadm join prints, and whether it reaches https://api.example.com:6443 and the HOST:PORT of its join command, " +
+				"and whether its token is still valid (could not be read: tokens)",
 			next: []string{"kubejoin token list"},
 		},
 		"cluster-info unread, quiet": {
 			facts: explain.Facts{Tokens: []tokens.Record{bound}, Unread: []api.UnreadFact{gone(explain.FactClusterInfo)}},
 			state: explain.NothingArrived,
-			sentence: "no machine has asked for a certificate under this name; tokens limited to it: bbbbbb (active, expires in 23 h); see on the machine what kubeadm join says " +
+			sentence: "there is no certificate request for this name; tokens limited to it: bbbbbb (active, expires in 23 h); check on the machine what kubeadm join prints " +
 				"(could not be read: cluster-info)",
 		},
 	} {
@@ -465,29 +465,29 @@ func TestExplain(t *testing.T) {
 			c.facts.Node = name
 			e := explain.Explain(c.facts, now)
 			if e.Node != name || e.State != c.state {
-				t.Errorf("%s is %s, want %s", e.Node, e.State, c.state)
+				t.Errorf("got node %s in state %s, want %s in %s", e.Node, e.State, name, c.state)
 			}
 			if want := name + ": " + c.sentence; e.Sentence != want {
-				t.Errorf("sentence\n%s\nwant\n%s", e.Sentence, want)
+				t.Errorf("got sentence\n%s\nwant\n%s", e.Sentence, want)
 			}
 			if !slices.Equal(e.Next, c.next) {
-				t.Errorf("next %q, want %q", e.Next, c.next)
+				t.Errorf("got next %q, want %q", e.Next, c.next)
 			}
 			if !e.Since.Equal(c.since) {
-				t.Errorf("since %s, want %s", e.Since, c.since)
+				t.Errorf("got since %s, want %s", e.Since, c.since)
 			}
 			if want := c.state == api.Joined || c.state == api.JoinedNotReady; e.HasJoined() != want {
-				t.Errorf("HasJoined is %t", e.HasJoined())
+				t.Errorf("got HasJoined %t, want %t", e.HasJoined(), want)
 			}
 			text, err := json.Marshal(e)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if strings.Contains(string(text)+e.Text(), secret) {
-				t.Error("a secret is shown")
+				t.Error("the explanation shows a token secret")
 			}
 			if n := len(c.facts.Requests); e.Evidence.RequestCount != n || n > 0 && len(e.Evidence.Requests) == 0 {
-				t.Errorf("%d requests are evidence, want %d", e.Evidence.RequestCount, n)
+				t.Errorf("got %d requests as evidence, want %d", e.Evidence.RequestCount, n)
 			}
 		})
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// kube-apiserver accepts any name of a request. One that a shell would read in another way is part of no
-// command, and nothing that a requester chose reaches a terminal as it is.
+// kube-apiserver accepts any request name. Catches a suggested command with a name that the shell would interpret,
+// and control characters that a requester can send to a terminal.
 func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 	const (
 		byUID  = `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="uid-1")]}'`
@@ -25,7 +25,7 @@ func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 	)
 	ca, other := newCA(t, "kubernetes\x1b"), newCA(t, "stranger\n\x1b]0;x\a")
 	signed := info(t, ca)
-	leaf := other.leaf(t, now.Add(time.Hour))
+	leaf := leafOf(t, other, now.Add(time.Hour))
 	for _, hostile := range []string{
 		"x >&2;id>pwned;\x1b[31m", "two\nkubectl delete ns default", "$(id)", "`id`", "a b", "a'b", `a"b`, "-f", "A", "a_b", "\u202egnp", pasted, strings.Repeat("x", 10_000),
 	} {
@@ -105,13 +105,13 @@ func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 	}
 }
 
-// A person may paste a token as the name of a node, and kube-apiserver accepts it: it is a DNS name.
+// A token is a valid DNS name, so a person can paste it as a node name. Catches a command that repeats its secret.
 func TestCommandsOmitNodeNamedLikeToken(t *testing.T) {
 	const pasted = "8w4usg.0123456789abcdef"
 	ca := newCA(t, "kubernetes")
 	for what, r := range map[string]api.RequestEvidence{
-		"expired":     request("system:bootstrap:8w4usg", issued("kubejoin", ca.leaf(t, before(time.Hour)))),
-		"not expired": request("system:bootstrap:8w4usg", issued("kubejoin", ca.leaf(t, now.Add(time.Hour)))),
+		"expired":     request("system:bootstrap:8w4usg", issued("kubejoin", leafOf(t, ca, before(time.Hour)))),
+		"not expired": request("system:bootstrap:8w4usg", issued("kubejoin", leafOf(t, ca, now.Add(time.Hour)))),
 		"denied":      request("system:bootstrap:8w4usg", denied("TokenSpent", "")),
 	} {
 		e := explain.Explain(explain.Facts{Node: pasted, Requests: []api.RequestEvidence{r}}, now)

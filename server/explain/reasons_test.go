@@ -8,7 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 )
 
-// Every reason with which kubejoin refuses a node is a state of its own.
+// Catches a refusal reason that is missing from the states.
 func TestEveryRefusalReasonIsAState(t *testing.T) {
 	for _, reason := range []string{
 		admission.ReasonTokenSpent, admission.ReasonTokenExpired, admission.ReasonTokenRevoked, admission.ReasonTokenReplaced, admission.ReasonTokenLimitsMalformed,
@@ -18,7 +18,7 @@ func TestEveryRefusalReasonIsAState(t *testing.T) {
 		for _, end := range []func(*api.RequestEvidence){denied(reason, "because"), failed(reason, "because")} {
 			e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{request(bootstrap, end)}}, now)
 			if e.State != api.NodeState(reason) || len(e.Next) == 0 {
-				t.Errorf("%s is state %s, next %q", reason, e.State, e.Next)
+				t.Errorf("reason %s: got state %s, next %q, want state %s and a command", reason, e.State, e.Next, reason)
 			}
 		}
 	}

@@ -1,16 +1,14 @@
 package explain_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"math/big"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -55,57 +53,26 @@ func expired(r *tokens.Record) { r.Expires = before(2 * time.Hour) }
 
 func fresh(r *tokens.Record) { r.Created = now }
 
-// An authority is a CA that signs whatever it is given.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newCA(t testing.TB, name string) authority {
+func newCA(t testing.TB, name string) *tls.Certificate {
 	t.Helper()
-	key := newKey(t)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: before(time.Hour), NotAfter: now.Add(time.Hour),
+	return certtest.Issue(t, &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, NotBefore: before(time.Hour), NotAfter: now.Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	return authority{sign(t, template, template, key, key), key}
+	}, nil)
 }
 
-func (a authority) leaf(t testing.TB, end time.Time) *x509.Certificate {
+func leafOf(t testing.TB, ca *tls.Certificate, end time.Time) *x509.Certificate {
 	t.Helper()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: itself, Organization: []string{"system:nodes"}},
-		NotBefore: before(time.Hour), NotAfter: end, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	return sign(t, template, a.cert, newKey(t), a.key)
+	return certtest.Issue(t, &x509.Certificate{
+		Subject: pkix.Name{CommonName: itself, Organization: []string{"system:nodes"}}, NotBefore: before(time.Hour), NotAfter: end,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, ca).Leaf
 }
 
-func newKey(t testing.TB) *ecdsa.PrivateKey {
+// info returns a cluster-info that trusts the CA and has a signature by each of the tokens.
+func info(t testing.TB, ca *tls.Certificate, signing ...tokens.Record) map[string]string {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-func sign(t testing.TB, template, parent *x509.Certificate, key, by *ecdsa.PrivateKey) *x509.Certificate {
-	t.Helper()
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-// info is a cluster-info that trusts the authority and is signed by the tokens given.
-func info(t testing.TB, ca authority, signing ...tokens.Record) map[string]string {
-	t.Helper()
-	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{ca.cert})
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{ca.Leaf})
 	if err != nil {
 		t.Fatal(err)
 	}

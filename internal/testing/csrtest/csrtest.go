@@ -1,5 +1,5 @@
 // Package csrtest makes keys and well-formed certificate requests (PKCS #10) for tests. Malformed ones are in
-// internal/hostile.
+// internal/testing/hostile.
 package csrtest
 
 import (
@@ -40,11 +40,14 @@ func Ed25519() crypto.Signer {
 	return must(key, err)
 }
 
-// PEM makes a request. The nil key is a new one on P-256.
+// NewKey makes a key on P-256.
+func NewKey() crypto.Signer { return ECDSA(elliptic.P256()) }
+
+// PEM makes a request. If key is nil, PEM makes a new one on P-256.
 func PEM(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) []byte {
 	t.Helper()
 	if key == nil {
-		key = ECDSA(elliptic.P256())
+		key = NewKey()
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {
