@@ -139,3 +139,22 @@ func TestListsNodesOnlyIfFew(t *testing.T) {
 		}
 	}
 }
+
+// Names with different invalid bytes are different users, but JSON encodes both in the same way. A cached
+// permission must not apply to the other user.
+func TestPermissionIsCachedForOneUser(t *testing.T) {
+	c := fake.NewClientset()
+	c.PrependReactor("create", "subjectaccessreviews", func(action kubetesting.Action) (bool, runtime.Object, error) {
+		review := action.(kubetesting.CreateAction).GetObject().(*authorization.SubjectAccessReview).DeepCopy()
+		review.Status.Allowed = review.Spec.User == "proxy-\xfe"
+		return true, review, nil
+	})
+	f := &Facts{Client: c}
+	for user, want := range map[string]bool{"proxy-\xfe": true, "proxy-\xff": false} {
+		for range 2 {
+			if got, err := f.Allowed(t.Context(), approval.Request{User: user}, approval.Permission{}); got != want || err != nil {
+				t.Errorf("%q: %v, %v; want %v", user, got, err, want)
+			}
+		}
+	}
+}

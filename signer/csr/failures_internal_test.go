@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -324,7 +325,7 @@ func TestIgnoresIndexedRequestsWithoutCertificate(t *testing.T) {
 	h := newTestHandler(t)
 	h.byNode = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byNode: func(any) ([]string, error) { return []string{"worker-1"}, nil }})
 	issued := nodeRequest(t, 0, client, "jane", "worker-1", "issued")
-	der, err := x509.CreateCertificate(rand.Reader, nodeTemplate(), nodeTemplate(), newKey(t).Public(), newKey(t))
+	der, err := x509.CreateCertificate(rand.Reader, nodeTemplate(), nodeTemplate(), csrtest.NewKey().Public(), csrtest.NewKey())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +337,7 @@ func TestIgnoresIndexedRequestsWithoutCertificate(t *testing.T) {
 	}
 	h.noticeShared(issued)
 	if len(h.events.Events) > 0 {
-		t.Errorf("an Event: %s", <-h.events.Events)
+		t.Errorf("got Event %s, want none", <-h.events.Events)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -19,28 +18,16 @@ import (
 // rack of kubelets asks for serving certificates at once, and these hardly ever change.
 const reservedAge = time.Minute
 
-// once remembers what no node may have.
-type reserve struct {
-	reserved sync.Mutex
-	last     approval.Reserved
-	asked    time.Time
-}
-
-// Reserved gives what no node may serve as: the addresses of Services, and where the API server
-// is reached. It is up to a minute old. It fails where one of the two is not known.
+// Reserved returns what no node may have in a serving certificate: the addresses of Services, and the names
+// and addresses of the API server. It is up to a minute old. It fails if one of the two is unknown.
 func (f *Facts) Reserved(ctx context.Context) (approval.Reserved, error) {
-	f.once.reserved.Lock()
-	defer f.once.reserved.Unlock()
-	if asked := time.Now(); asked.Sub(f.once.asked) >= reservedAge {
-		reserved, err := f.askReserved(ctx)
-		if err != nil {
-			return approval.Reserved{}, err
-		}
-		f.once.last, f.once.asked = reserved, asked
-	}
-	r := f.once.last
+	f.once.Do(f.start)
+	r, _, err := f.reserved.Get(ctx, nil, func(ctx context.Context) (approval.Reserved, bool, error) {
+		r, err := f.askReserved(ctx)
+		return r, true, err
+	})
 	r.Prefixes, r.APIServer = slices.Clone(r.Prefixes), slices.Clone(r.APIServer)
-	return r, nil
+	return r, err
 }
 
 func (f *Facts) askReserved(ctx context.Context) (approval.Reserved, error) {

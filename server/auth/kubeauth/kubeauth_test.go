@@ -110,18 +110,18 @@ func TestTokens(t *testing.T) {
 		name      string
 		audiences []string
 		status    authenticationv1.TokenReviewStatus
-		err       error // that it wraps; nil is ada
-		other     bool  // an error that is neither
+		err       error // want an error that wraps it; nil: want user ada
+		other     bool  // want an error that wraps no auth error
 	}{
 		{name: "good", status: yes("kubejoin")},
-		{name: "good for others, too", status: yes("other", "kubejoin")},
-		{name: "one of ours", audiences: []string{"a", "b"}, status: yes("b")},
-		{name: "no audiences, by one that knows none", status: yes(), err: auth.ErrBadCredentials},
+		{name: "good for another audience, too", status: yes("other", "kubejoin")},
+		{name: "one of two audiences", audiences: []string{"a", "b"}, status: yes("b")},
+		{name: "API server without audiences", status: yes(), err: auth.ErrBadCredentials},
 		{name: "other audiences", status: yes("https://kubernetes.default.svc"), err: auth.ErrBadCredentials},
-		{name: "usual audience where others are asked for", audiences: []string{"a"}, status: yes("kubejoin"), err: auth.ErrBadCredentials},
-		{name: "no", status: authenticationv1.TokenReviewStatus{Error: "bad " + bearer}, err: auth.ErrBadCredentials},
-		{name: "no, with a user and audiences", status: authenticationv1.TokenReviewStatus{User: ada, Audiences: []string{"kubejoin"}}, err: auth.ErrBadCredentials},
-		{name: "yes to nobody", status: authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: []string{"kubejoin"}}, other: true},
+		{name: "default audience where another is configured", audiences: []string{"a"}, status: yes("kubejoin"), err: auth.ErrBadCredentials},
+		{name: "not authenticated", status: authenticationv1.TokenReviewStatus{Error: "bad " + bearer}, err: auth.ErrBadCredentials},
+		{name: "not authenticated, with a user and audiences", status: authenticationv1.TokenReviewStatus{User: ada, Audiences: []string{"kubejoin"}}, err: auth.ErrBadCredentials},
+		{name: "authenticated without a user", status: authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: []string{"kubejoin"}}, other: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := &fakeReviews{token: func(r *authenticationv1.TokenReview) { r.Status = test.status }}
@@ -130,18 +130,18 @@ func TestTokens(t *testing.T) {
 			switch {
 			case test.other:
 				if err == nil || errors.Is(err, auth.ErrBadCredentials) || errors.Is(err, auth.ErrNoCredentials) {
-					t.Errorf("%+v %v", user, err)
+					t.Errorf("got %+v, %v, want an error that is no auth error", user, err)
 				}
 			case !errors.Is(err, test.err):
-				t.Errorf("%+v %v, want %v", user, err, test.err)
+				t.Errorf("got %+v, %v, want error %v", user, err, test.err)
 			case test.err == nil:
 				want := auth.User{Name: "ada", UID: "1", Groups: ada.Groups, Extra: map[string][]string{"authentication.kubernetes.io/credential-id": {"JTI=1"}}}
 				if !reflect.DeepEqual(user, want) {
-					t.Errorf("%+v, want %+v", user, want)
+					t.Errorf("got %+v, want %+v", user, want)
 				}
 			}
 			if err != nil && (strings.Contains(err.Error(), bearer) || user.Name != "") {
-				t.Errorf("%+v %v", user, err)
+				t.Errorf("got %+v, %v, want no user and no token in the error", user, err)
 			}
 			want := test.audiences
 			if want == nil {
@@ -149,13 +149,13 @@ func TestTokens(t *testing.T) {
 			}
 			var asked authenticationv1.TokenReview
 			if l.count() != 1 || json.Unmarshal([]byte(l.asked[0]), &asked) != nil || asked.Spec.Token != bearer || !slices.Equal(asked.Spec.Audiences, want) {
-				t.Errorf("asked %d times, of audiences %q", l.count(), asked.Spec.Audiences)
+				t.Errorf("got %d reviews, the last for audiences %q, want 1 for %q", l.count(), asked.Spec.Audiences, want)
 			}
-			for range 50 { // yes and no are remembered for a moment
+			for range 50 { // both results are cached briefly
 				_, _ = known.Authenticate(request(t.Context(), bearer))
 			}
 			if n := l.count(); !test.other && n != 1 {
-				t.Errorf("asked %d times", n)
+				t.Errorf("got %d reviews, want 1", n)
 			}
 		})
 	}
@@ -204,11 +204,11 @@ func TestPermissions(t *testing.T) {
 	}{
 		{"yes", authorization.SubjectAccessReviewStatus{Allowed: true}, "yes"},
 		{"no", authorization.SubjectAccessReviewStatus{}, "no"},
-		{"no for a reason", authorization.SubjectAccessReviewStatus{Reason: "because"}, "no"},
+		{"no with a reason", authorization.SubjectAccessReviewStatus{Reason: "because"}, "no"},
 		{"denied", authorization.SubjectAccessReviewStatus{Denied: true, EvaluationError: "x"}, "no"},
-		{"both", authorization.SubjectAccessReviewStatus{Allowed: true, Denied: true}, "no"},
-		{"an authorizer is away", authorization.SubjectAccessReviewStatus{EvaluationError: "away"}, "failed"},
-		{"yes by another authorizer", authorization.SubjectAccessReviewStatus{Allowed: true, EvaluationError: "away"}, "yes"},
+		{"allowed and denied", authorization.SubjectAccessReviewStatus{Allowed: true, Denied: true}, "no"},
+		{"authorizer unavailable", authorization.SubjectAccessReviewStatus{EvaluationError: "away"}, "failed"},
+		{"allowed by another authorizer", authorization.SubjectAccessReviewStatus{Allowed: true, EvaluationError: "away"}, "yes"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := &fakeReviews{access: func(r *authorization.SubjectAccessReview) { r.Status = test.status }}
@@ -219,6 +219,9 @@ func TestPermissions(t *testing.T) {
 				case err == nil:
 					return "yes"
 				case errors.Is(err, auth.ErrForbidden):
+					if reason := test.status.Reason; reason != "" && !strings.HasSuffix(err.Error(), ": "+reason) {
+						t.Errorf("got %v, want the reason %q", err, reason)
+					}
 					return "no"
 				}
 				return "failed"
@@ -226,11 +229,11 @@ func TestPermissions(t *testing.T) {
 			access := auth.Access{Verb: "create", Resource: "tokens/groups", Name: "system:bootstrappers:foo"}
 			for range 10 {
 				if got := ask(user, access); got != test.want {
-					t.Errorf("%s, want %s", got, test.want)
+					t.Errorf("got %s, want %s", got, test.want)
 				}
 			}
 			if n := l.count(); (n == 1) != (test.want != "failed") {
-				t.Errorf("asked %d times", n)
+				t.Errorf("got %d reviews for result %s, want 1, or more if failed", n, test.want)
 			}
 			var asked authorization.SubjectAccessReview
 			if err := json.Unmarshal([]byte(l.asked[0]), &asked); err != nil {
@@ -240,9 +243,9 @@ func TestPermissions(t *testing.T) {
 				User: "ada", UID: "1", Groups: []string{"dev", "system:authenticated"}, Extra: map[string]authorization.ExtraValue{"k": {"v"}},
 				ResourceAttributes: &authorization.ResourceAttributes{Group: "kubejoin.io", Version: "*", Verb: "create", Resource: "tokens", Subresource: "groups", Name: "system:bootstrappers:foo"},
 			}); !reflect.DeepEqual(asked.Spec, want) {
-				t.Errorf("asked %+v, want %+v", asked.Spec, want)
+				t.Errorf("got review of %+v, want %+v", asked.Spec, want)
 			}
-			// Nobody else has the answer, and nothing else.
+			// The cached result applies to no other user and no other access.
 			before := l.count()
 			others := []auth.User{{Name: "ada"}, {Name: "ada", UID: "2", Groups: user.Groups, Extra: user.Extra}, {Name: "ada", UID: "1", Groups: []string{"dev "}, Extra: user.Extra},
 				{Name: "ada", UID: "1", Groups: user.Groups, Extra: map[string][]string{"k": {"v", ""}}}, {Name: "eve", UID: "1", Groups: user.Groups, Extra: user.Extra}}
@@ -254,13 +257,13 @@ func TestPermissions(t *testing.T) {
 				ask(user, a)
 			}
 			if n := l.count() - before; n != len(others)+len(accesses) {
-				t.Errorf("asked %d times for %d others", n, len(others)+len(accesses))
+				t.Errorf("got %d reviews, want %d", n, len(others)+len(accesses))
 			}
 		})
 	}
 }
 
-// An API server that is away, slow or broken lets nobody in, and is asked again at once.
+// Catches a failed review that allows access, or that is cached after the API server works again.
 func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 	t.Parallel()
 	status := func(code int) http.HandlerFunc {
@@ -297,26 +300,26 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 				return w
 			}
 			wantToken, wantPermission := 503, 503
-			if name == "an empty object" { // which says no
+			if name == "an empty object" { // means not authenticated and not allowed
 				wantToken, wantPermission = 401, 403
 			}
 			start := time.Now()
 			w := ask()
 			if took := time.Since(start); w.Code != wantToken || (w.Code == 503) != (w.Header().Get("Retry-After") != "") || strings.Contains(w.Body.String(), bearer) || took > 3*time.Second {
-				t.Errorf("token: %d %v %s after %s", w.Code, w.Header(), w.Body, took)
+				t.Errorf("token: got %d %v %s after %s, want %d", w.Code, w.Header(), w.Body, took, wantToken)
 			}
 			if _, err := known.Authenticate(request(t.Context(), bearer)); err == nil || strings.Contains(err.Error(), bearer) {
-				t.Errorf("error: %v, want one without the token", err)
+				t.Errorf("got error %v, want one without the token", err)
 			}
 			s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "ada"}, nil }
 			h = s.Handler()
 			if w := ask(); w.Code != wantPermission {
-				t.Errorf("permission: %d %s", w.Code, w.Body)
+				t.Errorf("permission: got %d %s, want %d", w.Code, w.Body, wantPermission)
 			}
 			if name == "an empty object" {
 				return
 			}
-			// It is back.
+			// The API server works again.
 			l.mu.Lock()
 			l.answer = nil
 			l.access = func(r *authorization.SubjectAccessReview) { r.Status.Allowed = true }
@@ -325,10 +328,10 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 			}
 			l.mu.Unlock()
 			if _, err := known.Authenticate(request(t.Context(), bearer)); err != nil {
-				t.Errorf("token, after that: %v", err)
+				t.Errorf("token after recovery: %v", err)
 			}
 			if err := permissions.Authorize(request(t.Context(), ""), auth.User{Name: "ada"}, auth.Access{Verb: "get", Resource: "tokens"}); err != nil {
-				t.Errorf("permission, after that: %v", err)
+				t.Errorf("permission after recovery: %v", err)
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/answers"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -34,23 +35,22 @@ const (
 // DefaultTimeout is how long a review may take unless a field says otherwise.
 const DefaultTimeout = 5 * time.Second
 
-// Tokens knows users by the bearer tokens that an API server knows: those of service accounts above
-// all. The answer to a token counts for [TokenAge], so that a token that was revoked is refused
-// within that time and the 10 s for which kube-apiserver remembers it. Its fields are not changed after
-// the first use.
+// Tokens authenticates bearer tokens by TokenReview, mostly those of service accounts. It caches results for
+// [TokenAge]. A revoked token is refused within TokenAge and the 10 s for which kube-apiserver caches it. Do not
+// change the fields after the first use.
 type Tokens struct {
-	// Client talks to the API server, where it may create tokenreviews.
+	// Client calls the API server and needs create on tokenreviews.
 	Client kubernetes.Interface
-	// Audiences are those of which a token has to be for one; empty is [Audience]. An API server's
-	// own would let every pod in, as whoever it is.
+	// Audiences are the accepted audiences: a token must have at least one. Empty means [Audience]. The audience of
+	// the API server itself would accept the default token of every pod.
 	Audiences []string
-	// Timeout is how long a review may take; zero is DefaultTimeout.
+	// Timeout limits one review; zero means DefaultTimeout.
 	Timeout time.Duration
-	// Registerer has kubejoin_access_reviews_total; nil counts nothing.
+	// Registerer receives kubejoin_access_reviews_total; nil disables the metric.
 	Registerer prometheus.Registerer
 
 	once    sync.Once
-	answers *answers[verdict]
+	answers *answers.Cache[verdict]
 	reviews *prometheus.CounterVec
 }
 
@@ -60,21 +60,21 @@ type verdict struct {
 	why  string
 }
 
-// Authenticate is an [auth.Authenticate]. A token that has the form of a bootstrap token is refused
-// and shown to nobody: it would be a machine's.
+// Authenticate is an [auth.Authenticate]. It refuses bootstrap tokens without sending them to the API server, because
+// they belong to machines.
 func (t *Tokens) Authenticate(r *http.Request) (auth.User, error) {
 	bearer, err := auth.Bearer(r)
 	if err != nil {
 		return auth.User{}, err
 	}
 	if _, err := tokens.Parse(bearer); err == nil || errors.Is(err, tokens.ErrPublicExample) {
-		return auth.User{}, fmt.Errorf("%w: a bootstrap token, which is for machines that join", auth.ErrBadCredentials)
+		return auth.User{}, fmt.Errorf("%w: bootstrap tokens are only for joining machines", auth.ErrBadCredentials)
 	}
 	t.once.Do(func() {
-		t.answers = newAnswers[verdict](TokenAge, BadTokenAge, timeoutOr(t.Timeout))
+		t.answers = answers.New[verdict](TokenAge, BadTokenAge, timeoutOr(t.Timeout))
 		t.reviews = counter(t.Registerer)
 	})
-	v, yes, err := t.answers.of(r.Context(), []byte(bearer), func(ctx context.Context) (verdict, bool, error) {
+	v, yes, err := t.answers.Get(r.Context(), []byte(bearer), func(ctx context.Context) (verdict, bool, error) {
 		v, yes, err := t.review(ctx, bearer)
 		t.reviews.WithLabelValues("token", result(yes, err)).Inc()
 		return v, yes, err
