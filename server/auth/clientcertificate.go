@@ -29,11 +29,10 @@ func (c ClientCertificate) Authenticate(r *http.Request) (User, error) {
 	return c.authenticate(r, nil)
 }
 
-// Cached is like Authenticate, and does not verify again what it has verified by the same pool
-// of CAs within the last seconds: clients that ask often do so on one connection, with one
-// certificate. A certificate is not good for longer by that.
+// Cached returns an Authenticate that caches verification results for seconds, per chain and pool of CAs. Busy
+// clients send many requests with one certificate. Caching does not extend the validity of a certificate.
 func (c ClientCertificate) Cached() Authenticate {
-	known := &verified{}
+	known := newVerified()
 	return func(r *http.Request) (User, error) { return c.authenticate(r, known) }
 }
 

@@ -6,15 +6,13 @@ import (
 	"time"
 )
 
-// Verified caches what [ClientCertificate.Remembering] does.
-type Verified struct{ v verified }
-
-func (v *Verified) Verify(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) error {
-	return v.v.verify(shown, roots, now)
+// NewVerify returns the function with which [ClientCertificate.Cached] verifies chains.
+func NewVerify() func(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) error {
+	return newVerified().verify
 }
 
-// CachedAndSizes is c.Remembering, and how many good and bad chains it has cached.
+// CachedAndSizes returns c.Cached, and a function that counts its cached valid and invalid chains.
 func CachedAndSizes(c ClientCertificate) (way Authenticate, known func() (good, bad int)) {
-	v := &verified{}
-	return func(r *http.Request) (User, error) { return c.authenticate(r, v) }, func() (good, bad int) { return len(v.good), len(v.bad) }
+	v := newVerified()
+	return func(r *http.Request) (User, error) { return c.authenticate(r, v) }, func() (good, bad int) { return len(v.good.Keys()), len(v.bad.Keys()) }
 }

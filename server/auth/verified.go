@@ -5,11 +5,11 @@ import (
 	"crypto/x509"
 	"encoding/binary"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"k8s.io/apimachinery/pkg/util/cache"
 )
 
 // How long the results of verifying certificates are cached, and how many of each kind.
@@ -19,60 +19,41 @@ const (
 	maxVerified = 1024
 )
 
-// verified caches which chains of clients are good and which are not. That changes only with the pool of CAs, which is
-// part of the result, and with time: no result counts beyond the end of a certificate in the chain. Good and bad ones
-// are kept apart, so that a flood of bad ones pushes out no good one. Nil caches nothing.
-type verified struct {
-	mu        sync.Mutex
-	good, bad map[[sha256.Size]byte]verifiedKey
-}
+// verified caches the results of verifying client certificate chains: since when a chain is valid, or why it is not.
+// A valid result expires no later than any certificate in the chain. Valid and invalid chains have separate caches,
+// so that a flood of invalid chains evicts no valid one. A nil verified caches nothing.
+type verified struct{ good, bad *cache.LRUExpireCache }
 
+// verifiedKey holds everything that a result depends on, except the time.
 type verifiedKey struct {
-	roots        *x509.CertPool
-	since, until time.Time
-	why          error // it is not good
+	roots *x509.CertPool
+	chain [sha256.Size]byte
 }
 
-func (j verifiedKey) counts(roots *x509.CertPool, now time.Time) bool {
-	return j.roots == roots && !now.Before(j.since) && now.Before(j.until)
+func newVerified() *verified {
+	return &verified{cache.NewLRUExpireCache(maxVerified), cache.NewLRUExpireCache(maxVerified)}
 }
 
-// verify returns why the first of the certificates that a client has shown is not good, or nil.
+// verify returns nil if the first certificate that the client sent is valid, or else the reason.
 func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) error {
 	if v == nil {
 		_, err := verifyClient(shown, roots, now)
 		return err
 	}
-	key := sumOfAll(shown)
-	v.mu.Lock()
-	since, bad := v.good[key], v.bad[key]
-	v.mu.Unlock()
-	switch {
-	case since.counts(roots, now):
+	key := verifiedKey{roots, sumOfAll(shown)}
+	if since, found := v.good.Get(key); found && !now.Before(since.(time.Time)) { // the clock may have been set back
 		return nil
-	case bad.counts(roots, now):
-		return bad.why
+	}
+	if why, found := v.bad.Get(key); found {
+		return why.(error)
 	}
 	end, err := verifyClient(shown, roots, now)
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	if err != nil {
-		remember(&v.bad, key, verifiedKey{roots, now, now.Add(refusedTTL), err})
+		v.bad.Add(key, err, refusedTTL)
 		return err
 	}
-	if most := now.Add(verifiedTTL); end.After(most) {
-		end = most
-	}
-	remember(&v.good, key, verifiedKey{roots, now, end, nil})
+	v.good.Add(key, now, min(verifiedTTL, end.Sub(now)))
 	return nil
-}
-
-// remember adds a judgement. It empties a full map first.
-func remember(all *map[[sha256.Size]byte]verifiedKey, key [sha256.Size]byte, j verifiedKey) {
-	if *all == nil || len(*all) >= maxVerified {
-		*all = map[[sha256.Size]byte]verifiedKey{}
-	}
-	(*all)[key] = j
 }
 
 // verifyClient returns until when the first certificate is good. Its errors hold no certificate.

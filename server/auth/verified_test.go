@@ -52,7 +52,7 @@ func issued(t *testing.T, template *x509.Certificate, issuer *tls.Certificate) *
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// What is remembered of a client certificate changes nothing of what it is good for.
+// Catches a cache that accepts a client certificate of another CA, another chain, or after its expiry.
 func TestCachedClientCertificateIsStillChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca, other := certificate(t, "client-ca", nil, x509.ExtKeyUsageAny), certificate(t, "client-ca", nil, x509.ExtKeyUsageAny)
@@ -68,7 +68,7 @@ func TestCachedClientCertificateIsStillChecked(t *testing.T) {
 		ask := func(authenticate auth.Authenticate, shown ...*x509.Certificate) error {
 			user, err := authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
 			if err == nil && user.Name != shown[0].Subject.CommonName {
-				t.Errorf("known as %s", user.Name)
+				t.Errorf("got user %s, want %s", user.Name, shown[0].Subject.CommonName)
 			}
 			return err
 		}
@@ -81,52 +81,52 @@ func TestCachedClientCertificateIsStillChecked(t *testing.T) {
 		bad := func(what string, err error) {
 			t.Helper()
 			if !errors.Is(err, auth.ErrBadCredentials) {
-				t.Errorf("%s: %v, want it refused", what, err)
+				t.Errorf("%s: got %v, want %v", what, err, auth.ErrBadCredentials)
 			}
 		}
-		// The same bytes with another signature in memory: whoever verifies it sees that.
+		// unlike has the same Raw and a wrong Signature: it is accepted only if its chain is cached.
 		unlike := *client
 		unlike.Signature = []byte{1}
-		bad("never seen", ask(cached, &unlike))
-		time.Sleep(time.Second) // a refusal is cached as well
+		bad("not cached", ask(cached, &unlike))
+		time.Sleep(time.Second + 1) // a refusal is cached as well
 		good("first", ask(cached, client))
-		good("again, without verifying it", ask(cached, &unlike))
-		bad("without remembering", ask(way.Authenticate, &unlike))
-		bad("with another certificate beside it", ask(cached, &unlike, ca.Leaf))
-		bad("another CA's", ask(cached, certificate(t, "system:node:worker-1", other, x509.ExtKeyUsageClientAuth).Leaf))
-		bad("a server's", ask(cached, certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageServerAuth).Leaf))
+		good("cached", ask(cached, &unlike))
+		bad("without a cache", ask(way.Authenticate, &unlike))
+		bad("with another certificate in the chain", ask(cached, &unlike, ca.Leaf))
+		bad("of another CA", ask(cached, certificate(t, "system:node:worker-1", other, x509.ExtKeyUsageClientAuth).Leaf))
+		bad("of a server", ask(cached, certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageServerAuth).Leaf))
 
 		pool = poolOf(other)
-		bad("its CA is no longer there", ask(cached, client))
+		bad("CA removed", ask(cached, client))
 		pool = poolOf(ca)
-		bad("its CA is back, in another pool", ask(cached, &unlike))
-		time.Sleep(time.Second)
-		good("verified anew", ask(cached, client))
-		good("and remembered", ask(cached, &unlike))
+		bad("CA added again, in another pool", ask(cached, &unlike))
+		time.Sleep(time.Second + 1)
+		good("verified again", ask(cached, client))
+		good("cached again", ask(cached, &unlike))
 
-		time.Sleep(5 * time.Second)
+		time.Sleep(5*time.Second + 1)
 		bad("five seconds later", ask(cached, &unlike))
 
 		time.Sleep(time.Until(client.NotAfter) - time.Second)
-		good("a second before its end", ask(cached, client))
-		good("remembered until then", ask(cached, &unlike))
+		good("a second before it expires", ask(cached, client))
+		good("cached until it expires", ask(cached, &unlike))
 		time.Sleep(2 * time.Second)
-		bad("after its end", ask(cached, client))
+		bad("expired", ask(cached, client))
 	})
 }
 
-// The clock may be set back.
+// Catches a cache that ignores NotBefore: the clock may be set back after the first check.
 func TestRefusesCachedClientCertificateBeforeItIsValid(t *testing.T) {
 	ca := certificate(t, "client-ca", nil, x509.ExtKeyUsageAny)
 	shown := []*x509.Certificate{certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
-	var verify auth.Verified
-	if err := verify.Verify(shown, pool, time.Now()); err != nil {
+	verify := auth.NewVerify()
+	if err := verify(shown, pool, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	if verify.Verify(shown, pool, shown[0].NotBefore.Add(-time.Second)) == nil {
-		t.Error("it is good before it begins")
+	if verify(shown, pool, shown[0].NotBefore.Add(-time.Second)) == nil {
+		t.Error("a cached certificate is accepted before its NotBefore")
 	}
 }
 
@@ -172,7 +172,7 @@ func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 	}
 }
 
-// x509 repeats names of a certificate in its errors, and a token may have been pasted into one.
+// Catches an x509 error that is returned unredacted: it repeats names of the certificate, which may hold a token.
 func TestErrorOfClientCertificateHoldsNoPartOfAToken(t *testing.T) {
 	root := certificate(t, "root", nil, x509.ExtKeyUsageAny)
 	template := func(n int64) *x509.Certificate {
@@ -190,7 +190,7 @@ func TestErrorOfClientCertificateHoldsNoPartOfAToken(t *testing.T) {
 			PeerCertificates: []*x509.Certificate{issued(t, leaf, inner).Leaf, inner.Leaf},
 		}})
 		if !errors.Is(err, auth.ErrBadCredentials) || strings.Contains(err.Error(), "8w4usg.q") {
-			t.Errorf("after %d: %v", n, err)
+			t.Errorf("token after %d characters: got %v, want %v without a part of it", n, err, auth.ErrBadCredentials)
 		}
 	}
 }
@@ -219,8 +219,8 @@ func TestChecksNoSignatureWithUntrustedKey(t *testing.T) {
 	}
 }
 
-// A refusal is cached for a second, and not with another pool of CAs. No flood of them pushes out a good certificate,
-// grows without end, or keeps what strangers have shown.
+// Refusals are cached for one second for one pool of CAs. Catches a flood of them that evicts a valid certificate,
+// grows the cache without limit, or keeps the refused certificates in memory.
 func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := certificate(t, "client-ca", nil, x509.ExtKeyUsageAny)
@@ -233,7 +233,7 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 			_, err := cached(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
 			return err
 		}
-		// The same bytes with another signature in memory: who verifies them sees that.
+		// unlike has the same Raw and a wrong Signature: it is accepted only if its chain is cached.
 		unlike := *client
 		unlike.Signature = []byte{1}
 		first := ask(&unlike)
@@ -241,11 +241,11 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 			t.Fatal(first)
 		}
 		if unknown := (x509.UnknownAuthorityError{}); errors.As(first, &unknown) {
-			t.Error("the error that is cached keeps the certificate")
+			t.Error("the cached error keeps the certificate in memory")
 		}
 		time.Sleep(time.Second - time.Nanosecond)
 		if err := ask(client); err == nil || err.Error() != first.Error() {
-			t.Errorf("within a second: %v, want it refused without another look", err)
+			t.Errorf("within a second: got %v, want the cached refusal %v", err, first)
 		}
 		old := pool
 		pool = x509.NewCertPool()
@@ -255,9 +255,9 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 		}
 		pool = old
 		if err := ask(&unlike); err == nil {
-			t.Error("the signature of another pool counts")
+			t.Error("a chain that was verified with another pool is accepted")
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Second + 1)
 		if err := ask(client); err != nil {
 			t.Errorf("after a second: %v", err)
 		}
@@ -268,11 +268,11 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if good, bad := known(); good != 1 || bad > 1024 {
-			t.Errorf("%d good and %d bad ones are cached", good, bad)
+		if good, bad := known(); good != 2 || bad > 1024 { // one valid chain for each pool
+			t.Errorf("got %d valid and %d invalid chains in the cache, want 2 and at most 1024", good, bad)
 		}
 		if err := ask(&unlike); err != nil {
-			t.Errorf("after a flood of bad ones: %v, want the good one still cached", err)
+			t.Errorf("after a flood of invalid chains: got %v, want the valid chain still cached", err)
 		}
 	})
 }
