@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -63,6 +65,8 @@ func hostsIn(cert *x509.Certificate) []string {
 	}
 	return hosts
 }
+
+var _ server.Bounded = (*configmap.ConfigMap)(nil)
 
 // A clusterInfo is what joining machines read.
 type clusterInfo interface {

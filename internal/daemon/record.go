@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 )
 
 // openRecord opens the lines of the issuance record.
@@ -30,13 +31,14 @@ func (s *service) openRecord() error {
 	return nil
 }
 
-// record returns the issuance record of the authority: the store in DataDir and the lines of
-// IssuanceRecord, or nil if there is neither.
+// record returns the issuance record of the authority: the store in DataDir and the lines of IssuanceRecord. It
+// returns nil if there is neither.
 func (s *service) record() issuance.Log {
 	w := &watchedRecord{
-		log:      s.log,
-		failures: metrics.Counter(s.registry, "kubejoin_issuance_record_failures_total", "Entries of the issuance record that could not be kept: in the store of --data-dir, or in the lines of --issuance-record.", "log"),
-		dropped:  metrics.Counter(s.registry, "kubejoin_issuance_record_dropped_total", "Entries of the issuance record in --data-dir that were dropped before they were due, since the disk was full or the file had its full size.").WithLabelValues(),
+		log:         s.log,
+		warnDropped: rate.Sometimes{Interval: recordWarned}, warnStore: rate.Sometimes{Interval: recordWarned}, warnLines: rate.Sometimes{Interval: recordWarned},
+		failures: metrics.Counter(s.registry, "kubejoin_issuance_record_failures_total", "Entries of the issuance record that could not be written, by log: the store in --data-dir, or the lines of --issuance-record.", "log"),
+		dropped:  metrics.Counter(s.registry, "kubejoin_issuance_record_dropped_total", "Entries of the issuance record in --data-dir that were dropped early because the disk or the file was full.").WithLabelValues(),
 	}
 	w.store, _ = s.kept.(*boltrecord.Record)
 	if w.copies = issuance.Copies(w.failed, s.kept, s.lines); w.copies == nil {
@@ -52,7 +54,7 @@ const recordNoticed = 24 * time.Hour
 // recordWarned is the shortest time between two lines of the log about that.
 const recordWarned = time.Minute
 
-// A watchedRecord is the issuance record, and reports entries that are not kept.
+// A watchedRecord is the issuance record, and reports entries that were dropped or could not be written.
 type watchedRecord struct {
 	copies   issuance.Log
 	store    *boltrecord.Record // nil without DataDir
@@ -61,9 +63,10 @@ type watchedRecord struct {
 	dropped  prometheus.Counter
 
 	mu       sync.Mutex
-	counted  int // entries that the store has dropped
-	warned   map[string]time.Time
+	counted  int // dropped entries that were reported
 	lastFail time.Time
+
+	warnDropped, warnStore, warnLines rate.Sometimes
 }
 
 // Append implements [issuance.Log].
@@ -73,48 +76,36 @@ func (w *watchedRecord) Append(ctx context.Context, e issuance.Entry) error {
 		return err
 	}
 	if dropped, _ := w.store.Dropped(); w.drops(dropped) {
-		w.log.Warn("entries of the issuance record were dropped to make room: the disk is full, or kubejoin.db has its full size", "entries", dropped)
+		w.warnDropped.Do(func() {
+			w.log.Warn("issuance record entries dropped early, disk full or kubejoin.db at its maximum size", "entries", dropped)
+		})
 	}
 	return err
 }
 
-// drops counts entries that were dropped, and reports whether to log it.
+// drops adds dropped entries to the metric, and reports whether there are new ones.
 func (w *watchedRecord) drops(dropped int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if dropped <= w.counted { // another request has reported more, or there is nothing new
+	if dropped <= w.counted { // none are new, or another request reported more
 		return false
 	}
 	w.dropped.Add(float64(dropped - w.counted))
 	w.counted = dropped
-	return w.due("dropped")
+	return true
 }
 
-// due reports whether to log something of a kind. The caller holds the lock.
-func (w *watchedRecord) due(kind string) bool {
-	if now := time.Now(); now.Sub(w.warned[kind]) >= recordWarned {
-		if w.warned == nil {
-			w.warned = map[string]time.Time{}
-		}
-		w.warned[kind] = now
-		return true
-	}
-	return false
-}
-
-// failed notes that a log has not kept an entry.
+// failed records that a log could not write an entry.
 func (w *watchedRecord) failed(l issuance.Log, err error) {
-	kind := "lines"
+	kind, warn := "lines", &w.warnLines
 	if l == issuance.Log(w.store) {
-		kind = "store"
+		kind, warn = "store", &w.warnStore
 	}
 	w.failures.WithLabelValues(kind).Inc()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lastFail = time.Now()
-	if w.due(kind) {
-		w.log.Error("the issuance record cannot be kept", "log", kind, "error", err)
-	}
+	warn.Do(func() { w.log.Error("cannot write issuance record", "log", kind, "error", err) })
 }
 
 // ready returns a notice if entries are missing.

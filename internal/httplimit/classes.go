@@ -5,6 +5,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 )
 
 // A Class is a group of requests with slots of its own: a flood of one class leaves the other classes theirs.
@@ -37,28 +38,30 @@ var most = map[Class]int{
 	Certificates: MaxCertificates, TokenReviews: MaxTokenReviews, Probes: MaxProbes, Others: MaxOthers,
 }
 
-// slots are those of one class.
+// slots are the slots of one class.
 type slots struct {
 	class    Class
 	most     int
 	inFlight prometheus.Gauge
 	refused  map[string]prometheus.Counter // by reason
+	// overloaded limits the warnings about this class.
+	overloaded rate.Sometimes
 
 	mu    sync.Mutex
 	taken int
-	// How many of those each client has, and each user as soon as it is known.
+	// The number of slots of each client, and of each user once known.
 	clients, users map[string]int
 }
 
-// newSlots makes the slots of these classes, with metrics in reg.
+// newSlots returns the slots of these classes, with metrics in reg.
 func newSlots(classes []Class, reg prometheus.Registerer) map[Class]*slots {
-	inFlight := metrics.Gauge(reg, "kubejoin_http_requests_in_flight", "Requests being answered, by class.", "class")
-	refused := metrics.Counter(reg, "kubejoin_http_requests_refused_total", "Requests refused before their work: too many of their class were in flight (overloaded), or their client or user has too many in flight or sends too many.", "class", "reason")
+	inFlight := metrics.Gauge(reg, "kubejoin_http_requests_in_flight", "Requests in flight, by class.", "class")
+	refused := metrics.Counter(reg, "kubejoin_http_requests_refused_total", "Requests refused, by class and reason: too many of the class in flight (overloaded), or the client or user is over a limit.", "class", "reason")
 	all := map[Class]*slots{}
 	for _, class := range classes {
 		s := &slots{
 			class: class, most: most[class], inFlight: inFlight.WithLabelValues(string(class)), refused: map[string]prometheus.Counter{},
-			clients: map[string]int{}, users: map[string]int{},
+			overloaded: rate.Sometimes{Interval: warnEvery}, clients: map[string]int{}, users: map[string]int{},
 		}
 		for _, reason := range reasons {
 			s.refused[reason] = refused.WithLabelValues(string(class), reason)

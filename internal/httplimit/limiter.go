@@ -5,11 +5,11 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 )
 
 // How many credentials that are not accepted a client may send: FailureBurst at once, then FailureQPS a second. Some
@@ -68,23 +68,24 @@ const (
 	Reviews                   // the same, and kube-apiserver has no rate
 )
 
-// A Limiter limits what one client and one user do, in a second and at the same time.
+// A Limiter limits the rate and the concurrency of requests, per client and per user.
 type Limiter struct {
-	clients  *buckets // requests by client; nil is no limit of clients
-	probes   *buckets // the same for probes
-	failures *buckets // credentials not accepted, by client
-	users    *buckets // requests by user; nil is no limit of users
+	clients  *buckets // requests by client; nil: no limits per client
+	probes   *buckets // probes by client
+	failures *buckets // unaccepted credentials by client
+	users    *buckets // requests by user; nil: no limits per user
 	accepted accepted
 	slots    map[Class]*slots
 	log      *slog.Logger
-
-	mu     sync.Mutex
-	warned map[string]time.Time // by what was warned about
+	warnings map[string]*rate.Sometimes // by reason
 }
 
-// New makes a Limiter with these rates of a client and of a user. It has slots for these classes alone.
+// New returns a Limiter with these rates per client and per user. It has slots only for the given classes.
 func New(clients, users Rate, classes []Class, reg prometheus.Registerer, log *slog.Logger) *Limiter {
-	l := &Limiter{clients: newBuckets(clients), users: newBuckets(users), slots: newSlots(classes, reg), log: log, warned: map[string]time.Time{}}
+	l := &Limiter{clients: newBuckets(clients), users: newBuckets(users), slots: newSlots(classes, reg), log: log, warnings: map[string]*rate.Sometimes{}}
+	for _, reason := range reasons {
+		l.warnings[reason] = &rate.Sometimes{Interval: warnEvery}
+	}
 	if l.clients != nil {
 		l.probes, l.failures = newBuckets(clients), newBuckets(Rate{FailureQPS, FailureBurst})
 	}
@@ -197,29 +198,18 @@ func (r *Request) Rejected() {
 // TooManyCertificates counts a request of the user that the signer refused by its own rate.
 func (r *Request) TooManyCertificates(user string) { r.refuse(certificateRate, user) }
 
-// refuse counts a refusal and warns about it now and then.
+// refuse counts a refusal and sometimes logs a warning.
 func (r *Request) refuse(reason, who string) *Refusal {
 	r.slots.refused[reason].Inc()
 	l, class := r.limiter, string(r.slots.class)
-	switch {
-	case reason == Overloaded:
-		if l.warns(reason + " " + class) {
-			l.log.Warn("requests are refused, since too many of their class are in flight", "class", class, "allowed", r.slots.most)
-		}
-	case l.warns(reason):
-		l.log.Warn("requests are refused, since too many come from one", "reason", reason, "from", foreign.Text(who, foreign.MaxName), "class", class)
+	if reason == Overloaded {
+		r.slots.overloaded.Do(func() {
+			l.log.Warn("refusing requests, too many of this class in flight", "class", class, "limit", r.slots.most)
+		})
+	} else {
+		l.warnings[reason].Do(func() {
+			l.log.Warn("refusing requests, client or user over its limit", "reason", reason, "from", foreign.Text(who, foreign.MaxName), "class", class)
+		})
 	}
 	return &Refusal{Reason: reason, user: who}
-}
-
-// warns reports whether to warn about something now.
-func (l *Limiter) warns(about string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := time.Now()
-	if last, found := l.warned[about]; found && now.Sub(last) <= warnEvery {
-		return false
-	}
-	l.warned[about] = now
-	return true
 }
