@@ -23,14 +23,13 @@ import (
 type Exchange struct {
 	Method string
 	URL    *url.URL
-	// RequestType and RequestBody are what was sent, as far as the server has read it.
-	RequestType string
+	// RequestBody is the part of the body that the server has read.
 	RequestBody []byte
 
 	Status int
 	Header http.Header
 	Body   []byte
-	// NoBody is that the body was not kept.
+	// NoBody is true if the response body was too large to keep.
 	NoBody bool
 }
 

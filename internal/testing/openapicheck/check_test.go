@@ -81,7 +81,7 @@ func parse(t *testing.T) *openapicheck.Document {
 	return d
 }
 
-// Whatever is not as described is found, each by itself.
+// Check must find each difference from the description.
 func TestCheck(t *testing.T) {
 	d := parse(t)
 	const problem = "application/problem+json"
@@ -95,7 +95,7 @@ func TestCheck(t *testing.T) {
 	for _, test := range []struct {
 		name, method, path, sent string
 		status                   int
-		header                   []string // beside those that are always there
+		header                   []string // in addition to the headers of all responses
 		without                  string   // one of these
 		media, body              string
 		operation, wrong         string
@@ -111,6 +111,8 @@ func TestCheck(t *testing.T) {
 		{name: "more fields", body: `{"name":"a","size":1}`, wrong: "'size' not allowed"},
 		{name: "fewer fields", body: `{}`, wrong: "missing property 'name'"},
 		{name: "no time", body: `{"name":"a","made":"today"}`, wrong: "'today' is not valid date-time"},
+		{name: "no body", wrong: "the body is not JSON"},
+		{name: "another encoding", media: "text/plain", header: []string{"Content-Encoding", "br"}, body: "thing", wrong: "header Content-Encoding: "},
 		{name: "no JSON", body: `thing`, wrong: "the body is not JSON"},
 		{name: "other text", media: "text/plain", body: "a thing", wrong: "does not match pattern"},
 		{name: "type not described", media: "text/html", body: "thing", wrong: `content type "text/html" is not described`},

@@ -1,11 +1,12 @@
-// Package openapicheck holds what a server answers against its OpenAPI 3.1 description: status,
-// content type, headers, and bodies by JSON Schema. It is for tests alone.
 package openapicheck
 
 import (
 	"bytes"
 	"fmt"
 	"maps"
+	"net/http"
+	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +29,7 @@ type Document struct {
 // An Operation is one method of one path.
 type Operation struct {
 	ID, Method, Path string
-	// Pointer is where it stands, as a JSON pointer.
+	// Pointer is its JSON pointer in the document.
 	Pointer string
 	// Access and Problems are its extensions x-access and x-problems.
 	Access   string
@@ -36,7 +37,7 @@ type Operation struct {
 	// Query are the names of its query parameters.
 	Query []string
 
-	segments  []string
+	glob      string // Path, with an asterisk for each parameter
 	responses map[int]*response
 	request   map[string]*jsonschema.Schema // by content type
 }
@@ -51,6 +52,8 @@ type header struct {
 	number   bool
 	schema   *jsonschema.Schema
 }
+
+var parameter = regexp.MustCompile(`\{[^/]*\}`)
 
 // location names the document for the compiler of schemas.
 const location = "https://kubejoin.io/openapi.json"
@@ -106,7 +109,7 @@ func (d *Document) operation(path, method string, item map[string]any) (*Operati
 	said := object(item[method])
 	op := &Operation{
 		Method: strings.ToUpper(method), Path: path, Pointer: pointer,
-		segments:  strings.Split(path, "/"),
+		glob:      parameter.ReplaceAllString(path, "*"),
 		responses: map[int]*response{}, request: map[string]*jsonschema.Schema{},
 	}
 	op.ID, _ = said["operationId"].(string)
@@ -194,44 +197,23 @@ func (d *Document) resolved(v any) map[string]any {
 	return said
 }
 
-// find gives the operation of a request, and nil if it is none. HEAD is answered as GET, and a path
-// that stands there to the letter is no value of a parameter.
+// find returns the operation of a request, or nil. HEAD is the operation GET. A path that the description has literally
+// matches no path template.
 func (d *Document) find(method, escaped string) *Operation {
-	if method == "HEAD" {
-		method = "GET"
+	if method == http.MethodHead {
+		method = http.MethodGet
 	}
-	var found *Operation
-	anyLiteral := false
+	literal := slices.ContainsFunc(d.Operations, func(op *Operation) bool { return op.Path == escaped })
 	for _, op := range d.Operations {
-		literal, matches := op.matches(escaped)
-		if !matches || anyLiteral && !literal {
-			continue
+		matches := op.Path == escaped
+		if !literal {
+			matches, _ = path.Match(op.glob, escaped)
 		}
-		if literal && !anyLiteral {
-			anyLiteral, found = true, nil
-		}
-		if op.Method == method {
-			found = op
+		if matches && op.Method == method {
+			return op
 		}
 	}
-	return found
-}
-
-// matches reports whether a path is the operation's, and whether to the letter.
-func (op *Operation) matches(path string) (literal, matches bool) {
-	if path == op.Path {
-		return true, true
-	}
-	segments := strings.Split(path, "/")
-	if len(segments) != len(op.segments) {
-		return false, false
-	}
-	for i, s := range op.segments {
-		if s != segments[i] && !strings.HasPrefix(s, "{") {
-			return false, false
-		}
-	}
-	return false, true
+	return nil
 }
 
 func object(v any) map[string]any { m, _ := v.(map[string]any); return m }

@@ -15,8 +15,8 @@ const (
 	largeEvery = 50
 )
 
-// Handler is next, with every exchange held against the description once it has been answered.
-// report is called from many goroutines.
+// Handler wraps next and checks every exchange against the description after the response. It calls report from many
+// goroutines at once.
 func (d *Document) Handler(next http.Handler, report func(Finding)) http.Handler {
 	var mu sync.Mutex
 	largeSeen := map[string]int{}
@@ -29,10 +29,10 @@ func (d *Document) Handler(next http.Handler, report func(Finding)) http.Handler
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		seen := &recorder{ResponseWriter: w, keepLarge: func() bool { return keep(r.URL.Path) }}
-		x := Exchange{Method: r.Method, URL: r.URL, RequestType: r.Header.Get("Content-Type")}
+		x := Exchange{Method: r.Method, URL: r.URL}
 		var sent bytes.Buffer
 		if r.Body != nil && r.Body != http.NoBody {
-			r = r.WithContext(r.Context()) // its body is changed here, and not the caller's
+			r = r.WithContext(r.Context()) // a copy: the caller's request keeps its body
 			r.Body = reading{io.TeeReader(r.Body, &sent), r.Body}
 		}
 		next.ServeHTTP(seen, r)
