@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"testing"
 	"time"
 
@@ -150,4 +151,37 @@ func (e elected) await(t *testing.T, led bool) {
 			t.Fatalf("somebody leads: %v, want %t; %v", !led, led, err)
 		}
 	}
+}
+
+// A replica that resumes after a suspension must not send writes that are based on old reads.
+func TestFenceSendsWritesOnlyOfTheLeader(t *testing.T) {
+	for name, test := range map[string]struct {
+		renewed *time.Time
+		method  string
+		want    bool
+	}{
+		"a read of a standby replica":  {nil, http.MethodGet, true},
+		"a write of a standby replica": {nil, http.MethodPut, false},
+		"a write of the leader":        {ago(0), http.MethodPut, true},
+		"a write after a suspension":   {ago(renewDeadline), http.MethodPut, false},
+		"a read after a suspension":    {ago(renewDeadline), http.MethodHead, true},
+	} {
+		sent := false
+		e := &Election{}
+		e.renewed.Store(test.renewed)
+		send := e.Fence(roundTripper(func(*http.Request) (*http.Response, error) { sent = true; return &http.Response{}, nil }))
+		r, err := http.NewRequestWithContext(t.Context(), test.method, "https://127.0.0.1", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = send.RoundTrip(r)
+		if sent != test.want || (err == nil) != test.want {
+			t.Errorf("%s: sent %t (%v), want %t", name, sent, err, test.want)
+		}
+	}
+}
+
+func ago(d time.Duration) *time.Time {
+	at := time.Now().Add(-d)
+	return &at
 }

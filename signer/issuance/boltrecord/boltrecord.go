@@ -1,5 +1,5 @@
-// Package boltrecord is the issuance record in the file of a boltstore.Store: an [issuance.Store]
-// whose entries are rows of that file.
+// Package boltrecord stores the issuance record in the file of a boltstore.Store. It implements
+// [issuance.Store] with rows of that file.
 package boltrecord
 
 import (
@@ -50,24 +50,24 @@ func (r *Record) Append(ctx context.Context, e issuance.Entry) error {
 // firstTime and lastTime limit the times that rows can be ordered by.
 var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
 
-// check refuses an entry that no query would find again, or that would never expire.
+// check rejects an entry that no query would find, or that would never expire.
 func check(e issuance.Entry) error {
 	if e.Time.Before(firstTime) || e.Time.After(lastTime) {
-		return fmt.Errorf("time %s given, want one of these centuries", e.Time)
+		return fmt.Errorf("invalid time %s: want a year from %d to %d", e.Time, firstTime.Year(), lastTime.Year())
 	}
 	switch e.Outcome {
 	case issuance.Refused, issuance.Failed:
 		return nil
 	case issuance.Issued:
 		if serial, err := issuance.ParseSerial(e.Serial); err != nil || serial != e.Serial {
-			return fmt.Errorf("serial %.60q given, want lower case hexadecimal digits", e.Serial)
+			return fmt.Errorf("invalid serial %.60q: want lower-case hexadecimal digits", e.Serial)
 		}
 		if e.NotAfter.Before(firstTime) {
-			return fmt.Errorf("notAfter %s given, want the end of the certificate", e.NotAfter)
+			return fmt.Errorf("invalid notAfter %s: want the expiration of the certificate", e.NotAfter)
 		}
 		return nil
 	}
-	return fmt.Errorf("outcome %.20q given, want %s, %s or %s", e.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
+	return fmt.Errorf("invalid outcome %.20q: want %s, %s or %s", e.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
 }
 
 // decode reads what Append wrote.

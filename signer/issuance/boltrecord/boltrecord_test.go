@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"go.etcd.io/bbolt"
+	"golang.org/x/sync/errgroup"
 )
 
 // issued is the entry of a certificate that was issued at a time.
@@ -191,6 +193,35 @@ func TestListFiltersSortsAndPages(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s with a context that has ended: %v", what, err)
 		}
+	}
+}
+
+// endsAtOnce is a context that ends after its first check.
+type endsAtOnce struct {
+	context.Context
+	checks atomic.Int32
+}
+
+func (e *endsAtOnce) Err() error {
+	if e.checks.Add(1) > 1 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// A search that finds nothing may walk a million entries: it stops when its client has left.
+func TestListStopsWithItsContext(t *testing.T) {
+	r := openRecord(t)
+	var adding errgroup.Group
+	adding.SetLimit(100)
+	for i := range 1000 {
+		adding.Go(func() error { return r.Append(t.Context(), refused(time.Now(), i)) })
+	}
+	if err := adding.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.List(&endsAtOnce{Context: t.Context()}, issuance.Query{Node: "worker-9"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("List = %v, want %v", err, context.Canceled)
 	}
 }
 
