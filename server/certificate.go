@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rsa"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -84,6 +85,19 @@ func (h *handler) certificate(r *call) (a response, err error) {
 	}
 	r.log(slog.String("serial", serialOf(chain)))
 	return response{contentType: "application/pem-certificate-chain", body: chain}, nil // RFC 8555, section 9.1
+}
+
+// serialOf returns the serial number of the first certificate of a chain, for the log.
+func serialOf(chain []byte) string {
+	block, _ := pem.Decode(chain)
+	if block == nil {
+		return ""
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return ""
+	}
+	return cert.SerialNumber.Text(16)
 }
 
 // resultOf is what became of a request, or nothing if it asked for nothing that can be answered: who
@@ -172,14 +186,14 @@ func noCertificateUser() *problem {
 // Content types of a CSR: RFC 5967, what others call PEM, and what curl --data-binary says.
 var requestTypes = []string{"application/pkcs10", "application/x-pem-file", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded"}
 
-// readCertificateRequest reads what is asked for, and fills in what is usual.
+// readCertificateRequest reads the request and sets defaults for the signer and the usages.
 func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Request, error) {
 	var req api.SignCertificate
 	if err := readQuery(r, &req); err != nil {
 		return approval.Request{}, err
 	}
 	if r.Header.Get("Content-Type") != "" && !hasType(r, requestTypes...) {
-		return approval.Request{}, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a certificate request in PEM, as one of %s", strings.Join(requestTypes, ", "))
+		return approval.Request{}, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a certificate request in PEM with one of the content types %s", strings.Join(requestTypes, ", "))
 	}
 	body, err := readAll(r)
 	if err != nil {
@@ -187,11 +201,11 @@ func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Requ
 	}
 	csr, err := pkcs10.Parse(body)
 	if err != nil {
-		return approval.Request{}, newProblem(http.StatusBadRequest, "invalid-body", "%.500v; curl sends a file as it is with --data-binary @FILE", err)
+		return approval.Request{}, newProblem(http.StatusBadRequest, "invalid-body", "%.500v; with curl, send the file unchanged with --data-binary @FILE", err)
 	}
 	request := approval.Request{
 		SignerName: req.Signer, User: user.Name, UserUID: user.UID,
-		Groups: append(slices.Clone(user.Groups), "system:authenticated"), // as an API server has it
+		Groups: append(slices.Clone(user.Groups), tokens.AuthenticatedGroup), // as kube-apiserver adds it
 		From:   remoteAddr(r), CSR: csr,
 	}
 	s, err := h.signerOf(&request)
@@ -294,8 +308,8 @@ func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []c
 	})
 }
 
-// issue has the certificate signed: on the Authority's approval for machines, and on their own for
-// those who may sign.
+// issue returns the signed certificate chain. The Authority approves the requests of machines. Other users
+// approve their own requests, if they may sign.
 func (h *handler) issue(ctx context.Context, r *call, user auth.User, request approval.Request) ([]byte, error) {
 	authority := h.Certificates.Authority
 	machine := isBootstrapName(user.Name) || approval.IsNode(user.Name, user.Groups)
@@ -303,7 +317,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 		p := h.maySigner(r, user, "sign", request.SignerName)
 		if name := approval.ReservedName(request.CSR); p == nil && name != "" {
 			if p = h.maySigner(r, user, "approve", request.SignerName); p != nil && p.Status == http.StatusForbidden {
-				p.Detail = fmt.Sprintf("%s, which a certificate for %.100q takes: Kubernetes has this name for itself", p.Detail, foreign.Redact(name))
+				p.Detail = fmt.Sprintf("%s, which a certificate for %.100q requires, because Kubernetes reserves this name", p.Detail, foreign.Redact(name))
 			}
 		}
 		if p != nil && p.Status == http.StatusForbidden {
@@ -320,7 +334,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 		return nil, err
 	}
 	if !machine {
-		chain, err := authority.Sign(ctx, request, nil)
+		chain, err := authority.Sign(ctx, request)
 		return chain, h.undecided(err)
 	}
 	chain, d, err := authority.Issue(ctx, request)
@@ -329,8 +343,9 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 		return chain, h.undecided(err)
 	case d.Verdict == approval.Deny:
 		return nil, h.undecided(&approval.Refused{Reason: d.Reason, Message: d.Message})
-	case d.Verdict == approval.None, d.Reason == approval.ReasonScopeNotConfigured: // to wait for an approval is in vain: of what?
-		p := newProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "%s may not have this certificate by itself: %s", user.Name, notPermitted(d, request))
+	case d.Verdict == approval.None, d.Reason == approval.ReasonScopeNotConfigured:
+		// There is no object that anyone could approve later.
+		p := newProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "no rule allows this certificate for %s: %s", user.Name, notPermitted(d, request))
 		p.Reason = d.Reason
 		return nil, h.refuse(ctx, request, d.Reason, p)
 	case err != nil:

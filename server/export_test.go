@@ -4,9 +4,6 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// SerialOf reads a chain.
-var SerialOf = serialOf
-
 // A Route is one of Handler's.
 type Route struct {
 	Method, Path, Name string

@@ -12,7 +12,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -47,14 +46,22 @@ func KubernetesSigners(ca func() (*CA, error), duration time.Duration) map[strin
 	}
 }
 
-// An Admission allows one request to have its certificate, for a second. Nil allows nothing.
+// An Admission is a request that an [Authority] has validated, approved and admitted. Only [Authority.Decide] makes
+// one, and [Authority.SignAdmitted] signs it.
 type Admission struct {
-	admission.Admitted
-	// decision is why it was approved here; the zero Decision if it was not.
+	valid    valid
+	admitted admission.Admitted
+	at       time.Time
+	// decision is the approval by the rules; the zero Decision if another approver approved the request.
 	decision approval.Decision
 }
 
-func (a *Admission) of(r approval.Request) bool { return a != nil && a.Of(r) }
+// Keys returns how many keys have been admitted on the claim of the node name, and the ID of the token that holds the
+// claim. They are zero and empty if there is no claim.
+func (m *Admission) Keys() (keys int, tokenID string) { return m.admitted.Keys, m.admitted.TokenID }
+
+// admissionTTL is how long an [Admission] is valid. There is one write between a decision and the certificate.
+const admissionTTL = time.Second
 
 // An Authority is the one door to a certificate. Its zero value approves and signs nothing. It
 // must not be copied or changed once it is used.
@@ -162,27 +169,27 @@ func (s Signer) check(name string) error {
 	return nil
 }
 
-// validate says with a [*approval.Refused] why a request is not one for this signer, or nil.
-func (s Signer) validate(r approval.Request) error {
-	// First what no signer takes: it says the worst of a request.
-	if err := pkcs10.Check(r.CSR); err != nil {
-		return err
+// validate checks a request once. It returns a [*approval.Refused] if this signer does not sign the request.
+func (s Signer) validate(r approval.Request) (valid, error) {
+	// Check first what no signer signs: these are the most serious reasons for a refusal.
+	request, err := admission.Check(r)
+	if err != nil {
+		return valid{}, err
 	}
 	for _, check := range []func(approval.Request) error{kubernetesChecks[r.SignerName], s.Check} {
 		if check == nil {
 			continue
 		}
 		if err := check(r); err != nil {
-			return approval.Refuse("not a request for signer %s: %v", r.SignerName, err)
+			return valid{}, approval.Refuse("not a request for signer %s: %v", r.SignerName, err)
 		}
 	}
-	if len(s.Profile.Usages) == 0 {
-		return nil // it approves for others to sign
+	if len(s.Profile.Usages) > 0 { // without usages this signer only approves, and another one signs
+		if err := s.Profile.refuses(r); err != nil {
+			return valid{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
+		}
 	}
-	if err := s.Profile.refuses(r.CSR, r.Usages); err != nil {
-		return fmt.Errorf("signer %s: %w", r.SignerName, err)
-	}
-	return nil
+	return valid{s, request}, nil
 }
 
 // What stands in Decision.Rule where it is not a rule that decided.
@@ -192,9 +199,9 @@ const (
 	ruleRate   = "issuance-rate"
 )
 
-// Decide says whether a request is to be approved: the rules of its signer approve of it, and so
-// does Nodes. The admission is for [Authority.Sign], and nil unless the verdict is to approve. The
-// error is for the log: the verdict beside it is to wait.
+// Decide decides a request: it is approved if the rules of its signer approve it and Nodes admits it. The Admission
+// is for [Authority.SignAdmitted], and nil unless the verdict is to approve. The error is for the log: its verdict is
+// to wait.
 func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.Decision, *Admission, error) {
 	s, known := a.Signer(r.SignerName)
 	d, err := approval.Decide(ctx, s.Rules, r, a.Facts)
@@ -202,8 +209,8 @@ func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.De
 		return d, nil, err
 	}
 	if known && d.Rule == "" {
-		// Why no rule knows it, perhaps.
-		if err := s.validate(r); err != nil {
+		// This may be why no rule recognizes it.
+		if _, err := s.validate(r); err != nil {
 			d.Evidence = []string{err.Error()}
 		}
 	}
@@ -214,7 +221,7 @@ func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.De
 		}
 	}
 	if d.Verdict == approval.Deny {
-		e := a.entry(r, nil)
+		e := a.entry(r, approval.Decision{})
 		e.Rule, e.Evidence = d.Rule, d.Evidence
 		if err := a.recordRefusal(ctx, r, e, d.Reason, d.Message); err != nil {
 			return unavailable(err, d.Rule), nil, err
@@ -223,17 +230,19 @@ func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.De
 	return d, admission, nil
 }
 
-// admit asks Nodes about a request that the rules approve of, if its signer would sign it: no name
-// is claimed for one that it would not.
+// admit asks Nodes about a request that the rules approve. It first checks that the signer would sign the request, so
+// that no other request claims a name.
 func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d approval.Decision) (approval.Decision, *Admission, error) {
-	if err := s.validate(r); err != nil {
+	v, err := s.validate(r)
+	if err != nil {
 		denied := step(ruleSigner, err, "", "")
 		denied.Evidence = d.Evidence
 		return denied, nil, nil
 	}
-	admitted, err := a.Nodes.Admit(ctx, r)
+	at := a.now()
+	admitted, err := a.Nodes.Admit(ctx, v.request)
 	if err == nil {
-		return d, &Admission{*admitted, d}, nil
+		return d, &Admission{v, *admitted, at, d}, nil
 	}
 	denied := step(ruleNodes, err, "", "")
 	denied.Evidence = d.Evidence
@@ -250,60 +259,72 @@ func unavailable(err error, rule string) approval.Decision {
 	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: foreign.Text(fmt.Sprintf("cannot be decided yet: %v", err), foreign.MaxMessage), Rule: rule}
 }
 
-// Sign issues the certificate of a request that was approved, and returns it as PEM with the
-// intermediates that a client needs. It checks the request against the rules of its signer and
-// asks Nodes, whoever approved it: what breaks them is a [*approval.Refused], an unknown signer wraps
-// [ErrUnknownSigner], and all other errors may pass by themselves. With the admission that a
-// Decide gave for the same request within the last second, Nodes is not asked again.
-func (a *Authority) Sign(ctx context.Context, r approval.Request, admission *Admission) ([]byte, error) {
-	done, err := a.sign(ctx, r, &admission)
+// Sign issues the certificate of a request that was approved. It returns PEM with the intermediates that a client
+// needs. It checks the request against the rules of its signer and asks Nodes, regardless of who approved it. If the
+// request breaks them, the error is a [*approval.Refused]. For an unknown signer it wraps [ErrUnknownSigner]. Any
+// other error may be temporary.
+func (a *Authority) Sign(ctx context.Context, r approval.Request) ([]byte, error) {
+	return a.sign(ctx, r, Admission{})
+}
+
+// SignAdmitted is [Authority.Sign] for an admitted request. For one second after the admission it neither validates
+// the request nor asks Nodes again.
+func (a *Authority) SignAdmitted(ctx context.Context, m *Admission) ([]byte, error) {
+	return a.sign(ctx, m.valid.request.Asked(), *m)
+}
+
+func (a *Authority) sign(ctx context.Context, r approval.Request, m Admission) ([]byte, error) {
+	done, err := a.issue(ctx, r, m)
 	if errors.Is(err, ErrUnknownSigner) || errors.Is(err, context.Canceled) {
 		return nil, err
 	}
-	if recordErr := a.record(ctx, r, admission, done, err); recordErr != nil {
+	if recordErr := a.record(ctx, r, m.decision, done, err); recordErr != nil {
 		return nil, recordErr
 	}
 	return done.chain, err
 }
 
-// sign is Sign without the record. It leaves the admission that it went by.
-func (a *Authority) sign(ctx context.Context, r approval.Request, admission **Admission) (issued, error) {
-	s, ok := a.Signer(r.SignerName)
-	if !ok {
-		return issued{}, fmt.Errorf("%w: %q", ErrUnknownSigner, r.SignerName)
-	}
-	if err := s.check(r.SignerName); err != nil {
-		return issued{}, err
-	}
-	// Before Nodes, which claims a name for a request that can be signed.
-	if err := s.validate(r); err != nil {
-		return issued{}, err
-	}
+// issue does the work of sign, without the record.
+func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) (issued, error) {
 	if err := ctx.Err(); err != nil {
+		return issued{}, err
+	}
+	age := a.now().Sub(m.at)
+	fresh := age >= 0 && age < admissionTTL
+	if !fresh {
+		s, ok := a.Signer(r.SignerName)
+		if !ok {
+			return issued{}, fmt.Errorf("%w: %q", ErrUnknownSigner, r.SignerName)
+		}
+		var err error
+		if m.valid, err = s.validate(r); err != nil {
+			return issued{}, err
+		}
+	}
+	// Check the signer and its CA before Nodes, which claims a name only for a request that can be signed.
+	s := m.valid.signer
+	if err := s.check(r.SignerName); err != nil {
 		return issued{}, err
 	}
 	ca, err := s.CA()
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	// Before Nodes as well, which may ask an API server: this request may be looked at again and again.
-	if err := a.take(r, false, false); err != nil {
-		return issued{}, err
-	}
-	if before := *admission; before == nil || !before.Holds(r, a.now()) {
-		admitted, err := a.Nodes.Admit(ctx, r)
+	if !fresh {
+		// Check the rate first: Nodes may call an API server, and this request may be retried many times.
+		if err := a.take(r, false, false); err != nil {
+			return issued{}, err
+		}
+		admitted, err := a.Nodes.Admit(ctx, m.valid.request)
 		if err != nil {
 			return issued{}, err
 		}
-		*admission = &Admission{Admitted: *admitted}
-		if before.of(r) { // why it was approved has not changed
-			(*admission).decision = before.decision
-		}
+		m.admitted = *admitted
 	}
 	if err := a.take(r, false, true); err != nil {
 		return issued{}, err
 	}
-	done, err := s.Profile.issue(ca, Template{CSR: r.CSR, Usages: r.Usages, Duration: (*admission).Lifetime(r)}, a.now())
+	done, err := m.valid.issue(ca, m.admitted.Lifetime(r), a.now())
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
@@ -325,13 +346,13 @@ func (a *Authority) now() time.Time {
 	return time.Now()
 }
 
-// Issue decides and, if the verdict is to approve, signs. Without approval there is no
-// certificate and no error; the error beside the verdict to wait is the one of [Authority.Decide].
+// Issue decides a request and signs it if the verdict is to approve. Without approval it returns no certificate and
+// no error, except that [Authority.Decide] may return an error with the verdict to wait.
 func (a *Authority) Issue(ctx context.Context, r approval.Request) ([]byte, approval.Decision, error) {
 	d, admission, err := a.Decide(ctx, r)
 	if d.Verdict != approval.Approve {
 		return nil, d, err
 	}
-	chain, err := a.Sign(ctx, r, admission)
+	chain, err := a.SignAdmitted(ctx, admission)
 	return chain, d, err
 }

@@ -94,16 +94,16 @@ func TestSignsEveryKeyTypeForEverySigner(t *testing.T) {
 			for _, signerName := range kubernetesSignerNames {
 				t.Run(caName+"/"+keyName+"/"+signerName, func(t *testing.T) {
 					r := kubernetesRequest(t, signerName, key)
-					if keyName == "RSA" { // as kubelets ask
+					if keyName == "RSA" { // kubelets with RSA keys request it
 						r.Usages = append(r.Usages, certificates.UsageKeyEncipherment)
 					}
-					answer, err := authority.Sign(t.Context(), r, nil)
+					answer, err := authority.Sign(t.Context(), r)
 					if err != nil {
 						t.Fatal(err)
 					}
 					certs := decode(t, answer)
 					if len(certs) != 1 {
-						t.Fatalf("%d certificates, want the leaf alone: the CA is a root", len(certs))
+						t.Fatalf("got %d certificates, want only the leaf because the CA is a root", len(certs))
 					}
 					cert := certs[0]
 					use := x509.ExtKeyUsageClientAuth
@@ -117,7 +117,7 @@ func TestSignsEveryKeyTypeForEverySigner(t *testing.T) {
 						t.Errorf("subject is %s, want %s", got, want)
 					}
 					if serials[cert.SerialNumber.String()] || cert.SerialNumber.Sign() <= 0 || cert.SerialNumber.BitLen() > 128 {
-						t.Errorf("serial number is %s", cert.SerialNumber)
+						t.Errorf("serial number is %s, want a new positive number of at most 128 bits", cert.SerialNumber)
 					}
 					serials[cert.SerialNumber.String()] = true
 				})
@@ -145,7 +145,7 @@ func TestSignRefusesInvalidRequests(t *testing.T) {
 	for _, test := range []struct {
 		name, signer string
 		change       func(*approval.Request)
-		want         string // part of the refusal; empty is none
+		want         string // part of the refusal; empty: signed
 	}{
 		{name: "empty node name", signer: kubelet, change: change(&x509.CertificateRequest{Subject: csrtest.Node("")}), want: "empty"},
 		{name: "name of a server", signer: kubelet, change: change(&x509.CertificateRequest{Subject: csrtest.Node("w"), DNSNames: []string{"kubernetes"}}), want: "DNS"},
@@ -176,7 +176,7 @@ func TestSignRefusesInvalidRequests(t *testing.T) {
 		t.Run(test.name+" for "+test.signer, func(t *testing.T) {
 			r := kubernetesRequest(t, test.signer, nil)
 			test.change(&r)
-			answer, err := authority.Sign(t.Context(), r, nil)
+			answer, err := authority.Sign(t.Context(), r)
 			if test.want == "" {
 				if err != nil {
 					t.Error(err)
@@ -217,10 +217,10 @@ func TestSignReturnsErrorsThatAreNoRefusals(t *testing.T) {
 		{name: "CA expired", authority: &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)), Now: later}, request: r, is: signer.ErrExpiredCA, want: "expired"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			answer, err := test.authority.Sign(t.Context(), test.request, nil)
+			answer, err := test.authority.Sign(t.Context(), test.request)
 			var refused *approval.Refused
 			if err == nil || answer != nil || errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error is %v, want a passing one with %q", err, test.want)
+				t.Errorf("got error %v, want one with %q that is not a refusal", err, test.want)
 			}
 			if test.is != nil && !errors.Is(err, test.is) {
 				t.Errorf("error is %v, want it to wrap %v", err, test.is)
@@ -244,15 +244,15 @@ func TestCustomSignerChecksAndProfileApply(t *testing.T) {
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	r.SignerName = "example.com/x"
 	var refused *approval.Refused
-	if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, &refused) {
+	if _, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) {
 		t.Errorf("error is %v, want a refusal by the check", err)
 	}
 	r.User = "jane"
-	if _, err := authority.Sign(t.Context(), r, nil); err != nil {
+	if _, err := authority.Sign(t.Context(), r); err != nil {
 		t.Error(err)
 	}
 	r.Usages = append(r.Usages, certificates.UsageClientAuth)
-	if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, &refused) {
+	if _, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) {
 		t.Errorf("error is %v, want a refusal by the profile", err)
 	}
 }
@@ -311,7 +311,7 @@ func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 	}
 }
 
-// A signer of one's own, whose check lets everything pass, gives nobody system:masters either.
+// The signer denies the group system:masters even if the check of a custom signer allows everything.
 func TestCustomSignerRefusesSystemMasters(t *testing.T) {
 	r := approval.Request{
 		SignerName: "example.com/any", User: "root", Groups: []string{"system:masters"}, Usages: []certificates.KeyUsage{certificates.UsageClientAuth},
@@ -321,7 +321,7 @@ func TestCustomSignerRefusesSystemMasters(t *testing.T) {
 		CA: signer.Fixed(newCA(t)), Profile: signer.Profile{Usages: r.Usages, Default: time.Hour}, Check: func(approval.Request) error { return nil },
 	}})}
 	var refused *approval.Refused
-	if chain, err := authority.Sign(t.Context(), r, nil); !errors.As(err, &refused) || chain != nil {
-		t.Errorf("%v, want a refusal", err)
+	if chain, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) || chain != nil {
+		t.Errorf("got %v, want a refusal", err)
 	}
 }

@@ -2,8 +2,8 @@ package signer_test
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
@@ -14,69 +14,99 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// The reason in the record shows whether Sign used the admission: Sign asks Nodes again if not, and
-// Nodes refuses then.
-func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
-	const kubelet, apiClient = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeAPIServerClientSignerName
-	request := kubernetesRequest(t, kubelet, nil)
-	request.UID, request.Groups, request.Created = "csr-1", []string{"system:bootstrappers", "a"}, time.Now()
-	for _, test := range []struct {
-		name   string
-		change func(*approval.Request)
-		holds  bool
-	}{
-		{name: "the same request", change: func(*approval.Request) {}, holds: true},
-		{name: "the same request, approved", change: func(r *approval.Request) { r.Approver = "kubejoin" }, holds: true},
-		{name: "user", change: func(r *approval.Request) { r.User = "mallory" }},
-		{name: "CSR", change: func(r *approval.Request) { r.CSR = kubernetesRequest(t, kubelet, nil).CSR }},
-		{name: "signer", change: func(r *approval.Request) { r.SignerName = apiClient }},
-		{name: "group added", change: func(r *approval.Request) { r.Groups = append(slices.Clone(r.Groups), "system:nodes") }},
-		{name: "group changed in place", change: func(r *approval.Request) { r.Groups[1] = "system:nodes" }},
-		{name: "no groups", change: func(r *approval.Request) { r.Groups = nil }},
-		{name: "usage added", change: func(r *approval.Request) {
-			r.Usages = append(slices.Clone(r.Usages), certificates.UsageKeyEncipherment)
-		}},
-		{name: "usages changed in place", change: func(r *approval.Request) { slices.Reverse(r.Usages) }},
-		{name: "another CSR object", change: func(r *approval.Request) { r.UID = "csr-2" }},
-		{name: "created at another time", change: func(r *approval.Request) { r.Created = r.Created.Add(-time.Minute) }},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			taken := false
-			authority := &signer.Authority{
-				Facts:   allowsAll{},
-				Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)),
-				Nodes: &admission.Nodes{Node: func(context.Context, string) (string, error) {
-					if taken {
-						return "uid", nil
-					}
-					return "", tokens.ErrNotFound
-				}},
-			}
-			r := request
-			r.Groups, r.Usages = slices.Clone(r.Groups), slices.Clone(r.Usages)
-			_, decided, err := authority.Decide(t.Context(), r)
-			if err != nil || decided == nil {
-				t.Fatal(decided, err)
-			}
-			taken = true
-			test.change(&r)
-			_, err = authority.Sign(t.Context(), r, decided)
-			if test.holds {
-				if err != nil {
-					t.Errorf("Sign did not use the admission: %v", err)
-				}
-				return
-			}
-			var refused *approval.Refused
-			if !errors.As(err, &refused) || refused.Reason != admission.ReasonNodeExists {
-				t.Errorf("Sign used the admission of another request: %v, want %s", err, admission.ReasonNodeExists)
-			}
-		})
+// SignAdmitted signs the request that Decide has seen, even if the caller changes it afterwards.
+func TestSignAdmittedIgnoresLaterChangesOfRequest(t *testing.T) {
+	for name, later := range map[string]time.Duration{"at once": 0, "validated again": time.Minute} {
+		var checked []string
+		signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)
+		s := signers[certificates.KubeAPIServerClientKubeletSignerName]
+		s.Check = func(r approval.Request) error { checked = r.Groups; return nil }
+		signers[certificates.KubeAPIServerClientKubeletSignerName] = s
+		now := time.Now()
+		authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(signers), Now: func() time.Time { return now }}
+		r := nodeRequest(t, "jane", "worker-1")
+		r.Groups = []string{"system:bootstrappers", "a"}
+		_, decided, err := authority.Decide(t.Context(), r)
+		if err != nil || decided == nil {
+			t.Fatal(decided, err)
+		}
+		r.Groups[1], r.Usages[0] = "system:nodes", certificates.UsageKeyEncipherment
+		now = now.Add(later)
+		chain, err := authority.SignAdmitted(t.Context(), decided)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if usage := decode(t, chain)[0].KeyUsage; usage != x509.KeyUsageDigitalSignature || later > 0 && checked[1] != "a" {
+			t.Errorf("%s: got key usage %b and checked groups %q, want those at the time of Decide", name, usage, checked)
+		}
 	}
 }
 
-// An API server takes a certificate without extended usages from a client, so the limits on node
-// names apply to it.
+// If the admission has expired, SignAdmitted reads the Node again. The Node exists by then, so the reason of the
+// refusal shows whether SignAdmitted used the admission.
+func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
+	for name, test := range map[string]struct {
+		later time.Duration
+		holds bool
+	}{
+		"now":                  {0, true},
+		"almost a second ago":  {time.Second - 1, true},
+		"a second ago":         {time.Second, false},
+		"the clock went back":  {-1, false},
+		"the clock went ahead": {time.Hour, false},
+	} {
+		taken, now := false, time.Now()
+		authority := &signer.Authority{
+			Facts:   allowsAll{},
+			Now:     func() time.Time { return now },
+			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), 2*time.Hour)),
+			Nodes: &admission.Nodes{Node: func(context.Context, string) (string, error) {
+				if taken {
+					return "uid", nil
+				}
+				return "", tokens.ErrNotFound
+			}},
+		}
+		_, decided, err := authority.Decide(t.Context(), nodeRequest(t, "jane", "worker-1"))
+		if err != nil || decided == nil {
+			t.Fatal(decided, err)
+		}
+		taken, now = true, now.Add(test.later)
+		_, err = authority.SignAdmitted(t.Context(), decided)
+		var refused *approval.Refused
+		if test.holds && err != nil || !test.holds && (!errors.As(err, &refused) || refused.Reason != admission.ReasonNodeExists) {
+			t.Errorf("%s: got %v, want the admission to be valid: %t", name, err, test.holds)
+		}
+	}
+	if chain, err := (&signer.Authority{}).SignAdmitted(t.Context(), &signer.Admission{}); chain != nil || !errors.Is(err, signer.ErrUnknownSigner) {
+		t.Errorf("zero Admission: got %v, want ErrUnknownSigner", err)
+	}
+}
+
+// A signer without a CA, a check or usages may approve requests for another program. It must sign none itself.
+func TestIncompleteSignerSignsNothing(t *testing.T) {
+	const own = "example.com/own"
+	ca, profile := signer.Fixed(newCA(t)), signer.Profile{Usages: clientUsages}
+	check := func(approval.Request) error { return nil }
+	for name, s := range map[string]signer.Signer{
+		"no CA": {Check: check, Profile: profile}, "no check": {CA: ca, Profile: profile}, "no usages": {CA: ca, Check: check},
+	} {
+		s.Rules = []approval.Rule{rule{Verdict: approval.Approve, Reason: "Good"}}
+		authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{own: s})}
+		r := nodeRequest(t, "jane", "worker-1")
+		r.SignerName = own
+		_, decided, err := authority.Decide(t.Context(), r)
+		if err != nil || decided == nil {
+			t.Fatal(name, decided, err)
+		}
+		if chain, err := authority.SignAdmitted(t.Context(), decided); err == nil || chain != nil {
+			t.Errorf("%s: got a certificate, want an error", name)
+		}
+	}
+}
+
+// An API server accepts a certificate without extended usages as a client certificate, so admission must check it
+// too.
 func TestNodeNameLimitsApplyToClientCertificates(t *testing.T) {
 	const own, node = "example.com/own", "worker-1"
 	const ds, client, server, anyUse = certificates.UsageDigitalSignature, certificates.UsageClientAuth, certificates.UsageServerAuth, certificates.UsageAny
@@ -102,7 +132,7 @@ func TestNodeNameLimitsApplyToClientCertificates(t *testing.T) {
 	} {
 		r := nodeRequest(t, "jane", node)
 		r.SignerName, r.Usages = own, test.usages
-		_, err := authority().Sign(t.Context(), r, nil)
+		_, err := authority().Sign(t.Context(), r)
 		if test.reason != "" {
 			if refused := (*approval.Refused)(nil); !errors.As(err, &refused) || refused.Reason != test.reason {
 				t.Errorf("%s: %v, want %s", test.name, err, test.reason)

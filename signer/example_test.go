@@ -47,7 +47,7 @@ func exampleAuthority() *signer.Authority {
 	return &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))}
 }
 
-// What was approved elsewhere is signed, unless the signer's rules forbid it.
+// Sign issues a certificate for a request that somebody else has approved, unless the signer refuses the request.
 func ExampleAuthority_Sign() {
 	authority := exampleAuthority()
 	for _, name := range []string{"system:node:worker-1", "kubernetes-admin"} {
@@ -55,7 +55,7 @@ func ExampleAuthority_Sign() {
 			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			CSR:        exampleCSR(name),
-		}, nil)
+		})
 		var refused *approval.Refused
 		if errors.As(err, &refused) {
 			fmt.Println(refused.Reason)

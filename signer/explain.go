@@ -9,6 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
 // An Explanation is what an authority says about a request, and why.
@@ -34,30 +35,30 @@ const (
 	ReasonUnknownSigner = "SignerNotConfigured"
 )
 
-// Explain says what would be done about a request. Nothing is written, claimed or recorded.
+// Explain returns what the authority would do with a request. It writes, claims and records nothing.
 func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation {
 	dry := &Authority{Signers: a.Signers, Facts: a.Facts, Nodes: a.Nodes.DryRun(), Now: a.Now}
 	var e Explanation
-	e.Decision, _, _ = dry.Decide(ctx, r) // which says the error, too
+	e.Decision, _, _ = dry.Decide(ctx, r) // the Decision contains the error
 	s, ok := dry.Signer(r.SignerName)
 	if !ok {
 		e.Steps = []approval.Decision{{
 			Rule: ruleSigner, Reason: ReasonUnknownSigner,
-			Message: fmt.Sprintf("%v: %q; it is left to others", ErrUnknownSigner, foreign.Text(r.SignerName, foreign.MaxName)),
+			Message: fmt.Sprintf("%v: %q; kubejoin leaves the request to other signers", ErrUnknownSigner, foreign.Text(r.SignerName, foreign.MaxName)),
 		}}
 		return e
 	}
 	e.Steps = approval.Explain(ctx, s.Rules, r, a.Facts)
-	inOrder := s.validate(r)
+	v, inOrder := s.validate(r)
 	if inOrder == nil {
-		inOrder = checkSignature(r)
+		inOrder = pkcs10.CheckSignature(r.CSR)
 	}
-	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "it is a request that signer "+foreign.Text(r.SignerName, foreign.MaxName)+" signs, if it is approved"))
+	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "signer "+foreign.Text(r.SignerName, foreign.MaxName)+" signs the request if it is approved"))
 	if inOrder != nil {
 		return e
 	}
-	admitted, err := dry.Nodes.Admit(ctx, r)
-	e.Steps = append(e.Steps, step(ruleNodes, err, ReasonAdmitted, "no limit of a token, no claim and no Node stands against it"))
+	admitted, err := dry.Nodes.Admit(ctx, v.request)
+	e.Steps = append(e.Steps, step(ruleNodes, err, ReasonAdmitted, "the requester may have the node name: no token limit, claim or Node prevents it"))
 	if err != nil {
 		return e
 	}
@@ -76,13 +77,6 @@ func (a *Authority) validity(s Signer, r approval.Request, admitted *admission.A
 	}
 	notBefore, notAfter, _ = s.Profile.Validity(ca.cert.NotAfter, admitted.Lifetime(r), a.now()) // zero with an error
 	return notBefore, notAfter
-}
-
-func checkSignature(r approval.Request) error {
-	if err := r.CSR.CheckSignature(); err != nil {
-		return approval.Refuse("the certificate request is not signed by its own key: %v", err)
-	}
-	return nil
 }
 
 // step is what the signer or Nodes say, in the form of a rule's word.

@@ -16,8 +16,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// What a refusal repeats of a request has no part of a token's secret wherever it is cut, no control
-// character, and a bound.
+// Refusals quote text from the request. They must hold no part of a token secret wherever the text is cut, no
+// control characters, and at most 1 KiB.
 func TestRefusalsHoldNoPartOfATokenAndAreBounded(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -40,7 +40,7 @@ func TestRefusalsHoldNoPartOfATokenAndAreBounded(t *testing.T) {
 			"email of two words":  request(&x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}, EmailAddresses: []string{text + " x"}}),
 			"token for other use": bootstrap,
 		} {
-			_, err := a.Sign(t.Context(), r, nil)
+			_, err := a.Sign(t.Context(), r)
 			var refused *approval.Refused
 			if !errors.As(err, &refused) {
 				t.Fatalf("%s: %v, want a refusal", about, err)
@@ -53,7 +53,7 @@ func TestRefusalsHoldNoPartOfATokenAndAreBounded(t *testing.T) {
 		d, _ := approval.Decide(t.Context(), rules, bootstrap, nil)
 		for _, text := range append(d.Evidence, d.Message, approval.Explain(t.Context(), rules, bootstrap, nil)[0].Message) {
 			if strings.Contains(text, "8w4usg.q") || strings.ContainsFunc(text, unicode.IsControl) || len(text) > 1024 {
-				t.Fatalf("a rule's word, after %d: %d bytes: %.600q", n, len(text), text)
+				t.Fatalf("text of a rule, after %d: %d bytes: %.600q", n, len(text), text)
 			}
 		}
 	}

@@ -37,7 +37,8 @@ func hostileAuthority(t testing.TB) *signer.Authority {
 // maxAllocated is what a refusal may take of memory.
 const maxAllocated = 10 << 20
 
-// Each is refused with a sentence of its own, at little cost, although somebody has approved it.
+// The signer refuses each request of the corpus with a message of its own and little work, even if somebody
+// approved it.
 func TestRefusesHostileCorpus(t *testing.T) {
 	authority := hostileAuthority(t)
 	for _, h := range hostile.Corpus() {
@@ -47,7 +48,7 @@ func TestRefusesHostileCorpus(t *testing.T) {
 			var err error
 			ask := func() {
 				if r.CSR, err = pkcs10.Parse(h.PEM); err == nil {
-					answer, err = authority.Sign(t.Context(), r, nil)
+					answer, err = authority.Sign(t.Context(), r)
 				}
 			}
 			fuzzing.RunWithinLimit(t, ask)
@@ -59,17 +60,17 @@ func TestRefusesHostileCorpus(t *testing.T) {
 				t.Errorf("refused: %s\nwant %q", refused.Message, h.Want)
 			}
 			if len(refused.Message) > 1024 {
-				t.Errorf("the refusal has %d bytes", len(refused.Message))
+				t.Errorf("got a refusal of %d bytes, want at most 1024", len(refused.Message))
 			}
 			if took := allocated(ask); took > maxAllocated {
-				t.Errorf("takes %d bytes of memory, at most %d are allowed", took, maxAllocated)
+				t.Errorf("allocated %d bytes, want at most %d", took, maxAllocated)
 			}
 			if r.CSR == nil {
 				return
 			}
-			// With the rules of automatic approval it gets none either.
+			// Automatic approval does not issue a certificate either.
 			if answer, _, err = authority.Issue(t.Context(), r); answer != nil {
-				t.Errorf("issued (%v)", err)
+				t.Errorf("Issue: got a certificate (%v), want none", err)
 			}
 		})
 	}
@@ -159,7 +160,7 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 	}
 }
 
-// What comes close and is good: the corpus is not refused for another reason.
+// Counterpart of the hostile corpus: valid requests that resemble it are issued.
 func TestIssuesUnusualButValidRequests(t *testing.T) {
 	authority := hostileAuthority(t)
 	cn, o := crafted.CommonName, crafted.Organization
@@ -183,7 +184,7 @@ func TestIssuesUnusualButValidRequests(t *testing.T) {
 			}
 			for _, signerName := range []string{certificates.KubeAPIServerClientSignerName, hostile.CustomSigner} {
 				r := approval.Request{SignerName: signerName, User: "ada", Usages: clientUsages, CSR: csr}
-				if _, err := authority.Sign(t.Context(), r, nil); err != nil {
+				if _, err := authority.Sign(t.Context(), r); err != nil {
 					t.Errorf("%s: %v", signerName, err)
 				}
 			}

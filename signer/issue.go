@@ -12,6 +12,7 @@ import (
 	"github.com/cloudflare/cfssl/log"
 	cfssl "github.com/cloudflare/cfssl/signer"
 	"github.com/cloudflare/cfssl/signer/local"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
@@ -28,21 +29,25 @@ type Template struct {
 	Duration time.Duration
 }
 
-// Issue makes a certificate and returns it as PEM, followed by intermediate certificates up to
-// but without the root. A request that breaks the rules of the profile or of all signers, or is
-// not signed by the key that is in it, is refused with a [*approval.Refused].
+// Issue makes a certificate and returns it as PEM, followed by the intermediate certificates without the root. It
+// returns a [*approval.Refused] if the request breaks the rules of the profile or of all signers. It does the same if
+// the request is not signed by its own key.
 //
-// The certificate is what kube-controller-manager makes, except that cfssl adds a subject key
-// identifier (RFC 5280, section 4.2.1.2, recommends it): country, organization, organizational
-// unit, locality, province, street, postal code, common name and serial number of the subject are
-// kept and encoded anew, other attributes are dropped; DNS, IP, email and URI names are kept.
+// The certificate is what kube-controller-manager makes, except that cfssl adds a subject key identifier (RFC 5280,
+// section 4.2.1.2, recommends it). Issue keeps and re-encodes country, organization, organizational unit, locality,
+// province, street, postal code, common name and serial number of the subject, and drops other attributes. It keeps
+// DNS, IP, email and URI names.
 //
-// Issue does not ask who wants the certificate: [Authority] does.
+// Issue does not check whether the requester may have the certificate: [Authority] does.
 func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
-	if err := pkcs10.Check(t.CSR); err != nil {
+	request, err := admission.Check(approval.Request{CSR: t.CSR, Usages: t.Usages})
+	if err != nil {
 		return nil, err
 	}
-	done, err := p.issue(ca, t, now)
+	if err := p.refuses(request.Asked()); err != nil {
+		return nil, err
+	}
+	done, err := valid{Signer{Profile: p}, request}.issue(ca, t.Duration, now)
 	return done.chain, err
 }
 
@@ -53,56 +58,60 @@ type issued struct {
 	cert  *x509.Certificate // the same, parsed
 }
 
-// issue makes a certificate from a request that [pkcs10.Check] has passed.
-func (p Profile) issue(ca *CA, t Template, now time.Time) (issued, error) {
+// A valid is a request that its signer would sign. Only Signer.validate and [Profile.Issue] make one, and nothing
+// else is signed.
+type valid struct {
+	signer  Signer
+	request admission.Request
+}
+
+// issue makes the certificate with the requested lifetime; zero leaves it to the profile.
+func (v valid) issue(ca *CA, lifetime time.Duration, now time.Time) (issued, error) {
+	p, r := v.signer.Profile, v.request.Asked()
 	if ca == nil || ca.cert == nil {
 		return issued{}, errors.New("no CA given")
 	}
 	if err := p.Check(); err != nil {
 		return issued{}, err
 	}
-	if err := p.refuses(t.CSR, t.Usages); err != nil {
+	if err := ca.checkUsages(r.Usages); err != nil {
 		return issued{}, err
 	}
-	if err := ca.checkUsages(t.Usages); err != nil {
-		return issued{}, err
+	if lifetime < 0 {
+		return issued{}, approval.Refuse("requested lifetime of %s, want a positive duration", lifetime)
 	}
-	if t.Duration < 0 {
-		return issued{}, approval.Refuse("a lifetime of %s is asked for, want a positive one", t.Duration)
-	}
-	notBefore, notAfter, err := p.Validity(ca.cert.NotAfter, t.Duration, now)
+	notBefore, notAfter, err := p.Validity(ca.cert.NotAfter, lifetime, now)
 	if err != nil {
 		return issued{}, err
 	}
-	want := expected{csr: t.CSR, usages: t.Usages, serial: newSerial(), notBefore: notBefore, notAfter: notAfter, ca: ca.cert}
+	want := expected{csr: r.CSR, usages: r.Usages, serial: newSerial(), notBefore: notBefore, notAfter: notAfter, ca: ca.cert}
 	certificate, err := sign(ca, want)
 	if err != nil {
 		return issued{}, err
 	}
 	cert, err := want.check(certificate)
 	if err != nil {
-		return issued{}, fmt.Errorf("the finished certificate is not as it was meant and is thrown away: %w", err)
+		return issued{}, fmt.Errorf("the finished certificate differs from the request and was discarded: %w", err)
 	}
 	return issued{append(certificate, ca.chain...), len(certificate), cert}, nil
 }
 
-// The level is a variable that cfssl reads without synchronisation: it may be set at the start
-// alone.
+// cfssl reads the level without synchronization, so it must be set at the start.
 func init() { log.Level = log.LevelFatal }
 
 // profileName of the one profile that a cfssl signer has here.
 const profileName = "kubejoin"
 
-// sign has cfssl make the certificate, in PEM. A signer of cfssl is made for each, which takes less than
-// a microsecond, so that its profile holds exactly the usages asked for.
+// sign makes the certificate with cfssl and returns it as PEM. It makes a cfssl signer for each certificate, which
+// takes less than a microsecond, so that its profile holds exactly the requested usages.
 func sign(ca *CA, want expected) ([]byte, error) {
 	subject, err := subjectOverride(want.csr)
 	if err != nil {
 		return nil, err
 	}
 	policy := &config.Signing{
-		// Where cfssl does not know a profile it falls back to the default without a word:
-		// this one has no usages, so that it fails.
+		// cfssl silently falls back to the default for an unknown profile. This default has no usages, so that it
+		// fails.
 		Default: &config.SigningProfile{Expiry: time.Minute},
 		Profiles: map[string]*config.SigningProfile{profileName: {
 			Usage:  cfsslUsages(want.usages),
@@ -110,7 +119,7 @@ func sign(ca *CA, want expected) ([]byte, error) {
 			CSRWhitelist: &config.CSRWhitelist{
 				Subject: subject == nil, PublicKey: true, PublicKeyAlgorithm: true,
 				DNSNames: true, IPAddresses: true, EmailAddresses: true, URIs: true,
-				// Not SignatureAlgorithm: crypto/x509 picks it by the CA's key, as for KCM.
+				// Not SignatureAlgorithm: crypto/x509 selects it by the CA's key, as in kube-controller-manager.
 			},
 			ClientProvidesSerialNumbers: true,
 		}},
@@ -128,9 +137,9 @@ func sign(ca *CA, want expected) ([]byte, error) {
 		NotAfter:  want.notAfter,
 	})
 	if err != nil {
-		// cfssl verifies the signature of the request, and its errors are hard to tell apart.
-		if err := want.csr.CheckSignature(); err != nil {
-			return nil, approval.Refuse("the certificate request is not signed by its own key: %v", err)
+		// cfssl verifies the signature of the request, but its errors are hard to distinguish.
+		if err := pkcs10.CheckSignature(want.csr); err != nil {
+			return nil, err
 		}
 		return nil, fmt.Errorf("cfssl: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rsa"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -39,18 +40,18 @@ func (k KeyPolicy) withDefaults() KeyPolicy {
 	return k
 }
 
-// Check says what is wrong with the policy, or nil.
+// Check returns an error if the policy is invalid.
 func (k KeyPolicy) Check() error {
 	k = k.withDefaults()
 	if k.MaxRSA == 0 && k.MinRSA != 0 {
-		return fmt.Errorf("RSA keys of at least %d bits are wanted, and of at most none", k.MinRSA)
+		return fmt.Errorf("minimum RSA key size is %d bits without a maximum, want both", k.MinRSA)
 	}
 	if k.MaxRSA != 0 && (k.MinRSA < pkcs10.MinRSABits || k.MaxRSA > pkcs10.MaxRSABits || k.MinRSA > k.MaxRSA) {
-		return fmt.Errorf("RSA keys of %d to %d bits given, want a range within %d to %d", k.MinRSA, k.MaxRSA, pkcs10.MinRSABits, pkcs10.MaxRSABits)
+		return fmt.Errorf("RSA key sizes are %d to %d bits, want a range within %d to %d", k.MinRSA, k.MaxRSA, pkcs10.MinRSABits, pkcs10.MaxRSABits)
 	}
 	for _, curve := range k.Curves {
 		if !slices.Contains(pkcs10.Curves(), curve) {
-			return fmt.Errorf("a curve is given that is none of P-256, P-384 and P-521")
+			return errors.New("unsupported elliptic curve, want P-256, P-384 or P-521")
 		}
 	}
 	return nil

@@ -85,7 +85,7 @@ func TestKeyPolicyCheckRefusesInvalidRanges(t *testing.T) {
 	}
 }
 
-// No name is claimed for a request that its signer would not sign, whoever approved it.
+// A request that the signer would refuse must not claim a node name, also if a person approved it.
 func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -117,13 +117,13 @@ func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 			authority := signer.Authority{Nodes: &admission.Nodes{Tokens: store, Claims: store.Claims()}, Signers: signer.FixedSigners(signers)}
 			d, admitted, err := authority.Decide(t.Context(), r)
 			if err != nil || admitted != nil || d.Verdict != approval.Deny || d.Reason != approval.ReasonValidation || !strings.Contains(d.Message, test.want) {
-				t.Errorf("%+v %v, want it denied for %q", d, err, test.want)
+				t.Errorf("got %+v, %v, want a denial with %q", d, err, test.want)
 			}
-			if _, err := authority.Sign(t.Context(), r, nil); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("signing: %v, want it refused for %q", err, test.want)
+			if _, err := authority.Sign(t.Context(), r); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("Sign: got %v, want a refusal with %q", err, test.want)
 			}
 			if claims, err := store.Claims().List(t.Context()); err != nil || len(claims) > 0 {
-				t.Errorf("claims %v, %v, want none", claims, err)
+				t.Errorf("got claims %v, %v, want none", claims, err)
 			}
 		})
 	}

@@ -1,7 +1,6 @@
 package signer
 
 import (
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -82,19 +81,17 @@ func (p Profile) Check() error {
 	return nil
 }
 
-// validate says with a [*approval.Refused] why a request that [pkcs10.Check] has passed cannot have a certificate
-// of this profile, or nil. Whether it is signed by its own key is seen later: that takes most of the
-// time.
-func (p Profile) refuses(csr *x509.CertificateRequest, usages []certificates.KeyUsage) error {
-	if err := p.Keys.check(csr.PublicKey); err != nil {
+// refuses returns a [*approval.Refused] if the profile does not allow a request that [admission.Check] has accepted.
+func (p Profile) refuses(r approval.Request) error {
+	if err := p.Keys.check(r.CSR.PublicKey); err != nil {
 		return err
 	}
-	if len(usages) == 0 {
-		return approval.Refuse("no usages are asked for")
+	if len(r.Usages) == 0 {
+		return approval.Refuse("the request has no usages, want at least one")
 	}
-	for _, u := range usages {
+	for _, u := range r.Usages {
 		if !slices.Contains(p.Usages, u) {
-			return approval.Refuse("usage %q is asked for, %q are allowed", u, p.Usages)
+			return approval.Refuse("usage %q is not allowed, want some of %q", u, p.Usages)
 		}
 	}
 	return nil

@@ -93,8 +93,8 @@ func TestOneNodeCannotFillTheRecord(t *testing.T) {
 	}
 }
 
-// What a node is refused is bounded like what it gets, with whatever keys it asks, and does not keep it
-// from renewing. No refusal is told that is not in the record.
+// Refusals of one node have a rate too, whichever keys it uses. They must not block its renewals, and the signer
+// returns no refusal that the record does not have.
 func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	a := newThrottled(t)
 	many := 0
@@ -110,19 +110,19 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 		}
 	}
 	if len(a.log.all) != 60 || many != 440 {
-		t.Errorf("%d refusals are recorded and %d wait, want 60 and 440", len(a.log.all), many)
+		t.Errorf("got %d recorded refusals and %d that wait, want 60 and 440", len(a.log.all), many)
 	}
 	if n := a.ask(t, 1, 0, renewalOf(t, "worker-1", "system:node:worker-1")); n != 1 {
-		t.Error("it cannot renew")
+		t.Error("the node cannot renew")
 	}
-	// A failure that there is no room for is still the failure.
+	// Beyond the rate, Sign still returns the failure itself.
 	a.Signers = func() map[string]signer.Signer {
 		return signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0)
 	}
 	r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 	r.Approver = "jane"
-	if _, err := a.Sign(t.Context(), r, nil); err == nil || signer.WaitDecision(err) != nil {
-		t.Errorf("%v, want the failure", err)
+	if _, err := a.Sign(t.Context(), r); err == nil || signer.WaitDecision(err) != nil {
+		t.Errorf("got %v, want the error of the CA", err)
 	}
 }
 
@@ -149,7 +149,7 @@ func TestUnthrottledAuthorityHasNoRate(t *testing.T) {
 	}
 }
 
-// A request that waits for its turn asks nobody about its Node.
+// A request beyond the rate must not cause reads of its Node from the API server.
 func TestThrottledRequestReadsNoNode(t *testing.T) {
 	a := newThrottled(t)
 	reads := 0
@@ -157,12 +157,12 @@ func TestThrottledRequestReadsNoNode(t *testing.T) {
 	client := renewalOf(t, "worker-1", "system:node:worker-1")
 	a.ask(t, 60, 0, client)
 	before := reads
-	if _, err := a.Sign(t.Context(), client(0), nil); signer.WaitDecision(err) == nil || reads != before || reads == 0 {
-		t.Errorf("%v after %d reads, %d before", err, reads, before)
+	if _, err := a.Sign(t.Context(), client(0)); signer.WaitDecision(err) == nil || reads != before || reads == 0 {
+		t.Errorf("got %v after %d reads (%d before), want to wait without another read", err, reads, before)
 	}
 }
 
-// Of many that ask with one identity at the same time no more get a certificate than its rate allows.
+// Concurrent requests of one identity must not get more certificates than its rate allows.
 func TestRateHoldsForConcurrentRequests(t *testing.T) {
 	a := newThrottled(t)
 	const most, more = 60, 8
@@ -179,7 +179,7 @@ func TestRateHoldsForConcurrentRequests(t *testing.T) {
 	r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 	for range most + more {
 		all.Go(func() {
-			_, err := a.Sign(t.Context(), r, nil)
+			_, err := a.Sign(t.Context(), r)
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -193,11 +193,11 @@ func TestRateHoldsForConcurrentRequests(t *testing.T) {
 		})
 	}
 	for range most + more {
-		<-arrived // all have passed the first look at the rate
+		<-arrived // all have passed the first check of the rate
 	}
 	close(at)
 	all.Wait()
 	if issued != most || throttled != more {
-		t.Errorf("%d certificates and %d refusals, want %d and %d", issued, throttled, most, more)
+		t.Errorf("got %d certificates and %d throttled requests, want %d and %d", issued, throttled, most, more)
 	}
 }

@@ -24,14 +24,14 @@ const self = "kubejoin"
 // recordTimeout is how long a record may take to keep an entry.
 const recordTimeout = 10 * time.Second
 
-// record keeps what became of a request that was to be signed. The error says why it is not kept,
-// and never wraps a [*approval.Refused]: what is not recorded is not told either, and tried again.
-func (a *Authority) record(ctx context.Context, r approval.Request, d *Admission, done issued, err error) error {
+// record stores the outcome of signing a request. Its error never wraps a [*approval.Refused]: a refusal that is not
+// recorded is not reported to the requester, and the request is retried.
+func (a *Authority) record(ctx context.Context, r approval.Request, d approval.Decision, done issued, err error) error {
 	if a.Record == nil {
 		return nil
 	}
 	if WaitDecision(err) != nil {
-		return nil // for what may come: it is neither refused nor has it failed
+		return nil // the request waits: it is not refused and has not failed
 	}
 	e := a.entry(r, d)
 	var refused *approval.Refused
@@ -42,7 +42,7 @@ func (a *Authority) record(ctx context.Context, r approval.Request, d *Admission
 		return a.recordRefusal(ctx, r, e, refused.Reason, refused.Message)
 	}
 	e.Outcome, e.Message = issuance.Failed, err.Error()
-	if recordErr := a.recordOnce(ctx, r, e); recordErr != nil && WaitDecision(recordErr) == nil { // what has failed is retried anyway
+	if recordErr := a.recordOnce(ctx, r, e); recordErr != nil && WaitDecision(recordErr) == nil { // over the rate, the failure is not recorded: the request is retried anyway
 		return errors.Join(err, recordErr)
 	}
 	return nil
@@ -105,27 +105,26 @@ func (a *Authority) append(ctx context.Context, e issuance.Entry) error {
 	return nil
 }
 
-// Refuse records a refusal that was decided before the authority was asked, and returns it.
+// Refuse records a refusal that was decided before the authority was called, and returns it.
 func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *approval.Refused) error {
-	if err := a.recordRefusal(ctx, r, a.entry(r, nil), refused.Reason, refused.Message); err != nil {
+	if err := a.recordRefusal(ctx, r, a.entry(r, approval.Decision{}), refused.Reason, refused.Message); err != nil {
 		return err
 	}
 	return refused
 }
 
-// entry is what is known of a request whatever becomes of it.
-func (a *Authority) entry(r approval.Request, d *Admission) issuance.Entry {
+// entry returns the facts about a request, regardless of its outcome. The decision is the one that approved it, if
+// the rules did.
+func (a *Authority) entry(r approval.Request, d approval.Decision) issuance.Entry {
 	e := issuance.Entry{
 		Time: a.now().UTC(), Signer: r.SignerName, Request: r.Name, RequestUID: r.UID, Requester: r.User, Approver: r.Approver,
 	}
-	if id, found := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix); found && tokens.CheckID(id) == nil {
-		e.TokenID = id
-	}
+	e.TokenID = tokens.IDOfUser(r.User)
 	if r.From.IsValid() {
 		e.From = r.From.String()
 	}
-	if d.of(r) && d.decision.Verdict == approval.Approve {
-		e.Approver, e.Rule, e.Evidence = self, d.decision.Rule, d.decision.Evidence
+	if d.Verdict == approval.Approve {
+		e.Approver, e.Rule, e.Evidence = self, d.Rule, d.Evidence
 	}
 	for _, u := range r.Usages {
 		e.Usages = append(e.Usages, string(u))

@@ -80,7 +80,7 @@ func TestRecordsIssuedCertificate(t *testing.T) {
 	r.Name, r.UID, r.User, r.From = "csr-1", "uid-1", "system:node:worker-1", netip.MustParseAddr("192.0.2.1")
 	chain, _, err := a.Issue(t.Context(), r)
 	if err != nil || len(log.all) != 1 {
-		t.Fatalf("%v with %d entries, want one", err, len(log.all))
+		t.Fatalf("got %v and %d entries, want one", err, len(log.all))
 	}
 	block, _ := pem.Decode(chain)
 	cert, err := x509.ParseCertificate(block.Bytes)
@@ -89,10 +89,10 @@ func TestRecordsIssuedCertificate(t *testing.T) {
 	}
 	got := log.all[0]
 	if age := time.Since(got.Time); age < 0 || age > time.Minute {
-		t.Errorf("recorded at %s", got.Time)
+		t.Errorf("got time %s, want now", got.Time)
 	}
 	if !strings.HasPrefix(got.SPKI, "sha256:") || len(got.SPKI) != 71 {
-		t.Errorf("SPKI is %q", got.SPKI)
+		t.Errorf("got SPKI %q", got.SPKI)
 	}
 	want := issuance.Entry{
 		Time: got.Time, Outcome: issuance.Issued, Signer: r.SignerName, Request: "csr-1", RequestUID: "uid-1", Requester: r.User, From: "192.0.2.1",
@@ -102,20 +102,20 @@ func TestRecordsIssuedCertificate(t *testing.T) {
 		Approver: "kubejoin", Rule: "test", Evidence: []string{"it is Monday"},
 	}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("recorded is\n%+v\nwant\n%+v", got, want)
+		t.Errorf("got entry\n%+v\nwant\n%+v", got, want)
 	}
 
-	// Signed again it is another certificate; approved by a person, the record has the person.
+	// Signing the request again issues another certificate. The entry names the person who approved it.
 	r.Approver = "jane"
-	if _, err := a.Sign(t.Context(), r, nil); err != nil || log.outcomes() != "issued issued" {
-		t.Fatalf("%v, recorded %s", err, log.outcomes())
+	if _, err := a.Sign(t.Context(), r); err != nil || log.outcomes() != "issued issued" {
+		t.Fatalf("got %v and outcomes %s", err, log.outcomes())
 	}
 	if e := log.all[1]; e.Approver != "jane" || e.Rule != "" || e.Serial == got.Serial {
-		t.Errorf("recorded %+v, want one that jane approved", e)
+		t.Errorf("got entry %+v, want approver jane and another serial number", e)
 	}
 }
 
-// Between approval and certificate more than a second may pass: who approved stays the same.
+// The record names the approver and rule even if more than a second passes between approval and signing.
 func TestRecordNamesApproverOfLateCertificate(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
 	now := time.Now()
@@ -127,17 +127,12 @@ func TestRecordNamesApproverOfLateCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	now = now.Add(time.Minute)
-	if _, err := a.Sign(t.Context(), r, admission); err != nil || log.all[0].Approver != "kubejoin" || log.all[0].Rule != "test" {
-		t.Errorf("%v, recorded %+v", err, log.all)
+	if _, err := a.SignAdmitted(t.Context(), admission); err != nil || log.all[0].Approver != "kubejoin" || log.all[0].Rule != "test" {
+		t.Errorf("got %v and entries %+v", err, log.all)
 	}
-	// An admission for another request says nothing of this one.
-	other := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
-	if _, err := a.Sign(t.Context(), other, admission); err != nil || log.all[1].Approver != "" {
-		t.Errorf("%v, recorded %+v", err, log.all)
-	}
-	other.Usages = nil
-	if _, err := a.Sign(t.Context(), other, admission); err == nil || log.all[2].Approver != "" {
-		t.Errorf("%v, recorded %+v", err, log.all)
+	// Without its admission, the record does not know who approved the request.
+	if _, err := a.Sign(t.Context(), r); err != nil || log.all[1].Approver != "" {
+		t.Errorf("got %v and entries %+v", err, log.all)
 	}
 }
 
@@ -170,24 +165,24 @@ func TestRecordsEachRefusalOnce(t *testing.T) {
 			if test.ask != nil {
 				test.ask(&r)
 			}
-			for range 3 { // as when the refusal cannot be written at first
+			for range 3 { // the caller retries when it cannot write the refusal
 				chain, d, err := a.Issue(t.Context(), r)
 				if r.Approver != "" {
-					chain, err = a.Sign(t.Context(), r, nil)
+					chain, err = a.Sign(t.Context(), r)
 				}
 				var refused *approval.Refused
 				if chain != nil || d.Verdict != approval.Deny && !errors.As(err, &refused) {
-					t.Fatalf("%v, %v, want a refusal", d, err)
+					t.Fatalf("got %v, %v, want a refusal", d, err)
 				}
 			}
 			if log.outcomes() != "refused" {
-				t.Fatalf("recorded %q, want one refusal", log.outcomes())
+				t.Fatalf("got outcomes %q, want one refusal", log.outcomes())
 			}
 			got := log.all[0]
 			if got.Reason != test.want.Reason || got.Message == "" || test.want.Message != "" && got.Message != test.want.Message || got.Rule != test.want.Rule ||
 				got.Approver != test.want.Approver || got.TokenID != test.want.TokenID || !slices.Equal(got.Evidence, test.want.Evidence) ||
 				got.Node != "worker-1" || got.Requester != r.User || got.SPKI == "" || got.Serial+got.Certificate != "" {
-				t.Errorf("recorded %+v, want %+v", got, test.want)
+				t.Errorf("got entry %+v, want %+v", got, test.want)
 			}
 		})
 	}
@@ -235,23 +230,23 @@ func TestRecordsRepeatedRefusalOncePerHour(t *testing.T) {
 	}
 }
 
-// What waits for its Node has neither failed nor been refused, and can be told from what has.
+// A request that waits for its Node has neither failed nor been refused. WaitDecision must tell it from both.
 func TestRecordsNoEntryForWaitingRequest(t *testing.T) {
 	a, log, _ := recorded(t, rule{})
 	there := errors.New("no answer")
 	a.Nodes = &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", there }}
 	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
 	r.User, r.Groups, r.Approver = "system:node:worker-1", []string{"system:nodes"}, "jane"
-	if _, err := a.Sign(t.Context(), r, nil); signer.WaitDecision(err) != nil || log.outcomes() != "failed" {
-		t.Errorf("%v, recorded %q, want a failure", err, log.outcomes())
+	if _, err := a.Sign(t.Context(), r); signer.WaitDecision(err) != nil || log.outcomes() != "failed" {
+		t.Errorf("got %v, outcomes %q, want one failure", err, log.outcomes())
 	}
 	there = tokens.ErrNotFound
-	_, err := a.Sign(t.Context(), r, nil)
+	_, err := a.Sign(t.Context(), r)
 	if d := signer.WaitDecision(err); d == nil || d.Verdict != approval.Wait || d.Reason != admission.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
-		t.Errorf("%v %+v, recorded %q, want nothing more", err, d, log.outcomes())
+		t.Errorf("got %v, %+v, outcomes %q, want to wait and no new entry", err, d, log.outcomes())
 	}
 	if signer.WaitDecision(nil) != nil || signer.WaitDecision(&approval.Refused{}) != nil {
-		t.Error("what does not wait does")
+		t.Error("WaitDecision of nil or a refusal: got a decision, want nil")
 	}
 }
 
@@ -265,31 +260,30 @@ func TestRecordsFailureWhenItsMessageChanges(t *testing.T) {
 		}
 	}
 	if log.outcomes() != "failed failed failed" || !strings.Contains(log.all[1].Message, "no leave to read it") || log.all[0].Approver != "kubejoin" {
-		t.Fatalf("recorded %+v, want each message once in a row", log.all)
+		t.Fatalf("got entries %+v, want one for each change of the message", log.all)
 	}
 	*caErr = nil
 	if _, _, err := a.Issue(t.Context(), r); err != nil || log.outcomes() != "failed failed failed issued" {
-		t.Fatalf("%v, recorded %s", err, log.outcomes())
+		t.Fatalf("got %v and outcomes %s", err, log.outcomes())
 	}
-	*caErr = errors.New("no such file") // after the certificate it is another failure
+	*caErr = errors.New("no such file") // a failure after a certificate is a new one
 	if _, _, err := a.Issue(t.Context(), r); err == nil || log.outcomes() != "failed failed failed issued failed" {
-		t.Errorf("%v, recorded %s", err, log.outcomes())
+		t.Errorf("got %v and outcomes %s", err, log.outcomes())
 	}
 
-	// Who stops, or asks for a signer that there is not, has not failed.
+	// A canceled request or an unknown signer is no failure.
 	n := len(log.all)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := a.Sign(ctx, r, nil)
+	_, err := a.Sign(ctx, r)
 	r.SignerName = "example.com/x"
-	_, err2 := a.Sign(t.Context(), r, nil)
+	_, err2 := a.Sign(t.Context(), r)
 	if !errors.Is(err, context.Canceled) || !errors.Is(err2, signer.ErrUnknownSigner) || len(log.all) != n {
-		t.Errorf("%v, %v, recorded %+v", err, err2, log.all[n:])
+		t.Errorf("got %v, %v and new entries %+v, want none", err, err2, log.all[n:])
 	}
 }
 
-// What cannot be recorded does not leave: no certificate, and no refusal that would be the last
-// word. It is tried again.
+// While the record is full, the signer returns no certificate and no final refusal. A later retry succeeds.
 func TestReturnsNothingThatCannotBeRecorded(t *testing.T) {
 	approve, deny := rule{Verdict: approval.Approve, Reason: "Good"}, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"}
 	broken := errors.New("no such file")
@@ -313,34 +307,34 @@ func TestReturnsNothingThatCannotBeRecorded(t *testing.T) {
 			for range 2 {
 				chain, d, err := a.Issue(t.Context(), r)
 				if r.Approver != "" {
-					chain, err = a.Sign(t.Context(), r, nil)
+					chain, err = a.Sign(t.Context(), r)
 				}
 				var refused *approval.Refused
 				if chain != nil || d.Verdict == approval.Deny || errors.As(err, &refused) || !errors.Is(err, log.full) || test.ca != nil && !errors.Is(err, test.ca) {
-					t.Fatalf("%d bytes, %v, %v; want nothing but that the record is full", len(chain), d, err)
+					t.Fatalf("got %d bytes, %v, %v; want only the error of the record", len(chain), d, err)
 				}
 			}
 			log.full = nil
 			if _, _, _ = a.Issue(t.Context(), r); r.Approver != "" {
-				_, _ = a.Sign(t.Context(), r, nil)
+				_, _ = a.Sign(t.Context(), r)
 			}
 			if log.outcomes() != test.want {
-				t.Errorf("recorded %q then, want %s", log.outcomes(), test.want)
+				t.Errorf("got outcomes %q after a retry, want %s", log.outcomes(), test.want)
 			}
 		})
 	}
 }
 
-// A certificate that was signed is recorded although its requester has left.
+// The record has each signed certificate, even if its requester canceled the request.
 func TestRecordsCertificateOfCanceledRequest(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good"})
 	ctx, leave := context.WithCancel(t.Context())
-	a.Now = func() time.Time { leave(); return time.Now() } // asked for the last time when it is signed
+	a.Now = func() time.Time { leave(); return time.Now() } // the last call of Now comes right before signing
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	a.Nodes = &admission.Nodes{}
-	_, err := a.Sign(ctx, r, nil)
+	_, err := a.Sign(ctx, r)
 	if ctx.Err() == nil || err != nil || log.outcomes() != "issued" {
-		t.Errorf("%v, %v, recorded %q", ctx.Err(), err, log.outcomes())
+		t.Errorf("got context error %v, error %v and outcomes %q", ctx.Err(), err, log.outcomes())
 	}
 }
 

@@ -38,7 +38,7 @@ func TestCheckSignersReportsEachSigner(t *testing.T) {
 	}
 }
 
-// A signer with a malformed profile signs nothing, whatever the request asks for.
+// A signer with an invalid profile issues no certificates.
 func TestSignRefusesMalformedProfile(t *testing.T) {
 	name := certificates.KubeAPIServerClientKubeletSignerName
 	signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)
@@ -46,7 +46,7 @@ func TestSignRefusesMalformedProfile(t *testing.T) {
 	s.Profile.Min = 2 * time.Hour
 	signers[name] = s
 	authority := &signer.Authority{Signers: signer.FixedSigners(signers)}
-	if chain, err := authority.Sign(t.Context(), kubernetesRequest(t, name, nil), nil); err == nil || chain != nil {
+	if chain, err := authority.Sign(t.Context(), kubernetesRequest(t, name, nil)); err == nil || chain != nil {
 		t.Errorf("Sign = %d bytes, %v, want an error about the profile", len(chain), err)
 	}
 }

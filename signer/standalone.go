@@ -12,8 +12,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-const bootstrappersGroup = "system:bootstrappers"
-
 // Standalone is [approval.Facts] where there is no cluster, and so neither RBAC nor Nodes: what
 // kubeadm's bindings permit is permitted, and of a machine is known from where it asks. The zero
 // Standalone knows of no names but a node's own.
@@ -29,16 +27,16 @@ type Standalone struct {
 
 var _ approval.Facts = Standalone{}
 
-// Allowed lets bootstrap tokens get first certificates of nodes, and nodes renew theirs. It allows nothing else, so
-// [approval.MaySign] approves nothing: the groups of a requester may come from a client certificate, which can hold any
-// group. The server knows which callers may sign.
+// Allowed permits first certificates of nodes to bootstrap tokens, and renewals to nodes. It permits nothing else, so
+// [approval.MaySign] approves nothing: the groups of a requester may come from a client certificate, which can hold
+// any group. The server decides which callers may sign.
 func (s Standalone) Allowed(_ context.Context, r approval.Request, p approval.Permission) (bool, error) {
 	if p.Verb != "create" || p.Resource != "certificatesigningrequests" || p.Name != "" {
 		return false, nil
 	}
 	switch p.Subresource {
 	case "nodeclient":
-		return strings.HasPrefix(r.User, tokens.BootstrapUserPrefix) && slices.Contains(r.Groups, bootstrappersGroup), nil
+		return strings.HasPrefix(r.User, tokens.BootstrapUserPrefix) && slices.Contains(r.Groups, tokens.BootstrappersGroup), nil
 	case "selfnodeclient":
 		return approval.IsNode(r.User, r.Groups) && r.CSR != nil && r.CSR.Subject.CommonName == r.User, nil
 	}

@@ -22,9 +22,8 @@ import (
 // swaps is how many certificates TestCertificateComesFromOneCA has issued.
 const swaps = 100_000
 
-// While the CA is replaced every millisecond each certificate is of one CA alone: the issuer
-// that it names has signed it, its validity is within that CA's, and the intermediate sent along
-// is that CA's.
+// While the CA is replaced every millisecond, each certificate must come from one CA: its issuer signed it, it
+// expires with that CA, and the response has the intermediate of that CA.
 func TestCertificateComesFromOneCA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
@@ -42,8 +41,8 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 		cas[i] = must(signer.NewCA([]*x509.Certificate{cert}, key))
 		byName[name] = i
 	}
-	// Whoever asks for the CA first in a millisecond replaces it: a goroutine with a ticker gets
-	// its turn every ten under load.
+	// The first request of the CA in each millisecond replaces it. A goroutine with a ticker would run only every 10 ms
+	// under load.
 	var current atomic.Pointer[signer.CA]
 	current.Store(cas[0])
 	var last, swapped atomic.Int64
@@ -64,7 +63,7 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 	for range 2 * runtime.GOMAXPROCS(0) {
 		working.Go(func() {
 			for left.Add(-1) >= 0 && !t.Failed() {
-				chain, err := authority.Sign(t.Context(), request, nil)
+				chain, err := authority.Sign(t.Context(), request)
 				if err != nil {
 					t.Error(err)
 					return
@@ -77,33 +76,33 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 				}
 				i, known := byName[leaf.Issuer.CommonName]
 				if !known {
-					t.Errorf("issuer %s", leaf.Issuer)
+					t.Errorf("got unknown issuer %s", leaf.Issuer)
 					return
 				}
 				ca := cas[i].Certificate()
 				if err := leaf.CheckSignatureFrom(ca); err != nil {
-					t.Errorf("issuer %s has not signed: %v", leaf.Issuer, err)
+					t.Errorf("signature is not by issuer %s: %v", leaf.Issuer, err)
 				}
 				if !leaf.NotAfter.Equal(ca.NotAfter) {
-					t.Errorf("issued by %s to %s, want to %s", leaf.Issuer, leaf.NotAfter, ca.NotAfter)
+					t.Errorf("issued by %s until %s, want until %s", leaf.Issuer, leaf.NotAfter, ca.NotAfter)
 				}
 				if block, _ := pem.Decode(rest); block == nil || !bytes.Equal(block.Bytes, ca.Raw) {
-					t.Errorf("issued by %s, with another intermediate", leaf.Issuer)
+					t.Errorf("issued by %s, but the response has another intermediate", leaf.Issuer)
 				}
 				issued[i].Add(1)
 			}
 		})
 	}
 	working.Wait()
-	// One in each millisecond that somebody asked in; a busy machine leaves many without.
+	// At most one swap per millisecond. On a busy machine, many milliseconds have no request.
 	took := time.Since(now)
 	if swapped.Load() < min(took.Milliseconds(), swaps)/4 {
-		t.Errorf("%d swaps in %s", swapped.Load(), took)
+		t.Errorf("got only %d swaps in %s", swapped.Load(), took)
 	}
 	var counts [n]int64
 	for i := range issued {
 		if counts[i] = issued[i].Load(); counts[i] == 0 {
-			t.Errorf("CA %d has issued nothing: the swaps prove nothing", i)
+			t.Errorf("CA %d issued nothing, want certificates from each CA", i)
 		}
 	}
 	t.Logf("%d certificates, %d swaps in %s, by CA: %v", swaps, swapped.Load(), took, counts)

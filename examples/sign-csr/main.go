@@ -1,6 +1,6 @@
-// Sign-csr signs one certificate request of a kubelet (PEM on standard input) as the signer
-// kubernetes.io/kube-apiserver-client-kubelet, and prints the chain. Whoever runs it has
-// approved the request; what the signer's rules forbid is refused all the same.
+// Sign-csr signs the CSR of a kubelet (PEM on standard input) as the signer
+// kubernetes.io/kube-apiserver-client-kubelet, and prints the chain. To run it is to approve the CSR,
+// but it still refuses what the signer's rules forbid.
 //
 //	go run ./examples/sign-csr -ca kubejoin-data/ca.pem -ca-key kubejoin-data/ca.pem -duration 24h <node.csr
 package main
@@ -64,7 +64,7 @@ func sign(ctx context.Context, certFile, keyFile string, request []byte, duratio
 		SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 		Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 		CSR:        csr,
-	}, nil)
+	})
 }
 
 // loadKey stands for wherever the CA's key is. Any crypto.Signer will do: one of an HSM, a TPM

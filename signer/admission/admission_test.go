@@ -31,6 +31,15 @@ func firstRequest(t testing.TB, user, node string, key crypto.Signer) approval.R
 	}
 }
 
+// admit checks a request and admits it.
+func admit(ctx context.Context, n *admission.Nodes, r approval.Request) (*admission.Admitted, error) {
+	checked, err := admission.Check(r)
+	if err != nil {
+		return nil, err
+	}
+	return n.Admit(ctx, checked)
+}
+
 func bootstrapUser(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
 
 func (c *cluster) admission() *admission.Nodes {
@@ -65,22 +74,22 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 		{name: "one node", limits: tokens.Limits{MaxNodes: 1}},
 		{name: "by name", limits: tokens.Limits{NodeNames: []string{"worker-7"}}},
 		{name: "by pattern", limits: tokens.Limits{NodeNames: []string{"db-*", "worker-*"}, MaxNodes: 5}},
-		{name: "another name", limits: tokens.Limits{NodeNames: []string{"worker-8", "db-*"}}, reason: "NodeNameNotAllowed", says: "kubejoin token create --node-name worker-7"},
+		{name: "another name", limits: tokens.Limits{NodeNames: []string{"worker-8", "db-*"}}, reason: "NodeNameNotAllowed", says: "kubejoin token create --max-nodes 1 --node-name worker-7"},
 		{name: "spent", limits: tokens.Limits{MaxNodes: 1}, change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"worker-3"} },
-			reason: "TokenSpent", says: "was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7"},
+			reason: "TokenSpent", says: "is spent: it allows 1 node, and worker-3 has joined with it; create another one: kubejoin token create --max-nodes 1 --node-name worker-7"},
 		{name: "spent by two", limits: tokens.Limits{MaxNodes: 2}, change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"a", "b"} },
-			reason: "TokenSpent", says: "was for 2 nodes and 2 have joined with it"},
-		{name: "room left", limits: tokens.Limits{MaxNodes: 2}, change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"a"} }},
+			reason: "TokenSpent", says: "is spent: it allows 2 nodes, and 2 have joined with it"},
+		{name: "free slot", limits: tokens.Limits{MaxNodes: 2}, change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"a"} }},
 		{name: "expired", change: func(_ *cluster, r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }, reason: "TokenExpired", says: "expired at"},
 		{name: "no such token", change: func(_ *cluster, r *tokens.Record) { r.Token = tokens.Generate() }, reason: "TokenRevoked", says: "kubejoin token create"},
 		{name: "no authentication", change: func(_ *cluster, r *tokens.Record) { r.Authentication = false }, reason: "TokenRevoked", says: "authentication"},
-		{name: "no good", change: func(_ *cluster, r *tokens.Record) { r.Problem = errors.New("bad group") }, reason: "TokenRevoked", says: "bad group"},
+		{name: "malformed", change: func(_ *cluster, r *tokens.Record) { r.Problem = errors.New("bad group") }, reason: "TokenRevoked", says: "bad group"},
 		{name: "younger than the request", change: func(_ *cluster, r *tokens.Record) { r.Created = time.Now().Add(time.Minute) }, reason: "TokenReplaced"},
 		{name: "malformed limits", limits: tokens.Limits{Problem: errors.New(`max-nodes: "many"`)}, reason: "TokenLimitsMalformed", says: `max-nodes: "many"`},
-		{name: "reserved", node: "cp-1", reason: "NodeNameReserved", says: "--role control-plane --node-name cp-1"},
+		{name: "reserved", node: "cp-1", reason: "NodeNameReserved", says: "--role control-plane --max-nodes 1 --node-name cp-1"},
 		{name: "reserved, for one node", node: "cp-1", limits: tokens.Limits{MaxNodes: 1}, reason: "NodeNameReserved"},
 		{name: "reserved, control plane", node: "cp-1", limits: tokens.Limits{Role: "control-plane"}},
-		{name: "no Node's name", node: "Worker_7", reason: "NodeNameNotAllowed", says: "Worker_7"},
+		{name: "not a node name", node: "Worker_7", reason: "NodeNameNotAllowed", says: "Worker_7"},
 		{name: "Node exists", change: func(c *cluster, _ *tokens.Record) { c.node(node) }, reason: "NodeExists", says: "--replace-node worker-7"},
 		{name: "Node exists, for one node", limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, _ *tokens.Record) { c.node(node) }, reason: "NodeExists"},
 		{name: "replaces", change: func(c *cluster, r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: node, UID: c.node(node)} }},
@@ -103,7 +112,7 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone"}
 		}},
 		{name: "joined before and deleted", limits: tokens.Limits{MaxNodes: 2}, change: func(c *cluster, r *tokens.Record) { r.Nodes = []string{node} },
-			reason: "TokenSpent", says: "its Node or its claim was deleted"},
+			reason: "TokenSpent", says: "its Node or claim was deleted"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := newCluster()
@@ -118,13 +127,13 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 			if name == "" {
 				name = node
 			}
-			admission, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), name, nil))
+			admission, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), name, nil))
 			claim, claimed := c.claims[name]
 			claimed = claimed && claim.TokenID == token.ID()
 			if test.reason != "" {
 				wantRefused(t, name, err, test.reason, test.says)
 				if admission != nil || claimed {
-					t.Errorf("refused with admission %v and claim %v", admission, claimed)
+					t.Errorf("refused, but got admission %v and claim %v", admission, claimed)
 				}
 				return
 			}
@@ -133,20 +142,20 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 			}
 			limited := !record.Limits.IsZero()
 			if claimed != limited || limited != (admission.TokenID == token.ID()) {
-				t.Errorf("claimed: %v, admission %+v, limits %+v", claimed, admission, record.Limits)
+				t.Errorf("got claim: %v, admission %+v; want a claim exactly if the token has limits: %+v", claimed, admission, record.Limits)
 			}
 			now := c.records[token.ID()]
 			if counts := slices.Contains(now.Nodes, name); counts != (record.Limits.NodeLimit() > 0) {
-				t.Errorf("counted: %q", now.Nodes)
+				t.Errorf("got counted names %q, want the name only for a token with a node limit", now.Nodes)
 			}
 			if left := time.Until(now.Expires); now.Spent() != (left <= time.Hour) || left < 59*time.Minute {
-				t.Errorf("spent: %v, and expires in %s", now.Spent(), left)
+				t.Errorf("got spent %v, expires in %s; want a spent token to expire in an hour", now.Spent(), left)
 			}
 		})
 	}
 }
 
-// Whoever is not a bootstrap token is held to what protects names.
+// Users without a bootstrap token get no node name that exists, is reserved, claimed or invalid.
 func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 	c := newCluster()
 	c.node("exists")
@@ -164,7 +173,7 @@ func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 	} {
 		n := c.admission()
 		n.AllowExisting = test.allow
-		_, err := n.Admit(t.Context(), firstRequest(t, "kubelet-bootstrap", test.node, nil))
+		_, err := admit(t.Context(), n, firstRequest(t, "kubelet-bootstrap", test.node, nil))
 		if test.reason == "" {
 			if err != nil {
 				t.Errorf("%s: %v", test.node, err)
@@ -173,59 +182,59 @@ func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 		}
 		wantRefused(t, test.node, err, test.reason)
 	}
-	// A bootstrap token is good for nothing but a node's client certificate.
+	// A bootstrap token may only request the client certificate of a node.
 	token := c.createToken(tokens.Limits{})
 	r := firstRequest(t, bootstrapUser(token), "free", nil)
-	r.CSR = csrtest.New(t, &x509.CertificateRequest{}, nil)
-	_, err := c.admission().Admit(t.Context(), r)
+	r.CSR = csrtest.New(t, &x509.CertificateRequest{DNSNames: []string{"free"}}, nil)
+	_, err := admit(t.Context(), c.admission(), r)
 	wantRefused(t, "another subject", err, "NotForBootstrapToken")
 	var none *admission.Nodes
-	_, err = none.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "free", nil))
+	_, err = admit(t.Context(), none, firstRequest(t, bootstrapUser(token), "free", nil))
 	wantRefused(t, "no admission", err, "TokenRevoked")
-	// What is no client certificate of a node is not this one's to judge.
+	// Admission does not check certificates that are not client certificates of nodes.
 	r.User = "jane"
-	if _, err := c.admission().Admit(t.Context(), r); err != nil {
+	if _, err := admit(t.Context(), c.admission(), r); err != nil {
 		t.Error(err)
 	}
-	// A node's identity is, whichever signer is asked for it.
+	// It checks the identity of a node for every signer.
 	r = firstRequest(t, "jane", "exists", nil)
 	r.SignerName = certificates.KubeAPIServerClientSignerName
-	_, err = c.admission().Admit(t.Context(), r)
+	_, err = admit(t.Context(), c.admission(), r)
 	wantRefused(t, "another signer", err, "NodeExists")
-	// So is one that is in other groups as well, in whatever order.
+	// Other groups in the subject make no difference, in any order.
 	for _, groups := range [][]string{{"system:nodes", "ops"}, {"ops", "system:nodes"}} {
 		r = firstRequest(t, "jane", "exists", nil)
 		r.CSR = csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:exists", Organization: groups}}, nil)
-		_, err = c.admission().Admit(t.Context(), r)
+		_, err = admit(t.Context(), c.admission(), r)
 		wantRefused(t, strings.Join(groups, ", "), err, "NodeExists")
 	}
 }
 
-// A node renews while its Node exists, and keeps the duration of its claim.
+// A node renews only while its Node exists. The renewed certificate keeps the duration of the claim.
 func TestRenewalNeedsNodeAndKeepsDuration(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{CertificateDuration: 2 * time.Hour})
 	n := c.admission()
-	first, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	first, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if err != nil || first.Duration != 2*time.Hour {
 		t.Fatal(first, err)
 	}
 	r := firstRequest(t, "system:node:worker-1", "worker-1", nil)
 	r.Groups = []string{"system:nodes"}
-	if _, err = n.Admit(t.Context(), r); err == nil || errors.As(err, new(*approval.Refused)) {
+	if _, err = admit(t.Context(), n, r); err == nil || errors.As(err, new(*approval.Refused)) {
 		t.Errorf("renewal without a Node: %v, want to wait", err)
 	}
 	authority := signer.Authority{Nodes: n, Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {Rules: []approval.Rule{approveAll{}}}})}
 	if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.Wait || d.Reason != "NodeNotFound" {
-		t.Errorf("%+v %v", d, err)
+		t.Errorf("got decision %+v, %v, want to wait for the Node", d, err)
 	}
 	c.node("worker-1")
-	c.history = []map[string]tokens.Claim{{}} // what lags does not have the claim yet
-	if a, err := n.Admit(t.Context(), r); err != nil || a.Duration != 2*time.Hour {
-		t.Errorf("%+v %v", a, err)
+	c.history = []map[string]tokens.Claim{{}} // the cache does not have the claim yet
+	if a, err := admit(t.Context(), n, r); err != nil || a.Duration != 2*time.Hour {
+		t.Errorf("got %+v, %v, want a duration of 2h", a, err)
 	}
-	r.Groups = nil // somebody who is only called so
-	_, err = n.Admit(t.Context(), r)
+	r.Groups = nil // another user with that name
+	_, err = admit(t.Context(), n, r)
 	wantRefused(t, "not of the nodes", err, "NodeExists")
 }
 
@@ -236,7 +245,7 @@ func (approveAll) Decide(context.Context, approval.Request, approval.Facts) (app
 	return approval.Decision{Verdict: approval.Approve}, nil
 }
 
-// The same machine may begin anew, a few times and before its Node has registered.
+// A machine that starts over has a new key. One claim admits three keys, and none after its Node has registered.
 func TestAdmitsThreeKeysUntilNodeRegisters(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
@@ -246,40 +255,40 @@ func TestAdmitsThreeKeysUntilNodeRegisters(t *testing.T) {
 		key  crypto.Signer
 		keys int
 	}{{key, 1}, {key, 1}, {csrtest.ECDSA(elliptic.P256()), 2}, {key, 2}, {csrtest.ECDSA(elliptic.P256()), 3}} {
-		a, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", test.key))
+		a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", test.key))
 		if err != nil || a.Keys != test.keys {
-			t.Errorf("%d: %+v %v, want %d keys", i, a, err, test.keys)
+			t.Errorf("request %d: got %+v, %v, want %d keys", i, a, err, test.keys)
 		}
 	}
-	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	wantRefused(t, "a fourth key", err, "TooManyKeys", "kubejoin claim release worker-1")
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", key)); err != nil {
-		t.Errorf("the first key is no good any more: %v", err)
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", key)); err != nil {
+		t.Errorf("first key again: got %v, want an admission", err)
 	}
 	c.node("worker-1")
-	_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", key))
+	_, err = admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", key))
 	wantRefused(t, "registered", err, "NodeExists")
 	c.deleteNode("worker-1")
 	claim := c.claims["worker-1"]
 	claim.NodeUID = "gone"
 	c.claims["worker-1"] = claim
-	_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", key))
+	_, err = admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", key))
 	wantRefused(t, "deleted", err, "TokenSpent")
 	if _, found := c.claims["worker-1"]; found {
-		t.Error("the claim of a deleted Node is still there")
+		t.Error("the claim of the deleted Node still exists")
 	}
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
 		t.Errorf("with a new token: %v", err)
 	}
 }
 
-// What is erased on a token is known to its claims.
+// If somebody erases limits or counts of a token, its claims still have them.
 func TestClaimsRestoreErasedLimits(t *testing.T) {
 	c := newCluster()
 	limits := tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-*"}, CertificateDuration: time.Hour}
 	token := c.createToken(limits)
 	n := c.admission()
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
 	claim := c.claims["worker-1"]
@@ -298,17 +307,17 @@ func TestClaimsRestoreErasedLimits(t *testing.T) {
 		erase(&record)
 		c.records[token.ID()] = record
 		c.history = nil
-		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
-		wantRefused(t, name, err, "TokenSpent", "worker-1 took it")
+		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-2", nil))
+		wantRefused(t, name, err, "TokenSpent", "worker-1 has joined with it")
 	}
-	// With room left the token is put right when it is used.
+	// If the token has a free slot, the next admission restores limits and count.
 	record := c.records[token.ID()]
 	record.Nodes, record.Limits = nil, tokens.Limits{MaxNodes: 2}
 	c.records[token.ID()] = record
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
 		t.Fatal(err)
 	}
 	if r := c.records[token.ID()]; !slices.Equal(r.Nodes, []string{"worker-1", "worker-2"}) || r.Limits.CertificateDuration != time.Hour {
-		t.Errorf("%q %+v", r.Nodes, r.Limits)
+		t.Errorf("got counted names %q and limits %+v, want both names and a duration of 1h", r.Nodes, r.Limits)
 	}
 }

@@ -5,30 +5,60 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
+	"golang.org/x/sync/errgroup"
 )
 
 // attempts is how often a claim is looked at anew because others change it at the same time.
 const attempts = 10
 
-// admitToken checks a request of a bootstrap token and, where the token has limits, claims the
-// name: first the claim itself, which is the lock on the name, then the count on the token. What
-// was written is undone before a refusal is told.
+// countTimeout ends a write of a count that nobody answers: others wait for it.
+const countTimeout = 30 * time.Second
+
+// maxEvictions is how many claims evict writes at once.
+const maxEvictions = 16
+
+// A place is one node's slot on a token. Slots that are requested on the same token at the same time are
+// written together. Otherwise each machine of a rack on one token would start over once for each
+// other machine.
+type slotRequest struct {
+	request approval.Request
+	node    string
+
+	record   tokens.Record // that the name was claimed by; zero before
+	counted  bool          // the token had counted the name before this request came
+	replaces bool          // the token is for the Node that has the name now
+	ready    string        // which spell of being Ready that Node is in
+	claim    tokens.Claim
+	err      error
+}
+
+var (
+	// errNoNodeLimit means that the token does not limit the number of nodes.
+	errNoNodeLimit = errors.New("the token has no node limit")
+	// errUnchanged ends an update that has nothing to change.
+	errUnchanged = errors.New("nothing to change")
+)
+
+// admitToken checks a request of a bootstrap token and, if the token has limits, claims the name. It writes the claim
+// first, which is the lock on the name, and then the count on the token. It undoes its writes before it returns a
+// refusal.
 func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node string, a *Admitted) error {
 	if n.Tokens == nil || n.Claims == nil {
-		return approval.RefuseFor(ReasonTokenRevoked, "there are no bootstrap tokens here")
+		return approval.RefuseFor(ReasonTokenRevoked, "this server does not accept bootstrap tokens")
 	}
-	// The cache only says where to begin: whether a token counts nodes shows when it is read live.
+	// The cached record only selects where to start. The live read decides whether the token limits the number of
+	// nodes.
 	record, err := n.Tokens.Find(ctx, id)
 	counts := err == nil && record.Limits.NodeLimit() > 0
 	for range attempts {
 		if !counts {
-			if record, err = n.live(ctx, id, a.at); err != nil {
+			if record, err = n.live(ctx, id, r, node); err != nil {
 				return err
 			}
 			counts = record.Limits.NodeLimit() > 0
@@ -37,15 +67,11 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 			if err := n.check(record, r, node); err != nil {
 				return err
 			}
-			n.remember(record, a.at)
 			return n.checkNameFree(ctx, node)
 		}
-		// A request that cannot be signed leaves no claim.
-		if err := pkcs10.Check(r.CSR); err != nil {
+		// Check this before the claim: a request that cannot be signed leaves no claim.
+		if err := pkcs10.CheckSignature(r.CSR); err != nil {
 			return err
-		}
-		if err := r.CSR.CheckSignature(); err != nil {
-			return approval.Refuse("the certificate request is not signed by its own key: %v", err)
 		}
 		p := &slotRequest{request: r, node: node}
 		if counts {
@@ -58,9 +84,9 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 			continue
 		}
 		if refused := (*approval.Refused)(nil); errors.As(err, &refused) && refused.Reason != ReasonTooManyKeys {
-			// Perhaps a claim was made just now, or by a try whose answer was lost.
-			if undoErr := n.undo(ctx, id, node, r); undoErr != nil {
-				return fmt.Errorf("refused (%s), and the claim of %s cannot be undone yet: %w", refused.Reason, node, undoErr)
+			// This attempt, or an earlier one whose response was lost, may have left a claim.
+			if undoErr := n.undo(ctx, id, node, r, false); undoErr != nil {
+				return fmt.Errorf("request refused (%s), but its claim on node name %s was not removed: %w", refused.Reason, node, undoErr)
 			}
 		}
 		if err != nil {
@@ -69,58 +95,16 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 		a.Duration, a.TokenID, a.Keys = p.record.Limits.CertificateDuration, id, len(p.claim.Keys)
 		return nil
 	}
-	return fmt.Errorf("token %s: its limits changed %d times in a row", id, attempts)
+	return fmt.Errorf("token %s: limits changed during each of %d attempts", id, attempts)
 }
 
-// claimName has the token hold the claim of a name if the record, which was read live, and the Node
-// have nothing against it. It may be called again with a record that was read later.
-func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *slotRequest) error {
-	if p.record.UID != "" && p.record.UID != record.UID {
-		return fmt.Errorf("token %s was replaced while this request was looked at", record.Token.ID())
+// live reads the token from the store and restores what it lost (see mend). It caches a token without limits that allows
+// the request for one second, so that all machines of a rack share one read.
+func (n *Nodes) live(ctx context.Context, id string, r approval.Request, node string) (tokens.Record, error) {
+	if known, found := n.unlimited.Get(id); found {
+		return known.(tokens.Record), nil
 	}
-	// What can be refused without a write comes before the first one: a kubelet that is refused
-	// asks about a hundred times an hour.
-	if err := n.admits(record, p.request, p.node); err != nil {
-		return err
-	}
-	replaces, err := n.checkNode(ctx, p.node, record.Limits.Replaces)
-	if err != nil {
-		return err
-	}
-	if p.record.UID == "" {
-		// A name that is counted later on is counted for the claim that is made here.
-		p.counted = slices.Contains(record.Nodes, p.node)
-	}
-	p.record, p.replaces = record, replaces
-	if replaces {
-		if p.ready, err = n.readySpell(ctx, p.node); err != nil {
-			return err
-		}
-	}
-	p.claim, err = n.claim(ctx, p)
-	return err
-}
-
-// mustAdmit is what a token with limits says about a request by itself.
-func (n *Nodes) admits(record tokens.Record, r approval.Request, node string) error {
-	if err := n.check(record, r, node); err != nil {
-		return err
-	}
-	if record.Spent() && !slices.Contains(record.Nodes, node) {
-		return refuseSpent(record, node)
-	}
-	return nil
-}
-
-// live reads the token as it is now, or as it was just now if it had no limits then: when a rack
-// comes up on one token there is one answer for all of its machines.
-func (n *Nodes) live(ctx context.Context, id string, now time.Time) (tokens.Record, error) {
-	n.mu.Lock()
-	known, found := n.unlimited[id]
-	n.mu.Unlock()
-	if age := now.Sub(known.at); found && age >= 0 && age < unlimitedTTL {
-		return known.record, nil
-	}
+	asked := n.now()
 	record, err := n.Tokens.Get(ctx, id)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
@@ -128,108 +112,211 @@ func (n *Nodes) live(ctx context.Context, id string, now time.Time) (tokens.Reco
 	case err != nil:
 		return record, fmt.Errorf("token %s: %w", id, err)
 	}
-	_, _, err = n.mend(ctx, &record)
-	return record, err
+	if _, _, err = n.mend(ctx, &record); err != nil || !record.Limits.IsZero() || n.check(record, r, node) != nil {
+		return record, err
+	}
+	if left := unlimitedTTL - n.now().Sub(asked); left > 0 {
+		cached := record.Clone()
+		cached.Token, _ = tokens.OnlyID(id) // without its secret; the ID was checked when the token was read
+		n.unlimited.Add(id, cached, left)
+	}
+	return record, nil
 }
 
-func refuseGone(id string) error {
-	return approval.RefuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
-}
-
-func (n *Nodes) remember(record tokens.Record, now time.Time) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for id, known := range n.unlimited {
-		if age := now.Sub(known.at); age < 0 || age >= unlimitedTTL {
-			delete(n.unlimited, id)
+// takeSlot claims a name and counts it on a token that limits the number of nodes. It counts by compare-and-swap, so that
+// concurrent requests cannot exceed the limit. The last slot also brings the token's expiration forward.
+func (n *Nodes) takeSlot(ctx context.Context, id string, p *slotRequest) error {
+	for range attempts {
+		if err := n.slots.Do(ctx, id, p, func(ctx context.Context, all []*slotRequest) {
+			ctx, cancel := context.WithTimeout(ctx, countTimeout)
+			defer cancel()
+			if err := n.write(ctx, id, all); err != nil {
+				for _, p := range all {
+					p.err = err
+				}
+			}
+		}); err != nil {
+			return fmt.Errorf("update node count of token %s: %w", id, err)
+		}
+		if p.err != nil || !p.claim.Pending || n.dry {
+			return p.err
+		}
+		// The name is counted, so the claim can be confirmed. This fails if the claim has changed since the count:
+		// another attempt with its key was refused, the count was lost and evict removed the keys, or another key was
+		// added. Then start over.
+		confirmed := p.claim
+		confirmed.Pending = false
+		claim, err := n.replace(ctx, p.claim, confirmed)
+		if !changed(err) {
+			p.claim = claim
+			return err
 		}
 	}
-	if _, found := n.unlimited[record.Token.ID()]; !found {
-		n.unlimited[record.Token.ID()] = remembered{record, now}
-	}
+	return fmt.Errorf("claim of node %s: lost during each of %d attempts", p.node, attempts)
 }
 
-// check is what a token says about a request by itself.
-func (n *Nodes) check(record tokens.Record, r approval.Request, node string) error {
-	id := record.Token.ID()
-	switch l := record.Limits; {
-	case record.Expired(n.now()):
-		return approval.RefuseFor(ReasonTokenExpired, "token %s expired at %s; make another with: kubejoin token create", id, record.Expires.UTC().Format(time.RFC3339))
-	case record.Problem != nil:
-		return approval.RefuseFor(ReasonTokenRevoked, "token %s is no good: %v", id, record.Problem)
-	case !record.Authentication:
-		return approval.RefuseFor(ReasonTokenRevoked, "token %s has not the usage authentication (any more)", id)
-	case !r.Created.IsZero() && record.Created.After(r.Created):
-		return approval.RefuseFor(ReasonTokenReplaced, "token %s was made at %s, after this request: it is another one of the same ID", id, record.Created.UTC().Format(time.RFC3339))
-	case l.Problem != nil:
-		return approval.RefuseFor(ReasonTokenLimitsMalformed, "what token %s is good for cannot be read, so that it is good for nothing: %v", id, l.Problem)
-	case !l.AllowsName(node):
-		return approval.RefuseFor(ReasonNodeNameNotAllowed, "token %s is not for %s, but for %s; make another with: kubejoin token create --node-name %s", id, node, names(l), node)
-	case n.reserved(node) && l.Role != tokens.RoleControlPlane:
-		return n.refuseReserved(node)
+// write claims and counts the names of all, and sets the error of those that get no slot. It makes the claims between
+// the live read of the token and its write. So when the write succeeds, no name was counted before it was claimed.
+//
+// The written record no longer shows that a count was lost, so write evicts the pending claims first. It does so before
+// it makes claims: a write that fails has then fewer pending claims to evict in its next try, and not more.
+func (n *Nodes) write(ctx context.Context, id string, all []*slotRequest) error {
+	mended := false
+	_, err := n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
+		var pending []tokens.Claim
+		var err error
+		if mended, pending, err = n.mend(ctx, record); err != nil {
+			return err
+		}
+		if record.Limits.NodeLimit() == 0 {
+			return errNoNodeLimit
+		}
+		if mended || slices.ContainsFunc(all, func(p *slotRequest) bool { return n.checkSlot(*record, p) == nil }) {
+			if err := n.evict(ctx, pending); err != nil {
+				return err
+			}
+		}
+		var claiming sync.WaitGroup
+		for _, p := range all {
+			claiming.Go(func() { p.err = n.claimName(ctx, *record, p) })
+		}
+		claiming.Wait()
+		// A pending claim needs the write also if the record stays as it is: that proves that it has not changed.
+		if !n.fill(record, all) && !mended && !slices.ContainsFunc(all, func(p *slotRequest) bool { return p.claim.Pending }) {
+			return errUnchanged
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errUnchanged):
+		return nil
+	case errors.Is(err, tokens.ErrNotFound):
+		return refuseGone(id)
+	case err != nil:
+		return fmt.Errorf("update node count of token %s: %w", id, err)
+	case mended:
+		n.count("repaired")
+		n.log.Warn("bootstrap token had lost limits or node names, restored from its claims", "token", id)
 	}
 	return nil
 }
 
-func names(l tokens.Limits) string {
-	if l.Replaces.Name != "" {
-		return l.Replaces.Name
+// mend restores what a record, which was read live, has lost and the claims of its ID still have:
+// restrictions that were erased, and names that are missing in the count. It reports whether it changed
+// the record, and returns the pending claims if it has read them.
+//
+// A record without a count may have lost it, or be another one under the same ID: then the claims
+// are read live, after the record. Otherwise a cache says whether it is worth reading them, and
+// nothing more.
+func (n *Nodes) mend(ctx context.Context, record *tokens.Record) (mended bool, pending []tokens.Claim, err error) {
+	if record.Problem != nil || record.Limits.Problem != nil {
+		return false, nil, nil
 	}
-	const most = 5
-	if len(l.NodeNames) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(l.NodeNames[:most], ", "), len(l.NodeNames)-most)
-	}
-	return strings.Join(l.NodeNames, ", ")
-}
-
-func refuseSpent(record tokens.Record, node string) error {
-	most := record.Limits.NodeLimit()
-	nodes, joined := "nodes", fmt.Sprintf("%d have joined with it", len(record.Nodes))
-	if most == 1 && len(record.Nodes) == 1 {
-		nodes, joined = "node", record.Nodes[0]+" took it"
-	}
-	return approval.RefuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, joined, node)
-}
-
-// claim is hold for a name that most probably has no claim.
-func (n *Nodes) claim(ctx context.Context, p *slotRequest) (tokens.Claim, error) {
-	if _, err := n.Claims.Find(ctx, p.node); errors.Is(err, tokens.ErrNotFound) && !p.counted {
-		if claim, err := n.Claims.Create(ctx, p.fresh()); !errors.Is(err, tokens.ErrExists) {
-			return n.made(claim, err)
+	id := record.Token.ID()
+	if record.Limits.NodeLimit() > 0 && len(record.Nodes) > 0 {
+		known, err := n.Claims.OfToken(ctx, id)
+		if err != nil {
+			return false, nil, fmt.Errorf("claims of token %s: %w", id, err)
+		}
+		try := *record
+		try.Nodes = slices.Clone(record.Nodes)
+		if !restrict(&try, known) {
+			return false, nil, nil
 		}
 	}
-	return n.hold(ctx, p)
+	claims, err := n.Claims.HeldBy(ctx, id)
+	if err != nil {
+		return false, nil, fmt.Errorf("claims of token %s: %w", id, err)
+	}
+	for _, c := range claims {
+		if c.Pending && c.NodeUID == "" && len(c.Keys) > 0 {
+			pending = append(pending, c)
+		}
+	}
+	return restrict(record, claims), pending, nil
 }
 
-// hold has the token hold the claim of a name, with the request's key in it. It writes nothing if that is so.
+// evict removes the keys of pending claims: they may have been counted before the count was lost. Nothing was issued on
+// them. The request that made such a claim does not find its key and starts over. The claim stays, because its name may
+// be counted. evict fails if a claim has changed since it was read, after it has tried all of them.
+func (n *Nodes) evict(ctx context.Context, pending []tokens.Claim) error {
+	var evicting errgroup.Group
+	evicting.SetLimit(maxEvictions)
+	for _, c := range pending {
+		evicting.Go(func() error {
+			evicted := c
+			evicted.Keys, evicted.Requests = nil, nil
+			if _, err := n.replace(ctx, c, evicted); err != nil && !errors.Is(err, tokens.ErrNotFound) {
+				return err
+			}
+			return nil
+		})
+	}
+	return evicting.Wait()
+}
+
+// claimName makes the token hold the claim of a name if the record and the Node allow it. The record must have been
+// read live. claimName may be called again with a newer record.
+func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *slotRequest) error {
+	p.claim = tokens.Claim{} // of an attempt with an older record
+	if p.record.UID != "" && p.record.UID != record.UID {
+		return fmt.Errorf("token %s was replaced while kubejoin handled this request", record.Token.ID())
+	}
+	// Refuse before the first write where possible: a refused kubelet retries about a hundred times an hour.
+	if err := n.checkSlot(record, p); err != nil {
+		return err
+	}
+	replaces, err := n.checkNode(ctx, p.node, record.Limits.Replaces)
+	if err != nil {
+		return err
+	}
+	if p.record.UID == "" {
+		// If the name is counted later, it is counted for the claim that is made here.
+		p.counted = slices.Contains(record.Nodes, p.node)
+	}
+	p.record, p.replaces = record, replaces
+	if replaces && n.Ready != nil {
+		if p.ready, err = n.Ready(ctx, p.node); err != nil && !errors.Is(err, tokens.ErrNotFound) {
+			return fmt.Errorf("node %s: %w", p.node, err)
+		}
+	}
+	p.claim, err = n.hold(ctx, p)
+	return err
+}
+
+// hold makes the token hold the claim of a name, with the request's key in it. It writes nothing if the claim is
+// already so.
 func (n *Nodes) hold(ctx context.Context, p *slotRequest) (tokens.Claim, error) {
 	id, node := p.record.Token.ID(), p.node
+	_, err := n.Claims.Find(ctx, node)
+	free := errors.Is(err, tokens.ErrNotFound) && !p.counted // probably: Create fails if not
 	for range attempts {
 		var do step
-		claim, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) (err error) {
-			if do, err = n.plan(*c, p); err == nil {
-				*c = p.apply(do, *c, n.now())
-			}
-			return err
-		})
+		var seen, claim tokens.Claim
+		if err = tokens.ErrNotFound; !free {
+			claim, err = n.Claims.Update(ctx, node, func(c *tokens.Claim) (err error) {
+				seen = c.Clone()
+				if do, err = n.plan(seen, p); err == nil {
+					*c = p.apply(do, *c, n.now())
+				}
+				return err
+			})
+		}
+		assumedFree := free
+		free = false
 		switch {
 		case err == nil && do == refuseReplacedAgain:
-			return claim, refuseReplaced(node)
+			return tokens.Claim{}, refuseReplaced(node)
 		case err == nil && do == newClaim:
 			return n.made(claim, nil)
 		case err == nil:
 			if do != keep {
 				n.count(do.String())
-				n.log.Warn("claim of a node name: "+strings.ReplaceAll(do.String(), "_", " "), "node", tokens.Redact(node), "token", id, "keys", len(claim.Keys))
+				n.log.Warn("node name claim changed", "change", do.String(), "node", tokens.Redact(node), "token", id, "keys", len(claim.Keys))
 			}
 			return claim, nil
-		case errors.Is(err, errRegistered):
-			if err := n.release(ctx, node); err != nil {
-				return claim, err
-			}
-			continue
-		case errors.Is(err, errAbandoned):
-			if err := n.releaseAbandoned(ctx, node); err != nil {
+		case errors.Is(err, errVacate):
+			if err := n.vacate(ctx, seen); err != nil {
 				return claim, err
 			}
 			continue
@@ -241,13 +328,16 @@ func (n *Nodes) hold(ctx context.Context, p *slotRequest) (tokens.Claim, error) 
 		if claim, err = n.Claims.Create(ctx, p.fresh()); !errors.Is(err, tokens.ErrExists) {
 			return n.made(claim, err)
 		}
-		// Another request was quicker, or a try of ours whose answer was lost. Something that is
-		// there and no claim stays for good.
+		if assumedFree {
+			continue
+		}
+		// Another request was faster, or an earlier attempt succeeded and its response was lost. If there is no claim
+		// now, an object that is not a claim has the name, and a retry does not help.
 		if _, err := n.Claims.Get(ctx, node); errors.Is(err, tokens.ErrNotFound) {
-			return claim, approval.RefuseFor(ReasonNodeNameNotAllowed, "the name %s is taken by something that is no claim: %v", node, errors.Unwrap(err))
+			return claim, approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: an object that is not a claim has this name: %v", node, errors.Unwrap(err))
 		}
 	}
-	return tokens.Claim{}, fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+	return tokens.Claim{}, fmt.Errorf("claim of node %s: changed during each of %d attempts", node, attempts)
 }
 
 func (n *Nodes) made(claim tokens.Claim, err error) (tokens.Claim, error) {
@@ -257,16 +347,4 @@ func (n *Nodes) made(claim tokens.Claim, err error) (tokens.Claim, error) {
 	n.count("made")
 	n.log.Info("node name claimed", "node", tokens.Redact(claim.Node), "token", claim.TokenID)
 	return claim, nil
-}
-
-// readySpell is which spell of being Ready a Node is in, or empty.
-func (n *Nodes) readySpell(ctx context.Context, node string) (string, error) {
-	if n.Ready == nil {
-		return "", nil
-	}
-	spell, err := n.Ready(ctx, node)
-	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
-		return "", fmt.Errorf("node %s: %w", node, err)
-	}
-	return spell, nil
 }

@@ -85,16 +85,18 @@ func (i *issued) check(t *testing.T, c *cluster) {
 	}
 }
 
-// Many at once, with two replicas that both believe to lead, and with and without failures: as
-// many names are issued as the tokens allow, not one more or less. What was released before is
-// nobody's place, and is not forgotten.
+// Two replicas that both believe to lead handle concurrent requests, with and without failing calls. They issue
+// exactly as many names as the tokens allow, and keep what remains of released claims.
 func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := csrtest.ECDSA(elliptic.P256()) // making keys would take longer than all else
-	const many = 300
+	key := csrtest.ECDSA(elliptic.P256()) // creating keys would dominate the run time
+	many := 300
+	if testing.Short() {
+		many = 60
+	}
 	for _, test := range []struct {
 		name          string
 		tokens, most  int
@@ -109,7 +111,7 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %.0f%% fail", test.name, failing*100), func(t *testing.T) {
 				t.Parallel()
 				c := newCluster()
-				// A machine of each name has joined before, and was released.
+				// A machine with each name joined earlier, and its claim was released.
 				past := tokens.ReleasedClaim{Until: time.Now().Add(100 * time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
 				for i := range test.names {
 					name := fmt.Sprintf("worker-%d", i)
@@ -146,7 +148,7 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 							authority := replicas[w.replica]
 							for tries := 0; ; tries++ {
 								if tries > 1000 {
-									t.Errorf("request %d is not decided", i)
+									t.Errorf("request %d: no decision after 1000 tries", i)
 									break
 								}
 								chain, d, err := authority.Issue(t.Context(), r)
@@ -161,19 +163,19 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 						}
 					})
 				}
-				for i := range many { // each is looked at by both, and decided by whoever is first
+				for i := range many { // both replicas handle each request
 					queue <- work{i, 0}
 					queue <- work{i, 1}
 				}
 				close(queue)
 				running.Wait()
 				if len(done.names) != test.issued {
-					t.Errorf("%d names were issued, want %d", len(done.names), test.issued)
+					t.Errorf("got certificates for %d names, want %d", len(done.names), test.issued)
 				}
 				done.check(t, c)
 				for i := range test.names {
 					if claim := c.claims[fmt.Sprintf("worker-%d", i)]; claim.Past != past {
-						t.Errorf("worker-%d was released before, and its claim is %+v", i, claim)
+						t.Errorf("worker-%d: claim %+v has lost its earlier release", i, claim)
 					}
 				}
 				t.Logf("writes: %v", c.writes)
@@ -182,7 +184,7 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 	}
 }
 
-// Whoever dies between two writes leaves what the next one can go on from.
+// An admission that stops between any two calls leaves a state from which the next attempt can continue.
 func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 	for i := range 2 * 12 {
 		step, newKey := i/2, i%2 == 1
@@ -191,20 +193,20 @@ func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 		n := c.admission()
 		n.Tokens, n.Claims = failingTokens{Store: store{cluster: c}, left: &step}, failingClaims{Claims: claims{cluster: c}, left: &step}
 		request := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
-		first, err := n.Admit(t.Context(), request)
+		first, err := admit(t.Context(), n, request)
 		again := c.admission()
-		other, otherErr := again.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
-		if newKey { // with another key, after a while
+		other, otherErr := admit(t.Context(), again, firstRequest(t, bootstrapUser(token), "worker-2", nil))
+		if newKey { // a minute later
 			later := time.Now().Add(time.Minute)
 			again.Now = func() time.Time { return later }
 			request = firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		}
-		one, oneErr := again.Admit(t.Context(), request)
+		one, oneErr := admit(t.Context(), again, request)
 		if (one != nil) == (other != nil) || first != nil && one == nil {
-			t.Errorf("worker-1: %v %v, then %v %v; worker-2: %v %v", first, err, one, oneErr, other, otherErr)
+			t.Errorf("worker-1: got %v, %v, then %v, %v; worker-2: %v, %v; want exactly one admitted", first, err, one, oneErr, other, otherErr)
 		}
 		if len(c.claims) != 1 || len(c.records[token.ID()].Nodes) != 1 {
-			t.Errorf("%d claims, count %q", len(c.claims), c.records[token.ID()].Nodes)
+			t.Errorf("got %d claims and counted names %q, want one of each", len(c.claims), c.records[token.ID()].Nodes)
 		}
 	}
 }
@@ -257,17 +259,17 @@ func (d failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim
 	return d.Claims.Create(ctx, c)
 }
 
-// A try that is refused undoes its part of a claim while another one, of the same key, gets past the
-// count: wherever the two meet, what is admitted has its claim.
+// A refused request undoes its part of a claim while another request with the same key is counted. In every order
+// of their calls, the admitted request must keep its claim.
 func TestConcurrentUndoKeepsClaimOfAdmittedRequest(t *testing.T) {
-	const steps = 9 // more than a refused try has calls
+	const steps = 9 // a refused request makes fewer calls
 	for i := range steps * steps {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCluster()
 			token := c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})
 			good := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 			bad := good
-			bad.Created = time.Now().Add(-time.Hour) // before there was such a token
+			bad.Created = time.Now().Add(-time.Hour) // older than the token
 
 			leave := make(chan struct{})
 			wait := func() { <-leave }
@@ -278,7 +280,7 @@ func TestConcurrentUndoKeepsClaimOfAdmittedRequest(t *testing.T) {
 					synctest.Wait()
 					select {
 					case leave <- struct{}{}:
-					default: // it has ended
+					default: // the request is done
 						return
 					}
 				}
@@ -287,7 +289,7 @@ func TestConcurrentUndoKeepsClaimOfAdmittedRequest(t *testing.T) {
 			var undoing sync.WaitGroup
 			atCount := sync.OnceFunc(func() {
 				undoing.Go(func() {
-					_, err := refused.Admit(t.Context(), bad)
+					_, err := admit(t.Context(), refused, bad)
 					wantRefused(t, "older than its token", err, admission.ReasonTokenReplaced)
 				})
 				calls(i / steps)
@@ -301,13 +303,13 @@ func TestConcurrentUndoKeepsClaimOfAdmittedRequest(t *testing.T) {
 					calls(i % steps)
 				}
 			}}
-			if _, err := n.Admit(t.Context(), good); err != nil {
-				t.Errorf("%d calls before the count, %d after it: %v", i/steps, i%steps, err)
+			if _, err := admit(t.Context(), n, good); err != nil {
+				t.Errorf("%d calls before the count, %d after it: got %v, want an admission", i/steps, i%steps, err)
 			}
 			close(leave)
 			undoing.Wait()
 			if claim := c.claims["worker-1"]; claim.TokenID != token.ID() || len(claim.Keys) != 1 || claim.Limits.CertificateDuration != time.Hour {
-				t.Errorf("%d calls before the count, %d after it: the claim of what was admitted is %+v", i/steps, i%steps, claim)
+				t.Errorf("%d calls before the count, %d after it: got claim %+v, want that of the admitted request", i/steps, i%steps, claim)
 			}
 		})
 	}
@@ -353,8 +355,7 @@ func (s steppedClaims) Delete(ctx context.Context, c tokens.Claim) error {
 	return s.claims.Delete(ctx, c)
 }
 
-// However many keys ask at once, and whatever is refused beside them, a name has its claim and no more
-// keys than it may.
+// Concurrent requests with many keys, some of them invalid, must not exceed the number of keys for one name.
 func TestConcurrentKeysStayWithinTheLimit(t *testing.T) {
 	for range 20 {
 		c := newCluster()
@@ -364,7 +365,7 @@ func TestConcurrentKeysStayWithinTheLimit(t *testing.T) {
 		var admitted atomic.Int64
 		ask := func(r approval.Request) {
 			asking.Go(func() {
-				if _, err := n.Admit(t.Context(), r); err == nil {
+				if _, err := admit(t.Context(), n, r); err == nil {
 					admitted.Add(1)
 				}
 			})
@@ -382,25 +383,25 @@ func TestConcurrentKeysStayWithinTheLimit(t *testing.T) {
 		}
 		asking.Wait()
 		if claim := c.claims["worker-1"]; admitted.Load() != tokens.MaxKeys || len(claim.Keys) != tokens.MaxKeys {
-			t.Errorf("%d keys were admitted, and the claim has %d, want %d", admitted.Load(), len(claim.Keys), tokens.MaxKeys)
+			t.Errorf("got %d admitted keys and %d on the claim, want %d", admitted.Load(), len(claim.Keys), tokens.MaxKeys)
 		}
 	}
 }
 
-// What Withdraw takes away is what one request has left, and nothing that counts or is another's.
+// Withdraw removes only what its own request has left over. Counted claims and those of other requests stay.
 func TestWithdrawRemovesOnlyUnusedClaimOfRequest(t *testing.T) {
 	const node = "worker-1"
 	for name, test := range map[string]struct {
 		limits   tokens.Limits
 		counted  bool
 		requests []string
-		another  bool // token
+		another  bool // the claim belongs to another token
 		admitted bool // a certificate may have been issued
-		half     bool // undone, by who did not get further
-		keys     int  // of others
+		half     bool // an interrupted undo has removed the keys
+		keys     int  // of other requests
 		stays    bool
 	}{
-		"left over":            {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}},
+		"never counted":        {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}},
 		"counted":              {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, counted: true, stays: true},
 		"admitted":             {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, counted: true, admitted: true, stays: true},
 		"admitted, uncounted":  {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, admitted: true, stays: true},
@@ -437,10 +438,10 @@ func TestWithdrawRemovesOnlyUnusedClaimOfRequest(t *testing.T) {
 			}
 			left, stays := c.claims[node]
 			if stays != test.stays {
-				t.Errorf("claim stays: %t", stays)
+				t.Errorf("claim stays: got %t, want %t", stays, test.stays)
 			}
 			if test.keys > 0 && (!slices.Equal(left.Keys, []string{"sha256:another"}) || !slices.Equal(left.Requests, []string{"uid-2"})) {
-				t.Errorf("left is %+v", left)
+				t.Errorf("got claim %+v, want only the other key and request", left)
 			}
 		})
 	}
@@ -449,39 +450,38 @@ func TestWithdrawRemovesOnlyUnusedClaimOfRequest(t *testing.T) {
 	}
 }
 
-// What an admission costs in calls, beside the look at the Node and those about the certificate request:
-// each counts when a rack joins.
+// Each API call of an admission counts when a rack joins. Reads of the Node and of the CSR are not included.
 func TestAdmissionMakesFewCalls(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits tokens.Limits
-		before bool // another machine has joined on the token
+		before bool // another machine has joined with the token
 		want   map[string]int
 	}{
-		// The token is read, its claims are listed, the claim is made, the name is counted, and the claim
-		// is confirmed, for which secretstore does not read it first.
-		"a token for one node":     {limits: tokens.Limits{MaxNodes: 1}, want: map[string]int{"read": 2, "list": 1, "token": 1, "claim": 2}},
-		"the next on one for many": {limits: tokens.Limits{MaxNodes: 9}, before: true, want: map[string]int{"read": 2, "token": 1, "claim": 2}},
-		"a token for names":        {limits: tokens.Limits{NodeNames: []string{"w*"}}, want: map[string]int{"read": 1, "list": 1, "claim": 1}},
-		// Reads that find nothing are not counted, as those of the Node and of the claim.
-		"a token without limits":       {want: map[string]int{"read": 1, "list": 1}},
-		"the next on an unlimited one": {before: true, want: map[string]int{}},
+		// Read the token, list its claims, create the claim, count the name and confirm the claim. secretstore does not
+		// read a claim before it confirms it.
+		"token for one node":             {limits: tokens.Limits{MaxNodes: 1}, want: map[string]int{"read": 2, "list": 1, "token": 1, "claim": 2}},
+		"second machine, token for many": {limits: tokens.Limits{MaxNodes: 9}, before: true, want: map[string]int{"read": 2, "token": 1, "claim": 2}},
+		"token for names":                {limits: tokens.Limits{NodeNames: []string{"w*"}}, want: map[string]int{"read": 1, "list": 1, "claim": 1}},
+		// Reads that find nothing are not counted: those of the Node and the claim.
+		"token without limits":                 {want: map[string]int{"read": 1, "list": 1}},
+		"second machine, token without limits": {before: true, want: map[string]int{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster()
 			token := c.createToken(test.limits)
 			n := c.admission()
 			if test.before {
-				if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+				if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 					t.Fatal(err)
 				}
 			}
 			c.refreshCaches()
 			clear(c.writes)
-			if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
+			if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
 				t.Fatal(err)
 			}
 			if !maps.Equal(c.writes, test.want) {
-				t.Errorf("%v, want %v", c.writes, test.want)
+				t.Errorf("got calls %v, want %v", c.writes, test.want)
 			}
 		})
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A dry run says what would be said, and leaves nothing behind.
+// A dry run returns the same reason as an admission and writes nothing.
 func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 	c := newCluster()
 	real := c.admission()
@@ -18,7 +18,7 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 	admit := func(n *admission.Nodes, token tokens.Token, node string) string {
 		t.Helper()
 		r := firstRequest(t, "system:bootstrap:"+token.ID(), node, nil)
-		_, err := n.Admit(t.Context(), r)
+		_, err := admit(t.Context(), n, r)
 		var refused *approval.Refused
 		if errors.As(err, &refused) {
 			return refused.Reason
@@ -32,19 +32,19 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 		claims, records := maps.Clone(c.claims), maps.Clone(c.records)
 		for range 2 {
 			if got := admit(real.DryRun(), token, node); got != want {
-				t.Errorf("%s in a dry run: %q, want %q", node, got, want)
+				t.Errorf("dry run for %s: got %q, want %q", node, got, want)
 			}
 		}
 		if !maps.EqualFunc(claims, c.claims, tokens.Claim.Equal) {
-			t.Errorf("claims are %v, were %v", c.claims, claims)
+			t.Errorf("dry run changed claims: got %v, want %v", c.claims, claims)
 		}
 		for id, r := range records {
 			if c.records[id].Version != r.Version {
-				t.Errorf("token %s was written", id)
+				t.Errorf("dry run wrote token %s", id)
 			}
 		}
 		if got := admit(real, token, node); got != want {
-			t.Errorf("%s in earnest: %q, want %q", node, got, want)
+			t.Errorf("admission of %s: got %q, want %q", node, got, want)
 		}
 	}
 	both(one, "worker-1", "")
@@ -55,19 +55,19 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 	c.node("worker-4")
 	both(other, "worker-4", admission.ReasonNodeExists)
 
-	// The Node of a claim has registered and was deleted: its name is free again.
+	// The Node of a claim registered and was deleted, so its name is free again.
 	uid := c.node("worker-1")
 	if _, err := real.Claims.Update(t.Context(), "worker-1", func(claim *tokens.Claim) error { claim.NodeUID = uid; return nil }); err != nil {
 		t.Fatal(err)
 	}
 	c.deleteNode("worker-1")
 	both(other, "worker-1", "")
-	// A claim that the cache does not have yet.
+	// The cache does not have this claim yet.
 	third := c.createToken(tokens.Limits{MaxNodes: 1})
 	c.freezeCaches()
 	c.claims["worker-5"] = tokens.Claim{Node: "worker-5", TokenID: one.ID(), UID: "5", Version: c.next()}
 	both(third, "worker-5", admission.ReasonNodeNameClaimed)
 	if (*admission.Nodes)(nil).DryRun() != nil {
-		t.Error("no admission has a dry run")
+		t.Error("DryRun of nil: got Nodes, want nil")
 	}
 }

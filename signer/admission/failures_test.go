@@ -14,7 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// An error means wait: whichever call of an admission fails, the request is neither admitted nor refused.
+// An error means wait: if any call of an admission fails, the request is neither admitted nor refused.
 func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, c *cluster) approval.Request{
 		"a token for one node": func(t *testing.T, c *cluster) approval.Request {
@@ -61,16 +61,16 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil)
 		},
 		"a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
-			c.claims["worker-1"] = abandoned(c.createToken(tokens.Limits{MaxNodes: 1}))
+			c.claims["worker-1"] = abandonedClaim(c.createToken(tokens.Limits{MaxNodes: 1}))
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
 		},
 		"no limits, a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
-			c.claims["worker-1"] = abandoned(c.createToken(tokens.Limits{MaxNodes: 1}))
+			c.claims["worker-1"] = abandonedClaim(c.createToken(tokens.Limits{MaxNodes: 1}))
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil)
 		},
 		"a count that was lost beside a pending claim": func(t *testing.T, c *cluster) approval.Request {
 			token := c.createToken(tokens.Limits{MaxNodes: 2})
-			pending := abandoned(token)
+			pending := abandonedClaim(token)
 			pending.Node, pending.Created = "worker-2", time.Now()
 			c.claims["worker-2"] = pending
 			return firstRequest(t, bootstrapUser(token), "worker-1", nil)
@@ -94,7 +94,7 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 	}
 }
 
-// everyCallFails admits a request that nothing is against, once for each call that an admission makes: that call fails.
+// everyCallFails repeats the admission of a valid request and fails another call each time.
 func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approval.Request, of func(*cluster) *admission.Nodes) {
 	t.Helper()
 	for at := 1; ; at++ {
@@ -102,83 +102,84 @@ func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approva
 		r := prepare(t, c)
 		c.refreshCaches()
 		c.calls, c.failAt = 0, at
-		admission, err := of(c).Admit(t.Context(), r)
+		admission, err := admit(t.Context(), of(c), r)
 		if c.calls < at {
-			return // there is no such call
+			return // the admission makes fewer calls
 		}
 		if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
-			t.Errorf("call %d of %d fails: %v, %v; want an error that may pass", at, c.calls, admission, err)
+			t.Errorf("call %d of %d fails: %v, %v; want a temporary error", at, c.calls, admission, err)
 		}
 		c.failAt = 0
-		if _, err := of(c).Admit(t.Context(), r); err != nil {
-			t.Errorf("again after call %d failed: %v", at, err)
+		if _, err := admit(t.Context(), of(c), r); err != nil {
+			t.Errorf("retry after call %d failed: %v", at, err)
 		}
 	}
 }
 
-// abandoned is a claim of worker-1 that was left two minutes ago, between the claim and its count.
-func abandoned(token tokens.Token) tokens.Claim {
+// abandonedClaim returns a claim of worker-1 whose admission stopped two minutes ago, before the token counted the
+// name.
+func abandonedClaim(token tokens.Token) tokens.Claim {
 	return tokens.Claim{
 		Node: "worker-1", TokenID: token.ID(), TokenUID: "another", UID: "1", Version: "1", Created: time.Now().Add(-2 * time.Minute),
 		Limits: tokens.Limits{MaxNodes: 1}, Keys: []string{"sha256:1"}, Pending: true,
 	}
 }
 
-// A refusal is told when the claim of an earlier try is undone, and not before.
+// Admit refuses only after it has undone the claim of an earlier attempt. Otherwise nobody would retry the undo.
 func TestFailedUndoIsNoRefusal(t *testing.T) {
 	for at, done := 1, false; !done; at++ {
 		c := newCluster()
 		token := c.createToken(tokens.Limits{MaxNodes: 1})
 		c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-2", nil))
 		r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-		claim := abandoned(token)
+		claim := abandonedClaim(token)
 		claim.Created, claim.Keys = time.Now(), append(claim.Keys, keyOf(r))
 		c.claims["worker-1"] = claim
 		c.refreshCaches()
 		c.calls, c.failAt = 0, at
-		admission, err := c.admission().Admit(t.Context(), r)
+		admission, err := admit(t.Context(), c.admission(), r)
 		if done = c.calls < at; done {
 			wantRefused(t, "nothing fails", err, "TokenSpent")
 			if _, found := c.claims["worker-1"]; found || at < 4 {
-				t.Errorf("after %d calls the claim is there: %v", c.calls, found)
+				t.Errorf("after %d calls: claim exists: %v, want it removed", c.calls, found)
 			}
 		} else if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
-			t.Errorf("call %d fails: %v, %v; want an error that may pass", at, admission, err)
+			t.Errorf("call %d fails: %v, %v; want a temporary error", at, admission, err)
 		}
 	}
 }
 
-// Where there are no Nodes a failed call neither renews nor serves.
+// Without Nodes (standalone), a failed call neither admits nor refuses a renewal or serving certificate.
 func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
-	for name, ask := range map[string]func(testing.TB, string) approval.Request{"renewal": renewal, "serving": serves} {
+	for name, ask := range map[string]func(testing.TB, string) approval.Request{"renewal": renewal, "serving": servingRequest} {
 		for at, done := 1, false; !done; at++ {
 			c := newCluster()
 			token := c.createToken(tokens.Limits{MaxNodes: 1})
 			n := &admission.Nodes{Tokens: store{cluster: c}, Claims: claims{cluster: c}}
-			if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+			if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 				t.Fatal(err)
 			}
 			c.refreshCaches()
 			c.calls, c.failAt = 0, at
-			admission, err := n.Admit(t.Context(), ask(t, "worker-1"))
+			admission, err := admit(t.Context(), n, ask(t, "worker-1"))
 			if done = c.calls < at; done {
 				if err != nil || at < 3 {
 					t.Errorf("%s: %d calls, %v; want the claim read and written", name, c.calls, err)
 				}
 			} else if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
-				t.Errorf("%s, call %d fails: %v, %v; want an error that may pass", name, at, admission, err)
+				t.Errorf("%s, call %d fails: %v, %v; want a temporary error", name, at, admission, err)
 			}
 		}
 	}
 }
 
-// A request that is withdrawn while a call fails is withdrawn again.
+// Withdraw must report a failed call, so that the caller retries.
 func TestFailedWithdrawIsAnError(t *testing.T) {
 	for at, done := 1, false; !done; at++ {
 		c := newCluster()
 		token := c.createToken(tokens.Limits{MaxNodes: 1})
 		r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-		claim := abandoned(token)
+		claim := abandonedClaim(token)
 		claim.Keys, claim.Requests = []string{keyOf(r)}, []string{r.UID}
 		c.claims["worker-1"] = claim
 		c.refreshCaches()
@@ -186,10 +187,10 @@ func TestFailedWithdrawIsAnError(t *testing.T) {
 		err := c.admission().Withdraw(t.Context(), r)
 		if done = c.calls < at; done {
 			if _, found := c.claims["worker-1"]; err != nil || found || at < 4 {
-				t.Errorf("%d calls, %v, the claim is there: %v", c.calls, err, found)
+				t.Errorf("after %d calls: got %v, claim exists: %v, want it removed", c.calls, err, found)
 			}
 		} else if err == nil {
-			t.Errorf("call %d fails, and Withdraw does not", at)
+			t.Errorf("call %d fails: got no error from Withdraw", at)
 		}
 	}
 }
@@ -199,16 +200,16 @@ func keyOf(r approval.Request) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo))
 }
 
-// mustAdmit admits a request while nothing fails.
+// mustAdmit admits a request without failing calls.
 func (c *cluster) mustAdmit(t *testing.T, r approval.Request) {
 	t.Helper()
-	if _, err := c.admission().Admit(t.Context(), r); err != nil {
+	if _, err := admit(t.Context(), c.admission(), r); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {
-	if _, err := (&admission.Nodes{}).Admit(t.Context(), approval.Request{User: "jane"}); !errors.As(err, new(*approval.Refused)) {
+	if _, err := (&admission.Nodes{}).Admit(t.Context(), admission.Request{}); !errors.As(err, new(*approval.Refused)) {
 		t.Errorf("without a certificate request: %v", err)
 	}
 	c := newCluster()
@@ -217,7 +218,7 @@ func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {
 		"no tokens": {Claims: claims{cluster: c}, Node: c.Node},
 		"no claims": {Tokens: store{cluster: c}, Node: c.Node},
 	} {
-		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, name, err, "TokenRevoked")
 	}
 }

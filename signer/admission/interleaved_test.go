@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -94,8 +95,8 @@ func (c *cluster) change(node string, change func(*tokens.Claim)) {
 	c.claims[node] = claim
 }
 
-// A claim is another one after it was deleted and made again, whatever its version: the request whose name was counted
-// for the first one does not confirm it.
+// A claim that was deleted and created again has another UID, even with the same version. A request that was
+// counted for the old claim must not confirm the new one.
 func TestConfirmsOnlyTheCountedClaim(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 2})
@@ -106,7 +107,7 @@ func TestConfirmsOnlyTheCountedClaim(t *testing.T) {
 		}
 	}
 	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-	if _, err := b.admission(c).Admit(t.Context(), r); err != nil {
+	if _, err := admit(t.Context(), b.admission(c), r); err != nil {
 		t.Fatal(err)
 	}
 	if claim := c.claims["worker-1"]; b.updates < 3 || !claim.HasKey(keyOf(r)) || claim.UID != "another" {
@@ -114,12 +115,12 @@ func TestConfirmsOnlyTheCountedClaim(t *testing.T) {
 	}
 }
 
-// What was confirmed between the reading of a claim and its undoing is not undone.
+// An undo must not remove a key if the claim was confirmed after the undo read it.
 func TestUndoLeavesConfirmedClaim(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-	claim := abandoned(token)
+	claim := abandonedClaim(token)
 	claim.Keys, claim.Requests = []string{keyOf(r), "sha256:2"}, []string{r.UID}
 	c.claims["worker-1"] = claim
 	b := &hooks{update: func(n int, node string) {
@@ -128,18 +129,18 @@ func TestUndoLeavesConfirmedClaim(t *testing.T) {
 		}
 	}}
 	if err := b.admission(c).Withdraw(t.Context(), r); err != nil || b.updates != 1 {
-		t.Fatalf("%v after %d updates, want one", err, b.updates)
+		t.Fatalf("got %v after %d updates, want one update", err, b.updates)
 	}
 	if claim := c.claims["worker-1"]; !claim.HasKey(keyOf(r)) {
-		t.Errorf("the claim that was confirmed lost its key: %+v", claim)
+		t.Errorf("confirmed claim lost its key: %+v", claim)
 	}
 }
 
-// A pending claim that was deleted and made again, with the same version, keeps its key.
+// A pending claim that was deleted and created again, with the same version, must keep its key.
 func TestEvictsOnlyThePendingClaimItHasRead(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 2})
-	pending := abandoned(token)
+	pending := abandonedClaim(token)
 	pending.Node, pending.Created = "worker-2", time.Now()
 	c.claims["worker-2"] = pending
 	b := &hooks{update: func(_ int, node string) {
@@ -147,16 +148,16 @@ func TestEvictsOnlyThePendingClaimItHasRead(t *testing.T) {
 			c.change(node, func(claim *tokens.Claim) { claim.UID, claim.Keys = "another", []string{"sha256:2"} })
 		}
 	}}
-	_, err := b.admission(c).Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	_, err := admit(t.Context(), b.admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if err == nil || errors.As(err, new(*approval.Refused)) {
-		t.Errorf("%v, want an error that may pass", err)
+		t.Errorf("%v, want a temporary error", err)
 	}
 	if claim := c.claims["worker-2"]; !claim.HasKey("sha256:2") {
 		t.Errorf("the other claim lost its key: %+v", claim)
 	}
 }
 
-// The Node of a claim registers while another machine asks for its name: the claim is not released.
+// The Node of a claim registers while another machine requests its name. The claim must not be released.
 func TestKeepsClaimWhoseNodeHasJustRegistered(t *testing.T) {
 	for _, existing := range []bool{false, true} {
 		c := newCluster()
@@ -174,19 +175,19 @@ func TestKeepsClaimWhoseNodeHasJustRegistered(t *testing.T) {
 		if n.AllowExisting = existing; existing {
 			want = "NodeNameClaimed"
 		}
-		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
 		wantRefused(t, fmt.Sprintf("existing %t", existing), err, want)
 		if !c.claims["worker-1"].Equal(before) {
-			t.Errorf("the claim is %+v, was %+v", c.claims["worker-1"], before)
+			t.Errorf("got claim %+v, want it unchanged: %+v", c.claims["worker-1"], before)
 		}
 	}
 }
 
-// What a stale cache says of a token is not what it is admitted by.
+// Admission must not rely on a stale cache of the token.
 func TestAdmissionReadsTokenLive(t *testing.T) {
 	for name, test := range map[string]struct {
 		now  func(c *cluster, id string)
-		want string // the reason of the refusal; empty is admitted
+		want string // reason of the refusal; empty: admitted
 	}{
 		"deleted":   {func(c *cluster, id string) { delete(c.records, id) }, "TokenRevoked"},
 		"no limits": {func(c *cluster, id string) { c.editToken(id, func(r *tokens.Record) { r.Limits = tokens.Limits{} }) }, ""},
@@ -198,19 +199,32 @@ func TestAdmissionReadsTokenLive(t *testing.T) {
 		token := c.createToken(tokens.Limits{MaxNodes: 1})
 		c.freezeCaches()
 		test.now(c, token.ID())
-		_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		if test.want != "" {
 			wantRefused(t, name, err, test.want)
 		} else if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if r := c.records[token.ID()]; len(r.Nodes) > 0 {
-			t.Errorf("%s: the token counts %q, and is not limited to a number of nodes", name, r.Nodes)
+			t.Errorf("%s: got counted names %q on a token without a node limit, want none", name, r.Nodes)
 		}
 	}
 }
 
-// A token whose limits are malformed is refused, also when its claims know its limits.
+// Only tokens without limits may be cached for a second. A token for certain names is read live for each request.
+func TestReadsTokenWithLimitsForEachRequest(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{NodeNames: []string{"worker-*"}})
+	n := c.admission()
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+		t.Fatal(err)
+	}
+	delete(c.records, token.ID())
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-2", nil))
+	wantRefused(t, "deleted", err, "TokenRevoked")
+}
+
+// A token with malformed limits is refused, even if its claims have the original limits.
 func TestRefusesMalformedTokenWithClaims(t *testing.T) {
 	problem := errors.New("max-nodes: x given")
 	for name, test := range map[string]struct {
@@ -226,18 +240,18 @@ func TestRefusesMalformedTokenWithClaims(t *testing.T) {
 		c.editToken(token.ID(), func(r *tokens.Record) { r.Nodes = nil; test.edit(r) })
 		c.refreshCaches()
 		c.calls = 0
-		_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
+		_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 		wantRefused(t, name, err, test.want)
 		if _, found := c.claims["worker-2"]; found {
-			t.Errorf("%s: a claim was made", name)
+			t.Errorf("%s: got a claim, want none", name)
 		}
-		if lists := c.writes["list"]; lists > 1 { // of the first machine
-			t.Errorf("%s: the claims were read %d times", name, lists)
+		if lists := c.writes["list"]; lists > 1 { // one list is that of the first machine
+			t.Errorf("%s: got %d lists of claims, want at most 1", name, lists)
 		}
 	}
 }
 
-// A store that fails where the cache of a cluster does not, neither admits nor refuses.
+// If the cache of a store fails, the request is neither admitted nor refused.
 func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 	failed := errors.New("not synced")
 	c := newCluster()
@@ -247,32 +261,34 @@ func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 	standalone := func(b *hooks) *admission.Nodes { n := b.admission(c); n.Node, n.Ready = nil, nil; return n }
 	for name, err := range map[string]error{
 		"OfToken": func() error {
-			_, err := (&hooks{ofToken: failed}).admission(c).Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
+			_, err := admit(t.Context(), (&hooks{ofToken: failed}).admission(c), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 			return err
 		}(),
 		"Find, for a serving certificate": func() error {
-			_, err := standalone(&hooks{find: failed}).Admit(t.Context(), serves(t, "worker-1"))
+			_, err := admit(t.Context(), standalone(&hooks{find: failed}), servingRequest(t, "worker-1"))
 			return err
 		}(),
 	} {
 		if !errors.Is(err, failed) || errors.As(err, new(*approval.Refused)) {
-			t.Errorf("%s fails: %v, want its error", name, err)
+			t.Errorf("%s fails: got %v, want its error", name, err)
 		}
 	}
 }
 
-// A Secret that is no token, and a Lease that is no claim, end in a refusal and not in a loop.
+// A Secret that is not a token, or a Lease that is not a claim, must lead to a refusal, not to endless retries.
 func TestRefusesForeignSecretOrLease(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{NodeNames: []string{"worker-1"}})
-	_, err := (&hooks{get: func(*tokens.Record) error { return fmt.Errorf("secret: %w", tokens.ErrMalformed) }}).admission(c).
-		Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	_, err := admit(
+		t.Context(), (&hooks{get: func(*tokens.Record) error { return fmt.Errorf("secret: %w", tokens.ErrMalformed) }}).admission(c),
+		firstRequest(t, bootstrapUser(token), "worker-1", nil))
+
 	wantRefused(t, "malformed Secret", err, "TokenRevoked")
-	_, err = (&hooks{create: fmt.Errorf("lease: %w", tokens.ErrExists)}).admission(c).Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	wantRefused(t, "foreign Lease", err, "NodeNameNotAllowed", "is taken by something that is no claim")
+	_, err = admit(t.Context(), (&hooks{create: fmt.Errorf("lease: %w", tokens.ErrExists)}).admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	wantRefused(t, "foreign Lease", err, "NodeNameNotAllowed", "an object that is not a claim has this name")
 }
 
-// Without a way to see whether a Node is Ready a token that replaces one admits as many keys as another.
+// If kubejoin cannot read whether a Node is Ready, a token that replaces a Node admits as many keys as any other.
 func TestReplacementWithoutReadyAdmitsUsualKeys(t *testing.T) {
 	c := newCluster()
 	uid := c.node("worker-1")
@@ -280,25 +296,30 @@ func TestReplacementWithoutReadyAdmitsUsualKeys(t *testing.T) {
 	n := c.admission()
 	n.Ready = nil
 	for key := range tokens.MaxKeys {
-		if a, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))); err != nil || a.Keys != key+1 {
-			t.Errorf("key %d: %+v, %v", key+1, a, err)
+		if a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))); err != nil || a.Keys != key+1 {
+			t.Errorf("key %d: got %+v, %v", key+1, a, err)
 		}
 	}
-	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256())))
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256())))
 	wantRefused(t, "one more", err, "TooManyKeys")
 }
 
-// A serving certificate lasts as its signer says, not as the claim of the node, and does not wait for the Node.
+// The signer alone sets the duration of serving certificates, and they do not wait for the Node.
 func TestServingCertificateIgnoresTheClaim(t *testing.T) {
 	c := newCluster()
 	c.mustAdmit(t, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})), "worker-1", nil))
-	a, err := c.admission().Admit(t.Context(), serves(t, "worker-1"))
-	if err != nil || a.Duration != 0 || a.TokenID != "" {
-		t.Errorf("%+v, %v; want an admission without bounds", a, err)
+	c.refreshCaches()
+	standalone := c.admission()
+	standalone.Node = nil
+	for _, n := range []*admission.Nodes{c.admission(), standalone} {
+		a, err := admit(t.Context(), n, servingRequest(t, "worker-1"))
+		if err != nil || a.Duration != 0 || a.TokenID != "" {
+			t.Errorf("got %+v, %v, want an admission without a duration", a, err)
+		}
 	}
 }
 
-// What is left of a released claim binds nobody after its time, even if no cleaner has deleted it.
+// What remains of a released claim has no effect after its time, even if the cleaner has not deleted it yet.
 func TestExpiredReleasedClaimSetsNoDuration(t *testing.T) {
 	for _, standalone := range []bool{false, true} {
 		c := newCluster()
@@ -309,13 +330,13 @@ func TestExpiredReleasedClaimSetsNoDuration(t *testing.T) {
 		if standalone {
 			n.Node = nil
 		}
-		if a, err := n.Admit(t.Context(), renewal(t, "worker-1")); err != nil || a.Duration != 0 {
-			t.Errorf("standalone %t: %+v, %v; want a renewal without bounds", standalone, a, err)
+		if a, err := admit(t.Context(), n, renewal(t, "worker-1")); err != nil || a.Duration != 0 {
+			t.Errorf("standalone %t: got %+v, %v, want a renewal without a duration", standalone, a, err)
 		}
 	}
 }
 
-// A request that cannot be signed leaves no claim, whoever asks the admission.
+// A request that no signer would sign must not leave a claim.
 func TestUnsignableRequestLeavesNoClaim(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
@@ -323,30 +344,30 @@ func TestUnsignableRequestLeavesNoClaim(t *testing.T) {
 	csr := *r.CSR
 	csr.PublicKey, csr.PublicKeyAlgorithm = nil, x509.UnknownPublicKeyAlgorithm
 	r.CSR = &csr
-	if _, err := c.admission().Admit(t.Context(), r); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "want RSA, ECDSA or Ed25519") {
-		t.Errorf("%v, want a refusal of the key", err)
+	if _, err := admit(t.Context(), c.admission(), r); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "want RSA, ECDSA or Ed25519") {
+		t.Errorf("got %v, want a refusal of the key", err)
 	}
 	if len(c.claims) > 0 {
-		t.Errorf("a claim was made: %v", c.claims)
+		t.Errorf("got claims %v, want none", c.claims)
 	}
 }
 
-// The log says that a name was claimed, also where a released claim was there.
+// The log reports a new claim also if the name had a released claim.
 func TestLogsNewClaimOfReleasedName(t *testing.T) {
 	c := newCluster()
 	c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
 	var log bytes.Buffer
 	n := c.admission()
 	n.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
 	if got := log.String(); !strings.Contains(got, "level=INFO") || !strings.Contains(got, `msg="node name claimed"`) || strings.Contains(got, "level=WARN") {
-		t.Errorf("logged is %q", got)
+		t.Errorf("got log %q, want a new claim", got)
 	}
 }
 
-// A claim that is confirmed is not confirmed again: the same request costs no write, and one read of the claim.
+// Admitting the same request again costs one read of the claim and no write.
 func TestRepeatedAdmissionWritesNothing(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
@@ -355,10 +376,100 @@ func TestRepeatedAdmissionWritesNothing(t *testing.T) {
 	c.refreshCaches()
 	b := &hooks{}
 	c.writes = map[string]int{}
-	if _, err := b.admission(c).Admit(t.Context(), r); err != nil {
+	if _, err := admit(t.Context(), b.admission(c), r); err != nil {
 		t.Fatal(err)
 	}
 	if b.updates != 1 || c.writes["claim"] != 0 || c.writes["token"] != 0 {
-		t.Errorf("%d looks at the claim, writes %v; want one look and no write", b.updates, c.writes)
+		t.Errorf("got %d updates of the claim and calls %v, want one update that writes nothing", b.updates, c.writes)
+	}
+}
+
+// A renewal that does not change the claim reads it from the cache. A name that cannot have a claim costs no read
+// at all.
+func TestRenewalReadsClaimFromCache(t *testing.T) {
+	c := newCluster()
+	c.mustAdmit(t, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+	c.node("worker-1")
+	c.refreshCaches()
+	b := &hooks{}
+	if _, err := admit(t.Context(), b.admission(c), renewal(t, "worker-1")); err != nil || b.updates != 0 {
+		t.Errorf("got %v after %d updates of the claim, want none", err, b.updates)
+	}
+	c.node("Worker_1")
+	if _, err := admit(t.Context(), (&hooks{find: errInjected}).admission(c), renewal(t, "Worker_1")); err != nil {
+		t.Errorf("name that cannot have a claim: %v", err)
+	}
+}
+
+// With --existing-nodes=allow the Node makes no difference, so admission must not read it.
+func TestDoesNotReadNodeIfExistingNodesAreAllowed(t *testing.T) {
+	c := newCluster()
+	b := &hooks{node: func(int) (string, error) { return "", errInjected }}
+	n := b.admission(c)
+	n.AllowExisting = true
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil || b.asked != 0 {
+		t.Errorf("got %v after %d reads of the Node, want none", err, b.asked)
+	}
+}
+
+// A refused kubelet retries all the time. With a spent token it must not create claims that have to be undone.
+func TestSpentTokenWritesNothing(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	c.refreshCaches()
+	clear(c.writes)
+	_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
+	wantRefused(t, "spent", err, "TokenSpent")
+	if c.writes["claim"] != 0 || c.writes["token"] != 0 {
+		t.Errorf("got calls %v, want no write", c.writes)
+	}
+}
+
+// The claim becomes old enough to count as abandoned between two readings of the clock. Its token has counted the
+// name, so it keeps the name.
+func TestKeepsCountedClaimThatBecomesAbandoned(t *testing.T) {
+	for readings := range 12 {
+		c := newCluster()
+		squats, other := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{MaxNodes: 1})
+		cancelBeforeCount(t, c, squats, "worker-1")
+		c.editToken(squats.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-1"} })
+		n, before, calls := c.admission(), time.Now(), 0
+		var mu sync.Mutex
+		n.Now = func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			if calls++; calls > readings {
+				return before.Add(5 * time.Minute)
+			}
+			return before
+		}
+		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(other), "worker-1", nil))
+		wantRefused(t, fmt.Sprintf("after %d readings", readings), err, "NodeNameClaimed")
+	}
+}
+
+// If the claim of another request disappears between two calls, the name is free.
+func TestAdmitsIfOtherClaimDisappears(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	b := &hooks{create: tokens.ErrExists}
+	b.update = func(int, string) { b.create = nil }
+	if _, err := admit(t.Context(), b.admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+		t.Error(err)
+	}
+}
+
+// An operator may extend an expired token, so a refusal must not be cached.
+func TestDoesNotCacheRefusals(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{})
+	c.editToken(token.ID(), func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
+	n := c.admission()
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	wantRefused(t, "expired", err, "TokenExpired")
+	c.editToken(token.ID(), func(r *tokens.Record) { r.Expires = time.Time{} })
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+		t.Error(err)
 	}
 }

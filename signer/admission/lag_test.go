@@ -13,14 +13,14 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// What grants a name is read live: caches that are stuck at any earlier state change nothing.
+// Everything that grants a name is read live: caches that are frozen at an earlier state change no decision.
 func TestStaleCachesGrantNoName(t *testing.T) {
 	const node = "worker-1"
 	for name, test := range map[string]struct {
 		limits tokens.Limits
-		happen func(t *testing.T, c *cluster, id string) // after the caches got stuck
-		node   string
-		reason string // empty: admitted
+		happen func(t *testing.T, c *cluster, id string) // after the caches were frozen
+		node   string                                    // of the request
+		reason string                                    // empty: admitted
 	}{
 		"spent on a Node that was deleted": {limits: tokens.Limits{MaxNodes: 1}, node: node, reason: "TokenSpent",
 			happen: func(_ *testing.T, c *cluster, _ string) { c.registerNode(node); c.deleteNode(node) }},
@@ -57,7 +57,7 @@ func TestStaleCachesGrantNoName(t *testing.T) {
 				if stuck == "before the first machine" {
 					c.freezeCaches()
 				}
-				if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
+				if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
 					t.Fatal(err)
 				}
 				if stuck == "after it" {
@@ -66,7 +66,7 @@ func TestStaleCachesGrantNoName(t *testing.T) {
 				if test.happen != nil {
 					test.happen(t, c, token.ID())
 				}
-				_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), test.node, nil))
+				_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), test.node, nil))
 				if test.reason == "" {
 					if err != nil {
 						t.Error(err)
@@ -79,35 +79,35 @@ func TestStaleCachesGrantNoName(t *testing.T) {
 	}
 }
 
-// A stale cache of claims gives a name away neither to a token without limits nor to another user.
+// With a stale cache of claims, neither a token without limits nor another user may get a claimed name.
 func TestStaleCacheKeepsClaimedName(t *testing.T) {
 	c := newCluster()
 	limited, unlimited := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{})
 	c.freezeCaches()
 	n := c.admission()
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(limited), "worker-1", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(limited), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
 	for _, user := range []string{bootstrapUser(unlimited), "jane"} {
-		_, err := n.Admit(t.Context(), firstRequest(t, user, "worker-1", nil))
+		_, err := admit(t.Context(), n, firstRequest(t, user, "worker-1", nil))
 		wantRefused(t, user, err, "NodeNameClaimed")
 	}
 }
 
-// A token whose leave to replace a Node was withdrawn replaces none, whatever the caches say.
+// If an operator removes the permission to replace a Node from a token, stale caches must not restore it.
 func TestRemovedReplacementIsReadLive(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "without limits": {}, "by name": {NodeNames: []string{"worker-1"}}} {
 		c := newCluster()
 		token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: c.node("worker-1")}})
 		c.freezeCaches()
 		c.editToken(token.ID(), func(r *tokens.Record) { r.Limits = limits })
-		_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, name, err, "NodeExists")
 	}
 }
 
-// The claim of a machine that has not registered yet counts, although its Secret was replaced, and
-// although it is not a second old.
+// The claim of a machine that has not registered yet counts, even if the claim is new and somebody has replaced the
+// Secret.
 func TestReplacedSecretCountsJoiningMachine(t *testing.T) {
 	for name, edit := range map[string]func(*tokens.Record){
 		"annotations erased":     func(r *tokens.Record) { r.Limits, r.Nodes = tokens.Limits{}, nil },
@@ -121,27 +121,27 @@ func TestReplacedSecretCountsJoiningMachine(t *testing.T) {
 				token := c.createToken(tokens.Limits{MaxNodes: 1})
 				first := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 				n := c.admission()
-				if _, err := n.Admit(t.Context(), first); err != nil {
+				if _, err := admit(t.Context(), n, first); err != nil {
 					t.Fatal(err)
 				}
 				c.editToken(token.ID(), edit)
 				c.refreshCaches()
 				c.runClaimCleaner(t, c.Node)
 				c.runClaimCleaner(t, func(context.Context, string) (string, error) { return "", tokens.ErrNotFound })
-				_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
-				wantRefused(t, "a second machine", err, "TokenSpent", "worker-1 took it")
-				if a, err := n.Admit(t.Context(), first); err != nil || a.Keys != 1 {
-					t.Errorf("the first machine, which asks again: %+v %v", a, err)
+				_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-2", nil))
+				wantRefused(t, "a second machine", err, "TokenSpent", "worker-1 has joined with it")
+				if a, err := admit(t.Context(), n, first); err != nil || a.Keys != 1 {
+					t.Errorf("first machine again: got %+v, %v, want an admission", a, err)
 				}
 				if r := c.records[token.ID()]; !slices.Equal(r.Nodes, []string{"worker-1"}) || r.Limits.MaxNodes != 1 {
-					t.Errorf("the token counts %q and is for %d", r.Nodes, r.Limits.MaxNodes)
+					t.Errorf("got counted names %q and a limit of %d, want worker-1 and 1", r.Nodes, r.Limits.MaxNodes)
 				}
 			})
 		})
 	}
 }
 
-// The claim of a machine that replaced a Node does not let another token of that ID replace it.
+// The claim of a machine that replaced a Node must not let another token with the same ID replace it.
 func TestClaimDoesNotRestoreReplacement(t *testing.T) {
 	const node = "worker-1"
 	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "for many": {MaxNodes: 10}, "by name": {NodeNames: []string{node}}, "without limits": {}} {
@@ -149,7 +149,7 @@ func TestClaimDoesNotRestoreReplacement(t *testing.T) {
 			c := newCluster()
 			uid := c.node(node)
 			token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
+			if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
 				t.Fatal(err)
 			}
 			c.editToken(token.ID(), func(r *tokens.Record) {
@@ -159,22 +159,22 @@ func TestClaimDoesNotRestoreReplacement(t *testing.T) {
 				}
 			})
 			c.refreshCaches()
-			_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil))
+			_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil))
 			wantRefused(t, name, err, "NodeExists")
 			if limits.MaxNodes > 1 {
 				continue
 			}
-			// What it restricted stays: one node, of that name.
-			_, err = c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
+			// The restriction to one node of that name stays.
+			_, err = admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 			if err == nil || !strings.Contains(err.Error(), node) {
-				t.Errorf("%s: another name: %v, want a refusal that names %s", name, err, node)
+				t.Errorf("%s: another name: got %v, want a refusal with %s", name, err, node)
 			}
 		}
 	}
 }
 
-// A token that is replaced by another one of its ID between its count's read and write is another
-// one: the request, which was made with the first, is not admitted on it.
+// The token is replaced by another one with the same ID between read and write of the count. The request used the
+// first token and must not be admitted with the second.
 func TestRefusesTokenReplacedDuringCount(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
@@ -186,16 +186,16 @@ func TestRefusesTokenReplacedDuringCount(t *testing.T) {
 			c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" })
 		}
 	}}
-	a, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
-		t.Errorf("%+v %v, want an error about a token that was replaced", a, err)
+		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)
 	}
 	if got := c.records[token.ID()].Nodes; len(got) > 0 {
-		t.Errorf("the other token counts %q", got)
+		t.Errorf("the other token counts %q, want nothing", got)
 	}
 }
 
-// However often a machine asks with one key, its claim does not grow.
+// A claim must not grow if a machine sends many requests with one key.
 func TestClaimKeepsFewRequests(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
@@ -203,7 +203,7 @@ func TestClaimKeepsFewRequests(t *testing.T) {
 	r := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 	for _, uid := range []string{"1", "2", "3", "4", "5", "6", "7"} {
 		r.UID = uid
-		if _, err := n.Admit(t.Context(), r); err != nil {
+		if _, err := admit(t.Context(), n, r); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.claims["worker-1"].Check(); err != nil {
@@ -211,22 +211,22 @@ func TestClaimKeepsFewRequests(t *testing.T) {
 		}
 	}
 	if got := c.claims["worker-1"].Requests; !slices.Equal(got, []string{"5", "6", "7"}) {
-		t.Errorf("the claim has requests %q, want the last three", got)
+		t.Errorf("got requests %q on the claim, want the last three", got)
 	}
 }
 
-// A replaced Node that becomes Ready again ends what the token is good for, for good and whoever
-// sees it. A Node that is still Ready from before does not.
+// Once the replaced Node is Ready again, the token admits no more keys, whether a request or the claim cleaner
+// noticed it. A Node that has been Ready since before does not count.
 func TestTokenIsSpentOnceReplacedNodeIsReadyAgain(t *testing.T) {
 	const node = "worker-1"
 	for name, sees := range map[string]func(t *testing.T, c *cluster, token tokens.Token){
-		"as the next request sees": func(t *testing.T, c *cluster, token tokens.Token) {
-			_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil))
+		"seen by the next request": func(t *testing.T, c *cluster, token tokens.Token) {
+			_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil))
 			wantRefused(t, "while Ready again", err, "NodeExists", "--replace-node worker-1")
 		},
-		"as the claim cleaner sees": func(t *testing.T, c *cluster, _ tokens.Token) { c.runClaimCleaner(t, c.Node) },
+		"seen by the claim cleaner": func(t *testing.T, c *cluster, _ tokens.Token) { c.runClaimCleaner(t, c.Node) },
 	} {
-		for _, before := range []string{"", "old"} { // the condition when the first machine asks
+		for _, before := range []string{"", "old"} { // the Ready period at the first request
 			t.Run(name+", was "+before, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					c := newCluster()
@@ -239,35 +239,35 @@ func TestTokenIsSpentOnceReplacedNodeIsReadyAgain(t *testing.T) {
 						if r > 1 {
 							request = firstRequest(t, bootstrapUser(token), node, nil)
 						}
-						if a, err := c.admission().Admit(t.Context(), request); err != nil || a.Keys != r {
+						if a, err := admit(t.Context(), c.admission(), request); err != nil || a.Keys != r {
 							t.Fatalf("%s: %+v %v, want key %d", what, a, err, r)
 						}
 						c.refreshCaches()
 						c.runClaimCleaner(t, c.Node)
 					}
 					admitted("first", 1)
-					admitted("a kubelet that began anew", 2)
+					admitted("a kubelet that starts over", 2)
 					c.ready[node] = ""
 					admitted("one more, since the Node is not Ready", 3)
 					if c.claims[node].ReadyAgain {
-						t.Fatal("a Node that was never Ready again counts as such")
+						t.Fatal("got ReadyAgain for a Node that was never Ready again")
 					}
 					c.ready[node] = "new"
 					sees(t, c, token)
 					for _, period := range []string{"", "new", "", before, "newer"} {
 						c.ready[node] = period
 						claim := c.claims[node]
-						claim.Keys = claim.Keys[:1] // it is not the number of keys
+						claim.Keys = claim.Keys[:1] // so that the number of keys is not the reason
 						c.claims[node] = claim
 						for what, r := range map[string]int{"another key": 2, "the first key": 1} {
 							request := first
 							if r > 1 {
 								request = firstRequest(t, bootstrapUser(token), node, nil)
 							}
-							_, err := c.admission().Admit(t.Context(), request)
-							wantRefused(t, what+" in spell "+period, err, "NodeExists", "has taken the place of Node worker-1")
+							_, err := admit(t.Context(), c.admission(), request)
+							wantRefused(t, what+" in period "+period, err, "NodeExists", "another machine has already replaced Node worker-1")
 							if keys := len(c.claims[node].Keys); keys != 1 {
-								t.Errorf("%s in spell %s: refused, and the claim has %d keys", what, period, keys)
+								t.Errorf("%s in period %s: got %d keys on the claim, want 1", what, period, keys)
 							}
 						}
 					}
@@ -277,7 +277,7 @@ func TestTokenIsSpentOnceReplacedNodeIsReadyAgain(t *testing.T) {
 	}
 }
 
-// A replacing token that has counted its name gets no other claim than the one that it made.
+// A token that replaces a Node and has counted its name gets no second claim if the first one is lost.
 func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 	const node = "worker-1"
 	for name, loses := range map[string]func(t *testing.T, c *cluster, uid string){
@@ -287,7 +287,7 @@ func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 		},
 		"another token took it over": func(t *testing.T, c *cluster, uid string) {
 			other := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(other), node, nil)); err != nil {
+			if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(other), node, nil)); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -296,13 +296,13 @@ func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 			c := newCluster()
 			uid := c.node(node)
 			token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
+			if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
 				t.Fatal(err)
 			}
 			loses(t, c, uid)
 			c.refreshCaches()
 			c.ready[node] = period
-			_, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil))
+			_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil))
 			wantRefused(t, name, err, "TokenSpent", "kubejoin token create --replace-node worker-1")
 		}
 	}

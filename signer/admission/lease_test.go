@@ -7,7 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// The claim of a machine of this name would be the Lease by which replicas of kubejoin lead.
+// The claim of this name would be the Lease that replicas of kubejoin use for leader election.
 func TestDeniesNodeNameOfOwnLease(t *testing.T) {
 	for name, limits := range map[string]*tokens.Limits{
 		"token without limits": {},
@@ -29,29 +29,29 @@ func TestDeniesNodeNameOfOwnLease(t *testing.T) {
 			n := c.admission()
 			n.Lease, n.AllowExisting = "kubejoin", true
 			for _, n := range []*admission.Nodes{n, n.DryRun()} {
-				_, err := n.Admit(t.Context(), firstRequest(t, user, "kubejoin", nil))
+				_, err := admit(t.Context(), n, firstRequest(t, user, "kubejoin", nil))
 				wantRefused(t, name, err, admission.ReasonNodeNameNotAllowed, "kubejoin's own Lease", "another name")
 			}
 			if len(c.claims) > 0 {
-				t.Errorf("%s: claims are %v", name, c.claims)
+				t.Errorf("%s: got claims %v, want none", name, c.claims)
 			}
 		}
 	}
-	// A Node that has the name already goes on.
+	// An existing Node with this name can still renew.
 	c := newCluster()
 	c.node("kubejoin")
 	n := c.admission()
 	n.Lease = "kubejoin"
 	r := firstRequest(t, "system:node:kubejoin", "kubejoin", nil)
 	r.Groups = []string{"system:nodes"}
-	if _, err := n.Admit(t.Context(), r); err != nil {
+	if _, err := admit(t.Context(), n, r); err != nil {
 		t.Errorf("renewal: %v", err)
 	}
-	if _, err := n.Admit(t.Context(), firstRequest(t, "jane", "kubejoin-1", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, "jane", "kubejoin-1", nil)); err != nil {
 		t.Errorf("another name: %v", err)
 	}
 	n.Lease = ""
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "kubejoin-2", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "kubejoin-2", nil)); err != nil {
 		t.Errorf("without a Lease: %v", err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
@@ -56,33 +55,11 @@ func TestIsOwnMatchesOnlyRequestsOfTheNode(t *testing.T) {
 	}{
 		{"its own", of("system:node:w", "system:node:w", "system:nodes"), true},
 		{"another node's", of("system:node:w", "system:node:v", "system:nodes"), false},
-		{"called like a node", of("system:node:w", "system:node:w"), false},
+		{"no group of nodes", of("system:node:w", "system:node:w"), false},
 		{"no node", of("w", "w", "system:nodes"), false},
 	} {
 		if got := isOwn(test.r); got != test.want {
-			t.Errorf("%s: %v", test.name, got)
-		}
-	}
-}
-
-func TestAdmissionIsGoodForASecond(t *testing.T) {
-	now := time.Now()
-	r := nodeRequest("system:node:w", "system:nodes")
-	for _, test := range []struct {
-		name string
-		a    Admitted
-		r    approval.Request
-		want bool
-	}{
-		{"now", Admitted{request: r, at: now}, r, true},
-		{"almost a second ago", Admitted{request: r, at: now.Add(time.Nanosecond - unlimitedTTL)}, r, true},
-		{"a second ago", Admitted{request: r, at: now.Add(-unlimitedTTL)}, r, false},
-		{"in the future", Admitted{request: r, at: now.Add(time.Nanosecond)}, r, false},
-		{"the zero Admission", Admitted{at: now}, r, false},
-		{"without a certificate request", Admitted{request: r, at: now}, approval.Request{User: r.User}, false},
-	} {
-		if got := test.a.Holds(test.r, now); got != test.want {
-			t.Errorf("%s: %v", test.name, got)
+			t.Errorf("%s: got %t, want %t", test.name, got, test.want)
 		}
 	}
 }

@@ -101,9 +101,8 @@ func (s scheduledClaims) Delete(ctx context.Context, c tokens.Claim) error {
 	return s.claims.Delete(ctx, c)
 }
 
-// In whatever order the calls of two leaders go on, calls fail, caches lag and people do what they
-// should not: a token admits no more names than it is for, a name has no more keys than it may, and no
-// Node that exists is given away. Machines that go on asking have all of the places in the end.
+// Two leaders run in random order while calls fail, caches lag and somebody edits objects by hand. The limits on
+// names and keys must hold, no existing Node may be given away, and in the end retries must use all slots.
 func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 	keys := make([]crypto.Signer, 8)
 	for i := range keys {
@@ -120,19 +119,19 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 	}
 	runs := 150
 	if testing.Short() {
-		runs = 40
+		runs = 12
 	}
 	for _, test := range []struct {
 		name    string
 		limits  tokens.Limits
 		names   int
 		failing float64
-		erases  bool // once
-		leases  bool // are deleted
-		nodes   bool // register, and are deleted
+		erases  bool // limits or counts are erased once
+		leases  bool // claims are deleted
+		nodes   bool // Nodes register and are deleted
 	}{
-		{name: "two for one", limits: tokens.Limits{MaxNodes: 1}, names: 2},
-		{name: "three for two, calls fail", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.2},
+		{name: "two names, one slot", limits: tokens.Limits{MaxNodes: 1}, names: 2},
+		{name: "three names, two slots, calls fail", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.2},
 		{name: "erased", limits: tokens.Limits{MaxNodes: 1}, names: 3, erases: true},
 		{name: "erased, calls fail", limits: tokens.Limits{MaxNodes: 2}, names: 4, failing: 0.2, erases: true},
 		{name: "Leases deleted", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, leases: true},
@@ -159,7 +158,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 					}
 					issued := map[string]map[int]bool{} // keys by name
 					var mu sync.Mutex
-					// ask asks until it is decided, or a few times.
+					// ask retries until there is a decision, or tries are used up.
 					ask := func(n *admission.Nodes, node string, key, tries int) {
 						r := firstRequest(t, bootstrapUser(token), node, keys[key])
 						r.UID = fmt.Sprintf("%s-%d", node, key)
@@ -167,7 +166,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 							c.mu.Lock()
 							existed := c.nodes[node] != ""
 							c.mu.Unlock()
-							_, err := n.Admit(t.Context(), r)
+							_, err := admit(t.Context(), n, r)
 							if errors.As(err, new(*approval.Refused)) {
 								return
 							} else if err != nil {
@@ -176,7 +175,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 							mu.Lock()
 							defer mu.Unlock()
 							if existed {
-								t.Errorf("%s was admitted although its Node existed", node)
+								t.Errorf("%s was admitted, but its Node existed", node)
 							}
 							if issued[node] == nil {
 								issued[node] = map[int]bool{}
@@ -191,7 +190,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 						if random.IntN(2) == 0 {
 							continue
 						}
-						replica := replicas[random.IntN(2)] // here: a source of random numbers is for one goroutine
+						replica := replicas[random.IntN(2)] // chosen here because random is not safe for concurrent use
 						asking.Go(func() { ask(replica, node, key, 4) })
 						for range random.IntN(8) {
 							s.next(random)
@@ -220,7 +219,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 							c.mu.Lock()
 							claim, claimed := c.claims[name]
 							exists := c.nodes[name] != ""
-							if claimed && exists { // the claim cleaner
+							if claimed && exists { // as the claim cleaner does
 								claim.NodeUID, claim.Version = c.nodes[name], c.next()
 								c.claims[name] = claim
 							}
@@ -234,12 +233,12 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 					}
 					asking.Wait()
 					if !test.nodes && !test.leases {
-						// Whoever was refused asks again, and nothing fails any more.
+						// Without failures, refused machines retry.
 						c.failing = 0
 						c.refreshCaches()
 						for i := range test.names {
 							asking.Go(func() {
-								for key := range keys { // three of which may be on the claim
+								for key := range keys { // a claim admits three of them
 									ask(replicas[0], fmt.Sprintf("worker-%d", i), key, 4)
 								}
 							})
@@ -248,16 +247,16 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 						}
 						asking.Wait()
 						if len(issued) != test.limits.NodeLimit() {
-							t.Errorf("run %d: %d names were admitted in the end, want %d; the token counts %q, claims are %v", run, len(issued), test.limits.NodeLimit(), c.records[token.ID()].Nodes, c.claims)
+							t.Errorf("run %d: got %d admitted names in the end, want %d; the token counts %q, claims are %v", run, len(issued), test.limits.NodeLimit(), c.records[token.ID()].Nodes, c.claims)
 						}
 					}
 					if len(issued) > test.limits.NodeLimit() {
-						t.Errorf("run %d: names %v were admitted on a token for %d", run, issued, test.limits.NodeLimit())
+						t.Errorf("run %d: got names %v with a token for %d", run, issued, test.limits.NodeLimit())
 					}
 					for name, used := range issued {
-						// Who deletes a Lease lets machines that are just asking have other keys.
+						// If somebody deletes a Lease, machines that are joining may use more keys.
 						if len(used) > tokens.MaxKeys && !test.leases {
-							t.Errorf("run %d: %s was admitted with %d keys", run, name, len(used))
+							t.Errorf("run %d: %s was admitted with %d keys, want at most 3", run, name, len(used))
 						}
 					}
 				})
@@ -283,8 +282,8 @@ func (c *cluster) beforeConfirming(do func()) *admission.Nodes {
 
 func eraseCount(r *tokens.Record) { r.Nodes = nil }
 
-// A machine whose count is lost before its claim is confirmed has to compete for its place again, also
-// if its key is on the claim once more, as by another try at the same request.
+// If the count is lost before the claim is confirmed, the machine must compete for its slot again. This holds even
+// if another attempt has put its key back on the claim.
 func TestDoesNotConfirmEvictedClaim(t *testing.T) {
 	for name, back := range map[string]bool{"without its key": false, "with its key again": true} {
 		c := newCluster()
@@ -292,7 +291,7 @@ func TestDoesNotConfirmEvictedClaim(t *testing.T) {
 		n := c.beforeConfirming(func() {
 			before := c.claims["worker-1"]
 			c.editToken(token.ID(), eraseCount)
-			if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
+			if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
 				t.Error(err)
 			}
 			if back {
@@ -301,34 +300,35 @@ func TestDoesNotConfirmEvictedClaim(t *testing.T) {
 				c.claims["worker-1"] = now
 			}
 		})
-		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
-		wantRefused(t, name, err, "TokenSpent", "worker-2 took it")
+		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		wantRefused(t, name, err, "TokenSpent", "worker-2 has joined with it")
 	}
 }
 
-// What puts a part of a lost count back evicts the others: nobody sees any more that it was lost.
+// Restoring part of a lost count hides the loss from other requests. Their pending claims must be evicted, so that
+// they compete again.
 func TestRestoringCountEvictsPendingClaims(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 2})
 	first := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
-	if _, err := c.admission().Admit(t.Context(), first); err != nil {
+	if _, err := admit(t.Context(), c.admission(), first); err != nil {
 		t.Fatal(err)
 	}
 	c.freezeCaches()
 	n := c.beforeConfirming(func() {
 		c.editToken(token.ID(), eraseCount)
-		if _, err := c.admission().Admit(t.Context(), first); err != nil {
+		if _, err := admit(t.Context(), c.admission(), first); err != nil {
 			t.Error(err)
 		}
-		if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-3", nil)); err != nil {
+		if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-3", nil)); err != nil {
 			t.Error(err)
 		}
 	})
-	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-2", nil))
 	wantRefused(t, "evicted", err, "TokenSpent")
 }
 
-// A claim that gets its key after its name was counted is of use only if it is counted still.
+// A key that is added to a claim after its name was counted is only valid if the name is still counted.
 func TestReReadsCountAfterAddingKey(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
@@ -338,11 +338,11 @@ func TestReReadsCountAfterAddingKey(t *testing.T) {
 	n := c.admission()
 	once := sync.OnceFunc(func() {
 		c.editToken(token.ID(), eraseCount)
-		if _, err := c.admission().Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
+		if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
 			t.Error(err)
 		}
 	})
 	n.Claims = steppedClaims{claims{cluster: c}, once}
-	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	wantRefused(t, "counted before", err, "TokenSpent", "worker-2 took it")
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	wantRefused(t, "counted before", err, "TokenSpent", "worker-2 has joined with it")
 }

@@ -1,14 +1,20 @@
 package admission
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 )
+
+// The functions of this file decide how claims and counts change. They neither read nor write. Their callers pass
+// what they have read live, and write the result only if the stored value has not changed.
 
 // A step is what becomes of the claim of a name that a token with limits asks for.
 type step int
@@ -26,17 +32,11 @@ func (s step) String() string {
 	return [...]string{"", "made", "taken_over", "another_key", ""}[s]
 }
 
-// Errors of plan that ask for something else to be done first.
-var (
-	// errRegistered: the Node of the claim has registered. The claim is released if the Node is gone.
-	errRegistered = errors.New("the node has registered")
-	// errAbandoned: a claim of another token is pending for too long. It is released unless its token has
-	// counted the name.
-	errAbandoned = errors.New("the claim was not confirmed")
-)
+// errVacate is the error of plan if the name has a claim that vacate must check first.
+var errVacate = errors.New("the name has a claim")
 
-// plan returns what becomes of the claim of a name, which was read live, or why the request is refused. It reads
-// nothing and writes nothing. A token that has counted the name before keeps the claim that it has and gets no other one.
+// plan returns how the claim of a name changes, or why the request is refused. A token that has counted the name
+// before keeps the claim that it has and gets no other one.
 func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 	id, key := p.record.Token.ID(), pkcs10.KeyID(p.request.CSR)
 	own := c.TokenID == id
@@ -47,20 +47,18 @@ func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 		return newClaim, nil
 	case !own && p.replaces:
 		return takeOver, nil
-	case !own && n.abandoned(c):
-		return keep, errAbandoned
 	case !own && c.NodeUID == "":
-		return keep, refuseClaimed(c)
+		return keep, errVacate
 	case own && c.NodeUID != "" && n.Node == nil:
-		return keep, approval.RefuseFor(ReasonNodeExists, "%s has joined on token %s, and asks with its certificate; to put another machine in its place: kubejoin claim release %s", c.Node, id, c.Node)
+		return keep, approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; to let another machine replace it: kubejoin claim release %s", c.Node, id, c.Node)
 	case c.NodeUID != "" && !p.replaces && !(n.AllowExisting && own && c.Pending && c.HasKey(key)):
-		return keep, errRegistered
+		return keep, errVacate
 	case p.replaces && (c.ReadyAgain || p.ready != "" && p.ready != c.ReadyBefore):
 		return refuseReplacedAgain, nil
 	case c.HasKey(key):
 		return keep, nil
 	case len(c.Keys) >= tokens.MaxKeys && !c.Pending:
-		return keep, approval.RefuseFor(ReasonTooManyKeys, "a machine called %s has asked on token %s with %d other keys, and has not registered; if it is only one: kubejoin claim release %s",
+		return keep, approval.RefuseFor(ReasonTooManyKeys, "node name %s was already requested with token %s and %d other keys, but no Node has registered; if only one machine uses this name: kubejoin claim release %s",
 			c.Node, id, len(c.Keys), c.Node)
 	}
 	return anotherKey, nil
@@ -70,41 +68,272 @@ func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 func (p *slotRequest) apply(do step, c tokens.Claim, now time.Time) tokens.Claim {
 	switch do {
 	case newClaim:
-		return taken(c, p.fresh(), c.Past)
+		return withIdentityOf(c, p.fresh(), c.Past)
 	case takeOver:
-		return taken(c, p.fresh(), c.PastAfterRelease(now, 0))
+		return withIdentityOf(c, p.fresh(), c.PastAfterRelease(now, 0))
 	case refuseReplacedAgain:
-		c.ReadyAgain = true // and is kept, whatever becomes of the Node
+		c.ReadyAgain = true // never reset, even if the Node changes again
 		return c
 	case anotherKey:
-		if len(c.Keys) >= tokens.MaxKeys { // of tries that came to nothing: nothing is issued on a pending claim
+		if len(c.Keys) >= tokens.MaxKeys { // the claim is pending, so nothing was issued on the oldest key
 			c.Keys = c.Keys[1:]
 		}
 		c.Keys = append(c.Keys, pkcs10.KeyID(p.request.CSR))
 	}
-	for _, uid := range requests(p.request) {
-		if !slices.Contains(c.Requests, uid) {
-			c.Requests = tokens.NewestRequests(append(c.Requests, uid))
-		}
+	if uid := p.request.UID; uid != "" && !slices.Contains(c.Requests, uid) {
+		c.Requests = tokens.NewestRequests(append(c.Requests, uid))
 	}
 	c.TokenUID = p.record.UID
 	return c
 }
 
-// fresh is the claim for a name that has none.
+// fresh returns the claim for a name that has none.
 func (p *slotRequest) fresh() tokens.Claim {
-	return tokens.Claim{
-		Node: p.node, TokenID: p.record.Token.ID(), TokenUID: p.record.UID, Limits: p.record.Limits,
-		Keys: []string{pkcs10.KeyID(p.request.CSR)}, Requests: requests(p.request),
-		Pending: p.record.Limits.NodeLimit() > 0, ReadyBefore: p.ready,
-	}
+	return p.apply(anotherKey, tokens.Claim{
+		Node: p.node, TokenID: p.record.Token.ID(), Limits: p.record.Limits, Pending: p.record.Limits.NodeLimit() > 0, ReadyBefore: p.ready,
+	}, time.Time{})
 }
 
-// taken is a claim in the place of another one.
-func taken(over, fresh tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
+// withIdentityOf returns fresh with the identity of claim over in the store, so that it can be written over it, and with past.
+func withIdentityOf(over, fresh tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
 	fresh = fresh.Clone()
 	fresh.UID, fresh.Version, fresh.Created, fresh.Past = over.UID, over.Version, over.Created, past
 	return fresh
+}
+
+// released returns what remains of a claim when its name is released.
+func released(c tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
+	return withIdentityOf(c, tokens.Claim{Node: c.Node}, past)
+}
+
+// pendingFor is how long a claim may be pending before another token can take its name. No attempt takes
+// longer to count the name.
+const pendingFor = 2 * countTimeout
+
+// abandoned reports whether a claim has been pending for longer than any attempt takes: the client left, or
+// kubejoin stopped, between the claim and its confirmation.
+func abandoned(c tokens.Claim, now time.Time) bool {
+	return c.Pending && c.NodeUID == "" && now.Sub(c.Created) > pendingFor
+}
+
+// vacated returns what remains of a claim whose name another requester wants, or refuses if the claim keeps the name.
+// A claim loses the name if its Node had registered and is gone. It also does if it is abandoned and its token has
+// not counted it.
+func vacated(c tokens.Claim, gone, counted bool, now time.Time) (tokens.Claim, error) {
+	switch {
+	case c.NodeUID != "" && gone:
+		return released(c, c.PastAfterRelease(now, 0)), nil
+	case abandoned(c, now) && !counted:
+		return dropped(c, now), nil
+	}
+	return c, refuseClaimed(c)
+}
+
+// dropped returns what remains of a claim that nothing was issued on: the past of earlier claims of the name.
+func dropped(c tokens.Claim, now time.Time) tokens.Claim {
+	if !c.Past.Active(now) {
+		c.Past = tokens.ReleasedClaim{}
+	}
+	return released(c, c.Past)
+}
+
+// undoable reports whether the key of a refused request may be removed from a claim, because nothing was issued on
+// it.
+func undoable(c tokens.Claim, id string) bool { return c.TokenID == id && c.Pending && c.NodeUID == "" }
+
+// mayStemFrom reports whether an attempt at a request may have left a claim. A claim without keys may be of any request:
+// evict removed its keys.
+func mayStemFrom(c tokens.Claim, uid string) bool {
+	return uid != "" && (len(c.Keys) == 0 || slices.Contains(c.Requests, uid))
+}
+
+// undone returns an undoable claim without the key of a refused request. It drops the claim if there is no other key,
+// or if the token is spent and cannot count the name any more. If the token has counted the name, the claim stays as
+// it is.
+func undone(c tokens.Claim, record tokens.Record, r approval.Request, now time.Time) tokens.Claim {
+	key := pkcs10.KeyID(r.CSR)
+	switch {
+	case slices.Contains(record.Nodes, c.Node):
+		return c
+	case record.Spent() || !slices.ContainsFunc(c.Keys, func(k string) bool { return k != key }):
+		return dropped(c, now)
+	}
+	c = c.Clone()
+	c.Keys = slices.DeleteFunc(c.Keys, func(k string) bool { return k == key })
+	c.Requests = slices.DeleteFunc(c.Requests, func(uid string) bool { return uid == r.UID })
+	return c
+}
+
+// renewed returns the claim of a node that authenticates with its certificate, and the longest lifetime of its next
+// one. Zero leaves the lifetime to the signer.
+//
+// Where there are no Nodes, the claim records that the node has joined, and the token admits no other key from then
+// on. A released claim means that the machine is gone, so renewed refuses.
+//
+// Where there are Nodes, a machine may renew although its claim was released. The new certificate lasts as long as
+// the claim allowed. Each renewal extends how long the past of the claim is kept.
+func renewed(c tokens.Claim, nodes bool, now time.Time) (tokens.Claim, time.Duration, error) {
+	switch {
+	case !c.Released():
+		if !nodes && c.NodeUID == "" && !c.Pending { // nothing is issued on a pending claim
+			c.NodeUID = tokens.ByCertificate
+		}
+		return c, c.Limits.CertificateDuration, nil
+	case !c.Past.Active(now):
+		return c, 0, nil
+	case !nodes:
+		return c, 0, approval.RefuseFor(ReasonNodeNameReleased, "the claim on node name %s was released, so its certificate cannot be renewed; to let the machine join again: kubejoin token create --max-nodes 1 --node-name %s", c.Node, c.Node)
+	case c.Past.CertificateDuration > 0:
+		c.Past = c.Past.Renewed(now)
+	}
+	return c, c.Past.CertificateDuration, nil
+}
+
+// fill counts the names of all that have their claims, and sets the error of those that get no slot. It reports
+// whether it changed the record. A name that is already counted keeps its slot: another replica may handle the same
+// request. The last slot brings the token's expiration forward.
+func (n *Nodes) fill(record *tokens.Record, all []*slotRequest) (changed bool) {
+	spent := record.Spent()
+	for _, p := range all {
+		if p.err != nil {
+			continue
+		}
+		// The token may have expired while others were asked for the claim.
+		p.err = n.checkSlot(*record, p)
+		if p.err == nil && !slices.Contains(record.Nodes, p.node) {
+			record.Nodes = append(record.Nodes, p.node)
+			changed = true
+		}
+	}
+	if end := n.now().Add(cmp.Or(max(n.Retention, 0), DefaultRetention)); record.Spent() && !spent && (record.Expires.IsZero() || record.Expires.After(end)) {
+		record.Expires = end.UTC().Truncate(time.Second)
+	}
+	return changed
+}
+
+// restrict restores from the claims what the record has lost, and reports whether it changed the record.
+// It restores restrictions only: never a Node to replace and never a role, whichever token of this ID
+// made the claim.
+func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
+	l := &record.Limits
+	before := *l
+	for _, c := range claims {
+		maxNodes, names := c.Limits.MaxNodes, c.Limits.NodeNames
+		if to := c.Limits.Replaces.Name; to != "" {
+			maxNodes, names = 1, []string{to}
+		}
+		if l.Replaces == (tokens.NodeRef{}) { // which is for one node of one name
+			if before.MaxNodes == 0 {
+				l.MaxNodes = least(l.MaxNodes, maxNodes)
+			}
+			if len(l.NodeNames) == 0 {
+				l.NodeNames = slices.Clone(names)
+			}
+		}
+		if before.CertificateDuration == 0 {
+			l.CertificateDuration = least(l.CertificateDuration, c.Limits.CertificateDuration)
+		}
+	}
+	changed = !l.Equal(before)
+	if l.NodeLimit() == 0 {
+		return changed
+	}
+	for _, registered := range []bool{true, false} {
+		for _, c := range claims {
+			counts := c.NodeUID != "" || !c.Pending && len(c.Keys) > 0
+			if counts && registered == (c.NodeUID != "") && !record.Spent() && !slices.Contains(record.Nodes, c.Node) {
+				record.Nodes = append(record.Nodes, c.Node)
+				changed = true
+			}
+		}
+	}
+	return changed
+}
+
+// least returns the lesser of two limits. Zero is unlimited.
+func least[T int | time.Duration](a, b T) T {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// replaces reports whether a token replaces the Node that has the name now. It refuses the name of any other Node. If
+// AllowExisting is set, it allows that name unless the token replaces another Node of the same name.
+func (n *Nodes) replaces(node, uid string, ref tokens.NodeRef) (bool, error) {
+	switch {
+	case ref == tokens.NodeRef{Name: node, UID: uid}:
+		return true, nil
+	case ref.Name == node:
+		return false, approval.RefuseFor(ReasonNodeReplaced, "the token may replace Node %s with UID %s, but this Node now has UID %s; create another token: kubejoin token create --replace-node %s",
+			node, ref.UID, uid, node)
+	case n.AllowExisting:
+		return false, nil
+	}
+	return false, approval.RefuseFor(ReasonNodeExists, "Node %s already exists; to replace its machine: kubejoin token create --replace-node %s; if its machine no longer exists: kubectl delete node %s", node, node, node)
+}
+
+// checkSlot refuses a request that the token does not allow, or has no slot for.
+func (n *Nodes) checkSlot(record tokens.Record, p *slotRequest) error {
+	err := n.check(record, p.request, p.node)
+	if err == nil && record.Spent() && !slices.Contains(record.Nodes, p.node) {
+		return refuseSpent(record, p.node)
+	}
+	return err
+}
+
+// check refuses a request that the token itself does not allow. It does not check the count.
+func (n *Nodes) check(record tokens.Record, r approval.Request, node string) error {
+	id := record.Token.ID()
+	switch l := record.Limits; {
+	case record.Expired(n.now()):
+		return approval.RefuseFor(ReasonTokenExpired, "token %s expired at %s; create another one: kubejoin token create", id, record.Expires.UTC().Format(time.RFC3339))
+	case record.Problem != nil:
+		return approval.RefuseFor(ReasonTokenRevoked, "token %s is malformed: %v", id, record.Problem)
+	case !record.Authentication:
+		return approval.RefuseFor(ReasonTokenRevoked, "token %s does not have usage authentication", id)
+	case !r.Created.IsZero() && record.Created.After(r.Created):
+		return approval.RefuseFor(ReasonTokenReplaced, "token %s was created at %s, after this request; the request is for an earlier token with the same ID", id, record.Created.UTC().Format(time.RFC3339))
+	case l.Problem != nil:
+		return approval.RefuseFor(ReasonTokenLimitsMalformed, "token %s has malformed limits and admits no node: %v", id, l.Problem)
+	case !l.AllowsName(node):
+		return approval.RefuseFor(ReasonNodeNameNotAllowed, "token %s does not allow node name %s, only %s; create another one: kubejoin token create --max-nodes 1 --node-name %s", id, node, names(l), node)
+	case n.reserved(node) && l.Role != tokens.RoleControlPlane:
+		return refuseReserved(node)
+	}
+	return nil
+}
+
+func names(l tokens.Limits) string {
+	if l.Replaces.Name != "" {
+		return l.Replaces.Name
+	}
+	const most = 5
+	if len(l.NodeNames) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(l.NodeNames[:most], ", "), len(l.NodeNames)-most)
+	}
+	return strings.Join(l.NodeNames, ", ")
+}
+
+func refuseSpent(record tokens.Record, node string) error {
+	most := record.Limits.NodeLimit()
+	nodes, joined := "nodes", fmt.Sprintf("%d have joined with it", len(record.Nodes))
+	if most == 1 && len(record.Nodes) == 1 {
+		nodes, joined = "node", record.Nodes[0]+" took it"
+	}
+	return approval.RefuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, joined, node)
+}
+
+func (n *Nodes) reserved(node string) bool {
+	return slices.ContainsFunc(n.Reserved, func(pattern string) bool { return tokens.MatchNodeName(pattern, node) })
+}
+
+func refuseReserved(node string) error {
+	return approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane; create a token for it: kubejoin token create --role control-plane --max-nodes 1 --node-name %s", node, node)
+}
+
+func refuseGone(id string) error {
+	return approval.RefuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
 }
 
 func refuseJoined(id, node string, replaces bool) error {
@@ -119,9 +348,7 @@ func refuseReplaced(node string) error {
 	return approval.RefuseFor(ReasonNodeExists, "a machine has taken the place of Node %s, which was Ready since; for one more make a token with: kubejoin token create --replace-node %s", node, node)
 }
 
-func requests(r approval.Request) []string {
-	if r.UID == "" {
-		return nil
-	}
-	return []string{r.UID}
+func refuseClaimed(c tokens.Claim) error {
+	return approval.RefuseFor(ReasonNodeNameClaimed, "the name %s was taken with token %s at %s; if that machine is not to join: kubejoin claim release %s",
+		c.Node, c.TokenID, c.Created.UTC().Format(time.RFC3339), c.Node)
 }

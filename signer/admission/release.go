@@ -6,86 +6,127 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// release takes away the claim of a Node that had registered and is gone, and refuses if it is
-// not gone. The claim cleaner does the same, a little later. Where there are no Nodes none is
-// ever known to be gone.
-func (n *Nodes) release(ctx context.Context, node string) error {
-	c, err := n.Claims.Get(ctx, node)
-	if errors.Is(err, tokens.ErrNotFound) {
-		return nil
+// replace writes a claim over one that was read live, if that has not changed since. If the new claim is released and
+// has no past, replace deletes the claim instead.
+func (n *Nodes) replace(ctx context.Context, c, next tokens.Claim) (tokens.Claim, error) {
+	var err error
+	if next.Released() {
+		err = tokens.Release(ctx, n.Claims, c, next.Past)
+	} else {
+		next, err = n.Claims.Update(ctx, c.Node, func(now *tokens.Claim) error {
+			if now.UID != c.UID || now.Version != c.Version {
+				return tokens.ErrConflict
+			}
+			*now = next
+			return nil
+		})
 	}
+	switch {
+	case err != nil:
+		return next, fmt.Errorf("claim of node %s: %w", c.Node, err)
+	case c.Released() || !next.Released():
+	case c.NodeUID != "":
+		n.count("released")
+		n.log.Info("claim released, its Node was deleted", "node", tokens.Redact(c.Node), "token", c.TokenID)
+	default:
+		n.count("undone")
+		n.log.Info("claim undone", "node", tokens.Redact(c.Node), "token", c.TokenID)
+	}
+	return next, nil
+}
+
+// changed reports whether replace failed because another writer changed or deleted the claim first.
+func changed(err error) bool {
+	return errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict)
+}
+
+// vacate releases a claim whose name another requester wants, or refuses if the claim keeps the name. The claim
+// cleaner also releases claims of Nodes that are gone, a little later. An attempt that is still running does not
+// confirm a claim that is gone. The claim was read live, but may have changed when vacate returns.
+func (n *Nodes) vacate(ctx context.Context, c tokens.Claim) error {
+	gone, counted, now := false, false, n.now()
+	switch {
+	case c.NodeUID != "" && n.Node != nil:
+		switch uid, err := n.Node(ctx, c.Node); {
+		case errors.Is(err, tokens.ErrNotFound):
+			gone = true
+		case err != nil:
+			return fmt.Errorf("node %s: %w", c.Node, err)
+		default:
+			if _, err := n.replaces(c.Node, uid, tokens.NodeRef{}); err != nil {
+				return err
+			}
+		}
+	case abandoned(c, now):
+		switch record, err := n.Tokens.Get(ctx, c.TokenID); {
+		case err == nil:
+			counted = slices.Contains(record.Nodes, c.Node)
+		case !errors.Is(err, tokens.ErrNotFound):
+			return fmt.Errorf("token %s: %w", c.TokenID, err)
+		}
+	}
+	left, err := vacated(c, gone, counted, now)
 	if err != nil {
-		return fmt.Errorf("claim of node %s: %w", node, err)
-	}
-	if c.NodeUID == "" {
-		return nil // another one, to be looked at anew
-	}
-	if n.Node == nil {
-		return refuseClaimed(c)
-	}
-	if gone, err := n.gone(ctx, node); err != nil {
 		return err
-	} else if !gone {
-		if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil {
+	}
+	if _, err := n.replace(ctx, c, left); !changed(err) {
+		return err
+	}
+	return nil
+}
+
+// checkNameFree refuses a name that a Node has, or that a token with limits has claimed. It reads the claim live, because a
+// stale cache could give the name away.
+func (n *Nodes) checkNameFree(ctx context.Context, node string) error {
+	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
+		return err
+	}
+	for range attempts {
+		c, err := n.Claims.Get(ctx, node)
+		switch {
+		case errors.Is(err, tokens.ErrNotFound):
+			return nil
+		case err != nil:
+			return fmt.Errorf("claim of node %s: %w", node, err)
+		case !c.Released():
+			if err := n.vacate(ctx, c); err != nil {
+				return err
+			}
+			continue
+		}
+		// The name now belongs to the new requester, whose renewals are not bound by the past of the old claim.
+		if _, err := n.replace(ctx, c, released(c, tokens.ReleasedClaim{})); !changed(err) {
 			return err
 		}
-		return refuseClaimed(c) // existing Nodes are handed out, claimed names are not
 	}
-	err = tokens.Release(ctx, n.Claims, c, c.PastAfterRelease(n.now(), 0))
-	if err == nil {
-		n.count("released")
-		n.log.Info("claim of a Node that was deleted is released", "node", tokens.Redact(node), "token", c.TokenID)
-	}
-	if errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict) {
-		return nil
-	}
-	return err
+	return fmt.Errorf("claim of node %s: changed during each of %d attempts", node, attempts)
 }
 
-// pendingFor is how long a claim may be pending before another token can take its name. No attempt takes
-// longer to count the name.
-const pendingFor = 2 * countTimeout
-
-// abandoned reports whether a claim has been pending for longer than any attempt takes: the client left, or
-// kubejoin stopped, between the claim and its confirmation.
-func (n *Nodes) abandoned(c tokens.Claim) bool {
-	return c.Pending && c.NodeUID == "" && n.now().Sub(c.Created) > pendingFor
-}
-
-// releaseAbandoned takes away the claim of a name if it is abandoned, and refuses if its token has counted
-// the name. A try that is under way all the same does not confirm a claim that is gone.
-func (n *Nodes) releaseAbandoned(ctx context.Context, node string) error {
-	c, err := n.Claims.Get(ctx, node)
+// checkNode refuses the name of a Node that exists, unless the token replaces that Node, which it reports.
+// AllowExisting allows such names.
+func (n *Nodes) checkNode(ctx context.Context, node string, ref tokens.NodeRef) (bool, error) {
+	if n.Node == nil || n.AllowExisting && ref == (tokens.NodeRef{}) {
+		return false, nil
+	}
+	uid, err := n.Node(ctx, node)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return nil
+		return false, nil
 	case err != nil:
-		return fmt.Errorf("claim of node %s: %w", node, err)
-	case !n.abandoned(c):
-		return nil // it has changed, or the cache was stale
+		return false, fmt.Errorf("node %s: %w", node, err)
 	}
-	record, err := n.Tokens.Get(ctx, c.TokenID)
-	switch {
-	case err != nil && !errors.Is(err, tokens.ErrNotFound):
-		return fmt.Errorf("token %s: %w", c.TokenID, err)
-	case err == nil && slices.Contains(record.Nodes, node):
-		return refuseClaimed(c)
-	}
-	if err = n.drop(ctx, c); errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict) {
-		return nil
-	}
-	return err
+	return n.replaces(node, uid, ref)
 }
 
-// Withdraw takes away the claim that a try at a request may have left, when somebody else has denied
-// the request since: nobody would come back to it, and the name would be taken until the token is
-// gone. A claim that others have a part in, and one that is counted, stay.
+// Withdraw removes the claim that an attempt at a request may have left, after somebody else has denied the request.
+// Nobody retries such a request, so the name would stay taken until the token is gone. Withdraw keeps a claim that
+// has keys of other requests, and a claim whose name is counted.
 func (n *Nodes) Withdraw(ctx context.Context, r approval.Request) error {
 	if n == nil || n.Tokens == nil || n.Claims == nil || r.CSR == nil {
 		return nil
@@ -96,28 +137,18 @@ func (n *Nodes) Withdraw(ctx context.Context, r approval.Request) error {
 	if !ok || !bootstrap || tokens.CheckNodeName(node) != nil {
 		return nil
 	}
-	c, err := n.Claims.Get(ctx, node)
-	switch {
-	case errors.Is(err, tokens.ErrNotFound):
-		return nil
-	case err != nil:
-		return fmt.Errorf("claim of node %s: %w", node, err)
-	case r.UID == "" || len(c.Keys) > 0 && !slices.Contains(c.Requests, r.UID): // without keys it is half undone
-		return nil
-	}
-	if err := n.undo(ctx, id, node, r); err != nil {
-		return fmt.Errorf("claim of node %s cannot be undone yet: %w", node, err)
+	if err := n.undo(ctx, id, node, r, true); err != nil {
+		return fmt.Errorf("remove claim of node %s: %w", node, err)
 	}
 	return nil
 }
 
-// undo takes the key of a request that was refused out of a pending claim of the token, and takes away
-// one that has no other key, or that a spent token cannot count any more. Where the token has counted
-// the name the claim stays. So do claims of a token that counts nothing, until the token is gone.
+// undo removes the key of a refused request from a pending claim of the token. Claims of a token without a node limit
+// are not pending: they stay until the token is gone. For a withdrawn request, undo changes only a claim that an
+// attempt at this request may have left.
 //
-// Another try may get past the count meanwhile: it does not confirm a claim without its key.
-func (n *Nodes) undo(ctx context.Context, id, node string, r approval.Request) error {
-	key := pkcs10.KeyID(r.CSR)
+// Another attempt may count the name meanwhile. It does not confirm a claim that lacks its key.
+func (n *Nodes) undo(ctx context.Context, id, node string, r approval.Request, withdrawn bool) error {
 	for range attempts {
 		c, err := n.Claims.Get(ctx, node)
 		switch {
@@ -125,36 +156,55 @@ func (n *Nodes) undo(ctx context.Context, id, node string, r approval.Request) e
 			return nil
 		case err != nil:
 			return err
-		case c.TokenID != id || !c.Pending || c.NodeUID != "":
+		case !undoable(c, id) || withdrawn && !mayStemFrom(c, r.UID):
 			return nil
 		}
 		record, err := n.Tokens.Get(ctx, id)
 		switch {
-		case errors.Is(err, tokens.ErrNotFound): // its claims go with it
+		case errors.Is(err, tokens.ErrNotFound): // the claim cleaner releases its claims
 			return nil
 		case err != nil:
 			return err
-		case slices.Contains(record.Nodes, node):
+		}
+		next := undone(c, record, r, n.now())
+		if next.Equal(c) {
 			return nil
 		}
-		if record.Spent() || !slices.ContainsFunc(c.Keys, func(k string) bool { return k != key }) {
-			err = n.drop(ctx, c)
-		} else {
-			_, err = n.Claims.Update(ctx, node, func(now *tokens.Claim) error {
-				if now.Version != c.Version {
-					return tokens.ErrConflict
-				}
-				now.Keys = slices.DeleteFunc(now.Keys, func(k string) bool { return k == key })
-				now.Requests = slices.DeleteFunc(now.Requests, func(uid string) bool { return uid == r.UID })
-				return nil
-			})
-		}
-		if !errors.Is(err, tokens.ErrConflict) {
-			if errors.Is(err, tokens.ErrNotFound) {
-				return nil
-			}
+		if _, err := n.replace(ctx, c, next); !changed(err) {
 			return err
 		}
 	}
-	return fmt.Errorf("claim of node %s: it changed %d times in a row", node, attempts)
+	return fmt.Errorf("claim of node %s: changed during each of %d attempts", node, attempts)
+}
+
+// renew returns the longest lifetime of the next certificate of a node that authenticates with its current one. It
+// updates the node's claim as renewed says.
+func (n *Nodes) renew(ctx context.Context, node string) (lifetime time.Duration, err error) {
+	if n.Claims == nil || tokens.CheckNodeName(node) != nil {
+		return 0, nil
+	}
+	c, err := n.Claims.Find(ctx, node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		// The cache may lag: the machine may have just joined through another replica.
+		c, err = n.Claims.Get(ctx, node)
+	}
+	if errors.Is(err, tokens.ErrNotFound) {
+		return 0, nil
+	} else if err != nil {
+		return 0, fmt.Errorf("claim of node %s: %w", node, err)
+	}
+	at := n.now()
+	next, lifetime, err := renewed(c, n.Node != nil, at)
+	if next.Equal(c) { // unchanged, also if the renewal is refused
+		return lifetime, err
+	}
+	if _, err = n.Claims.Update(ctx, node, func(now *tokens.Claim) (err error) {
+		if c.Released() || now.Same(c) { // otherwise it is not the claim of this node any more
+			*now, lifetime, err = renewed(*now, n.Node != nil, at)
+		}
+		return err
+	}); err != nil {
+		return 0, fmt.Errorf("claim of node %s: %w", node, err)
+	}
+	return lifetime, nil
 }

@@ -26,8 +26,8 @@ func renewal(t testing.TB, node string) approval.Request {
 	return r
 }
 
-// serves is a request of the same for a serving certificate.
-func serves(t testing.TB, node string) approval.Request {
+// servingRequest returns a request of a node for its serving certificate.
+func servingRequest(t testing.TB, node string) approval.Request {
 	t.Helper()
 	r := renewal(t, node)
 	r.SignerName = certificates.KubeletServingSignerName
@@ -51,8 +51,8 @@ func (c *cluster) runClaimCleaner(t *testing.T, node func(context.Context, strin
 	}
 }
 
-// A machine whose claim went, and whose Node comes back by its certificate, renews for as long as
-// its token said, however the claim went, and as often as it likes.
+// After its claim was released in any way, a machine that comes back with its certificate renews with the duration
+// of its token. Renewals must not cost a write each.
 func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 	const node = "worker-1"
 	const short = 2 * time.Hour
@@ -67,7 +67,7 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 			c.node(node)
 			c.runClaimCleaner(t, c.Node)
 			c.deleteNode(node)
-			_, err := c.admission().Admit(t.Context(), firstRequest(t, "system:bootstrap:"+id, node, nil))
+			_, err := admit(t.Context(), c.admission(), firstRequest(t, "system:bootstrap:"+id, node, nil))
 			wantRefused(t, "the spent token", err, "TokenSpent")
 		},
 		"token gone before the Node came": func(t *testing.T, c *cluster, id string) {
@@ -86,47 +86,47 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 				c := newCluster()
 				token := c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: short})
 				n := c.admission()
-				if a, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil || a.Duration != short {
+				if a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), node, nil)); err != nil || a.Duration != short {
 					t.Fatal(a, err)
 				}
 				release(t, c, token.ID())
 				if claim := c.claims[node]; !claim.Released() || claim.Past.CertificateDuration != short {
-					t.Fatalf("left is %+v", claim)
+					t.Fatalf("got claim %+v, want it released with the duration", claim)
 				}
 				c.node(node)
 				lasts := func(when string, want time.Duration) {
 					t.Helper()
 					c.runClaimCleaner(t, c.Node)
-					if a, err := n.Admit(t.Context(), renewal(t, node)); err != nil || a.Duration != want {
+					if a, err := admit(t.Context(), n, renewal(t, node)); err != nil || a.Duration != want {
 						t.Errorf("%s: %+v %v, want %s", when, a, err, want)
 					}
 				}
 				writes := c.writes["claim"]
-				for range 100 { // as a kubelet does, for a week
+				for range 100 { // as a kubelet renews for a week
 					lasts("in time", short)
 					time.Sleep(short * 8 / 10)
 				}
 				if writes = c.writes["claim"] - writes; writes == 0 || writes > 10 {
-					t.Errorf("%d writes for a hundred renewals, want one now and then", writes)
+					t.Errorf("got %d writes for 100 renewals, want 1 to 10", writes)
 				}
-				// It would still renew now, a day after the end of its certificate.
+				// A day after its certificate expired, the released claim still exists: clocks may differ.
 				time.Sleep(24 * time.Hour)
 				c.runClaimCleaner(t, c.Node)
 				if _, found := c.claims[node]; !found {
-					t.Error("forgotten while clocks may differ")
+					t.Error("released claim was deleted within a day after the last certificate expired")
 				}
 				time.Sleep(48 * time.Hour)
-				lasts("when no certificate can be valid", 0)
+				lasts("after all certificates expired", 0)
 				if claim, found := c.claims[node]; found {
-					t.Errorf("not forgotten: %+v", claim)
+					t.Errorf("got claim %+v, want it deleted", claim)
 				}
 			})
 		})
 	}
 }
 
-// A name that was released is free, and whoever takes it says how long renewals last from then on.
-// Nothing is forgotten by a try that comes to nothing.
+// A released name is free, and its next token sets the duration of renewals. A failed attempt must not delete what
+// remains of the released claim.
 func TestNewClaimReplacesReleasedOne(t *testing.T) {
 	const node = "worker-1"
 	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: 2 * time.Hour}
@@ -140,7 +140,7 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 		{name: "limited", lasts: 4 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: 4 * time.Hour})), node, nil)
 		}},
-		{name: "limited, with no word of certificates", request: func(t *testing.T, c *cluster) approval.Request {
+		{name: "limited, without a duration", request: func(t *testing.T, c *cluster) approval.Request {
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{NodeNames: []string{node}})), node, nil)
 		}},
 		{name: "without limits", request: func(t *testing.T, c *cluster) approval.Request {
@@ -176,28 +176,28 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 				test.change(c, n)
 			}
 			r := test.request(t, c)
-			if _, err := c.admission().DryRun().Admit(t.Context(), r); test.change == nil && (err == nil) != (test.reason == "") {
+			if _, err := admit(t.Context(), c.admission().DryRun(), r); test.change == nil && (err == nil) != (test.reason == "") {
 				t.Errorf("dry run: %v", err)
 			}
 			if claim := c.claims[node]; claim.Past != past || !claim.Released() {
-				t.Errorf("the dry run leaves %+v", claim)
+				t.Errorf("dry run changed the claim: %+v", claim)
 			}
-			_, err := n.Admit(t.Context(), r)
+			_, err := admit(t.Context(), n, r)
 			if test.reason != "" {
 				wantRefused(t, test.name, err, test.reason)
 				if claim := c.claims[node]; claim.Past != past || !claim.Released() {
-					t.Errorf("left is %+v", claim)
+					t.Errorf("got claim %+v, want it unchanged", claim)
 				}
 			} else if err != nil {
 				t.Fatal(err)
 			}
 			if claim, found := c.claims[node]; found && !claim.Released() && time.Since(claim.Created) > time.Minute {
-				t.Errorf("claimed at %s, long ago", claim.Created)
+				t.Errorf("got creation time %s, want now", claim.Created)
 			}
 			c.node(node)
-			c.history = nil // what lagged is up to date
-			if a, err := c.admission().Admit(t.Context(), renewal(t, node)); err != nil || a.Duration != test.lasts {
-				t.Errorf("renewal: %+v %v, want %s", a, err, test.lasts)
+			c.history = nil // the cache is current
+			if a, err := admit(t.Context(), c.admission(), renewal(t, node)); err != nil || a.Duration != test.lasts {
+				t.Errorf("renewal: got %+v, %v, want %s", a, err, test.lasts)
 			}
 		})
 	}
@@ -228,7 +228,7 @@ func (c *cluster) spendAllTokens() {
 	}
 }
 
-// A name that is taken over by a token that comes to nothing is bound as it was before.
+// A token that takes over a name and is then refused must not change the duration of renewals.
 func TestFailedTakeOverKeepsDurationOfClaim(t *testing.T) {
 	const node = "worker-1"
 	c := newCluster()
@@ -236,19 +236,19 @@ func TestFailedTakeOverKeepsDurationOfClaim(t *testing.T) {
 	c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: uid, Limits: tokens.Limits{CertificateDuration: 2 * time.Hour}, UID: "u", Version: c.next(), Created: time.Now()}
 	n := c.admission()
 	n.Claims = &afterUpdate{Claims: n.Claims, do: c.spendAllTokens}
-	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})), node, nil))
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})), node, nil))
 	wantRefused(t, "taken over", err, "TokenSpent")
 	c.history = nil
-	if a, err := c.admission().Admit(t.Context(), renewal(t, node)); err != nil || a.Duration != 2*time.Hour {
-		t.Errorf("renewal: %+v %v, want 2h", a, err)
+	if a, err := admit(t.Context(), c.admission(), renewal(t, node)); err != nil || a.Duration != 2*time.Hour {
+		t.Errorf("renewal: got %+v, %v, want 2h", a, err)
 	}
 }
 
-// Where there are no Nodes a name that was released is not renewed, whatever its token said, and a
-// node that asks with its certificate has joined: no other key is certified on its token.
+// Without Nodes (standalone), a released name cannot renew. A node that comes back with its certificate has joined,
+// so its token admits no other key.
 func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 	const node = "worker-1"
-	for name, comesBack := range map[string]func(testing.TB, string) approval.Request{"renewal": renewal, "serving certificate": serves} {
+	for name, request := range map[string]func(testing.TB, string) approval.Request{"renewal": renewal, "serving certificate": servingRequest} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster()
 			n := c.admission()
@@ -256,29 +256,29 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 			key := csrtest.ECDSA(elliptic.P256())
 			token := c.createToken(tokens.Limits{MaxNodes: 1})
 			for i := range 2 {
-				if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, csrtest.ECDSA(elliptic.P256()))); err != nil {
+				if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), node, csrtest.ECDSA(elliptic.P256()))); err != nil {
 					t.Fatalf("key %d: %v", i, err)
 				}
 				c.history = nil
 			}
-			if _, err := n.DryRun().Admit(t.Context(), comesBack(t, node)); err != nil || c.claims[node].NodeUID != "" {
-				t.Errorf("dry run: %v, and the claim is %+v", err, c.claims[node])
+			if _, err := admit(t.Context(), n.DryRun(), request(t, node)); err != nil || c.claims[node].NodeUID != "" {
+				t.Errorf("dry run: got %v and claim %+v, want no NodeUID", err, c.claims[node])
 			}
 			writes := c.writes["claim"]
 			for range 3 {
-				if _, err := n.Admit(t.Context(), comesBack(t, node)); err != nil {
+				if _, err := admit(t.Context(), n, request(t, node)); err != nil {
 					t.Fatal(err)
 				}
 				c.history = nil
 			}
 			if writes = c.writes["claim"] - writes; writes != 1 {
-				t.Errorf("%d writes, want one", writes)
+				t.Errorf("got %d writes, want 1", writes)
 			}
-			_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), node, key))
+			_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), node, key))
 			wantRefused(t, "another key", err, "NodeExists", "kubejoin claim release worker-1")
-			_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, key))
+			_, err = admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, key))
 			wantRefused(t, "another token", err, "NodeNameClaimed")
-			_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), node, key))
+			_, err = admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), node, key))
 			wantRefused(t, "a token without limits", err, "NodeNameClaimed")
 
 			claim := c.claims[node]
@@ -286,30 +286,30 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.history = nil
-			_, err = n.Admit(t.Context(), comesBack(t, node))
-			wantRefused(t, "released", err, "NodeNameReleased", "kubejoin token create --node-name worker-1")
+			_, err = admit(t.Context(), n, request(t, node))
+			wantRefused(t, "released", err, "NodeNameReleased", "kubejoin token create --max-nodes 1 --node-name worker-1")
 			if err != nil && errors.As(err, new(*approval.Refused)) {
 				if reporters, err := (signer.Standalone{Claims: claims{cluster: c}}).Reporters(t.Context(), "other", []string{node}); err != nil || len(reporters) > 0 {
-					t.Errorf("reporters %v %v, want none", reporters, err)
+					t.Errorf("got reporters %v, %v, want none", reporters, err)
 				}
 			}
-			if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, key)); err != nil {
+			if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, key)); err != nil {
 				t.Fatal(err)
 			}
 			c.history = nil
-			if _, err := n.Admit(t.Context(), comesBack(t, node)); err != nil {
-				t.Errorf("taken anew: %v", err)
+			if _, err := admit(t.Context(), n, request(t, node)); err != nil {
+				t.Errorf("after a new claim: %v", err)
 			}
 		})
 	}
 }
 
-// A serving certificate for a node that asks with something else is none of the claim's.
+// Only the node itself confirms its claim with a serving request, not another user or another name.
 func TestServingRequestOfOthersDoesNotConfirmClaim(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	n.Node = nil
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*approval.Request){
@@ -319,21 +319,21 @@ func TestServingRequestOfOthersDoesNotConfirmClaim(t *testing.T) {
 		"for another subject": func(r *approval.Request) {
 			r.CSR = csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("worker-2")}, nil)
 		},
-		"a name that none takes": func(r *approval.Request) { *r = serves(t, "Worker_1") },
+		"name that cannot be claimed": func(r *approval.Request) { *r = servingRequest(t, "Worker_1") },
 	} {
-		r := serves(t, "worker-1")
+		r := servingRequest(t, "worker-1")
 		change(&r)
-		if _, err := n.Admit(t.Context(), r); err != nil {
+		if _, err := admit(t.Context(), n, r); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if uid := c.claims["worker-1"].NodeUID; uid != "" {
-			t.Fatalf("%s: noted as joined: %s", name, uid)
+			t.Fatalf("%s: got NodeUID %s, want none", name, uid)
 		}
 	}
 }
 
-// The claim of a Node that was deleted, before the claim cleaner has seen it: the next machine is not
-// bound by it, and a look at what would happen changes nothing.
+// The Node of the claim was deleted and the claim cleaner has not run yet. The claim must not set the duration of
+// the next machine, and a dry run changes nothing.
 func TestClaimOfDeletedNodeSetsNoDuration(t *testing.T) {
 	const node = "worker-1"
 	for name, limits := range map[string]tokens.Limits{"limited": {MaxNodes: 1}, "without limits": {}} {
@@ -342,19 +342,19 @@ func TestClaimOfDeletedNodeSetsNoDuration(t *testing.T) {
 			before := tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone", Limits: tokens.Limits{CertificateDuration: 2 * time.Hour}, UID: "u", Version: c.next(), Created: time.Now()}
 			c.claims[node] = before
 			r := firstRequest(t, bootstrapUser(c.createToken(limits)), node, nil)
-			if _, err := c.admission().DryRun().Admit(t.Context(), r); err != nil {
+			if _, err := admit(t.Context(), c.admission().DryRun(), r); err != nil {
 				t.Errorf("dry run: %v", err)
 			}
 			if claim := c.claims[node]; !claim.Equal(before) {
-				t.Errorf("the dry run leaves %+v", claim)
+				t.Errorf("dry run changed the claim: %+v", claim)
 			}
-			if _, err := c.admission().Admit(t.Context(), r); err != nil {
+			if _, err := admit(t.Context(), c.admission(), r); err != nil {
 				t.Fatal(err)
 			}
 			c.node(node)
 			c.history = nil
-			if a, err := c.admission().Admit(t.Context(), renewal(t, node)); err != nil || a.Duration != 0 {
-				t.Errorf("renewal: %+v %v, want the signer's duration", a, err)
+			if a, err := admit(t.Context(), c.admission(), renewal(t, node)); err != nil || a.Duration != 0 {
+				t.Errorf("renewal: got %+v, %v, want no duration of a claim", a, err)
 			}
 		})
 	}

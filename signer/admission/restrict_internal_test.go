@@ -110,7 +110,6 @@ func TestRestrictNeverGrantsMore(t *testing.T) {
 
 func TestAbandonedNeedsOldPendingClaimWithoutNode(t *testing.T) {
 	now := time.Now()
-	n := &Nodes{Now: func() time.Time { return now }}
 	for name, test := range map[string]struct {
 		c    tokens.Claim
 		want bool
@@ -120,7 +119,7 @@ func TestAbandonedNeedsOldPendingClaimWithoutNode(t *testing.T) {
 		"confirmed":         {tokens.Claim{Created: now.Add(-pendingFor - 1)}, false},
 		"its Node is there": {tokens.Claim{Pending: true, NodeUID: "u", Created: now.Add(-pendingFor - 1)}, false},
 	} {
-		if got := n.abandoned(test.c); got != test.want {
+		if got := abandoned(test.c, now); got != test.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

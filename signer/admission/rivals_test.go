@@ -16,8 +16,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Two tokens for one node each are used for the same names on two leaders, calls fail, and so much time
-// passes between calls that claims count as abandoned: a name is with one token, and a token admits one.
+// Two tokens for one node each request the same names from two leaders. Calls fail, and claims become abandoned
+// between calls. Each name must belong to one token, and each token must admit one name.
 func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 	runs := 600
 	if testing.Short() {
@@ -49,7 +49,7 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 			ask := func(n *admission.Nodes, token tokens.Token, node string, tries int) {
 				r := firstRequest(t, bootstrapUser(token), node, key)
 				for range tries {
-					_, err := n.Admit(t.Context(), r)
+					_, err := admit(t.Context(), n, r)
 					if errors.As(err, new(*approval.Refused)) {
 						return
 					} else if err != nil {
@@ -58,7 +58,7 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 					mu.Lock()
 					defer mu.Unlock()
 					if other, taken := tokenOf[node]; taken && other != token.ID() {
-						t.Errorf("run %d: %s was issued on two tokens", run, node)
+						t.Errorf("run %d: %s was admitted with two tokens", run, node)
 					}
 					if other, taken := nameOf[token.ID()]; taken && other != node {
 						t.Errorf("run %d: a token for one node admitted %s and %s", run, other, node)
@@ -85,7 +85,7 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 				}
 			}
 			asking.Wait()
-			// A token that counts nobody still admits a machine.
+			// A token that has counted no name still admits a machine.
 			c.failing = 0
 			time.Sleep(5 * time.Minute)
 			c.refreshCaches()
@@ -93,7 +93,7 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 			n.Retention = 1000 * time.Hour
 			for i, token := range all {
 				if len(c.records[token.ID()].Nodes) == 0 {
-					if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), fmt.Sprint("free-", i), key)); err != nil {
+					if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), fmt.Sprint("free-", i), key)); err != nil {
 						t.Errorf("run %d: %v", run, err)
 					}
 				}

@@ -3,11 +3,15 @@ package admission_test
 import (
 	"context"
 	"crypto/elliptic"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -28,19 +32,19 @@ func (s hookBeforeCount) Update(ctx context.Context, id string, change func(*tok
 	})
 }
 
-// cancelBeforeCount asks for a node's certificate and gives up before the token has counted the name.
+// cancelBeforeCount requests a certificate for node and cancels before the token has counted the name.
 func cancelBeforeCount(t *testing.T, c *cluster, token tokens.Token, node string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	n := c.admission()
 	n.Tokens = hookBeforeCount{store{cluster: c}, func() {
 		cancel()
-		time.Sleep(10 * time.Millisecond) // until the call has noticed
+		time.Sleep(10 * time.Millisecond) // until the call sees the canceled context
 	}}
-	if a, err := n.Admit(ctx, firstRequest(t, bootstrapUser(token), node, csrtest.ECDSA(elliptic.P256()))); a != nil || err == nil {
-		t.Fatalf("%s left and was admitted: %v", node, err)
+	if a, err := admit(ctx, n, firstRequest(t, bootstrapUser(token), node, csrtest.ECDSA(elliptic.P256()))); a != nil || err == nil {
+		t.Fatalf("%s: got an admission or no error after canceling: %v", node, err)
 	}
-	for range 100 { // the call may end after Admit
+	for range 100 { // the write may end after Admit returned
 		c.mu.Lock()
 		claim := c.claims[node]
 		c.mu.Unlock()
@@ -49,11 +53,10 @@ func cancelBeforeCount(t *testing.T, c *cluster, token tokens.Token, node string
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatalf("there is no pending claim of %s", node)
+	t.Fatalf("got no pending claim of %s", node)
 }
 
-// A client that leaves at the right moment would keep any number of names from other machines, with a
-// token for one node.
+// A client that cancels at the right moment could otherwise block any number of names with a token for one node.
 func TestAbandonedPendingClaimFreesItsName(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{"limited": {MaxNodes: 1}, "by name": {NodeNames: []string{"worker-*"}}, "unlimited": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -64,22 +67,22 @@ func TestAbandonedPendingClaimFreesItsName(t *testing.T) {
 			}
 			c.refreshCaches()
 			n := c.admission()
-			_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(other), "worker-1", nil))
+			_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(other), "worker-1", nil))
 			wantRefused(t, "while the count may be under way", err, "NodeNameClaimed")
 			later := time.Now().Add(5 * time.Minute)
 			n.Now = func() time.Time { return later }
-			if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(other), "worker-1", nil)); err != nil {
-				t.Errorf("a claim that was never counted keeps the name: %v", err)
+			if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(other), "worker-1", nil)); err != nil {
+				t.Errorf("claim that was never counted: got %v, want the name to be free", err)
 			}
-			// One that was counted does, confirmed or not.
+			// A counted claim keeps its name, confirmed or not.
 			c.editToken(squats.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-2"} })
-			_, err = n.Admit(t.Context(), firstRequest(t, bootstrapUser(c.createToken(limits)), "worker-2", nil))
+			_, err = admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(limits)), "worker-2", nil))
 			wantRefused(t, "counted", err, "NodeNameClaimed")
 		})
 	}
 }
 
-// Nothing was issued on a pending claim: keys of tries that came to nothing do not lock a machine out.
+// Nothing was issued with a pending claim. The keys of failed attempts must not lock out the machine.
 func TestReplacesKeysOfPendingClaim(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
@@ -88,21 +91,20 @@ func TestReplacesKeysOfPendingClaim(t *testing.T) {
 	}
 	n := c.admission()
 	for i := range tokens.MaxKeys + 1 {
-		_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256())))
+		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256())))
 		switch {
 		case i == 0 && err != nil:
-			t.Errorf("the first key that anything is issued on: %v", err)
+			t.Errorf("first key: got %v, want an admission", err)
 		case i == tokens.MaxKeys && err == nil:
-			t.Errorf("%d keys were admitted", i+1)
+			t.Errorf("got %d admitted keys, want fewer", i+1)
 		}
 	}
 	if keys := len(c.claims["worker-1"].Keys); keys != tokens.MaxKeys {
-		t.Errorf("the claim has %d keys", keys)
+		t.Errorf("got %d keys on the claim, want 3", keys)
 	}
 }
 
-// Where Nodes that exist are handed out the claim cleaner notes the Node at once, also between the
-// claim and its confirmation.
+// With --existing-nodes=allow, the claim cleaner may note the Node before the claim is confirmed.
 func TestConfirmsClaimWithExistingNode(t *testing.T) {
 	c := newCluster()
 	token, uid := c.createToken(tokens.Limits{MaxNodes: 1}), c.node("worker-1")
@@ -116,37 +118,37 @@ func TestConfirmsClaimWithExistingNode(t *testing.T) {
 			c.claims["worker-1"] = claim
 		}
 	}}
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 		t.Error(err)
 	}
 	if claim := c.claims["worker-1"]; claim.Pending || claim.NodeUID != uid {
-		t.Errorf("claim %+v", claim)
+		t.Errorf("got claim %+v", claim)
 	}
 }
 
-// Where there are no Nodes a machine that renews is not the one of a pending claim, on which nothing was
-// issued: it does not end what the claim's token is good for.
+// Without Nodes (standalone), nothing was issued with a pending claim. A renewal comes from another machine and
+// must not close the token of the claim.
 func TestStandaloneRenewalDoesNotConfirmPendingClaim(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
 	n.Node, n.Ready = nil, nil
-	renews := firstRequest(t, "system:node:worker-1", "worker-1", nil)
-	renews.Groups = []string{"system:nodes"}
+	r := firstRequest(t, "system:node:worker-1", "worker-1", nil)
+	r.Groups = []string{"system:nodes"}
 	n.Tokens = hookBeforeCount{store{cluster: c}, func() {
 		c.mu.Lock()
-		c.history = nil // where there are no Nodes no cache lags
+		c.history = nil // standalone caches are always current
 		c.mu.Unlock()
-		if _, err := n.Admit(t.Context(), renews); err != nil {
+		if _, err := admit(t.Context(), n, r); err != nil {
 			t.Error(err)
 		}
 	}}
-	if _, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 		t.Error(err)
 	}
 }
 
-// A try that was stopped for longer than claims may be pending finds that another token has its name.
+// An attempt that is delayed longer than claims may be pending finds that another token has its name.
 func TestDelayedAttemptDoesNotConfirmOtherClaim(t *testing.T) {
 	c := newCluster()
 	stopped, other := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{MaxNodes: 1})
@@ -156,14 +158,58 @@ func TestDelayedAttemptDoesNotConfirmOtherClaim(t *testing.T) {
 		later := time.Now().Add(5 * time.Minute)
 		next := c.admission()
 		next.Now = func() time.Time { return later }
-		if _, err := next.Admit(t.Context(), firstRequest(t, bootstrapUser(other), "worker-1", nil)); err != nil {
+		if _, err := admit(t.Context(), next, firstRequest(t, bootstrapUser(other), "worker-1", nil)); err != nil {
 			t.Error(err)
 		}
 	})
 	n.Tokens = hookBeforeCount{store{cluster: c}, once}
-	_, err := n.Admit(t.Context(), firstRequest(t, bootstrapUser(stopped), "worker-1", nil))
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(stopped), "worker-1", nil))
 	wantRefused(t, "stopped", err, "NodeNameClaimed")
 	if claim := c.claims["worker-1"]; claim.TokenID != other.ID() || claim.Pending {
-		t.Errorf("claim %+v", claim)
+		t.Errorf("got claim %+v", claim)
 	}
+}
+
+// Earlier attempts left pending claims, the token has counted nothing, and half of the claim writes fail. The token
+// must count a name in the end, so no attempt may restore keys that an earlier one has evicted.
+func TestCountsAfterFailedEvictions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
+		var requests []approval.Request
+		for i := range 16 {
+			node := fmt.Sprintf("worker-%d", i)
+			r := firstRequest(t, bootstrapUser(token), node, nil)
+			c.claims[node] = tokens.Claim{
+				Node: node, TokenID: token.ID(), UID: "1", Version: "1", Created: time.Now(),
+				Limits: tokens.Limits{MaxNodes: 1}, Keys: []string{keyOf(r)}, Pending: true,
+			}
+			requests = append(requests, r)
+		}
+		n := c.admission()
+		n.Claims = &failsEverySecondUpdate{claims: claims{cluster: c}}
+		for round := 0; len(c.records[token.ID()].Nodes) == 0; round++ {
+			if round == 20 {
+				t.Fatalf("got no counted name after %d rounds", round)
+			}
+			var all sync.WaitGroup
+			for _, r := range requests {
+				all.Go(func() { _, _ = admit(t.Context(), n, r) })
+			}
+			all.Wait()
+		}
+	})
+}
+
+// failsEverySecondUpdate fails every second update of a claim.
+type failsEverySecondUpdate struct {
+	claims
+	writes atomic.Int32
+}
+
+func (f *failsEverySecondUpdate) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	if f.writes.Add(1)%2 == 1 {
+		return tokens.Claim{}, errInjected
+	}
+	return f.claims.Update(ctx, node, change)
 }

@@ -65,7 +65,7 @@ func uri(text string) *url.URL {
 	return u
 }
 
-// What may be asked of a signer of one's own.
+// A custom signer issues only certificates with the subjects, names and usages that its file allows.
 func TestCustomSignerLimitsRequests(t *testing.T) {
 	authority := signer.Authority{Signers: signer.FixedSigners(build(t, `
 - name: example.com/etcd-peer
@@ -101,28 +101,28 @@ func TestCustomSignerLimitsRequests(t *testing.T) {
 		{"common name", name("etcd-0"), ""},
 		{"and organization", name("etcd-0", "etcd"), ""},
 		{"two organizations", name("etcd-0", "etcd", "team:a"), ""},
-		{"other common name", name("etcd"), `common name "etcd" is asked for, allowed are ["etcd-*" "system:etcd:*"]`},
+		{"other common name", name("etcd"), `common name "etcd" is not allowed, want one of ["etcd-*" "system:etcd:*"]`},
 		{"other case", name("ETCD-0"), "common name"},
 		{"before", name("xetcd-0"), "common name"},
 		{"other organization", name("etcd-0", "etcd", "ops"), `subject organization "ops"`},
-		{"masters", name("etcd-0", "system:masters"), `system:masters, which nobody is given`},
+		{"masters", name("etcd-0", "system:masters"), `system:masters, and kubejoin issues no certificates for this group`},
 		{"reserved, by its prefix", name("system:etcd:0", "system:etcd"), ""},
 		{"reserved, by a pattern", name("etcd-0", "system:admins"), `subject organization "system:admins"`},
 		{"reserved, of a node", name("system:node:a", "system:nodes"), `common name "system:node:a"`},
 		{"unit", x509.CertificateRequest{Subject: pkix.Name{CommonName: "etcd-0", OrganizationalUnit: []string{"x"}}}, "attribute 2.5.4.11"},
 		{"email attribute", x509.CertificateRequest{Subject: pkix.Name{CommonName: "etcd-0", ExtraNames: []pkix.AttributeTypeAndValue{
 			{Type: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}, Value: "a@example.com"}}}}, "attribute 1.2.840.113549.1.9.1"},
-		{"only an organization", x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"etcd"}}}, "no name is asked for"},
+		{"only an organization", x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"etcd"}}}, "the request has no name"},
 
 		{"DNS", dns("a.etcd.example.com", "etcd-1.example.com", "plain"), ""},
 		{"DNS in any case", dns("A.ETCD.example.com"), ""},
-		{"DNS, two labels for one", dns("a.b.etcd.example.com"), `DNS name "a.b.etcd.example.com" is asked for`},
+		{"DNS, two labels for one", dns("a.b.etcd.example.com"), `DNS name "a.b.etcd.example.com" is not allowed`},
 		{"DNS, no label", dns("etcd.example.com"), "DNS name"},
 		{"DNS, nothing for a *", dns("etcd-.example.com"), "DNS name"},
 		{"DNS, another domain", dns("a.etcd.example.com.evil.org"), "DNS name"},
 		{"DNS, dot at the end", dns("plain."), "DNS name"},
 		{"DNS, one of many", dns("plain", "other"), `DNS name "other"`},
-		{"wildcard by a pattern", dns("*.etcd.example.com"), `DNS name "*.etcd.example.com" is asked for`},
+		{"wildcard by a pattern", dns("*.etcd.example.com"), `DNS name "*.etcd.example.com" is not allowed`},
 		{"wildcard in a label", dns("etcd-*.example.com"), "DNS name"},
 		{"wildcard as listed", dns("*.apps.example.com"), ""},
 		{"wildcard as listed is no pattern", dns("a.apps.example.com"), "DNS name"},
@@ -131,7 +131,7 @@ func TestCustomSignerLimitsRequests(t *testing.T) {
 		{"address", ip("10.1.2.3"), ""},
 		{"single address", ip("192.0.2.1"), ""},
 		{"IPv6", ip("2001:db8::5"), ""},
-		{"other address", ip("192.0.2.2"), "address 192.0.2.2 is asked for, allowed are"},
+		{"other address", ip("192.0.2.2"), "address 192.0.2.2 is not allowed, want one of"},
 		{"other IPv6", ip("2001:db8:0:1::5"), "address"},
 
 		{"email", email("ada@example.com"), ""},
@@ -156,40 +156,40 @@ func TestCustomSignerLimitsRequests(t *testing.T) {
 		{"URI, scheme", at("http://a.example.com"), "URI"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			_, err := authority.Sign(t.Context(), request(t, peer, test.template, both...), nil)
+			_, err := authority.Sign(t.Context(), request(t, peer, test.template, both...))
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
-				t.Errorf("%v, want %q", err, test.want)
+				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
 	}
 	t.Run("usage", func(t *testing.T) {
 		r := request(t, peer, name("etcd-0"), certificates.UsageDigitalSignature)
-		if _, err := authority.Sign(t.Context(), r, nil); err == nil || !strings.Contains(err.Error(), "good for everything") {
+		if _, err := authority.Sign(t.Context(), r); err == nil || !strings.Contains(err.Error(), "valid for every purpose") {
 			t.Errorf("only digital signature: %v", err)
 		}
 		r.Usages = []certificates.KeyUsage{certificates.UsageCodeSigning}
-		if _, err := authority.Sign(t.Context(), r, nil); err == nil || !strings.Contains(err.Error(), `usage "code signing" is asked for`) {
+		if _, err := authority.Sign(t.Context(), r); err == nil || !strings.Contains(err.Error(), `usage "code signing" is not allowed`) {
 			t.Errorf("code signing: %v", err)
 		}
 	})
 	t.Run("what is not given is not allowed", func(t *testing.T) {
 		for _, template := range []x509.CertificateRequest{name("bare"), ip("10.0.0.1"), dns("bare", "other")} {
-			if _, err := authority.Sign(t.Context(), request(t, "example.com/bare", template, certificates.UsageServerAuth), nil); err == nil {
-				t.Errorf("%+v is issued", template)
+			if _, err := authority.Sign(t.Context(), request(t, "example.com/bare", template, certificates.UsageServerAuth)); err == nil {
+				t.Errorf("%+v: got no error, want a refusal", template)
 			}
 		}
-		if _, err := authority.Sign(t.Context(), request(t, "example.com/bare", dns("bare"), certificates.UsageServerAuth), nil); err != nil {
+		if _, err := authority.Sign(t.Context(), request(t, "example.com/bare", dns("bare"), certificates.UsageServerAuth)); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("what is not in the file", func(t *testing.T) {
 		if _, ok := authority.Signer(certificates.KubeAPIServerClientSignerName); ok {
-			t.Error("a signer that the file does not name")
+			t.Error("got a signer that the file does not name")
 		}
 	})
 }
 
-// A file can only take away from the rules of Kubernetes' own signers.
+// A file can only restrict the Kubernetes signers, never extend them.
 func TestFileOnlyRestrictsKubernetesSigners(t *testing.T) {
 	authority := signer.Authority{Signers: signer.FixedSigners(build(t, `
 - name: kubernetes.io/kubelet-serving
@@ -214,15 +214,14 @@ func TestFileOnlyRestrictsKubernetesSigners(t *testing.T) {
 		{"reserved", request(t, certificates.KubeAPIServerClientSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:kube-scheduler"}}, client...), `"system:kube-scheduler"`},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			_, err := authority.Sign(t.Context(), test.r, nil)
+			_, err := authority.Sign(t.Context(), test.r)
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
-				t.Errorf("%v, want %q", err, test.want)
+				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
 	}
 }
 
-// What a request asks for is held inside the bounds of its signer.
 func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 	const day = 24 * time.Hour
 	for _, test := range []struct {
@@ -230,7 +229,7 @@ func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 		requested time.Duration
 		want      time.Duration
 	}{
-		{"", 0, 90 * day}, // the cluster's
+		{"", 0, 90 * day}, // default of the cluster
 		{"", 365 * day, 90 * day},
 		{"duration: {min: 1h, default: 24h, max: 720h}", 0, day},
 		{"duration: {min: 1h, default: 24h, max: 720h}", 10 * time.Minute, time.Hour},
@@ -239,7 +238,7 @@ func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 		{"duration: {default: 24h}", 48 * time.Hour, day},
 		{"duration: {max: 48h}", 0, 48 * time.Hour},
 		{"duration: {max: 48h}", time.Second, 10 * time.Minute},
-		{"duration: {max: 2400h}", 0, 2400 * time.Hour}, // longer than the cluster's
+		{"duration: {max: 2400h}", 0, 2400 * time.Hour}, // longer than the default of the cluster
 		{"duration: {min: 1h}", 0, 90 * day},
 		{"duration: {min: 1h}", time.Minute, time.Hour},
 		{"duration: {max: 5m}", time.Hour, 5 * time.Minute},
@@ -251,7 +250,7 @@ func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 			r.Expiration = test.requested
 			now := time.Now()
 			authority.Now = func() time.Time { return now }
-			chain, err := authority.Sign(t.Context(), r, nil)
+			chain, err := authority.Sign(t.Context(), r)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -261,7 +260,7 @@ func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 				got += 5 * time.Minute
 			}
 			if got != test.want {
-				t.Errorf("%s, want %s", got, test.want)
+				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})
 	}

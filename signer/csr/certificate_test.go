@@ -1,15 +1,13 @@
 package csr_test
 
 import (
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -49,10 +47,10 @@ func writer(object *certificates.CertificateSigningRequest) string {
 	return ""
 }
 
-// parsedCSR is a request that no object holds.
+// parsedCSR returns a parsed CSR without creating an object.
 func parsedCSR(t testing.TB, template *x509.CertificateRequest) *x509.CertificateRequest {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, newKey(t))
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, csrtest.NewKey())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,13 +59,4 @@ func parsedCSR(t testing.TB, template *x509.CertificateRequest) *x509.Certificat
 		t.Fatal(err)
 	}
 	return parsed
-}
-
-func newKey(t testing.TB) crypto.Signer {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
 }

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/faults"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -28,23 +29,23 @@ import (
 func TestFirstCertificateAndRenewal(t *testing.T) {
 	w := newWorld(t)
 	w.startController()
-	key := newKey(t)
+	key := csrtest.NewKey()
 	asked := w.ask(w.bootstrap(), kubelet, "worker-1", nil, key)
 	cert := w.awaitIssued(asked.Name)
 	object := w.await(asked.Name, "approval", func(o *certificates.CertificateSigningRequest) bool {
 		return condition(o, certificates.CertificateApproved) != nil
 	})
 	if c := condition(object, certificates.CertificateApproved); c.Reason != "AutoApproved" || c.Message != "Auto approving kubelet client certificate after SubjectAccessReview." {
-		t.Errorf("condition is %+v", c)
+		t.Errorf("got condition %+v", c)
 	}
 	if got := cert.NotAfter.Sub(cert.NotBefore); got != 24*time.Hour {
-		t.Errorf("lifetime is %s, want 24h", got)
+		t.Errorf("got lifetime %s, want 24h", got)
 	}
 	if got := writer(object); got != csr.FieldManager {
-		t.Errorf("the certificate was written by %q", got)
+		t.Errorf("got field manager %q of the certificate, want that of kubejoin", got)
 	}
 
-	// The node renews with the certificate that it got.
+	// The node renews with its first certificate.
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +60,7 @@ func TestFirstCertificateAndRenewal(t *testing.T) {
 		return condition(o, certificates.CertificateApproved) != nil
 	})
 	if c := condition(renewal, certificates.CertificateApproved); c.Message != "Auto approving self kubelet client certificate after SubjectAccessReview." {
-		t.Errorf("condition is %+v", c)
+		t.Errorf("got condition %+v", c)
 	}
 
 	for _, m := range []struct {

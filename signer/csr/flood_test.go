@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -15,15 +16,14 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// TestServesOthersDuringFlood has one requester ask for 5,000 certificates at once: others are served within twice
-// the time that it takes them usually.
+// While one requester requests 5,000 certificates at once, others must wait at most twice as long as usual.
 func TestServesOthersDuringFlood(t *testing.T) {
 	const flood, others = 5000, 40
 	w := newWorld(t)
 	authority := w.authority(signer.Fixed(w.ca))
-	authority.Unthrottled = true // the flood is to be signed: the rate of its key would end it
+	authority.Unthrottled = true // otherwise the rate of its key would stop the flood
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
-	key := newKey(t)
+	key := csrtest.NewKey()
 	serve := func(round string, i int) time.Duration {
 		client := w.as(fmt.Sprintf("machine-%s-%d", round, i), "system:bootstrappers", bootstrapGroup)
 		changes, err := w.admin.CertificatesV1().CertificateSigningRequests().Watch(t.Context(), metav1.ListOptions{LabelSelector: "of=" + round})
@@ -38,7 +38,7 @@ func TestServesOthersDuringFlood(t *testing.T) {
 				return time.Since(began)
 			}
 		}
-		t.Fatalf("%s is not issued", asked.Name)
+		t.Fatalf("%s: got no certificate", asked.Name)
 		return 0
 	}
 	median := func(round string) time.Duration {
@@ -64,17 +64,17 @@ func TestServesOthersDuringFlood(t *testing.T) {
 	}
 	creating.Wait()
 	if left := w.pending("of=flood"); left < flood/10 {
-		t.Fatalf("only %d requests are waiting: this is no flood", left)
+		t.Fatalf("only %d requests are waiting, want a flood", left)
 	}
-	// Everything else on the machine is in these times, too: the best of three measurements has to
-	// do, and the usual time is what it is before the flood or after it.
+	// Other load on the machine is part of these times. So the test takes the best of three measurements, and the
+	// larger of the usual times before and after the flood.
 	best := time.Duration(math.MaxInt64)
 	for try := 1; try <= 3 && best > 2*usual; try++ {
 		best = min(best, median(fmt.Sprint("during", try)))
 		left := w.pending("of=flood")
 		t.Logf("%.2f times as long as usual, with %d requests of the flood still waiting", float64(best)/float64(usual), left)
 		if left == 0 {
-			t.Fatal("the flood was over too soon to tell")
+			t.Fatal("the flood ended too soon to measure")
 		}
 	}
 	if best <= 2*usual {
@@ -82,6 +82,6 @@ func TestServesOthersDuringFlood(t *testing.T) {
 	}
 	w.poll("the end of the flood", func() bool { return w.pending("of=flood") == 0 })
 	if usual = max(usual, median("after")); best > 2*usual {
-		t.Errorf("it takes others %s in a flood, and %s usually", best, usual)
+		t.Errorf("others wait %s during the flood, want at most twice the usual %s", best, usual)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -59,8 +60,8 @@ func (h rawLines) Handle(_ context.Context, r slog.Record) error {
 	return err
 }
 
-// What requesters choose is in logs, conditions and Events without secrets and control characters, and
-// no more than a few hundred characters of it.
+// Logs, conditions and Events quote text of requesters. They must hold no secrets, no control characters and only a
+// few hundred characters of it.
 func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 	const (
 		secret = "qwertzuiopasdfgh"
@@ -72,7 +73,7 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 	w.run(csr.Controller{
 		Client: w.restrict, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Sign: true, Logger: slog.New(rawLines{to: log}),
 	}.Run)
-	key := newKey(t)
+	key := csrtest.NewKey()
 	ask := func(user, name, signerName, cn string) *certificates.CertificateSigningRequest {
 		der, err := x509.CreateCertificateRequest(nil, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}}}, key)
 		if err != nil {
@@ -127,7 +128,7 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 		}
 	}
 	if len(lines) < len(asked) || !strings.Contains(log.String(), "8w4usg.<redacted>") {
-		t.Errorf("the log has %d lines: %s", len(lines), log)
+		t.Errorf("got %d log lines: %s", len(lines), log)
 	}
 }
 

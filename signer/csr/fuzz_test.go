@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -25,10 +26,10 @@ func (allowsAll) Allowed(context.Context, approval.Request, approval.Permission)
 	return true, nil
 }
 
-// FuzzObject has CertificateSigningRequests as no API server would let them in: they are refused
-// or decided, and only a kubelet's client certificate is ever approved.
+// FuzzObject handles CertificateSigningRequests that no API server would accept. The controller must refuse or
+// decide them, and may only approve client certificates of kubelets.
 func FuzzObject(f *testing.F) {
-	key := newKey(f)
+	key := csrtest.NewKey()
 	for _, subject := range []pkix.Name{
 		{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
 		{CommonName: "system:node:", Organization: []string{"system:nodes"}},
@@ -70,20 +71,20 @@ func FuzzObject(f *testing.F) {
 		fuzzing.RunWithinLimit(t, func() {
 			o := object()
 			if wanted := csr.Wanted(o); wanted && len(certificate) > 0 {
-				t.Error("an issued request would be taken up")
+				t.Error("Wanted is true for an issued request")
 			}
 			r, err := csr.Cached(o)
 			if err != nil {
 				if refused := (*approval.Refused)(nil); !errors.As(err, &refused) || refused.Reason == "" || refused.Message == "" {
-					t.Errorf("%v is not a refusal with a reason", err)
+					t.Errorf("got %v, want a refusal with a reason", err)
 				}
 				return
 			}
 			if len(certificate) > 0 {
-				t.Error("an issued request has been kept whole")
+				t.Error("the cache keeps the whole issued request")
 			}
 			if r.Expiration <= 0 || r.CSR == nil || r.User != user {
-				t.Errorf("%+v", r)
+				t.Errorf("got request %+v", r)
 			}
 			d, err := approval.Decide(context.Background(), approval.Kubelet(), r, allowsAll{})
 			if err != nil {
@@ -91,7 +92,7 @@ func FuzzObject(f *testing.F) {
 			}
 			if name, found := strings.CutPrefix(r.CSR.Subject.CommonName, "system:node:"); d.Verdict == approval.Approve &&
 				(!found || name == "" || signerName != kubelet || len(r.CSR.Subject.Organization) != 1 || r.CSR.Subject.Organization[0] != "system:nodes") {
-				t.Errorf("approved: %q for %q", r.CSR.Subject, signerName)
+				t.Errorf("approved subject %q for signer %q", r.CSR.Subject, signerName)
 			}
 		})
 	})

@@ -111,27 +111,26 @@ func (h *handler) withdraw(ctx context.Context, csr *certificates.CertificateSig
 	return nil
 }
 
-// handle approves and signs one request, as far as there is something to do and it may. A
-// Conflict is to be tried again with the object read anew.
+// handle decides a pending request and signs an approved one. After a Conflict, the caller re-reads the
+// object and tries again.
 func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigningRequest) (retry, error) {
 	r, refusal := Request(csr)
-	csr.ManagedFields = nil // nil keeps what the API server has
+	csr.ManagedFields = nil // nil leaves managedFields on the API server unchanged
 	if h.Shadow {
 		return h.shadow(ctx, csr, r, refusal)
 	}
 	var admission *signer.Admission
 	if !has(csr, certificates.CertificateApproved) {
 		if refusal != nil {
-			// Not for us to approve. A person may deny it, or approve it: then signing it fails.
+			// kubejoin does not approve it. A person may deny it, or approve it; then signing fails.
 			h.leaveAlone(csr, refusal)
 			return noRetry, nil
 		}
-		updated, leave, next, err := h.decide(ctx, csr, r)
-		if updated == nil {
+		var next retry
+		var err error
+		if admission, next, err = h.decide(ctx, csr, r); admission == nil {
 			return next, err
 		}
-		csr, admission = updated, leave
-		csr.ManagedFields = nil
 	}
 	if !h.signs(csr) {
 		return noRetry, nil
@@ -142,14 +141,15 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 	return h.sign(ctx, csr, r, admission)
 }
 
-// decide asks the rules and writes what they say. The object is nil unless it is approved now.
-func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*certificates.CertificateSigningRequest, *signer.Admission, retry, error) {
+// decide applies the rules and writes their decision. The admission is nil unless decide approved the
+// object.
+func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*signer.Admission, retry, error) {
 	d, admission, err := h.Authority.Decide(ctx, r)
 	log := h.logOf(csr).With("subject", foreign.Text(r.CSR.Subject.String(), foreign.MaxName),
 		"verdict", d.Verdict.String(), "reason", d.Reason, "rule", d.Rule)
-	if d.Rule == "" { // no rule knows it
-		log.Debug("certificate request is left alone")
-		return nil, nil, noRetry, nil
+	if d.Rule == "" { // no rule applies
+		log.Debug("certificate request ignored, no rule applies")
+		return nil, noRetry, nil
 	}
 	count := func() {
 		h.counts.decisions.WithLabelValues(csr.Spec.SignerName, d.Verdict.String(), d.Reason).Inc()
@@ -164,39 +164,42 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 		count()
 		next := h.wait(csr, d, log)
 		if err != nil && next != noRetry {
-			return nil, nil, next, fmt.Errorf("deciding: %w", err)
+			return nil, next, fmt.Errorf("decide: %w", err)
 		}
-		return nil, nil, next, nil
+		return nil, next, nil
 	default:
 		count()
 		if h.reportOnce(csr, d) {
-			log.Info("certificate request is left alone", "message", d.Message)
+			log.Info("certificate request not decided", "message", d.Message)
 		}
-		return nil, nil, retryLater, nil
+		return nil, retryLater, nil
 	}
 	csr.Status.Conditions = append(csr.Status.Conditions, condition)
 	updated, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{FieldManager: FieldManager})
 	if err != nil {
 		if apierrors.IsNotFound(err) {
-			return nil, nil, noRetry, errGone
+			return nil, noRetry, errGone
 		}
 		if !apierrors.IsConflict(err) && !stopped(ctx) {
-			h.recorder.Eventf(csr, corev1.EventTypeWarning, eventApprovalFailed, "The decision to %s could not be written: %v", d.Verdict, err)
+			h.recorder.Eventf(csr, corev1.EventTypeWarning, eventApprovalFailed, "kubejoin could not write its decision (%s): %v", d.Verdict, err)
 		}
-		return nil, nil, noRetry, fmt.Errorf("writing the decision to %s: %w", d.Verdict, err)
+		return nil, noRetry, fmt.Errorf("write decision (%s): %w", d.Verdict, err)
 	}
 	count()
-	log.Info("certificate request is decided", "message", d.Message)
 	if d.Verdict == approval.Deny {
+		log.Info("certificate request denied", "message", d.Message)
 		h.mark(csr.UID, finished)
 		h.recorder.Event(csr, corev1.EventTypeWarning, d.Reason, d.Message)
-		return nil, nil, noRetry, nil
+		return nil, noRetry, nil
 	}
+	log.Info("certificate request approved", "message", d.Message)
 	h.mark(csr.UID, approved)
-	if admission.Keys > 1 {
-		h.recorder.Eventf(updated, corev1.EventTypeWarning, eventAnotherKey, "The %d. key for this node on token %s: a machine that began anew, or another one; of %d at most", admission.Keys, admission.TokenID, tokens.MaxKeys)
+	if keys, tokenID := admission.Keys(); keys > 1 {
+		h.recorder.Eventf(updated, corev1.EventTypeWarning, eventAnotherKey, "This is key %d of at most %d for this node with token %s. The kubelet restarted without its key, or another machine uses this name and token; see: kubejoin claim list", keys, tokens.MaxKeys, tokenID)
 	}
-	return updated, admission, noRetry, nil
+	updated.ManagedFields = nil
+	*csr = *updated // the spec was validated and is immutable
+	return admission, noRetry, nil
 }
 
 // maxUndecided is approval.MaxWait where somebody who has to be asked does not answer: a cleaner
@@ -270,10 +273,16 @@ func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigni
 	return h.fail(ctx, csr, refused)
 }
 
-// sign issues the certificate of an approved request and writes it, whoever approved it: that may be
-// before what it waits for is there.
+// sign issues and writes the certificate of an approved request, regardless of who approved it. The request waits if
+// it was approved too early, for example before its Node exists.
 func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, admission *signer.Admission) (retry, error) {
-	chain, err := h.Authority.Sign(ctx, r, admission)
+	var chain []byte
+	var err error
+	if admission != nil {
+		chain, err = h.Authority.SignAdmitted(ctx, admission)
+	} else { // a person, another program or an earlier try of kubejoin approved it
+		chain, err = h.Authority.Sign(ctx, r)
+	}
 	if d := signer.WaitDecision(err); d != nil {
 		return h.wait(csr, *d, h.logOf(csr).With("reason", d.Reason)), nil
 	}
@@ -286,7 +295,7 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	}
 	csr.Status.Certificate = chain
 	h.wrote(csr)
-	if err := h.writeStatus(ctx, csr, "writing the certificate"); err != nil {
+	if err := h.writeStatus(ctx, csr, "write certificate"); err != nil {
 		return noRetry, err
 	}
 	h.countIssued(csr)

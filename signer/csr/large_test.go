@@ -9,12 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// An API server takes objects that are larger than kubejoin handles. If a person approves one, it
-// fails and keeps its labels.
+// The API server accepts larger objects than kubejoin handles. If somebody approves one, it must fail and keep its
+// labels.
 func TestFailsLargeRequests(t *testing.T) {
 	w := newWorld(t)
 	w.startController()
@@ -23,14 +24,14 @@ func TestFailsLargeRequests(t *testing.T) {
 		extension, metadata int
 		want                string
 	}{
-		{name: "request", extension: 100 << 10, want: "bytes, at most 65536 are allowed"},
-		{name: "annotations", metadata: 100 << 10, want: "beside the certificate request, at most 65536 are allowed"},
+		{name: "request", extension: 100 << 10, want: "bytes, want at most 65536"},
+		{name: "annotations", metadata: 100 << 10, want: "metadata and spec without the certificate request have"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 				Subject:         pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
 				ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: make([]byte, test.extension)}},
-			}, newKey(t))
+			}, csrtest.NewKey())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -45,17 +46,17 @@ func TestFailsLargeRequests(t *testing.T) {
 				t.Fatal(err)
 			}
 			if e := w.awaitEvent(asked, "SignerValidationFailure"); !strings.Contains(e.Message, test.want) {
-				t.Errorf("the Event says %q, want %q in it", e.Message, test.want)
+				t.Errorf("got Event message %q, want %q in it", e.Message, test.want)
 			}
 			w.approve(asked.Name)
 			object := w.await(asked.Name, "failure", func(o *certificates.CertificateSigningRequest) bool {
 				return condition(o, certificates.CertificateFailed) != nil
 			})
 			if c := condition(object, certificates.CertificateFailed); c.Reason != "SignerValidationFailure" || !strings.Contains(c.Message, test.want) || len(object.Status.Certificate) > 0 {
-				t.Errorf("condition is %+v, want one about %q", c, test.want)
+				t.Errorf("got condition %+v, want %q in it", c, test.want)
 			}
 			if object.Labels["kept"] != "yes" || len(object.Annotations["note"]) != test.metadata {
-				t.Errorf("labels are %q and the annotation has %d bytes, want %d", object.Labels, len(object.Annotations["note"]), test.metadata)
+				t.Errorf("got labels %q and an annotation of %d bytes, want %d", object.Labels, len(object.Annotations["note"]), test.metadata)
 			}
 		})
 	}

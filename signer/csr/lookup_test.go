@@ -70,7 +70,7 @@ func (g *gate) pass() {
 	g.open = make(chan struct{})
 }
 
-func (g *gate) read() (gets, lists, answers int) {
+func (g *gate) read() (gets, lists, responses int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.gets, g.lists, g.responses

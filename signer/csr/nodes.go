@@ -94,11 +94,10 @@ func (n *Nodes) get(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, err
 }
 
-// Ready says which spell of being Ready a Node is in now, or gives an empty string if it is not
-// Ready. A spell ends when the condition changes, and when the machine boots: one that takes the place
-// of a machine which has just died may find the condition as that has left it. The error is as with
-// Node.
-func (n *Nodes) Ready(ctx context.Context, name string) (spell string, err error) {
+// Ready identifies the current period for which a Node has been Ready; empty if it is not Ready. A period
+// ends when the condition changes and when the machine boots. The boot ID counts because a machine that
+// replaces a dead one may find the condition unchanged. Errors are as with Node.
+func (n *Nodes) Ready(ctx context.Context, name string) (period string, err error) {
 	node, err := n.get(ctx, name)
 	if err != nil {
 		return "", err

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -138,7 +139,7 @@ func (l *fullDisk) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The renewal that waits for the longest is seen on a real cluster, from what the cache keeps.
+// The metric of the oldest waiting renewal works with the reduced objects in the cache.
 func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	w := newWorld(t)
 	informer := csr.NewInformer(w.restrict)
@@ -157,10 +158,10 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 		return -1
 	}
 	node := w.as("system:node:worker-1", "system:nodes")
-	w.askLabelled(node, "worker-1", nil, newKey(w))
+	w.askLabelled(node, "worker-1", nil, csrtest.NewKey())
 	w.poll("the cache", func() bool { return len(informer.GetStore().List()) == 1 })
 	look := func() {
-		// Each run begins with a look.
+		// Each Run starts with one check.
 		w.run(csr.Renewals{
 			Informer: informer, Lifetime: func(context.Context, csr.WaitingRenewal) (time.Duration, bool) { return time.Hour, true },
 			Late: func(l []csr.WaitingRenewal) { late.Store(int32(len(l))) }, Registerer: w.metrics,
@@ -198,15 +199,15 @@ func (w *world) askWithTwoPEMBlocks(client kubernetes.Interface, like *certifica
 	return object
 }
 
-// A node that makes request objects without end has the certificates of its rate. Those beyond it wait,
-// are told why, are never denied, and have their certificate when it is their turn.
+// A node that creates requests all the time gets certificates at its rate. Further requests wait with an Event, are
+// never denied, and are issued in turn.
 func TestRequestsBeyondTheRateWait(t *testing.T) {
 	w := newWorld(t)
 	authority := w.authority(signer.Fixed(w.ca))
 	var later atomic.Int64
 	authority.Now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
-	node, key := w.as("system:node:worker-1", "system:nodes"), newKey(w)
+	node, key := w.as("system:node:worker-1", "system:nodes"), csrtest.NewKey()
 	for range 60 {
 		w.awaitIssued(w.ask(node, kubelet, "worker-1", nil, key).Name)
 	}
@@ -222,7 +223,7 @@ func TestRequestsBeyondTheRateWait(t *testing.T) {
 	})
 	waiting := w.await(object.Name, "no certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) == 0 })
 	if condition(waiting, certificates.CertificateDenied) != nil || condition(waiting, certificates.CertificateFailed) != nil {
-		t.Errorf("%+v", waiting.Status)
+		t.Errorf("got status %+v, want neither Denied nor Failed", waiting.Status)
 	}
 	w.awaitIssued(w.ask(w.as("system:node:worker-2", "system:nodes"), kubelet, "worker-2", nil, nil).Name)
 	later.Store(int64(time.Minute))

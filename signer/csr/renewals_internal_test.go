@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -26,10 +27,10 @@ const (
 
 var renewalStart = time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
 
-// requestFor is the PEM of a request for a common name.
+// requestFor returns a CSR in PEM with a common name.
 func requestFor(t *testing.T, commonName string) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, newKey(t))
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, csrtest.NewKey())
 	if err != nil {
 		t.Fatal(err)
 	}

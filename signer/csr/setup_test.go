@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
@@ -198,7 +199,7 @@ func (w *world) allowAsking(group string) error {
 	return nil
 }
 
-// start makes a CSR object. Key nil is a new one; template without a subject is that of the node.
+// ask creates a CSR object. A nil key means a new one; a template without a subject gets that of the node.
 func (w *world) ask(client kubernetes.Interface, signerName, node string, template *x509.CertificateRequest, key crypto.Signer) *certificates.CertificateSigningRequest {
 	w.Helper()
 	if template == nil {
@@ -208,7 +209,7 @@ func (w *world) ask(client kubernetes.Interface, signerName, node string, templa
 		template.Subject = pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}
 	}
 	if key == nil {
-		key = newKey(w)
+		key = csrtest.NewKey()
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {

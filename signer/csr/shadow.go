@@ -16,7 +16,7 @@ const (
 	wouldFail = "fail"
 )
 
-// shadow is handle without a write: it says what would be done.
+// shadow is handle without writes: it reports what handle would do.
 func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, refusal error) (retry, error) {
 	if !has(csr, certificates.CertificateApproved) {
 		return h.shadowDecision(ctx, csr, r, refusal)
@@ -26,7 +26,7 @@ func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigni
 	}
 	err := refusal
 	if err == nil {
-		_, err = h.Authority.Sign(ctx, r, nil)
+		_, err = h.Authority.Sign(ctx, r)
 	}
 	var refused *approval.Refused
 	switch d := signer.WaitDecision(err); {

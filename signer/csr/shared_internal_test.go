@@ -2,8 +2,7 @@ package csr
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
+	"crypto"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	certificates "k8s.io/api/certificates/v1"
@@ -26,7 +26,7 @@ import (
 
 func TestReportsSharedNodeName(t *testing.T) {
 	const kubelet = certificates.KubeAPIServerClientKubeletSignerName
-	ours, theirs := newKey(t), newKey(t)
+	ours, theirs := csrtest.NewKey(), csrtest.NewKey()
 	node := func(change func(*x509.Certificate)) *x509.Certificate {
 		c := nodeTemplate()
 		if change != nil {
@@ -34,7 +34,7 @@ func TestReportsSharedNodeName(t *testing.T) {
 		}
 		return c
 	}
-	request := func(name, user, signerName string, template *x509.Certificate, key *ecdsa.PrivateKey) *certificates.CertificateSigningRequest {
+	request := func(name, user, signerName string, template *x509.Certificate, key crypto.Signer) *certificates.CertificateSigningRequest {
 		der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 		if err != nil {
 			t.Fatal(err)
@@ -98,35 +98,26 @@ func TestReportsSharedNodeName(t *testing.T) {
 			n := testutil.ToFloat64(h.counts.shared.WithLabelValues(test.now.Spec.SignerName))
 			if !test.want {
 				if len(events.Events) > 0 || n > 0 || log.Len() > 0 {
-					t.Errorf("%d Events, a count of %v and the log %q, want none", len(events.Events), n, log.String())
+					t.Errorf("got %d Events, a count of %v and the log %q, want none", len(events.Events), n, log.String())
 				}
 				return
 			}
 			if len(events.Events) != 1 || n != 1 || !strings.Contains(log.String(), "node=worker-1") {
-				t.Fatalf("%d Events, a count of %v and the log %q, want one of each", len(events.Events), n, log.String())
+				t.Fatalf("got %d Events, a count of %v and the log %q, want one of each", len(events.Events), n, log.String())
 			}
 			e := <-events.Events
 			for _, part := range []string{"Warning SharedNodeName", "node worker-1", `request "csr-1" of user "system:bootstrap:abcdef"`, "kubejoin explain worker-1"} {
 				if !strings.Contains(e, part) {
-					t.Errorf("the Event says %q, want %q in it", e, part)
+					t.Errorf("got Event %q, want %q in it", e, part)
 				}
 			}
 		})
 	}
 }
 
-func newKey(t *testing.T) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-// However many certificates a token without limits got for one name, few are compared.
+// Even if a token without limits got many certificates for one name, the controller compares only a few of them.
 func TestComparesFewCertificatesOfOneName(t *testing.T) {
-	key := newKey(t)
+	key := csrtest.NewKey()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
 		NotAfter: time.Now().Add(time.Hour),
@@ -153,6 +144,6 @@ func TestComparesFewCertificatesOfOneName(t *testing.T) {
 		}
 	}
 	if h.noticeShared(o); looked == 0 || looked > maxShared {
-		t.Errorf("%d certificates were compared, want 1 to %d", looked, maxShared)
+		t.Errorf("got %d compared certificates, want 1 to %d", looked, maxShared)
 	}
 }

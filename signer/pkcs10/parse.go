@@ -98,3 +98,12 @@ func Check(csr *x509.CertificateRequest) error {
 	}
 	return checkNames(csr)
 }
+
+// CheckSignature returns a [*approval.Refused] if the request is not signed by its own key. It is the slowest of all
+// checks, and cfssl repeats it when it signs.
+func CheckSignature(csr *x509.CertificateRequest) error {
+	if err := csr.CheckSignature(); err != nil {
+		return approval.Refuse("the certificate request is not signed by its own key: %v", err)
+	}
+	return nil
+}
