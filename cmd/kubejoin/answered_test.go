@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// As in a build with the tag apicheck: scripts run this program as kubejoin.
+// Check responses as in a build with the tag apicheck, since scripts run this program as kubejoin.
 func init() { wrapHandler = openapicheck.Served(server.OpenAPI()) }
 
 // What checks answers is in no program that is shipped.

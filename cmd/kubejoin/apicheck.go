@@ -7,4 +7,4 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-func init() { answered = openapicheck.Served(server.OpenAPI()) }
+func init() { wrapHandler = openapicheck.Served(server.OpenAPI()) }

@@ -30,7 +30,7 @@ func FuzzServeFlags(f *testing.F) {
 			var o serveOptions
 			flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 			flags.SetOutput(io.Discard)
-			o.register(flags)
+			o.flags().addTo(flags)
 			if flags.Parse(strings.Split(line, "\n")) != nil {
 				return
 			}

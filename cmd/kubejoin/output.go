@@ -27,8 +27,8 @@ const jsonpathFormat = "jsonpath="
 
 func (o *output) register(cmd *cobra.Command, known ...string) {
 	o.known = append(known, "json", "yaml", "name")
-	cmd.Flags().StringVarP(&o.format, "output", "o", "text", strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
-	// Fails for a flag that there is not.
+	cmd.Flags().StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
+	// It fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(slices.Clone(o.known), jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }
 

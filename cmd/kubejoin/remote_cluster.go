@@ -163,11 +163,11 @@ func (s signerState) holder() string {
 func (s signerState) why() string {
 	switch {
 	case !s.known:
-		return "whether one is cannot be read"
+		return fmt.Sprintf("the Lease %s/%s cannot be read", secretstore.ClaimNamespace, leaderLease)
 	case s.lease == nil:
 		return fmt.Sprintf("there is no Lease %s/%s", secretstore.ClaimNamespace, leaderLease)
 	case s.holder() == "":
-		return fmt.Sprintf("nobody holds the Lease %s/%s", secretstore.ClaimNamespace, leaderLease)
+		return fmt.Sprintf("no replica holds the Lease %s/%s", secretstore.ClaimNamespace, leaderLease)
 	}
 	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), secretstore.ClaimNamespace, leaderLease)
 }

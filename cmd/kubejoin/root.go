@@ -18,19 +18,27 @@ type usageError struct {
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// run is the whole program but for signals and the exit code.
+// run runs the command in args. main adds signals and the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	root := rootCommand()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return root.ExecuteContext(ctx)
+}
+
+func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kubejoin",
 		Short: "The cluster side of kubeadm join",
-		Long: `kubejoin is the cluster side of kubeadm join: it mints bootstrap tokens, keeps
-cluster-info signed with them, approves and signs the certificates of joining
-nodes, and hands out the join command to anyone with curl.
+		Long: `kubejoin is the cluster side of kubeadm join. It creates bootstrap tokens, signs
+cluster-info with them, approves and signs the certificates of joining nodes, and
+serves join commands over HTTPS.
 
-Start with no cluster at all:
+Start standalone, without a cluster:
   kubejoin serve
 
-Start on a cluster, in place of kube-controller-manager's bootstrap and CSR loops:
+Start on a cluster, instead of the bootstrap and CSR controllers of kube-controller-manager:
   kubejoin serve --kubeconfig admin.conf \
     --cluster-signing-cert-file ca.crt --cluster-signing-key-file ca.key \
     --token-auth-file operators.csv`,
@@ -41,16 +49,13 @@ Start on a cluster, in place of kube-controller-manager's bootstrap and CSR loop
 			return cmd.Help()
 		},
 	}
-	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{command: cmd.CommandPath(), err: flagError(err)}
 	})
-	root.AddCommand(serveCommand()) // whose flags are kube-controller-manager's in part, and may be empty
+	root.AddCommand(serveCommand()) // not strict: some flags are kube-controller-manager's and may be empty
 	root.AddCommand(strict(tokenCommand(), claimCommand(), issuedCommand(), explainCommand(), signCommand(), signerConfigCommand(), webhookConfigCommand(), kubeconfigCommand(), versionCommand())...)
 	strictBuiltins(root)
-	return root.ExecuteContext(ctx)
+	return root
 }
 
 // noArgs refuses what is left on the command line. It may be a token: it is not repeated

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -51,38 +52,32 @@ func serveCommand() *cobra.Command {
 		Short: "Run the HTTPS API and the controllers",
 		Long: `Run the HTTPS API and, on a cluster, the controllers.
 
-Standalone, with neither --kubeconfig nor a pod's service account, tokens are kept
-in one file in --data-dir. A cluster CA and an admin's bearer token are made there
-on the first start, and a curlrc that holds both for curl -K.
+Standalone, without --kubeconfig and outside a pod, kubejoin keeps tokens in a file in
+--data-dir. On the first start it also creates there a cluster CA, an admin's bearer
+token, and a curlrc with both for curl -K. Only admins may create tokens.
 
-On a cluster --token-store=file keeps tokens out of it: kube-apiserver asks kubejoin
-about them, see 'kubejoin webhook-config --help'.
+On a cluster, tokens are Secrets, and cluster-info is the ConfigMap in kube-public. With
+--token-store=file tokens are in --data-dir, and kube-apiserver reviews them at kubejoin;
+see 'kubejoin webhook-config --help'. These controllers replace those of
+kube-controller-manager:
+  bootstrap-signer  signs cluster-info with all live tokens
+  token-cleaner     deletes expired tokens
+  csr-approver      approves client certificates of kubelets, as RBAC allows, and their
+                    serving certificates, as the --serving-allowed flags allow
+  csr-signer        signs approved requests for client and serving certificates of
+                    kubelets, and for kube-apiserver-client
+  csr-cleaner       deletes old certificate requests
+  claim-cleaner     releases the node names of deleted Nodes
+Run each controller on one side only. Switch it off here with --controllers='*,-NAME', or
+there with the --controllers flag of kube-controller-manager.
 
-On a cluster, tokens are Secrets, cluster-info is the ConfigMap in kube-public, and
-these controllers do the work of kube-controller-manager's:
-  bootstrap-signer  keeps cluster-info signed by the tokens that are alive
-  token-cleaner     deletes tokens when they expire
-  csr-approver      approves kubelets' client certificates, as RBAC lets it, and
-                    their serving certificates in --serving-allowed-cidr and
-                    --serving-allowed-dns-suffix
-  csr-signer        signs what is approved: kubelets' client and serving
-                    certificates and kube-apiserver-client
-  csr-cleaner       deletes requests that are done with
-  claim-cleaner     frees the names that limited tokens took, when their Nodes
-                    are deleted
-Signers of other names, and other CAs and durations, are in a file: --signer-config,
-see 'kubejoin signer-config --help'.
-Run each on one side alone: switch it off here with --controllers='*,-NAME', or
-there with kube-controller-manager's own --controllers.
-
-Who may do what is RBAC's to say on a cluster: callers come with a service account's
-token ('kubectl create token NAME --audience kubejoin'), or with a client certificate
-of --client-ca-file, and deploy/manifests has roles for them. Admins in
---token-auth-file may do everything, and standalone nobody else anything.`,
-		Example: `  # a join service in seconds, with no cluster
+On a cluster, RBAC decides what callers may do; see deploy/manifests for roles. A caller
+presents a service account token ('kubectl create token NAME --audience kubejoin') or a
+client certificate of --client-ca-file. Admins in --token-auth-file may do everything.`,
+		Example: `  # a standalone join service
   kubejoin serve
 
-  # on a cluster, with join commands that name kubejoin itself for discovery
+  # on a cluster; join commands use kubejoin for discovery
   kubejoin serve --kubeconfig admin.conf --listen :9443 --advertise join.example.com:9443 \
     --cluster-signing-cert-file ca.crt --cluster-signing-key-file ca.key \
     --token-auth-file operators.csv`,
@@ -103,7 +98,7 @@ of --client-ca-file, and deploy/manifests has roles for them. Admins in
 			return daemon.Run(cmd.Context(), options, log, cmd.OutOrStdout())
 		},
 	}
-	o.register(cmd.Flags())
+	o.flags().register(cmd)
 	_ = cmd.MarkFlagFilename("signer-config", "yaml", "yml")
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
@@ -116,52 +111,101 @@ of --client-ca-file, and deploy/manifests has roles for them. Admins in
 	return cmd
 }
 
-func (o *serveOptions) register(f *pflag.FlagSet) {
-	f.SortFlags = false
-	f.StringVar(&o.Listen, "listen", "127.0.0.1:9443", "HOST:PORT to serve HTTPS on; :PORT is every address of this machine")
-	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT that join commands name for discovery (default: standalone this server; on a cluster the API server that cluster-info names)")
-	f.StringVar(&o.APIServer, "api-server", "", "https://HOST:PORT of the API server that cluster-info names (default: what cluster-info names already, or the kubeconfig's; standalone port 6443 of --advertise's host)")
-	f.StringVar(&o.Callers.TokenFile, "token-auth-file", "", `bearer tokens of operators, as kube-apiserver's: lines of token,user,uid,"group1,group2"; group `+daemon.AdminGroup+" may do everything (default: standalone one that is made in --data-dir; on a cluster none)")
-	f.StringVar(&o.Callers.ClientCAFile, "client-ca-file", "", "CA of the client certificates by which nodes are known, and on a cluster users, as kube-apiserver's flag of that name (default: standalone the cluster CA, and for nodes the one that their signer has in --signer-config; on a cluster none)")
-	f.StringSliceVar(&o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: audiences of which the bearer token of a service account, or of another user of the cluster, has to be for one (repeatable)")
-	f.StringVar(&o.TLS.CertFile, "tls-cert-file", "", "certificate chain to serve with; kubeadm needs one that the cluster CA signed (default: one is issued from the cluster CA and renewed)")
-	f.StringVar(&o.TLS.KeyFile, "tls-private-key-file", "", "key of --tls-cert-file")
-	f.StringVar(&o.tlsMinVersion, "tls-min-version", tls13, tls12+" or "+tls13+", as kube-apiserver's: the oldest TLS that is spoken; of 1.2 only with forward secrecy and authenticated encryption")
-	f.StringSliceVar(&o.TLS.SANs, "tls-san", nil, "more names and addresses for the serving certificate that is issued (repeatable)")
+// flags returns the flags of serve, in groups.
+func (o *serveOptions) flags() flagGroups {
+	var groups flagGroups
+	f := groups.add("Cluster and storage")
+	f.StringVar(&o.cluster.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default: the service account in a pod, else standalone)")
+	f.StringVar(&o.DataDir, "data-dir", "kubejoin-data", "folder for tokens: standalone, with CA and curlrc, or with --token-store=file")
+	f.StringVar(&o.tokenStore, "token-store", "", "store for tokens and claims: kubernetes (Secrets and Leases), or file (in --data-dir, one replica) (default: kubernetes on a cluster, file standalone)")
+	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "controllers to run: '*' means all, NAME switches one on, -NAME switches one off; names: "+strings.Join(daemon.ControllerNames, ", "))
+	f.BoolVar(&o.cluster.Shadow, "shadow", false, "on a cluster: csr-approver and csr-signer write nothing, only log and count their decisions; csr-cleaner is off")
+	f.Float32Var(&o.cluster.QPS, "kube-api-qps", 0, "maximum requests per second to the API server (0: unlimited)")
+	f.IntVar(&o.cluster.Burst, "kube-api-burst", 0, "burst for --kube-api-qps (0: same as --kube-api-qps)")
+	f.BoolVar(&o.cluster.LeaderElect, "leader-elect", true, "on a cluster: run controllers only while this replica holds a Lease")
+	f.StringVar(&o.cluster.LeaseNamespace, "leader-elect-resource-namespace", secretstore.ClaimNamespace, "namespace of the Lease for leader election")
+	f.StringVar(&o.cluster.LeaseName, "leader-elect-resource-name", leaderLease, "name of the Lease for leader election")
 
-	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "most requests a second, and new connections, from one address, or from one /64 of IPv6; more are answered 429. Credentials that are not accepted are counted apart, 100 and then 10 a second. 0 is no limit of either, nor of what one address has in flight, for where all clients come from one address, as behind a proxy")
-	f.IntVar(&o.clients.Burst, "client-burst", server.DefaultClientBurst, "most of them at once after a while without; 0 is as many as --client-qps")
-	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "most requests a second of one user, be it an operator, a node or a bootstrap token; more are answered 429; 0 is no limit, nor one of what a user has in flight, nor one of certificates")
-	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "most of them at once after a while without; 0 is as many as --user-qps")
+	f = groups.add("HTTPS API")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:9443", "HOST:PORT to serve HTTPS on; :PORT listens on all addresses of this machine")
+	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT for discovery in join commands (default: this server if standalone, else the API server in cluster-info)")
+	f.StringVar(&o.APIServer, "api-server", "", "https://HOST:PORT of the API server in cluster-info (default: the one already in cluster-info, else that of the kubeconfig; standalone: port 6443 on the host of --advertise)")
+	f.StringVar(&o.TLS.CertFile, "tls-cert-file", "", "serving certificate and its chain; kubeadm requires that the cluster CA signed it (default: kubejoin issues and renews one)")
+	f.StringVar(&o.TLS.KeyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
+	f.StringSliceVar(&o.TLS.SANs, "tls-san", nil, "additional DNS name or IP address in the serving certificate that kubejoin issues (repeatable)")
+	f.StringVar(&o.tlsMinVersion, "tls-min-version", tls13, "oldest accepted TLS version: "+tls12+" or "+tls13)
 
-	f.IntVar(&o.userTokens, "user-tokens", server.DefaultUserTokens, "most live tokens that one user may have made over HTTPS, over all replicas; more are answered 507; 0 is no limit")
+	f = groups.add("Authentication")
+	f.StringVar(&o.Callers.TokenFile, "token-auth-file", "", `CSV file of operators' bearer tokens, lines of token,user,uid,"group1,group2"; group `+daemon.AdminGroup+" may do everything (default: standalone operators.csv in --data-dir; on a cluster none)")
+	f.StringVar(&o.Callers.ClientCAFile, "client-ca-file", "", "CA of client certificates of nodes, on a cluster also of users (default: standalone the cluster CA, on a cluster none)")
+	f.StringSliceVar(&o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: accepted audiences of the bearer tokens of service accounts and other cluster users (repeatable)")
+	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "with --token-store=file: CA of kube-apiserver's client certificate, accepted for token reviews instead of the bearer token in --data-dir")
+	f.StringVar(&o.Webhook.ClientName, "webhook-client-name", "", "common name of kube-apiserver's client certificate, for example kube-apiserver-kubelet-client")
+	f.StringSliceVar(&o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file: accepted audiences of token reviews, as in kube-apiserver's --api-audiences (repeatable; default: only kube-apiserver checks audiences)")
 
-	f.StringVar(&o.DataDir, "data-dir", "kubejoin-data", "folder of the CA, the tokens and curlrc where kubejoin is standalone; of the tokens with --token-store=file")
-	f.StringVar(&o.tokenStore, "token-store", "", "where tokens and claims are: kubernetes is Secrets and Leases, file one file in --data-dir, of which kube-apiserver learns as 'kubejoin webhook-config' says; one replica (default: kubernetes on a cluster, file standalone)")
-	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "with tokens in a file: CA of kube-apiserver's client certificate, by which it may ask about tokens instead of by the bearer token in --data-dir")
-	f.StringVar(&o.Webhook.ClientName, "webhook-client-name", "", "common name of that certificate, such as kube-apiserver-kubelet-client")
-	f.StringSliceVar(&o.Webhook.Audiences, "webhook-audience", nil, "with tokens in a file: --api-audiences of kube-apiserver, to say no to reviews for others here (repeatable; default: kube-apiserver does that)")
+	f = groups.add("Client limit")
+	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "maximum requests and new connections per second of one client address (IPv6: one /64); 0 switches off all limits for an address, for example behind a proxy")
+	f.IntVar(&o.clients.Burst, "client-burst", server.DefaultClientBurst, "burst for --client-qps (0: same as --client-qps)")
+	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "maximum requests per second of one operator, node or bootstrap token; 0 switches off all limits for a user")
+	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "burst for --user-qps (0: same as --user-qps)")
+	f.IntVar(&o.userTokens, "user-tokens", server.DefaultUserTokens, "maximum live tokens that one user may have created over HTTPS, across all replicas (0: unlimited)")
 
-	f.StringVar(&o.cluster.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on (default: the service account in a pod, or standalone)")
-	f.Float32Var(&o.cluster.QPS, "kube-api-qps", 0, "most requests a second to the API server; 0 is no limit, the API server's own priority and fairness decides")
-	f.IntVar(&o.cluster.Burst, "kube-api-burst", 0, "most requests at once above --kube-api-qps; 0 is as many as --kube-api-qps")
-	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "controllers to run: '*' is all, NAME switches one on and -NAME off; known: "+strings.Join(daemon.ControllerNames, ", "))
-	f.StringVar(&o.CA.CertFile, "cluster-signing-cert-file", "", "the cluster CA's certificate, or several in a rotation: the one that matches the key signs")
-	f.StringVar(&o.CA.KeyFile, "cluster-signing-key-file", "", "key of --cluster-signing-cert-file")
-	f.DurationVar(&o.CA.Duration, "cluster-signing-duration", 365*24*time.Hour, "longest lifetime of certificates, and the lifetime where a request asks for none")
-	f.StringVar(&o.SignerConfig, "signer-config", "", "file that says which signers there are, each with its CA, durations and what may be asked of it, see 'kubejoin signer-config --help'; it is followed as it changes (default: what 'kubejoin signer-config default' prints)")
-	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow: whether a first client certificate may be had for the name of a Node that exists; 'kubejoin token create --replace-node' is for single ones")
-	f.StringSliceVar(&o.Nodes.Reserved, "reserved-node-names", nil, "names, with * for any characters, that only tokens of role control-plane may take (repeatable)")
-	f.DurationVar(&o.Nodes.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long a token stays after the last node that it allows has joined")
-	f.BoolVar(&o.cluster.Shadow, "shadow", false, "on a cluster: csr-approver and csr-signer decide and write nothing; the log and kubejoin_csr_shadow_total say what they would do, for a trial beside kube-controller-manager; csr-cleaner is off then")
-	f.StringSliceVar(&o.cidrs, "serving-allowed-cidr", nil, "addresses, such as 10.0.0.0/16, that kubelets' serving certificates may have: the machines', not those of Pods or Services. Each must be in the Node's status, too, and in no other's (repeatable; default: with this and --serving-allowed-dns-suffix empty, none is approved)")
-	f.StringSliceVar(&o.suffixes, "serving-allowed-dns-suffix", nil, "domain, such as node.example.com, below which kubelets' serving certificates may have names, as above; a Node's own name they may have anyway (repeatable)")
-	f.StringSliceVar(&o.services, "service-cluster-ip-range", nil, "kube-apiserver's flag of that name, one range or two: no serving certificate has an address in it. Needed where the cluster does not tell, before Kubernetes 1.33")
-	f.StringVar(&o.IssuanceRecord, "issuance-record", "", "file to which each certificate that is issued, refused or cannot be issued is appended as a line of JSON; - is standard output, for jq (a file in --data-dir keeps them as well, for 'kubejoin issued')")
-	f.BoolVar(&o.cluster.LeaderElect, "leader-elect", true, "on a cluster: run controllers only while holding a Lease, so that replicas can stand by")
-	f.StringVar(&o.cluster.LeaseNamespace, "leader-elect-resource-namespace", secretstore.ClaimNamespace, "namespace of that Lease")
-	f.StringVar(&o.cluster.LeaseName, "leader-elect-resource-name", leaderLease, "name of that Lease")
+	f = groups.add("Node and certificate")
+	f.StringVar(&o.CA.CertFile, "cluster-signing-cert-file", "", "certificate of the cluster CA; during a CA rotation several, of which the one that matches the key signs")
+	f.StringVar(&o.CA.KeyFile, "cluster-signing-key-file", "", "private key of --cluster-signing-cert-file")
+	f.DurationVar(&o.CA.Duration, "cluster-signing-duration", 365*24*time.Hour, "maximum lifetime of certificates, and the lifetime if a request has none")
+	f.StringVar(&o.SignerConfig, "signer-config", "", "file that configures the signers, re-read when it changes; see 'kubejoin signer-config --help' (default: what 'kubejoin signer-config default' prints)")
+	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow first client certificates for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'")
+	f.StringSliceVar(&o.Nodes.Reserved, "reserved-node-names", nil, "node name, or a pattern with *, that only tokens with role control-plane may use (repeatable)")
+	f.DurationVar(&o.Nodes.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long to keep a token after the last node of its limit has joined")
+	f.StringSliceVar(&o.cidrs, "serving-allowed-cidr", nil, "range of machine addresses allowed in kubelet serving certificates, for example 10.0.0.0/16 (repeatable; without this and --serving-allowed-dns-suffix none is approved)")
+	f.StringSliceVar(&o.suffixes, "serving-allowed-dns-suffix", nil, "domain allowed in kubelet serving certificates besides the name of the Node, for example node.example.com (repeatable)")
+	f.StringSliceVar(&o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")
+	f.StringVar(&o.IssuanceRecord, "issuance-record", "", "file to append a JSON line to for each certificate that is issued, refused or failed; - is standard output")
 
-	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "0 for operators, 1 for every request and decision, 4 to 6 for calls to the API server")
+	f = groups.add("Other")
+	f.StringVar(&o.logFormat, "log-format", "text", "log format: text or json")
+	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "log level: 0 for operators, 1 adds every request and decision, 4 to 6 add calls to the API server")
+	return groups
+}
+
+// flagGroups are the flags of a command under headings, for its help.
+type flagGroups []flagGroup
+
+type flagGroup struct {
+	title string
+	flags *pflag.FlagSet
+}
+
+// add returns the flag set of a new group.
+func (g *flagGroups) add(title string) *pflag.FlagSet {
+	flags := pflag.NewFlagSet(title, pflag.ContinueOnError)
+	flags.SortFlags = false
+	*g = append(*g, flagGroup{title, flags})
+	return flags
+}
+
+// addTo adds the flags of all groups to a flag set.
+func (g flagGroups) addTo(flags *pflag.FlagSet) {
+	for _, group := range g {
+		flags.AddFlagSet(group.flags)
+	}
+}
+
+// register adds the flags of all groups to a command and lists them by group in its help. It does not set cobra's
+// usage template, since templates make the program half as large again.
+func (g flagGroups) register(cmd *cobra.Command) {
+	cmd.Flags().SortFlags = false
+	g.addTo(cmd.Flags())
+	cmd.InitDefaultHelpFlag()
+	g[len(g)-1].flags.AddFlag(cmd.Flags().Lookup("help"))
+	cmd.SetUsageFunc(func(cmd *cobra.Command) error {
+		_, err := fmt.Fprintf(cmd.OutOrStderr(), "Usage:\n  %s\n\nExamples:\n%s\n", cmd.UseLine(), cmd.Example)
+		for _, group := range g {
+			if err == nil {
+				_, err = fmt.Fprintf(cmd.OutOrStderr(), "\n%s flags:\n%s", group.title, group.flags.FlagUsages())
+			}
+		}
+		return err
+	})
 }

@@ -48,15 +48,15 @@ func (o *output) tokens(w io.Writer, list any, items []api.Token) error {
 	return tokenTable(w, items, o.format == "wide", time.Now())
 }
 
-// tokenCSV prints lines of a file for kube-apiserver's --token-auth-file, which make the same user
-// of a token as its authenticator of bootstrap tokens does.
+// tokenCSV prints lines for kube-apiserver's --token-auth-file. They give each token the same user as kube-apiserver's
+// bootstrap token authenticator does.
 func tokenCSV(w io.Writer, items []api.Token) error {
 	lines := csv.NewWriter(w)
 	for _, t := range items {
 		if t.Token == "" || !slices.Contains(t.Usages, api.UsageAuthentication) {
 			continue
 		}
-		groups := append([]string{"system:bootstrappers"}, t.Groups...)
+		groups := append([]string{tokens.BootstrappersGroup}, t.Groups...)
 		if err := lines.Write([]string{t.Token.Reveal(), tokens.BootstrapUserPrefix + t.ID, "", strings.Join(groups, ",")}); err != nil {
 			return err
 		}

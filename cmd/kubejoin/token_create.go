@@ -237,7 +237,7 @@ func maybeApplied(err error) bool {
 	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // nothing was sent
 }
 
-// notCreated prints the token if there is one in spite of the error, or may be.
+// notCreated returns err, and prints the token if the server stored it or may have stored it.
 func (o *tokenCreateOptions) notCreated(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken, err error) error {
 	id, _, _ := strings.Cut(asked.Token.Reveal(), ".")
 	var p *api.Problem
@@ -256,9 +256,9 @@ func (o *tokenCreateOptions) notCreated(ctx context.Context, cmd *cobra.Command,
 		case errors.As(lookErr, &none) && none.Status == http.StatusNotFound:
 			return err
 		case lookErr == nil:
-			err = fmt.Errorf("%w; token %s is there, and whether it is signed is not known", err, id)
+			err = fmt.Errorf("%w; token %s was created, but cluster-info may not be signed with it yet: check with 'kubejoin token get %s -o wide'", err, id, id)
 		default:
-			err = fmt.Errorf("%w; token %s may be there: see 'kubejoin token get %s'", err, id, id)
+			err = fmt.Errorf("%w; token %s may have been created: check with 'kubejoin token get %s'", err, id, id)
 		}
 	}
 	if _, printErr := fmt.Fprintln(cmd.OutOrStdout(), asked.Token.Reveal()); printErr != nil {

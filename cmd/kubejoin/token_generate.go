@@ -24,16 +24,15 @@ func tokenGenerateCommand() *cobra.Command {
 	var o tokenGenerateOptions
 	cmd := &cobra.Command{
 		Use:   "generate",
-		Short: "Print a new bootstrap token and store it nowhere",
-		Long: `Print a new random bootstrap token of the form abcdef.0123456789abcdef. Nothing
-is stored and no cluster is asked: the token works once something has made it
-known, such as a manifest or kubeadm's InitConfiguration.
+		Short: "Print a random bootstrap token without storing it",
+		Long: `Print a random bootstrap token of the form abcdef.0123456789abcdef. The command stores
+nothing and contacts no cluster. The token works after you create it, for example with
+'kubejoin token create', a manifest or kubeadm's InitConfiguration.
 
-With -o csv it is a static token: a line token,user,uid,"group1,group2" for
-kube-apiserver's --token-auth-file. Such a token never expires, and kube-apiserver
-reads the file when it starts and not again: a line that is added or taken away
-counts after the next restart. 'kubejoin kubeconfig bootstrap --user' makes the
-kubeconfig of a kubelet that begins with it.`,
+-o csv prints a static token instead: a line token,user,uid,"group1,group2" for the
+--token-auth-file of kube-apiserver. A static token never expires. kube-apiserver reads
+the file only when it starts, so restart it after you add or remove a line. Make the
+kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
 		Example: `  kubejoin token generate
 
   (umask 077; kubejoin token generate -o csv --user kubelet-bootstrap >> token.csv)`,
@@ -47,7 +46,7 @@ kubeconfig of a kubelet that begins with it.`,
 				return err
 			}
 			columns := []string{rand.Text(), o.user, o.uid}
-			if len(o.groups) > 0 { // an empty column would be a group without a name
+			if len(o.groups) > 0 { // kube-apiserver reads an empty column as a group with an empty name
 				columns = append(columns, strings.Join(o.groups, ","))
 			}
 			line := csv.NewWriter(cmd.OutOrStdout())
@@ -61,10 +60,10 @@ kubeconfig of a kubelet that begins with it.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVarP(&o.format, "output", "o", "text", "text, or csv for a static token")
-	f.StringVar(&o.user, "user", "kubelet-bootstrap", "with -o csv: user that the token is")
+	f.StringVarP(&o.format, "output", "o", "text", "output format: text, or csv for a static token")
+	f.StringVar(&o.user, "user", "kubelet-bootstrap", "with -o csv: user name of the token")
 	f.StringVar(&o.uid, "uid", "", "with -o csv: UID of that user")
-	f.StringSliceVar(&o.groups, "groups", []string{"system:bootstrappers"}, "with -o csv: groups of that user")
+	f.StringSliceVar(&o.groups, "groups", []string{tokens.BootstrappersGroup}, "with -o csv: groups of that user")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "csv"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
