@@ -74,7 +74,7 @@ func startedAt(pid int) (time.Time, error) {
 // resident is the memory that a process has, in bytes.
 func resident(pid int) (float64, error) { return memoryOf(pid, "VmRSS") }
 
-// memoryOf is a line of /proc/PID/status (proc_pid_status(5)), in bytes.
+// memoryOf returns the value of a line of /proc/PID/status (proc_pid_status(5)), in bytes.
 func memoryOf(pid int, name string) (float64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -86,7 +86,7 @@ func memoryOf(pid int, name string) (float64, error) {
 			return n * 1024, err
 		}
 	}
-	return 0, fmt.Errorf("no %s of process %d", name, pid)
+	return 0, fmt.Errorf("/proc/%d/status lacks %s", pid, name)
 }
 
 // controlPlaneCPU is what kube-apiserver and etcd have used together.

@@ -28,19 +28,20 @@ var programs = []struct{ name, pkg string }{
 	{"fakecri", "./fakecri"},
 }
 
-// Build makes the programs that test/kube pins, in test/kube/bin, and returns that folder. It
-// takes minutes the first time and nothing when they are there already; a build that is under
-// way in another process is waited for. Progress is told in lines; nil is nobody.
+// Build builds the programs that test/kube pins into test/kube/bin, and returns that folder. The first
+// build takes minutes; later calls return at once. If another process is building, Build waits for it.
+// It writes lines of progress to progress, which may be nil.
 //
-// The module is found from the working directory upwards.
+// Build looks for the module in the working directory and its parents.
 func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 	if progress == nil {
 		progress = io.Discard
 	}
-	module, err := Repository()
+	root, err := Repository()
 	if err != nil {
 		return "", err
 	}
+	module := filepath.Join(root, "test", "kube")
 	flags, stamp, err := recipe(module)
 	if err != nil {
 		return "", err
@@ -57,7 +58,7 @@ func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 		return "", err
 	}
 	defer unlock()
-	if built(dir, stamp) { // by the process that was waited for
+	if built(dir, stamp) { // by the process that held the lock
 		return dir, nil
 	}
 	for i, p := range programs {
@@ -78,16 +79,15 @@ func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 
 const stampName = ".stamp"
 
-// Repository is the folder test/kube of the repository that the working directory is in.
+// Repository returns the root folder of the kubejoin repository. It looks in the working directory and its parents.
 func Repository() (string, error) {
 	start, err := os.Getwd()
 	if err != nil {
 		return "", err
 	}
 	for dir := start; ; dir = filepath.Dir(dir) {
-		module := filepath.Join(dir, "test", "kube")
-		if _, err := os.Stat(filepath.Join(module, "go.mod")); err == nil {
-			return module, nil
+		if _, err := os.Stat(filepath.Join(dir, "test", "kube", "go.mod")); err == nil {
+			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
 			return "", fmt.Errorf("no test/kube/go.mod in %s or above it: run inside the kubejoin repository", start)
@@ -146,26 +146,17 @@ func built(dir, stamp string) bool {
 	return true
 }
 
-// lock takes the file for this process; the kernel gives it back if the process dies.
+// lock takes an exclusive [Flock]. It writes a line to progress if it has to wait.
 func lock(ctx context.Context, path string, progress io.Writer) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
 	for told := false; ; told = true {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			f.Close()
-			return nil, fmt.Errorf("locking %s: %w", path, err)
+		unlock, err := Flock(path, syscall.LOCK_EX|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return unlock, err
 		}
 		if !told {
 			fmt.Fprintln(progress, "waiting for another process that builds test/kube …")
 		}
 		if err := pause(ctx, 200*time.Millisecond); err != nil {
-			f.Close()
 			return nil, fmt.Errorf("waiting for %s: %w", path, err)
 		}
 	}

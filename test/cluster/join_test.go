@@ -125,10 +125,10 @@ func TestRunKubeadm(t *testing.T) {
 			defer cancel()
 			output, err := cluster.RunKubeadm(ctx, tt.args...)
 			if !strings.Contains(output, tt.output) {
-				t.Errorf("output does not hold %q:\n%s", tt.output, output)
+				t.Errorf("got output\n%s\nwant %q in it", output, tt.output)
 			}
 			if tt.failure == "" && err != nil || tt.failure != "" && (err == nil || !strings.Contains(err.Error(), tt.failure)) {
-				t.Errorf("error %v, want %q", err, tt.failure)
+				t.Errorf("got error %v, want %q", err, tt.failure)
 			}
 		})
 	}
