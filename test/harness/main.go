@@ -1,0 +1,143 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/certlint"
+	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"k8s.io/klog/v2"
+)
+
+// Kubejoin is the path of the kubejoin under test. [Main] builds it.
+var Kubejoin string
+
+// records are the issuance records of all processes that the tests start.
+var records certlint.Records
+
+// InProcess records what authorities inside the tests issue.
+var InProcess certlint.Log
+
+// Main builds kubejoin, runs the tests of a package, and then checks every certificate that they issued and every
+// response that kubejoin gave:
+//
+//	func TestMain(m *testing.M) { harness.Main(m, harness.CertificateIssued) }
+//
+// If all tests of the package run, the functions in complete check that they reached what the package is responsible
+// for. The tests begin with [Parallel].
+func Main(m *testing.M, complete ...func() error) { runMain(m, syscall.LOCK_SH, complete) }
+
+// MainAlone is [Main] of a package whose tests measure load. No test of another package runs beside them.
+func MainAlone(m *testing.M, complete ...func() error) { runMain(m, syscall.LOCK_EX, complete) }
+
+func runMain(m *testing.M, turn int, complete []func() error) {
+	if flag.Parse(); testing.Short() {
+		fmt.Println("skipping the tests of the whole program with -short")
+		os.Exit(0)
+	}
+	if flagValue("test.list") != "" {
+		os.Exit(m.Run())
+	}
+	code, err := run(m, turn, complete)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+func flagValue(name string) string { return flag.Lookup(name).Value.String() }
+
+func run(m *testing.M, turn int, complete []func() error) (code int, err error) {
+	root, err := cluster.Repository()
+	if err != nil {
+		return 1, err
+	}
+	unlock, err := lock("packages", turn)
+	if err != nil {
+		return 1, err
+	}
+	defer unlock()
+	dir, err := os.MkdirTemp(filepath.Join(root, "bin", "test"), "run-")
+	if err != nil {
+		return 1, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if Kubejoin, err = build(root, dir); err != nil {
+		return 1, err
+	}
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go logs the faults that tests inject
+	records = certlint.Records(dir)
+	answers := filepath.Join(dir, "answers")
+	if err := os.Setenv(openapicheck.Environment, answers); err != nil {
+		return 1, err
+	}
+	code = m.Run()
+	errs := []error{lintIssued(), checkAnswers(answers)}
+	fmt.Println(lookedAt.String())
+	if flagValue("test.run")+flagValue("test.skip") == "" {
+		for _, check := range complete {
+			errs = append(errs, check())
+		}
+	}
+	return code, errors.Join(errs...)
+}
+
+// build builds kubejoin and returns a link to it in dir. All packages build it at one path, so that go links it only
+// once. The link keeps this build if a later build replaces the file.
+func build(root, dir string) (file string, err error) {
+	unlock, err := lock("build", syscall.LOCK_EX)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	shared := filepath.Join(root, "bin", "test", "kubejoin")
+	args := []string{"build", "-tags", "apicheck"}
+	if race {
+		shared += "-race"
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, "-o", shared, "./cmd/kubejoin")...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = root, os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("building kubejoin: %w", err)
+	}
+	file = filepath.Join(dir, "kubejoin")
+	return file, os.Link(shared, file)
+}
+
+// issued counts the certificates that the tests of this package issued.
+var issued int
+
+// lintIssued checks every certificate that the tests issued with zlint and openssl.
+func lintIssued() error {
+	byProcesses, findings, err := records.Check(context.Background())
+	if err != nil {
+		return fmt.Errorf("certificates that the tests issued: %w", err)
+	}
+	here, found := InProcess.Findings()
+	findings = append(findings, found...)
+	issued = byProcesses + here
+	fmt.Printf("processes of kubejoin issued %d certificates, and the tests %d; zlint and openssl have %d findings\n", byProcesses, here, len(findings))
+	if len(findings) > 0 {
+		return errors.New(certlint.Summary(findings))
+	}
+	return nil
+}
+
+// CertificateIssued fails if no certificate was issued, because then the check of certificates could not fail.
+func CertificateIssued() error {
+	if issued == 0 {
+		return errors.New("the tests issued no certificate: the check of certificates could not fail")
+	}
+	return nil
+}

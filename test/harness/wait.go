@@ -1,0 +1,33 @@
+package harness
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// Wait calls check until it returns nil, and fails the test after a minute.
+func Wait(t *testing.T, what string, check func() error) {
+	t.Helper()
+	WaitFor(t, time.Minute, what, check)
+}
+
+// WaitFor is [Wait] with another limit.
+func WaitFor(t *testing.T, most time.Duration, what string, check func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), most)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
