@@ -1,4 +1,4 @@
-package test
+package differential
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -27,32 +27,33 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// How many requests are made of each contender, and how many of them are approved by a person.
+// How many requests each cluster gets, and how many of them a person approves.
 const (
 	differentialRequests = 10_000
 	differentialByHand   = 3_500
 )
 
-// signingDuration of both contenders. It is not a round number of anything, so that what is cut to it is seen.
+// signingDuration is --cluster-signing-duration in both clusters. No default has this value, so a lifetime that is cut
+// to it is easy to see.
 const signingDuration = "1000h"
 
 func showExtension(e pkix.Extension) string {
 	return fmt.Sprintf("%s/%v/%s", e.Id, e.Critical, hex.EncodeToString(e.Value))
 }
 
-// An arena is a control plane with one contender.
-type arena struct {
+// A testCluster is a control plane with one of the two signers.
+type testCluster struct {
 	*cluster.Cluster
 	clients map[string]kubernetes.Interface // by user
 	store   cache.Store
-	last    atomic.Int64 // when something was seen last
+	last    atomic.Int64 // when the last change arrived, in Unix nanoseconds
 }
 
-// enter makes an arena of a cluster: who may ask, tokens and Nodes are the same in each.
-func enter(t *testing.T, c *cluster.Cluster) *arena {
+// newTestCluster creates the same permissions, tokens and Nodes in each cluster.
+func newTestCluster(t *testing.T, c *cluster.Cluster) *testCluster {
 	t.Helper()
 	ctx := t.Context()
-	a := &arena{Cluster: c, clients: map[string]kubernetes.Interface{}}
+	a := &testCluster{Cluster: c, clients: map[string]kubernetes.Interface{}}
 	for _, who := range requesters {
 		a.clients[who.user] = a.as(t, who)
 	}
@@ -80,14 +81,14 @@ func enter(t *testing.T, c *cluster.Cluster) *arena {
 		"lim100": {"kubejoin.io/max-nodes": "1000", "kubejoin.io/node-names": "n-1*,n-2*,n-3*,n-4*,n-5*"},
 		"spent1": {"kubejoin.io/max-nodes": "1"},
 	} {
-		if err := storeToken(ctx, c.Client(), id, limits); err != nil {
+		if err := harness.StoreToken(ctx, c.Client(), id, limits); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return a
 }
 
-func (a *arena) as(t *testing.T, who requester) kubernetes.Interface {
+func (a *testCluster) as(t *testing.T, who requester) kubernetes.Interface {
 	t.Helper()
 	config := a.AdminConfig()
 	config.ContentType = "application/vnd.kubernetes.protobuf"
@@ -101,8 +102,8 @@ func (a *arena) as(t *testing.T, who requester) kubernetes.Interface {
 	return client
 }
 
-// watch begins to see all requests.
-func (a *arena) watch(t *testing.T) {
+// watch starts an informer for all requests.
+func (a *testCluster) watch(t *testing.T) {
 	t.Helper()
 	informer := cache.NewSharedIndexInformer(outage.Follow(a.as(t, requester{}).CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nil)
@@ -117,9 +118,9 @@ func (a *arena) watch(t *testing.T) {
 	a.store = informer.GetStore()
 }
 
-// ask makes the request; by hand a person approves it at once. The error is the API server's
-// refusal.
-func (a *arena) ask(ctx context.Context, g *generated, byHand bool) error {
+// ask creates the request. With byHand, it also approves the request at once. An error is the refusal of the API
+// server.
+func (a *testCluster) ask(ctx context.Context, g *generated, byHand bool) error {
 	made, err := a.clients[g.who.user].CertificatesV1().CertificateSigningRequests().Create(ctx,
 		&certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: g.name}, Spec: g.spec}, metav1.CreateOptions{})
 	if err != nil || !byHand {
@@ -136,13 +137,13 @@ func (a *arena) ask(ctx context.Context, g *generated, byHand bool) error {
 
 const leftAlone = "left alone"
 
-// An outcome is what has become of a request.
+// An outcome is the final state of a request.
 type outcome struct {
 	verdict     string // leftAlone, "approved: REASON MESSAGE" or "denied"
 	failed      bool
-	said        string // by who refused it
+	said        string // message of the refusal
 	certificate *x509.Certificate
-	blocks      int // of the certificate
+	blocks      int // PEM blocks of the certificate
 }
 
 func (o outcome) String() string {
@@ -159,10 +160,10 @@ func (o outcome) String() string {
 	return s
 }
 
-func (a *arena) outcome(name string) (outcome, error) {
+func (a *testCluster) outcome(name string) (outcome, error) {
 	obj, exists, err := a.store.GetByKey(name)
 	if err != nil || !exists {
-		return outcome{}, fmt.Errorf("%s is not seen: %w", name, err)
+		return outcome{}, fmt.Errorf("%s is not in the cache: %w", name, err)
 	}
 	csr := obj.(*certificates.CertificateSigningRequest)
 	o := outcome{verdict: leftAlone}
@@ -186,14 +187,14 @@ func (a *arena) outcome(name string) (outcome, error) {
 	return o, nil
 }
 
-// Ten thousand requests, valid, borderline and hostile, are made of kubejoin and of the real
-// kube-controller-manager with the same CA, and they do the same, but for what is on the list.
-func TestDifferential(t *testing.T) {
-	t.Parallel()
+// TestDecidesAndSignsAsKubeControllerManager sends ten thousand valid, borderline and hostile requests to kubejoin and
+// to the real kube-controller-manager with the same CA. It catches every difference that is not on the list.
+func TestDecidesAndSignsAsKubeControllerManager(t *testing.T) {
+	harness.Parallel(t)
 	began := time.Now()
-	seed := seed(t)
-	s := prepare(t, cluster.Options{}, "--cluster-signing-duration="+signingDuration, "--reserved-node-names=cp-*", "--serving-allowed-cidr=192.0.2.0/24")
-	ours, theirs := enter(t, s.Cluster), enter(t, cluster.ForTest(t, cluster.Options{}))
+	seed := harness.Seed(t)
+	s := harness.PrepareSite(t, cluster.Options{}, "--cluster-signing-duration="+signingDuration, "--reserved-node-names=cp-*", "--serving-allowed-cidr=192.0.2.0/24")
+	ours, theirs := newTestCluster(t, s.Cluster), newTestCluster(t, cluster.ForTest(t, cluster.Options{}))
 	generator := newGenerator(t, seed)
 	ours.watch(t)
 	theirs.watch(t)
@@ -208,8 +209,8 @@ func TestDifferential(t *testing.T) {
 		{differentialByHand, true, "--controllers=csr-signer", signing},
 		{differentialRequests - differentialByHand, false, "--controllers=csr-approver,csr-signer", signing + "," + approving},
 	} {
-		// Thousands of requests of a few requesters: without their rates.
-		p := serve(t, s.dir, s.CAFile(), s.curlrc(), append(s.flags, round.flag, "--user-qps=0")...)
+		// --user-qps=0: a few users send thousands of requests.
+		p := harness.Serve(t, s.WorkDir, s.CAFile(), s.Curlrc(), append(s.Flags, round.flag, "--user-qps=0")...)
 		kcm, err := theirs.StartKCM(t.Context(), "--controllers="+round.theirsOn, "--kube-api-qps=5000", "--kube-api-burst=5000",
 			"--cluster-signing-cert-file="+s.CAFile(), "--cluster-signing-key-file="+s.CAKeyFile(), "--cluster-signing-duration="+signingDuration)
 		if err != nil {
@@ -226,19 +227,19 @@ func TestDifferential(t *testing.T) {
 	t.Logf("%d requests of each, seed %d, in %s", differentialRequests, seed, time.Since(began).Round(time.Second))
 }
 
-// spend uses up token spent1 and the keys of its claim.
-func (a *arena) spend(t *testing.T) {
+// spend uses up the node limit of token spent1 and the key limit of its claim.
+func (a *testCluster) spend(t *testing.T) {
 	t.Helper()
 	client := a.as(t, tokenSpent)
 	for i := range 3 {
 		name := fmt.Sprintf("taken-%d", i)
-		if err := request(t.Context(), client, name, certificates.KubeAPIServerClientKubeletSignerName, "taken-0"); err != nil {
+		if err := harness.CreateRequest(t.Context(), client, name, certificates.KubeAPIServerClientKubeletSignerName, "taken-0"); err != nil {
 			t.Fatal(err)
 		}
-		if err := decide(t.Context(), a.Client(), name, certificates.CertificateApproved); err != nil {
+		if err := harness.Decide(t.Context(), a.Client(), name, certificates.CertificateApproved); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, "a claim", func() error {
+		harness.Wait(t, "a claim", func() error {
 			if o, err := a.outcome(name); err != nil || o.certificate == nil {
 				return fmt.Errorf("%s: %s (%w)", name, o, err)
 			}
@@ -247,16 +248,16 @@ func (a *arena) spend(t *testing.T) {
 	}
 }
 
-// A differential is the comparison of two contenders.
+// A differential compares kubejoin (ours) with kube-controller-manager (theirs).
 type differential struct {
-	ours, theirs *arena
+	ours, theirs *testCluster
 
 	equal, issued int
 	refused       map[string]int // by the API server, by reason
 	count         map[string]int // of differences
 }
 
-// round makes requests and compares what has come of them.
+// round sends requests to both clusters and compares the outcomes.
 func (d *differential) round(t *testing.T, g *generator, n int, byHand bool) {
 	t.Helper()
 	began := time.Now()
@@ -264,7 +265,7 @@ func (d *differential) round(t *testing.T, g *generator, n int, byHand bool) {
 	for i := range all {
 		all[i] = g.next(t, byHand)
 	}
-	// Those that come last tell that the others have been looked at: they wait in queues.
+	// Both sides handle requests in order. Once the last ones are issued, the others were handled, too.
 	for range 20 {
 		last := g.next(t, byHand)
 		(&draft{generator: g}).plain(last)
@@ -296,22 +297,22 @@ func (d *differential) round(t *testing.T, g *generator, n int, byHand bool) {
 		case a[0] != nil && a[1] != nil && apierrors.ReasonForError(a[0]) == apierrors.ReasonForError(a[1]) && apierrors.ReasonForError(a[0]) != metav1.StatusReasonUnknown:
 			d.refused[string(apierrors.ReasonForError(a[0]))]++
 		default:
-			t.Errorf("at creation: %v and %v\n%s", a[0], a[1], all[i])
+			t.Errorf("creation: kubejoin's API server returned %v, the other %v, want the same\n%s", a[0], a[1], all[i])
 		}
 	}
 	d.settle(t, all[n:])
 	wrong := d.compareAll(t, open)
 	for i, c := range wrong {
 		if i == 20 {
-			t.Errorf("and %d more", len(wrong)-i)
+			t.Errorf("%d more differences are not shown", len(wrong)-i)
 			break
 		}
 		t.Errorf("%s\nkubejoin: %s\nkube-controller-manager: %s\n%s", c.why, c.ours, c.theirs, c.generated)
 	}
-	t.Logf("by hand %v: %d requests are generated after %s, asked after %s, compared after %s", byHand, n, generated.Round(time.Second), asked.Round(time.Second), time.Since(began).Round(time.Second))
+	t.Logf("approved by hand: %v: %d requests generated after %s, sent after %s, compared after %s", byHand, n, generated.Round(time.Second), asked.Round(time.Second), time.Since(began).Round(time.Second))
 }
 
-// plain makes of g a request that everybody grants.
+// plain turns g into a request that both sides approve.
 func (d *draft) plain(g *generated) {
 	d.kubelet()
 	d.who = machineUser
@@ -331,11 +332,11 @@ func (d *draft) plain(g *generated) {
 	}
 }
 
-// settle waits until both have looked at everything and are quiet.
+// settle waits until both sides have handled all requests and no changes arrive.
 func (d *differential) settle(t *testing.T, last []*generated) {
 	t.Helper()
-	for name, a := range map[string]*arena{"kubejoin": d.ours, "kube-controller-manager": d.theirs} {
-		waitFor(t, 4*time.Minute, "the last requests of "+name, func() error {
+	for name, a := range map[string]*testCluster{"kubejoin": d.ours, "kube-controller-manager": d.theirs} {
+		harness.WaitFor(t, 4*time.Minute, "the last requests of "+name, func() error {
 			for _, g := range last {
 				if o, err := a.outcome(g.name); err != nil || o.certificate == nil {
 					return fmt.Errorf("%s: %s (%w)", g.name, o, err)
@@ -344,17 +345,17 @@ func (d *differential) settle(t *testing.T, last []*generated) {
 			return nil
 		})
 	}
-	waitFor(t, 4*time.Minute, "the end of it all", func() error {
-		for _, a := range []*arena{d.ours, d.theirs} {
+	harness.WaitFor(t, 4*time.Minute, "three seconds without changes", func() error {
+		for _, a := range []*testCluster{d.ours, d.theirs} {
 			if quiet := time.Since(time.Unix(0, a.last.Load())); quiet < 3*time.Second {
-				return fmt.Errorf("something happened %s ago", quiet)
+				return fmt.Errorf("last change %s ago", quiet)
 			}
 		}
 		return nil
 	})
 }
 
-// compared is a request and what both have made of it.
+// compared is a request with its outcome on both sides.
 type compared struct {
 	*generated
 	byHand       bool
@@ -363,8 +364,8 @@ type compared struct {
 	why          string
 }
 
-// compareAll counts what is equal or on the list, and returns the others. What was interrupted is
-// tried again by both, later and later: it has some time.
+// compareAll counts requests whose outcomes are equal or differ as listed, and returns the others. It waits up to 20 s
+// because both sides retry failed writes with backoff.
 func (d *differential) compareAll(t *testing.T, open []*compared) []*compared {
 	t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
@@ -395,20 +396,19 @@ func (d *differential) compareAll(t *testing.T, open []*compared) []*compared {
 
 const keyIdentifierAdded = "subject key identifier is added"
 
-// compare says what is wrong about what has become of a request; empty is nothing. It counts what
-// is not.
+// compare returns why the outcomes of a request are wrong, or "". It counts those that are right.
 func (d *differential) compare(c *compared) (why string) {
 	ours, theirs := c.ours, c.theirs
 	listed := explained(c.generated, ours.said, c.byHand)
 	switch {
 	case ours.certificate != nil && theirs.certificate != nil:
 		if ours.verdict != theirs.verdict || ours.failed || theirs.failed || ours.blocks != theirs.blocks {
-			return "issued in another way"
+			return "both issued a certificate, but the verdict or the number of PEM blocks differs"
 		}
 		differ, identified := certificateDifferences(ours.certificate, theirs.certificate)
 		for _, certificate := range []*x509.Certificate{ours.certificate, theirs.certificate} {
 			if at := certificate.NotBefore.Add(5 * time.Minute); at.Before(c.asked.Add(-2*time.Second)) || at.After(time.Now().Add(2*time.Second)) {
-				differ = append(differ, "beginning")
+				differ = append(differ, "notBefore")
 			}
 		}
 		if len(differ) > 0 {
@@ -431,14 +431,14 @@ func (d *differential) compare(c *compared) (why string) {
 	return ""
 }
 
-// report tells what was compared, and fails for what is on the list and has not been seen.
+// report logs the counts, and fails for each listed difference that did not occur.
 func (d *differential) report(t *testing.T) {
 	t.Helper()
 	t.Logf("%d equal, of which %d issued; refused by the API server: %v", d.equal, d.issued, d.refused)
 	if d.issued < differentialRequests/10 {
-		t.Errorf("%d were issued alike, want a good share", d.issued)
+		t.Errorf("both sides issued %d certificates, want at least %d", d.issued, differentialRequests/10)
 	}
-	page := string(readFile(t, filepath.Join("..", "docs", "differences.md")))
+	page := string(harness.ReadFile(t, harness.RepositoryFile(t, "docs/migrate-from-kube-controller-manager.md")))
 	names := []string{keyIdentifierAdded, servingApproved, servingDenied}
 	for _, l := range differences {
 		names = append(names, l.doc)
@@ -446,10 +446,10 @@ func (d *differential) report(t *testing.T) {
 	for _, name := range names {
 		t.Logf("%6d %s", d.count[name], name)
 		if d.count[name] == 0 {
-			t.Errorf("%q is on the list of differences and has not been seen", name)
+			t.Errorf("difference %q is on the list and did not occur", name)
 		}
 		if !strings.Contains(page, name) {
-			t.Errorf("docs/differences.md does not name %q", name)
+			t.Errorf("docs/migrate-from-kube-controller-manager.md does not name %q", name)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package differential
 
 import (
 	"bytes"
@@ -24,13 +24,13 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A generated is a request that is made alike of both contenders.
+// A generated is a request that the test sends to both clusters.
 type generated struct {
 	name  string
 	about []string // what is unusual
 	who   requester
 	spec  certificates.CertificateSigningRequestSpec
-	csr   *x509.CertificateRequest // nil if that cannot be read
+	csr   *x509.CertificateRequest // nil if the request is malformed
 }
 
 func (g *generated) String() string {
@@ -42,7 +42,7 @@ func (g *generated) String() string {
 		g.spec.Usages, expiration, strings.Join(g.about, ", "), g.spec.Request)
 }
 
-// A requester is somebody who may make requests.
+// A requester is a user who may create requests.
 type requester struct {
 	user   string
 	groups []string
@@ -56,14 +56,14 @@ func byNode(name string) requester {
 	return requester{"system:node:" + name, []string{"system:nodes", "system:authenticated"}}
 }
 
-// Who asks. The tokens and Nodes are made by [arena.furnish].
+// The requesters. [newTestCluster] creates their tokens and Nodes.
 var (
 	tokenUnlimited = byToken("abc123")
 	tokenLimited   = byToken("lim100") // for 1000 nodes, of names that begin with n-
-	tokenSpent     = byToken("spent1") // for one node, which is taken-0
-	tokenGone      = byToken("gone00") // there is none
+	tokenSpent     = byToken("spent1") // for one node, used up by taken-0
+	tokenGone      = byToken("gone00") // does not exist
 	machineUser    = requester{"kubelet-bootstrap", bootstrappers}
-	stranger       = requester{"jane", []string{"askers", "system:authenticated"}} // may ask, and nothing is approved for her
+	stranger       = requester{"jane", []string{"askers", "system:authenticated"}} // may create requests, but has no rights to approval
 	nobody         = requester{"nobody", []string{"system:authenticated"}}
 	knownNode      = byNode("w-1")
 	ghostNode      = byNode("ghost") // has no Node
@@ -71,7 +71,7 @@ var (
 
 var requesters = []requester{tokenUnlimited, tokenLimited, tokenSpent, tokenGone, machineUser, stranger, nobody, knownNode, ghostNode}
 
-// A generator makes requests, the same for the same seed but for keys and signatures.
+// A generator creates requests. The same seed gives the same requests except for keys and signatures.
 type generator struct {
 	*mathrand.Rand
 	keys map[string]crypto.Signer
@@ -100,7 +100,7 @@ func newGenerator(t *testing.T, seed uint64) *generator {
 	return g
 }
 
-// draft is a request before it is put into bytes.
+// draft is a request before it is encoded.
 type draft struct {
 	*generator
 	about   []string
@@ -123,7 +123,7 @@ func printable(oid asn1.ObjectIdentifier, v string) crafted.Attribute {
 
 func one(a crafted.Attribute) []crafted.Attribute { return []crafted.Attribute{a} }
 
-// next makes a request. By hand is one that will be approved by a person, whatever it is.
+// next creates a request. byHand means that a person will approve it in any case.
 func (g *generator) next(t *testing.T, byHand bool) *generated {
 	t.Helper()
 	g.made++
@@ -134,7 +134,7 @@ func (g *generator) next(t *testing.T, byHand bool) *generated {
 	}
 	pick(g, kinds...)(d)
 	changes := 0
-	for changes < 4 && g.IntN(5) < 3 { // two in five are left as they are
+	for changes < 4 && g.IntN(5) < 3 { // two in five stay unchanged
 		changes++
 	}
 	for range changes {
@@ -168,7 +168,7 @@ func (d *draft) node(name string) {
 	d.subject = [][]crafted.Attribute{one(printable(crafted.Organization, "system:nodes")), one(printable(crafted.CommonName, "system:node:"+name))}
 }
 
-// kubelet is a new node's request.
+// kubelet drafts the request of a new node.
 func (d *draft) kubelet() {
 	d.signer = certificates.KubeAPIServerClientKubeletSignerName
 	d.usages = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
@@ -176,14 +176,14 @@ func (d *draft) kubelet() {
 	d.who = pick(d.generator, tokenUnlimited, tokenUnlimited, tokenUnlimited, tokenLimited, machineUser, stranger)
 }
 
-// renewal is a node's request for itself.
+// renewal drafts the request of a node for itself.
 func (d *draft) renewal() {
 	d.kubelet()
 	d.who = knownNode
 	d.node("w-1")
 }
 
-// serving is a kubelet's request as a server.
+// serving drafts the request of a kubelet for a serving certificate.
 func (d *draft) serving() {
 	d.signer = certificates.KubeletServingSignerName
 	d.usages = []certificates.KeyUsage{certificates.UsageServerAuth, certificates.UsageDigitalSignature}
@@ -192,7 +192,7 @@ func (d *draft) serving() {
 	d.names = []asn1.RawValue{crafted.DNSName("w-1"), crafted.IPName([]byte{192, 0, 2, 1})}
 }
 
-// user is a person's request.
+// user drafts the request of a person.
 func (d *draft) user() {
 	d.signer = certificates.KubeAPIServerClientSignerName
 	d.usages = []certificates.KeyUsage{certificates.UsageClientAuth}
@@ -200,7 +200,7 @@ func (d *draft) user() {
 	d.subject = [][]crafted.Attribute{one(crafted.UTF8(crafted.Organization, "dev")), one(crafted.UTF8(crafted.CommonName, "jane"))}
 }
 
-// commonName is the attribute to be changed.
+// commonName applies change to the common names.
 func (d *draft) commonName(change func(*crafted.Attribute)) {
 	for _, part := range d.subject {
 		for i := range part {
@@ -211,7 +211,7 @@ func (d *draft) commonName(change func(*crafted.Attribute)) {
 	}
 }
 
-// rename writes another common name.
+// rename replaces the common name.
 func (d *draft) rename(tag int, name func(string) string) {
 	d.commonName(func(a *crafted.Attribute) { *a = crafted.Text(a.Type, tag, name(string(a.Value.Bytes))) })
 }
@@ -220,7 +220,7 @@ func (d *draft) add(a ...crafted.Attribute) { d.subject = append(d.subject, a) }
 
 func (d *draft) lasts(seconds int32) { d.seconds = &seconds }
 
-// A mutation changes one thing about a request. It may undo what another has done.
+// A mutation changes one thing in a request. It may undo another mutation.
 type mutation struct {
 	name   string
 	change func(*draft)

@@ -1,0 +1,10 @@
+// Package differential compares the decisions and certificates of kubejoin with those of kube-controller-manager.
+package differential
+
+import (
+	"testing"
+
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m, harness.CertificateIssued) }
