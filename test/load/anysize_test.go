@@ -1,4 +1,4 @@
-package test
+package load
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,16 +23,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TestTwentyThousandTokens has more tokens alive at once than a ConfigMap can hold signatures of,
-// and half of them end in the same second: machines join all the time.
-func TestTwentyThousandTokens(t *testing.T) {
+// TestJoinsWithMoreTokensThanConfigMapHolds creates more tokens than the ConfigMap has room for signatures, and lets
+// half of them expire in one second. It catches joins that fail meanwhile, and a full ConfigMap that kubejoin does not
+// report.
+func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 	const alive, expire = 20_000, 10_000
 	cluster.NeedRoot(t)
-	address := freeAddress(t)
-	s := prepare(t, cluster.Options{}, "--listen="+address, "--advertise="+address, "-v=0")
-	s.known = &secrets{list: map[string]string{}} // of some: each is looked for in megabytes of logs
-	s.known.add("the operator", (&program{curlrc: s.curlrc()}).bearer(t))
-	s.startPlain(t, s.flags...)
+	address := harness.FreeAddress(t)
+	s := harness.PrepareSite(t, cluster.Options{}, "--listen="+address, "--advertise="+address, "-v=0")
+	s.Secrets = harness.NewSecrets() // only some tokens: the check searches megabytes of logs for each
+	s.Secrets.Add("the operator", (&harness.Program{Curlrc: s.Curlrc()}).Bearer(t))
+	startPlain(t, s, s.Flags...)
 	load := newLoad(t, s.Cluster)
 
 	began := time.Now()
@@ -40,18 +42,18 @@ func TestTwentyThousandTokens(t *testing.T) {
 		if all[i], err = tokens.New(fmt.Sprintf("t%05d", i), tokens.Generate().RevealSecret()); err != nil {
 			return err
 		}
-		return createToken(ctx, c, all[i], began.Add(2*time.Hour))
+		return storeKubeadmToken(ctx, c, all[i], began.Add(2*time.Hour))
 	})
 	created := time.Since(began)
 	last := all[alive-1]
-	s.known.add("the last token", last.RevealSecret())
-	patiently(t, "discovery of all tokens", func() error { return s.discoverable(t, all, true) })
+	s.Secrets.Add("the last token", last.RevealSecret())
+	poll(t, "discovery of all tokens", func() error { return discoverable(t, s, all, true) })
 	t.Logf("%d tokens created in %.1f s, all discoverable %.1f s later; %.0f MiB resident",
-		alive, created.Seconds(), (time.Since(began) - created).Seconds(), s.resident(t))
+		alive, created.Seconds(), (time.Since(began) - created).Seconds(), resident(t, s.Program))
 
-	// One more is discoverable as soon as the line that has it is answered.
+	// A new token is discoverable as soon as kubejoin sends its join command.
 	start := time.Now()
-	args, one := s.join(t, "")
+	args, one := s.JoinArgs(t, "")
 	took := time.Since(start)
 	if args[0] != address {
 		t.Errorf("the join command names %s, want kubejoin at %s", args[0], address)
@@ -62,41 +64,41 @@ func TestTwentyThousandTokens(t *testing.T) {
 	}
 	t.Logf("a join command took %s", took.Round(time.Millisecond))
 
-	// A machine joins with the last one, which the ConfigMap has no room for.
+	// A machine joins with the last token, whose signature does not fit into the ConfigMap.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	args[2] = last.Reveal()
 	if _, err := s.Join(ctx, "worker-1", args); err != nil {
 		t.Fatal(err)
 	}
-	s.saysFull(t)
-	other := s.withoutAdvertise(t)
+	checkReportsFull(t, s)
+	other := withoutAdvertise(t, s)
 	start = time.Now()
-	if status, body, err := other.do(t.Context(), http.MethodPost, "/v1/token/print-join-command", other.bearer(t)); err != nil || status != http.StatusInsufficientStorage || !strings.Contains(body, "cluster-info-full") {
-		t.Errorf("with a full ConfigMap and no --advertise: %d %s %v", status, body, err)
+	if status, body, err := other.Do(t.Context(), http.MethodPost, "/v1/token/print-join-command", other.Bearer(t)); err != nil || status != http.StatusInsufficientStorage || !strings.Contains(body, "cluster-info-full") {
+		t.Errorf("full ConfigMap without --advertise: got %d %s %v, want 507 with cluster-info-full", status, body, err)
 	} else if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("refused after %s", took)
+		t.Errorf("refused after %s, want at most 10s", took)
 	}
 
-	// Joins go on while the half of them ends.
-	going := s.keepJoining(t, address, pins)
+	// Joins continue while half of the tokens expire.
+	stopJoining := keepJoining(t, s, address, pins)
 	ends := time.Now().Add(created + 15*time.Second).Truncate(time.Second)
 	patch := fmt.Appendf(nil, `{"stringData":{"expiration":%q}}`, ends.UTC().Format(time.RFC3339))
 	load.each(t, expire, func(ctx context.Context, c kubernetes.Interface, i int) error {
 		_, err := c.CoreV1().Secrets(metav1.NamespaceSystem).Patch(ctx, "bootstrap-token-"+all[i].ID(), types.StrategicMergePatchType, patch, metav1.PatchOptions{})
 		return err
 	})
-	t.Logf("%d tokens end %.1f s after the last was told so", expire, time.Until(ends).Seconds())
-	patiently(t, "the end of half of the tokens", func() error {
+	t.Logf("%d tokens expire %.1f s after the last update of an expiration", expire, time.Until(ends).Seconds())
+	poll(t, "expiration of half of the tokens", func() error {
 		if now := time.Now(); now.Before(ends) {
-			return fmt.Errorf("it is %s, want %s", now, ends)
+			return fmt.Errorf("they expire at %s, now %s", ends, now)
 		}
-		return s.discoverable(t, all[:expire], false)
+		return discoverable(t, s, all[:expire], false)
 	})
 	unsigned := time.Since(ends)
-	patiently(t, "deletion of half of the tokens", func() error {
+	poll(t, "deletion of half of the tokens", func() error {
 		list, err := s.Client().CoreV1().Secrets(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{
-			FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken), ResourceVersion: "0", // the watch cache's: it costs etcd nothing
+			FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken), ResourceVersion: "0", // from the watch cache, to spare etcd
 		})
 		left := 0
 		if err == nil {
@@ -107,67 +109,58 @@ func TestTwentyThousandTokens(t *testing.T) {
 			}
 		}
 		if left > 0 {
-			err = fmt.Errorf("%d are left", left)
+			err = fmt.Errorf("got %d expired tokens, want none", left)
 		}
 		return err
 	})
-	t.Logf("%d tokens that ended at once: unsigned after %.1f s, deleted after %.1f s; %d joins meanwhile; %.0f MiB resident",
-		expire, unsigned.Seconds(), time.Since(ends).Seconds(), going(), s.resident(t))
-	if err := s.discoverable(t, all[expire:], true); err != nil {
+	t.Logf("%d tokens expired at once: signatures removed after %.1f s, tokens deleted after %.1f s; %d joins meanwhile; %.0f MiB resident",
+		expire, unsigned.Seconds(), time.Since(ends).Seconds(), stopJoining(), resident(t, s.Program))
+	if err := discoverable(t, s, all[expire:], true); err != nil {
 		t.Error(err)
 	}
-	// There is room for the others in the ConfigMap now.
-	patiently(t, "signatures of the other half in the ConfigMap", func() error {
+	// The signatures of the other half fit into the ConfigMap now.
+	poll(t, "signatures of the other half in the ConfigMap", func() error {
 		object, err := s.Client().CoreV1().ConfigMaps("kube-public").Get(t.Context(), "cluster-info", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		for i, token := range all {
 			if signed := object.Data[clusterinfo.SignatureKey(token.ID())] != ""; signed != (i >= expire) {
-				return fmt.Errorf("token %d is signed: %t", i, signed)
+				return fmt.Errorf("token %d: got signed %t, want %t", i, signed, !signed)
 			}
 		}
 		return nil
 	})
-	other.join(t, "")
+	other.JoinArgs(t, "")
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	port, err := cluster.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return "127.0.0.1:" + itoa(port)
-}
-
-// startPlain is start with kubejoin as it is shipped.
-func (s *site) startPlain(t *testing.T, flags ...string) {
+// startPlain starts kubejoin built as shipped, without the race detector.
+func startPlain(t *testing.T, s *harness.Site, flags ...string) {
 	t.Helper()
 	file, err := plain()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.program = startBinary(t, file, s.dir, s.curlrc(), flags...)
-	s.secrets = s.known
-	s.ready(t, s.CAFile())
+	s.Program = harness.StartBinary(t, file, s.WorkDir, s.Curlrc(), flags...)
+	s.Program.Secrets = s.Secrets
+	s.WaitReady(t, s.CAFile())
 }
 
-// withoutAdvertise starts a second replica, whose joins go through the API server.
-func (s *site) withoutAdvertise(t *testing.T) *program {
+// withoutAdvertise starts a second replica. Its join commands use the API server for discovery.
+func withoutAdvertise(t *testing.T, s *harness.Site) *harness.Program {
 	t.Helper()
 	var flags []string
-	for _, f := range s.flags {
+	for _, f := range s.Flags {
 		if !strings.HasPrefix(f, "--advertise") && !strings.HasPrefix(f, "--listen") {
 			flags = append(flags, f)
 		}
 	}
-	other := &site{Cluster: s.Cluster, dir: filepath.Clean(s.dir), known: s.known}
-	other.startPlain(t, flags...)
-	return other.program
+	other := &harness.Site{Cluster: s.Cluster, WorkDir: filepath.Clean(s.WorkDir), Secrets: s.Secrets}
+	startPlain(t, other, flags...)
+	return other.Program
 }
 
-// load is connections to an API server.
+// load is a set of clients of an API server.
 type load []kubernetes.Interface
 
 func newLoad(t *testing.T, c *cluster.Cluster) load {
@@ -186,7 +179,7 @@ func newLoad(t *testing.T, c *cluster.Cluster) load {
 	return clients
 }
 
-// each calls do for 0 to n-1, many at a time.
+// each calls do for 0 to n-1 concurrently.
 func (l load) each(t *testing.T, n int, do func(ctx context.Context, c kubernetes.Interface, i int) error) {
 	t.Helper()
 	next := make(chan int)
@@ -210,8 +203,8 @@ func (l load) each(t *testing.T, n int, do func(ctx context.Context, c kubernete
 	}
 }
 
-// createToken makes a token as kubeadm does.
-func createToken(ctx context.Context, c kubernetes.Interface, token tokens.Token, expires time.Time) error {
+// storeKubeadmToken stores a token as kubeadm does.
+func storeKubeadmToken(ctx context.Context, c kubernetes.Interface, token tokens.Token, expires time.Time) error {
 	_, err := c.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + token.ID()},
 		Type:       corev1.SecretTypeBootstrapToken,
@@ -223,10 +216,10 @@ func createToken(ctx context.Context, c kubernetes.Interface, token tokens.Token
 	return err
 }
 
-// discoverable reports as an error whether kubejoin's discovery is not signed by all of the
-// tokens, or by none.
-func (s *site) discoverable(t *testing.T, of []tokens.Token, want bool) error {
-	status, body, err := s.get(t.Context(), infoPath, "")
+// discoverable returns an error unless kubejoin's discovery has the signatures of all of the tokens (want true) or of
+// none (want false).
+func discoverable(t *testing.T, s *harness.Site, of []tokens.Token, want bool) error {
+	status, body, err := s.Get(t.Context(), harness.ClusterInfoPath, "")
 	if err != nil || status != http.StatusOK {
 		return fmt.Errorf("discovery: %d %v", status, err)
 	}
@@ -236,47 +229,47 @@ func (s *site) discoverable(t *testing.T, of []tokens.Token, want bool) error {
 	}
 	for i, token := range of {
 		if signed := object.Data[clusterinfo.SignatureKey(token.ID())] != ""; signed != want {
-			return fmt.Errorf("token %d of %d is signed: %t", i, len(of), signed)
+			return fmt.Errorf("token %d of %d: got signed %t, want %t", i, len(of), signed, want)
 		}
 	}
 	return nil
 }
 
-// saysFull looks for what tells an operator that the ConfigMap is full.
-func (s *site) saysFull(t *testing.T) {
+// checkReportsFull checks that an Event, /readyz, the metrics and the log report that the ConfigMap is full.
+func checkReportsFull(t *testing.T, s *harness.Site) {
 	t.Helper()
-	wait(t, "an Event that cluster-info is full", func() error {
-		events := s.kubectl(t, "get", "events", "-A", "-o", "jsonpath={.items[*].reason}")
+	harness.Wait(t, "Event ClusterInfoFull", func() error {
+		events := s.RunKubectl(t, "get", "events", "-A", "-o", "jsonpath={.items[*].reason}")
 		if !strings.Contains(events, "ClusterInfoFull") {
 			return errors.New(events)
 		}
 		return nil
 	})
-	status, body, err := s.get(t.Context(), "/readyz?verbose", "")
+	status, body, err := s.Get(t.Context(), "/readyz?verbose", "")
 	if err != nil || status != http.StatusOK || !strings.Contains(body, "[+]cluster-info ok: cluster-info is full") {
-		t.Errorf("readyz: %d %s %v", status, body, err)
+		t.Errorf("/readyz: got %d %s %v, want 200 with cluster-info is full", status, body, err)
 	}
-	_, metrics, err := s.get(t.Context(), "/metrics", s.bearer(t))
+	_, metrics, err := s.Get(t.Context(), "/metrics", s.Bearer(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := metric(t, metrics, "kubejoin_clusterinfo_used_ratio"); r < 0.99 || r > 1 {
-		t.Errorf("kubejoin_clusterinfo_used_ratio %v", r)
+	if r := harness.Metric(t, metrics, "kubejoin_clusterinfo_used_ratio"); r < 0.99 || r > 1 {
+		t.Errorf("got kubejoin_clusterinfo_used_ratio %v, want 0.99 to 1", r)
 	}
-	if n := metric(t, metrics, "kubejoin_clusterinfo_unsigned_tokens"); n < 7000 {
-		t.Errorf("kubejoin_clusterinfo_unsigned_tokens %v", n)
+	if n := harness.Metric(t, metrics, "kubejoin_clusterinfo_unsigned_tokens"); n < 7000 {
+		t.Errorf("got kubejoin_clusterinfo_unsigned_tokens %v, want at least 7000", n)
 	}
 	if !strings.Contains(s.Log(), "cluster-info is full") {
-		t.Error("the log does not say that cluster-info is full")
+		t.Error("the log does not report that cluster-info is full")
 	}
 }
 
-// keepJoining asks for join commands and discovers with them, a few times a second, until the
-// function returned is called, which says how often.
-func (s *site) keepJoining(t *testing.T, address string, pins []string) (stop func() int) {
+// keepJoining requests join commands and runs discovery with them, a few times a second. The returned function stops
+// this and returns the number of joins.
+func keepJoining(t *testing.T, s *harness.Site, address string, pins []string) (stop func() int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	joined := func() error {
-		line, err := s.joinCommand(t, "?ttl=1h") // not with ctx: what has begun is to end well
+		line, err := s.JoinCommand(t, "?ttl=1h") // without ctx, so that stopping does not fail a join
 		if err != nil {
 			return err
 		}
@@ -288,7 +281,7 @@ func (s *site) keepJoining(t *testing.T, address string, pins []string) (stop fu
 		if err != nil {
 			return err
 		}
-		s.known.add("token "+token.ID(), token.RevealSecret())
+		s.Secrets.Add("token "+token.ID(), token.RevealSecret())
 		_, err = clusterinfo.Discover(t.Context(), address, token, pins)
 		return err
 	}
@@ -311,14 +304,14 @@ func (s *site) keepJoining(t *testing.T, address string, pins []string) (stop fu
 		cancel()
 		n := <-joins
 		if n == 0 {
-			t.Error("no join meanwhile")
+			t.Error("got no join meanwhile, want some")
 		}
 		return n
 	}
 }
 
-// patiently calls check, which costs something, until it returns nil, for at most five minutes.
-func patiently(t *testing.T, what string, check func() error) {
+// poll calls an expensive check once a second until it returns nil, for at most five minutes.
+func poll(t *testing.T, what string, check func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
