@@ -1,4 +1,4 @@
-package test
+package limits
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -26,13 +27,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// A contest is machines that ask at the same time for more than their tokens allow.
+// A contest is a set of machines that request more certificates at the same time than their tokens allow.
 type contest struct {
 	name   string
 	tokens int
-	most   int // nodes for each token
-	names  int // of nodes, that they ask for in turn
-	wins   int // names that are issued in the end
+	most   int // node limit of each token
+	names  int // number of node names, requested in turn
+	wins   int // number of requests that must be issued
 }
 
 const contestants = 1000
@@ -43,9 +44,8 @@ var contests = []contest{
 	{"all-for-one-name", contestants, 1, 1, 1},
 }
 
-// ask makes all requests, of that name and a number each, and returns their names. middle is
-// called when half of them are there.
-func (c contest) ask(ctx context.Context, t *testing.T, s *site, middle func()) []string {
+// ask creates all requests and returns their names. It calls middle once half of them exist.
+func (c contest) ask(ctx context.Context, t *testing.T, s *harness.Site, middle func()) []string {
 	t.Helper()
 	ids := map[string]bool{}
 	for len(ids) < c.tokens {
@@ -54,10 +54,10 @@ func (c contest) ask(ctx context.Context, t *testing.T, s *site, middle func()) 
 	limits := map[string]string{"kubejoin.io/max-nodes": strconv.Itoa(c.most)}
 	machines := make([]kubernetes.Interface, 0, c.tokens)
 	for id := range ids {
-		if err := storeToken(ctx, s.Client(), id, limits); err != nil {
+		if err := harness.StoreToken(ctx, s.Client(), id, limits); err != nil {
 			t.Fatal(err)
 		}
-		machines = append(machines, asToken(t, s.Cluster, id))
+		machines = append(machines, harness.AsToken(t, s.Cluster, id))
 	}
 	names := make([]string, contestants)
 	next := make(chan int)
@@ -67,7 +67,7 @@ func (c contest) ask(ctx context.Context, t *testing.T, s *site, middle func()) 
 			for i := range next {
 				names[i] = fmt.Sprintf("%s-%d", c.name, i)
 				node := fmt.Sprintf("%s-node-%d", c.name, i%c.names)
-				if err := request(ctx, machines[i%c.tokens], names[i], certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
+				if err := harness.CreateRequest(ctx, machines[i%c.tokens], names[i], certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
 					t.Errorf("request %s: %v", names[i], err)
 				}
 			}
@@ -84,9 +84,8 @@ func (c contest) ask(ctx context.Context, t *testing.T, s *site, middle func()) 
 	return names
 }
 
-// decided waits until each of the requests is issued, denied or failed, and returns how many are
-// of each kind.
-func (l *ledger) decided(ctx context.Context, t *testing.T, names []string) (issued, denied, failed int) {
+// outcomes waits until each request is issued, denied or failed, and returns the counts.
+func outcomes(ctx context.Context, t *testing.T, l *harness.Ledger, names []string) (issued, denied, failed int) {
 	t.Helper()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -94,14 +93,14 @@ func (l *ledger) decided(ctx context.Context, t *testing.T, names []string) (iss
 		issued, denied, failed = 0, 0, 0
 		var open []string
 		for _, name := range names {
-			switch e := l.entry(name); {
+			switch e := l.Entry(name); {
 			case e == nil:
 				open = append(open, name)
-			case e.certificate != nil:
+			case e.Certificate != nil:
 				issued++
-			case e.conditions[certificates.CertificateDenied] > 0:
+			case e.Conditions[certificates.CertificateDenied] > 0:
 				denied++
-			case e.conditions[certificates.CertificateFailed] > 0:
+			case e.Conditions[certificates.CertificateFailed] > 0:
 				failed++
 			default:
 				open = append(open, name)
@@ -113,19 +112,19 @@ func (l *ledger) decided(ctx context.Context, t *testing.T, names []string) (iss
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("%d of %d requests are not decided, such as %s", len(open), len(names), open[0])
+			t.Fatalf("%d of %d requests are not decided, for example %s", len(open), len(names), open[0])
 		}
 	}
 }
 
-// checkClaims is the invariant: on each limited token no more names are issued than it is for,
-// each of them has its claim, and the token counts what there are claims of. The last may take a
-// while where a try has failed that nothing came of: its claim goes when it is the try's turn again.
-func (l *ledger) checkClaims(t *testing.T, s *site) {
+// checkClaims checks the invariant of limited tokens: issued names do not exceed the limit, each of them has a claim,
+// and the token counts exactly its claims. After a failed attempt a claim may stay until the retry, so it waits for
+// that.
+func checkClaims(t *testing.T, l *harness.Ledger, s *harness.Site) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for {
-		broken, leftOver := l.lookAtClaims(t, s)
+		broken, leftOver := claimProblems(t, l, s)
 		if len(broken) == 0 && len(leftOver) > 0 && time.Now().Before(deadline) {
 			time.Sleep(200 * time.Millisecond)
 			continue
@@ -137,8 +136,8 @@ func (l *ledger) checkClaims(t *testing.T, s *site) {
 	}
 }
 
-// lookAtClaims gives what must never be, and claims that nothing was issued on.
-func (l *ledger) lookAtClaims(t *testing.T, s *site) (broken, leftOver []string) {
+// claimProblems returns violations of the invariant, and claims without a certificate.
+func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, leftOver []string) {
 	t.Helper()
 	secrets, err := s.Client().CoreV1().Secrets(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "type=bootstrap.kubernetes.io/token"})
 	if err != nil {
@@ -155,21 +154,19 @@ func (l *ledger) lookAtClaims(t *testing.T, s *site) (broken, leftOver []string)
 		claimed[*lease.Spec.HolderIdentity] = append(claimed[*lease.Spec.HolderIdentity], lease.Name)
 	}
 	issued := map[string]map[string]bool{} // names by token
-	l.mu.Lock()
-	for name, e := range l.entries {
-		id, found := strings.CutPrefix(e.user, "system:bootstrap:")
-		if !found || e.certificate == nil {
+	for name, e := range l.All() {
+		id, found := strings.CutPrefix(e.User, "system:bootstrap:")
+		if !found || e.Certificate == nil {
 			continue
 		}
 		if issued[id] == nil {
 			issued[id] = map[string]bool{}
 		}
-		issued[id][e.node] = true
-		if id != "abc123" && holders[e.node] != id {
-			fail("%s was issued for %s on token %s, and the claim is %q's", name, e.node, id, holders[e.node])
+		issued[id][e.Node] = true
+		if id != "abc123" && holders[e.Node] != id {
+			fail("%s was issued for %s with token %s, but token %q holds the claim", name, e.Node, id, holders[e.Node])
 		}
 	}
-	l.mu.Unlock()
 	limited := 0
 	for _, secret := range secrets.Items {
 		text := secret.Annotations["kubejoin.io/max-nodes"]
@@ -183,7 +180,7 @@ func (l *ledger) lookAtClaims(t *testing.T, s *site) (broken, leftOver []string)
 			fail("%v", err)
 		}
 		if n := len(issued[id]); n > most {
-			fail("token %s is for %d nodes, and %d were issued: %v", id, most, n, issued[id])
+			fail("token %s has a limit of %d nodes, but %d were issued: %v", id, most, n, issued[id])
 		}
 		var counted []string
 		if text := secret.Annotations["kubejoin.io/nodes"]; text != "" {
@@ -191,43 +188,44 @@ func (l *ledger) lookAtClaims(t *testing.T, s *site) (broken, leftOver []string)
 		}
 		slices.Sort(counted)
 		if got := slices.Sorted(maps.Keys(issued[id])); !slices.Equal(got, counted) {
-			fail("token %s counts %q, and %q were issued", id, counted, got)
+			fail("token %s counts nodes %q, but %q were issued", id, counted, got)
 		}
 		for _, name := range counted {
 			if !slices.Contains(claimed[id], name) {
-				fail("token %s counts %q, and its claims are %q", id, counted, claimed[id])
+				fail("token %s counts nodes %q, but its claims are %q", id, counted, claimed[id])
 			}
 		}
 		if len(claimed[id]) > len(counted) {
-			leftOver = append(leftOver, fmt.Sprintf("token %s counts %q, and its claims are %q", id, counted, claimed[id]))
+			leftOver = append(leftOver, fmt.Sprintf("token %s counts nodes %q, but its claims are %q", id, counted, claimed[id]))
 		}
 	}
 	if limited == 0 {
-		fail("there is no limited token: this check could not fail")
+		fail("got no limited token, want at least one to check")
 	}
 	return broken, leftOver
 }
 
-// won checks what came of a contest.
-func (c contest) won(t *testing.T, s *site, l *ledger, names []string, began time.Time) {
+// check waits for the end of a contest and checks its outcome.
+func (c contest) check(t *testing.T, s *harness.Site, l *harness.Ledger, names []string, began time.Time) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	issued, denied, failed := l.decided(ctx, t, names)
+	issued, denied, failed := outcomes(ctx, t, l, names)
 	t.Logf("%s: %d issued, %d denied, %d failed after %s", c.name, issued, denied, failed, time.Since(began).Round(time.Second))
 	if issued != c.wins {
-		t.Errorf("%s: %d requests are issued, want %d", c.name, issued, c.wins)
+		t.Errorf("%s: got %d requests issued, want %d", c.name, issued, c.wins)
 	}
-	l.checkClaims(t, s)
-	l.check(t)
+	checkClaims(t, l, s)
+	l.Check(t)
 }
 
-// Two that both believe to lead, each over a connection that fails nearly a third of all writes.
-func TestClaimsOfTwoLeaders(t *testing.T) {
-	t.Parallel()
+// TestLimitsHoldWithTwoLeaders runs two leaders at once, each over a connection that fails nearly a third of all
+// writes. It catches certificates beyond the limit of a token, and claims that do not match.
+func TestLimitsHoldWithTwoLeaders(t *testing.T) {
+	harness.Parallel(t)
 	cfssllog.Level = cfssllog.LevelWarning
-	s := prepare(t, cluster.Options{})
-	l := keepLedger(t, s.Cluster)
+	s := harness.PrepareSite(t, cluster.Options{})
+	l := harness.NewLedger(t, s.Cluster)
 	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
 	if err != nil {
 		t.Fatal(err)
@@ -237,9 +235,9 @@ func TestClaimsOfTwoLeaders(t *testing.T) {
 	t.Cleanup(func() { stop(); running.Wait() })
 	var failing []*faults.Transport
 	for i := range 2 {
-		transport := &faults.Transport{Seed: seed(t) + uint64(i), Rate: 0.3}
+		transport := &faults.Transport{Seed: harness.Seed(t) + uint64(i), Rate: 0.3}
 		failing = append(failing, transport)
-		config, err := s.Config(s.kubeconfig)
+		config, err := s.Config(s.OwnKubeconfig)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +261,7 @@ func TestClaimsOfTwoLeaders(t *testing.T) {
 		}
 		authority := &signer.Authority{
 			Facts: &csr.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
-			Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready}, Record: &inProcess,
+			Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready}, Record: &harness.InProcess,
 		}
 		for _, run := range []func(context.Context) error{
 			csr.Controller{Client: client, Authority: authority, Approve: true, Sign: true, Logger: log}.Run,
@@ -278,7 +276,7 @@ func TestClaimsOfTwoLeaders(t *testing.T) {
 	}
 	for _, c := range contests {
 		began := time.Now()
-		c.won(t, s, l, c.ask(ctx, t, s, nil), began)
+		c.check(t, s, l, c.ask(ctx, t, s, nil), began)
 	}
 	for i, transport := range failing {
 		total := 0
@@ -286,54 +284,54 @@ func TestClaimsOfTwoLeaders(t *testing.T) {
 			total += n
 		}
 		if total == 0 {
-			t.Errorf("connection %d: nothing failed", i)
+			t.Errorf("connection %d: got no failed write, want some", i)
 		}
 		t.Logf("connection %d: %d writes passed, %d failed", i, transport.Passed(), total)
 	}
 }
 
-// The leader is killed in the middle, kube-controller-manager's approver runs beside, and in the
-// end a person approves what nobody did: tokens are held to their limits when a certificate is
-// issued.
-func TestClaimsWhoeverApproves(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, cluster.Options{})
-	l := keepLedger(t, s.Cluster)
-	s.leads(t)
+// TestLimitsHoldWhenOthersApprove runs kube-controller-manager's approver beside kubejoin and kills the leader. It
+// catches a token limit that holds at approval but not when kubejoin signs.
+func TestLimitsHoldWhenOthersApprove(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.NewSite(t, cluster.Options{})
+	l := harness.NewLedger(t, s.Cluster)
+	s.WaitLeader(t)
 	if _, err := s.StartKCM(t.Context(), "--controllers=certificatesigningrequest-approving-controller", "--kube-api-qps=5000", "--kube-api-burst=5000"); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range contests {
 		began := time.Now()
-		first := s.program
-		s.start(t)
-		names := c.ask(t.Context(), t, s, func() { first.kill(t) })
-		c.won(t, s, l, names, began)
+		first := s.Program
+		s.Start(t)
+		names := c.ask(t.Context(), t, s, func() { first.Kill(t) })
+		c.check(t, s, l, names, began)
 	}
 }
 
-// A person approves each request, and kubejoin has no say in that.
-func TestClaimsApprovedByHand(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, cluster.Options{}, "--controllers=*,-csr-approver")
-	l := keepLedger(t, s.Cluster)
+// TestLimitsHoldWhenPersonApproves catches a certificate beyond the limit of a token after a person approves all
+// requests.
+func TestLimitsHoldWhenPersonApproves(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.NewSite(t, cluster.Options{}, "--controllers=*,-csr-approver")
+	l := harness.NewLedger(t, s.Cluster)
 	for _, c := range contests {
 		began := time.Now()
 		names := c.ask(t.Context(), t, s, nil)
-		// kubectl sends five requests a second: the others are approved as it does.
-		s.kubectl(t, append([]string{"certificate", "approve"}, names[:20]...)...)
+		// kubectl sends only five requests a second, so the test approves the others itself.
+		s.RunKubectl(t, append([]string{"certificate", "approve"}, names[:20]...)...)
 		var approving sync.WaitGroup
 		for part := range slices.Chunk(names[20:], 100) {
 			approving.Go(func() {
 				for _, name := range part {
-					if err := decide(t.Context(), s.Client(), name, certificates.CertificateApproved); err != nil {
+					if err := harness.Decide(t.Context(), s.Client(), name, certificates.CertificateApproved); err != nil {
 						t.Errorf("approve %s: %v", name, err)
 					}
 				}
 			})
 		}
 		approving.Wait()
-		c.won(t, s, l, names, began)
+		c.check(t, s, l, names, began)
 		why := map[string]int{}
 		list, err := s.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -351,7 +349,7 @@ func TestClaimsApprovedByHand(t *testing.T) {
 			want = "NodeNameClaimed"
 		}
 		if why[want] != contestants-c.wins || len(why) != 1 {
-			t.Errorf("%s: failed for %v, want %s", c.name, why, want)
+			t.Errorf("%s: got failures %v, want %d of reason %s", c.name, why, contestants-c.wins, want)
 		}
 		if err := s.Client().CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			t.Fatal(err)
