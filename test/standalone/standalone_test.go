@@ -1,0 +1,242 @@
+package standalone
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// TestStandaloneDiscoveryWorksWithKubeadm catches a join command or cluster-info of a standalone kubejoin that the real
+// kubeadm refuses. kubeadm then contacts an API server that closes the connection.
+func TestStandaloneDiscoveryWorksWithKubeadm(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	dataDir := filepath.Join(t.TempDir(), "data")
+	// A listener at the API server's address notices that kubeadm connects.
+	api, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = api.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	arrived := make(chan struct{})
+	go func() {
+		if c, err := api.Accept(); err == nil {
+			_ = c.Close()
+			close(arrived)
+			cancel()
+		}
+	}()
+	p := harness.ServeStandalone(t, dataDir, "--api-server=https://"+api.Addr().String())
+	args, _ := p.JoinArgs(t, "")
+	if args[0] != p.Endpoint {
+		t.Errorf("the join command names %s, want kubejoin at %s", args[0], p.Endpoint)
+	}
+	output, err := cluster.RunKubeadm(ctx, append(append([]string{"join"}, args...), "--node-name=worker-1", "--ignore-preflight-errors=all", "-v=5")...)
+	if err == nil {
+		t.Error("kubeadm join succeeded without an API server, want an error")
+	}
+	if want := "Cluster info signature and contents are valid and TLS certificate validates against pinned roots"; !strings.Contains(output, want) {
+		t.Errorf("the output of kubeadm does not contain %q:\n%s", want, output)
+	}
+	select {
+	case <-arrived:
+	default:
+		t.Errorf("kubeadm did not connect to the API server in cluster-info:\n%s", output)
+	}
+	p.CheckSecrets(t)
+}
+
+// TestStandaloneDiscoveryFailsWithWrongSecret catches a cluster-info that verifies with a token secret that kubejoin
+// does not have.
+func TestStandaloneDiscoveryFailsWithWrongSecret(t *testing.T) {
+	harness.Parallel(t)
+	dataDir := filepath.Join(t.TempDir(), "data")
+	p := harness.ServeStandalone(t, dataDir)
+	args, token := p.JoinArgs(t, "")
+	pins := []string{args[len(args)-1]}
+	if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, token, pins); err != nil {
+		t.Fatalf("with the right token: %v", err)
+	}
+	forged, err := tokens.New(token.ID(), tokens.Generate().RevealSecret())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, forged, pins); err == nil {
+		t.Error("discovery succeeds with another secret, want an error")
+	}
+}
+
+// TestStandaloneCertificatesFollowRFCs catches a generated CA or serving certificate that violates the RFCs, and TLS
+// 1.2 by default.
+func TestStandaloneCertificatesFollowRFCs(t *testing.T) {
+	harness.Parallel(t)
+	dataDir := filepath.Join(t.TempDir(), "data")
+	p := harness.ServeStandalone(t, dataDir, "--tls-san=join.example.com")
+	ca, err := os.ReadFile(filepath.Join(dataDir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := harness.ParseLeaf(t, ca)
+	harness.LintCertificate(t, root)
+	if key, ok := root.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() || root.NotAfter.Before(time.Now().AddDate(9, 11, 0)) {
+		t.Errorf("got a CA with %T that expires at %v, want ECDSA P-256 and ten years", root.PublicKey, root.NotAfter)
+	}
+	connection, err := tls.Dial("tcp", p.Endpoint, &tls.Config{RootCAs: p.Roots, ServerName: "join.example.com"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = connection.Close() }()
+	harness.LintCertificate(t, connection.ConnectionState().PeerCertificates[0])
+	if _, err := tls.Dial("tcp", p.Endpoint, &tls.Config{RootCAs: p.Roots, MaxVersion: tls.VersionTLS12}); err == nil {
+		t.Error("a TLS 1.2 handshake succeeds, want an error")
+	}
+}
+
+// TestStandaloneKeepsTokensWhenKilled catches a token that is lost by kill -9 although its join command was sent.
+func TestStandaloneKeepsTokensWhenKilled(t *testing.T) {
+	harness.Parallel(t)
+	dataDir := filepath.Join(t.TempDir(), "data")
+	p := harness.ServeStandalone(t, dataDir)
+	bearer := p.Bearer(t)
+	var mu sync.Mutex
+	acknowledged := map[string]tokens.Token{}
+	enough := make(chan struct{})
+	var clients sync.WaitGroup
+	for range 8 {
+		clients.Go(func() {
+			for {
+				r, err := http.NewRequestWithContext(t.Context(), "POST", "https://"+p.Endpoint+"/v1/token/print-join-command", nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				r.Header.Set("Authorization", "Bearer "+bearer)
+				response, err := p.HTTP.Do(r)
+				if err != nil {
+					return // killed
+				}
+				line := make([]byte, 4096)
+				n, _ := response.Body.Read(line)
+				_ = response.Body.Close()
+				args, err := cluster.JoinArgs(string(line[:n]))
+				if err != nil {
+					return // killed in the middle of the response
+				}
+				token, err := tokens.Parse(args[2])
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				acknowledged[token.ID()] = token
+				if len(acknowledged) == 200 {
+					close(enough)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	<-enough
+	p.Kill(t)
+	clients.Wait()
+
+	p = harness.ServeStandalone(t, dataDir)
+	args, _ := p.JoinArgs(t, "")
+	pin := args[len(args)-1]
+	status, info, err := p.Get(t.Context(), harness.ClusterInfoPath, "")
+	if err != nil || status != 200 {
+		t.Fatal(status, err)
+	}
+	for id := range acknowledged {
+		if !strings.Contains(info, `"`+clusterinfo.SignatureKey(id)+`"`) {
+			t.Errorf("acknowledged token %s is lost, want it in cluster-info", id)
+		}
+	}
+	for _, token := range acknowledged { // full discovery with one of them
+		if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, token, []string{pin}); err != nil {
+			t.Error(err)
+		}
+		break
+	}
+	t.Logf("%d tokens acknowledged before the kill", len(acknowledged))
+}
+
+// TestStandaloneKeepsStateAcrossRestart catches a restart that loses or changes the CA, the operators or the tokens,
+// and files that other users can read.
+func TestStandaloneKeepsStateAcrossRestart(t *testing.T) {
+	harness.Parallel(t)
+	dataDir := filepath.Join(t.TempDir(), "data")
+	p := harness.ServeStandalone(t, dataDir)
+	args, token := p.JoinArgs(t, "")
+	before := readAll(t, dataDir, "ca.pem", "operators.csv", "ca.crt")
+	for _, name := range []string{"ca.pem", "ca.crt", "curlrc", "operators.csv", "kubejoin.db", "."} {
+		info, err := os.Stat(filepath.Join(dataDir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := map[bool]os.FileMode{true: 0o700, false: 0o600}[info.IsDir()]; info.Mode().Perm() != want {
+			t.Errorf("%s has mode %o, want %o", name, info.Mode().Perm(), want)
+		}
+	}
+	p.Stop(20 * time.Second)
+	if err := p.Err(); err != nil {
+		t.Errorf("kubejoin exited with %v, want exit code 0", err)
+	}
+	p = harness.ServeStandalone(t, dataDir)
+	if after := readAll(t, dataDir, "ca.pem", "operators.csv", "ca.crt"); after != before {
+		t.Error("CA or operators changed after a restart, want them unchanged")
+	}
+	if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, token, []string{args[len(args)-1]}); err != nil {
+		t.Error(err)
+	}
+}
+
+func readAll(t *testing.T, dir string, names ...string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, name := range names {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(content)
+	}
+	return all.String()
+}
+
+// TestStandaloneRefusesDataFolderInUse catches two processes with one data folder, and an error that does not name the
+// database and the first process.
+func TestStandaloneRefusesDataFolderInUse(t *testing.T) {
+	harness.Parallel(t)
+	dataDir := filepath.Join(t.TempDir(), "data")
+	p := harness.ServeStandalone(t, dataDir)
+	second := exec.CommandContext(t.Context(), harness.Kubejoin, "serve", "--data-dir="+dataDir, "--listen=127.0.0.1:0")
+	output, err := second.CombinedOutput()
+	if err == nil {
+		t.Fatal("the second process started, want an error")
+	}
+	for _, want := range []string{"kubejoin.db", strconv.Itoa(p.PID())} {
+		if !strings.Contains(string(output), want) {
+			t.Errorf("the error of the second process does not contain %s:\n%s", want, output)
+		}
+	}
+	p.JoinArgs(t, "") // the first process still works
+}
