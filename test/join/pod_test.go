@@ -1,7 +1,8 @@
-package test
+package join
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -11,19 +12,20 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// In a pod kubejoin finds the cluster by its service account, and refuses to guess the address
-// that cluster-info is to name: the service's is of no use to machines that are not nodes yet.
-func TestInPod(t *testing.T) {
-	t.Parallel()
-	cluster.NeedRoot(t) // for a /var/run of the pod's own
-	s := prepare(t, cluster.Options{Setup: cluster.WithoutClusterInfo})
-	config, err := s.Config(s.kubeconfig)
+// TestNeedsAPIServerFlagInPod runs kubejoin with the service account of a pod. It catches a kubejoin that puts the
+// address of the Service into cluster-info, which new machines cannot reach.
+func TestNeedsAPIServerFlagInPod(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t) // to mount a separate /var/run for the pod
+	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo})
+	config, err := s.Config(s.OwnKubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	account := filepath.Join(s.dir, "account")
+	account := filepath.Join(s.WorkDir, "account")
 	if err := os.Mkdir(account, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -36,29 +38,25 @@ func TestInPod(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.known.add("the service account", config.BearerToken)
+	s.Secrets.Add("the service account", config.BearerToken)
 	host, port, err := net.SplitHostPort(s.Address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var flags []string
-	for _, flag := range s.flags {
+	for _, flag := range s.Flags {
 		if !strings.HasPrefix(flag, "--kubeconfig=") {
 			flags = append(flags, flag)
 		}
 	}
-	pod := func(more ...string) *program {
-		free, err := cluster.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		address := "127.0.0.1:" + itoa(free)
+	pod := func(more ...string) *harness.Program {
+		address := harness.FreeAddress(t)
 		script := `mount -t tmpfs tmpfs /var/run && mkdir -p /var/run/secrets/kubernetes.io && cp -r "$1" /var/run/secrets/kubernetes.io/serviceaccount && shift && exec "$@"`
-		args := append([]string{"--mount", "sh", "-c", script, "pod", account, binary, "serve", "--listen=" + address}, flags...)
+		args := append([]string{"--mount", "sh", "-c", script, "pod", account, harness.Kubejoin, "serve", "--listen=" + address}, flags...)
 		cmd := exec.Command("unshare", append(args, more...)...)
 		cmd.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port)
-		p := launch(t, s.dir, address, s.curlrc(), cmd)
-		p.secrets = s.known
+		p := harness.Launch(t, s.WorkDir, address, s.Curlrc(), cmd)
+		p.Secrets = s.Secrets
 		return p
 	}
 
@@ -67,19 +65,19 @@ func TestInPod(t *testing.T) {
 	defer cancel()
 	if err := p.WaitFor(ctx, func(context.Context) error {
 		if !strings.Contains(p.Log(), "--api-server") {
-			return errNotYet
+			return errors.New("not yet")
 		}
 		return nil
 	}); err != nil {
-		t.Fatalf("the log does not say that --api-server is missing: %v", err)
+		t.Fatalf("the log does not report the missing --api-server: %v", err)
 	}
 	p.Stop(20 * time.Second)
 
 	p = pod("--api-server=" + s.Server())
-	p.ready(t, s.CAFile())
-	args, _ := p.join(t, "")
+	p.WaitReady(t, s.CAFile())
+	args, _ := p.JoinArgs(t, "")
 	if want := strings.TrimPrefix(s.Server(), "https://"); args[0] != want {
 		t.Errorf("the join command names %s, want %s", args[0], want)
 	}
-	p.checkSecrets(t)
+	p.CheckSecrets(t)
 }

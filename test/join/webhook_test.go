@@ -1,8 +1,9 @@
-package test
+package join
 
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -25,27 +27,23 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Nodes join with tokens that are in kubejoin's file and nowhere else: kube-apiserver asks about
-// them in both versions of the webhook, by either credential, and kubejoin has no right to Secrets.
-func TestJoinThroughWebhook(t *testing.T) {
-	t.Parallel()
+// TestJoinsThroughWebhook joins nodes with tokens that only kubejoin's file contains. It catches a TokenReview version
+// or credential of kube-apiserver that does not work, and a kubejoin that needs rights on Secrets.
+func TestJoinsThroughWebhook(t *testing.T) {
+	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	port, err := cluster.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := "127.0.0.1:" + itoa(port)
-	s := prepare(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--token-store=file", "--listen="+address)
-	s.makePublic(t)
-	dataDir := filepath.Join(s.dir, "data")
-	s.flags = append(s.flags, "--data-dir="+dataDir, "--webhook-client-ca-file="+s.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client")
-	s.kubectl(t, "-n", "kube-system", "delete", "rolebinding", "kubejoin:tokens")
-	s.start(t)
+	address := harness.FreeAddress(t)
+	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--token-store=file", "--listen="+address)
+	makePublic(t, s)
+	dataDir := filepath.Join(s.WorkDir, "data")
+	s.Flags = append(s.Flags, "--data-dir="+dataDir, "--webhook-client-ca-file="+s.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client")
+	s.RunKubectl(t, "-n", "kube-system", "delete", "rolebinding", "kubejoin:tokens")
+	s.Start(t)
 	bearer, err := os.ReadFile(filepath.Join(dataDir, "kube-apiserver.token"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.known.add("kube-apiserver", strings.TrimSpace(string(bearer)))
+	s.Secrets.Add("kube-apiserver", strings.TrimSpace(string(bearer)))
 
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -56,16 +54,16 @@ func TestJoinThroughWebhook(t *testing.T) {
 		{"v1beta1", nil}, // the bearer token
 		{"v1", []string{"--client-certificate=" + filepath.Join(s.Dir, "pki/apiserver-kubelet-client.crt"), "--client-key=" + filepath.Join(s.Dir, "pki/apiserver-kubelet-client.key")}},
 	} {
-		flags := webhookFlags(t, append(test.credential, "--data-dir="+dataDir, "--url=https://"+address, "--cache-ttl=1s", "-o", filepath.Join(s.dir, test.version+".conf"))...)
-		if test.version == "v1beta1" { // which those get who forget the flag
+		flags := webhookFlags(t, append(test.credential, "--data-dir="+dataDir, "--url=https://"+address, "--cache-ttl=1s", "-o", filepath.Join(s.WorkDir, test.version+".conf"))...)
+		if test.version == "v1beta1" { // the version without the flag
 			flags = slices.DeleteFunc(flags, func(flag string) bool { return strings.HasPrefix(flag, "--authentication-token-webhook-version=") })
 		}
-		s.restartAPIServer(t, append(flags, "--enable-bootstrap-token-auth=false")...)
-		args, token := s.join(t, "?ttl=1h&maxNodes=1")
+		restartAPIServer(t, s, append(flags, "--enable-bootstrap-token-auth=false")...)
+		args, token := s.JoinArgs(t, "?ttl=1h&maxNodes=1")
 		if _, err := s.Join(ctx, "worker-"+test.version, args); err != nil {
 			t.Fatal(err)
 		}
-		s.checkRequester(t, token)
+		checkRequester(t, s, token)
 		second, err := s.StartNode("second-"+test.version, args)
 		if err != nil {
 			t.Fatal(err)
@@ -75,34 +73,34 @@ func TestJoinThroughWebhook(t *testing.T) {
 		}
 		second.Stop()
 	}
-	// Claims are where the tokens are.
-	status, claims, err := s.get(ctx, "/v1/claim", s.bearer(t))
+	// kubejoin stores claims beside the tokens.
+	status, claims, err := s.Get(ctx, "/v1/claim", s.Bearer(t))
 	if err != nil || status != http.StatusOK || !strings.Contains(claims, `"worker-v1"`) || !strings.Contains(claims, `"worker-v1beta1"`) || strings.Contains(claims, "second") {
-		t.Errorf("claims: %d %s %v", status, claims, err)
+		t.Errorf("got claims %d %s %v, want worker-v1 and worker-v1beta1", status, claims, err)
 	}
-	if leases := s.kubectl(t, "-n", "kubejoin-system", "get", "leases", "-o", "name"); leases != "" {
-		t.Errorf("there are Leases: %s", leases)
+	if leases := s.RunKubectl(t, "-n", "kubejoin-system", "get", "leases", "-o", "name"); leases != "" {
+		t.Errorf("got Leases %s, want none", leases)
 	}
-	if secrets := s.kubectl(t, "get", "secrets", "-A", "-o", "name"); secrets != "" {
-		t.Errorf("there are Secrets: %s", secrets)
+	if secrets := s.RunKubectl(t, "get", "secrets", "-A", "-o", "name"); secrets != "" {
+		t.Errorf("got Secrets %s, want none", secrets)
 	}
 
 	checkRevocation(t, s)
-	checkAway(t, s)
+	checkKubejoinDown(t, s)
 	checkIdentity(t, s)
-	metrics := s.checkSecrets(t)
+	metrics := s.CheckSecrets(t)
 	for _, result := range []string{"authenticated", "refused"} {
-		if metric(t, metrics, `kubejoin_token_reviews_total{result="`+result+`"}`) == 0 {
-			t.Errorf("no review was %s", result)
+		if harness.Metric(t, metrics, `kubejoin_token_reviews_total{result="`+result+`"}`) == 0 {
+			t.Errorf("got no TokenReview with result %s, want some", result)
 		}
 	}
 }
 
-// webhookFlags runs kubejoin webhook-config and takes kube-apiserver's flags from what it says.
+// webhookFlags runs kubejoin webhook-config and returns the flags for kube-apiserver that it prints.
 func webhookFlags(t *testing.T, args ...string) []string {
 	t.Helper()
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), binary, append([]string{"webhook-config"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), harness.Kubejoin, append([]string{"webhook-config"}, args...)...)
 	cmd.Stderr = &stderr
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("webhook-config: %v\n%s", err, &stderr)
@@ -114,12 +112,12 @@ func webhookFlags(t *testing.T, args ...string) []string {
 		}
 	}
 	if len(flags) != 3 {
-		t.Fatalf("webhook-config names the flags %q, want three:\n%s", flags, &stderr)
+		t.Fatalf("webhook-config prints flags %q, want three:\n%s", flags, &stderr)
 	}
 	return flags
 }
 
-func (s *site) restartAPIServer(t *testing.T, flags ...string) {
+func restartAPIServer(t *testing.T, s *harness.Site, flags ...string) {
 	t.Helper()
 	s.StopAPIServer()
 	if err := s.StartAPIServer(t.Context(), flags...); err != nil {
@@ -127,8 +125,8 @@ func (s *site) restartAPIServer(t *testing.T, flags ...string) {
 	}
 }
 
-// checkRequester looks at who asked for a certificate with the token.
-func (s *site) checkRequester(t *testing.T, token tokens.Token) {
+// checkRequester checks the user of the certificate request that was made with the token.
+func checkRequester(t *testing.T, s *harness.Site, token tokens.Token) {
 	t.Helper()
 	list, err := s.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -147,8 +145,8 @@ func (s *site) checkRequester(t *testing.T, token tokens.Token) {
 	t.Errorf("none of %d requests is by token %s", len(list.Items), token.ID())
 }
 
-// whoami is who kube-apiserver takes the holder of a bearer token for.
-func (s *site) whoami(t *testing.T, bearer string) (authenticationv1.UserInfo, error) {
+// whoami returns the user as whom kube-apiserver authenticates the bearer token.
+func whoami(t *testing.T, s *harness.Site, bearer string) (authenticationv1.UserInfo, error) {
 	t.Helper()
 	config := rest.AnonymousClientConfig(s.AdminConfig())
 	config.BearerToken = bearer
@@ -163,24 +161,24 @@ func (s *site) whoami(t *testing.T, bearer string) (authenticationv1.UserInfo, e
 	return review.Status.UserInfo, nil
 }
 
-// A token that is deleted is accepted no longer than webhook-config says, which is cache-ttl, here
-// 1 s, and 10 s more; and then never again. It is good for no certificate at once.
-func checkRevocation(t *testing.T, s *site) {
+// checkRevocation deletes a token. kube-apiserver may accept it for --cache-ttl (here 1 s) and 10 s more, as
+// documented, but never after that. kubejoin must deny its requests at once.
+func checkRevocation(t *testing.T, s *harness.Site) {
 	t.Helper()
-	_, token := s.join(t, "?ttl=1h")
-	if _, err := s.whoami(t, token.Reveal()); err != nil {
+	_, token := s.JoinArgs(t, "?ttl=1h")
+	if _, err := whoami(t, s, token.Reveal()); err != nil {
 		t.Fatal(err)
 	}
-	status, body, err := s.do(t.Context(), http.MethodDelete, "/v1/token/"+token.ID(), s.bearer(t))
+	status, body, err := s.Do(t.Context(), http.MethodDelete, "/v1/token/"+token.ID(), s.Bearer(t))
 	if err != nil || status != http.StatusOK {
 		t.Fatalf("deleting token %s: %d %s %v", token.ID(), status, body, err)
 	}
 	deleted := time.Now()
-	// Whom kube-apiserver still takes for its holder gets no certificate.
-	if err := request(t.Context(), asToken(t, s.Cluster, token.ID()), "late", certificates.KubeAPIServerClientKubeletSignerName, "late"); err != nil {
+	// kube-apiserver may still authenticate the deleted token, but its requests get no certificate.
+	if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), "late", certificates.KubeAPIServerClientKubeletSignerName, "late"); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "the refusal of what was asked for late", func() error {
+	harness.Wait(t, "denial of a request with the deleted token", func() error {
 		r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), "late", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -190,12 +188,12 @@ func checkRevocation(t *testing.T, s *site) {
 				return nil
 			}
 		}
-		return fmt.Errorf("conditions %v", r.Status.Conditions)
+		return fmt.Errorf("got conditions %v, want TokenRevoked", r.Status.Conditions)
 	})
-	var accepted time.Time // a moment at which it was, at the latest
-	wait(t, "the end of token "+token.ID(), func() error {
+	var accepted time.Time // when kube-apiserver last accepted it
+	harness.Wait(t, "401 for deleted token "+token.ID(), func() error {
 		asked := time.Now()
-		_, err := s.whoami(t, token.Reveal())
+		_, err := whoami(t, s, token.Reveal())
 		if apierrors.IsUnauthorized(err) {
 			return nil
 		}
@@ -203,39 +201,39 @@ func checkRevocation(t *testing.T, s *site) {
 			t.Fatal(err)
 		}
 		accepted = asked
-		return errAllowed
+		return errors.New("still allowed")
 	})
-	if late := accepted.Sub(deleted); late > 20*time.Second { // of which the half is for a busy machine
-		t.Errorf("accepted %s after it was deleted, 11s documented", late)
+	if late := accepted.Sub(deleted); late > 20*time.Second { // documented are 11 s, the rest allows for a busy machine
+		t.Errorf("token accepted %s after its deletion, want at most 20s (11s documented)", late)
 	}
 	for range 10 {
-		if _, err := s.whoami(t, token.Reveal()); !apierrors.IsUnauthorized(err) {
-			t.Fatalf("a deleted token was refused and then not: %v", err)
+		if _, err := whoami(t, s, token.Reveal()); !apierrors.IsUnauthorized(err) {
+			t.Fatalf("deleted token: got %v after an earlier 401, want 401", err)
 		}
 	}
 	forged := token.ID() + "." + tokens.Generate().RevealSecret()
-	if _, err := s.whoami(t, forged); !apierrors.IsUnauthorized(err) {
-		t.Errorf("another secret: %v", err)
+	if _, err := whoami(t, s, forged); !apierrors.IsUnauthorized(err) {
+		t.Errorf("token with another secret: got %v, want 401", err)
 	}
 }
 
-// While kubejoin is away its tokens are refused and nobody else is; when it is back they are good.
-func checkAway(t *testing.T, s *site) {
+// checkKubejoinDown checks that kube-apiserver refuses tokens, but no other users, while kubejoin is stopped.
+func checkKubejoinDown(t *testing.T, s *harness.Site) {
 	t.Helper()
-	_, token := s.join(t, "?ttl=1h")
+	_, token := s.JoinArgs(t, "?ttl=1h")
 	s.Stop(20 * time.Second)
-	if _, err := s.whoami(t, token.Reveal()); !apierrors.IsUnauthorized(err) {
-		t.Errorf("with nobody to ask: %v", err)
+	if _, err := whoami(t, s, token.Reveal()); !apierrors.IsUnauthorized(err) {
+		t.Errorf("token while kubejoin is stopped: got %v, want 401", err)
 	}
-	s.kubectl(t, "get", "nodes")
-	s.start(t)
-	wait(t, "kubejoin's answer", func() error { _, err := s.whoami(t, token.Reveal()); return err })
+	s.RunKubectl(t, "get", "nodes")
+	s.Start(t)
+	harness.Wait(t, "kube-apiserver to accept the token", func() error { _, err := whoami(t, s, token.Reveal()); return err })
 }
 
-// For kube-apiserver the webhook's answer and its own authenticator's are the same.
-func checkIdentity(t *testing.T, s *site) {
+// checkIdentity checks that the webhook returns the same identity as kube-apiserver's built-in authenticator.
+func checkIdentity(t *testing.T, s *harness.Site) {
 	t.Helper()
-	_, token := s.join(t, "?ttl=1h")
+	_, token := s.JoinArgs(t, "?ttl=1h")
 	record := tokens.NewRecord(token, time.Hour, time.Now())
 	type answers struct {
 		User    authenticationv1.UserInfo
@@ -244,7 +242,7 @@ func checkIdentity(t *testing.T, s *site) {
 	ask := func() answers {
 		var a answers
 		var err error
-		if a.User, err = s.whoami(t, token.Reveal()); err != nil {
+		if a.User, err = whoami(t, s, token.Reveal()); err != nil {
 			t.Fatal(err)
 		}
 		for _, audiences := range [][]string{nil, {"https://kubernetes.default.svc.cluster.local"}, {"vault"}, {"vault", "https://kubernetes.default.svc.cluster.local"}} {
@@ -261,7 +259,7 @@ func checkIdentity(t *testing.T, s *site) {
 		return a
 	}
 	webhook := ask()
-	s.restartAPIServer(t, "--authentication-token-webhook-config-file=", "--enable-bootstrap-token-auth=true")
+	restartAPIServer(t, s, "--authentication-token-webhook-config-file=", "--enable-bootstrap-token-auth=true")
 	secret, err := secretstore.Manifest(record)
 	if err != nil {
 		t.Fatal(err)
@@ -269,13 +267,13 @@ func checkIdentity(t *testing.T, s *site) {
 	if _, err := s.Client().CoreV1().Secrets(secret.Namespace).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "kube-apiserver's own word", func() error { _, err := s.whoami(t, token.Reveal()); return err })
+	harness.Wait(t, "built-in authenticator to accept the token", func() error { _, err := whoami(t, s, token.Reveal()); return err })
 	builtIn := ask()
 	if !reflect.DeepEqual(webhook, builtIn) {
-		t.Errorf("through the webhook:\n%s\nby itself:\n%s", show(webhook), show(builtIn))
+		t.Errorf("got from the webhook\n%s\nwant, as built in,\n%s", show(webhook), show(builtIn))
 	}
 	if !webhook.Reviews[0].Authenticated || webhook.Reviews[1].Authenticated || webhook.Reviews[4].Authenticated {
-		t.Errorf("reviews:\n%s", show(webhook.Reviews))
+		t.Errorf("want only reviews with the right secret and audience authenticated, got\n%s", show(webhook.Reviews))
 	}
 }
 

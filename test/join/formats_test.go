@@ -1,4 +1,4 @@
-package test
+package join
 
 import (
 	"bytes"
@@ -18,17 +18,18 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// A machine boots by each form of the join command, and is a node. The cluster answers anonymous
-// discovery itself, as most do.
-func TestMachinesBoot(t *testing.T) {
-	t.Parallel()
+// TestJoinsByEveryFormat boots a machine with each format of the join command. It catches a format that does not work
+// and a token secret left on the machine. The API server allows anonymous discovery, the usual setup.
+func TestJoinsByEveryFormat(t *testing.T) {
+	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	s := newSite(t, cluster.Options{})
+	s := harness.NewSite(t, cluster.Options{})
 	for _, test := range []struct {
 		format         string
 		withoutKubeadm bool
@@ -51,21 +52,21 @@ func TestMachinesBoot(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			file := s.joinFile(t, "?ttl=1h&maxNodes=1&certificateDuration=72h&nodeNames="+name, test.format)
+			file := joinFile(t, s, "?ttl=1h&maxNodes=1&certificateDuration=72h&nodeNames="+name, test.format)
 			node, err := s.Boot(name, !test.withoutKubeadm, test.make(t, file)...)
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.joined(t, node, !test.withoutKubeadm, 72*time.Hour)
+			waitJoined(t, s, node, !test.withoutKubeadm, 72*time.Hour)
 			switch test.format {
 			case "cloud-config":
-				s.gone(t, node, joinformat.CloudConfigScript)
+				checkNoFile(t, s, node, joinformat.CloudConfigScript)
 			case "ignition":
-				s.gone(t, node, joinformat.IgnitionScript)
+				checkNoFile(t, s, node, joinformat.IgnitionScript)
 			}
 		})
 	}
-	// The same from the command line, by a kubeconfig.
+	// The same with 'kubejoin token create' and a kubeconfig.
 	t.Run("token-create", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "join.yaml")
@@ -77,23 +78,19 @@ func TestMachinesBoot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.joined(t, node, true, 365*24*time.Hour)
+		waitJoined(t, s, node, true, 365*24*time.Hour)
 	})
 }
 
-// Machines boot while kube-apiserver answers no anonymous request but for its health: what holds the
-// token needs nobody else, and what asks first asks kubejoin.
-func TestMachinesBootWithoutAnonymousAccess(t *testing.T) {
-	t.Parallel()
+// TestJoinsByScriptAndFileWithoutAnonymousAccess catches formats that need the API server for discovery although it
+// refuses anonymous requests: the kubeconfig contains all facts, and the script uses kubejoin.
+func TestJoinsByScriptAndFileWithoutAnonymousAccess(t *testing.T) {
+	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	port, err := cluster.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := "127.0.0.1:" + itoa(port)
-	s := newSite(t, cluster.Options{AnonymousOff: true}, "--listen="+address, "--advertise="+address)
-	if status, _ := s.anonymous(t, s.Server()+discoveryPath); status != 401 {
-		t.Fatalf("the API server answers anonymous discovery with %d, want 401: this test is about nothing", status)
+	address := harness.FreeAddress(t)
+	s := harness.NewSite(t, cluster.Options{AnonymousOff: true}, "--listen="+address, "--advertise="+address)
+	if status, _ := anonymous(t, s, s.Server()+harness.ClusterInfoPath); status != 401 {
+		t.Fatalf("precondition: got status %d for anonymous discovery at the API server, want 401", status)
 	}
 	var nodes []*cluster.Node
 	for _, boot := range []struct {
@@ -105,19 +102,19 @@ func TestMachinesBootWithoutAnonymousAccess(t *testing.T) {
 		{"script-node", "script", true, []string{"sh"}},
 		{"script-node-kubelet", "script", false, []string{"sh"}},
 	} {
-		node, err := s.Boot(boot.name, boot.withKubeadm, append(boot.command, s.joinFile(t, "", boot.format))...)
+		node, err := s.Boot(boot.name, boot.withKubeadm, append(boot.command, joinFile(t, s, "", boot.format))...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		nodes = append(nodes, node)
 	}
 	for i, node := range nodes {
-		s.joined(t, node, i < 2, 365*24*time.Hour)
+		waitJoined(t, s, node, i < 2, 365*24*time.Hour)
 	}
-	// Where nothing is advertised the script says what is wrong, and goes no further.
-	script := string(readFile(t, s.joinFile(t, "", "script")))
+	// If the script names the API server, it reports the 401 and stops.
+	script := string(harness.ReadFile(t, joinFile(t, s, "", "script")))
 	_, apiServer, _ := strings.Cut(s.Server(), "https://")
-	direct := filepath.Join(s.dir, "direct.sh")
+	direct := filepath.Join(s.WorkDir, "direct.sh")
 	if err := os.WriteFile(direct, []byte(strings.ReplaceAll(script, address, apiServer)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -125,31 +122,27 @@ func TestMachinesBootWithoutAnonymousAccess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.refused(t, node, 4, "HTTP 401")
+	waitScriptFailed(t, s, node, 4, "HTTP 401")
 }
 
-// Whoever stands between a machine and the cluster, with cluster-info as it is or with one of their
-// own, and even if the machine's own system trusts them, is told nothing by the script, and it does
-// nothing.
-func TestScriptMeetsManInTheMiddle(t *testing.T) {
-	t.Parallel()
+// TestScriptRejectsManInTheMiddle catches a script that sends its token to an attacker, or goes on, although the
+// attacker relays or replaces cluster-info and the machine's system trusts the attacker's CA.
+func TestScriptRejectsManInTheMiddle(t *testing.T) {
+	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	port, err := cluster.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newSite(t, cluster.Options{}, "--advertise=127.0.0.1:"+itoa(port))
+	address := harness.FreeAddress(t)
+	s := harness.NewSite(t, cluster.Options{}, "--advertise="+address)
 	evil, err := signer.GenerateCA("evil", time.Now(), 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
 	evilPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: evil.Certificate().Raw})
-	m := newMiddle(t, port, s.program, evil)
-	evilFile := filepath.Join(s.dir, "evil.crt")
+	m := newAttacker(t, address, s.Program, evil)
+	evilFile := filepath.Join(s.WorkDir, "evil.crt")
 	if err := os.WriteFile(evilFile, evilPEM, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// The system's CAs are the evil one alone, by which curl trusts the man in the middle.
+	// The system trusts only the attacker's CA, so curl trusts the attacker.
 	trusting := func(script string) []string {
 		return []string{"sh", "-euc", `
 mount -t tmpfs tmpfs /etc/ssl/certs
@@ -166,37 +159,37 @@ exec sh "$2" --timeout 3`, "sh", evilFile, script, "https://" + m.address + "/he
 	}{
 		{"relay", false, true, "certificate"},
 		{"relay-kubelet", false, false, "certificate"},
-		{"own", true, true, "another cluster, or somebody in between"},
-		{"own-kubelet", true, false, "another cluster, or somebody in between"},
+		{"own", true, true, "another cluster or a man in the middle"},
+		{"own-kubelet", true, false, "another cluster or a man in the middle"},
 	} {
 		m.ownCA.Store(test.ownCA)
-		node, err := s.Boot(test.name, test.withKubeadm, trusting(s.joinFile(t, "?maxNodes=1", "script"))...)
+		node, err := s.Boot(test.name, test.withKubeadm, trusting(joinFile(t, s, "?maxNodes=1", "script"))...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.refused(t, node, 3, test.want)
+		waitScriptFailed(t, s, node, 3, test.want)
 		for _, file := range []string{"/etc/kubernetes/bootstrap-kubelet.conf", "/etc/kubernetes/pki/ca.crt"} {
-			s.gone(t, node, file)
+			checkNoFile(t, s, node, file)
 		}
 		node.Stop()
 	}
-	m.toldNothing(t)
-	// Nobody is between them, and the same machine joins.
-	m.leave(t)
-	node, err := s.Boot("worker-1", true, "sh", s.joinFile(t, "", "script"))
+	m.checkNoSecrets(t)
+	// Without the attacker, a machine joins.
+	m.forwardUnchanged(t)
+	node, err := s.Boot("worker-1", true, "sh", joinFile(t, s, "", "script"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.joined(t, node, true, 365*24*time.Hour)
+	waitJoined(t, s, node, true, 365*24*time.Hour)
 }
 
-// joinFile has a join command of that format in a file.
-func (s *site) joinFile(t *testing.T, query, format string) string {
+// joinFile writes a join command of that format to a file and returns its path.
+func joinFile(t *testing.T, s *harness.Site, query, format string) string {
 	t.Helper()
 	if query == "" {
 		query = "?ttl=1h"
 	}
-	text, err := s.joinCommand(t, query+"&format="+format)
+	text, err := s.JoinCommand(t, query+"&format="+format)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,8 +200,8 @@ func (s *site) joinFile(t *testing.T, query, format string) string {
 	return file
 }
 
-// joined waits for a machine that was booted to be a node, and looks at what the token has left.
-func (s *site) joined(t *testing.T, node *cluster.Node, withKubeadm bool, lifetime time.Duration) {
+// waitJoined waits until a booted machine is a node, and checks its certificate and that no token secret is left.
+func waitJoined(t *testing.T, s *harness.Site, node *cluster.Node, withKubeadm bool, lifetime time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -222,52 +215,52 @@ func (s *site) joined(t *testing.T, node *cluster.Node, withKubeadm bool, lifeti
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkKubeletCertificate(t, s, chain[0], node.Name, lifetime)
+	harness.CheckKubeletCertificate(t, s, chain[0], node.Name, lifetime)
 	if output := node.Output(); tokens.Redact(output) != output {
-		t.Errorf("what %s has printed holds the token", node.Name)
+		t.Errorf("the output of %s contains the token", node.Name)
 	}
 	if !withKubeadm {
 		return
 	}
 	args, err := node.KubeadmArgs()
 	if err != nil || !strings.HasPrefix(args, "join ") || tokens.Redact(args) != args {
-		t.Errorf("kubeadm of %s ran with %s, %v", node.Name, tokens.Redact(args), err)
+		t.Errorf("kubeadm of %s ran with %s, %v, want join without a token", node.Name, tokens.Redact(args), err)
 	}
-	s.gone(t, node, "/etc/kubernetes/bootstrap-kubelet.conf")
+	checkNoFile(t, s, node, "/etc/kubernetes/bootstrap-kubelet.conf")
 }
 
-// refused waits for what a machine booted with to fail.
-func (s *site) refused(t *testing.T, node *cluster.Node, code int, why string) {
+// waitScriptFailed waits until the boot command exits with code and prints why. kubeadm must not have run.
+func waitScriptFailed(t *testing.T, s *harness.Site, node *cluster.Node, code int, why string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := node.WaitJoined(ctx); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("exit status %d\n", code)) || !strings.Contains(node.Output(), why) {
-		t.Errorf("%s: %v, want exit status %d and %q", node.Name, err, code, why)
+		t.Errorf("%s: got %v, want exit status %d and %q", node.Name, err, code, why)
 	}
 	if args, err := node.KubeadmArgs(); err == nil {
-		t.Errorf("%s: kubeadm has run: %s", node.Name, args)
+		t.Errorf("%s: kubeadm ran with %s, want it not to run", node.Name, args)
 	}
 	if output := node.Output(); tokens.Redact(output) != output {
-		t.Errorf("what %s has printed holds the token", node.Name)
+		t.Errorf("the output of %s contains the token", node.Name)
 	}
 }
 
-func (s *site) gone(t *testing.T, node *cluster.Node, file string) {
+func checkNoFile(t *testing.T, s *harness.Site, node *cluster.Node, file string) {
 	t.Helper()
 	if _, err := node.ReadFile(file); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s of %s: %v, want it not to be there", file, node.Name, err)
+		t.Errorf("%s of %s: got %v, want no such file", file, node.Name, err)
 	}
 }
 
-// cloudInit has cloud-init check a document by its schema, and gives the command by which its own
-// modules do what the document says.
+// cloudInit validates a document with the schema of cloud-init, and returns the command that applies it with
+// cloud-init's own modules.
 func cloudInit(t *testing.T, file string) []string {
 	t.Helper()
 	if _, err := exec.LookPath("cloud-init"); err != nil {
 		if os.Getenv("CI") != "" {
-			t.Fatal("cloud-init is missing, which says whether user data is valid, and in CI no test is skipped")
+			t.Fatal("cloud-init is missing, and CI skips no test: install the package cloud-init")
 		}
-		t.Skip("cloud-init is missing, which says whether user data is valid: install the package cloud-init")
+		t.Skip("cloud-init is missing: install the package cloud-init")
 	}
 	check := func(file string) (string, error) {
 		output, err := exec.CommandContext(t.Context(), "cloud-init", "schema", "--config-file", file).CombinedOutput()
@@ -277,13 +270,13 @@ func cloudInit(t *testing.T, file string) []string {
 		t.Errorf("cloud-init schema: %v\n%s", err, output)
 	}
 	wrong := filepath.Join(t.TempDir(), "wrong")
-	if err := os.WriteFile(wrong, bytes.Replace(readFile(t, file), []byte("permissions:"), []byte("permission:"), 1), 0o600); err != nil {
+	if err := os.WriteFile(wrong, bytes.Replace(harness.ReadFile(t, file), []byte("permissions:"), []byte("permission:"), 1), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if output, err := check(wrong); err == nil && !strings.Contains(output, "permission") {
-		t.Errorf("cloud-init's schema takes a field that there is not: this check could not fail:\n%s", output)
+		t.Errorf("the schema of cloud-init accepts an unknown field, want an error:\n%s", output)
 	}
-	// What runcmd has made of commands, scripts_user runs; that needs a machine with an identity.
+	// The module scripts_user would run the script of runcmd, but needs an instance ID. This runs the script directly.
 	return []string{"sh", "-euc", `
 mount -t tmpfs tmpfs /run
 mkdir -p /var/lib/cloud
@@ -296,13 +289,13 @@ test -x /run/kubejoin/join.sh
 exec /var/lib/cloud/instances/*/scripts/runcmd`, "sh", file}
 }
 
-// ignite has Ignition's own library check a document, and gives the command that does what Ignition
-// and systemd do with it.
+// ignite validates a document with Ignition's own library, and returns a command that does what Ignition and systemd do
+// with it.
 func ignite(t *testing.T, file string) []string {
 	t.Helper()
 	dir := t.TempDir()
 	reader := filepath.Join(dir, "ignition")
-	if output, err := exec.CommandContext(t.Context(), "go", "build", "-C", "ignition", "-o", reader, ".").CombinedOutput(); err != nil {
+	if output, err := exec.CommandContext(t.Context(), "go", "build", "-C", harness.RepositoryFile(t, "test/ignition"), "-o", reader, ".").CombinedOutput(); err != nil {
 		t.Fatalf("building test/ignition: %v\n%s", err, output)
 	}
 	read := func(document []byte) ([]byte, error) {
@@ -315,9 +308,9 @@ func ignite(t *testing.T, file string) []string {
 		}
 		return output, err
 	}
-	document := readFile(t, file)
+	document := harness.ReadFile(t, file)
 	if _, err := read(bytes.Replace(document, []byte(`"mode"`), []byte(`"modes"`), 1)); err == nil {
-		t.Error("Ignition takes a field that there is not: this check could not fail")
+		t.Error("Ignition accepts an unknown field, want an error")
 	}
 	output, err := read(document)
 	if err != nil {
@@ -339,20 +332,20 @@ func ignite(t *testing.T, file string) []string {
 		t.Fatal(err)
 	}
 	if len(m.Files) != 1 || len(m.Units) != 1 || m.Files[0].Mode != 0o700 || !m.Units[0].Enabled || m.Units[0].Name != joinformat.IgnitionUnit {
-		t.Fatalf("ignition would write %d files and %d units", len(m.Files), len(m.Units))
+		t.Fatalf("Ignition would write %d files and %d units, want one of each, with mode 0700 and enabled", len(m.Files), len(m.Units))
 	}
 	unit, script := m.Units[0].Options, m.Files[0]
 	if !slices.Equal(unit["Unit.ConditionPathExists"], []string{script.Path}) || !slices.Equal(unit["Install.WantedBy"], []string{"multi-user.target"}) || !slices.Equal(unit["Service.Type"], []string{"oneshot"}) {
-		t.Errorf("unit %v", unit)
+		t.Errorf("unexpected options of the unit: %v", unit)
 	}
 	content := filepath.Join(dir, "content")
 	if err := os.WriteFile(content, script.Content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What systemd runs is words, for no shell; these have no quotes and no variables.
+	// systemd runs words without a shell. Without quotes and variables, a shell runs the same words.
 	commands := strings.Join(append(slices.Clone(unit["Service.ExecStart"]), unit["Service.ExecStartPost"]...), "\n")
 	if strings.ContainsAny(commands, `"'$%\`) || len(unit["Service.ExecStart"]) == 0 {
-		t.Fatalf("commands %s", commands)
+		t.Fatalf("got commands %s, want some without quotes and variables", commands)
 	}
 	return []string{"sh", "-euc", `
 mkdir -p "$(dirname "$1")"
@@ -361,26 +354,26 @@ install -m 0700 "$2" "$1"
 ` + commands, "sh", script.Path, content}
 }
 
-// Both documents that go around the script have the very one that is answered as such.
-func TestDocumentsHaveTheScript(t *testing.T) {
-	t.Parallel()
-	p := standalone(t, filepath.Join(t.TempDir(), "data"))
-	s := &site{program: p}
+// TestCloudConfigContainsTheScript catches a cloud-config whose script differs from --format=script.
+func TestCloudConfigContainsTheScript(t *testing.T) {
+	harness.Parallel(t)
+	p := harness.ServeStandalone(t, filepath.Join(t.TempDir(), "data"))
+	s := &harness.Site{Program: p}
 	var config struct {
 		Files []struct{ Content string } `json:"write_files"`
 	}
-	if err := yaml.Unmarshal(readFile(t, s.joinFile(t, "", "cloud-config")), &config); err != nil {
+	if err := yaml.Unmarshal(harness.ReadFile(t, joinFile(t, s, "", "cloud-config")), &config); err != nil {
 		t.Fatal(err)
 	}
-	script := string(readFile(t, s.joinFile(t, "", "script")))
-	// Each has a token of its own.
-	if len(config.Files) != 1 || tokens.Redact(config.Files[0].Content) == config.Files[0].Content || blank(config.Files[0].Content) != blank(script) {
-		t.Errorf("the cloud-config has another script than this:\n%s", tokens.Redact(script))
+	script := string(harness.ReadFile(t, joinFile(t, s, "", "script")))
+	// The two scripts have different tokens.
+	if len(config.Files) != 1 || tokens.Redact(config.Files[0].Content) == config.Files[0].Content || withoutToken(config.Files[0].Content) != withoutToken(script) {
+		t.Errorf("the cloud-config has another script, want\n%s", tokens.Redact(script))
 	}
 }
 
-// blank has no token and no ID in it.
-func blank(script string) string {
+// withoutToken removes the lines with a token or a token ID.
+func withoutToken(script string) string {
 	var lines []string
 	for line := range strings.Lines(script) {
 		if !strings.Contains(line, "bootstrap token ") && tokens.Redact(line) == line {

@@ -1,4 +1,4 @@
-package test
+package join
 
 import (
 	"context"
@@ -9,17 +9,18 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A node joins by a line that was printed when no API server was asked: what was written then is
-// applied, and its limits hold. Nobody signs cluster-info again.
-func TestJoinByOfflineToken(t *testing.T) {
-	t.Parallel()
+// TestJoinsByOfflineToken applies the manifests of 'token create --offline'. It catches a join command that does not
+// work with them, a limit that does not hold, and manifests that need another signature.
+func TestJoinsByOfflineToken(t *testing.T) {
+	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	s := prepare(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--controllers=*,-bootstrap-signer")
-	dir := filepath.Join(s.dir, "offline")
+	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--controllers=*,-bootstrap-signer")
+	dir := filepath.Join(s.WorkDir, "offline")
 	line := tool(t, "token", "create", "--offline", "--ca-file="+s.CAFile(), "--api-server="+s.Server(),
 		"--max-nodes=1", "--certificate-duration=3h", "--ttl=1h", "--out-dir="+dir)
 	args, err := cluster.JoinArgs(line)
@@ -30,10 +31,10 @@ func TestJoinByOfflineToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.known.add("the offline token", token.RevealSecret())
-	s.kubectl(t, "apply", "-f", dir)
-	s.start(t)
-	before := s.kubectl(t, "-n", "kube-public", "get", "cm", "cluster-info", "-o", "jsonpath={.data}")
+	s.Secrets.Add("the offline token", token.RevealSecret())
+	s.RunKubectl(t, "apply", "-f", dir)
+	s.Start(t)
+	before := s.RunKubectl(t, "-n", "kube-public", "get", "cm", "cluster-info", "-o", "jsonpath={.data}")
 
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -45,7 +46,7 @@ func TestJoinByOfflineToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkKubeletCertificate(t, s, chain[0], node.Name, 3*time.Hour)
+	harness.CheckKubeletCertificate(t, s, chain[0], node.Name, 3*time.Hour)
 	second, err := s.StartNode("worker-2", args)
 	if err != nil {
 		t.Fatal(err)
@@ -54,13 +55,13 @@ func TestJoinByOfflineToken(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := s.Client().CoreV1().Nodes().Get(ctx, "worker-2", metav1.GetOptions{}); err == nil {
-		t.Error("a second node has joined on a token for one")
+		t.Error("a second node joined with a token for one node")
 	}
-	if after := s.kubectl(t, "-n", "kube-public", "get", "cm", "cluster-info", "-o", "jsonpath={.data}"); after != before {
-		t.Errorf("cluster-info has changed:\n%s\n%s", before, after)
+	if after := s.RunKubectl(t, "-n", "kube-public", "get", "cm", "cluster-info", "-o", "jsonpath={.data}"); after != before {
+		t.Errorf("cluster-info changed: got\n%s\nwant\n%s", after, before)
 	}
 	content, err := os.ReadFile(filepath.Join(dir, "cluster-info.yaml"))
 	if err != nil || strings.Contains(string(content), token.RevealSecret()) {
-		t.Errorf("cluster-info.yaml holds the token's secret, or nothing: %v", err)
+		t.Errorf("cluster-info.yaml contains the token's secret, or cannot be read: %v", err)
 	}
 }

@@ -1,8 +1,9 @@
-package test
+package join
 
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,19 +13,19 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A real kubelet gets both of its certificates on evidence, with no person in between. By the
-// serving certificate kube-apiserver knows the kubelet when it verifies, as it does not without
-// one and by another CA. Both renew by themselves.
-func TestKubeletIsReachedVerified(t *testing.T) {
-	t.Parallel()
+// TestAPIServerVerifiesKubeletServingCertificate catches a kubelet that gets no serving certificate without a person,
+// or that kube-apiserver cannot verify. Without a certificate, or with another CA, verification must fail.
+func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
+	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	ranges := ownRanges(t)
-	s := prepare(t, cluster.Options{ServerTLSBootstrap: true, KubeletAddress: "0.0.0.0"}, "--cluster-signing-duration=3m")
+	s := harness.PrepareSite(t, cluster.Options{ServerTLSBootstrap: true, KubeletAddress: "0.0.0.0"}, "--cluster-signing-duration=3m")
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	restart := func(ca string) {
@@ -38,56 +39,56 @@ func TestKubeletIsReachedVerified(t *testing.T) {
 	reached := func() error {
 		out, err := s.Kubectl(ctx, "get", "--raw", "/api/v1/nodes/worker-1/proxy/healthz")
 		if err == nil && out != "ok" {
-			err = fmt.Errorf("the kubelet says %q", out)
+			err = fmt.Errorf("the kubelet returns %q, want ok", out)
 		}
 		return err
 	}
 
-	// With nothing configured the request waits, and says so.
-	s.start(t)
-	args, _ := s.join(t, "")
+	// Without configuration the request waits, and an Event reports this.
+	s.Start(t)
+	args, _ := s.JoinArgs(t, "")
 	node, err := s.Join(ctx, "worker-1", args)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "Event of the request that waits", func() error {
-		if out := s.kubectl(t, "get", "events", "-n", "default", "--field-selector=reason=ServingScopeNotConfigured", "-o", "name"); out == "" {
-			return errNotYet
+	harness.Wait(t, "Event ServingScopeNotConfigured", func() error {
+		if out := s.RunKubectl(t, "get", "events", "-n", "default", "--field-selector=reason=ServingScopeNotConfigured", "-o", "name"); out == "" {
+			return errors.New("not yet")
 		}
 		return nil
 	})
 	if err := reached(); err == nil || !strings.Contains(err.Error(), "tls") {
-		t.Fatalf("the kubelet without a serving certificate: %v, want an error of TLS", err)
+		t.Fatalf("kubelet without a serving certificate: got %v, want a TLS error", err)
 	}
-	for _, r := range s.servingRequests(t) {
+	for _, r := range servingRequests(t, s) {
 		if len(r.Status.Conditions) > 0 {
-			t.Fatalf("%s was decided with nothing configured: %v", r.Name, r.Status.Conditions)
+			t.Fatalf("%s without configuration: got conditions %v, want none", r.Name, r.Status.Conditions)
 		}
 	}
-	s.kill(t)
+	s.Kill(t)
 
-	// With a scope it is approved, and the kubelet is known by its certificate.
-	s.start(t, "--serving-allowed-cidr="+strings.Join(ranges, ","))
-	wait(t, "verified connection to the kubelet", reached)
+	// With --serving-allowed-cidr kubejoin approves the request, and kube-apiserver verifies the kubelet.
+	s.Start(t, "--serving-allowed-cidr="+strings.Join(ranges, ","))
+	harness.Wait(t, "verified connection to the kubelet", reached)
 	first, err := node.ServingCertificate()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.checkServingCertificate(t, first[0])
+	checkServingCertificate(t, s, first[0])
 
-	// The API server does verify: it does not know the kubelet by another CA.
-	wrong := filepath.Join(s.dir, "wrong.crt")
-	if err := os.WriteFile(wrong, readFile(t, filepath.Join(filepath.Dir(s.CAFile()), "front-proxy-ca.crt")), 0o600); err != nil {
+	// With another CA the verification must fail.
+	wrong := filepath.Join(s.WorkDir, "wrong.crt")
+	if err := os.WriteFile(wrong, harness.ReadFile(t, filepath.Join(filepath.Dir(s.CAFile()), "front-proxy-ca.crt")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	restart(wrong)
 	if err := reached(); err == nil || !strings.Contains(err.Error(), "x509") {
-		t.Errorf("the kubelet by another CA: %v, want an error of x509", err)
+		t.Errorf("kubelet with another CA: got %v, want an x509 error", err)
 	}
 	restart(s.CAFile())
-	wait(t, "verified connection again", reached)
+	harness.Wait(t, "verified connection again", reached)
 
-	// Both certificates follow by themselves.
+	// The kubelet renews both certificates.
 	firstClient, err := node.ClientCertificate()
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +102,7 @@ func TestKubeletIsReachedVerified(t *testing.T) {
 			now, err := read()
 			if err == nil && now[0].NotAfter.After(before.NotAfter) {
 				if what == "serving" {
-					s.checkServingCertificate(t, now[0])
+					checkServingCertificate(t, s, now[0])
 				}
 				break
 			}
@@ -112,21 +113,21 @@ func TestKubeletIsReachedVerified(t *testing.T) {
 			}
 		}
 	}
-	wait(t, "verified connection by the new certificate", reached)
-	requests := s.servingRequests(t)
+	harness.Wait(t, "verified connection with the new certificate", reached)
+	requests := servingRequests(t, s)
 	if len(requests) < 2 {
-		t.Errorf("%d serving requests, want that of the renewal, too", len(requests))
+		t.Errorf("got %d serving requests, want at least 2, with the renewal", len(requests))
 	}
 	for _, r := range requests {
 		for _, c := range r.Status.Conditions {
 			if c.Type != certificates.CertificateApproved || c.Reason != "AutoApproved" {
-				t.Errorf("%s is %s by %s: %s", r.Name, c.Type, c.Reason, c.Message)
+				t.Errorf("%s: got %s %s: %s, want Approved AutoApproved", r.Name, c.Type, c.Reason, c.Message)
 			}
 		}
 	}
 }
 
-// ownRanges are this machine's addresses, of which the kubelet reports one.
+// ownRanges returns this machine's addresses as CIDR ranges. The kubelet reports one of them.
 func ownRanges(t *testing.T) []string {
 	t.Helper()
 	addresses, err := net.InterfaceAddrs()
@@ -145,15 +146,15 @@ func ownRanges(t *testing.T) []string {
 		}
 	}
 	if len(ranges) == 0 && os.Getenv("CI") != "" {
-		t.Fatal("this machine has loopback addresses alone, which no kubelet may serve as, and in CI no test is skipped")
+		t.Fatal("this machine has only loopback addresses, which a serving certificate must not contain, and CI skips no test")
 	}
 	if len(ranges) == 0 {
-		t.Skip("this machine has loopback addresses alone, which no kubelet may serve as")
+		t.Skip("this machine has only loopback addresses, which a serving certificate must not contain")
 	}
 	return ranges
 }
 
-func (s *site) servingRequests(t *testing.T) []certificates.CertificateSigningRequest {
+func servingRequests(t *testing.T, s *harness.Site) []certificates.CertificateSigningRequest {
 	t.Helper()
 	list, err := s.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificates.KubeletServingSignerName})
 	if err != nil {
@@ -162,10 +163,10 @@ func (s *site) servingRequests(t *testing.T) []certificates.CertificateSigningRe
 	return list.Items
 }
 
-// checkServingCertificate looks at what a kubelet serves with.
-func (s *site) checkServingCertificate(t *testing.T, leaf *x509.Certificate) {
+// checkServingCertificate checks the kubelet's serving certificate.
+func checkServingCertificate(t *testing.T, s *harness.Site, leaf *x509.Certificate) {
 	t.Helper()
-	lintCertificate(t, leaf)
+	harness.LintCertificate(t, leaf)
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: s.CAPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
 		t.Error(err)
 	}
@@ -173,16 +174,16 @@ func (s *site) checkServingCertificate(t *testing.T, leaf *x509.Certificate) {
 		t.Errorf("serving certificate of %s for %v and %v, usages %v", leaf.Subject, leaf.DNSNames, leaf.IPAddresses, leaf.ExtKeyUsage)
 	}
 	if lifetime := leaf.NotAfter.Sub(leaf.NotBefore); lifetime != 8*time.Minute {
-		t.Errorf("it lasts %s, want 3 min and the 5 before", lifetime)
+		t.Errorf("got lifetime %s, want 8m: 3 min and 5 min backdated", lifetime)
 	}
 }
 
-// A machine of the control plane has the API server's name, by its certificate, and serves as that
-// once the operator says that it is one.
-func TestControlPlaneServesByItsName(t *testing.T) {
-	t.Parallel()
+// TestServingNameOfAPIServerNeedsReservedNodeName catches a serving certificate for a name of the API server, unless
+// --reserved-node-names says that the node belongs to the control plane.
+func TestServingNameOfAPIServerNeedsReservedNodeName(t *testing.T) {
+	harness.Parallel(t)
 	const name = "control-plane" // in the API server's certificate, as kubeadm makes it
-	s := newSite(t, cluster.Options{}, "--serving-allowed-dns-suffix=node.example.com")
+	s := harness.NewSite(t, cluster.Options{}, "--serving-allowed-dns-suffix=node.example.com")
 	ctx, nodes := t.Context(), s.Client().CoreV1().Nodes()
 	node, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
@@ -192,29 +193,29 @@ func TestControlPlaneServesByItsName(t *testing.T) {
 	if _, err := nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	kubelet := s.as(t, "system:node:"+name, "system:nodes")
-	if err := request(ctx, kubelet, "impostor", certificates.KubeletServingSignerName, name); err != nil {
+	kubelet := s.As(t, "system:node:"+name, "system:nodes")
+	if err := harness.CreateRequest(ctx, kubelet, "impostor", certificates.KubeletServingSignerName, name); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "refusal", func() error {
+	harness.Wait(t, "denial of the request", func() error {
 		r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, "impostor", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if len(r.Status.Conditions) == 0 {
-			return errNotYet
+			return errors.New("not yet")
 		}
 		if c := r.Status.Conditions[0]; c.Type != certificates.CertificateDenied || c.Reason != "ServingNameReserved" {
-			t.Fatalf("%s by %s: %s", c.Type, c.Reason, c.Message)
+			t.Fatalf("got %s %s: %s, want Denied ServingNameReserved", c.Type, c.Reason, c.Message)
 		}
 		return nil
 	})
-	s.kill(t)
-	s.start(t, "--reserved-node-names=control-*")
-	if err := request(ctx, kubelet, "known", certificates.KubeletServingSignerName, name); err != nil {
+	s.Kill(t)
+	s.Start(t, "--reserved-node-names=control-*")
+	if err := harness.CreateRequest(ctx, kubelet, "known", certificates.KubeletServingSignerName, name); err != nil {
 		t.Fatal(err)
 	}
-	if leaf := s.issued(t, "known"); len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name {
-		t.Errorf("serving certificate for %q", leaf.DNSNames)
+	if leaf := s.WaitIssued(t, "known"); len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name {
+		t.Errorf("serving certificate: got DNS names %q, want %s", leaf.DNSNames, name)
 	}
 }

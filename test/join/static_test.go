@@ -1,4 +1,4 @@
-package test
+package join
 
 import (
 	"context"
@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // tool runs kubejoin and returns what it prints.
 func tool(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), binary, args...)
+	cmd := exec.CommandContext(t.Context(), harness.Kubejoin, args...)
 	output, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError
@@ -29,28 +30,28 @@ func tool(t *testing.T, args ...string) string {
 	return string(output)
 }
 
-// Kubelets without kubeadm join by bootstrap kubeconfigs that kubejoin wrote: one as a static user
-// of kube-apiserver's token file, one with a token that was made for it alone.
-func TestJoinByBootstrapKubeconfig(t *testing.T) {
-	t.Parallel()
+// TestJoinsByBootstrapKubeconfig joins kubelets without kubeadm, as a static user and with a bootstrap token. It
+// catches bootstrap kubeconfigs that do not work or that other users can read.
+func TestJoinsByBootstrapKubeconfig(t *testing.T) {
+	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	s := newSite(t, cluster.Options{})
+	s := harness.NewSite(t, cluster.Options{})
 	line := tool(t, "token", "generate", "-o", "csv", "--user=kubelet-bootstrap", "--uid=10001")
 	static, _, _ := strings.Cut(line, ",")
-	s.known.add("the static user", static)
-	csv := filepath.Join(s.dir, "token.csv")
+	s.Secrets.Add("the static user", static)
+	csv := filepath.Join(s.WorkDir, "token.csv")
 	if err := os.WriteFile(csv, []byte(line), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.restartAPIServer(t, "--token-auth-file="+csv)
+	restartAPIServer(t, s, "--token-auth-file="+csv)
 	for name, role := range map[string]string{
 		"kubelet-bootstrap":        "system:node-bootstrapper",
 		"kubelet-bootstrap-client": "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
 	} {
-		s.kubectl(t, "create", "clusterrolebinding", name, "--clusterrole="+role, "--user=kubelet-bootstrap")
+		s.RunKubectl(t, "create", "clusterrolebinding", name, "--clusterrole="+role, "--user=kubelet-bootstrap")
 	}
 	conf := func(name string, args ...string) string {
-		file := filepath.Join(s.dir, name+".conf")
+		file := filepath.Join(s.WorkDir, name+".conf")
 		tool(t, append([]string{"kubeconfig", "bootstrap", "--kubeconfig=" + s.Kubeconfig(), "-o", file}, args...)...)
 		info, err := os.Stat(file)
 		if err != nil || info.Mode().Perm() != 0o600 {
@@ -80,20 +81,20 @@ func TestJoinByBootstrapKubeconfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkKubeletCertificate(t, s, chain[0], test.name, 365*24*time.Hour)
-		requests := s.kubectl(t, "get", "csr", "-o", `jsonpath={range .items[*]}{.spec.username} {.status.conditions[*].type}{"\n"}{end}`)
+		harness.CheckKubeletCertificate(t, s, chain[0], test.name, 365*24*time.Hour)
+		requests := s.RunKubectl(t, "get", "csr", "-o", `jsonpath={range .items[*]}{.spec.username} {.status.conditions[*].type}{"\n"}{end}`)
 		if !strings.Contains("\n"+requests, "\n"+test.requester) {
-			t.Errorf("no request of %s:\n%s", test.requester, requests)
+			t.Errorf("want a request by %s, got\n%s", test.requester, requests)
 		}
 		node.Stop()
 	}
-	// The static user can do nothing else under a name that is taken.
-	node, err := s.StartKubelet("token", filepath.Join(s.dir, "static.conf"))
+	// The static user gets no certificate for the name of an existing Node.
+	node, err := s.StartKubelet("token", filepath.Join(s.WorkDir, "static.conf"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := node.WaitKubelet(ctx, "NodeExists"); err != nil {
 		t.Error(err)
 	}
-	s.checkSecrets(t)
+	s.CheckSecrets(t)
 }

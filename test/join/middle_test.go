@@ -1,4 +1,4 @@
-package test
+package join
 
 import (
 	"bytes"
@@ -17,25 +17,26 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A middle is a man in the middle, at the address that machines are told: it answers what a kubejoin
-// answers, under a certificate of a CA of its own.
-type middle struct {
+// An attacker is a man in the middle at the advertised address. It relays requests to kubejoin and serves a certificate
+// of its own CA.
+type attacker struct {
 	address string
-	// ownCA puts its own CA into cluster-info.
+	// ownCA replaces cluster-info with one that contains the attacker's CA.
 	ownCA atomic.Bool
 
-	program *program
+	program *harness.Program
 	server  *httptest.Server
 	mu      sync.Mutex
-	heard   []byte
+	seen    []byte // all requests
 }
 
-func newMiddle(t *testing.T, port int, between *program, ca *signer.CA) *middle {
+func newAttacker(t *testing.T, address string, between *harness.Program, ca *signer.CA) *attacker {
 	t.Helper()
-	m := &middle{address: "127.0.0.1:" + itoa(port), program: between}
+	m := &attacker{address: address, program: between}
 	certificate := &servingcert.Issued{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
 	if _, err := certificate.Step(t.Context()); err != nil {
 		t.Fatal(err)
@@ -52,17 +53,17 @@ func newMiddle(t *testing.T, port int, between *program, ca *signer.CA) *middle 
 	if err != nil {
 		t.Fatal(err)
 	}
-	relay := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "https", Host: between.address})
-	relay.Transport = between.http.Transport
+	relay := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "https", Host: between.Endpoint})
+	relay.Transport = between.HTTP.Transport
 	m.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		heard, err := httputil.DumpRequest(r, true)
+		request, err := httputil.DumpRequest(r, true)
 		if err != nil {
 			t.Error(err)
 		}
 		m.mu.Lock()
-		m.heard = append(m.heard, heard...)
+		m.seen = append(m.seen, request...)
 		m.mu.Unlock()
-		if m.ownCA.Load() && r.URL.Path == discoveryPath {
+		if m.ownCA.Load() && r.URL.Path == harness.ClusterInfoPath {
 			_, _ = w.Write(forged)
 			return
 		}
@@ -81,21 +82,21 @@ func newMiddle(t *testing.T, port int, between *program, ca *signer.CA) *middle 
 	return m
 }
 
-// toldNothing fails if it has heard anything but questions for what is public.
-func (m *middle) toldNothing(t *testing.T) {
+// checkNoSecrets fails if the attacker received anything but requests for public data.
+func (m *attacker) checkNoSecrets(t *testing.T) {
 	t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !bytes.Contains(m.heard, []byte("GET "+discoveryPath)) {
-		t.Error("nobody asked the man in the middle: this test is about nothing")
+	if !bytes.Contains(m.seen, []byte("GET "+harness.ClusterInfoPath)) {
+		t.Error("precondition: the attacker got no request for cluster-info")
 	}
-	if tokens.Redact(string(m.heard)) != string(m.heard) || bytes.Contains(m.heard, []byte("Authorization")) || bytes.Contains(m.heard, []byte("POST")) {
-		t.Error("the man in the middle was told more than what is public")
+	if tokens.Redact(string(m.seen)) != string(m.seen) || bytes.Contains(m.seen, []byte("Authorization")) || bytes.Contains(m.seen, []byte("POST")) {
+		t.Error("the attacker got a token, a header Authorization or a POST, want only requests for public data")
 	}
 }
 
-// leave has what goes to its address reach the kubejoin as it is from now on.
-func (m *middle) leave(t *testing.T) {
+// forwardUnchanged forwards the bytes of later connections to kubejoin, without TLS interception.
+func (m *attacker) forwardUnchanged(t *testing.T) {
 	t.Helper()
 	m.server.Close()
 	listener, err := net.Listen("tcp", m.address)
@@ -109,7 +110,7 @@ func (m *middle) leave(t *testing.T) {
 			if err != nil {
 				return // closed
 			}
-			to, err := net.Dial("tcp", m.program.address)
+			to, err := net.Dial("tcp", m.program.Endpoint)
 			if err != nil {
 				_ = from.Close()
 				continue

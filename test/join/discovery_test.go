@@ -1,0 +1,109 @@
+package join
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+// anonymousForbidden allows anonymous requests to health checks and to cluster-info, where RBAC then denies them.
+// kubeadm accepts a 403 there, but not a 401.
+const anonymousForbidden = `apiVersion: apiserver.config.k8s.io/v1
+kind: AuthenticationConfiguration
+anonymous:
+  enabled: true
+  conditions:
+  - path: /livez
+  - path: /readyz
+  - path: /healthz
+  - path: ` + harness.ClusterInfoPath + "\n"
+
+// TestJoinsByDiscoveryURL joins a machine that already trusts the cluster CA while anonymous users cannot read
+// cluster-info. It catches a discovery file with a credential, and one that kubeadm cannot use.
+func TestJoinsByDiscoveryURL(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	authentication := filepath.Join(t.TempDir(), "authentication.yaml")
+	if err := os.WriteFile(authentication, []byte(anonymousForbidden), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := harness.NewSite(t, cluster.Options{TrustedHosts: true, APIServerFlags: []string{"--authentication-config=" + authentication}})
+	s.RunKubectl(t, "-n", "kube-public", "delete", "rolebinding", "kubeadm:bootstrap-signer-clusterinfo")
+	harness.Wait(t, "403 for anonymous users", func() error {
+		if status, _ := anonymous(t, s, s.Server()+harness.ClusterInfoPath); status != 403 {
+			return fmt.Errorf("status %d, want 403", status)
+		}
+		return nil
+	})
+	if status, _ := anonymous(t, s, s.Server()+"/api"); status != 401 {
+		t.Fatalf("precondition: got status %d for an anonymous request to the API server, want 401", status)
+	}
+	file := "https://" + s.Endpoint + "/v1/cluster-info"
+	status, kubeconfig := anonymous(t, s, file)
+	if status != 200 {
+		t.Fatalf("%s: got status %d, want 200", file, status)
+	}
+	server, cas, err := clusterinfo.ParseKubeconfig([]byte(kubeconfig)) // refuses a kubeconfig with a credential
+	if err != nil || server != s.Server() || len(cas) != 1 {
+		t.Fatalf("%s: got server %s with %d CAs, %v, want %s with 1 CA", file, server, len(cas), err, s.Server())
+	}
+	// kubeadm accepts gzip, as every Go client does. Make sure that it gets gzip here.
+	harness.Wait(t, "the discovery file to be compressed", func() error {
+		r, err := http.NewRequestWithContext(t.Context(), "GET", file, nil)
+		if err != nil {
+			return err
+		}
+		r.Header.Set("Accept-Encoding", "gzip")
+		response, err := s.Program.HTTP.Do(r)
+		if err != nil {
+			return err
+		}
+		if err := response.Body.Close(); err != nil || response.Header.Get("Content-Encoding") != "gzip" {
+			return fmt.Errorf("got headers %v, want Content-Encoding: gzip", response.Header)
+		}
+		return nil
+	})
+	_, token := s.JoinArgs(t, "?maxNodes=1&ttl=1h")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	node, err := s.Join(ctx, "worker-1", []string{"--discovery-file", file, "--tls-bootstrap-token", token.Reveal()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain, err := node.ClientCertificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.CheckKubeletCertificate(t, s, chain[0], node.Name, 365*24*time.Hour)
+	if !strings.Contains(node.Output(), "Could not access the cluster-info ConfigMap for refreshing") {
+		t.Errorf("kubeadm read cluster-info from the API server, want a refusal:\n%s", node.Output())
+	}
+	s.CheckSecrets(t)
+}
+
+// TestDiscoveryURLFailsWithoutTrustedCA catches a machine that joins by the discovery URL without trusting kubejoin's
+// CA.
+func TestDiscoveryURLFailsWithoutTrustedCA(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	s := harness.NewSite(t, cluster.Options{})
+	_, token := s.JoinArgs(t, "")
+	node, err := s.StartNode("worker-1", []string{"--discovery-file", "https://" + s.Endpoint + "/v1/cluster-info", "--tls-bootstrap-token", token.Reveal()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := node.WaitJoined(ctx); err == nil || !strings.Contains(node.Output(), "certificate signed by unknown authority") {
+		t.Errorf("got %v, want an unknown authority error\n%s", err, node.Output())
+	}
+}
