@@ -3,9 +3,13 @@ package test
 import (
 	"crypto/x509"
 	"fmt"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 func standalone(t *testing.T, dataDir string, flags ...string) *program {
@@ -32,3 +36,30 @@ func (s *site) issued(t *testing.T, name string) *x509.Certificate {
 }
 
 const discoveryPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+
+// mint stores a token that signs and authenticates.
+func (s *site) mint(t *testing.T, limits tokens.Limits) tokens.Token {
+	t.Helper()
+	store, err := secretstore.Open(t.Context(), s.Client(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Limits = limits
+	if _, err := store.Create(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	return r.Token
+}
+
+// ask makes a request of a signer, for a node of the same name, as whoever may have it.
+func (s *site) ask(t *testing.T, name, signerName string) {
+	t.Helper()
+	by := s.Client()
+	if signerName == certificates.KubeAPIServerClientKubeletSignerName {
+		by = machine(t, s.Cluster)
+	}
+	if err := request(t.Context(), by, name, signerName, name); err != nil {
+		t.Fatal(err)
+	}
+}

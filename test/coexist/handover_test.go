@@ -1,4 +1,4 @@
-package test
+package coexist
 
 import (
 	"context"
@@ -13,21 +13,20 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// What deploy/kubeadm has for kube-controller-manager goes into the manifest that kubeadm writes,
-// and a kube-controller-manager with these flags leaves to kubejoin what it is said to leave, and
-// does the rest.
-func TestHandover(t *testing.T) {
-	t.Parallel()
-	s := prepare(t, cluster.Options{})
-	plain := s.controllerManager(t, "", "")
+// TestKubeControllerManagerLeavesWorkToKubejoin applies each patch of deploy/kubeadm. It catches a patch that kubeadm
+// does not apply, or that switches off more or less of kube-controller-manager than documented.
+func TestKubeControllerManagerLeavesWorkToKubejoin(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	plain := controllerManager(t, s, "", "")
 	const (
 		kubelet = certificates.KubeAPIServerClientKubeletSignerName
 		serving = certificates.KubeletServingSignerName
@@ -38,10 +37,10 @@ func TestHandover(t *testing.T) {
 		name, patches, config string
 		approves              bool
 		signs                 []string // of the signers
-		publishes             bool     // whether it signs cluster-info
-		off                   []string // controllers
+		publishes             bool     // kube-controller-manager signs cluster-info
+		off                   []string // controllers that are off
 	}{
-		{name: "as-kubeadm-has-it", approves: true, signs: all, publishes: true},
+		{name: "kubeadm-default", approves: true, signs: all, publishes: true},
 		{
 			name: "all-signers-off", patches: "all-signers-off", publishes: true,
 			off: []string{"certificatesigningrequest-approving-controller", "certificatesigningrequest-signing-controller"},
@@ -58,61 +57,61 @@ func TestHandover(t *testing.T) {
 			},
 		},
 	} {
-		before := "" // all of them write one log
+		before := "" // all runs write to one log
 		if log, err := os.ReadFile(filepath.Join(s.Dir, "logs", "kube-controller-manager.log")); err == nil {
 			before = string(log)
 		}
 		t.Run(test.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
-			pod := s.controllerManager(t, test.patches, test.config)
+			pod := controllerManager(t, s, test.patches, test.config)
 			flags := pod.Spec.Containers[0].Command[1:]
 			pod.Spec.Containers[0].Command = plain.Spec.Containers[0].Command
 			if got, want := mustYAML(t, pod), mustYAML(t, plain); got != want {
-				t.Errorf("the manifest has other changes than of flags:\n%s\nwant\n%s", got, want)
+				t.Errorf("the manifest differs in more than flags:\n%s\nwant\n%s", got, want)
 			}
-			kcm, err := s.StartKCM(ctx, append(s.here(flags), "--leader-elect=false")...)
+			kcm, err := s.StartKCM(ctx, append(withLocalFiles(flags, s), "--leader-elect=false")...)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer kcm.Stop(0)
-			// What it does beside joining nodes.
-			s.kubectl(t, "create", "namespace", test.name)
-			wait(t, "service account and CA of the namespace", func() error {
+			// kube-controller-manager still does its other work.
+			s.RunKubectl(t, "create", "namespace", test.name)
+			harness.Wait(t, "service account and CA of the namespace", func() error {
 				_, err := s.Kubectl(ctx, "-n", test.name, "get", "serviceaccount/default", "configmap/kube-root-ca.crt")
 				return err
 			})
-			said := strings.Split(strings.TrimPrefix(kcm.Log(), before), "\n")
+			logged := strings.Split(strings.TrimPrefix(kcm.Log(), before), "\n")
 			for _, name := range test.off {
-				if !slices.ContainsFunc(said, func(line string) bool {
+				if !slices.ContainsFunc(logged, func(line string) bool {
 					return strings.Contains(line, fmt.Sprintf("controller=%q", name)) &&
 						(strings.Contains(line, "controller is disabled") || strings.Contains(line, "Skipping CSR signer controller"))
 				}) {
-					t.Errorf("kube-controller-manager has not said that %s is off", name)
+					t.Errorf("kube-controller-manager does not log that %s is off", name)
 				}
 			}
 
 			waiting := test.name + "-pending"
-			s.ask(t, waiting, kubelet)
+			s.RequestCertificate(t, waiting, kubelet)
 			for i, signerName := range all {
 				name := fmt.Sprintf("%s-%d", test.name, i)
-				s.ask(t, name, signerName)
+				s.RequestCertificate(t, name, signerName)
 				if test.approves && signerName == kubelet {
-					s.approved(t, name)
-				} else if err := decide(ctx, s.Client(), name, certificates.CertificateApproved); err != nil {
+					s.WaitApproved(t, name)
+				} else if err := harness.Decide(ctx, s.Client(), name, certificates.CertificateApproved); err != nil {
 					t.Fatal(err)
 				}
 			}
 			for i, signerName := range all {
 				if slices.Contains(test.signs, signerName) {
-					s.issued(t, fmt.Sprintf("%s-%d", test.name, i))
+					s.WaitIssued(t, fmt.Sprintf("%s-%d", test.name, i))
 				}
 			}
-			signed := s.mint(t, tokens.Limits{})
+			signed := s.CreateToken(t, tokens.Limits{})
 			if test.publishes {
-				wait(t, "signature of cluster-info", func() error { return s.signedBy(t, signed) })
-			} else if s.signedBy(t, signed) == nil {
-				t.Error("cluster-info is signed, and nobody should")
+				harness.Wait(t, "signature of cluster-info", func() error { return signedBy(t, s, signed) })
+			} else if signedBy(t, s, signed) == nil {
+				t.Error("cluster-info is signed although bootstrap-signer-controller is off")
 			}
 			for i, signerName := range all {
 				r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, fmt.Sprintf("%s-%d", test.name, i), metav1.GetOptions{})
@@ -124,40 +123,36 @@ func TestHandover(t *testing.T) {
 				}
 			}
 			if test.approves {
-				s.approved(t, waiting)
-			} else if got := s.kubectl(t, "get", "csr", waiting, "-o", "jsonpath={.status}"); got != "" && got != "{}" {
-				t.Errorf("a request that nobody has approved is %s", got)
+				s.WaitApproved(t, waiting)
+			} else if got := s.RunKubectl(t, "get", "csr", waiting, "-o", "jsonpath={.status}"); got != "" && got != "{}" {
+				t.Errorf("unapproved request: got status %s, want none", got)
 			}
 			kcm.Stop(0)
 			if len(test.off) == 0 {
 				return
 			}
-			// kubejoin does what is left.
-			s.start(t)
-			s.issued(t, waiting)
+			// kubejoin does the work that kube-controller-manager left.
+			s.Start(t)
+			s.WaitIssued(t, waiting)
 			for i := range all {
-				s.issued(t, fmt.Sprintf("%s-%d", test.name, i))
+				s.WaitIssued(t, fmt.Sprintf("%s-%d", test.name, i))
 			}
-			wait(t, "signature of cluster-info", func() error { return s.signedBy(t, signed) })
+			harness.Wait(t, "signature of cluster-info", func() error { return signedBy(t, s, signed) })
 			s.Stop(20 * time.Second)
 		})
 	}
 }
 
-// controllerManager is the manifest that kubeadm writes for kube-controller-manager, with a
-// folder of deploy/kubeadm as its patches, or with a configuration from there.
-func (s *site) controllerManager(t *testing.T, patches, config string) *corev1.Pod {
+// controllerManager returns the manifest that kubeadm writes for kube-controller-manager with a patch folder or a
+// configuration file of deploy/kubeadm.
+func controllerManager(t *testing.T, s *harness.Site, patches, config string) *corev1.Pod {
 	t.Helper()
 	dir := t.TempDir()
 	document := "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\n" +
 		"localAPIEndpoint: {advertiseAddress: 192.0.2.10}\n" + // RFC 5737: kubeadm refuses a loopback address
 		"nodeRegistration: {name: control-plane, criSocket: unix:///run/none.sock}\n"
 	folder := func(name string) string {
-		path, err := filepath.Abs(filepath.Join("../deploy/kubeadm", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return path
+		return harness.RepositoryFile(t, filepath.Join("deploy/kubeadm", name))
 	}
 	if patches != "" {
 		document += "patches: {directory: " + folder(patches) + "}\n"
@@ -177,7 +172,7 @@ func (s *site) controllerManager(t *testing.T, patches, config string) *corev1.P
 	if err := os.WriteFile(file, []byte(document), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// A dry run writes the same manifest, to another place than /etc/kubernetes.
+	// A dry run writes the same manifest, but not to /etc/kubernetes.
 	kubeadm := exec.CommandContext(t.Context(), filepath.Join(s.Bin, "kubeadm"), "init", "phase", "control-plane", "controller-manager", "--dry-run", "--config", file)
 	kubeadm.Env = append(os.Environ(), "KUBEADM_INIT_DRYRUN_DIR="+dir, "HOME="+dir)
 	if output, err := kubeadm.CombinedOutput(); err != nil {
@@ -194,8 +189,8 @@ func (s *site) controllerManager(t *testing.T, patches, config string) *corev1.P
 	return pod
 }
 
-// here is flags with the files of this cluster.
-func (s *site) here(flags []string) []string {
+// withLocalFiles replaces kubeadm's paths in flags with those of this cluster.
+func withLocalFiles(flags []string, s *harness.Site) []string {
 	files := strings.NewReplacer("/etc/kubernetes/pki/", filepath.Join(s.Dir, "pki")+"/", "/etc/kubernetes/", s.Dir+"/")
 	all := make([]string, len(flags))
 	for i, flag := range flags {
@@ -204,36 +199,9 @@ func (s *site) here(flags []string) []string {
 	return all
 }
 
-// ask makes a request of a signer, for a node of the same name, as whoever may have it.
-func (s *site) ask(t *testing.T, name, signerName string) {
-	t.Helper()
-	by := s.Client()
-	if signerName == certificates.KubeAPIServerClientKubeletSignerName {
-		by = machine(t, s.Cluster)
-	}
-	if err := request(t.Context(), by, name, signerName, name); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// mint stores a token that signs and authenticates.
-func (s *site) mint(t *testing.T, limits tokens.Limits) tokens.Token {
-	t.Helper()
-	store, err := secretstore.Open(t.Context(), s.Client(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
-	r.Limits = limits
-	if _, err := store.Create(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	return r.Token
-}
-
-func (s *site) signedBy(t *testing.T, token tokens.Token) error {
-	if !strings.Contains(s.clusterInfo(t), clusterinfo.SignatureKey(token.ID())) {
-		return fmt.Errorf("no signature of token %s", token.ID())
+func signedBy(t *testing.T, s *harness.Site, token tokens.Token) error {
+	if s.ClusterInfo(t)[clusterinfo.SignatureKey(token.ID())] == "" {
+		return fmt.Errorf("cluster-info has no signature of token %s", token.ID())
 	}
 	return nil
 }

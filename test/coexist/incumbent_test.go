@@ -1,0 +1,165 @@
+package coexist
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestNodesJoinWithBothControllersActive runs the controllers of kube-controller-manager and of kubejoin together. It
+// catches two writers that overwrite each other without end, and requests that are approved or issued twice.
+func TestNodesJoinWithBothControllersActive(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	s := harness.NewSite(t, cluster.Options{})
+	if _, err := s.StartKCM(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	args, token := s.JoinArgs(t, "")
+	if _, err := s.JoinCommand(t, "?ttl=5s"); err != nil { // expires during the test
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	for i := range 2 {
+		if _, err := s.Join(ctx, fmt.Sprintf("worker-%d", i), args); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitClusterInfoUnchanged(t, s)
+	info := s.ClusterInfo(t)
+	delete(info, clusterinfo.KubeconfigKey)
+	if len(info) != 1 || info[clusterinfo.SignatureKey(token.ID())] == "" {
+		t.Errorf("cluster-info has keys %q, want only the signature of token %s", slices.Sorted(maps.Keys(info)), token.ID())
+	}
+	// One of the two signers issued each request once.
+	list, err := s.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range list.Items {
+		approved := 0
+		for _, c := range r.Status.Conditions {
+			if c.Type == "Approved" {
+				approved++
+			} else {
+				t.Errorf("%s: condition %s: %s", r.Name, c.Type, c.Message)
+			}
+		}
+		if approved != 1 || len(r.Status.Certificate) == 0 {
+			t.Errorf("%s: approved %d times with a certificate of %d bytes, want one approval and a certificate", r.Name, approved, len(r.Status.Certificate))
+		}
+	}
+}
+
+// TestReportsCertificatesOfOtherSigner splits the work between kube-controller-manager and kubejoin. It catches a split
+// with which nodes cannot join, and certificates of another signer that kubejoin does not report.
+func TestReportsCertificatesOfOtherSigner(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	const names = "bootstrap-signer-controller,token-cleaner-controller,certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller,certificatesigningrequest-cleaner-controller"
+
+	// kube-controller-manager signs cluster-info and approves; kubejoin signs certificates.
+	s.Start(t, "--controllers=*,-bootstrap-signer,-csr-approver")
+	kcm, err := s.StartKCM(ctx, "--controllers="+names+",-certificatesigningrequest-signing-controller")
+	if err != nil {
+		t.Fatal(err)
+	}
+	args, _ := s.JoinArgs(t, "")
+	if _, err := s.Join(ctx, "worker-1", args); err != nil {
+		t.Fatal(err)
+	}
+	kcm.Stop(0)
+	s.Stop(20 * time.Second)
+
+	// kube-controller-manager approves and signs while kubejoin is stopped. Then kubejoin reports the other signer.
+	if kcm, err = s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller"); err != nil {
+		t.Fatal(err)
+	}
+	s.Start(t, "--controllers=*,-csr-approver")
+	args, _ = s.JoinArgs(t, "")
+	if err := s.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	_, joined := s.Join(ctx, "worker-2", args)
+	if err := s.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if joined != nil {
+		t.Fatal(joined)
+	}
+	harness.Wait(t, "report of certificates by another signer", func() error {
+		_, metrics, err := s.Get(ctx, "/metrics", s.Bearer(t))
+		if err == nil && !strings.Contains(metrics, "kubejoin_csr_signed_by_other_total") {
+			err = fmt.Errorf("no metric kubejoin_csr_signed_by_other_total")
+		}
+		if err != nil {
+			return err
+		}
+		events := s.RunKubectl(t, "get", "events", "-n", "default", "-o", `jsonpath={range .items[*]}{.reason} {.message}{"\n"}{end}`)
+		if !strings.Contains(events, "SignedByOther") || !strings.Contains(events, "kube-controller-manager") {
+			return fmt.Errorf("no Event SignedByOther that names kube-controller-manager:\n%s", events)
+		}
+		status, checks, err := s.Get(ctx, "/readyz?verbose", "")
+		if err == nil && (status != 200 || !strings.Contains(checks, "only-signer ok: kube-controller-manager")) {
+			err = fmt.Errorf("/readyz returns %d and does not name kube-controller-manager:\n%s", status, checks)
+		}
+		return err
+	})
+	kcm.Stop(0)
+	waitClusterInfoUnchanged(t, s)
+}
+
+// waitClusterInfoUnchanged waits until nobody has written cluster-info for ten seconds.
+func waitClusterInfoUnchanged(t *testing.T, s *harness.Site) {
+	t.Helper()
+	version := func() string {
+		return s.RunKubectl(t, "-n", "kube-public", "get", "configmap", "cluster-info", "-o", "jsonpath={.metadata.resourceVersion}")
+	}
+	last, since := version(), time.Now()
+	harness.Wait(t, "ten seconds without writes to cluster-info", func() error {
+		if now := version(); now != last {
+			last, since = now, time.Now()
+		}
+		if quiet := time.Since(since); quiet < 10*time.Second {
+			return fmt.Errorf("last written %v ago", quiet)
+		}
+		return nil
+	})
+}
+
+// TestJoinCommandFailsWithoutBootstrapSigner catches a join command that cannot work because nobody signs cluster-info,
+// and a token that stays behind.
+func TestJoinCommandFailsWithoutBootstrapSigner(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.NewSite(t, cluster.Options{}, "--controllers=*,-bootstrap-signer")
+	began := time.Now()
+	line, err := s.JoinCommand(t, "")
+	if err == nil {
+		t.Fatalf("got a join command of %d bytes, want an error: nobody signs cluster-info", len(line))
+	}
+	for _, want := range []string{"504", "token-not-signed", "bootstrap-signer-controller of kube-controller-manager", "was deleted, because no client received it"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not contain %q: %v", want, err)
+		}
+	}
+	if took := time.Since(began); took < 30*time.Second {
+		t.Errorf("the request failed after %v, want at least 30 s", took)
+	}
+	if left := s.RunKubectl(t, "-n", "kube-system", "get", "secrets", "--field-selector=type=bootstrap.kubernetes.io/token", "-o", "name"); left != "" {
+		t.Errorf("got Secrets %s, want none", left)
+	}
+}
