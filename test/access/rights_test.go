@@ -1,4 +1,4 @@
-package test
+package access
 
 import (
 	"crypto/ecdsa"
@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,57 +24,58 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Each right in deploy/manifests is used by kubejoin, and it asks for nothing that it may not.
-func TestRightsAreThoseUsed(t *testing.T) {
-	t.Parallel()
+// TestManifestsGrantExactlyTheRightsUsed catches rights in deploy/manifests that kubejoin does not use, and requests of
+// kubejoin that the manifests do not allow.
+func TestManifestsGrantExactlyTheRightsUsed(t *testing.T) {
+	harness.Parallel(t)
 	audit := newCallLog(t)
-	s := prepare(t, cluster.Options{Setup: cluster.WithoutClusterInfo, APIServerFlags: audit.flags()})
-	rights := s.rights(t)
+	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo, APIServerFlags: audit.Flags()})
+	rights := rights(t, s)
 	if len(rights) == 0 {
-		t.Fatal("the manifests give kubejoin no rights: this test could not fail")
+		t.Fatal("got no rights of kubejoin from the manifests, want some to check")
 	}
-	signers := s.useAll(t)
+	signers := exerciseAllFeatures(t, s)
 
-	calls := audit.calls(t)
+	calls := calls(t, audit)
 	for _, c := range calls {
 		if c.ResponseStatus.Code == 403 {
-			t.Errorf("kubejoin may not %s", c)
+			t.Errorf("kubejoin was refused %s, want it to be allowed", c)
 		}
 	}
 	for _, r := range rights {
 		if r.group == rbacv1.GroupName {
-			t.Errorf("kubejoin may %s: what it creates so would outlast a stolen credential", r)
+			t.Errorf("kubejoin may %s, want no rights on RBAC objects: they would outlive a stolen credential", r)
 		}
-		if why, known := seldom[r.String()]; known {
+		if why, found := unexercised[r.String()]; found {
 			t.Logf("not used here: %s: %s", r, why)
 			continue
 		}
 		if !slices.ContainsFunc(calls, func(c call) bool { return r.allows(c, signers) }) {
-			t.Errorf("kubejoin has no use for: %s", r)
+			t.Errorf("kubejoin does not use the right: %s", r)
 		}
 	}
-	for known := range seldom {
-		if !slices.ContainsFunc(rights, func(r right) bool { return r.String() == known }) {
-			t.Errorf("the manifests do not have the right that the test makes an exception of: %s", known)
+	for exception := range unexercised {
+		if !slices.ContainsFunc(rights, func(r right) bool { return r.String() == exception }) {
+			t.Errorf("the manifests do not grant a right that this test lists as an exception: %s", exception)
 		}
 	}
 	for _, c := range calls {
 		if !slices.ContainsFunc(rights, func(r right) bool { return r.allows(c, signers) }) {
-			t.Errorf("kubejoin does %s, and no right of the manifests is for that", c)
+			t.Errorf("kubejoin does %s, want a right in the manifests that allows it", c)
 		}
 	}
 }
 
-// seldom are rights whose use would take a test of its own.
-var seldom = map[string]string{
-	"get certificatesigningrequests":  "a request that somebody else has written meanwhile is read anew",
-	"patch events in default":         "client-go's recorder counts an Event that comes again",
-	"patch events in kubejoin-system": "the same",
+// unexercised are rights that this test does not use, with their purpose.
+var unexercised = map[string]string{
+	"get certificatesigningrequests":  "kubejoin re-reads a request after a conflict",
+	"patch events in default":         "client-go's recorder increments the count of a repeated Event",
+	"patch events in kubejoin-system": "client-go's recorder increments the count of a repeated Event",
 }
 
-// useAll has kubejoin do everything that it does in a cluster, and gives the signer of each
-// request that it did it with.
-func (s *site) useAll(t *testing.T) (signers map[string]string) {
+// exerciseAllFeatures makes kubejoin do everything that it does in a cluster, and returns the signer of each request by
+// name.
+func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]string) {
 	t.Helper()
 	const (
 		kubelet = certificates.KubeAPIServerClientKubeletSignerName
@@ -83,60 +85,60 @@ func (s *site) useAll(t *testing.T) (signers map[string]string) {
 	ctx, admin := t.Context(), s.Client()
 	signers = map[string]string{"worker-1": kubelet, "serving": serving, "client": client, "second": kubelet, "stranger": kubelet, "evidence": serving}
 
-	s.ask(t, "over", client)
-	s.kubectl(t, "certificate", "approve", "over")
-	s.expire(t, "over")
-	ca, key := filepath.Join(s.dir, "ca.crt"), filepath.Join(s.dir, "ca.key")
-	replace(t, ca, readFile(t, s.CAFile()))
-	replace(t, key, readFile(t, s.CAKeyFile()))
-	s.start(t, "--cluster-signing-cert-file="+ca, "--cluster-signing-key-file="+key, "--serving-allowed-dns-suffix=node.example.com")
-	wait(t, "deletion of the expired request", func() error {
-		if out := s.kubectl(t, "get", "csr", "over", "--ignore-not-found", "-o", "name"); out != "" {
-			return errNotYet
+	s.RequestCertificate(t, "over", client)
+	s.RunKubectl(t, "certificate", "approve", "over")
+	expire(t, s, "over")
+	ca, key := filepath.Join(s.WorkDir, "ca.crt"), filepath.Join(s.WorkDir, "ca.key")
+	harness.ReplaceFile(t, ca, harness.ReadFile(t, s.CAFile()))
+	harness.ReplaceFile(t, key, harness.ReadFile(t, s.CAKeyFile()))
+	s.Start(t, "--cluster-signing-cert-file="+ca, "--cluster-signing-key-file="+key, "--serving-allowed-dns-suffix=node.example.com")
+	harness.Wait(t, "deletion of the expired request", func() error {
+		if out := s.RunKubectl(t, "get", "csr", "over", "--ignore-not-found", "-o", "name"); out != "" {
+			return errors.New("not yet")
 		}
 		return nil
 	})
-	_, token := s.join(t, "?ttl=5s")
+	_, token := s.JoinArgs(t, "?ttl=5s")
 
-	// A node joins on a limited token, and another one may not.
-	limited := s.mint(t, tokens.Limits{MaxNodes: 1})
-	machine := s.as(t, "system:bootstrap:"+limited.ID(), "system:bootstrappers", tokens.DefaultGroup)
+	// One node joins with a limited token, and kubejoin refuses a second one.
+	limited := s.CreateToken(t, tokens.Limits{MaxNodes: 1})
+	machine := s.As(t, "system:bootstrap:"+limited.ID(), "system:bootstrappers", tokens.DefaultGroup)
 	for _, name := range []string{"worker-1", "stranger"} {
-		if err := request(ctx, machine, name, kubelet, name); err != nil {
+		if err := harness.CreateRequest(ctx, machine, name, kubelet, name); err != nil {
 			t.Fatal(err)
 		}
 		if name == "worker-1" {
-			s.issued(t, name)
+			s.WaitIssued(t, name)
 		}
 	}
-	wait(t, "Event of the refusal", func() error {
-		if out := s.kubectl(t, "get", "events", "-n", "default", "--field-selector=reason=TokenSpent", "-o", "name"); out == "" {
-			return errNotYet
+	harness.Wait(t, "Event about the refusal", func() error {
+		if out := s.RunKubectl(t, "get", "events", "-n", "default", "--field-selector=reason=TokenSpent", "-o", "name"); out == "" {
+			return errors.New("not yet")
 		}
 		return nil
 	})
-	// Its claim follows the Node.
+	// The claim records the Node and is released with it.
 	claim := func() string {
-		return s.kubectl(t, "-n", "kubejoin-system", "get", "lease", "worker-1", "--ignore-not-found", "-o", "jsonpath={.metadata.annotations}")
+		return s.RunKubectl(t, "-n", "kubejoin-system", "get", "lease", "worker-1", "--ignore-not-found", "-o", "jsonpath={.metadata.annotations}")
 	}
 	node, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "the Node in its claim", func() error {
+	harness.Wait(t, "the Node in its claim", func() error {
 		if got := claim(); !strings.Contains(got, string(node.UID)) {
 			return errors.New(got)
 		}
 		return nil
 	})
-	s.kubectl(t, "delete", "node", "worker-1")
-	wait(t, "release of the claim", func() error {
+	s.RunKubectl(t, "delete", "node", "worker-1")
+	harness.Wait(t, "release of the claim", func() error {
 		if got := claim(); got != "" {
 			return errors.New(got)
 		}
 		return nil
 	})
-	// Another has its serving certificate approved.
+	// kubejoin approves the serving certificate of another node.
 	served, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "evidence"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -145,40 +147,40 @@ func (s *site) useAll(t *testing.T) (signers map[string]string) {
 	if _, err := admin.CoreV1().Nodes().UpdateStatus(ctx, served, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := request(ctx, s.as(t, "system:node:evidence", "system:nodes"), "evidence", serving, "evidence"); err != nil {
+	if err := harness.CreateRequest(ctx, s.As(t, "system:node:evidence", "system:nodes"), "evidence", serving, "evidence"); err != nil {
 		t.Fatal(err)
 	}
-	s.issued(t, "evidence")
+	s.WaitIssued(t, "evidence")
 	for _, name := range []string{"serving", "client"} {
-		s.ask(t, name, signers[name])
-		s.kubectl(t, "certificate", "approve", name)
-		s.issued(t, name)
+		s.RequestCertificate(t, name, signers[name])
+		s.RunKubectl(t, "certificate", "approve", name)
+		s.WaitIssued(t, name)
 	}
-	if status, body, err := s.get(ctx, "/v1/explain/worker-1", s.bearer(t)); err != nil || status != 200 {
+	if status, body, err := s.Get(ctx, "/v1/explain/worker-1", s.Bearer(t)); err != nil || status != 200 {
 		t.Errorf("explain: %d %s %v", status, body, err)
 	}
-	// Somebody comes with a bearer token that only the API server could know.
-	if status, body, err := s.get(ctx, "/v1/token", "nobody-knows-this-one"); err != nil || status != 401 {
-		t.Errorf("with a token of nobody's: %d %s %v", status, body, err)
+	// kubejoin sends an unknown bearer token to the API server for review.
+	if status, body, err := s.Get(ctx, "/v1/token", "nobody-knows-this-one"); err != nil || status != 401 {
+		t.Errorf("unknown bearer token: got %d %s %v, want 401", status, body, err)
 	}
-	replace(t, ca, []byte("no certificate"))
-	wait(t, "Event of the CA", func() error {
-		if out := s.kubectl(t, "get", "events", "-n", "kubejoin-system", "-o", "name"); out == "" {
-			return errNotYet
+	harness.ReplaceFile(t, ca, []byte("no certificate"))
+	harness.Wait(t, "Event about the CA", func() error {
+		if out := s.RunKubectl(t, "get", "events", "-n", "kubejoin-system", "-o", "name"); out == "" {
+			return errors.New("not yet")
 		}
 		return nil
 	})
-	wait(t, "end of the short token", func() error {
-		if out := s.kubectl(t, "-n", "kube-system", "get", "secret", "bootstrap-token-"+token.ID(), "--ignore-not-found", "-o", "name"); out != "" {
-			return errNotYet
+	harness.Wait(t, "deletion of the expired token", func() error {
+		if out := s.RunKubectl(t, "-n", "kube-system", "get", "secret", "bootstrap-token-"+token.ID(), "--ignore-not-found", "-o", "name"); out != "" {
+			return errors.New("not yet")
 		}
 		return nil
 	})
 	return signers
 }
 
-// expire puts a certificate that is over on an approved request.
-func (s *site) expire(t *testing.T, name string) {
+// expire writes an expired certificate to an approved request.
+func expire(t *testing.T, s *harness.Site, name string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -200,7 +202,7 @@ func (s *site) expire(t *testing.T, name string) {
 	}
 }
 
-// A right is one verb that a Role lets kubejoin do on one resource.
+// A right is one verb that a Role allows on one resource.
 type right struct {
 	verb, group, resource string // with its subresource
 	name                  string // empty: any
@@ -218,8 +220,8 @@ func (r right) String() string {
 	return text
 }
 
-// rights are those that kubejoin has by the Roles that are bound to it.
-func (s *site) rights(t *testing.T) []right {
+// rights returns the rights of the Roles that are bound to kubejoin.
+func rights(t *testing.T, s *harness.Site) []right {
 	t.Helper()
 	ctx, rbac := t.Context(), s.Client().RbacV1()
 	var rights []right
@@ -274,7 +276,7 @@ func (s *site) rights(t *testing.T) []right {
 	return rights
 }
 
-// allows reports whether the right is one that the call needs.
+// allows reports whether the call needs the right.
 func (r right) allows(c call, signers map[string]string) bool {
 	o := c.ObjectRef
 	resource := o.Resource
@@ -282,7 +284,7 @@ func (r right) allows(c call, signers map[string]string) bool {
 		resource += "/" + o.Subresource
 	}
 	switch {
-	// What the API server asks for in addition, after the request as such is allowed.
+	// The API server checks rights on signers in addition to those on the request.
 	case r.resource == "signers":
 		verbs := map[string]string{"certificatesigningrequests/approval": "approve", "certificatesigningrequests/status": "sign"}
 		return r.verb == verbs[resource] && r.name == signers[o.Name]
@@ -290,19 +292,19 @@ func (r right) allows(c call, signers map[string]string) bool {
 		return false
 	case r.name != "" && r.name != o.Name:
 		return false
-	// An API server that does not stream the objects that are there is asked for a list.
+	// client-go lists instead if the API server cannot stream the existing objects to a watch.
 	case r.verb == "list" && c.Verb == "watch":
 		return true
 	}
 	return r.verb == c.Verb
 }
 
-// Whoever holds kubejoin's identity writes no Secrets but bootstrap tokens, although RBAC alone
-// would let it make a service account token of cluster-admin's.
-func TestSecretsAreHeldToBootstrapTokens(t *testing.T) {
-	t.Parallel()
-	s := prepare(t, cluster.Options{})
-	config, err := s.Config(s.kubeconfig)
+// TestPolicyRestrictsKubejoinToBootstrapTokenSecrets catches a stolen kubejoin credential that creates a service
+// account token. RBAC alone allows that.
+func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	config, err := s.Config(s.OwnKubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,11 +321,11 @@ func TestSecretsAreHeldToBootstrapTokens(t *testing.T) {
 			StringData: map[string]string{"token-id": strings.TrimPrefix(name, "bootstrap-token-"), "token-secret": tokens.Generate().RevealSecret()},
 		}
 	}
-	// The policy is in force some moments after it was made.
-	wait(t, "the policy", func() error {
+	// The API server enforces the policy shortly after its creation.
+	harness.Wait(t, "the policy", func() error {
 		_, err := secrets.Create(ctx, secret("probe", corev1.SecretTypeOpaque), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
-			return errAllowed
+			return errors.New("still allowed")
 		}
 		return nil
 	})
@@ -336,11 +338,11 @@ func TestSecretsAreHeldToBootstrapTokens(t *testing.T) {
 			_, err := secrets.Create(ctx, secret("stolen", corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{})
 			return err
 		},
-		"create one that is named as a bootstrap token": func() error {
+		"create a service account token with the name of a bootstrap token": func() error {
 			_, err := secrets.Create(ctx, secret("bootstrap-token-abcabc", corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{})
 			return err
 		},
-		"create a bootstrap token of another name": func() error {
+		"create a bootstrap token with another name": func() error {
 			_, err := secrets.Create(ctx, secret("abcabc", corev1.SecretTypeBootstrapToken), metav1.CreateOptions{})
 			return err
 		},
@@ -350,17 +352,17 @@ func TestSecretsAreHeldToBootstrapTokens(t *testing.T) {
 		},
 		"delete another Secret": func() error { return secrets.Delete(ctx, "other", metav1.DeleteOptions{}) },
 	} {
-		if err := do(); err == nil || !strings.Contains(err.Error(), "kubejoin writes no Secrets but") {
-			t.Errorf("%s: %v, want the policy's refusal", what, err)
+		if err := do(); err == nil || !strings.Contains(err.Error(), "kubejoin may write only Secrets") {
+			t.Errorf("%s: got %v, want a refusal by the policy", what, err)
 		}
 	}
 	if _, err := secrets.Create(ctx, secret("bootstrap-token-abcabc", corev1.SecretTypeBootstrapToken), metav1.CreateOptions{}); err != nil {
 		t.Errorf("create a bootstrap token: %v", err)
 	}
 	if err := secrets.Delete(ctx, "bootstrap-token-abcabc", metav1.DeleteOptions{}); err != nil {
-		t.Errorf("delete it: %v", err)
+		t.Errorf("delete a bootstrap token: %v", err)
 	}
 	if _, err := client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{}); err == nil {
-		t.Error("kubejoin can list Secrets in another namespace")
+		t.Error("kubejoin can list Secrets in another namespace, want an error")
 	}
 }

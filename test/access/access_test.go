@@ -1,4 +1,4 @@
-package test
+package access
 
 import (
 	"bytes"
@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +27,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -33,24 +35,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A caller is who sends a request: at most one of both.
+// A caller is the credential that a request carries: a bearer token, a client certificate, or neither.
 type caller struct {
 	bearer      string
 	certificate *tls.Certificate
 }
 
-// A table is one of docs/access.md: what callers get, by the first cell of the row and the column.
+// A table holds what each caller gets, by the first cell of the row and by column.
 type table struct {
 	columns []string
 	rows    []string
 	cells   map[string]map[string]string
 }
 
-// readTable reads the table of docs/access.md whose header ends with a column.
-func readTable(t *testing.T, last string) table {
+// readTable reads the table of a docs page whose last column is named last.
+func readTable(t *testing.T, page, last string) table {
 	t.Helper()
 	var found table
-	for line := range strings.Lines(string(readFile(t, "../docs/access.md"))) {
+	for line := range strings.Lines(string(harness.ReadFile(t, harness.RepositoryFile(t, page)))) {
 		if !strings.HasPrefix(line, "|") {
 			if found.columns != nil {
 				break
@@ -71,7 +73,7 @@ func readTable(t *testing.T, last string) table {
 			row := strings.Trim(cells[0], "`")
 			found.rows, found.cells[row] = append(found.rows, row), map[string]string{}
 			if len(cells) != len(found.columns) {
-				t.Fatalf("docs/access.md: the row of %s has %d cells, want %d", row, len(cells), len(found.columns))
+				t.Fatalf("%s: the row of %s has %d cells, want %d", page, row, len(cells), len(found.columns))
 			}
 			for i, column := range found.columns {
 				found.cells[row][column] = cells[i]
@@ -79,23 +81,23 @@ func readTable(t *testing.T, last string) table {
 		}
 	}
 	if len(found.rows) == 0 {
-		t.Fatalf("docs/access.md has no table that ends with %q", last)
+		t.Fatalf("%s has no table that ends with %q", page, last)
 	}
 	return found
 }
 
-// A walk asks for every cell of a table.
-type walk struct {
-	p       *program
+// A tableCheck sends a request for every cell of a table.
+type tableCheck struct {
+	p       *harness.Program
 	callers map[string][]caller
-	// send makes a call of a route that is let through if it is, and says what it is answered with then.
-	send func(t *testing.T, route, column string, letThrough bool) (path, contentType, body string, status int)
+	// prepare returns a request of a route, and the status that it gets if it is allowed.
+	prepare func(t *testing.T, route, column string, allowed bool) (path, contentType, body string, status int)
 }
 
-// sends asks as a caller, and gives status and body.
-func (p *program) sends(t *testing.T, who caller, method, path, contentType, body string) (int, string) {
+// sendAs sends a request with the caller's credential and returns status and body.
+func sendAs(t *testing.T, p *harness.Program, who caller, method, path, contentType, body string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, "https://"+p.address+path, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(t.Context(), method, "https://"+p.Endpoint+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,9 +107,9 @@ func (p *program) sends(t *testing.T, who caller, method, path, contentType, bod
 	if contentType != "" {
 		r.Header.Set("Content-Type", contentType)
 	}
-	client := p.http
+	client := p.HTTP
 	if who.certificate != nil {
-		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.roots, Certificates: []tls.Certificate{*who.certificate}}}
+		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.Roots, Certificates: []tls.Certificate{*who.certificate}}}
 		defer transport.CloseIdleConnections()
 		client = &http.Client{Transport: transport}
 	}
@@ -123,9 +125,9 @@ func (p *program) sends(t *testing.T, who caller, method, path, contentType, bod
 	return response.StatusCode, string(content)
 }
 
-func (w walk) all(t *testing.T, in table, rows func(route string) bool) {
+func (w tableCheck) all(t *testing.T, in table, rows func(route string) bool) {
 	t.Helper()
-	walked := 0
+	requests := 0
 	for _, route := range in.rows {
 		if !rows(route) {
 			continue
@@ -136,39 +138,39 @@ func (w walk) all(t *testing.T, in table, rows func(route string) bool) {
 				continue
 			}
 			if len(w.callers[column]) == 0 {
-				t.Fatalf("docs/access.md has a column %q of which this test knows nothing", column)
+				t.Fatalf("the table has a column %q of which this test knows nothing", column)
 			}
 			want := in.cells[route][column]
 			for i, who := range w.callers[column] {
-				path, contentType, body, passed := w.send(t, route, column, want == "yes")
-				status, answer := w.p.sends(t, who, method, path, contentType, body)
-				walked++
+				path, contentType, body, passed := w.prepare(t, route, column, want == "yes")
+				status, answer := sendAs(t, w.p, who, method, path, contentType, body)
+				requests++
 				switch want {
 				case "yes":
 					if status != passed {
-						t.Errorf("%s as %s %d: %d %.500s, want it to be let through, with %d", route, column, i, status, answer, passed)
+						t.Errorf("%s as %s %d: got %d %.500s, want %d", route, column, i, status, answer, passed)
 					}
 				case "401", "403":
 					kind := map[string]string{"401": "unauthorized", "403": "forbidden"}[want]
-					if itoa(status) != want || !strings.Contains(strings.ToLower(answer), kind) {
-						t.Errorf("%s as %s %d: %d %.500s, want %s", route, column, i, status, answer, want)
+					if strconv.Itoa(status) != want || !strings.Contains(strings.ToLower(answer), kind) {
+						t.Errorf("%s as %s %d: got %d %.500s, want %s", route, column, i, status, answer, want)
 					}
 					if permission := strings.Trim(in.cells[route]["permission"], "`"); want == "403" && permission != "" && !strings.Contains(answer, " may not "+permission+".kubejoin.io") {
-						t.Errorf("%s as %s %d: %.500s does not name %s", route, column, i, answer, permission)
+						t.Errorf("%s as %s %d: got %.500s, want it to name %s", route, column, i, answer, permission)
 					}
 				default:
-					t.Errorf("docs/access.md: %s as %s is %q, want yes, 401 or 403", route, column, want)
+					t.Errorf("the table: %s as %s is %q, want yes, 401 or 403", route, column, want)
 				}
 			}
 		}
 	}
-	if walked == 0 {
-		t.Error("no cell was walked")
+	if requests == 0 {
+		t.Error("no request was sent: want one for each cell")
 	}
-	t.Logf("%d cells and callers", walked)
+	t.Logf("%d requests", requests)
 }
 
-// clientCertificate is one for a user.
+// clientCertificate issues a client certificate with this common name and these organizations.
 func clientCertificate(t *testing.T, ca *signer.CA, name string, organizations ...string) *tls.Certificate {
 	t.Helper()
 	key, request := keyAndRequest(t, name, organizations...)
@@ -201,8 +203,8 @@ func keyAndRequest(t *testing.T, name string, organizations ...string) (*ecdsa.P
 	return key, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 }
 
-// certificateFor is what a caller of a column asks for at /v1/certificate: machines for a node's, others
-// for a user's of a signer that they name.
+// certificateFor returns the query and the CSR that the callers of a column send to /v1/certificate: nodes and
+// bootstrap tokens request a node's certificate, others request a user's from a named signer.
 func certificateFor(t *testing.T, column string) (query, request string) {
 	t.Helper()
 	name, organization, query := "jane", "dev", "?signer="+certificates.KubeAPIServerClientSignerName
@@ -225,12 +227,12 @@ func otherCA(t *testing.T) *signer.CA {
 	return ca
 }
 
-// ending is a service account's token as it was given out, but for its end.
-func (s *site) ending(t *testing.T, token string, end time.Time) string {
+// withExpiry returns the same service account token, signed again with another expiry time.
+func withExpiry(t *testing.T, s *harness.Site, token string, end time.Time) string {
 	t.Helper()
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
-		t.Fatalf("%d parts", len(parts))
+		t.Fatalf("the token has %d parts, want 3", len(parts))
 	}
 	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
 	if err != nil {
@@ -244,7 +246,7 @@ func (s *site) ending(t *testing.T, token string, end time.Time) string {
 	if payload, err = json.Marshal(claims); err != nil {
 		t.Fatal(err)
 	}
-	block, _ := pem.Decode(readFile(t, filepath.Join(s.Dir, "pki", "sa.key")))
+	block, _ := pem.Decode(harness.ReadFile(t, filepath.Join(s.Dir, "pki", "sa.key")))
 	key, err := x509.ParseECPrivateKey(block.Bytes)
 	if err != nil {
 		t.Fatal(err)
@@ -259,39 +261,39 @@ func (s *site) ending(t *testing.T, token string, end time.Time) string {
 	return text + "." + base64.RawURLEncoding.EncodeToString(signature)
 }
 
-// operator adds a user to the token file, which is read when kubejoin starts.
-func (s *site) operator(t *testing.T, user string) (bearer string) {
+// addOperator adds a user to the token file. kubejoin reads this file when it starts.
+func addOperator(t *testing.T, s *harness.Site, user string) (bearer string) {
 	t.Helper()
-	file := filepath.Join(s.dir, "operators.csv")
+	file := filepath.Join(s.WorkDir, "operators.csv")
 	bearer = rand.Text()
-	s.known.add("operator "+user, bearer)
-	if err := os.WriteFile(file, append(readFile(t, file), fmt.Sprintf("%s,%s\n", bearer, user)...), 0o600); err != nil {
+	s.Secrets.Add("operator "+user, bearer)
+	if err := os.WriteFile(file, append(harness.ReadFile(t, file), fmt.Sprintf("%s,%s\n", bearer, user)...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return bearer
 }
 
-// account makes a service account, bound to a ClusterRole if one is given, and gives a token of it as
-// docs/access.md has it.
-func (s *site) account(t *testing.T, name, role string) (token string) {
+// createServiceAccount creates a service account, binds it to role if that is not empty, and returns a token of it.
+func createServiceAccount(t *testing.T, s *harness.Site, name, role string) (token string) {
 	t.Helper()
-	s.kubectl(t, "create", "serviceaccount", name)
+	s.RunKubectl(t, "create", "serviceaccount", name)
 	if role != "" {
-		s.kubectl(t, "create", "clusterrolebinding", name, "--clusterrole", role, "--serviceaccount", "default:"+name)
+		s.RunKubectl(t, "create", "clusterrolebinding", name, "--clusterrole", role, "--serviceaccount", "default:"+name)
 	}
-	token = s.kubectl(t, "create", "token", name, "--audience", "kubejoin")
-	s.known.add("service account "+name, token)
+	token = s.RunKubectl(t, "create", "token", name, "--audience", "kubejoin")
+	s.Secrets.Add("service account "+name, token)
 	return token
 }
 
-// Every cell of the table in docs/access.md, on a real cluster.
-func TestAccess(t *testing.T) {
-	t.Parallel()
-	s := prepare(t, cluster.Options{})
-	s.flags = append(s.flags, "--client-ca-file="+s.CAFile(), "--client-qps=0") // many bad credentials come from here
-	other := s.operator(t, `vic,2,"dev"`)
-	s.start(t)
-	s.leads(t)
+// TestAccessMatchesDocumentedTable sends a request for every cell of the documented table on a real cluster. It catches
+// a caller that may do more or less than documented.
+func TestAccessMatchesDocumentedTable(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	s.Flags = append(s.Flags, "--client-ca-file="+s.CAFile(), "--client-qps=0") // this test sends many bad credentials
+	other := addOperator(t, s, `vic,2,"dev"`)
+	s.Start(t)
+	s.WaitLeader(t)
 	ctx, admin := t.Context(), s.Client()
 	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
 	if err != nil {
@@ -302,9 +304,9 @@ func TestAccess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	victim := s.mint(t, tokens.Limits{MaxNodes: 1})
-	free := s.mint(t, tokens.Limits{})
-	s.ask(t, "walk", certificates.KubeAPIServerClientSignerName)
+	victim := s.CreateToken(t, tokens.Limits{MaxNodes: 1})
+	free := s.CreateToken(t, tokens.Limits{})
+	s.RequestCertificate(t, "walk", certificates.KubeAPIServerClientSignerName)
 
 	accounts := map[string]string{"join-issuer": "kubejoin:join-issuer", "viewer": "kubejoin:viewer", "token-admin": "kubejoin:token-admin", "no rights": ""}
 	callers := map[string][]caller{
@@ -313,22 +315,22 @@ func TestAccess(t *testing.T) {
 		"node":            {{certificate: clientCertificate(t, ca, "system:node:walker", "system:nodes")}},
 		"user":            {{certificate: clientCertificate(t, ca, "jane", "dev")}, {certificate: clientCertificate(t, ca, "jim", "kubejoin:admins")}},
 		"other CA":        {{certificate: clientCertificate(t, otherCA(t), "jane", "kubejoin:admins")}},
-		"admin":           {{bearer: s.bearer(t)}},
+		"admin":           {{bearer: s.Bearer(t)}},
 		"other":           {{bearer: other}},
 	}
 	for name, role := range accounts {
-		callers[name] = []caller{{bearer: s.account(t, strings.ReplaceAll(name, " ", "-"), role)}}
+		callers[name] = []caller{{bearer: createServiceAccount(t, s, strings.ReplaceAll(name, " ", "-"), role)}}
 	}
-	forServer, forOther := s.kubectl(t, "create", "token", "token-admin"), s.kubectl(t, "create", "token", "token-admin", "--audience", "other")
+	forServer, forOther := s.RunKubectl(t, "create", "token", "token-admin"), s.RunKubectl(t, "create", "token", "token-admin", "--audience", "other")
 	callers["other audience"] = []caller{{bearer: forServer}, {bearer: forOther}}
 	callers["bad bearer"] = []caller{
-		{bearer: "garbage-that-nobody-has-given-out"}, {bearer: tokens.Generate().Reveal()}, {bearer: s.ending(t, callers["token-admin"][0].bearer, time.Now().Add(-time.Minute))},
+		{bearer: "unknown-bearer-token-of-this-test"}, {bearer: tokens.Generate().Reveal()}, {bearer: withExpiry(t, s, callers["token-admin"][0].bearer, time.Now().Add(-time.Minute))},
 		{bearer: strings.TrimRight(callers["token-admin"][0].bearer, "=") + "x"},
 	}
 	for name, path := range map[string]string{"join-issuer": "/v1/token?maxNodes=1&dryRun=true", "viewer": "/v1/token", "token-admin": "/v1/token"} {
 		method := map[bool]string{true: "POST", false: "GET"}[strings.Contains(path, "?")]
-		wait(t, "the rights of "+name, func() error {
-			if status, body := s.sends(t, callers[name][0], method, path, "", ""); status != 200 {
+		harness.Wait(t, "the rights of "+name, func() error {
+			if status, body := sendAs(t, s.Program, callers[name][0], method, path, "", ""); status != 200 {
 				return fmt.Errorf("%d %s", status, body)
 			}
 			return nil
@@ -336,8 +338,8 @@ func TestAccess(t *testing.T) {
 	}
 
 	node := 0
-	w := walk{p: s.program, callers: callers}
-	w.send = func(t *testing.T, route, column string, letThrough bool) (path, contentType, body string, status int) {
+	w := tableCheck{p: s.Program, callers: callers}
+	w.prepare = func(t *testing.T, route, column string, allowed bool) (path, contentType, body string, status int) {
 		t.Helper()
 		_, path, _ = strings.Cut(route, " ")
 		status = 200
@@ -346,22 +348,22 @@ func TestAccess(t *testing.T) {
 			return path + "?maxNodes=1", "", "", 200
 		case route == "POST /v1/token":
 			return path, "application/json", `{"maxNodes":1}`, 201
-		case route == "DELETE /v1/token/ID" && letThrough:
-			return "/v1/token/" + s.mint(t, tokens.Limits{MaxNodes: 1}).ID(), "", "", 200
+		case route == "DELETE /v1/token/ID" && allowed:
+			return "/v1/token/" + s.CreateToken(t, tokens.Limits{MaxNodes: 1}).ID(), "", "", 200
 		case strings.HasPrefix(path, "/v1/token/ID"):
 			return strings.Replace(path, "ID", victim.ID(), 1), "", "", 200
 		case route == "DELETE /v1/claim/NODE":
-			if !letThrough {
+			if !allowed {
 				return "/v1/claim/worker-1", "", "", 200
 			}
 			node++
 			name := fmt.Sprintf("claimed-%d", node)
-			if _, err := s.machine(t, s.mint(t, tokens.Limits{MaxNodes: 1}).Reveal(), name).asks(t, ""); err != nil {
+			if _, err := newNodeCertClient(t, s, s.CreateToken(t, tokens.Limits{MaxNodes: 1}).Reveal(), name).request(t, ""); err != nil {
 				t.Fatal(err)
 			}
 			return "/v1/claim/" + name, "", "", 200
 		case path == "/v1/issued":
-			return path, "", "", 404 // the record is not asked on a cluster
+			return path, "", "", 404 // the issuance record exists only with --token-store=file
 		case path == "/v1/issued/SERIAL":
 			return "/v1/issued/1", "", "", 404
 		case path == "/v1/explain":
@@ -378,43 +380,43 @@ func TestAccess(t *testing.T) {
 		return path, "", "", 200
 	}
 	reviews := func(route string) bool { return strings.HasSuffix(route, "/tokenreviews") }
-	routes := readTable(t, "other audience")
+	routes := readTable(t, "docs/http-api.md", "other audience")
 	w.all(t, routes, func(route string) bool { return !reviews(route) })
 	if _, err := admin.CoreV1().Secrets("kube-system").Get(ctx, "bootstrap-token-"+victim.ID(), metav1.GetOptions{}); err != nil {
-		t.Errorf("a token that nobody who may was to delete: %v", err)
+		t.Errorf("got %v, want the token to exist: only callers without permission tried to delete it", err)
 	}
 
-	// TokenReviews are answered where tokens are in a file.
+	// kubejoin answers TokenReviews only if it stores tokens in a file.
 	second := *s
-	second.program = serve(t, s.dir, s.CAFile(), s.curlrc(), append(slices.Clone(s.flags), "--token-store=file", "--data-dir="+filepath.Join(s.dir, "data"), "--controllers=token-cleaner", "--leader-elect=false")...)
-	second.program.secrets = s.known
-	w.p = second.program
+	second.Program = harness.Serve(t, s.WorkDir, s.CAFile(), s.Curlrc(), append(slices.Clone(s.Flags), "--token-store=file", "--data-dir="+filepath.Join(s.WorkDir, "data"), "--controllers=token-cleaner", "--leader-elect=false")...)
+	second.Program.Secrets = s.Secrets
+	w.p = second.Program
 	w.all(t, routes, reviews)
-	w.p = s.program
+	w.p = s.Program
 
-	// What a token may be.
-	minted := readTable(t, "admin")
+	// Which permissions each kind of token needs.
+	minted := readTable(t, "docs/tokens.md", "admin")
 	for _, query := range minted.rows {
 		for _, column := range minted.columns[2:] {
 			for _, path := range []string{"/v1/token", "/v1/token/print-join-command"} {
-				status, body := s.sends(t, callers[column][0], "POST", path+query, "", "")
+				status, body := sendAs(t, s.Program, callers[column][0], "POST", path+query, "", "")
 				permission := strings.Trim(strings.TrimSuffix(minted.cells[query]["permission"], ", of that name"), "`")
 				switch want := minted.cells[query][column]; {
 				case want == "yes" && status/100 == 2, want == "403" && status == 403 && strings.Contains(body, "may not "+permission+".kubejoin.io"):
 				default:
-					t.Errorf("%s%s as %s: %d %.500s, want %s %s", path, query, column, status, body, want, permission)
+					t.Errorf("%s%s as %s: got %d %.500s, want %s %s", path, query, column, status, body, want, permission)
 				}
 			}
 		}
 	}
 	for column, want := range map[string]int{"token-admin": 200, "admin": 200} {
-		if status, body := s.sends(t, callers[column][0], "POST", "/v1/token/"+victim.ID()+"/renew?ttl=0", "", ""); status != want {
-			t.Errorf("renewal for ever as %s: %d %s", column, status, body)
+		if status, body := sendAs(t, s.Program, callers[column][0], "POST", "/v1/token/"+victim.ID()+"/renew?ttl=0", "", ""); status != want {
+			t.Errorf("renewal without expiry as %s: got %d %s, want %d", column, status, body, want)
 		}
 	}
-	s.oneGroup(t)
+	checkRoleForOneGroup(t, s)
 
-	// By which of two things sent a caller is known.
+	// Which credential counts if a request carries both.
 	clusterAdmin, err := tls.X509KeyPair(s.AdminConfig().CertData, s.AdminConfig().KeyData)
 	if err != nil {
 		t.Fatal(err)
@@ -425,35 +427,29 @@ func TestAccess(t *testing.T) {
 		want int
 	}{
 		{"a cluster-admin's certificate", caller{certificate: &clusterAdmin}, 200},
-		{"it beside a bad bearer", caller{"garbage-that-nobody-has-given-out", &clusterAdmin}, 401},
-		{"it beside a bearer without rights", caller{callers["no rights"][0].bearer, &clusterAdmin}, 403},
-		{"a bearer that has not expired", caller{bearer: s.ending(t, callers["viewer"][0].bearer, time.Now().Add(time.Minute))}, 200},
-		{"a good bearer beside a node's certificate", caller{callers["viewer"][0].bearer, callers["node"][0].certificate}, 200},
-		{"a good bearer beside another CA's", caller{s.bearer(t), callers["other CA"][0].certificate}, 200},
+		{"a cluster-admin's certificate and a bad bearer", caller{"unknown-bearer-token-of-this-test", &clusterAdmin}, 401},
+		{"a cluster-admin's certificate and a bearer without rights", caller{callers["no rights"][0].bearer, &clusterAdmin}, 403},
+		{"a bearer that has not expired", caller{bearer: withExpiry(t, s, callers["viewer"][0].bearer, time.Now().Add(time.Minute))}, 200},
+		{"a valid bearer and a node's certificate", caller{callers["viewer"][0].bearer, callers["node"][0].certificate}, 200},
+		{"a valid bearer and a certificate of another CA", caller{s.Bearer(t), callers["other CA"][0].certificate}, 200},
 	} {
-		if status, body := s.sends(t, test.who, "GET", "/v1/token", "", ""); status != test.want {
-			t.Errorf("%s: %d %s, want %d", test.name, status, body, test.want)
+		if status, body := sendAs(t, s.Program, test.who, "GET", "/v1/token", "", ""); status != test.want {
+			t.Errorf("%s: got %d %s, want %d", test.name, status, body, test.want)
 		}
 	}
-	s.asInTheDocs(t, callers["join-issuer"][0].bearer)
-	metrics := s.checkSecrets(t)
+	checkDocumentedCommands(t, s, callers["join-issuer"][0].bearer)
+	metrics := s.CheckSecrets(t)
 	for _, sample := range []string{`review="access",result="no"`, `review="access",result="yes"`, `review="token",result="no"`, `review="token",result="yes"`} {
 		review, result, _ := strings.Cut(sample, ",")
-		if metric(t, metrics, "kubejoin_access_reviews_total{"+result+","+review+"}") == 0 {
-			t.Errorf("no review with %s", sample)
+		if harness.Metric(t, metrics, "kubejoin_access_reviews_total{"+result+","+review+"}") == 0 {
+			t.Errorf("got no kubejoin_access_reviews_total with %s, want some", sample)
 		}
 	}
-	s.known.Lock()
-	defer s.known.Unlock()
-	for what, secret := range s.known.list {
-		if strings.Contains(second.program.Log(), secret) {
-			t.Errorf("the log of the second one has the secret of %s", what)
-		}
-	}
+	s.Secrets.CheckAbsent(t, "the log", second.Program.Log())
 }
 
-// oneGroup is the role of docs/access.md for one group and no other.
-func (s *site) oneGroup(t *testing.T) {
+// checkRoleForOneGroup checks the documented role that allows tokens for one group only.
+func checkRoleForOneGroup(t *testing.T, s *harness.Site) {
 	t.Helper()
 	if _, err := s.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "rack-7"},
@@ -464,11 +460,11 @@ func (s *site) oneGroup(t *testing.T) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	who := caller{bearer: s.account(t, "rack-7", "rack-7")}
+	who := caller{bearer: createServiceAccount(t, s, "rack-7", "rack-7")}
 	mint := func(query string) (int, string) {
-		return s.sends(t, who, "POST", "/v1/token/print-join-command?"+query, "", "")
+		return sendAs(t, s.Program, who, "POST", "/v1/token/print-join-command?"+query, "", "")
 	}
-	wait(t, "the rights of rack-7", func() error {
+	harness.Wait(t, "the rights of rack-7", func() error {
 		if status, body := mint("maxNodes=1&groups=system:bootstrappers:rack-7"); status != 200 {
 			return fmt.Errorf("%d %s", status, body)
 		}
@@ -476,15 +472,15 @@ func (s *site) oneGroup(t *testing.T) {
 	})
 	for _, query := range []string{"maxNodes=1&groups=system:bootstrappers:rack-8", "maxNodes=1&groups=system:bootstrappers:rack-7,system:bootstrappers:rack-8", "groups=system:bootstrappers:rack-7"} {
 		if status, body := mint(query); status != 403 {
-			t.Errorf("%s: %d %s", query, status, body)
+			t.Errorf("%s: got %d %s, want 403", query, status, body)
 		}
 	}
 }
 
-// asInTheDocs is what docs/access.md does with curl and with kubejoin's own commands.
-func (s *site) asInTheDocs(t *testing.T, bearer string) {
+// checkDocumentedCommands runs the documented commands with curl and with kubejoin.
+func checkDocumentedCommands(t *testing.T, s *harness.Site, bearer string) {
 	t.Helper()
-	token, curlrc := filepath.Join(s.dir, "installer.token"), filepath.Join(s.dir, "installer.curlrc")
+	token, curlrc := filepath.Join(s.WorkDir, "installer.token"), filepath.Join(s.WorkDir, "installer.curlrc")
 	for file, content := range map[string]string{token: bearer + "\n", curlrc: fmt.Sprintf("header = \"Authorization: Bearer %s\"\n", bearer)} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -500,16 +496,16 @@ func (s *site) asInTheDocs(t *testing.T, bearer string) {
 		}
 		return string(out), err
 	}
-	line, err := run("curl", "-sS", "--cacert", s.CAFile(), "-K", curlrc, "-X", "POST", "https://"+s.address+"/v1/token/print-join-command?maxNodes=1")
+	line, err := run("curl", "-sS", "--cacert", s.CAFile(), "-K", curlrc, "-X", "POST", "https://"+s.Endpoint+"/v1/token/print-join-command?maxNodes=1")
 	if err != nil || !strings.HasPrefix(line, "kubeadm join ") {
-		t.Errorf("curl: %v %s", err, line)
+		t.Errorf("curl: got %q, %v, want a join command", line, err)
 	}
-	flags := []string{"token", "create", "--url", "https://" + s.address, "--ca-file", s.CAFile(), "--bearer-file", token}
-	made, err := run(binary, append(flags, "--max-nodes", "1")...)
+	flags := []string{"token", "create", "--url", "https://" + s.Endpoint, "--ca-file", s.CAFile(), "--bearer-file", token}
+	made, err := run(harness.Kubejoin, append(flags, "--max-nodes", "1")...)
 	if _, parse := tokens.Parse(strings.TrimSpace(made)); err != nil || parse != nil {
-		t.Errorf("kubejoin token create: %v %v", err, parse)
+		t.Errorf("kubejoin token create: %v, %v, want a token", err, parse)
 	}
-	if _, err := run(binary, flags...); err == nil || !strings.Contains(err.Error(), "may not create tokens/unlimited.kubejoin.io, which a token for any number of nodes needs") {
-		t.Errorf("kubejoin token create without a limit: %v", err)
+	if _, err := run(harness.Kubejoin, flags...); err == nil || !strings.Contains(err.Error(), "may not create tokens/unlimited.kubejoin.io, which a token without a node limit requires") {
+		t.Errorf("kubejoin token create without a limit: got %v, want a refusal", err)
 	}
 }

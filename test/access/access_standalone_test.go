@@ -1,4 +1,4 @@
-package test
+package access
 
 import (
 	"crypto/rand"
@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Every cell of the table for a standalone kubejoin.
-func TestAccessStandalone(t *testing.T) {
-	t.Parallel()
+// TestStandaloneAccessMatchesDocumentedTable sends a request for every cell of the documented table to a standalone
+// kubejoin. It catches a caller that may do more or less than documented.
+func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
+	harness.Parallel(t)
 	dataDir, dir := filepath.Join(t.TempDir(), "data"), t.TempDir()
 	operators := filepath.Join(dir, "operators.csv")
 	admin, other := rand.Text(), rand.Text()
@@ -27,13 +29,13 @@ func TestAccessStandalone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := serve(t, dir, filepath.Join(dataDir, "ca.crt"), curlrc, "--data-dir="+dataDir, "--token-auth-file="+operators, "--client-qps=0")
+	p := harness.Serve(t, dir, filepath.Join(dataDir, "ca.crt"), curlrc, "--data-dir="+dataDir, "--token-auth-file="+operators, "--client-qps=0")
 	ca, err := signer.LoadCA(filepath.Join(dataDir, "ca.pem"), filepath.Join(dataDir, "ca.pem"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, free := p.join(t, "")
-	s := &site{program: p}
+	_, free := p.JoinArgs(t, "")
+	s := &harness.Site{Program: p}
 	callers := map[string][]caller{
 		"nobody":          {{}},
 		"bootstrap token": {{bearer: free.Reveal()}},
@@ -42,11 +44,11 @@ func TestAccessStandalone(t *testing.T) {
 		"other CA":        {{certificate: clientCertificate(t, otherCA(t), "jane", "kubejoin:admins")}},
 		"admin":           {{bearer: admin}},
 		"other":           {{bearer: other}},
-		"bad bearer":      {{bearer: "garbage-that-nobody-has-given-out"}, {bearer: tokens.Generate().Reveal()}},
+		"bad bearer":      {{bearer: "unknown-bearer-token-of-this-test"}, {bearer: tokens.Generate().Reveal()}},
 	}
 	node := 0
-	w := walk{p: p, callers: callers}
-	w.send = func(t *testing.T, route, column string, letThrough bool) (path, contentType, body string, status int) {
+	w := tableCheck{p: p, callers: callers}
+	w.prepare = func(t *testing.T, route, column string, allowed bool) (path, contentType, body string, status int) {
 		t.Helper()
 		_, path, _ = strings.Cut(route, " ")
 		switch {
@@ -54,16 +56,16 @@ func TestAccessStandalone(t *testing.T) {
 			return path, "", "", 201
 		case strings.HasPrefix(path, "/v1/token/ID"):
 			id := free.ID()
-			if route == "DELETE /v1/token/ID" && letThrough {
-				_, spare := p.join(t, "")
+			if route == "DELETE /v1/token/ID" && allowed {
+				_, spare := p.JoinArgs(t, "")
 				id = spare.ID()
 			}
 			return strings.Replace(path, "ID", id, 1), "", "", 200
 		case route == "DELETE /v1/claim/NODE":
-			if letThrough {
+			if allowed {
 				node++
-				_, limited := p.join(t, "?maxNodes=1")
-				if _, err := s.machine(t, limited.Reveal(), fmt.Sprintf("claimed-%d", node)).asks(t, ""); err != nil {
+				_, limited := p.JoinArgs(t, "?maxNodes=1")
+				if _, err := newNodeCertClient(t, s, limited.Reveal(), fmt.Sprintf("claimed-%d", node)).request(t, ""); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -82,6 +84,6 @@ func TestAccessStandalone(t *testing.T) {
 		}
 		return path, "", "", 200
 	}
-	w.all(t, readTable(t, "bad bearer"), func(string) bool { return true })
-	p.checkSecrets(t)
+	w.all(t, readTable(t, "docs/http-api.md", "bad bearer"), func(string) bool { return true })
+	p.CheckSecrets(t)
 }

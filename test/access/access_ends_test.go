@@ -1,0 +1,63 @@
+package access
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+// TestAccessEndsWithinDocumentedTime catches a review cache that outlives a deleted binding, a deleted service account
+// or a stopped kube-apiserver for longer than documented.
+func TestAccessEndsWithinDocumentedTime(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.NewSite(t, cluster.Options{})
+	viewer, second := caller{bearer: createServiceAccount(t, s, "viewer", "kubejoin:viewer")}, caller{bearer: createServiceAccount(t, s, "second", "kubejoin:viewer")}
+	waitStatus := func(who caller, want int, within time.Duration) {
+		t.Helper()
+		start := time.Now()
+		harness.WaitFor(t, within+10*time.Second, "status "+strconv.Itoa(want), func() error {
+			if status, body := sendAs(t, s.Program, who, "GET", "/metrics", "", ""); status != want {
+				return fmt.Errorf("%d %.300s", status, body)
+			}
+			return nil
+		})
+		took := time.Since(start)
+		t.Logf("status %d after %s", want, took.Round(time.Millisecond))
+		if within > 0 && took > within {
+			t.Errorf("got status %d after %s, want it within %s", want, took, within)
+		}
+	}
+	const lag = 3 * time.Second // allows for RBAC's own caches and for other tests on this machine
+	waitStatus(viewer, 200, 0)
+	waitStatus(second, 200, 0)
+	s.RunKubectl(t, "delete", "clusterrolebinding", "viewer")
+	waitStatus(viewer, 403, 5*time.Second+lag)
+	s.RunKubectl(t, "create", "clusterrolebinding", "viewer", "--clusterrole", "kubejoin:viewer", "--serviceaccount", "default:viewer")
+	waitStatus(viewer, 200, time.Second+lag)
+	s.RunKubectl(t, "delete", "serviceaccount", "viewer")
+	waitStatus(viewer, 401, 15*time.Second+lag)
+
+	waitStatus(second, 200, 0)
+	s.StopAPIServer()
+	waitStatus(second, 503, 5*time.Second+lag)
+	if status, body := sendAs(t, s.Program, caller{bearer: "unknown-bearer-token-of-this-test"}, "GET", "/metrics", "", ""); status != 503 {
+		t.Errorf("unknown bearer while kube-apiserver is down: got %d %s, want 503", status, body)
+	}
+	if status, body := sendAs(t, s.Program, caller{}, "GET", "/metrics", "", ""); status != 401 {
+		t.Errorf("no credential while kube-apiserver is down: got %d %s, want 401", status, body)
+	}
+	if status, body := sendAs(t, s.Program, caller{bearer: s.Bearer(t)}, "GET", "/metrics", "", ""); status != 200 {
+		t.Errorf("admin of the token file while kube-apiserver is down: got %d %s, want 200", status, body)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := s.StartAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waitStatus(second, 200, 0)
+}
