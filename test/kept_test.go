@@ -7,6 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -62,4 +63,13 @@ func (s *site) ask(t *testing.T, name, signerName string) {
 	if err := request(t.Context(), by, name, signerName, name); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func readFile(t *testing.T, file string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
 }

@@ -1,4 +1,4 @@
-package test
+package ca
 
 import (
 	"bytes"
@@ -18,9 +18,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// selfSigned is a certificate for 127.0.0.1, and its key.
+// selfSigned returns a self-signed certificate for 127.0.0.1 and its key.
 func selfSigned(t *testing.T, name string) (certPEM, keyPEM []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -43,52 +45,53 @@ func selfSigned(t *testing.T, name string) (certPEM, keyPEM []byte) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
 }
 
-// Files of the serving certificate that are replaced are served without a restart, to new connections; half
-// of a pair is not, and /readyz says so. Requests on connections that are there go on.
+// TestServingCertificateFollowsItsFiles replaces the files of the serving certificate. It catches a new pair that needs
+// a restart, a certificate without its key that is served, and open connections that break.
 func TestServingCertificateFollowsItsFiles(t *testing.T) {
-	t.Parallel()
+	harness.Parallel(t)
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	cert, key := selfSigned(t, "first")
-	replace(t, certFile, cert)
-	replace(t, keyFile, key)
+	harness.ReplaceFile(t, certFile, cert)
+	harness.ReplaceFile(t, keyFile, key)
 	data := filepath.Join(dir, "data")
-	p := serve(t, dir, certFile, filepath.Join(data, "curlrc"), "--data-dir="+data, "--tls-cert-file="+certFile, "--tls-private-key-file="+keyFile)
-	served := func(name string) error {
-		c, err := tls.Dial("tcp", p.address, &tls.Config{InsecureSkipVerify: true}) // it is looked at here
+	p := harness.Serve(t, dir, certFile, filepath.Join(data, "curlrc"), "--data-dir="+data, "--tls-cert-file="+certFile, "--tls-private-key-file="+keyFile)
+	checkServed := func(name string) error {
+		c, err := tls.Dial("tcp", p.Endpoint, &tls.Config{InsecureSkipVerify: true}) // the test compares the certificate itself
 		if err != nil {
 			return err
 		}
 		defer func() { _ = c.Close() }()
 		if got := c.ConnectionState().PeerCertificates[0].Subject.CommonName; got != name {
-			return fmt.Errorf("serves %q, want %q", got, name)
+			return fmt.Errorf("kubejoin serves %q, want %q", got, name)
 		}
 		return nil
 	}
-	if err := served("first"); err != nil {
+	if err := checkServed("first"); err != nil {
 		t.Fatal(err)
 	}
 	cert, key = selfSigned(t, "second")
-	replace(t, certFile, cert)
-	wait(t, "half of a pair", func() error {
-		if _, body, err := p.get(t.Context(), "/readyz", ""); err != nil || !strings.Contains(body, "[-]serving-certificate") {
-			return fmt.Errorf("/readyz says %q, %v", body, err) // on a connection from before
+	harness.ReplaceFile(t, certFile, cert)
+	harness.Wait(t, "/readyz to report a certificate without its key", func() error {
+		if _, body, err := p.Get(t.Context(), "/readyz", ""); err != nil || !strings.Contains(body, "[-]serving-certificate") {
+			return fmt.Errorf("/readyz returns %q, %v", body, err) // on a connection from before the change
 		}
-		return served("first")
+		return checkServed("first")
 	})
-	replace(t, keyFile, key)
-	wait(t, "the new certificate", func() error { return served("second") })
-	if status, body, err := p.get(t.Context(), "/readyz", ""); err != nil || status != 200 {
+	harness.ReplaceFile(t, keyFile, key)
+	harness.Wait(t, "the new certificate", func() error { return checkServed("second") })
+	if status, body, err := p.Get(t.Context(), "/readyz", ""); err != nil || status != 200 {
 		t.Errorf("/readyz: %d %s %v", status, body, err)
 	}
 }
 
-// TLS 1.2 is spoken where the flag says so, and there only with what is good in it.
-func TestTLSMinVersion(t *testing.T) {
-	t.Parallel()
+// TestTLS12NeedsFlagAndSecureCiphers catches TLS 1.2 without --tls-min-version=VersionTLS12, and TLS 1.2 with insecure
+// cipher suites.
+func TestTLS12NeedsFlagAndSecureCiphers(t *testing.T) {
+	harness.Parallel(t)
 	for _, test := range []struct {
 		flag, max, ciphers string
-		good               bool
+		succeeds           bool
 	}{
 		{"VersionTLS13", "1.3", "", true},
 		{"VersionTLS13", "1.2", "", false},
@@ -99,22 +102,22 @@ func TestTLSMinVersion(t *testing.T) {
 		t.Run(strings.TrimSpace(test.flag+" "+test.max+" "+test.ciphers), func(t *testing.T) {
 			t.Parallel()
 			dataDir := filepath.Join(t.TempDir(), "data")
-			p := standalone(t, dataDir, "--tls-min-version="+test.flag)
-			p.secrets.add("the operator", p.bearer(t))
+			p := harness.ServeStandalone(t, dataDir, "--tls-min-version="+test.flag)
+			p.Secrets.Add("the operator", p.Bearer(t))
 			args := []string{"--silent", "--show-error", "--cacert", filepath.Join(dataDir, "ca.crt"), "--tls-max", test.max, "--write-out", " %{http_version}"}
 			if test.ciphers != "" {
 				args = append(args, "--ciphers", test.ciphers)
 			}
-			curl := exec.CommandContext(t.Context(), "curl", append(args, "https://"+p.address+"/healthz")...)
+			curl := exec.CommandContext(t.Context(), "curl", append(args, "https://"+p.Endpoint+"/healthz")...)
 			var stderr bytes.Buffer
 			curl.Stderr, curl.Env = &stderr, append(os.Environ(), "HOME=/nonexistent")
 			answer, err := curl.Output()
-			if (err == nil) != test.good || test.good && string(answer) != "ok\n 2" {
-				t.Errorf("%q %v %s, want success: %v", answer, err, &stderr, test.good)
+			if (err == nil) != test.succeeds || test.succeeds && string(answer) != "ok\n 2" {
+				t.Errorf("got %q, %v %s, want success: %v", answer, err, &stderr, test.succeeds)
 			}
-			// 35 is curl's for a handshake that failed.
-			if !test.good && curl.ProcessState.ExitCode() != 35 {
-				t.Errorf("curl ends with %d: %s", curl.ProcessState.ExitCode(), &stderr)
+			// curl exits with 35 if the TLS handshake fails.
+			if !test.succeeds && curl.ProcessState.ExitCode() != 35 {
+				t.Errorf("curl exits with %d, want 35: %s", curl.ProcessState.ExitCode(), &stderr)
 			}
 		})
 	}
