@@ -1,4 +1,25 @@
-// Package test proves kubejoin end to end: the real program beside the real kube-apiserver,
-// kubeadm, kubelet and kube-controller-manager, which package test/cluster runs. It has tests
-// alone.
+// Package test contains the end-to-end tests, one folder for each subject. The tests run the real kubejoin with the
+// real kube-apiserver, kubeadm, kubelet and kube-controller-manager. With -short they are skipped.
+//
+//	folder          what its tests check
+//	access          permissions: of callers, kubejoin's own rights, the approval policy, certificates over HTTPS
+//	ca              CA files, signers and the serving certificate are replaced without a restart
+//	coexist         kubejoin beside kube-controller-manager, and after others edit its objects
+//	differential    the same decisions and certificates as kube-controller-manager
+//	docs            the docs name what exists in the code (no Kubernetes needed)
+//	join            machines join: forms of the join command, discovery, the webhook, kubelet certificates
+//	limits          limited tokens and claims of node names
+//	load            many tokens, connections and requests, and no leaks after them
+//	outage          a dead API server, a dead leader, silent connections, failing writes
+//	standalone      kubejoin without Kubernetes
+//
+//	importer        programs that import kubejoin as a library (a module of its own)
+//
+// The tests share two packages: cluster runs Kubernetes, harness runs kubejoin and has the common requests, waits and
+// checks. The other folders are tools: bench, demo, mutate and fuzz.sh for the Makefile, and the modules kube, cfssl
+// and ignition, which build programs that the tests run.
+//
+// Run one subject with:
+//
+//	go test ./test/join
 package test

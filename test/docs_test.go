@@ -3,6 +3,7 @@ package test
 import (
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -116,4 +117,13 @@ func compareNames(t *testing.T, what string, declared, named map[string]bool) {
 			t.Errorf("there is no %s %s", what, name)
 		}
 	}
+}
+
+func readFile(t *testing.T, file string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
 }

@@ -1,4 +1,4 @@
-package test
+package outage
 
 import (
 	"bytes"
@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -24,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -32,29 +30,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// seed is what KUBEJOIN_TEST_SEED says, or another one each time.
-func seed(t *testing.T) uint64 {
-	t.Helper()
-	s := rand.Uint64()
-	if given := os.Getenv("KUBEJOIN_TEST_SEED"); given != "" {
-		var err error
-		if s, err = strconv.ParseUint(given, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("to have the same faults again: KUBEJOIN_TEST_SEED=%d", s)
-		}
-	})
-	return s
-}
-
-// A workshop is all of kubejoin's parts in this process, on a real cluster, under the rights of
-// deploy/manifests, over a connection that fails nearly a third of all writes.
-type workshop struct {
-	*site
-	*ledger
+// faultyKubejoin runs all parts of kubejoin in this process on a real cluster with the rights of deploy/manifests. Its
+// connection fails nearly a third of all writes.
+type faultyKubejoin struct {
+	*harness.Site
+	*harness.Ledger
 	faults  *faults.Transport
 	api     http.Handler
 	info    *configmap.ConfigMap
@@ -81,14 +61,14 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-func newWorkshop(t *testing.T) *workshop {
+func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 	t.Helper()
 	cfssllog.Level = cfssllog.LevelWarning
-	w := &workshop{
-		site: prepare(t, cluster.Options{}), faults: &faults.Transport{Seed: seed(t), Rate: 0.3}, log: &lockedBuffer{},
+	w := &faultyKubejoin{
+		Site: harness.PrepareSite(t, cluster.Options{}), faults: &faults.Transport{Seed: harness.Seed(t), Rate: 0.3}, log: &lockedBuffer{},
 	}
-	w.ledger, w.machine = keepLedger(t, w.Cluster), machine(t, w.Cluster)
-	config, err := w.Config(w.kubeconfig)
+	w.Ledger, w.machine = harness.NewLedger(t, w.Cluster), harness.AsMachine(t, w.Cluster)
+	config, err := w.Config(w.OwnKubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +97,7 @@ func newWorkshop(t *testing.T) *workshop {
 	}
 	authority := &signer.Authority{
 		Facts: &csr.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
-		Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log}, Record: &inProcess,
+		Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log}, Record: &harness.InProcess,
 	}
 	requests := csr.NewInformer(client)
 
@@ -126,7 +106,7 @@ func newWorkshop(t *testing.T) *workshop {
 	for _, run := range []func(context.Context) error{
 		func(ctx context.Context) error { requests.RunWithContext(ctx); return nil },
 		configmap.Signer{ConfigMap: w.info, Tokens: store, Logger: log}.Run,
-		// An injected Conflict is one that nothing follows: the next look is at the sweep.
+		// After an injected conflict no change arrives, so the cleaner retries only at the next sweep.
 		cleaner.Tokens{Store: store, Sweep: 2 * time.Second, Logger: log}.Run,
 		csr.Controller{Client: client, Informer: requests, Authority: authority, Approve: true, Sign: true, Logger: log}.Run,
 		csr.Cleaner{Client: client, Informer: requests, Retention: csr.Retention{Denied: 2 * time.Second}, Logger: log}.Run,
@@ -140,10 +120,10 @@ func newWorkshop(t *testing.T) *workshop {
 	t.Cleanup(func() {
 		stop()
 		running.Wait()
-		w.site.known.absent(t, "the log", w.log.String())
+		w.Site.Secrets.CheckAbsent(t, "the log", w.log.String())
 		if t.Failed() {
-			said := w.log.String()
-			t.Logf("the end of the log:\n%s", said[max(0, len(said)-20_000):])
+			text := w.log.String()
+			t.Logf("the end of the log:\n%s", text[max(0, len(text)-20_000):])
 		}
 	})
 	w.api = server.Server{
@@ -156,8 +136,8 @@ func newWorkshop(t *testing.T) *workshop {
 	return w
 }
 
-// mint asks for a join command until there is one.
-func (w *workshop) mint(ctx context.Context, query string) (tokens.Token, error) {
+// mint requests a join command until it gets one.
+func (w *faultyKubejoin) mint(ctx context.Context, query string) (tokens.Token, error) {
 	for {
 		answer := httptest.NewRecorder()
 		w.api.ServeHTTP(answer, httptest.NewRequestWithContext(ctx, "POST", "/v1/token/print-join-command"+query, nil))
@@ -167,8 +147,8 @@ func (w *workshop) mint(ctx context.Context, query string) (tokens.Token, error)
 	}
 }
 
-// round is so many tokens and requests, of which each ends in a way of its own.
-func (w *workshop) round(t *testing.T, number, tokenCount, requestCount int) {
+// round creates tokens and requests. They end in different ways: expired, deleted, issued, denied, failed, or pending.
+func (w *faultyKubejoin) round(t *testing.T, number, tokenCount, requestCount int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -201,8 +181,8 @@ func (w *workshop) round(t *testing.T, number, tokenCount, requestCount int) {
 			return fmt.Errorf("token %d: %w", i, err)
 		}
 		switch i % 5 {
-		case 0: // the cleaner's
-		case 1: // a person's
+		case 0: // the cleaner deletes it
+		case 1: // a person deletes it
 			if err := w.Client().CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, "bootstrap-token-"+token.ID(), metav1.DeleteOptions{}); err != nil {
 				return err
 			}
@@ -213,7 +193,7 @@ func (w *workshop) round(t *testing.T, number, tokenCount, requestCount int) {
 		return nil
 	})
 	var mu sync.Mutex
-	names := map[int][]string{} // by the kind of end
+	names := map[int][]string{} // by outcome
 	const issued, denied, failed, pending = 0, 1, 2, 3
 	each(requestCount, func(i int) error {
 		end := issued
@@ -225,9 +205,9 @@ func (w *workshop) round(t *testing.T, number, tokenCount, requestCount int) {
 		case issued:
 			signerName = certificates.KubeAPIServerClientKubeletSignerName
 		case failed:
-			signerName, node = certificates.KubeAPIServerClientKubeletSignerName, "" // whose name is nobody's
+			signerName, node = certificates.KubeAPIServerClientKubeletSignerName, "" // an empty node name is invalid
 		}
-		if err := request(ctx, w.machine, name, signerName, node); err != nil {
+		if err := harness.CreateRequest(ctx, w.machine, name, signerName, node); err != nil {
 			return fmt.Errorf("request %s: %w", name, err)
 		}
 		mu.Lock()
@@ -235,48 +215,49 @@ func (w *workshop) round(t *testing.T, number, tokenCount, requestCount int) {
 		mu.Unlock()
 		switch end {
 		case denied:
-			return decide(ctx, w.Client(), name, certificates.CertificateDenied)
+			return harness.Decide(ctx, w.Client(), name, certificates.CertificateDenied)
 		case failed:
-			return decide(ctx, w.Client(), name, certificates.CertificateApproved)
+			return harness.Decide(ctx, w.Client(), name, certificates.CertificateApproved)
 		}
 		return nil
 	})
 	asking.Wait()
 
-	w.ledger.issued(t, names[issued])
-	wait(t, "the end of hostile and denied requests", func() error {
+	w.Ledger.WaitIssued(t, names[issued])
+	harness.Wait(t, "failure of invalid requests and deletion of denied ones", func() error {
 		for _, name := range names[failed] {
-			if e := w.entry(name); e.conditions[certificates.CertificateFailed] != 1 {
-				return fmt.Errorf("%s has conditions %v", name, e.conditions)
+			if e := w.Entry(name); e.Conditions[certificates.CertificateFailed] != 1 {
+				return fmt.Errorf("%s: got conditions %v, want one Failed", name, e.Conditions)
 			}
 		}
 		for _, name := range names[denied] {
-			if e := w.entry(name); !e.gone || e.conditions[certificates.CertificateDenied] != 1 {
-				return fmt.Errorf("%s has conditions %v; gone: %t", name, e.conditions, e.gone)
+			if e := w.Entry(name); !e.Gone || e.Conditions[certificates.CertificateDenied] != 1 {
+				return fmt.Errorf("%s: got conditions %v, deleted: %t, want one Denied and deletion", name, e.Conditions, e.Gone)
 			}
 		}
 		return nil
 	})
 	for _, end := range []int{denied, failed, pending} {
 		for _, name := range names[end] {
-			if w.entry(name).certificate != nil {
-				t.Errorf("%s has a certificate", name)
+			if w.Entry(name).Certificate != nil {
+				t.Errorf("%s has a certificate, want none", name)
 			}
 		}
 	}
 	for _, name := range names[pending] {
-		if e := w.entry(name); len(e.conditions) > 0 {
-			t.Errorf("%s has conditions %v, and nobody decided", name, e.conditions)
+		if e := w.Entry(name); len(e.Conditions) > 0 {
+			t.Errorf("%s: got conditions %v, want none", name, e.Conditions)
 		}
 	}
-	w.ledger.check(t)
+	w.Ledger.Check(t)
 	w.minted.check(t, w.Client())
 }
 
-// Nearly a third of all writes fail, in every way that a write can, and all ends well.
-func TestFaultyWrites(t *testing.T) {
-	t.Parallel()
-	w := newWorkshop(t)
+// TestRecoversFromFailedWrites fails nearly a third of all writes in every way that a write can fail. It catches lost
+// or repeated decisions, and tokens that are lost or stay behind.
+func TestRecoversFromFailedWrites(t *testing.T) {
+	harness.Parallel(t)
+	w := newFaultyKubejoin(t)
 	const rounds, tokenCount, requestCount = 5, 200, 200
 	for i := range rounds {
 		began := time.Now()
@@ -290,13 +271,13 @@ func TestFaultyWrites(t *testing.T) {
 	failed := w.faults.Failed()
 	for kind := range faults.Kinds() {
 		if failed[kind] == 0 {
-			t.Errorf("no %s was injected", kind)
+			t.Errorf("got no injected %s, want some", kind)
 		}
 		total += failed[kind]
 	}
 	passed := w.faults.Passed()
-	t.Logf("%d tokens and %d requests; %d writes passed, %d failed: %v; %d tokens named as perhaps left", rounds*tokenCount, rounds*requestCount, passed, total, failed, len(w.minted.named))
+	t.Logf("%d tokens and %d requests; %d writes passed, %d failed: %v; %d tokens that problems named as possibly left", rounds*tokenCount, rounds*requestCount, passed, total, failed, len(w.minted.named))
 	if rate := float64(total) / float64(passed+total); rate < 0.27 || rate > 0.33 {
-		t.Errorf("%.0f %% of writes failed, want 30 %%", 100*rate)
+		t.Errorf("got %.0f %% failed writes, want 27 to 33 %%", 100*rate)
 	}
 }

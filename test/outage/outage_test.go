@@ -1,4 +1,4 @@
-package test
+package outage
 
 import (
 	"context"
@@ -12,20 +12,21 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/kubernetes"
 )
 
-// rush is many who ask for tokens and certificates at once, each until he has it.
+// rush is a set of clients that request tokens and certificates at once, each until it succeeds.
 type rush struct {
-	tokens, requests atomic.Int32 // had so far
+	tokens, requests atomic.Int32 // created so far
 	names            []string     // of all requests
 	halves           [2]int32     // of tokens and requests
 	half             chan struct{}
 	asking           sync.WaitGroup
 }
 
-// startRush begins, and goes on to the second half when middle is called.
+// startRush creates the first half, and the second half after middle is called.
 func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, requestCount int, askToken func(context.Context) error, machine kubernetes.Interface) *rush {
 	r := &rush{half: make(chan struct{}), halves: [2]int32{int32(tokenCount / 2), int32(requestCount / 2)}}
 	numbers := func(n int) <-chan int {
@@ -61,7 +62,7 @@ func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, req
 		})
 		r.asking.Go(func() {
 			for i := range requestNumbers {
-				if err := request(ctx, machine, r.names[i], certificates.KubeAPIServerClientKubeletSignerName, fmt.Sprintf("worker-%d", i)); err != nil {
+				if err := harness.CreateRequest(ctx, machine, r.names[i], certificates.KubeAPIServerClientKubeletSignerName, fmt.Sprintf("worker-%d", i)); err != nil {
 					t.Errorf("request %d: %v", i, err)
 					continue
 				}
@@ -72,25 +73,25 @@ func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, req
 	return r
 }
 
-// middle waits until the first half is had, and returns when the second has begun to be.
+// middle waits until the first half exists, and returns once the second has begun.
 func (r *rush) middle(t *testing.T) {
 	t.Helper()
-	wait(t, "the middle", func() error {
+	harness.Wait(t, "the first half", func() error {
 		if tokens, requests := r.tokens.Load(), r.requests.Load(); tokens < r.halves[0] || requests < r.halves[1] {
-			return fmt.Errorf("%d tokens and %d requests, want %d", tokens, requests, r.halves)
+			return fmt.Errorf("got %d tokens and %d requests, want %d", tokens, requests, r.halves)
 		}
 		return nil
 	})
 	close(r.half)
-	wait(t, "the second half", func() error {
+	harness.Wait(t, "the second half", func() error {
 		if r.tokens.Load() == r.halves[0] || r.requests.Load() == r.halves[1] {
-			return fmt.Errorf("it has not begun")
+			return fmt.Errorf("not begun")
 		}
 		return nil
 	})
 }
 
-// cpu is the processor time that a process has taken so far.
+// cpu returns the CPU time that a process has used.
 func cpu(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -111,10 +112,10 @@ func cpu(t *testing.T, pid int) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
-// steps is how many steps all loops have taken.
-func (p *program) steps(t *testing.T) (n int) {
+// loopSteps returns the total number of steps of all loops.
+func loopSteps(t *testing.T, p *harness.Program) (n int) {
 	t.Helper()
-	for line := range strings.Lines(p.metrics(t)) {
+	for line := range strings.Lines(p.Metrics(t)) {
 		if strings.HasPrefix(line, "kubejoin_loop_steps_total{") {
 			value, err := strconv.Atoi(strings.TrimSpace(line[strings.LastIndexByte(line, ' '):]))
 			if err != nil {
@@ -126,46 +127,37 @@ func (p *program) steps(t *testing.T) (n int) {
 	return n
 }
 
-func (p *program) metrics(t *testing.T) string {
-	t.Helper()
-	status, metrics, err := p.get(t.Context(), "/metrics", p.bearer(t))
-	if err != nil || status != 200 {
-		t.Fatalf("metrics: %d %v", status, err)
-	}
-	return metrics
-}
-
-// kube-apiserver is killed in the middle of everything and stays away for longer than a Lease
-// lasts; then it all goes on by itself.
-func TestAPIServerOutage(t *testing.T) {
-	t.Parallel()
-	audit := newAuditLog(t)
-	s := newSite(t, cluster.Options{APIServerFlags: audit.flags()})
-	l := keepLedger(t, s.Cluster)
+// TestRecoversFromAPIServerOutage kills kube-apiserver for longer than a Lease lasts. It catches a busy loop meanwhile,
+// and requests that do not finish after it is back.
+func TestRecoversFromAPIServerOutage(t *testing.T) {
+	harness.Parallel(t)
+	audit := harness.NewAuditLog(t, writesOfKubejoin)
+	s := harness.NewSite(t, cluster.Options{APIServerFlags: audit.Flags()})
+	l := harness.NewLedger(t, s.Cluster)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	const n = 200
 	var m minted
-	bearer := s.bearer(t)
+	bearer := s.Bearer(t)
 	r := startRush(ctx, t, "outage", n, n, func(ctx context.Context) error {
-		_, err := m.ask(ctx, s.program, bearer)
+		_, err := m.ask(ctx, s.Program, bearer)
 		return err
-	}, machine(t, s.Cluster))
+	}, harness.AsMachine(t, s.Cluster))
 	r.middle(t)
 	s.StopAPIServer()
 	stopped := time.Now()
 	before := [2]int32{r.tokens.Load(), r.requests.Load()}
 	if before[0] >= n || before[1] >= n {
-		t.Fatalf("%d tokens and %d requests were made when kube-apiserver stopped: that was too late", before[0], before[1])
+		t.Fatalf("precondition: all of %d tokens or %d requests were created before kube-apiserver stopped", before[0], before[1])
 	}
-	time.Sleep(2 * time.Second) // what was in flight fails
-	const away = 15 * time.Second
-	steps, spent, lines := s.steps(t), cpu(t, s.PID()), strings.Count(s.Log(), "\n")
-	time.Sleep(away)
-	steps, spent, lines = s.steps(t)-steps, cpu(t, s.PID())-spent, strings.Count(s.Log(), "\n")-lines
-	t.Logf("before: %d tokens, %d requests; in %s without kube-apiserver: %d steps of loops, %d lines logged, %s of CPU", before[0], before[1], away, steps, lines, spent)
+	time.Sleep(2 * time.Second) // until requests in flight have failed
+	const down = 15 * time.Second
+	steps, spent, lines := loopSteps(t, s.Program), cpu(t, s.PID()), strings.Count(s.Log(), "\n")
+	time.Sleep(down)
+	steps, spent, lines = loopSteps(t, s.Program)-steps, cpu(t, s.PID())-spent, strings.Count(s.Log(), "\n")-lines
+	t.Logf("before: %d tokens, %d requests; in %s without kube-apiserver: %d steps of loops, %d lines logged, %s of CPU", before[0], before[1], down, steps, lines, spent)
 	if steps > 60 || lines > 400 || spent > 3*time.Second {
-		t.Error("that is a busy loop")
+		t.Errorf("busy loop: got %d steps, %d lines, %s of CPU, want at most 60, 400 and 3s", steps, lines, spent)
 	}
 	if err := s.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
@@ -173,26 +165,26 @@ func TestAPIServerOutage(t *testing.T) {
 	back := time.Now()
 	r.asking.Wait()
 	asked := time.Now()
-	last := l.issued(t, r.names)
-	t.Logf("away for %s; all had asked %s after the return, and the last certificate was there after %s", back.Sub(stopped).Round(time.Millisecond), asked.Sub(back).Round(time.Millisecond), last.Sub(back).Round(time.Millisecond))
+	last := l.WaitIssued(t, r.names)
+	t.Logf("down for %s; all requests created %s after the return, last certificate issued after %s", back.Sub(stopped).Round(time.Millisecond), asked.Sub(back).Round(time.Millisecond), last.Sub(back).Round(time.Millisecond))
 	if late := last.Sub(back); late > 30*time.Second {
-		t.Errorf("the last certificate took %s after kube-apiserver was back", late)
+		t.Errorf("last certificate issued %s after kube-apiserver was back, want at most 30s", late)
 	}
 	m.check(t, s.Client())
 	if len(m.known) != n {
-		t.Errorf("%d tokens were handed out, want %d", len(m.known), n)
+		t.Errorf("got %d tokens in responses, want %d", len(m.known), n)
 	}
-	t.Logf("answers by status: %v; named as perhaps left: %d", m.statuses, len(m.named))
-	audit.checkRequests(t)
+	t.Logf("responses by status: %v; tokens that problems named as possibly left: %d", m.statuses, len(m.named))
+	checkRequests(t, audit)
 	select {
 	case <-s.Done():
-		t.Errorf("kubejoin has ended: %v", s.Err())
+		t.Errorf("kubejoin exited: %v, want it to run", s.Err())
 	default:
 	}
-	if led := strings.Count(s.Log(), "leading: controllers start"); led != 2 {
-		t.Errorf("led %d times, want once before and once after", led)
+	if led := strings.Count(s.Log(), "became leader, starting controllers"); led != 2 {
+		t.Errorf("kubejoin became leader %d times, want 2: before and after", led)
 	}
-	if got := metric(t, s.metrics(t), "kubejoin_leader"); got != 1 {
-		t.Errorf("kubejoin_leader is %v", got)
+	if got := harness.Metric(t, s.Metrics(t), "kubejoin_leader"); got != 1 {
+		t.Errorf("got kubejoin_leader %v, want 1", got)
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package outage
 
 import (
 	"context"
@@ -13,26 +13,27 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
 
-// minted is what the answers to those who asked for join commands have said.
+// minted records the responses to requests for join commands.
 type minted struct {
 	mu       sync.Mutex
-	known    map[string]tokens.Token // handed out, and not to be gone, by ID
-	named    map[string]bool         // IDs that an answer said may be left
+	known    map[string]tokens.Token // tokens that must exist, by ID
+	named    map[string]bool         // IDs of tokens that may exist, according to a problem
 	statuses map[int]int
 }
 
-// errTryAgain is an answer that says so honestly.
+// errTryAgain means that the client may repeat the request.
 var errTryAgain = errors.New("no join command yet")
 
 var idInProblem = regexp.MustCompile(`[Tt]oken ([a-z0-9]{6}) (could not|have been)`)
 
-// answer notes an answer to print-join-command.
+// answer records a response to print-join-command.
 func (m *minted) answer(status int, body string) (tokens.Token, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -57,20 +58,20 @@ func (m *minted) answer(status int, body string) (tokens.Token, error) {
 		}
 		return tokens.Token{}, fmt.Errorf("%w: %d %s", errTryAgain, status, body)
 	}
-	return tokens.Token{}, fmt.Errorf("answer %d: %s", status, body)
+	return tokens.Token{}, fmt.Errorf("got %d: %s, want 200, 503 or 504", status, body)
 }
 
-// gone notes that a token was deleted, or will be soon.
+// gone records that a token was deleted or will expire.
 func (m *minted) gone(t tokens.Token) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.known, t.ID())
 }
 
-// ask asks a running kubejoin until there is a join command.
-func (m *minted) ask(ctx context.Context, p *program, bearer string) (tokens.Token, error) {
+// ask requests a join command from a running kubejoin until it gets one.
+func (m *minted) ask(ctx context.Context, p *harness.Program, bearer string) (tokens.Token, error) {
 	for {
-		status, body, err := p.do(ctx, http.MethodPost, "/v1/token/print-join-command", bearer)
+		status, body, err := p.Do(ctx, http.MethodPost, "/v1/token/print-join-command", bearer)
 		if err != nil {
 			return tokens.Token{}, err
 		}
@@ -80,11 +81,11 @@ func (m *minted) ask(ctx context.Context, p *program, bearer string) (tokens.Tok
 	}
 }
 
-// check waits until the tokens in the cluster are those that were handed out and perhaps those
-// that were named, and cluster-info has the valid signatures of exactly these.
+// check waits until the cluster has exactly the known tokens, and possibly the named ones, and cluster-info has valid
+// signatures of exactly these.
 func (m *minted) check(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
-	wait(t, "tokens and signatures", func() error {
+	harness.Wait(t, "tokens and signatures", func() error {
 		list, err := client.CoreV1().Secrets(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)})
 		if err != nil {
 			return err
@@ -96,32 +97,32 @@ func (m *minted) check(t *testing.T, client kubernetes.Interface) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		var errs []error
-		there := map[string]bool{}
+		existing := map[string]bool{}
 		for _, s := range list.Items {
 			if string(s.Data["usage-bootstrap-signing"]) != "true" {
-				continue // what machines of the test ask with
+				continue // a token of the test's own machines
 			}
 			id := string(s.Data["token-id"])
 			token, err := tokens.Parse(id + "." + string(s.Data["token-secret"]))
 			if err != nil {
 				return err
 			}
-			there[id] = true
+			existing[id] = true
 			if !m.named[id] && m.known[id] != token {
-				errs = append(errs, fmt.Errorf("token %s is there, and nobody knows of it", id))
+				errs = append(errs, fmt.Errorf("token %s exists, but no response contained or named it", id))
 			}
 			if err := clusterinfo.Verify([]byte(info.Data[clusterinfo.KubeconfigKey]), info.Data[clusterinfo.SignatureKey(id)], token); err != nil {
 				errs = append(errs, fmt.Errorf("signature of token %s: %w", id, err))
 			}
 		}
 		for id := range m.known {
-			if !there[id] {
-				errs = append(errs, fmt.Errorf("token %s was handed out and is not there", id))
+			if !existing[id] {
+				errs = append(errs, fmt.Errorf("token %s was in a response, but does not exist", id))
 			}
 		}
 		for key := range info.Data {
-			if id, found := strings.CutPrefix(key, clusterinfo.SignaturePrefix); found && !there[id] {
-				errs = append(errs, fmt.Errorf("a signature of token %s, which is not there", id))
+			if id, found := strings.CutPrefix(key, clusterinfo.SignaturePrefix); found && !existing[id] {
+				errs = append(errs, fmt.Errorf("cluster-info has a signature of token %s, which does not exist", id))
 			}
 		}
 		return errors.Join(errs...)

@@ -1,6 +1,0 @@
-//go:build race
-
-package test
-
-// The program under test is built with the race detector if the tests are.
-const race = true
