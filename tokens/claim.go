@@ -9,100 +9,101 @@ import (
 	"time"
 )
 
-// MaxKeys is how many keys may be certified on one claim: a kubelet that starts anew before its
-// node has registered makes another one.
+// MaxKeys is the maximum number of keys that one claim admits. More than one is needed because a
+// kubelet that restarts before its Node has registered generates another key.
 const MaxKeys = 3
 
-// A Claim is a node name that was taken with a token that has [Limits]. While it is there no
-// other token takes the name. One without TokenID was released: it holds no name, counts for
-// nothing, and is there for its Past alone.
+// A Claim is a node name held by a token that has [Limits]. While the claim exists, no other token
+// can take the name. A claim without TokenID is released: the name is free, no limit counts the claim,
+// and the store keeps it only for its Past.
 type Claim struct {
-	// Node is the name.
+	// Node is the node name.
 	Node string
-	// TokenID and TokenUID tell which token took it.
+	// TokenID and TokenUID identify the token that holds the name.
 	TokenID, TokenUID string
-	// Limits are the token's when it took the name. They hold for the token even if its own
-	// are erased, and for renewals of the node's certificate when the token is gone.
+	// Limits are the limits that the token had when it took the name. They apply to the token even if
+	// its own limits are erased, and to renewals of the node's certificate after the token is gone.
 	Limits Limits
-	// Keys are the public keys that have been admitted, at most [MaxKeys]: "sha256:" and the
-	// SHA-256 of the SubjectPublicKeyInfo in lower-case hex, as in CA pins.
+	// Keys are the admitted public keys, at most [MaxKeys]. Each is "sha256:" and the SHA-256 of the
+	// SubjectPublicKeyInfo in lower-case hex, as in CA pins.
 	Keys []string
-	// Requests are the UIDs of the last certificate requests that those keys came with, at most
-	// [MaxKeys], the newest last. Requests over HTTPS have no UID.
+	// Requests are the UIDs of the last certificate requests with these keys, at most [MaxKeys], the
+	// newest last. Requests over HTTPS have no UID.
 	Requests []string
-	// Pending is set while the token may not have counted the name yet. Nothing is issued on a
-	// pending claim, and it can be removed: the issuing side clears Pending first, and only if the
-	// claim has not changed.
+	// Pending is set until it is certain that the token has counted the name. The signer issues no
+	// certificate on a pending claim, so a pending claim can be removed. To issue, the signer first
+	// clears Pending with a conditional write, which fails if the claim has changed.
 	Pending bool
-	// NodeUID is that of the Node that has registered; empty as long as none is known to have.
-	// Where there are no Nodes it is [ByCertificate] instead.
+	// NodeUID is the UID of the Node that has registered. It is empty until kubejoin sees such a Node.
+	// If kubejoin has no access to Nodes, it is [ByCertificate] once the node has joined.
 	NodeUID string
-	// ReadyBefore identifies the period of being Ready that the Node was in when a token that
-	// replaces it took its name, as the Ready of cleaner.Claims returns it; empty if the Node was not Ready.
+	// ReadyBefore is used if the token replaces a Node. It identifies the Ready period that the Node was
+	// in when the token took its name, as the Ready field of cleaner.Claims returns it. It is empty if
+	// the Node was not Ready.
 	ReadyBefore string
-	// ReadyAgain is set for good when the replaced Node is seen in another period of being Ready:
-	// a machine has taken its place, and the token admits no other.
+	// ReadyAgain is set once the replaced Node is seen in another Ready period, and is never cleared.
+	// It means that a machine has replaced the Node, so the token admits no other machine.
 	ReadyAgain bool
-	// Past is what claims that were released before have left.
+	// Past is what remains of earlier, released claims of the name.
 	Past ReleasedClaim
 
-	// Created, UID and Version are the store's, as with a [Record]. A claim in the place of one
-	// that was released is created then, and has its UID.
+	// Created, UID and Version are set by the store, as in a [Record]. If a token takes the name of a
+	// released claim, the claim keeps its UID and gets a new Created.
 	Created time.Time
 	UID     string
 	Version string
 }
 
-// Claims keeps claims, one for each node name. Its methods may be called side by side. Errors
-// wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply; every other error may pass
-// by itself, and the write that it is about may have taken effect.
+// Claims stores claims, at most one for each node name. Its methods may be called concurrently.
+// Errors wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply. Every other error may be
+// temporary, and the write that failed with it may have taken effect.
 //
-// Package tokens/storetest is the suite that every Claims passes, too.
+// Every Claims must pass the suite in package tokens/storetest.
 type Claims interface {
-	// Get reads one claim as it is now, never from a cache.
+	// Get reads the current claim, never from a cache.
 	Get(ctx context.Context, node string) (Claim, error)
 
-	// Find is Get that may lag behind writes, and costs next to nothing.
+	// Find is like Get, but may lag behind writes. It is very cheap.
 	Find(ctx context.Context, node string) (Claim, error)
 
-	// List gives all claims in the order of their names, those that were released as well. It may
-	// lag behind writes.
+	// List returns all claims, including released ones, sorted by node name. It may lag behind writes.
 	List(ctx context.Context) ([]Claim, error)
 
-	// OfToken gives the claims with that TokenID, whatever their TokenUID, in the order of
-	// their names, and none that was released. It may lag behind writes, and costs little.
+	// OfToken returns the claims with this TokenID and any TokenUID, sorted by node name. Released
+	// claims are not among them. It may lag behind writes. It is cheap.
 	OfToken(ctx context.Context, id string) ([]Claim, error)
 
-	// HeldBy is OfToken as it is now, never from a cache. It fails if one of the claims cannot be
-	// read.
+	// HeldBy is like OfToken, but never reads from a cache. It fails if it cannot decode one of the
+	// claims.
 	HeldBy(ctx context.Context, id string) ([]Claim, error)
 
-	// Create stores a claim that passes [Claim.Check] for a name that has none, and returns it with Created, UID and
-	// Version set. It is one atomic write: of several at once for a name, one succeeds.
+	// Create stores a new claim, which must pass [Claim.Check]. It returns the claim with new values of
+	// Created, UID and Version. Create is atomic: of concurrent calls for one name, one succeeds.
 	Create(ctx context.Context, c Claim) (Claim, error)
 
-	// Update reads the claim as it is now, lets change alter it and writes it back if it is
-	// still as it was read; otherwise it starts over with a fresh one. A claim that the same Claims
-	// has just made may be given to change without being read. An error of change ends
-	// it and is returned as it is. It is an error to change Node, Created or UID. Without a
-	// difference nothing is written.
+	// Update reads the current claim, calls change on it and writes it back. If the claim has changed
+	// in the meantime, Update starts over and calls change again with the new claim. If this Claims has
+	// just created the claim, the first call of change may get that claim without a read.
+	//
+	// Update returns an error of change unwrapped. It also fails if the changed claim does not pass
+	// [Claim.Check], or if change alters Node, Created or UID. If nothing changes, it writes nothing.
 	Update(ctx context.Context, node string, change func(*Claim) error) (Claim, error)
 
-	// Delete removes exactly the claim given: one of another UID or Version is left alone, with
+	// Delete deletes the claim only if it still has the UID and Version of c. Otherwise the error wraps
 	// ErrConflict.
 	Delete(ctx context.Context, c Claim) error
 
-	// Watch hints at changes as [Store.Watch] does.
+	// Watch sends hints about changes, like [Store.Watch].
 	Watch(ctx context.Context) <-chan struct{}
 }
 
-// Check says what is wrong with a claim that is to be stored, or nil.
+// Check returns an error if a store must not accept the claim. It joins all errors.
 func (c Claim) Check() error {
 	errs := []error{CheckNodeName(c.Node), c.Limits.Check(), c.Past.check()}
 	if !c.Released() {
 		errs = append(errs, CheckID(c.TokenID))
 	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.Pending || c.NodeUID != "" || c.ReadyBefore != "" || c.ReadyAgain {
-		errs = append(errs, errors.New("a claim that was released has more than its past"))
+		errs = append(errs, errors.New("want no other fields than past in a released claim"))
 	}
 	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
 		if n := len(words); n > MaxKeys {
@@ -118,26 +119,26 @@ func (c Claim) Check() error {
 	return errors.Join(errs...)
 }
 
-// maxWord is the most bytes of a key, the UID of a request and [Claim.ReadyBefore].
+// maxWord is the maximum length, in bytes, of a key, the UID of a request and [Claim.ReadyBefore].
 const maxWord = 128
 
 func isShortWord(w string) bool { return len(w) <= maxWord && !strings.ContainsAny(w, ", \n") }
 
-// NewestRequests returns the last [MaxKeys] of requests. Stores use it to read claims of versions
-// that kept all of them.
+// NewestRequests returns the last [MaxKeys] of requests. Stores use it to read claims that earlier
+// versions wrote, which kept all requests.
 func NewestRequests(requests []string) []string {
 	return requests[max(0, len(requests)-MaxKeys):]
 }
 
-// Same reports whether both are one claim of one token, changed or not.
+// Same reports whether c and d are the same claim of the same token. One may have changed since.
 func (c Claim) Same(d Claim) bool {
 	return c.UID == d.UID && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID
 }
 
-// HasKey reports whether a key has been admitted.
+// HasKey reports whether the claim has admitted a key.
 func (c Claim) HasKey(key string) bool { return slices.Contains(c.Keys, key) }
 
-// Clone shares nothing with c that can be changed.
+// Clone returns a copy that shares no slice with c.
 func (c Claim) Clone() Claim {
 	c.Keys, c.Requests, c.Limits.NodeNames = slices.Clone(c.Keys), slices.Clone(c.Requests), slices.Clone(c.Limits.NodeNames)
 	return c
@@ -160,7 +161,7 @@ func (c Claim) Edit(change func(*Claim) error) (Claim, error) {
 	return after, nil
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether all fields of c and d are equal. An empty slice equals nil.
 func (c Claim) Equal(d Claim) bool {
 	return c.Node == d.Node && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID && c.Limits.Equal(d.Limits) &&
 		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.Pending == d.Pending && c.NodeUID == d.NodeUID &&

@@ -29,12 +29,12 @@ func TestDifferentClaimsAreNotEqual(t *testing.T) {
 		"Version":                  {Version: "1"},
 	} {
 		if zero.Equal(other) || other.Equal(zero) || !other.Equal(other) {
-			t.Errorf("%s is not compared", name)
+			t.Errorf("%s: got equal, want different", name)
 		}
 	}
 }
 
-// A claim that was released and taken again, or taken by another token, is another claim.
+// Same must return false for a new claim of the same node name, and for a claim of another token.
 func TestSameClaim(t *testing.T) {
 	claim := tokens.Claim{UID: "u", TokenID: id, TokenUID: "t", Version: "1"}
 	for name, test := range map[string]struct {
@@ -77,7 +77,7 @@ func TestClaimCheck(t *testing.T) {
 		claim := full.Clone()
 		change(&claim)
 		if claim.Check() == nil {
-			t.Errorf("%s: the claim passes", name)
+			t.Errorf("%s: got Check = nil, want an error", name)
 		}
 	}
 }
@@ -92,7 +92,7 @@ func TestReleasedClaimHasOnlyPast(t *testing.T) {
 	} {
 		claim.Node, claim.Past.Until = "worker-1", noon
 		if claim.Check() == nil {
-			t.Errorf("a released claim with %s passes", name)
+			t.Errorf("released claim with %s: got Check = nil, want an error", name)
 		}
 	}
 	if err := (tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: noon}}).Check(); err != nil {
@@ -124,7 +124,7 @@ func TestReleaseDeletesClaimWithoutPast(t *testing.T) {
 	}
 }
 
-// A store that was restored from a backup may give one version to two claims of a node.
+// Release must compare the UID and the version: a store restored from a backup may assign a version twice.
 func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
 	for name, stored := range map[string]tokens.Claim{
 		"UID":     {Node: "worker-1", UID: "new", Version: "1", TokenID: id},
@@ -133,7 +133,7 @@ func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
 		claims := &oneClaim{claim: stored}
 		err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1", UID: "old", Version: "1", TokenID: id}, tokens.ReleasedClaim{Until: noon})
 		if !errors.Is(err, tokens.ErrConflict) || !claims.claim.Equal(stored) {
-			t.Errorf("another %s: Release = %v and leaves %+v, want ErrConflict and the claim as it was", name, err, claims.claim)
+			t.Errorf("another %s: got Release = %v and claim %+v, want ErrConflict and an unchanged claim", name, err, claims.claim)
 		}
 	}
 }

@@ -2,10 +2,10 @@ package tokens
 
 import "fmt"
 
-// A FieldError says what is wrong with one field of a [Record], of [Limits] or of a [Claim].
+// A FieldError describes an invalid field of a [Record], of [Limits] or of a [Claim].
 type FieldError struct {
-	// Field names the field as annotations do, such as "max-nodes". It is empty for an error that is
-	// about no field.
+	// Field is the name of the field in annotations, such as "max-nodes". It is empty if the error
+	// is not about a single field.
 	Field string
 	Err   error
 }
@@ -23,8 +23,8 @@ func fieldErrorf(field, format string, args ...any) error {
 	return &FieldError{field, fmt.Errorf(format, args...)}
 }
 
-// FieldErrors returns the errors that are joined in err, in their order: callers use it to give the
-// fields in an error of [Record.Check] or [Limits.Check] the names that their own users know.
+// FieldErrors returns the errors that are joined in err, in the same order. With it, callers replace
+// the field names in an error of [Record.Check] or [Limits.Check] by names that their users know.
 func FieldErrors(err error) []*FieldError {
 	switch e := err.(type) {
 	case nil:

@@ -21,22 +21,22 @@ func TestFieldErrors(t *testing.T) {
 	for _, e := range tokens.FieldErrors(err) {
 		fields, texts = append(fields, e.Field), append(texts, e.Error())
 		if e.Field != "" && e.Error() != e.Field+": "+e.Unwrap().Error() {
-			t.Errorf("the error of %s is %v", e.Field, e)
+			t.Errorf("got error %[2]v of field %[1]s", e.Field, e)
 		}
 	}
 	if got, want := fmt.Sprintf("%q", fields), `["description" "" "kubejoin.io/role" "max-nodes" "node-names" "node-names" "certificate-duration" "expiration"]`; got != want {
 		t.Errorf("fields %s, want %s", got, want)
 	}
 	if strings.Join(texts, "\n") != err.Error() {
-		t.Errorf("the errors are\n%s\nwant those of\n%v", strings.Join(texts, "\n"), err)
+		t.Errorf("got errors\n%s\nwant\n%v", strings.Join(texts, "\n"), err)
 	}
 	if !errors.Is(err, known) {
-		t.Error("the cause is not wrapped")
+		t.Error("the error does not wrap its cause")
 	}
 	if all := tokens.FieldErrors(nil); all != nil {
-		t.Errorf("no error has %v", all)
+		t.Errorf("got FieldErrors(nil) = %v, want nil", all)
 	}
 	if all := tokens.FieldErrors(known); len(all) != 1 || all[0].Err != known || all[0].Error() != "known" {
-		t.Errorf("an error of no field has %v", all)
+		t.Errorf("got %v for an error without a field", all)
 	}
 }

@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// Hints are the listeners of a [Store]'s Watch method, for those who write a Store. The zero
-// value has none and is ready.
+// Hints implements the Watch method of a [Store] or of [Claims]. The zero value has no listeners and
+// is ready to use.
 type Hints struct {
 	mu        sync.Mutex
 	listeners map[chan struct{}]struct{}
 }
 
-// Watch adds a listener until ctx ends, and hints at once. It is what [Store] wants of Watch.
+// Watch adds a listener until ctx ends, and sends it a first hint. It does what [Store.Watch] requires.
 func (h *Hints) Watch(ctx context.Context) <-chan struct{} {
-	// One place holds the hint for a listener that is busy: what changes before it has taken
-	// it is the same hint.
+	// The buffer holds one hint for a busy listener. Changes before the listener receives it need no
+	// further hint.
 	c := make(chan struct{}, 1)
 	c <- struct{}{}
 	h.mu.Lock()
@@ -32,7 +32,7 @@ func (h *Hints) Watch(ctx context.Context) <-chan struct{} {
 	return c
 }
 
-// Send hints at all listeners and waits for none of them.
+// Send sends a hint to every listener. It never blocks.
 func (h *Hints) Send() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -11,48 +11,48 @@ import (
 )
 
 const (
-	// MaxNodes is the most nodes that a token can be limited to.
+	// MaxNodes is the maximum node limit of a token.
 	MaxNodes = 1000
-	// MaxNodeNamesBytes is the most bytes of all names and patterns of a stored token, with one between
-	// each two. [Record.CheckNew] allows a new token fewer.
+	// MaxNodeNamesBytes is the maximum length, in bytes, of all names and patterns of a stored token,
+	// joined with commas. [Record.CheckNew] allows fewer for a new token.
 	MaxNodeNamesBytes = 64 << 10
-	// MaxNewNodeNames is the most names and patterns of a new token.
+	// MaxNewNodeNames is the maximum number of names and patterns of a new token.
 	MaxNewNodeNames = 256
-	// MaxNewNodeNamesBytes is what MaxNodeNamesBytes is for a new token.
+	// MaxNewNodeNamesBytes is like MaxNodeNamesBytes, but for a new token.
 	MaxNewNodeNamesBytes = 8 << 10
-	// MinCertificateDuration is the shortest lifetime of certificates that a token can ask
-	// for, as for a CertificateSigningRequest.
+	// MinCertificateDuration is the minimum [Limits.CertificateDuration]. It is also the minimum of
+	// spec.expirationSeconds in a CertificateSigningRequest.
 	MinCertificateDuration = 10 * time.Minute
-	// MaxCertificateDuration is the longest. The signer's own is shorter in practice.
+	// MaxCertificateDuration is the maximum [Limits.CertificateDuration]. In practice the lifetime that
+	// the signer allows is shorter.
 	MaxCertificateDuration = 100 * 365 * 24 * time.Hour
 )
 
-// RoleControlPlane is the [Limits.Role] of a token that may take reserved node names.
+// RoleControlPlane is the [Limits.Role] of a token that can take reserved node names.
 const RoleControlPlane = "control-plane"
 
-// Limits is what a token is good for. They bind when a certificate is issued, whoever approved
-// the request. The zero Limits is none: any machine, under any free name, until the token
-// expires. A token with limits leaves a [Claim] for each node name that it takes.
+// Limits restricts the use of a token. The signer enforces limits when it issues a certificate,
+// for every approver. The zero Limits sets no limit: until the token expires, any machine
+// can join under any free name. A token with limits leaves a [Claim] for each node name that it takes.
 type Limits struct {
-	// MaxNodes is how many nodes may join with the token; zero is any number.
+	// MaxNodes is how many nodes can join with the token; zero means unlimited.
 	MaxNodes int
-	// NodeNames are the names that it may be used for. A * in one stands for any characters,
-	// none included. Empty is any name.
+	// NodeNames are the node names and patterns that the token allows. In a pattern, each * matches any
+	// characters, including none. Empty allows every name.
 	NodeNames []string
-	// CertificateDuration is the lifetime of the client certificates that are issued on it, and
-	// of their renewals, if the signer's is not shorter. Zero is the signer's.
+	// CertificateDuration limits the lifetime of client certificates issued with the token, and of their
+	// renewals. If the signer's lifetime is shorter, that applies. Zero sets no limit.
 	CertificateDuration time.Duration
-	// Replaces lets the token take the name of one Node that exists, and no other name.
+	// Replaces is an existing Node whose name the token can take. The token then allows no other name.
 	Replaces NodeRef
-	// Role is empty, for workers, or [RoleControlPlane].
+	// Role is [RoleControlPlane], or empty for workers.
 	Role string
 
-	// Problem is what is wrong with limits that were stored by others, or nil. Such a token lets
-	// nobody join.
+	// Problem is why the stored limits are malformed, or nil. No machine can join with such a token.
 	Problem error
 }
 
-// A NodeRef is one Node object: another one of the same name has another UID.
+// A NodeRef identifies one Node object. A Node that is created again under the same name has another UID.
 type NodeRef struct{ Name, UID string }
 
 // IsZero reports whether there are no limits.
@@ -60,14 +60,13 @@ func (l Limits) IsZero() bool {
 	return l.MaxNodes == 0 && len(l.NodeNames) == 0 && l.CertificateDuration == 0 && l.Replaces == NodeRef{} && l.Role == "" && l.Problem == nil
 }
 
-// Equal reports whether both say the same.
+// Equal reports whether l and m set the same limits and both or neither have a Problem.
 func (l Limits) Equal(m Limits) bool {
 	return l.MaxNodes == m.MaxNodes && slices.Equal(l.NodeNames, m.NodeNames) && l.CertificateDuration == m.CertificateDuration &&
 		l.Replaces == m.Replaces && l.Role == m.Role && (l.Problem == nil) == (m.Problem == nil)
 }
 
-// NodeLimit is how many nodes may join; zero is any number. A token that replaces a Node is for that
-// one alone.
+// NodeLimit returns how many nodes can join; zero means unlimited. For a token that replaces a Node, it is 1.
 func (l Limits) NodeLimit() int {
 	if l.Replaces != (NodeRef{}) {
 		return 1
@@ -75,7 +74,7 @@ func (l Limits) NodeLimit() int {
 	return l.MaxNodes
 }
 
-// AllowsName reports whether a node of that name may join.
+// AllowsName reports whether the limits allow a node name.
 func (l Limits) AllowsName(name string) bool {
 	if l.Replaces != (NodeRef{}) && name != l.Replaces.Name {
 		return false
@@ -83,7 +82,7 @@ func (l Limits) AllowsName(name string) bool {
 	return len(l.NodeNames) == 0 || slices.ContainsFunc(l.NodeNames, func(pattern string) bool { return MatchNodeName(pattern, name) })
 }
 
-// Check says what is wrong with the limits, or nil.
+// Check returns an error if a limit is invalid. It joins all errors.
 func (l Limits) Check() error {
 	var errs []error
 	if l.Problem != nil {
@@ -94,8 +93,8 @@ func (l Limits) Check() error {
 	}
 	seen, bad := make(map[string]bool, len(l.NodeNames)), len(errs)
 	for i, name := range l.NodeNames {
-		if len(errs)-bad == 10 { // nobody reads thousands of them
-			errs = append(errs, fieldErrorf("node-names", "%d more are not looked at", len(l.NodeNames)-i))
+		if len(errs)-bad == 10 { // nobody reads thousands of errors
+			errs = append(errs, fieldErrorf("node-names", "%d more are not checked", len(l.NodeNames)-i))
 			break
 		}
 		if err := CheckNodePattern(name); err != nil {
@@ -121,16 +120,16 @@ func (l Limits) Check() error {
 		case CheckNodeName(l.Replaces.Name) != nil || l.Replaces.UID == "" || strings.ContainsAny(l.Replaces.UID, "/, \n"):
 			errs = append(errs, fieldErrorf("replaces-node", "%q given, want NAME/UID of a Node", l.Replaces.Name+"/"+l.Replaces.UID))
 		case l.MaxNodes > 1:
-			errs = append(errs, fieldErrorf("max-nodes", "%d given, and replaces-node is for one node", l.MaxNodes))
+			errs = append(errs, fieldErrorf("max-nodes", "%d given, want at most 1 with replaces-node", l.MaxNodes))
 		case !l.AllowsName(l.Replaces.Name):
-			errs = append(errs, fieldErrorf("node-names", "%q do not allow %s, which the token is to replace", l.NodeNames, l.Replaces.Name))
+			errs = append(errs, fieldErrorf("node-names", "%q given, want names that allow %s, the node of replaces-node", l.NodeNames, l.Replaces.Name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// MatchNodeName reports whether a name is the pattern's, in which each * stands for any
-// characters, none included.
+// MatchNodeName reports whether name matches pattern. Each * in pattern matches any characters,
+// including none.
 func MatchNodeName(pattern, name string) bool {
 	first, rest, found := strings.Cut(pattern, "*")
 	if !found {

@@ -47,7 +47,7 @@ func TestCheckNodeName(t *testing.T) {
 	}
 	for _, name := range []string{"", "A", "-a", "a-", "a..b", ".a", "a.", "a_b", "a b", "ä", "a.-b", "a/b", "*", strings.Repeat("a", 254)} {
 		if tokens.CheckNodeName(name) == nil {
-			t.Errorf("%q is taken", name)
+			t.Errorf("got CheckNodeName(%q) = nil, want an error", name)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func TestLimitsCheck(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		limits tokens.Limits
-		want   string // in the error; empty is none
+		want   string // part of the error; empty: no error
 	}{
 		{name: "none"},
 		{name: "all", limits: tokens.Limits{MaxNodes: 1000, NodeNames: []string{"a", "b-*"}, CertificateDuration: 8 * time.Hour, Role: "control-plane"}},
@@ -88,12 +88,12 @@ func TestLimitsCheck(t *testing.T) {
 			t.Errorf("%s: %v, want %q", test.name, err, test.want)
 		}
 		if test.name != "none" && test.limits.IsZero() {
-			t.Errorf("%s: is zero", test.name)
+			t.Errorf("%s: got IsZero, want not zero", test.name)
 		}
 	}
 }
 
-// manyNames returns valid node names, all different, that have more than n bytes together.
+// manyNames returns different valid node names with more than n bytes in total.
 func manyNames(n int) []string {
 	var names []string
 	for size := 0; size <= n; size += 253 {
@@ -102,14 +102,14 @@ func manyNames(n int) []string {
 	return names
 }
 
-// Thousands of bad names are not all told.
+// Check must not return thousands of errors for thousands of invalid names.
 func TestLimitsNumberOfNodeNameErrors(t *testing.T) {
 	for name, names := range map[string][]string{
 		"repeated": slices.Repeat([]string{"worker-1"}, 5000),
 		"no names": slices.Repeat([]string{"Worker"}, 5000),
 	} {
 		err := tokens.Limits{NodeNames: names}.Check()
-		if err == nil || strings.Count(err.Error(), "\n") != 10 || !strings.Contains(err.Error(), "more are not looked at") {
+		if err == nil || strings.Count(err.Error(), "\n") != 10 || !strings.Contains(err.Error(), "more are not checked") {
 			t.Errorf("%s: %.300v", name, err)
 		}
 	}
@@ -137,7 +137,7 @@ func TestDifferentLimitsAreNotEqual(t *testing.T) {
 		"Problem":             {Problem: errors.New("of others")},
 	} {
 		if zero.Equal(other) || other.Equal(zero) || !other.Equal(other) {
-			t.Errorf("%s is not compared", name)
+			t.Errorf("%s: got equal, want different", name)
 		}
 	}
 }

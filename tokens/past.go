@@ -6,30 +6,31 @@ import (
 	"time"
 )
 
-// ByCertificate is the [Claim.NodeUID] of a node that has come back with its certificate, where
-// there are no Nodes.
+// ByCertificate is the [Claim.NodeUID] of a node if kubejoin has no access to Nodes. The node has used
+// its certificate to request another one, so it has joined.
 const ByCertificate = "by-certificate"
 
-// pastMargin is how much longer the past of a claim is kept than its certificates last: for
-// clocks that differ, for signers whose shortest certificates are longer, and so that not each
-// renewal has to put the end off.
+// pastMargin is how much longer a Past lasts than the certificates of its claim. It covers clock skew
+// and signers whose minimum lifetime is longer than the claim's. It also saves writes: a renewal
+// extends the Past only when half of the margin is used up.
 const pastMargin = 48 * time.Hour
 
-// A Past is what has to be known of a claim that was released, because a certificate that was
-// issued on it may still be valid: Kubernetes revokes none, and a machine that has one renews it,
-// once there is a Node of its name again. The zero Past is none.
+// A ReleasedClaim is what remains of a released claim, because a certificate issued on the claim may still be
+// valid. Kubernetes cannot revoke certificates, and a machine that has one can renew it as soon as there
+// is a Node of its name again. The zero Past means that nothing remains.
 type ReleasedClaim struct {
-	// Until is when no certificate of the claim can be valid any more, in whole seconds.
+	// Until is when all certificates of the claim have expired, in whole seconds.
 	Until time.Time
-	// CertificateDuration is that of the claim's [Limits], for renewals. Zero is the signer's.
+	// CertificateDuration limits the lifetime of renewals, as in the [Limits] of the claim. Zero sets no
+	// limit.
 	CertificateDuration time.Duration
 }
 
-// Active reports whether the past is still to be minded.
+// Active reports whether a certificate of the released claim may still be valid at the time now.
 func (p ReleasedClaim) Active(now time.Time) bool { return p.Until.After(now) }
 
-// Renewed is the past after a renewal now, which lasts as the claim said; it is the same for as
-// long as that makes no difference.
+// Renewed returns the Past after a certificate with the lifetime CertificateDuration was issued at now.
+// It returns p unchanged if p lasts long enough for that certificate.
 func (p ReleasedClaim) Renewed(now time.Time) ReleasedClaim {
 	if p.Until.Before(now.Add(p.CertificateDuration + pastMargin/2)) {
 		p.Until = past(now, p.CertificateDuration).Until
@@ -44,9 +45,9 @@ func (p ReleasedClaim) equal(q ReleasedClaim) bool {
 func (p ReleasedClaim) check() error {
 	switch {
 	case p.Until.IsZero() && p.CertificateDuration != 0:
-		return fieldErrorf("past", "a certificate-duration without end")
+		return fieldErrorf("past", "certificate-duration given without until")
 	case p.Until.Nanosecond() != 0:
-		return fieldErrorf("past", "end %s given, want whole seconds", p.Until)
+		return fieldErrorf("past", "until %s given, want whole seconds", p.Until)
 	}
 	if err := (Limits{CertificateDuration: p.CertificateDuration}).Check(); err != nil {
 		return &FieldError{"past", err}
@@ -58,13 +59,13 @@ func past(now time.Time, lifetime time.Duration) ReleasedClaim {
 	return ReleasedClaim{Until: now.Add(lifetime + pastMargin).UTC().Truncate(time.Second)}
 }
 
-// Released reports whether the claim holds no name (any more).
+// Released reports whether the claim is released: it has no TokenID, and its name is free.
 func (c Claim) Released() bool { return c.TokenID == "" }
 
-// PastAfterRelease is the past that a claim leaves that is released now, after something may have been
-// issued on it. Where there are Nodes, by which a name is free or is not, that is none unless its
-// certificates were to be short. Where there are none the name is remembered for as long as any
-// certificate may be valid: longest is for how long that is, and zero where there are Nodes.
+// PastAfterRelease returns the Past of a claim that is released at the time now, if certificates may have been
+// issued on it. If kubejoin has access to Nodes, longest must be zero. The Node then tells whether the
+// name is free, so the Past is zero unless the claim limits CertificateDuration. Without access to
+// Nodes, longest is the longest lifetime of any certificate, and the Past lasts at least that long.
 func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedClaim {
 	d := c.Limits.CertificateDuration
 	if d == 0 && longest == 0 {
@@ -75,7 +76,8 @@ func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedCl
 	return p
 }
 
-// Release makes the name of exactly the claim given free, as Delete does, and keeps what it leaves.
+// Release releases a claim, so that its name is free, and stores the Past that it leaves. If that is
+// zero, Release deletes the claim. If the claim has changed, the error wraps [ErrConflict], as in Delete.
 func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) error {
 	if leaves == (ReleasedClaim{}) {
 		return claims.Delete(ctx, c)

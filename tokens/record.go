@@ -16,57 +16,57 @@ import (
 // DefaultGroup is the default of [Record.Groups]. The RBAC rules of kubeadm allow this group to join.
 const DefaultGroup = BootstrappersGroup + ":kubeadm:default-node-token"
 
-// DefaultTTL is how long a token lives unless something else is asked for, as with kubeadm.
+// DefaultTTL is the default lifetime of a token, as in kubeadm.
 const DefaultTTL = 24 * time.Hour
 
-// MaxDescription is the most bytes of a description.
+// MaxDescription is the maximum length of a description, in bytes.
 const MaxDescription = 1024
 
-// MaxNewGroups is the most groups of a new token.
+// MaxNewGroups is the maximum number of groups of a new token.
 const MaxNewGroups = 32
 
-// A Record is a bootstrap token and what it is good for: the content of one
-// bootstrap.kubernetes.io/token Secret, or of one row of the file store.
+// A Record is a bootstrap token with its properties: the content of one Secret of type
+// bootstrap.kubernetes.io/token, or of one row of the file store.
 type Record struct {
 	Token Token
-	// Expires ends every use of the token. The zero time is never.
+	// Expires is when the token expires. The zero time means that it never expires.
 	Expires time.Time
-	// Signing lets the token sign cluster-info (usage-bootstrap-signing).
+	// Signing allows the token to sign cluster-info (usage-bootstrap-signing).
 	Signing bool
-	// Authentication lets kube-apiserver accept the token as the user system:bootstrap:ID
-	// (usage-bootstrap-authentication).
+	// Authentication allows the token to authenticate to kube-apiserver as the user
+	// system:bootstrap:ID (usage-bootstrap-authentication).
 	Authentication bool
-	// Groups are what the user has beside system:bootstrappers (auth-extra-groups). Each
+	// Groups are the groups of the user besides system:bootstrappers (auth-extra-groups). Each
 	// begins with "system:bootstrappers:".
 	Groups []string
 	// Description is free text for people, of at most [MaxDescription] bytes.
 	Description string
 
-	// Limits is what the token is good for.
+	// Limits restricts the use of the token.
 	Limits Limits
-	// Nodes are the names of the nodes that have joined on a token with [Limits.Most], in the
-	// order in which they did: this is the count that the limit is about. A name is taken out
-	// only when a person releases its claim.
+	// Nodes are the node names counted against [Limits.Most], in the order in which they were added.
+	// kubejoin removes a name only when a person releases its claim.
 	Nodes []string
 
-	// Problem is what is wrong with a record that was stored by others, or nil. kube-apiserver
-	// does not accept such a token. Where its secret cannot be used Token holds the ID only,
-	// and a malformed expiration has passed, as upstream has it.
+	// Problem is why a stored record is invalid, or nil. kube-apiserver does not accept such a token either,
+	// unless it is a published example. If the secret is unusable, Token has only the ID. A malformed
+	// expiration counts as expired, as in Kubernetes.
 	Problem error
 
-	// Creator is whom a bound on the tokens of one user counts the token for, as [CreatorOf] returns
-	// it; empty is nobody. It is at most 64 bytes. A store that does not keep it bounds nobody.
+	// Creator identifies the user whose token quota counts this token, as [CreatorOf] returns it. If it
+	// is empty, no quota counts the token. It is at most 64 bytes. In a store that does not keep it,
+	// quotas have no effect.
 	Creator string
 
-	// Created, UID and Version are the store's: when this record was made, what tells it from
-	// an earlier one of the same ID, and its revision. [Store.Create] sets them.
+	// Created, UID and Version are set by the store: the creation time, the identifier that differs
+	// from that of any earlier record with the same ID, and the revision.
 	Created time.Time
 	UID     string
 	Version string
 }
 
-// NewRecord is the record of a token to join nodes with, as kubeadm makes it: both usages,
-// [DefaultGroup], and ttl to live from now, in whole seconds. A ttl of zero is for ever.
+// NewRecord returns the record of a token for joining nodes, as kubeadm creates it: with both usages
+// and [DefaultGroup]. It expires at now plus ttl, in whole seconds. With a ttl of zero it never expires.
 func NewRecord(t Token, ttl time.Duration, now time.Time) Record {
 	r := Record{Token: t, Signing: true, Authentication: true, Groups: []string{DefaultGroup}}
 	if ttl != 0 {
@@ -75,18 +75,18 @@ func NewRecord(t Token, ttl time.Duration, now time.Time) Record {
 	return r
 }
 
-// Expired reports whether the token is of no use any more at the time now.
+// Expired reports whether the token has expired at the time now.
 func (r Record) Expired(now time.Time) bool {
 	return !r.Expires.IsZero() && !now.Before(r.Expires)
 }
 
-// Spent reports whether no new node can join with the token: as many have as its limits allow.
+// Spent reports whether the node limit of the token is used up, so that no new node can join with it.
 func (r Record) Spent() bool {
 	most := r.Limits.NodeLimit()
 	return most > 0 && len(r.Nodes) >= most
 }
 
-// Signs reports whether cluster-info is to be signed with the token at the time now.
+// Signs reports whether the signer of cluster-info must sign with the token at the time now.
 func (r Record) Signs(now time.Time) bool {
 	return r.Signing && r.Token.HasSecret() && !r.Expired(now)
 }
@@ -117,8 +117,9 @@ const maxCreator = 64
 
 var groupPattern = regexp.MustCompile(`\A` + BootstrappersGroup + `:[a-z0-9:-]{0,255}[a-z0-9]\z`)
 
-// CreatorOf returns the [Record.Creator] of a user: a hash of the name, which has a bounded size and
-// does not show the name. A reader of the store can check a name that they guess. No name is nobody.
+// CreatorOf returns the [Record.Creator] of a user: a hash of the name, which is short and does not show
+// the name. However, anyone who can read the store can check whether a guessed name matches. For an empty
+// name, it returns an empty string.
 func CreatorOf(user string) string {
 	if user == "" {
 		return ""
@@ -127,8 +128,8 @@ func CreatorOf(user string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// CheckNew is Check for a record that somebody asks for. It bounds what one token costs in memory
-// further than Check, which records of earlier versions have to pass.
+// CheckNew is Check for a new record. It has lower limits, so that one token takes less memory. Check
+// keeps the higher limits for records that earlier versions stored.
 func (r Record) CheckNew() error {
 	errs := []error{r.Check()}
 	if n := len(r.Groups); n > MaxNewGroups {
@@ -143,8 +144,8 @@ func (r Record) CheckNew() error {
 	return errors.Join(errs...)
 }
 
-// Check says what is wrong with a record that is to be stored, or nil. It names the field and
-// the value wanted, never a secret. All that it finds is joined.
+// Check returns an error if a store must not accept the record. It joins all errors. Each names the
+// field and the expected value, and none contains a secret.
 func (r Record) Check() error {
 	var errs []error
 	if !r.Token.HasSecret() {
@@ -154,12 +155,12 @@ func (r Record) Check() error {
 		errs = append(errs, r.Problem)
 	}
 	if !r.Authentication && len(r.Groups) > 0 {
-		errs = append(errs, fieldErrorf("groups", "%s need usage authentication", strings.Join(r.Groups, ",")))
+		errs = append(errs, fieldErrorf("groups", "%s given, but groups need usage authentication", strings.Join(r.Groups, ",")))
 	}
 	bad := len(errs)
 	for i, g := range r.Groups {
-		if len(errs)-bad == 10 { // nobody reads thousands of them
-			errs = append(errs, fieldErrorf("groups", "%d more are not looked at", len(r.Groups)-i))
+		if len(errs)-bad == 10 { // nobody reads thousands of errors
+			errs = append(errs, fieldErrorf("groups", "%d more are not checked", len(r.Groups)-i))
 			break
 		}
 		switch {
@@ -188,7 +189,7 @@ func (r Record) Check() error {
 			errs = append(errs, fieldErrorf("nodes", "%q is given twice", name))
 		}
 	}
-	// RFC 3339 has four digits for the year.
+	// A year in RFC 3339 has four digits.
 	if !r.Expires.IsZero() && (r.Expires.UTC().Year() < 1970 || r.Expires.UTC().Year() > 9999) {
 		errs = append(errs, fieldErrorf("expiration", "year %d given, want 1970 to 9999", r.Expires.UTC().Year()))
 	}

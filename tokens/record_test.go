@@ -20,7 +20,7 @@ func TestExpired(t *testing.T) {
 	}{
 		{time.Time{}, false},
 		{noon.Add(time.Nanosecond), false},
-		{noon, true}, // as upstream: none of its time remains
+		{noon, true}, // as upstream: no time remains
 		{noon.Add(-time.Nanosecond), true},
 		{time.Unix(0, 0), true},
 	} {
@@ -49,7 +49,7 @@ func TestSigns(t *testing.T) {
 		"authentication": {tokens.Record{Token: token, Authentication: true}, false},
 		"no secret":      {tokens.Record{Token: onlyID, Signing: true}, false},
 		"no token":       {tokens.Record{Signing: true}, false},
-		// As kube-controller-manager, which does not look at the groups.
+		// As kube-controller-manager, which ignores the groups.
 		"problem": {tokens.Record{Token: token, Signing: true, Problem: errors.New("bad group")}, true},
 	} {
 		if got := test.r.Signs(noon); got != test.want {
@@ -96,7 +96,7 @@ func TestCheck(t *testing.T) {
 		{"no token", func(r *tokens.Record) { r.Token = tokens.Token{} }, "token: none given"},
 		{"no secret", func(r *tokens.Record) { r.Token = onlyID }, "token: none given"},
 		{"problem", func(r *tokens.Record) { r.Problem = errors.New("known") }, "known"},
-		{"groups alone", func(r *tokens.Record) { r.Authentication = false }, "groups: system:bootstrappers:kubeadm:default-node-token need usage authentication"},
+		{"groups alone", func(r *tokens.Record) { r.Authentication = false }, "groups: system:bootstrappers:kubeadm:default-node-token given, but groups need usage authentication"},
 		{"masters", func(r *tokens.Record) { r.Groups = []string{"system:masters"} }, `groups: "system:masters" does not match ` + api.BootstrapGroupPattern},
 		{"empty group", func(r *tokens.Record) { r.Groups = []string{""} }, `groups: "" does not match`},
 		{"prefix only", func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:"} }, "does not match"},
@@ -139,7 +139,7 @@ func TestCheck(t *testing.T) {
 		case err == nil || !strings.Contains(err.Error(), test.want):
 			t.Errorf("%s: Check = %v, want %q", test.name, err, test.want)
 		case strings.Contains(err.Error(), secret):
-			t.Errorf("%s: Check = %v, with the secret in it", test.name, err)
+			t.Errorf("%s: Check = %v, which contains the secret", test.name, err)
 		}
 	}
 }
@@ -166,7 +166,7 @@ func TestNewRecordsHaveLowerLimits(t *testing.T) {
 		r := tokens.Record{Token: parse(t, id+"."+secret), Authentication: true}
 		test.change(&r)
 		if err := r.Check(); err != nil {
-			t.Errorf("%s: Check = %v, want nil for a record that is stored already", name, err)
+			t.Errorf("%s: got Check = %v, want nil for a record that was stored before", name, err)
 		}
 		if err := r.CheckNew(); (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: CheckNew = %v, want %q", name, err, test.want)

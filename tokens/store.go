@@ -6,55 +6,55 @@ import (
 )
 
 var (
-	// ErrNotFound is wrapped when a store has no token of that ID, or no claim of that name.
+	// ErrNotFound is wrapped if a store has no token with this ID, or no claim of this name.
 	ErrNotFound = errors.New("not found")
-	// ErrExists is wrapped when a store has a token of that ID, or a claim of that name, already.
+	// ErrExists is wrapped if a store already has a token with this ID, or a claim of this name.
 	ErrExists = errors.New("exists already")
-	// ErrConflict is wrapped when a record or claim has changed since it was read, or is another
-	// one of the same ID or name.
+	// ErrConflict is wrapped if a record or claim has changed since it was read. That includes being
+	// deleted and created again under the same ID or name.
 	ErrConflict = errors.New("has changed")
-	// ErrDeleting is wrapped by the Problem of a record that has been deleted and stays only
-	// until somebody else lets go of it (a finalizer).
+	// ErrDeleting is wrapped by the Problem of a record that is being deleted. The record still
+	// exists because of a finalizer.
 	ErrDeleting = errors.New("token is being deleted")
 )
 
-// A Store keeps records. Its methods may be called side by side. Errors wrap [ErrNotFound],
-// [ErrExists], [ErrConflict] or [ErrMalformed] where these apply; every other error may pass
-// by itself, and the write that it is about may have taken effect.
+// A Store stores records. Its methods may be called concurrently. Errors wrap [ErrNotFound],
+// [ErrExists], [ErrConflict] or [ErrMalformed] where these apply. Every other error may be
+// temporary, and the write that failed with it may have taken effect.
 //
-// Stores keep whole seconds, in UTC: Create and Update cut fractions of Expires off, and
-// return the record as it is kept. Records that a Store returns are the caller's to change.
+// Stores keep times in UTC with a precision of one second: Create and Update truncate Expires, and
+// return the record as stored. Callers may change the records that a Store returns.
 //
-// Package tokens/storetest is the suite that every Store passes.
+// Every Store must pass the suite in package tokens/storetest.
 type Store interface {
-	// Get reads one record as it is now, never from a cache.
+	// Get reads the current record, never from a cache.
 	Get(ctx context.Context, id string) (Record, error)
 
-	// Find is Get that may lag behind writes, and costs next to nothing.
+	// Find is like Get, but may lag behind writes. It is very cheap.
 	Find(ctx context.Context, id string) (Record, error)
 
-	// List gives all records in the order of their IDs. It may lag behind writes.
+	// List returns all records, sorted by ID. It may lag behind writes.
 	List(ctx context.Context) ([]Record, error)
 
-	// Create stores a record that passes [Record.Check] under an ID that is not taken, and
-	// returns it with Created, UID and Version set, whatever they were. It is one atomic
-	// write: of several at once with the same ID, one succeeds.
+	// Create stores a new record, which must pass [Record.Check]. It returns the record with new
+	// values of Created, UID and Version. Create is atomic: of concurrent calls with the same ID, one
+	// succeeds.
 	Create(ctx context.Context, r Record) (Record, error)
 
-	// Update reads the record as it is now, lets change alter it and writes it back if it is
-	// still as it was read; otherwise it starts over with a fresh one. An error of change ends
-	// it and is returned as it is, and so does a record that does not pass [Record.Check] (a
-	// change that mends a record clears its Problem). It is an error to change Token, Created
-	// or UID. Version is new whenever anything else is.
+	// Update reads the current record, calls change on it and writes it back. If the record has
+	// changed in the meantime, Update starts over and calls change again with the new record.
+	//
+	// Update returns an error of change unwrapped. It also fails if the changed record does not pass
+	// [Record.Check], or if change alters Token, Created or UID. To repair a record, change must clear
+	// its Problem. Whenever any other field changes, Update sets a new Version.
 	Update(ctx context.Context, id string, change func(*Record) error) (Record, error)
 
-	// Delete removes exactly the record given: one of another UID or Version is left alone,
-	// with ErrConflict.
+	// Delete deletes the record only if it still has the UID and Version of r. Otherwise the error
+	// wraps ErrConflict.
 	Delete(ctx context.Context, r Record) error
 
-	// Watch returns a channel that receives a value soon after anything in the store has
-	// changed, and once at the start. Changes that come close together may be one value. It
-	// is a hint to list again, not a record of what happened. The channel is never closed;
-	// the store stops sending when ctx ends.
+	// Watch returns a channel that receives a value at the start and soon after every change in
+	// the store. A value is a hint to list again. Changes in quick succession may share one. When ctx
+	// ends, the store stops sending; it never closes the channel.
 	Watch(ctx context.Context) <-chan struct{}
 }

@@ -12,8 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
-// The form of a bootstrap token, \A([a-z0-9]{6})\.([a-z0-9]{16})\z, as kubeadm and
-// kube-apiserver read it.
+// kubeadm and kube-apiserver require bootstrap tokens to match \A([a-z0-9]{6})\.([a-z0-9]{16})\z.
 const (
 	idLength     = 6
 	secretLength = 16
@@ -23,38 +22,39 @@ const (
 var (
 	// ErrMalformed is wrapped by errors about text that is not a bootstrap token or token ID.
 	ErrMalformed = errors.New("malformed")
-	// ErrPublicExample is wrapped by errors about tokens that documentation prints: their
-	// secret is known to everybody.
+	// ErrPublicExample is wrapped by errors about tokens that are printed in public documentation.
+	// Everybody knows their secrets.
 	ErrPublicExample = errors.New("published example")
 )
 
-// A Token is a bootstrap token: a public ID and a secret. It is a comparable value made by
-// [Parse], [New] or [Generate] (or by [OnlyID], where the secret is not known), and never prints
-// its secret: every verb of fmt, slog and JSON show the ID only. [Token.Reveal] is the way to
-// the secret.
+// A Token is a bootstrap token: a public ID and a secret. It is a comparable value that [Parse],
+// [New] and [Generate] return. [OnlyID] returns one without a secret.
 //
-// The zero Token is no token.
+// A Token never prints its secret: all verbs of fmt, slog and JSON show only the ID. To get the
+// secret, call [Token.Reveal].
+//
+// The zero Token has neither an ID nor a secret.
 type Token struct {
 	id string
-	// A handle, not a string: fmt reaches the unexported fields of a struct that holds a
-	// Token by reflection, past its methods, and finds a pointer here.
+	// If a Token is in an unexported field of another struct, fmt cannot call its methods and
+	// prints its fields by reflection. With a handle, fmt prints a pointer instead of the secret.
 	secret unique.Handle[string]
 }
 
-// Parse reads a token of the form "abcdef.0123456789abcdef". Its errors never hold the text
-// given, which may be a mistyped secret; they wrap [ErrMalformed] or [ErrPublicExample].
+// Parse reads a token of the form "abcdef.0123456789abcdef". Its errors wrap [ErrMalformed] or
+// [ErrPublicExample]. They do not contain malformed text, which may be a mistyped secret.
 func Parse(s string) (Token, error) {
 	id, secret, _ := strings.Cut(s, ".")
 	if !isWord(id, idLength) || !isWord(secret, secretLength) {
-		// A misplaced dot may have made a piece of the secret the ID: neither part is shown.
+		// If the dot is misplaced, the ID may contain a part of the secret. So the error shows neither.
 		return Token{}, fmt.Errorf("%w token of %d characters, with the first dot at %d: want 6 of [a-z0-9], a dot and 16 of [a-z0-9]",
 			ErrMalformed, len(s), strings.IndexByte(s, '.')+1)
 	}
 	return New(id, secret)
 }
 
-// New makes a token of its two parts. Its errors wrap [ErrMalformed] or [ErrPublicExample] and
-// hold neither part unless the ID alone is at fault.
+// New returns the token with this ID and secret. Its errors wrap [ErrMalformed] or
+// [ErrPublicExample] and never contain the secret.
 func New(id, secret string) (Token, error) {
 	if err := CheckID(id); err != nil {
 		return Token{}, err
@@ -63,13 +63,13 @@ func New(id, secret string) (Token, error) {
 		return Token{}, fmt.Errorf("%w secret of token %s: want 16 characters of [a-z0-9], not %d", ErrMalformed, id, len(secret))
 	}
 	if publicExamples[id+"."+secret] {
-		return Token{}, fmt.Errorf("token %s is a %w that anybody knows: make one with 'kubejoin token generate'", id, ErrPublicExample)
+		return Token{}, fmt.Errorf("token %s is a %w, so others know it: generate one with 'kubejoin token generate'", id, ErrPublicExample)
 	}
 	return Token{id: id, secret: unique.Make(secret)}, nil
 }
 
-// OnlyID makes a Token whose secret is not known: it signs nothing and equals nothing. Its
-// error wraps [ErrMalformed].
+// OnlyID returns a Token without a secret. It cannot sign, and [Token.Equal] reports false for it.
+// The error wraps [ErrMalformed].
 func OnlyID(id string) (Token, error) {
 	if err := CheckID(id); err != nil {
 		return Token{}, err
@@ -77,7 +77,7 @@ func OnlyID(id string) (Token, error) {
 	return Token{id: id}, nil
 }
 
-// Tokens that the documentation of Kubernetes, kubeadm and common installers prints.
+// publicExamples are the tokens in the documentation of Kubernetes, kubeadm and common installers.
 var publicExamples = map[string]bool{
 	"abcdef.0123456789abcdef": true,
 	"abcdef.1234567890abcdef": true,
@@ -89,8 +89,8 @@ var publicExamples = map[string]bool{
 	"b0f7b8.8d1767876297d85c": true,
 }
 
-// Generate makes a token from the operating system's CSPRNG, each character uniform over
-// [a-z0-9]. It cannot fail: crypto/rand ends the program rather than give weak randomness.
+// Generate returns a new token from the CSPRNG of the operating system. Each character is uniformly
+// distributed over [a-z0-9]. It cannot fail: without secure randomness, crypto/rand ends the program.
 func Generate() Token {
 	for {
 		t, err := New(randomWord(idLength), randomWord(secretLength))
@@ -106,7 +106,7 @@ func randomWord(n int) string {
 	for {
 		_, _ = rand.Read(buf[:]) // documented never to fail
 		for _, b := range buf {
-			// 252 is the largest multiple of 36 in a byte: above it a remainder would favour
+			// 252 is the largest multiple of 36 in a byte. From 252 on, the remainder would favour
 			// the first four letters.
 			if b >= 252 {
 				continue
@@ -119,10 +119,10 @@ func randomWord(n int) string {
 	}
 }
 
-// CheckID says why s is not a token ID, or nil. The error wraps [ErrMalformed].
+// CheckID returns an error that wraps [ErrMalformed] if s is not a token ID.
 func CheckID(s string) error {
 	if !isWord(s, idLength) {
-		if len(s) > 2*idLength { // perhaps a whole token: not to be repeated
+		if len(s) > 2*idLength { // s may be a whole token, so the error must not show it
 			return fmt.Errorf("%w token ID of %d characters: want 6 of [a-z0-9]", ErrMalformed, len(s))
 		}
 		return fmt.Errorf("%w token ID %q: want 6 characters of [a-z0-9]", ErrMalformed, s)
@@ -134,18 +134,18 @@ func isWord(s string, n int) bool {
 	return len(s) == n && strings.Trim(s, alphabet) == ""
 }
 
-// ID is the public part: it names the Secret, the signature in cluster-info and the user
-// system:bootstrap:ID.
+// ID returns the public part of the token. It appears in the name of the Secret, in cluster-info as
+// the name of the signature, and in the user name system:bootstrap:ID.
 func (t Token) ID() string { return t.id }
 
 // IsZero reports whether t is the zero Token.
 func (t Token) IsZero() bool { return t == Token{} }
 
-// HasSecret reports whether the secret is known: t is neither zero nor made by [OnlyID].
+// HasSecret reports whether t has a secret. The zero Token and tokens from [OnlyID] have none.
 func (t Token) HasSecret() bool { return t.secret != unique.Handle[string]{} }
 
-// Reveal is the whole token in clear text, to be handed to the machine that joins. It is empty
-// without a secret.
+// Reveal returns the whole token in clear text, for the machine that joins. It is empty if t has no
+// secret.
 func (t Token) Reveal() string {
 	if !t.HasSecret() {
 		return ""
@@ -153,8 +153,8 @@ func (t Token) Reveal() string {
 	return t.id + "." + t.secret.Value()
 }
 
-// RevealSecret is the secret part in clear text: what a Secret stores and what cluster-info is
-// signed with.
+// RevealSecret returns the token secret in clear text. A Secret stores it, and it is the key of the
+// signature in cluster-info. It is empty if t has no secret.
 func (t Token) RevealSecret() string {
 	if !t.HasSecret() {
 		return ""
@@ -162,18 +162,18 @@ func (t Token) RevealSecret() string {
 	return t.secret.Value()
 }
 
-// Equal compares in time that does not depend on where secrets differ. Tokens without a secret
-// equal nothing.
+// Equal reports whether both tokens are the same. It takes constant time, wherever the secrets
+// differ. A token without a secret equals no token, not even itself.
 func (t Token) Equal(u Token) bool {
 	return t.HasSecret() && subtle.ConstantTimeCompare([]byte(t.Reveal()), []byte(u.Reveal())) == 1
 }
 
-// Redact replaces the secret of everything in text that has the form of a token, whatever stands
-// beside it, and keeps the ID. It is for what people have typed or pasted, and a log or an error
-// repeats. Redact a value before it is quoted or cut.
+// Redact replaces the secrets of all tokens in text and keeps their IDs. It finds tokens in the
+// middle of other text too. Use it for text from users that goes to a log or an error. Call it before
+// the text is quoted or cut.
 func Redact(text string) string { return foreign.Redact(text) }
 
-// String is the ID with the secret blotted out.
+// String returns the ID with a redacted secret.
 func (t Token) String() string {
 	if t.IsZero() {
 		return "<no token>"
@@ -184,7 +184,7 @@ func (t Token) String() string {
 // GoString redacts like [Token.String].
 func (t Token) GoString() string { return "tokens.Token(" + t.String() + ")" }
 
-// Format redacts whatever the verb.
+// Format redacts the secret for every verb.
 func (t Token) Format(f fmt.State, verb rune) {
 	if verb == 'v' && f.Flag('#') {
 		_, _ = f.Write([]byte(t.GoString()))
@@ -196,6 +196,6 @@ func (t Token) Format(f fmt.State, verb rune) {
 // LogValue redacts like [Token.String].
 func (t Token) LogValue() slog.Value { return slog.StringValue(t.String()) }
 
-// MarshalText redacts like [Token.String]: what needs the secret in a file or an answer calls
-// [Token.Reveal] and says so.
+// MarshalText redacts like [Token.String]. Code that writes the secret to a file or a response must
+// call [Token.Reveal].
 func (t Token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }

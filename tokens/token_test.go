@@ -70,9 +70,9 @@ func TestParse(t *testing.T) {
 			continue
 		}
 		if strings.Contains(err.Error(), secret[4:]) || strings.Contains(err.Error(), secret[:4]) {
-			t.Errorf("%s: the error %q has a piece of the secret in it", name, err)
+			t.Errorf("%s: the error %q contains part of the secret", name, err)
 		}
-		// The part before a misplaced dot may be a piece of a secret, too.
+		// The part before a misplaced dot may be part of a secret too.
 		if before, _, _ := strings.Cut(s, "."); len(before) > 4 && strings.Contains(err.Error(), before) {
 			t.Errorf("%s: the error %q repeats the part before the dot", name, err)
 		}
@@ -128,7 +128,7 @@ func TestEqual(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !a.Equal(again) || a != again {
-		t.Error("equal tokens are told apart")
+		t.Error("got different, want equal")
 	}
 	for _, b := range []tokens.Token{otherID, otherSecret, onlyID, {}} {
 		if a.Equal(b) || b.Equal(a) || a == b {
@@ -136,12 +136,12 @@ func TestEqual(t *testing.T) {
 		}
 	}
 	if (tokens.Token{}).Equal(tokens.Token{}) {
-		t.Error("no token equals no token: that would let anybody in")
+		t.Error("two zero Tokens are equal: anyone could authenticate")
 	}
 }
 
-// TestRedaction prints a token in every way that the standard library has, as it is and from
-// within others' structs, where fmt cannot call its methods.
+// TestRedaction prints a token in all ways of the standard library: alone, and in unexported fields of structs, where
+// fmt cannot call its methods. No output may contain the secret.
 func TestRedaction(t *testing.T) {
 	token := parse(t, id+"."+secret)
 	type inner struct{ token tokens.Token }
@@ -213,8 +213,8 @@ func TestRedaction(t *testing.T) {
 	}
 }
 
-// TestGenerate counts characters: each is as likely as any other at each place. A modulo of
-// bytes would have the first four letters at 8/256 and the others at 7/256.
+// TestGenerate checks that all characters are equally likely at each position. A generator that takes random bytes
+// modulo 36 is biased: the first four letters have 8/256 and the others 7/256.
 func TestGenerate(t *testing.T) {
 	const n = 20_000
 	seen := map[string]bool{}
@@ -222,15 +222,15 @@ func TestGenerate(t *testing.T) {
 	for range n {
 		s := tokens.Generate().Reveal()
 		if len(s) != 23 || seen[s] || !bootstraputil.IsValidBootstrapToken(s) {
-			t.Fatal("Generate gives a malformed token, or one for the second time")
+			t.Fatal("Generate returned a malformed or repeated token")
 		}
 		seen[s] = true
 		for i := range len(s) {
 			counts[i][s[i]]++
 		}
 	}
-	// Chi-squared with 22 places of 35 degrees of freedom each: mean 770, standard deviation
-	// 39. The biased generator would have an expectation above 4,000.
+	// Chi-squared with 22 positions of 35 degrees of freedom each: mean 770, standard deviation
+	// 39. The biased generator would have a mean above 4,000.
 	var chi2 float64
 	for i := range counts {
 		if i == 6 {
@@ -247,7 +247,7 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// FuzzParse has kubeadm and kube-apiserver as the oracle, and looks for secrets in errors.
+// FuzzParse compares Parse with the upstream code of kubeadm and kube-apiserver, and looks for secrets in errors.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
 		id + "." + secret, "abcdef.0123456789abcdef", "", ".", "..", id + secret, secret + "." + id, id + ".", "." + secret,
@@ -267,12 +267,12 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("Parse(%q) = %v, want one of the sentinels", s, err)
 		}
 		if got, want := err == nil || errors.Is(err, tokens.ErrPublicExample), bootstraputil.IsValidBootstrapToken(s); got != want {
-			t.Errorf("Parse(%q) = %v, where upstream says %t", s, err, want)
+			t.Errorf("got Parse(%q) = %v, want valid = %t as upstream", s, err, want)
 		}
 		if err == nil {
 			return
 		}
-		// Digits and short words are in any text.
+		// Short parts may occur in the error by chance.
 		if _, part, found := strings.Cut(s, "."); found && len(part) > 8 && strings.Contains(err.Error(), part) {
 			t.Errorf("the error %q repeats what follows the dot of %q", err, s)
 		}
@@ -298,7 +298,7 @@ func ExampleParse() {
 	// Output:
 	// abc123.<redacted>
 	// abc123.s3cr3ts3cr3ts3cr
-	// token abcdef is a published example that anybody knows: make one with 'kubejoin token generate'
+	// token abcdef is a published example, so others know it: generate one with 'kubejoin token generate'
 }
 
 func TestRedact(t *testing.T) {
@@ -309,8 +309,8 @@ func TestRedact(t *testing.T) {
 		"--token abcdeg.0123456789abcdeh --token k4f2pz.hgfedcba98765432": "--token abcdeg.<redacted> --token k4f2pz.<redacted>",
 		"worker.example.com": "worker.example.com", "token abcdeg": "token abcdeg",
 		"a.b worker1.example.com abcdeg.0123456789abcdeh.": "a.b worker1.example.com abcdeg.<redacted>.",
-		"abcdeg.0123456789abcde":                           "abcdeg.0123456789abcde", // no token
-		// Nothing that stands beside a token hides it.
+		"abcdeg.0123456789abcde":                           "abcdeg.0123456789abcde", // not a token
+		// Characters next to a token do not hide it.
 		"abcdeg.0123456789abcdeh1": "abcdeg.<redacted>", "1abcdeg.0123456789abcdeh": "1abcdeg.<redacted>",
 		"_abcdeg.0123456789abcdeh_": "_abcdeg.<redacted>_", "Xabcdeg.0123456789abcdehX": "Xabcdeg.<redacted>X",
 		"\tabcdeg.0123456789abcdeh\n": "\tabcdeg.<redacted>\n", `\tabcdeg.0123456789abcdeh\n`: `\tabcdeg.<redacted>\n`,
@@ -318,13 +318,13 @@ func TestRedact(t *testing.T) {
 		"äabcdeg.0123456789abcdehä": "äabcdeg.<redacted>ä", "\xffabcdeg.0123456789abcdeh\xff": "\xffabcdeg.<redacted>\xff",
 		"abcdeg.0123456789abcdehk4f2pz.hgfedcba98765432":   "abcdeg.<redacted>.<redacted>",
 		"abcdeg.0123456789abcdeh.k4f2pz.hgfedcba98765432.": "abcdeg.<redacted>.k4f2pz.<redacted>.",
-		// What names and versions look like stays.
+		// Node names, resource names and versions stay unchanged.
 		"ip-10-0-0-1.eu-central-1.compute.internal v1.36.3": "ip-10-0-0-1.eu-central-1.compute.internal v1.36.3",
 		"certificatesigningrequests.certificates.k8s.io":    "certificatesigningrequests.certificates.k8s.io",
 		"worker01.rack7.dc-frankfurt.example.com":           "worker01.rack7.dc-frankfurt.example.com",
 	} {
 		if got := tokens.Redact(text); got != want {
-			t.Errorf("%q becomes %q, want %q", text, got, want)
+			t.Errorf("Redact(%q) = %q, want %q", text, got, want)
 		}
 	}
 }

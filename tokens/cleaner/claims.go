@@ -15,41 +15,41 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// claimsGap collects the hints of a rack of machines that register together.
+// claimsGap merges the hints of many machines that register at the same time.
 const claimsGap = 200 * time.Millisecond
 
-// Claims follows claims to their end. It notes on each claim which Node has registered. It releases
-// a claim whose Node was deleted after that, and one whose Node never registered and whose token is
-// gone: the name is free then. The token's own count stays as it is, because a machine that joined
-// and left has used the token. Claims deletes what a released claim leaves when its Past is over.
+// Claims updates claims until their node names are free again. It records on each claim which Node has
+// registered. It releases a claim if its Node registered and was deleted, or if no Node registered and
+// the token was deleted or has expired. The count of the token stays the same, because a machine that
+// joined and left has used the token. Claims deletes a released claim when its Past is over.
 type Claims struct {
 	Store  tokens.Claims
 	Tokens tokens.Store
-	// Node returns the UID of a Node, read live and not from a cache; the error wraps
-	// [tokens.ErrNotFound] if there is none. Nil means that there are no Nodes: only people
-	// release claims then.
+	// Node returns the UID of a Node, read live and not from a cache. The error wraps
+	// [tokens.ErrNotFound] if there is no such Node. Nil means that Claims has no access to Nodes. Then
+	// only people release claims.
 	Node func(ctx context.Context, name string) (uid string, err error)
-	// Nodes returns the UIDs of all Nodes by name. It may lag: before a release Claims asks Node.
-	// Nil asks Node about each claim.
+	// Nodes returns the UIDs of all Nodes by name. It may lag, because Claims calls Node before it
+	// releases a claim. With nil, Claims calls Node for every claim.
 	Nodes func(ctx context.Context) (map[string]string, error)
-	// Ready identifies the period of being Ready that a Node is in, read live and not from a cache:
-	// a short word that differs each time the Node has become Ready, and empty while it is not. The
-	// error is as for Node. With nil, Claims does not note that a replaced Node is Ready again.
+	// Ready identifies the Ready period of a Node, read live and not from a cache. It returns a short
+	// word that differs each time the Node becomes Ready, or an empty string while the Node is not Ready.
+	// The error is as in Node. With nil, Claims does not record that a replaced Node is Ready again.
 	Ready func(ctx context.Context, name string) (period string, err error)
-	// NodesChanged hints at changes of Nodes, their condition Ready included; nil never does.
+	// NodesChanged receives a hint after a Node or its Ready condition changes. It may be nil.
 	NodesChanged <-chan struct{}
 	// Sweep is the longest time between two lists of all claims; zero means one minute.
 	Sweep time.Duration
 	// Logger logs releases and failures; nil logs nothing.
 	Logger *slog.Logger
-	// Registerer gets kubejoin_claims, kubejoin_claims_released_total and the loop's metrics with
-	// loop="claim-cleaner"; nil counts nothing.
+	// Registerer gets kubejoin_claims, kubejoin_claims_released_total and the metrics of the loop with
+	// loop="claim-cleaner"; nil registers no metrics.
 	Registerer prometheus.Registerer
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
 
-// Run cleans until ctx ends, and returns nil then. Several may run on one Store.
+// Run updates and releases claims until ctx ends, then returns nil. Several may run on one Store.
 func (c Claims) Run(ctx context.Context) error {
 	if c.Store == nil || c.Tokens == nil {
 		return errors.New("claim cleaner: want Store and Tokens")
@@ -62,8 +62,8 @@ func (c Claims) Run(ctx context.Context) error {
 	}
 	cleaning := &claimLoop{
 		Claims:   c,
-		count:    metrics.Gauge(c.Registerer, "kubejoin_claims", "Claims of node names, by whether their Node has registered.", "registered"),
-		released: metrics.Counter(c.Registerer, "kubejoin_claims_released_total", "Claims released, by why: node_deleted or token_gone.", "reason"),
+		count:    metrics.Gauge(c.Registerer, "kubejoin_claims", "Claims of node names, by whether the Node has registered.", "registered"),
+		released: metrics.Counter(c.Registerer, "kubejoin_claims_released_total", "Claims released, by reason: node_deleted or token_gone.", "reason"),
 	}
 	var hint <-chan struct{} // without Nodes nothing is urgent
 	if c.Node != nil {
@@ -80,7 +80,7 @@ func (c Claims) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-// claimLoop is a Claims that runs, with its metrics.
+// claimLoop is a running Claims with its metrics.
 type claimLoop struct {
 	Claims
 	count    *prometheus.GaugeVec
@@ -118,7 +118,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 	for _, claim := range claims {
 		seen, known := nodes[claim.Node], c.Nodes != nil
 		at, found := slices.BinarySearchFunc(records, claim.TokenID, func(r tokens.Record, id string) int { return strings.Compare(r.Token.ID(), id) })
-		// The UID does not matter: the machine joins with the token of a replaced Secret, too.
+		// Any UID will do: if the Secret was deleted and created again, the machine can still join with it.
 		alive := found && !records[at].Expired(c.Now())
 		if alive {
 			if err := c.readyAgain(ctx, claim); err != nil {
@@ -130,7 +130,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 			continue
 		case known && claim.NodeUID == "" && seen == "" && alive:
 			if end := records[at].Expires; !end.IsZero() && (next.IsZero() || end.Before(next)) {
-				next = end // no hint announces it
+				next = end // no hint announces an expiration
 			}
 			continue
 		}
@@ -141,7 +141,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 	return c.timer(next), errors.Join(errs...)
 }
 
-// timer converts a time of c.Now to one of time.Now, which the timer follows.
+// timer converts a time of the clock c.Now to one of time.Now, which the timer of the loop follows.
 func (c *claimLoop) timer(next time.Time) time.Time {
 	if next.IsZero() {
 		return next
@@ -149,7 +149,7 @@ func (c *claimLoop) timer(next time.Time) time.Time {
 	return time.Now().Add(next.Sub(c.Now()))
 }
 
-// forget deletes the released claims whose Past is over, and returns when the next one is.
+// forget deletes the released claims whose Past is over. It returns when the next Past is over.
 func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next time.Time, errs []error) {
 	for _, claim := range claims {
 		switch end := claim.Past.Until; {
@@ -160,14 +160,14 @@ func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next tim
 			}
 		default:
 			if err := c.Store.Delete(ctx, claim); err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
-				errs = append(errs, fmt.Errorf("what is left of the claim of node %s: %w", claim.Node, err))
+				errs = append(errs, fmt.Errorf("delete released claim of node %s: %w", claim.Node, err))
 			}
 		}
 	}
 	return next, errs
 }
 
-// clean handles one claim by what its Node and its token are now, not by what a cache has.
+// clean updates or releases one claim. It reads the Node and the token live, because caches may lag.
 func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 	uid, err := c.Node(ctx, claim.Node)
 	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
@@ -175,8 +175,8 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 	}
 	switch {
 	case uid != "" && uid != claim.NodeUID:
-		// The Node has registered, or was deleted and registered again by a machine that still
-		// has its certificate. Both times it is the Node of the claim.
+		// The Node has registered for the first time, or a machine that still has its certificate has
+		// registered it again. In both cases it is the Node of the claim.
 		return c.registered(ctx, claim, uid)
 	case uid != "":
 		return nil
@@ -192,7 +192,7 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 	return nil
 }
 
-// readyAgain notes on the claim of a replaced Node that the Node has become Ready since.
+// readyAgain sets ReadyAgain on the claim of a replaced Node if the Node has become Ready since.
 func (c *claimLoop) readyAgain(ctx context.Context, claim tokens.Claim) error {
 	if c.Ready == nil || claim.Limits.Replaces.Name != claim.Node || claim.ReadyAgain {
 		return nil
@@ -213,7 +213,7 @@ func (c *claimLoop) registered(ctx context.Context, claim tokens.Claim, uid stri
 	return c.note(ctx, claim, func(now *tokens.Claim) { now.NodeUID = uid })
 }
 
-// note changes a claim unless another one has taken its place.
+// note updates a claim, unless it was replaced by another claim.
 func (c *claimLoop) note(ctx context.Context, claim tokens.Claim, change func(*tokens.Claim)) error {
 	_, err := c.Store.Update(ctx, claim.Node, func(now *tokens.Claim) error {
 		if !now.Same(claim) {

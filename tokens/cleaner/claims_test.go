@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 )
 
-// openClaims returns an empty store with these claims.
+// openClaims returns a store that contains only these claims.
 func openClaims(t *testing.T, all ...tokens.Claim) *boltstore.Store {
 	t.Helper()
 	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
@@ -29,8 +29,7 @@ func openClaims(t *testing.T, all ...tokens.Claim) *boltstore.Store {
 	return store
 }
 
-// cleanClaims runs c in a bubble of synctest until it has nothing more to do now, and returns the
-// names of the claims that are left.
+// cleanClaims runs c in a synctest bubble until it is idle. It returns the node names of the remaining claims.
 func cleanClaims(t *testing.T, c cleaner.Claims) []string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -52,7 +51,7 @@ func cleanClaims(t *testing.T, c cleaner.Claims) []string {
 	return left
 }
 
-// Where there are no Nodes, only a released claim whose Past is over is deleted.
+// Without access to Nodes, the cleaner must delete only released claims whose Past has ended.
 func TestClaimsWithoutNodesDeletesOnlyEndedPast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
@@ -64,11 +63,11 @@ func TestClaimsWithoutNodesDeletesOnlyEndedPast(t *testing.T) {
 		)
 		c := cleaner.Claims{Store: store.Claims(), Tokens: store}
 		if left, want := cleanClaims(t, c), []string{"gone", "later", "quiet"}; !slices.Equal(left, want) {
-			t.Errorf("left are %q, want %q", left, want)
+			t.Errorf("got claims %q, want %q", left, want)
 		}
 		time.Sleep(time.Hour)
 		if left, want := cleanClaims(t, c), []string{"gone", "quiet"}; !slices.Equal(left, want) {
-			t.Errorf("an hour later left are %q, want %q", left, want)
+			t.Errorf("an hour later: got claims %q, want %q", left, want)
 		}
 	})
 }

@@ -1,3 +1,3 @@
-// Package cleaner deletes expired tokens and finished claims from any store of package tokens. Each
-// of [Tokens] and [Claims] is one loop to run beside whatever issues certificates.
+// Package cleaner deletes expired tokens and releases claims that are no longer needed, in any store of
+// package tokens. [Tokens] and [Claims] are one loop each. Run them next to the signer.
 package cleaner

@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// memoryClaims is a Claims in memory. Its calls fail as the map says, and List can lag.
+// memoryClaims is a [tokens.Claims] in memory. Calls return the errors in fails, and List can lag.
 type memoryClaims struct {
 	hints  tokens.Hints
 	rows   map[string]tokens.Claim
@@ -78,19 +78,19 @@ func (m *memoryClaims) Watch(ctx context.Context) <-chan struct{} { return m.hin
 
 func TestClaimsFollowTheirNodes(t *testing.T) {
 	const node, gone = "worker-1", "abc999"
-	long := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) // ago: in a bubble it is the year 2000
+	long := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) // long ago: the clock of a synctest bubble starts in 2000
 	type calls struct{ node, tokens int }
 	for name, test := range map[string]struct {
 		claim  tokens.Claim
-		live   string            // UID of the Node; empty is none
-		cached map[string]string // UIDs of Nodes; nil is no cache
-		ready  string            // period of being Ready; empty is not Ready
+		live   string            // UID of the Node; empty: no Node
+		cached map[string]string // UIDs of Nodes; nil: no cache
+		ready  string            // period in which the Node is Ready; empty: not Ready
 		fails  string            // the call that fails
-		err    error             // what it fails with; nil is errBroken
-		other  bool              // List shows a claim of another token
-		alone  bool              // there are no Nodes
+		err    error             // error of that call; nil: errBroken
+		other  bool              // List returns a claim of another token
+		alone  bool              // the cleaner has no access to Nodes
 		want   func(*tokens.Claim)
-		failed bool // the step is reported as failed
+		failed bool // the metrics count a failed step
 		calls  calls
 	}{
 		"new Node":                            {live: "u1", want: func(c *tokens.Claim) { c.NodeUID = "u1" }, calls: calls{1, 1}},
@@ -189,20 +189,20 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 				}
 				left, found := claims.rows[node]
 				if found != (want.Node != "") || found && !left.Equal(want) {
-					t.Errorf("the claim is there: %t, %+v\nwant %+v", found, left, want)
+					t.Errorf("claim found: %t, got %+v\nwant %+v", found, left, want)
 				}
 				if test.fails == "list tokens" {
 					test.calls.tokens = got.tokens
 				}
 				if got != test.calls {
-					t.Errorf("%+v calls, want %+v", got, test.calls)
+					t.Errorf("got %+v calls, want %+v", got, test.calls)
 				}
 			})
 		})
 	}
 }
 
-// cleanedTokens counts lists, and fails to get a token.
+// cleanedTokens counts calls of List. Get returns fail if it is not nil.
 type cleanedTokens struct {
 	*memory
 	fail  error

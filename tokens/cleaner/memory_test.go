@@ -16,8 +16,8 @@ import (
 
 var errBroken = errors.New("the store is broken")
 
-// memory is a Store that misbehaves like a remote one: it lags, fails, and fails after a write has
-// taken effect. Tests look inside it.
+// memory is a Store with the failures of a remote one: List lags, calls fail, and a call may fail although its
+// write succeeded.
 type memory struct {
 	hints tokens.Hints
 
@@ -65,7 +65,7 @@ func (m *memory) sorted() []tokens.Record {
 	return slices.SortedFunc(maps.Values(m.rows), func(a, b tokens.Record) int { return cmp.Compare(a.Token.ID(), b.Token.ID()) })
 }
 
-// lag freezes what List returns, or lets it catch up.
+// lag freezes the result of List, or lets it catch up.
 func (m *memory) lag(lags bool) {
 	m.mu.Lock()
 	m.listed, m.lags = m.sorted(), lags

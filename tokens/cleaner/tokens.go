@@ -15,34 +15,34 @@ import (
 )
 
 const (
-	// maxDeletes limits the deletions at once. A Kubernetes API server on two cores does about 800
-	// a second: 12,000 tokens that expire together take 15 s, and other clients still get through.
+	// maxDeletes limits concurrent deletions. With 8, a Kubernetes API server on two cores deletes about
+	// 800 tokens a second and still serves other clients. So 12,000 tokens that expire together take 15 s.
 	maxDeletes = 8
-	// tokensGap collects the hints of a burst of new tokens, and of the cleaner's own deletions:
-	// each step lists all tokens, and nobody waits for a deletion.
+	// tokensGap merges the hints of a burst of new tokens, and those of the cleaner's own deletions.
+	// Every step lists all tokens, and no deletion is urgent.
 	tokensGap = 500 * time.Millisecond
-	// maxErrors limits the errors of one step that are logged with their texts.
+	// maxErrors limits how many errors of one step are logged in full.
 	maxErrors = 10
 )
 
-// Tokens deletes tokens when they expire. It replaces the token-cleaner of
-// kube-controller-manager. Unlike that one, it never deletes a token that was renewed meanwhile.
+// Tokens deletes tokens when they expire. It replaces the token-cleaner of kube-controller-manager.
+// Unlike that controller, it never deletes a token that was renewed in the meantime.
 type Tokens struct {
 	// Store keeps the tokens.
 	Store tokens.Store
-	// Sweep is the longest time between two lists of all tokens, and so the longest time until a
-	// clock that was set forward is noticed. Zero means one minute.
+	// Sweep is the longest time between two lists of all tokens. So it is also the longest time until
+	// Tokens notices that the clock was set forward. Zero means one minute.
 	Sweep time.Duration
 	// Logger logs deletions and failures; nil logs nothing.
 	Logger *slog.Logger
-	// Registerer gets kubejoin_tokens_expired_deleted_total and the loop's metrics with
-	// loop="token-cleaner"; nil counts nothing.
+	// Registerer gets kubejoin_tokens_expired_deleted_total and the metrics of the loop with
+	// loop="token-cleaner"; nil registers no metrics.
 	Registerer prometheus.Registerer
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
 
-// Run deletes expired tokens until ctx ends, and returns nil then. Several may run on one Store.
+// Run deletes expired tokens until ctx ends, then returns nil. Several may run on one Store.
 func (c Tokens) Run(ctx context.Context) error {
 	if c.Store == nil {
 		return errors.New("token cleaner: no Store given")
@@ -96,8 +96,8 @@ func (c Tokens) step(ctx context.Context, deleted prometheus.Counter) (time.Time
 					c.Logger.Info("expired token deleted", "token", r.Token.ID(), "expired", r.Expires)
 				case errors.Is(err, tokens.ErrNotFound):
 				case errors.Is(err, tokens.ErrConflict):
-					// The list lags behind a change, whose hint will follow.
-					c.Logger.Debug("expired token has changed, left for the next look", "token", r.Token.ID())
+					// The list is stale. A hint about the change will follow.
+					c.Logger.Debug("expired token has changed, not deleted now", "token", r.Token.ID())
 				default:
 					mu.Lock()
 					if failures++; failures <= maxErrors {
@@ -119,8 +119,8 @@ func (c Tokens) step(ctx context.Context, deleted prometheus.Counter) (time.Time
 	return next, errors.Join(errs...)
 }
 
-// expiry returns the records that have expired at now, and when the next one expires: zero if
-// none ever does.
+// expiry returns the records that have expired at now, and when the next one expires. next is zero if
+// no other record expires.
 func expiry(records []tokens.Record, now time.Time) (expired []tokens.Record, next time.Time) {
 	for _, r := range records {
 		switch {

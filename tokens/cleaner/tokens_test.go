@@ -21,7 +21,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// clean runs c in a bubble of synctest until the test ends.
+// clean runs c in a synctest bubble until the test ends.
 func clean(t *testing.T, c cleaner.Tokens) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -35,7 +35,7 @@ func clean(t *testing.T, c cleaner.Tokens) {
 	synctest.Wait()
 }
 
-// secret is the secret of each token here.
+// secret is the secret of all tokens in these tests.
 const secret = "s3cr3ts3cr3ts3cr"
 
 func newToken(t *testing.T, id string) tokens.Token {
@@ -47,7 +47,7 @@ func newToken(t *testing.T, id string) tokens.Token {
 	return token
 }
 
-// add stores a token of this ID that expires after d; zero means never.
+// add stores a token with this ID that expires after d; zero means never.
 func (m *memory) add(t *testing.T, id string, d time.Duration) tokens.Record {
 	t.Helper()
 	r := tokens.Record{Token: newToken(t, id)}
@@ -65,7 +65,7 @@ func (m *memory) wantLeft(t *testing.T, when string, want ...string) {
 	t.Helper()
 	synctest.Wait()
 	if got := m.left(); !slices.Equal(got, want) {
-		t.Errorf("%s: tokens %v are left, want %v", when, got, want)
+		t.Errorf("%s: got tokens %v, want %v", when, got, want)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestTokensDeletesAtTheDeadline(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		m.wantLeft(t, "at the deadline", "cccccc", "dddddd")
 
-		// A token that is created meanwhile and expires before the known deadline.
+		// A new token that expires before the deadline that the cleaner waits for.
 		m.add(t, "eeeeee", time.Minute)
 		time.Sleep(time.Minute)
 		m.wantLeft(t, "at the new deadline", "cccccc", "dddddd")
@@ -101,7 +101,7 @@ func TestTokensDeletesAtTheDeadline(t *testing.T) {
 		time.Sleep(time.Hour)
 		m.wantLeft(t, "at the later deadline", "dddddd")
 		if want := []string{"aaaaaa", "bbbbbb", "cccccc", "eeeeee"}; !slices.Equal(m.tried(), want) {
-			t.Errorf("deletions are not %v", want)
+			t.Errorf("deletions differ from %v", want)
 		}
 		if err := testutil.GatherAndCompare(reg, strings.NewReader(`
 # HELP kubejoin_tokens_expired_deleted_total Bootstrap tokens deleted because they had expired.
@@ -145,7 +145,7 @@ func TestTokensNoticesClockSetBack(t *testing.T) {
 	})
 }
 
-// TestTokensUsesNow uses a clock that differs from the timer's.
+// The cleaner must use Now, even if it differs from the clock of the timer.
 func TestTokensUsesNow(t *testing.T) {
 	for _, ahead := range []time.Duration{10 * time.Hour, -10 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestTokensUsesNow(t *testing.T) {
 			time.Sleep(time.Hour - time.Nanosecond)
 			m.wantLeft(t, "just before the deadline", "aaaaaa")
 			if n := steps(t, reg, "ok"); n > 2 { // the start, and the hint at the start
-				t.Errorf("%d steps before the deadline, want it to sleep", n)
+				t.Errorf("got %d steps before the deadline, want at most 2", n)
 			}
 			time.Sleep(time.Nanosecond)
 			m.wantLeft(t, "at the deadline")
@@ -164,7 +164,7 @@ func TestTokensUsesNow(t *testing.T) {
 	}
 }
 
-// TestTokensKeepsRenewedToken uses a list that lags behind a renewal.
+// The cleaner must not delete a renewed token if the list still shows the old expiration.
 func TestTokensKeepsRenewedToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
@@ -269,8 +269,8 @@ func TestTokensRetriesFailedList(t *testing.T) {
 	})
 }
 
-// TestTokensDeletesOthersAfterFailure has tokens whose deletion always fails. The cleaner deletes the others, and
-// the log does not grow with the number of failures.
+// If the deletion of some tokens always fails, the cleaner must delete the others. The log must not grow with the
+// number of failures.
 func TestTokensDeletesOthersAfterFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{slow: 10 * time.Millisecond}
@@ -293,17 +293,17 @@ func TestTokensDeletesOthersAfterFailure(t *testing.T) {
 		m.wantLeft(t, "after the first try", stay...)
 		m.mu.Lock()
 		if m.mostAtOnce != 8 {
-			t.Errorf("%d deletions at once, want 8", m.mostAtOnce)
+			t.Errorf("got %d concurrent deletions, want 8", m.mostAtOnce)
 		}
 		m.mu.Unlock()
 		if got := log.String(); strings.Count(got, "the store is broken") != 10 || !strings.Contains(got, "and 40 more tokens") {
-			t.Errorf("the log has not 10 of the 50 errors and a count of the others:\n%s", got)
+			t.Errorf("got log without 10 of the 50 errors and the number of the others:\n%s", got)
 		}
 	})
 }
 
-// TestTokensHandlesMalformedAndDeletedTokens has a malformed expiration, which counts as expired as it does upstream, and a
-// token that is being deleted already, which the cleaner leaves alone.
+// A token with a malformed expiration must count as expired, as upstream. The cleaner must ignore a token that is
+// already being deleted.
 func TestTokensHandlesMalformedAndDeletedTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
@@ -342,6 +342,6 @@ func TestTokensStopsWithContext(t *testing.T) {
 
 func TestTokensNeedsStore(t *testing.T) {
 	if err := (cleaner.Tokens{}).Run(t.Context()); err == nil {
-		t.Error("Run without a Store does not fail")
+		t.Error("got nil from Run without a Store, want an error")
 	}
 }

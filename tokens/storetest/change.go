@@ -39,7 +39,7 @@ func testUpdate(t *testing.T, s tokens.Store) {
 	wantList(t, s, want, other)
 
 	_, err = s.Update(t.Context(), tokens.Generate().ID(), func(*tokens.Record) error {
-		t.Error("Update of an unknown ID calls change")
+		t.Error("Update of an unknown ID called change")
 		return nil
 	})
 	wantError(t, "Update of an unknown ID", err, tokens.ErrNotFound)
@@ -79,7 +79,7 @@ func testUpdateRefuses(t *testing.T, s tokens.Store) {
 	wantSame(t, "Get", get(t, s, r.Token.ID()), r)
 }
 
-// testUpdateStartsOver changes and replaces the record while change is at work on it.
+// testUpdateStartsOver updates and replaces the record while change runs.
 func testUpdateStartsOver(t *testing.T, s tokens.Store) {
 	r := create(t, s, sample())
 	id := r.Token.ID()
@@ -93,7 +93,7 @@ func testUpdateStartsOver(t *testing.T, s tokens.Store) {
 			}
 		case 2:
 			if c.Signing {
-				t.Error("the second try does not see what the first one missed")
+				t.Error("the second try got the old record, want the concurrent change")
 			}
 			if err := s.Delete(t.Context(), *c); err != nil {
 				t.Errorf("Delete within Update: %v", err)
@@ -107,7 +107,7 @@ func testUpdateStartsOver(t *testing.T, s tokens.Store) {
 		t.Fatalf("Update: %v", err)
 	}
 	if calls != 3 || got.UID == r.UID || got.Description != "try 3" || !got.Signing {
-		t.Errorf("after %d tries Update gives %+v, want the new record changed at the third", calls, got)
+		t.Errorf("got %+[2]v after %[1]d tries of Update, want the new record with the change of the third try", calls, got)
 	}
 	_, err = s.Update(t.Context(), id, func(c *tokens.Record) error {
 		if err := s.Delete(t.Context(), *c); err != nil {
@@ -147,7 +147,7 @@ func testUpdateAtOnce(t *testing.T, s tokens.Store) {
 	}
 	wg.Wait()
 	if got, want := get(t, s, r.Token.ID()).Description, strconv.Itoa(workers*each); got != want {
-		t.Errorf("after %s increments at once the count is %s", want, got)
+		t.Errorf("after %s concurrent increments: got count %s", want, got)
 	}
 }
 
@@ -164,7 +164,7 @@ func testDelete(t *testing.T, s tokens.Store) {
 
 	again := create(t, s, r)
 	if again.UID == r.UID {
-		t.Error("a token that is created again has the UID of the first one")
+		t.Error("got the old UID for a token that was created again, want a new one")
 	}
 	wantList(t, s, again, other)
 }
@@ -198,7 +198,7 @@ func testDeleteOther(t *testing.T, s tokens.Store) {
 	wantSame(t, "Get", get(t, s, first.Token.ID()), again)
 }
 
-// testDeleteAtOnce has one winner: a delete or an update, and the other one is told.
+// testDeleteAtOnce runs a delete and an update concurrently. One must succeed, and the other must fail.
 func testDeleteAtOnce(t *testing.T, s tokens.Store) {
 	for range 10 {
 		r := create(t, s, sample())

@@ -14,8 +14,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// RunClaims is [Run] for claims. Each of its tests calls open once, for one without claims that
-// lives until the test ends.
+// RunClaims is like [Run], but for claims. Each test calls open once. open must return a [tokens.Claims]
+// without claims that stays usable until the test ends.
 func RunClaims(t *testing.T, open func(t *testing.T) tokens.Claims) {
 	for _, test := range []struct {
 		name string
@@ -50,10 +50,10 @@ func RunClaims(t *testing.T, open func(t *testing.T) tokens.Claims) {
 	}
 }
 
-// A key as it would be, but for the digits.
+// key returns a valid key that repeats one hex digit.
 func key(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
 
-// sampleClaim is a new claim with everything set.
+// sampleClaim returns a new claim with all fields set.
 func sampleClaim() tokens.Claim {
 	r := sample()
 	return tokens.Claim{
@@ -91,7 +91,7 @@ func getClaim(t *testing.T, s tokens.Claims, node string) tokens.Claim {
 	return c
 }
 
-// sameClaim is as same is.
+// sameClaim reports whether all fields are equal. Created must have the same location too, as in same.
 func sameClaim(a, b tokens.Claim) bool { return a.Equal(b) && a.Created == b.Created }
 
 func wantSameClaim(t *testing.T, what string, got, want tokens.Claim) {
@@ -108,7 +108,7 @@ func wantClaims(t *testing.T, s tokens.Claims, want ...tokens.Claim) {
 	var missing string
 	defer func() {
 		if missing != "" {
-			t.Errorf("not shown by %s\nwant\n%+v", missing, want)
+			t.Errorf("got other claims from %s\nwant\n%+v", missing, want)
 		}
 	}()
 	eventually(t, s, "all claims", func() bool {
@@ -117,7 +117,8 @@ func wantClaims(t *testing.T, s tokens.Claims, want ...tokens.Claim) {
 	})
 }
 
-// notShown says what does not show the claims that are there.
+// notShown returns which method does not return the wanted claims, and what it returns instead. It is empty
+// if all methods return them.
 func notShown(t *testing.T, s tokens.Claims, want []tokens.Claim) string {
 	t.Helper()
 	got, err := s.List(t.Context())
@@ -152,7 +153,7 @@ func notShown(t *testing.T, s tokens.Claims, want []tokens.Claim) string {
 	return ""
 }
 
-// wantNoClaim waits until its name is known to be free.
+// wantNoClaim checks that Get no longer returns a claim, and waits until Find and OfToken do not either.
 func wantNoClaim(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	t.Helper()
 	_, err := s.Get(t.Context(), c.Node)
@@ -164,7 +165,7 @@ func wantNoClaim(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	wantNotOfToken(t, s, c)
 }
 
-// wantNotOfToken waits until it is known not to be the token's.
+// wantNotOfToken waits until OfToken no longer returns a claim.
 func wantNotOfToken(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	t.Helper()
 	eventually(t, s, "OfToken without "+c.Node, func() bool {
@@ -176,7 +177,7 @@ func wantNotOfToken(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	})
 }
 
-// eventually looks again at every hint.
+// eventually calls done at every hint until it returns true. It fails the test after lag.
 func eventually(t *testing.T, s tokens.Claims, what string, done func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lag)
@@ -185,7 +186,7 @@ func eventually(t *testing.T, s tokens.Claims, what string, done func() bool) {
 		select {
 		case <-hints:
 		case <-ctx.Done():
-			t.Fatalf("%v after the last change there is not: %s", lag, what)
+			t.Fatalf("%v after the last change: got no %s", lag, what)
 		}
 		if done() {
 			return
@@ -206,7 +207,7 @@ func testListClaims(t *testing.T, s tokens.Claims) {
 		c.Node, c.TokenID = node, ids[i%2]
 		all = append(all, createClaim(t, s, c))
 	}
-	wantClaims(t, s, slices.Clone(all)...) // which sorts them by name
+	wantClaims(t, s, slices.Clone(all)...) // a clone, because wantClaims sorts it
 	var left []tokens.Claim
 	for i, c := range all {
 		if i%3 == 0 {
@@ -223,7 +224,7 @@ func testListClaims(t *testing.T, s tokens.Claims) {
 	}
 }
 
-// testHeldBy has each change shown at once, and does not wait for a hint.
+// testHeldBy checks that HeldBy shows each change immediately. It does not wait for hints.
 func testHeldBy(t *testing.T, s tokens.Claims) {
 	id, other := tokens.Generate().ID(), tokens.Generate().ID()
 	wantHeld := func(what, id string, want ...tokens.Claim) {
@@ -260,7 +261,7 @@ func testHeldBy(t *testing.T, s tokens.Claims) {
 	made = made[1:]
 	wantHeld("deleted", id, made...)
 
-	// What it gives is the caller's to change.
+	// The caller may change the claims that HeldBy returns.
 	got, err := s.HeldBy(t.Context(), id)
 	if err != nil || len(got) == 0 {
 		t.Fatalf("HeldBy = %+v, %v", got, err)
@@ -269,8 +270,8 @@ func testHeldBy(t *testing.T, s tokens.Claims) {
 	wantHeld("what it gave before was changed", id, made...)
 }
 
-// testHeldByAtOnce has many tokens asked about at the same time: each answer is about the token that was
-// asked about, and has what was there before.
+// testHeldByAtOnce calls HeldBy for many tokens concurrently. Each call must return exactly the claims of its
+// token, including those created just before.
 func testHeldByAtOnce(t *testing.T, s tokens.Claims) {
 	var asking sync.WaitGroup
 	for i := range 40 {
@@ -291,7 +292,7 @@ func testHeldByAtOnce(t *testing.T, s tokens.Claims) {
 	asking.Wait()
 }
 
-// testClaimCopies changes what the store was given and what it gave.
+// testClaimCopies changes claims that were passed to the store or returned by it. The store must not change.
 func testClaimCopies(t *testing.T, s tokens.Claims) {
 	spoil := func(c tokens.Claim) {
 		c.Keys[0], c.Requests[0], c.Limits.NodeNames[0] = "changed", "changed", "changed"
@@ -356,12 +357,12 @@ func testMalformedClaim(t *testing.T, s tokens.Claims) {
 	_, err := s.OfToken(ctx, whole)
 	wantError(t, "OfToken of a whole token", err, tokens.ErrMalformed)
 	if err != nil && strings.Contains(err.Error(), whole) {
-		t.Errorf("OfToken of a whole token repeats it in %q", err)
+		t.Errorf("OfToken of a whole token returned an error that contains it: %q", err)
 	}
 	_, err = s.HeldBy(ctx, whole)
 	wantError(t, "HeldBy of a whole token", err, tokens.ErrMalformed)
 	if err != nil && strings.Contains(err.Error(), whole) {
-		t.Errorf("HeldBy of a whole token repeats it in %q", err)
+		t.Errorf("HeldBy of a whole token returned an error that contains it: %q", err)
 	}
 }
 
@@ -384,7 +385,7 @@ func testClaimsCanceled(t *testing.T, s tokens.Claims) {
 	}
 	wantClaims(t, s, c)
 
-	// The context of one try ends a conversation that would go on for ever.
+	// Every try of this Update conflicts with a newer change. Only its context can end it.
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	tries := 0
@@ -399,7 +400,7 @@ func testClaimsCanceled(t *testing.T, s tokens.Claims) {
 	wantError(t, "Update that always comes too late", err, context.Canceled)
 }
 
-// testWatchClaims has a hint after each kind of change, for two listeners.
+// testWatchClaims checks that two listeners get a hint after each kind of change.
 func testWatchClaims(t *testing.T, s tokens.Claims) {
 	one, two := s.Watch(t.Context()), s.Watch(t.Context())
 	wantHint := func(what string, listed func([]tokens.Claim) bool) {

@@ -15,13 +15,13 @@ import (
 func testCreateClaim(t *testing.T, s tokens.Claims) {
 	c := sampleClaim()
 	c.Created, c.UID, c.Version = time.Unix(1, 0), "chosen", "17"
-	before := time.Now().Add(-time.Minute) // the clock of an API server may be another one
+	before := time.Now().Add(-time.Minute) // the clock of the API server may differ
 	got := createClaim(t, s, c)
 	if got.UID == "" || got.UID == c.UID || got.Version == "" || got.Version == c.Version {
-		t.Errorf("Create gives UID %q and Version %q, want the store's", got.UID, got.Version)
+		t.Errorf("got from Create: UID %q and Version %q, want the store's", got.UID, got.Version)
 	}
 	if got.Created.Before(before) || got.Created.After(time.Now().Add(time.Minute)) {
-		t.Errorf("Create gives Created %v, want now", got.Created)
+		t.Errorf("got from Create: Created %v, want now", got.Created)
 	}
 	want := c
 	want.Created, want.UID, want.Version = got.Created, got.UID, got.Version
@@ -43,7 +43,7 @@ func testCreateClaimExists(t *testing.T, s tokens.Claims) {
 	wantNotOfToken(t, s, other)
 }
 
-// malformed is what no claim may be.
+// malformed are changes that make a claim invalid.
 var malformed = map[string]func(*tokens.Claim){
 	"no token":                 func(c *tokens.Claim) { c.TokenID = "" },
 	"token":                    func(c *tokens.Claim) { c.TokenID = "a/b" },
@@ -113,13 +113,13 @@ func testCreateClaimAtOnce(t *testing.T, s tokens.Claims) {
 	}
 	wg.Wait()
 	if len(made) != 1 {
-		t.Fatalf("%d of %d creations for one name at once succeeded, want 1", len(made), n)
+		t.Fatalf("%d of %d concurrent creations of one name succeeded, want 1", len(made), n)
 	}
 	wantSameClaim(t, "Get", getClaim(t, s, "worker-1"), made[0])
 	wantClaims(t, s, made[0])
 }
 
-// testKeepsClaimFields has a claim for each field at an edge of what it may be.
+// testKeepsClaimFields stores claims with a field at the limit of its valid values.
 func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 	var all []tokens.Claim
 	for name, set := range map[string]func(*tokens.Claim){
@@ -151,7 +151,7 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		wantSameClaim(t, name+": Create", got, want)
 		wantSameClaim(t, name+": Get", getClaim(t, s, c.Node), want)
 
-		// The same way by Update.
+		// Update must store the same fields.
 		other := sampleClaim()
 		blank := createClaim(t, s, tokens.Claim{Node: other.Node, TokenID: other.TokenID})
 		got, err := s.Update(t.Context(), blank.Node, func(b *tokens.Claim) error {
@@ -200,7 +200,7 @@ func testUpdateClaim(t *testing.T, s tokens.Claims) {
 	wantNotOfToken(t, s, c)
 
 	_, err = s.Update(t.Context(), "nobody", func(*tokens.Claim) error {
-		t.Error("Update of a free name calls change")
+		t.Error("Update of a free name called change")
 		return nil
 	})
 	wantError(t, "Update of a free name", err, tokens.ErrNotFound)
@@ -253,7 +253,7 @@ func testUpdateClaimRefuses(t *testing.T, s tokens.Claims) {
 	wantSameClaim(t, "Get", getClaim(t, s, c.Node), c)
 }
 
-// testUpdateClaimStartsOver changes and replaces the claim while change is at work on it.
+// testUpdateClaimStartsOver updates and replaces the claim while change runs.
 func testUpdateClaimStartsOver(t *testing.T, s tokens.Claims) {
 	c := createClaim(t, s, sampleClaim())
 	calls := 0
@@ -266,7 +266,7 @@ func testUpdateClaimStartsOver(t *testing.T, s tokens.Claims) {
 			}
 		case 2:
 			if len(mine.Keys) > 0 {
-				t.Error("the second try does not see what the first one missed")
+				t.Error("the second try got the old claim, want the concurrent change")
 			}
 			if err := s.Delete(t.Context(), *mine); err != nil {
 				t.Errorf("Delete within Update: %v", err)
@@ -280,7 +280,7 @@ func testUpdateClaimStartsOver(t *testing.T, s tokens.Claims) {
 		t.Fatalf("Update: %v", err)
 	}
 	if calls != 3 || got.UID == c.UID || got.NodeUID != "try-3" || !slices.Equal(got.Keys, c.Keys) {
-		t.Errorf("after %d tries Update gives %+v, want the new claim changed at the third", calls, got)
+		t.Errorf("got %+[2]v after %[1]d tries of Update, want the new claim with the change of the third try", calls, got)
 	}
 	_, err = s.Update(t.Context(), c.Node, func(mine *tokens.Claim) error {
 		if err := s.Delete(t.Context(), *mine); err != nil {
@@ -314,16 +314,16 @@ func testUpdateClaimAtOnce(t *testing.T, s tokens.Claims) {
 	}
 	wg.Wait()
 	if got, want := getClaim(t, s, c.Node).NodeUID, strconv.Itoa(workers*each); got != want {
-		t.Errorf("after %s increments at once the count is %s", want, got)
+		t.Errorf("after %s concurrent increments: got count %s", want, got)
 	}
 }
 
-// released is what is left of c.
+// released returns what remains of c after a release.
 func released(c tokens.Claim) tokens.Claim {
 	return tokens.Claim{Node: c.Node, Past: c.Past, Created: c.Created, UID: c.UID, Version: c.Version}
 }
 
-// testReleaseClaim follows a name from one claim to the next.
+// testReleaseClaim releases a claim, then takes its name with another token.
 func testReleaseClaim(t *testing.T, s tokens.Claims) {
 	c := createClaim(t, s, sampleClaim())
 	changed, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
@@ -343,7 +343,7 @@ func testReleaseClaim(t *testing.T, s tokens.Claims) {
 	wantNotOfToken(t, s, c)
 	wantError(t, "Release again", tokens.Release(t.Context(), s, changed, c.Past), tokens.ErrConflict)
 
-	// It is taken by another token, and released again without a trace.
+	// Another token takes the name, then releases it without a Past.
 	again := c.Clone()
 	again.TokenID = tokens.Generate().ID()
 	_, err = s.Create(t.Context(), again)
@@ -358,7 +358,7 @@ func testReleaseClaim(t *testing.T, s tokens.Claims) {
 		t.Fatalf("Update: %v", err)
 	}
 	if again.Created.Before(c.Created) || again.UID != c.UID {
-		t.Errorf("a claim in the place of one of %s that was released is of %s, and has UID %s", c.Created, again.Created, again.UID)
+		t.Errorf("claim after one of token %s was released: got token %s and UID %s", c.Created, again.Created, again.UID)
 	}
 	wantClaims(t, s, again)
 	wantNotOfToken(t, s, c)
@@ -381,7 +381,7 @@ func testDeleteClaim(t *testing.T, s tokens.Claims) {
 
 	again := createClaim(t, s, c)
 	if again.UID == c.UID {
-		t.Error("a claim that is made again has the UID of the first one")
+		t.Error("got the old UID for a claim that was created again, want a new one")
 	}
 	wantClaims(t, s, again, other)
 }
@@ -410,7 +410,7 @@ func testDeleteOtherClaim(t *testing.T, s tokens.Claims) {
 	wantSameClaim(t, "Get", getClaim(t, s, first.Node), again)
 }
 
-// testDeleteClaimAtOnce has one winner: a delete or an update, and the other one is told.
+// testDeleteClaimAtOnce runs a delete and an update concurrently. One must succeed, and the other must fail.
 func testDeleteClaimAtOnce(t *testing.T, s tokens.Claims) {
 	for range 10 {
 		c := createClaim(t, s, sampleClaim())

@@ -23,13 +23,13 @@ func testEmpty(t *testing.T, s tokens.Store) {
 func testCreate(t *testing.T, s tokens.Store) {
 	r := sample()
 	r.Created, r.UID, r.Version = time.Unix(1, 0), "chosen", "17"
-	before := time.Now().Add(-time.Minute) // the clock of an API server may be another one
+	before := time.Now().Add(-time.Minute) // the clock of the API server may differ
 	got := create(t, s, r)
 	if got.UID == "" || got.UID == r.UID || got.Version == "" || got.Version == r.Version {
-		t.Errorf("Create gives UID %q and Version %q, want the store's", got.UID, got.Version)
+		t.Errorf("got from Create: UID %q and Version %q, want the store's", got.UID, got.Version)
 	}
 	if got.Created.Before(before) || got.Created.After(time.Now().Add(time.Minute)) {
-		t.Errorf("Create gives Created %v, want now", got.Created)
+		t.Errorf("got Created %v from Create, want now", got.Created)
 	}
 	want := r
 	want.Created, want.UID, want.Version = got.Created, got.UID, got.Version
@@ -48,7 +48,7 @@ func testCreateExists(t *testing.T, s tokens.Store) {
 		_, err := s.Create(t.Context(), tokens.Record{Token: token})
 		wantError(t, "Create of an ID that is taken", err, tokens.ErrExists)
 		if err != nil && strings.Contains(err.Error(), token.RevealSecret()) {
-			t.Error("the error of Create has the secret in it")
+			t.Error("the error of Create contains the secret")
 		}
 	}
 	wantSame(t, "Get", get(t, s, first.Token.ID()), first)
@@ -124,18 +124,18 @@ func testCreateAtOnce(t *testing.T, s tokens.Store) {
 	}
 	wg.Wait()
 	if len(made) != 1 {
-		t.Fatalf("%d of %d creations of one ID at once succeeded, want 1", len(made), n)
+		t.Fatalf("%d of %d concurrent creations of one ID succeeded, want 1", len(made), n)
 	}
 	wantSame(t, "Get", get(t, s, id), made[0])
 }
 
-// testKeepsFields has a record for each field at an edge of what it may be.
+// testKeepsFields stores records with a field at the limit of its valid values.
 func testKeepsFields(t *testing.T, s tokens.Store) {
 	var all []tokens.Record
 	for _, test := range []struct {
 		name    string
 		set     func(*tokens.Record)
-		expires time.Time // as kept, where it is not as given
+		expires time.Time // as stored, if it differs from the given time
 	}{
 		{name: "no usage", set: func(r *tokens.Record) { *r = tokens.Record{Token: r.Token} }},
 		{name: "signing only", set: func(r *tokens.Record) { r.Authentication, r.Groups = false, nil }},
@@ -201,7 +201,7 @@ func testKeepsFields(t *testing.T, s tokens.Store) {
 		wantSame(t, test.name+": Create", got, want)
 		wantSame(t, test.name+": Get", get(t, s, r.Token.ID()), want)
 
-		// The same way by Update.
+		// Update must store the same fields.
 		blank := create(t, s, tokens.Record{Token: tokens.Generate()})
 		got, err := s.Update(t.Context(), blank.Token.ID(), func(b *tokens.Record) error {
 			b.Expires, b.Signing, b.Authentication = r.Expires, r.Signing, r.Authentication
@@ -225,7 +225,7 @@ func testList(t *testing.T, s tokens.Store) {
 	for range 50 {
 		all = append(all, create(t, s, sample()))
 	}
-	wantList(t, s, all...) // which sorts it by ID
+	wantList(t, s, all...) // sorts all by ID
 	var left []tokens.Record
 	for i, r := range all {
 		if i%2 == 0 {
@@ -239,13 +239,13 @@ func testList(t *testing.T, s tokens.Store) {
 	wantList(t, s, left...)
 }
 
-// longName is a node name of the most characters.
+// longName returns a node name of the maximum length.
 func longName(i int) string {
 	label := strings.Repeat("a", 63)
 	return fmt.Sprintf("%03d%s.%s.%s.%s", i, label[:60], label, label, label[:61])
 }
 
-// testCopies changes what the store was given and what it gave.
+// testCopies changes records that were passed to the store or returned by it. The store must not change.
 func testCopies(t *testing.T, s tokens.Store) {
 	spoil := func(r tokens.Record) {
 		r.Groups[0] = "system:bootstrappers:changed"
@@ -270,7 +270,7 @@ func testCopies(t *testing.T, s tokens.Store) {
 	listed[0].Description = "changed"
 	wantList(t, s, want)
 
-	// What change keeps is not what the store keeps.
+	// The record passed to change must not share memory with the stored one.
 	var kept *tokens.Record
 	updated, err := s.Update(t.Context(), want.Token.ID(), func(r *tokens.Record) error {
 		r.Description, kept = "again", r

@@ -1,6 +1,6 @@
-// Package storetest is the conformance suite of [tokens.Store] and of [tokens.Claims]: what the
-// documentation of the interfaces says, run against a store. Whoever writes one calls [Run] or
-// [RunClaims] in a test of it.
+// Package storetest is the conformance suite for implementations of [tokens.Store] and [tokens.Claims]. It
+// tests what the documentation of these interfaces promises. Every implementation should call [Run] or
+// [RunClaims] in a test.
 package storetest
 
 import (
@@ -13,10 +13,10 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// How long a change may take until List shows it and Watch hints at it.
+// lag is how long it may take after a change until List shows it and Watch sends a hint.
 const lag = 10 * time.Second
 
-// Run runs the suite. Each of its tests calls open once, for a store without tokens that lives
+// Run runs the suite. Each test calls open once. open must return a store without tokens that stays usable
 // until the test ends.
 func Run(t *testing.T, open func(t *testing.T) tokens.Store) {
 	for _, test := range []struct {
@@ -48,7 +48,7 @@ func Run(t *testing.T, open func(t *testing.T) tokens.Store) {
 	}
 }
 
-// sample is a new token with everything set.
+// sample returns a record with a new token and all fields set.
 func sample() tokens.Record {
 	return tokens.Record{
 		Token:          tokens.Generate(),
@@ -98,8 +98,8 @@ func wantSame(t *testing.T, what string, got, want tokens.Record) {
 	}
 }
 
-// same compares everything, secrets too. What it is used on is as a store keeps it, so that
-// times are to be equal to the location.
+// same reports whether all fields are equal, including the secret. Both records must be as a store returns
+// them, because times are equal only with the same location.
 func same(a, b tokens.Record) bool {
 	return a.Token.Equal(b.Token) && a.Expires == b.Expires && a.Signing == b.Signing &&
 		a.Authentication == b.Authentication && slices.Equal(a.Groups, b.Groups) &&
@@ -107,7 +107,7 @@ func same(a, b tokens.Record) bool {
 		a.Created == b.Created && a.UID == b.UID && a.Version == b.Version
 }
 
-// wantList waits for List to show these records.
+// wantList waits until List shows exactly these records, and Find each of them.
 func wantList(t *testing.T, s tokens.Store, want ...tokens.Record) {
 	t.Helper()
 	slices.SortFunc(want, byID)
@@ -134,7 +134,7 @@ func wantList(t *testing.T, s tokens.Store, want ...tokens.Record) {
 	}
 }
 
-// wantFound is wantList for Find, which may lag by itself.
+// wantFound waits until Find shows this record. Find may lag even if List does not.
 func wantFound(t *testing.T, s tokens.Store, want tokens.Record) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lag)

@@ -18,7 +18,7 @@ func testMalformed(t *testing.T, s tokens.Store) {
 		for what, err := range map[string]error{"Get": getErr, "Update": updateErr} {
 			wantError(t, what, err, tokens.ErrMalformed)
 			if err != nil && strings.Contains(err.Error(), whole) {
-				t.Errorf("%s of a whole token as ID repeats it in the error", what)
+				t.Errorf("%s of a whole token as ID returned an error that contains it", what)
 			}
 		}
 	}
@@ -40,7 +40,7 @@ func testCanceled(t *testing.T, s tokens.Store) {
 	}
 	wantList(t, s, r)
 
-	// The context of one try ends a conversation that would go on for ever.
+	// Every try of this Update conflicts with a newer change. Only its context can end it.
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	tries := 0
@@ -58,7 +58,7 @@ func testCanceled(t *testing.T, s tokens.Store) {
 	wantError(t, "Update that always comes too late", err, context.Canceled)
 }
 
-// testWatch has a hint after each kind of change, for two listeners.
+// testWatch checks that two listeners get a hint after each kind of change.
 func testWatch(t *testing.T, s tokens.Store) {
 	one, two := s.Watch(t.Context()), s.Watch(t.Context())
 	wantHint := func(what string, listed func([]tokens.Record) bool) {
@@ -92,7 +92,7 @@ func testWatch(t *testing.T, s tokens.Store) {
 	}
 	wantHint("Delete", func(all []tokens.Record) bool { return len(all) == 0 })
 
-	// A listener that does not listen holds nobody up, and has one hint in the end.
+	// A listener that does not receive does not block changes, and gets at least one hint afterwards.
 	for range 10 {
 		create(t, s, sample())
 	}
@@ -109,7 +109,7 @@ func watchEnds(t *testing.T, watch func(context.Context) <-chan struct{}, change
 	<-ended
 	<-lives
 	cancel()
-	// What was on the way when the context ended may still arrive, once.
+	// A hint that was on its way when the context ended may still arrive, but only one.
 	for range 3 {
 		change()
 		select {
@@ -123,9 +123,9 @@ func watchEnds(t *testing.T, watch func(context.Context) <-chan struct{}, change
 		select {
 		case _, open := <-ended:
 			if extra++; !open {
-				t.Fatal("the channel of Watch is closed when its context ends, want it silent")
+				t.Fatal("the channel of Watch is closed after its context ended, want it open and silent")
 			} else if extra > 1 {
-				t.Fatal("Watch goes on to hint after its context has ended")
+				t.Fatal("got a hint after the context of Watch ended")
 			}
 		default:
 			return
