@@ -20,12 +20,13 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A Store is a [tokens.Store] in one file, which it holds until Close. A change is on the disk
-// when the method that makes it returns; changes made at the same time share one fsync. Until Close
-// there may be a second file beside it, with "-journal" after its name, which has what [Issued] has
-// not brought into the first yet: after a crash they belong together.
+// A Store is a [tokens.Store] in one file, which it locks until Close. A change is on the disk when the
+// method that makes it returns. Concurrent changes share one fsync.
 //
-// The secrets of the tokens are in the file in clear text.
+// Until Close there may be a second file with the same name and the suffix "-journal". It contains the
+// entries that [Issued] has not yet imported into the first file. After a crash, keep both files together.
+//
+// The file contains the token secrets in clear text.
 type Store struct {
 	db     *bbolt.DB
 	path   string
@@ -42,13 +43,13 @@ type Store struct {
 
 var _ tokens.Store = (*Store)(nil)
 
-// Close lets go of the file. Every later call fails.
+// Close unlocks and closes the file. Every later call fails.
 func (s *Store) Close() error {
 	err := s.issued.close()
 	s.commit.Lock()
 	defer s.commit.Unlock()
 	if s.broken != nil {
-		return s.broken // the file stays locked until the process ends
+		return s.broken // db.Close could block forever, so the file stays locked until the process ends
 	}
 	return errors.Join(err, guard(s.path, s.db.Close))
 }
@@ -156,7 +157,7 @@ func (s *Store) Delete(ctx context.Context, r tokens.Record) error {
 // Watch implements [tokens.Store].
 func (s *Store) Watch(ctx context.Context) <-chan struct{} { return s.hints.Watch(ctx) }
 
-// check is what every call on one token begins with.
+// check returns an error if ctx has ended or id is not a token ID.
 func check(ctx context.Context, id string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -164,14 +165,14 @@ func check(ctx context.Context, id string) error {
 	return tokens.CheckID(id)
 }
 
-// unchanged says with ErrNotFound or ErrConflict that r is not what is kept.
+// unchanged returns an error that wraps ErrNotFound or ErrConflict if r is not the stored record.
 func unchanged(tx *bbolt.Tx, r tokens.Record) error {
 	now, err := get(tx, r.Token.ID())
 	switch {
 	case err != nil:
 		return err
 	case now.UID != r.UID:
-		return fmt.Errorf("token %s: %w: another one has its ID", r.Token.ID(), tokens.ErrConflict)
+		return fmt.Errorf("token %s: %w: another token has its ID", r.Token.ID(), tokens.ErrConflict)
 	case now.Version != r.Version:
 		return fmt.Errorf("token %s: %w: version %q given, %q found", r.Token.ID(), tokens.ErrConflict, r.Version, now.Version)
 	}

@@ -81,7 +81,7 @@ func TestOpenChecksFileMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := info.Mode().Perm(); got != 0o600 {
-		t.Errorf("the file is made with mode %04o, want 0600", got)
+		t.Errorf("got a new file with mode %04o, want 0600", got)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func BenchmarkCreate(b *testing.B) {
 			for range workers {
 				wg.Go(func() {
 					for range work {
-						// Among 70,000 random IDs two of the same are to be expected.
+						// Random IDs may collide: among 70,000, two equal ones are likely.
 						if _, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate()}); err != nil && !errors.Is(err, tokens.ErrExists) {
 							b.Error(err)
 						}

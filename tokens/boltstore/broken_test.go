@@ -20,7 +20,7 @@ import (
 
 var errBroken = fmt.Errorf("page 7: %w", boltstore.ErrDamaged)
 
-// After a write has found the file damaged, no write is tried again, and each says why.
+// After a write fails because the file is damaged, the store must refuse all later writes with the same error.
 func TestBrokenStoreRefusesWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
@@ -50,7 +50,7 @@ func TestBrokenStoreRefusesWrites(t *testing.T) {
 	}
 }
 
-// What cannot be brought into the database stays in the journal: it is not written over, and Close keeps it.
+// Entries that cannot be imported into the database must stay in the journal. Neither Append nor Close may drop them.
 func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
@@ -61,12 +61,12 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 		if err := boltrecord.New(s.Issued()).Append(t.Context(), e); errors.Is(err, errBroken) {
 			break
 		} else if err != nil || len(kept)*largeEntry > 4*boltstore.JournalHalf {
-			t.Fatalf("%d entries, then Append = %v, want %v when the journal is full", len(kept), err, errBroken)
+			t.Fatalf("got Append = %[2]v after %[1]d entries, want %[3]v when the journal is full", len(kept), err, errBroken)
 		}
 		kept = append(kept, e.Serial)
 	}
 	if len(kept)*largeEntry < boltstore.JournalHalf {
-		t.Fatalf("%d entries were kept, want both halves of the journal full", len(kept))
+		t.Fatalf("got %d entries, want both halves of the journal full", len(kept))
 	}
 	larger := issued(time.Now(), "1f", time.Hour)
 	larger.Message = strings.Repeat("x", boltstore.JournalHalf)
@@ -93,7 +93,7 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	}
 }
 
-// An entry that a half of the journal has no room for is in the database when Append returns.
+// An entry that is larger than half of the journal must be in the database when Append returns.
 func TestEntryLargerThanJournalSurvivesCrash(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
@@ -109,7 +109,7 @@ func TestEntryLargerThanJournalSurvivesCrash(t *testing.T) {
 	}
 }
 
-// A journal that cannot be read is not taken for an empty one, and stays where it is.
+// Open must not treat an unreadable journal as empty, and must not delete it.
 func TestUnreadableJournalStopsOpen(t *testing.T) {
 	const good = `{"time":"2026-01-02T03:04:05Z","outcome":"refused"}`
 	for name, test := range map[string]struct {
@@ -117,20 +117,20 @@ func TestUnreadableJournalStopsOpen(t *testing.T) {
 		want    string
 	}{
 		"good":     {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good)) }, ""},
-		"not JSON": {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte("hunter2")) }, "file is damaged: entry 2: not JSON from byte"},
+		"not JSON": {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte("hunter2")) }, "file is damaged: entry 2: invalid JSON at byte"},
 		"no outcome": {func(path string) error {
 			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "refused", "later", 1)))
-		}, "entry 1: an entry that nobody may have made"},
+		}, "entry 1: invalid outcome or time"},
 		"no end": {func(path string) error {
 			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "refused", "issued", 1)))
-		}, "entry 1: an entry that nobody may have made"},
+		}, "entry 1: invalid outcome or time"},
 		"years to come": {func(path string) error {
 			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "2026", "2926", 1)))
-		}, "entry 1: an entry that nobody may have made"},
-		"no time":      {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{"outcome":"refused"}`)) }, "entry 1: an entry that nobody may have made"},
-		"no such row":  {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{}`)) }, "file is damaged: entry 1: an entry that nobody may have made"},
+		}, "entry 1: invalid outcome or time"},
+		"no time":      {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{"outcome":"refused"}`)) }, "entry 1: invalid outcome or time"},
+		"no such row":  {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{}`)) }, "file is damaged: entry 1: invalid outcome or time"},
 		"folder":       {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file but d"},
-		"open to all":  {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is open to others"},
+		"open to all":  {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is accessible to other users"},
 		"named socket": {func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) }, "no such device"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestUnreadableJournalStopsOpen(t *testing.T) {
 				t.Errorf("Open = %v, want %q and the file in it", err, test.want)
 			}
 			if _, err := os.Lstat(journalOf(path)); err != nil {
-				t.Errorf("the journal is gone: %v", err)
+				t.Errorf("the journal is missing: %v", err)
 			}
 		})
 	}
@@ -210,7 +210,7 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 	}
 }
 
-// endsSoon is a context that ends after one look at it.
+// endsSoon is a context that ends after its first check.
 type endsSoon struct {
 	context.Context
 	looks int
@@ -239,7 +239,7 @@ func TestListOfRecordStopsWithContext(t *testing.T) {
 	}
 }
 
-// A write that is refused costs no write to the disk.
+// A refused write must not commit a transaction.
 func TestRefusedWriteCommitsNothing(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})

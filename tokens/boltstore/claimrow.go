@@ -12,7 +12,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// claimRow is a claim on the disk, under its node name, as row is a token.
+// claimRow is the JSON of a claim in the file. Its key is the node name. If its fields or their meaning
+// change, schemaVersion must change too.
 type claimRow struct {
 	TokenID  string    `json:"tokenID"`
 	TokenUID string    `json:"tokenUID,omitempty"`
@@ -31,13 +32,13 @@ type claimRow struct {
 	Version uint64    `json:"version"`
 }
 
-// pastRow is what claims on the name have left.
+// pastRow is the Past in the row of a claim.
 type pastRow struct {
 	Until               time.Time `json:"until"`
 	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds
 }
 
-// normalizedClaim is c as it will be read back.
+// normalizedClaim returns c as decodeClaim will return it.
 func normalizedClaim(c tokens.Claim) tokens.Claim {
 	c.Created = c.Created.UTC().Truncate(time.Second)
 	c.Past.Until = c.Past.Until.UTC()
@@ -55,15 +56,17 @@ func getClaim(tx *bbolt.Tx, node string) (tokens.Claim, error) {
 	return decodeClaim([]byte(node), v)
 }
 
-// claimsOf gives the claims of a token in the order of their names, and shares with known what
-// they point at. A token for many nodes has all of its claims looked at for each of them.
+// claimsOf returns the claims of a token, sorted by node name. It reads them through the cache known,
+// because for each node that joins, the signer reads all claims of the token. The claims share their slices
+// with the cache.
 func claimsOf(tx *bbolt.Tx, id string, known *listing[tokens.Claim]) ([]tokens.Claim, error) {
 	var all []tokens.Claim
 	prefix := []byte(id + "/")
 	holders := tx.Bucket(holdersBucket).Cursor()
 	for k, _ := holders.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = holders.Next() {
 		node := k[len(prefix):]
-		c, err := known.one(node, tx.Bucket(claimsBucket).Get(node), decodeClaim) // damaged if there is none
+		// If the row is missing, decodeClaim returns ErrDamaged.
+		c, err := known.one(node, tx.Bucket(claimsBucket).Get(node), decodeClaim)
 		if err != nil {
 			return nil, err
 		}
@@ -72,7 +75,7 @@ func claimsOf(tx *bbolt.Tx, id string, known *listing[tokens.Claim]) ([]tokens.C
 	return all, nil
 }
 
-// putClaim writes a claim in the place of before, or of none.
+// putClaim writes a claim that replaces before. For a new claim, before is the zero Claim.
 func putClaim(tx *bbolt.Tx, before, c tokens.Claim) error {
 	version, err := strconv.ParseUint(c.Version, 10, 64)
 	if err != nil {
@@ -118,7 +121,7 @@ func deleteClaim(tx *bbolt.Tx, c tokens.Claim) error {
 
 func holderKey(c tokens.Claim) []byte { return []byte(c.TokenID + "/" + c.Node) }
 
-// decodeClaim reads what putClaim wrote. Its errors name the key and never show the value.
+// decodeClaim decodes a row that putClaim wrote. Its errors name the key and never contain the value.
 func decodeClaim(k, v []byte) (tokens.Claim, error) {
 	damaged := func(err error) (tokens.Claim, error) {
 		return tokens.Claim{}, fmt.Errorf("%w: bucket %q, key %q: %w", ErrDamaged, claimsBucket, k, err)
@@ -153,7 +156,7 @@ func decodeClaim(k, v []byte) (tokens.Claim, error) {
 		Version: strconv.FormatUint(w.Version, 10),
 	}
 	if c.Check() != nil || int64(c.Past.CertificateDuration/time.Second) != w.Past.CertificateDuration {
-		return damaged(errors.New("a claim that nobody may have made"))
+		return damaged(errors.New("invalid claim"))
 	}
 	return c, nil
 }

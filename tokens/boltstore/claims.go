@@ -12,8 +12,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Claims is a [tokens.Claims] in the file of a [Store], whose commits it shares. Nothing that it
-// gives lags.
+// Claims is a [tokens.Claims] in the file of a [Store]. Its changes share transactions with those of the
+// Store. Its reads never lag.
 type Claims struct {
 	store  *Store
 	hints  tokens.Hints
@@ -22,7 +22,7 @@ type Claims struct {
 
 var _ tokens.Claims = (*Claims)(nil)
 
-// Claims gives the claims in the file, for as long as the store is open.
+// Claims returns the claims in the file. They can be used until the store is closed.
 func (s *Store) Claims() *Claims { return &s.claims }
 
 // Get implements [tokens.Claims].
@@ -41,13 +41,13 @@ func (s *Claims) Get(ctx context.Context, node string) (tokens.Claim, error) {
 	return c, err
 }
 
-// Find implements [tokens.Claims]. It is Get.
+// Find implements [tokens.Claims]. It is the same as Get.
 func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 	return s.Get(ctx, node)
 }
 
-// List implements [tokens.Claims]. One row that cannot be read fails it, by name, as with
-// [Store.List].
+// List implements [tokens.Claims]. If it cannot decode a row, it fails with an error that names the row,
+// like [Store.List].
 func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 	return all, err
 }
 
-// HeldBy implements [tokens.Claims]. It is OfToken.
+// HeldBy implements [tokens.Claims]. It is the same as OfToken.
 func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
 	return s.OfToken(ctx, id)
 }
@@ -168,14 +168,15 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 // Watch implements [tokens.Claims].
 func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.hints.Watch(ctx) }
 
-// unchangedClaim gives what is kept, if c is that; otherwise ErrNotFound or ErrConflict.
+// unchangedClaim returns the stored claim if it has the UID and Version of c. Otherwise the error wraps
+// ErrNotFound or ErrConflict.
 func unchangedClaim(tx *bbolt.Tx, c tokens.Claim) (tokens.Claim, error) {
 	now, err := getClaim(tx, c.Node)
 	switch {
 	case err != nil:
 		return tokens.Claim{}, err
 	case now.UID != c.UID:
-		return tokens.Claim{}, fmt.Errorf("claim %s: %w: another one has its name", c.Node, tokens.ErrConflict)
+		return tokens.Claim{}, fmt.Errorf("claim %s: %w: another claim has its name", c.Node, tokens.ErrConflict)
 	case now.Version != c.Version:
 		return tokens.Claim{}, fmt.Errorf("claim %s: %w: version %q given, %q found", c.Node, tokens.ErrConflict, c.Version, now.Version)
 	}

@@ -14,25 +14,25 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// TestDamagedClaimKeepsName: a claim that cannot be read keeps its name, and every error names it.
+// A damaged claim must keep its node name taken. Every error must name the claim and its file.
 func TestDamagedClaimKeepsName(t *testing.T) {
 	const good = `{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"replaces":{"name":"worker-1","uid":"n"}},"keys":["k"],"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
 	for name, test := range map[string]struct{ value, want string }{
 		"good":          {good, ""},
-		"empty":         {"", "ends too soon"},
-		"more":          {good + good, "something follows"},
-		"unknown field": {strings.Replace(good, "tokenUID", "tokenUid2", 1), "fields of a row only"},
-		"wrong type":    {strings.Replace(good, `["k"]`, `"k"`, 1), `field "keys" is of the wrong type`},
+		"empty":         {"", "unexpected end of JSON"},
+		"more":          {good + good, "unexpected data after"},
+		"unknown field": {strings.Replace(good, "tokenUID", "tokenUid2", 1), "known fields only"},
+		"wrong type":    {strings.Replace(good, `["k"]`, `"k"`, 1), `field "keys" has the wrong type`},
 		"limits":        {strings.Replace(good, `"maxNodes":1`, `"maxNodes":-1`, 1), "limits"},
 		"duration":      {strings.Replace(good, `"maxNodes":1`, `"certificateDuration":9223372036854775807`, 1), "limits"},
 		"overflow":      {strings.Replace(good, `"maxNodes":1`, `"certificateDuration":36028797018967568`, 1), "limits"},
-		"past overflow": {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":36028797018967568},"uid":"u"`, 1), "a claim that nobody"},
+		"past overflow": {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":36028797018967568},"uid":"u"`, 1), "invalid claim"},
 		"replaces":      {strings.Replace(good, `"name":"worker-1","uid":"n"`, `"name":"","uid":""`, 1), "limits"},
-		"token":         {strings.Replace(good, "abc123", "", 1), "a claim that nobody"},
-		"keys":          {strings.Replace(good, `["k"]`, `["1","2","3","4"]`, 1), "a claim that nobody"},
-		"past":          {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05.5Z"},"uid":"u"`, 1), "a claim that nobody"},
-		"long past":     {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":9223372036854775807},"uid":"u"`, 1), "a claim that nobody"},
-		"released":      {strings.Replace(good, `"tokenID":"abc123",`, "", 1), "a claim that nobody"},
+		"token":         {strings.Replace(good, "abc123", "", 1), "invalid claim"},
+		"keys":          {strings.Replace(good, `["k"]`, `["1","2","3","4"]`, 1), "invalid claim"},
+		"past":          {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05.5Z"},"uid":"u"`, 1), "invalid claim"},
+		"long past":     {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":9223372036854775807},"uid":"u"`, 1), "invalid claim"},
+		"released":      {strings.Replace(good, `"tokenID":"abc123",`, "", 1), "invalid claim"},
 		"not created":   {strings.Replace(good, "2026-01-02T03:04:05Z", "0001-01-01T00:00:00Z", 1), "missing"},
 		"version 0":     {strings.Replace(good, `"version":1`, `"version":0`, 1), "missing"},
 		"no uid":        {strings.Replace(good, `"uid":"u"`, `"uid":""`, 1), "missing"},
@@ -75,7 +75,7 @@ func TestDamagedClaimKeepsName(t *testing.T) {
 	}
 }
 
-// A token whose claim is missing is not taken for one that has fewer claims.
+// If the row of a claim is missing, HeldBy must fail: the token could claim more names than its limit.
 func TestMissingClaimIsDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
@@ -91,7 +91,7 @@ func TestMissingClaimIsDamage(t *testing.T) {
 	}
 }
 
-// TestSeparateHintsForTokensAndClaims: who watches tokens is not woken by claims, nor the other way round.
+// Changes of claims must not wake listeners of tokens, nor the other way round.
 func TestSeparateHintsForTokensAndClaims(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	ofTokens, ofClaims := s.Watch(t.Context()), s.Claims().Watch(t.Context())
@@ -110,17 +110,17 @@ func TestSeparateHintsForTokensAndClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !hinted(ofClaims) || hinted(ofTokens) {
-		t.Error("a new claim hints at tokens, or not at claims")
+		t.Error("after a new claim: got a hint about tokens, or none about claims")
 	}
 	if _, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}); err != nil {
 		t.Fatal(err)
 	}
 	if hinted(ofClaims) || !hinted(ofTokens) {
-		t.Error("a new token hints at claims, or not at tokens")
+		t.Error("after a new token: got a hint about claims, or none about tokens")
 	}
 }
 
-// TestConcurrentClaimsAndTokens has both in the same commits.
+// Tokens and claims that are created concurrently share commits. None may be lost.
 func TestConcurrentClaimsAndTokens(t *testing.T) {
 	const n = 200
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
@@ -132,7 +132,7 @@ func TestConcurrentClaimsAndTokens(t *testing.T) {
 				t.Errorf("Create: %v", err)
 				return
 			}
-			node := "worker-" + strconv.Itoa(i/2) // two for each name
+			node := "worker-" + strconv.Itoa(i/2) // two goroutines per name
 			_, err = s.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits})
 			if err != nil && !errors.Is(err, tokens.ErrExists) {
 				t.Errorf("Create of a claim: %v", err)
@@ -161,8 +161,8 @@ func TestConcurrentClaimsAndTokens(t *testing.T) {
 	}
 }
 
-// TestShortensRequestsOfEarlierVersions is a claim as an earlier version left it: all requests were kept. It can be
-// read, and the next write cuts it.
+// Earlier versions kept all requests of a claim. The store must read such a claim, and shorten the list with the
+// next write.
 func TestShortensRequestsOfEarlierVersions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)

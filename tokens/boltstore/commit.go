@@ -13,21 +13,20 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A write is one change that waits for a transaction. Either do changes nothing and returns an
-// error, or it makes its change; that is why several can be in one transaction without harm to
-// each other.
+// A write is one change that waits for a transaction. Either do makes its whole change, or it changes
+// nothing and returns an error. So several writes can share one transaction.
 type write struct {
 	do    func(*bbolt.Tx) error
-	hints *tokens.Hints // of what do changes
+	hints *tokens.Hints // to send after the change
 	err   error
 }
 
-// errNothing spares the fsync of a transaction in which every write was refused.
+// errNothing rolls back a transaction in which every write failed, which saves its fsync.
 var errNothing = errors.New("nothing to write")
 
-// write makes a change durable: it returns after the fsync, when hints have been sent. Changes
-// that wait while another transaction is being written go into the next one together. (bbolt's
-// own Batch makes a lone change wait 10 ms for company.)
+// write makes a durable change: it returns after the fsync and after it has sent hints. Changes that wait
+// for a running transaction share the next one. write does not use bbolt's Batch, which delays even a
+// single change by 10 ms.
 func (s *Store) write(hints *tokens.Hints, do func(*bbolt.Tx) error) error {
 	w := &write{do: do, hints: hints}
 	if err := s.writes.Do(context.Background(), struct{}{}, w, s.writeAll); err != nil {
@@ -36,7 +35,7 @@ func (s *Store) write(hints *tokens.Hints, do func(*bbolt.Tx) error) error {
 	return w.err
 }
 
-// writeAll is one transaction for all of them.
+// writeAll makes all changes in one transaction.
 func (s *Store) writeAll(_ context.Context, all []*write) {
 	s.commit.Lock()
 	defer s.commit.Unlock()
@@ -47,7 +46,7 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 			switch w.err = w.do(tx); {
 			case w.err == nil:
 				changed[w.hints] = true
-			case errors.Is(w.err, ErrDamaged): // guard sees only what ends the transaction
+			case errors.Is(w.err, ErrDamaged): // guard adds the path only to errors that end the transaction
 				w.err = fmt.Errorf("%s: %w", s.path, w.err)
 			}
 		}
@@ -97,17 +96,19 @@ func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
 	return err
 }
 
-// How many bytes of entries are dropped at first, and at most. The first are few, because deleting them must not
-// need more free pages than the reserve has. A reader holds on to the room that they had for as long as it reads.
+// How many bytes of entries updateOrDrop drops at first, and at most at once. The first round is small: it must
+// not need more free pages than the reserve has. Pages of dropped entries stay in use while a read transaction
+// that began before is open.
 const (
 	minDrop int64 = 16 << 10
 	maxDrop int64 = 4 << 20
 )
 
-// reservePages are kept so that entries can be dropped when the disk is full.
+// reservePages is the number of pages in the reserve, which makes it possible to drop entries when the disk
+// is full.
 const reservePages = 64
 
-// keepReserve makes the reserve of values that take a page each.
+// keepReserve creates the reserve unless it exists. Each of its values takes one page.
 func keepReserve(tx *bbolt.Tx) error {
 	if tx.Bucket(reserveBucket) != nil {
 		return nil
@@ -133,20 +134,20 @@ func (s *Store) freePages() int {
 	return stats.FreePageN + stats.PendingPageN
 }
 
-// inUse is how many bytes of the file are in use in a transaction.
+// inUse returns how many bytes of the file are in use in a transaction.
 func (s *Store) inUse(tx *bbolt.Tx) int64 {
 	return tx.Size() - int64(s.freePages())*int64(s.db.Info().PageSize)
 }
 
-// isFull reports whether an error says that there is no room on the disk. Of the one that a file cannot
-// grow bbolt keeps the text alone.
+// isFull reports whether an error means that the disk is full. If the file cannot grow, the error of bbolt
+// has the cause only as text, not wrapped.
 func isFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG) ||
 		err != nil && strings.Contains(err.Error(), "file resize error: ")
 }
 
-// update is a transaction that writes, for the holder of commit. After a panic in the middle of
-// one bbolt may wait for itself for ever: there is no other, and no Close.
+// update runs a write transaction. The caller must hold commit. After a panic in a transaction, another
+// transaction or Close may block forever in bbolt. So update sets broken, and both return it instead.
 func (s *Store) update(do func(*bbolt.Tx) error) error {
 	if s.broken != nil {
 		return s.broken
@@ -162,8 +163,8 @@ func (s *Store) read(do func(*bbolt.Tx) error) error {
 	return guard(s.path, func() error { return s.db.View(do) })
 }
 
-// guard turns bbolt's way to report a damaged file into an error that names the file: it
-// panics, or reads beyond the end of its memory map.
+// guard returns an error that wraps ErrDamaged and names the file if do panics or reads beyond the memory
+// map of the file. That is how bbolt reports a damaged file. guard also adds the path to other errors.
 func guard(path string, do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

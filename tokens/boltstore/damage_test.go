@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// edit changes a closed file from behind.
+// edit changes a closed file directly with bbolt.
 func edit(t *testing.T, path string, change func(*bbolt.Tx) error) {
 	t.Helper()
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second})
@@ -36,20 +36,20 @@ func TestReportsDamagedRow(t *testing.T) {
 	const good = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
 	for name, test := range map[string]struct{ key, value, want string }{
 		"good":          {"abc123", good, ""},
-		"empty":         {"abc123", "", "ends too soon"},
-		"not JSON":      {"abc123", "\x00" + secret, "not JSON from byte 1"},
-		"cut":           {"abc123", good[:60], "ends too soon"},
-		"more":          {"abc123", good + good, "something follows"},
+		"empty":         {"abc123", "", "unexpected end of JSON"},
+		"not JSON":      {"abc123", "\x00" + secret, "invalid JSON at byte 1"},
+		"cut":           {"abc123", good[:60], "unexpected end of JSON"},
+		"more":          {"abc123", good + good, "unexpected data after"},
 		"array":         {"abc123", "[]", "wrong type"},
-		"unknown field": {"abc123", strings.Replace(good, "uid", secret, 1), "fields of a row only"},
-		"wrong type":    {"abc123", strings.Replace(good, "true", `"`+secret+`"`, 1), `field "signing" is of the wrong type`},
-		"bad time":      {"abc123", strings.Replace(good, "2026-01-02T03:04:05Z", secret, 1), "times of RFC 3339"},
+		"unknown field": {"abc123", strings.Replace(good, "uid", secret, 1), "known fields only"},
+		"wrong type":    {"abc123", strings.Replace(good, "true", `"`+secret+`"`, 1), `field "signing" has the wrong type`},
+		"bad time":      {"abc123", strings.Replace(good, "2026-01-02T03:04:05Z", secret, 1), "times in RFC 3339"},
 		"bad secret":    {"abc123", strings.Replace(good, secret, secret+"x", 1), "malformed secret of token abc123"},
 		"example":       {"abcdef", strings.Replace(good, secret, "0123456789abcdef", 1), "published example"},
 		"bad key":       {"ABC", good, "malformed token ID"},
 		"no uid":        {"abc123", strings.Replace(good, `"u"`, `""`, 1), "missing"},
-		"limits":        {"abc123", strings.Replace(good, "{", `{"limits":{"role":"`+secret+`"},`, 1), "limits that nobody"},
-		"nodes":         {"abc123", strings.Replace(good, "{", `{"nodes":["a,`+secret+`"],`, 1), "nodes that cannot have joined"},
+		"limits":        {"abc123", strings.Replace(good, "{", `{"limits":{"role":"`+secret+`"},`, 1), "invalid limits"},
+		"nodes":         {"abc123", strings.Replace(good, "{", `{"nodes":["a,`+secret+`"],`, 1), "invalid node name in nodes"},
 		"not created":   {"abc123", strings.Replace(good, "2026-01-02T03:04:05Z", "0001-01-01T00:00:00Z", 1), "missing"},
 		"version 0":     {"abc123", strings.Replace(good, `"version":1`, `"version":0`, 1), "missing"},
 	} {
@@ -111,7 +111,7 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 			}
 			_, err := tx.CreateBucket([]byte("members"))
 			return err
-		}, `not a file of kubejoin: no bucket "meta" beside "claims", "ends", "holders", "issued", "members", "reserve", "tokens", "unissued"`},
+		}, `not a kubejoin file: found buckets "claims", "ends", "holders", "issued", "members", "reserve", "tokens", "unissued", want "meta"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")
@@ -119,7 +119,7 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 				t.Fatal(err)
 			}
 			edit(t, path, test.change)
-			for range 2 { // the first leaves neither change nor lock behind
+			for range 2 { // the first Open must leave no change and no lock
 				_, err := boltstore.Open(path)
 				if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), path) {
 					t.Errorf("Open = %v, want %q and the file in it", err, test.want)

@@ -5,7 +5,8 @@ import (
 	"syscall"
 )
 
-// datasync has what was written on the disk, without times of the file, which nobody needs.
+// datasync flushes the data of a file to the disk. It skips metadata that is not needed to read the data,
+// such as timestamps.
 func datasync(f *os.File) error {
 	for {
 		if err := syscall.Fdatasync(int(f.Fd())); err != syscall.EINTR {

@@ -18,10 +18,10 @@ func DecodeRow(key, value []byte) (tokens.Record, error) { return decodeRow(key,
 // DecodeClaim reads a row as Claims.List does.
 func DecodeClaim(key, value []byte) (tokens.Claim, error) { return decodeClaim(key, value) }
 
-// SetNow gives the record another clock.
+// SetNow sets the clock of the record.
 func (s *Issued) SetNow(now func() time.Time) { s.now = now }
 
-// AppendAll is Append of many in one transaction.
+// AppendAll appends many rows in one transaction.
 func (s *Issued) AppendAll(rows iter.Seq[Row]) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -35,10 +35,10 @@ func (s *Issued) AppendAll(rows iter.Seq[Row]) error {
 	return s.importAll(lines...)
 }
 
-// JournalHalf is how much goes into the journal before it goes on with the other half.
+// JournalHalf is the size of each half of the journal in bytes.
 const JournalHalf = journalHalf
 
-// ReadJournal gives the entries of a journal with numbers above known, as Open reads them.
+// ReadJournal returns the entries of a journal with numbers above known, as Open reads them.
 func ReadJournal(path string, known uint64) (entries [][]byte, complete bool, err error) {
 	lines, complete, err := readJournal(path, known)
 	for _, l := range lines {
@@ -47,16 +47,16 @@ func ReadJournal(path string, known uint64) (entries [][]byte, complete bool, er
 	return entries, complete, err
 }
 
-// SetMaxSize gives the record another bound than MaxSize.
+// SetMaxSize replaces the limit MaxSize of the record.
 func (s *Issued) SetMaxSize(bytes int64) { s.maxSize = bytes }
 
-// InUse is how many bytes of the file are in use.
+// InUse returns the number of bytes in use in the file.
 func (s *Store) InUse() (n int64) {
 	_ = s.read(func(tx *bbolt.Tx) error { n = s.inUse(tx); return nil })
 	return n
 }
 
-// Fill takes the free pages of the file, one by one, until there is no room for another.
+// Fill uses the free pages of the file, one by one, until the file is full.
 func (s *Store) Fill() error {
 	s.commit.Lock()
 	defer s.commit.Unlock()
@@ -77,7 +77,7 @@ func (s *Store) Fill() error {
 	}
 }
 
-// Break makes every write fail from now on.
+// Break makes every later write fail with err.
 func (s *Store) Break(err error) {
 	s.commit.Lock()
 	defer s.commit.Unlock()
@@ -90,7 +90,7 @@ func (s *Store) Transaction() (n int) {
 	return n
 }
 
-// WriteJournal makes a journal with one group of entries, of which the first has this number.
+// WriteJournal creates a journal with one group of entries. The first entry gets this number.
 func WriteJournal(path string, number uint64, entries ...[]byte) error {
 	j := &journal{path: path}
 	var lines []*journalEntry
@@ -100,8 +100,8 @@ func WriteJournal(path string, number uint64, entries ...[]byte) error {
 	return errors.Join(j.write(lines), j.file.Close())
 }
 
-// IsFull reports whether an error says that the disk or a limit of it is full.
+// IsFull reports whether an error means that the disk or a quota is full.
 func IsFull(err error) bool { return isFull(err) }
 
-// HolderIn finds the process that holds a file in the content of /proc/locks.
+// HolderIn returns the process that holds a lock on the file, according to the content of /proc/locks.
 func HolderIn(locks io.Reader, file os.FileInfo) string { return holderIn(locks, file) }

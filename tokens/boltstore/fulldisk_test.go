@@ -19,7 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// limitFiles has every write beyond a size fail, as on a full disk.
+// limitFiles makes writes beyond a file size fail, as on a full disk.
 func limitFiles(size uint64) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
@@ -29,7 +29,7 @@ func limitFiles(size uint64) error {
 	return syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit)
 }
 
-// fullDisk is the other process of TestRecordAppendsOnFullDisk.
+// fullDisk runs in the child process of TestRecordAppendsOnFullDisk.
 func fullDisk(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	var kept []string
@@ -43,7 +43,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 		}
 		return nil
 	}
-	// check looks for all that was kept and not dropped, which are the last ones.
+	// check fails unless all acknowledged entries that were not dropped are in the record. These are the newest ones.
 	check := func() error {
 		found, err := serials(s.Issued())
 		if err != nil {
@@ -52,7 +52,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 		dropped, _ := s.Issued().Dropped()
 		for _, serial := range kept[dropped:] {
 			if found[serial] != 1 {
-				return fmt.Errorf("certificate %s was acknowledged, and is there %d times; %d of %d were dropped", serial, found[serial], dropped, len(kept))
+				return fmt.Errorf("got acknowledged certificate %s %d times, want once; %d of %d were dropped", serial, found[serial], dropped, len(kept))
 			}
 		}
 		return nil
@@ -60,7 +60,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := add(10); err != nil {
 		return err
 	}
-	// The database cannot grow: what comes takes the room of what is there.
+	// The database cannot grow, so new entries must replace old ones.
 	if err := limitFiles(2 * boltstore.JournalHalf); err != nil {
 		return err
 	}
@@ -71,38 +71,38 @@ func fullDisk(s *boltstore.Store, path string) error {
 		return err
 	}
 	if dropped, last := s.Issued().Dropped(); len(kept)-dropped < 80 || dropped < 250 || time.Since(last) > time.Minute {
-		return fmt.Errorf("%d of %d entries were dropped, the last at %s: the disk has room for more than 80", dropped, len(kept), last)
+		return fmt.Errorf("dropped %d of %d entries, the last at %s: the disk has space for more than 80", dropped, len(kept), last)
 	}
-	// Tokens and claims need room as well.
+	// Tokens and claims need space too.
 	for range 100 {
 		if _, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate(), Description: strings.Repeat("x", 200)}); err != nil {
 			return fmt.Errorf("a token with a full disk: %w", err)
 		}
 	}
-	// Nothing can be written, and nothing is lost by that.
+	// No write succeeds any more, and none may lose stored entries.
 	before, _ := s.Issued().Dropped()
 	if err := limitFiles(4096); err != nil {
 		return err
 	}
 	if err := boltrecord.New(s.Issued()).Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
-		return fmt.Errorf("kept where nothing can be written: %w", err)
+		return fmt.Errorf("append with a disk that refuses every write: %w", err)
 	}
 	if after, _ := s.Issued().Dropped(); after != before {
-		return fmt.Errorf("%d entries were dropped for nothing", after-before)
+		return fmt.Errorf("dropped %d entries, want 0", after-before)
 	}
 	if err := limitFiles(1 << 40); err != nil {
 		return err
 	}
 	if err := add(300); err != nil {
-		return fmt.Errorf("with room again: %w", err)
+		return fmt.Errorf("with free space again: %w", err)
 	}
 	if after, _ := s.Issued().Dropped(); after != before {
-		return fmt.Errorf("%d entries were dropped with room again", after-before)
+		return fmt.Errorf("dropped %d entries with free space again, want 0", after-before)
 	}
 	if err := check(); err != nil {
 		return err
 	}
-	// In the middle of a half: the next ones go where the failed one would have gone.
+	// In the middle of a half, the next entries must go to the offset of the failed one.
 	if err := limitFiles(1); err != nil {
 		return err
 	}
@@ -150,16 +150,16 @@ func TestRecordAppendsOnFullDisk(t *testing.T) {
 	}
 }
 
-// noPage is the other process of TestRecordDropsEntriesWithoutFreePage.
+// noPage runs in the child process of TestRecordDropsEntriesWithoutFreePage.
 func noPage(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
-	for i := range 2000 { // in an order of their ends in which each is on a page of its own
+	for i := range 2000 { // ordered so that neighbors by end are on different pages
 		e := large(issued(time.Now(), newSerial(), time.Hour+time.Duration(i*7919%2000)*time.Minute))
 		if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 			return err
 		}
 	}
-	if _, err := serials(s.Issued()); err != nil { // which waits until the journal is in the file
+	if _, err := serials(s.Issued()); err != nil { // waits until the journal is imported
 		return err
 	}
 	info, err := os.Stat(path)
@@ -199,7 +199,7 @@ func TestRecordDropsEntriesWithoutFreePage(t *testing.T) {
 	}
 }
 
-// noJournal is the other process of TestRecordAppendsWithoutSpaceForJournal.
+// noJournal runs in the child process of TestRecordAppendsWithoutSpaceForJournal.
 func noJournal(s *boltstore.Store, _ string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	if err := limitFiles(boltstore.JournalHalf); err != nil {

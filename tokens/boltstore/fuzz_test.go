@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// FuzzDecodeRow has rows of a file that was damaged or edited.
+// FuzzDecodeRow decodes rows of damaged or edited files.
 func FuzzDecodeRow(f *testing.F) {
 	const good = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
 	f.Add([]byte("abc123"), []byte(good))
@@ -36,7 +36,7 @@ func FuzzDecodeRow(f *testing.F) {
 	})
 }
 
-// FuzzDecodeClaim has such rows of claims.
+// FuzzDecodeClaim decodes claims of damaged or edited files.
 func FuzzDecodeClaim(f *testing.F) {
 	f.Add([]byte("worker-1"), []byte(`{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"certificateDuration":28800,"nodeNames":["w*"]},`+
 		`"keys":["k"],"requests":["r"],"nodeUID":"n","created":"2026-01-02T03:04:05Z","uid":"u","version":1}`))

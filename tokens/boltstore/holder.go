@@ -12,8 +12,8 @@ import (
 
 const unknown = "another process"
 
-// holder returns which process has the file locked, as Linux reports it in /proc. It is for an error
-// message only: the process may be gone by now.
+// holder returns which process has locked the file, as Linux reports it in /proc. Use it only in error
+// messages: the process may have ended by now.
 func holder(path string) string {
 	file, err := os.Stat(path)
 	if err != nil {
@@ -41,7 +41,7 @@ func holderIn(locks io.Reader, file os.FileInfo) string {
 		if pid == os.Getpid() {
 			return "this process itself"
 		}
-		// The name of the program, not its arguments: those may hold anything.
+		// comm has only the name of the program. Its arguments may contain secrets.
 		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		if err != nil {
 			return fmt.Sprintf("process %d", pid)
@@ -51,8 +51,8 @@ func holderIn(locks io.Reader, file os.FileInfo) string {
 	return unknown
 }
 
-// hasOpen compares files, not the device and inode numbers of /proc/locks: with overlayfs and
-// btrfs those are other ones than stat has.
+// hasOpen reports whether a process has the file open. It does not use the device and inode numbers in
+// /proc/locks: on overlayfs and btrfs, they differ from those that stat returns.
 func hasOpen(pid int, file os.FileInfo) bool {
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {

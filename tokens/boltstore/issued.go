@@ -16,48 +16,48 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// How long the issuance record is kept in the file. What is due goes as new entries come.
+// Retention of the issuance record. The store deletes entries that are due when it imports new ones.
 const (
 	// KeepEnded is how long the entry of a certificate is kept after the certificate has ended.
 	KeepEnded = 90 * 24 * time.Hour
-	// KeepUnissued is how long refusals and failures are kept, and MaxUnissued how many of them:
-	// anybody who may ask can be refused.
+	// KeepUnissued is how long refusals and failures are kept. MaxUnissued is how many of them are kept,
+	// because every client can cause refusals.
 	KeepUnissued = 30 * 24 * time.Hour
 	MaxUnissued  = 100_000
-	// MaxSize is how many bytes of the file may be in use, 1.4 million certificates. Beyond that, and
-	// when the disk is full, entries are dropped before they are due: see [Issued.Dropped].
+	// MaxSize is how many bytes of the file can be in use, enough for 1.4 million certificates. Above it,
+	// and when the disk is full, the store drops entries before they are due: see [Issued.Dropped].
 	MaxSize = 4 << 30
 )
 
-// sweptForOne is how many entries go at most as one comes: more than one, so that the record gets
-// smaller, and few, since somebody waits for a certificate.
+// sweptForOne is how many due entries are deleted at most for each new entry. It is more than one, so that
+// the record shrinks. It is small, because a client waits for its certificate.
 const sweptForOne = 4
 
-// Issued keeps the issuance record in the file of a [Store], as rows. Package
+// Issued stores the issuance record in the file of a [Store], as rows. Package
 // signer/issuance/boltrecord encodes and decodes them.
 //
-// Entries go into a journal beside the file first, and many of them at once from there into the
-// database: when a half of the journal is full, when the record is asked, and at Close. After a
-// crash Open does it.
+// It first writes entries to a journal, a second file. It then imports many of them at once into the
+// database: when a half of the journal is full, when the record is read, and in Close. After a crash, Open
+// imports them.
 type Issued struct {
 	store *Store
-	hints tokens.Hints // nobody watches
+	hints tokens.Hints // has no listeners
 	now   func() time.Time
 
 	appends batch.Queue[struct{}, *journalEntry]
-	writing sync.Mutex // guards what follows
+	writing sync.Mutex // guards the next three fields
 	journal journal
 	number  uint64 // of the last entry
 	closed  bool
 
-	importing sync.Mutex // held while lines go into the database
+	importing sync.Mutex // held while lines are imported into the database
 	imports   sync.WaitGroup
 
-	mu      sync.Mutex      // guards what follows
-	pending []*journalEntry // in the journal, and not in the database
-	known   uint64          // number of the last one in the database
+	mu      sync.Mutex      // guards the next four fields
+	pending []*journalEntry // in the journal, but not in the database yet
+	known   uint64          // number of the last entry in the database
 	dropped int
-	last    time.Time // when one was dropped
+	last    time.Time // when the last entry was dropped
 
 	maxSize int64
 	cut     bool
@@ -69,15 +69,15 @@ type Row struct {
 	Time time.Time
 	// Ends is when the certificate of the entry ends; zero if none was issued.
 	Ends time.Time
-	// Value is the entry as a JSON object. Its fields "time", "outcome" and "notAfter" say the same
-	// as Time and Ends: after a crash, Open reads them from the journal. A change of its fields or of
-	// their meaning needs another schemaVersion.
+	// Value is the entry as a JSON object. Its fields "time", "outcome" and "notAfter" must agree with Time
+	// and Ends, because after a crash, Open reads them from the journal. If the fields or their meaning
+	// change, schemaVersion must change too.
 	Value []byte
 
-	key []byte // of a row that was read
+	key []byte // only in rows that were read
 }
 
-// readRow returns the row with this value. Its errors never show the value.
+// readRow returns the row with this value. Its errors never contain the value.
 func readRow(value []byte) (Row, error) {
 	var e struct {
 		Time     time.Time `json:"time"`
@@ -93,12 +93,13 @@ func readRow(value []byte) (Row, error) {
 		r.Ends, known = e.NotAfter, !e.NotAfter.Before(firstTime)
 	}
 	if !known || e.Time.Before(firstTime) || e.Time.After(lastTime) {
-		return Row{}, errors.New("an entry that nobody may have made")
+		return Row{}, errors.New("invalid outcome or time")
 	}
 	return r, nil
 }
 
-// Decode reads Value strictly into e. Its errors are as those of [Row.Damaged] and never show the value.
+// Decode decodes Value into e and refuses unknown fields. Its errors come from [Row.Damaged] and never
+// contain the value.
 func (r Row) Decode(e any) error {
 	if err := unmarshal(r.Value, e); err != nil {
 		return r.Damaged(err)
@@ -114,8 +115,8 @@ func (r Row) Damaged(err error) error {
 // Issued returns the issuance record in the file. It can be used until the store is closed.
 func (s *Store) Issued() *Issued { return &s.issued }
 
-// Append keeps a row. It is on the disk when Append returns. Append does not compare Time and Ends with Value: package
-// signer/issuance/boltrecord makes rows in which they agree.
+// Append stores a row. When Append returns, the row is on the disk. Append does not compare Time and Ends
+// with Value: package signer/issuance/boltrecord creates rows in which they agree.
 func (s *Issued) Append(ctx context.Context, r Row) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -127,13 +128,13 @@ func (s *Issued) Append(ctx context.Context, r Row) error {
 	return l.err
 }
 
-// Truncated reports whether the end of the record could not be read when the store was opened: a crash
-// came while entries were written, of certificates that have not left, or a disk has lost some.
+// Truncated reports whether entries at the end of the record were missing or damaged when the store was opened.
+// Either a crash interrupted Append, whose certificates were then never delivered, or the disk lost entries.
 func (s *Issued) Truncated() bool { return s.cut }
 
-// Dropped is how many entries were taken out before they were due since the store was opened, and when
-// the last one was: the disk was full, or the file had reached [MaxSize]. Refusals and failures go first,
-// then the certificates that end first.
+// Dropped returns how many entries the store has dropped before they were due since it was opened, and when
+// it dropped the last one. It drops entries if the disk is full or the file reaches [MaxSize]: refusals and
+// failures first, then the certificates that end first.
 func (s *Issued) Dropped() (entries int, last time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +149,7 @@ func (s *Issued) addDropped(out sweepResult) {
 	}
 }
 
-// appendAll keeps lines in the journal, with one write and sync for as many as it has room for.
+// appendAll writes lines to the journal. It uses one write and one sync for as many as fit into the current half.
 func (s *Issued) appendAll(_ context.Context, all []*journalEntry) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -172,14 +173,14 @@ func (s *Issued) keep(lines []*journalEntry) error {
 	for i, l := range lines {
 		l.number = s.number + 1 + uint64(i)
 	}
-	if size := sizeOf(lines...); size > journalHalf { // of a request that is larger than any that is served
+	if size := sizeOf(lines...); size > journalHalf { // one line that is larger than any request can be
 		return s.keepWithoutJournal(lines)
 	} else if !s.journal.fits(size) {
 		if err := s.switchHalf(); err != nil {
 			return err
 		}
 	}
-	if err := s.journal.write(lines); isFull(err) { // which has no place yet, or not where it was
+	if err := s.journal.write(lines); isFull(err) { // the journal could not be created or written
 		return s.keepWithoutJournal(lines)
 	} else if err != nil {
 		return err
@@ -191,18 +192,19 @@ func (s *Issued) keep(lines []*journalEntry) error {
 	return nil
 }
 
-// keepWithoutJournal brings lines into the database, after all that is pending.
+// keepWithoutJournal imports lines into the database, after all pending lines.
 func (s *Issued) keepWithoutJournal(lines []*journalEntry) error {
 	if err := s.importAll(lines...); err != nil {
 		return err
 	}
 	s.number += uint64(len(lines))
-	s.journal.used = 0 // numbers go on from entry to entry, and all is in the database
+	// The numbers in a half must be consecutive, so start the half again. All its entries are in the database.
+	s.journal.used = 0
 	return nil
 }
 
-// switchHalf goes on with the other half of the journal, when all that is in it is in the database, and
-// has the full one imported meanwhile.
+// switchHalf switches to the other half of the journal, once the entries in it are in the database. It starts to
+// import the full half in the background.
 func (s *Issued) switchHalf() error {
 	s.mu.Lock()
 	known := s.known
@@ -213,11 +215,11 @@ func (s *Issued) switchHalf() error {
 		}
 	}
 	s.journal.turn()
-	s.imports.Go(func() { _ = s.importAll() }) // if it fails, the next turn says so
+	s.imports.Go(func() { _ = s.importAll() }) // after a failure, the next turn imports again and returns the error
 	return nil
 }
 
-// importAll brings what is pending, and more after it, into the database.
+// importAll imports the pending lines into the database, followed by more.
 func (s *Issued) importAll(more ...*journalEntry) error {
 	s.importing.Lock()
 	defer s.importing.Unlock()
@@ -248,7 +250,7 @@ func (s *Issued) importAll(more ...*journalEntry) error {
 	return nil
 }
 
-// replay brings what a crash has left in the journal into the database.
+// replay imports the entries that a crash has left in the journal, and removes the journal.
 func (s *Issued) replay() error {
 	s.journal.path = s.store.path + "-journal"
 	if err := s.store.read(func(tx *bbolt.Tx) error {
@@ -280,7 +282,7 @@ func (s *Issued) replay() error {
 	return os.Remove(s.journal.path)
 }
 
-// close brings all into the database. What cannot be brought there stays in the journal.
+// close imports all pending lines and removes the journal. If the import fails, the journal stays.
 func (s *Issued) close() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -298,18 +300,18 @@ func (s *Issued) close() error {
 // PlaceLen is the length of a place in the record, in bytes.
 const PlaceLen = 16
 
-// A Visitor is called with a row and with its place, from which a later walk can go on. It returns
-// whether it wants more rows. Both are valid during the call only.
+// A Visitor gets a row and its place. It returns whether it wants more rows. A later walk can continue
+// from the place. Row and place are valid only during the call.
 type Visitor func(place []byte, r Row) (more bool, err error)
 
-// NewestFirst visits all rows, the newest first. With a place in after it begins behind that place.
-// The rows have no Ends.
+// NewestFirst visits the rows from the newest to the oldest. If after is not empty, it starts behind that
+// place. The rows have no Ends.
 func (s *Issued) NewestFirst(after []byte, visit Visitor) error {
 	return s.walk(func(r record) error { return r.newestFirst(after, visit) })
 }
 
-// SoonestFirst visits the rows of certificates that end at from or later, the one that ends first
-// first. With a place in after it begins behind that place instead.
+// SoonestFirst visits the rows of certificates that end at from or later, in the order in which they end.
+// If after is not empty, SoonestFirst starts behind that place instead.
 func (s *Issued) SoonestFirst(after []byte, from time.Time, visit Visitor) error {
 	return s.walk(func(r record) error { return r.soonestFirst(after, from, visit) })
 }

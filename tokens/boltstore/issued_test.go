@@ -18,7 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// issued is the entry of a certificate that was issued at a time.
+// issued returns the entry of a certificate that was issued at the given time.
 func issued(at time.Time, serial string, lifetime time.Duration) issuance.Entry {
 	return issuance.Entry{
 		Time: at, Outcome: issuance.Issued, Signer: "kubernetes.io/kube-apiserver-client-kubelet", Requester: "system:bootstrap:qwertz", TokenID: "qwertz",
@@ -58,7 +58,7 @@ func appendAll(s *boltstore.Issued, entries iter.Seq[issuance.Entry]) error {
 	})
 }
 
-// list gives the serial numbers, or keys, of what matches.
+// list returns the serial numbers of the matching certificates, and the keys of the other entries.
 func list(t testing.TB, s *boltstore.Issued, q issuance.Query) []string {
 	t.Helper()
 	page, err := boltrecord.New(s).List(t.Context(), q)
@@ -87,26 +87,26 @@ func TestIssuedRetention(t *testing.T) {
 		issued(now.Add(-200*day), "a4", day),
 		refused(now.Add(-31*day), 1), refused(now.Add(-29*day), 2), refused(now, 3))
 	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "3 2 a2 a3" {
-		t.Errorf("kept are %s, want what ended within 90 days or is to end, and refusals of 30 days", got)
+		t.Errorf("got %s, want certificates that ended within 90 days or are valid, and refusals of 30 days", got)
 	}
 	now = now.Add(2 * day)
 	add(t, s, issued(now, "a5", day))
 	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "a5 3 a2 a3" {
-		t.Errorf("two days later kept are %s", got)
+		t.Errorf("two days later: got %s", got)
 	}
 	now = now.Add(200 * day)
-	for range 2 { // a few go with each
+	for range 2 { // each append deletes a few
 		add(t, s, issued(now, "a6", day))
 	}
 	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "a6 a6" {
-		t.Errorf("200 days later kept are %s", got)
+		t.Errorf("200 days later: got %s", got)
 	}
 	if got := list(t, s, issuance.Query{EndsBefore: now.Add(1000 * day)}); len(got) != 2 {
-		t.Errorf("by their ends they are %s", got)
+		t.Errorf("got %s by end, want 2", got)
 	}
 }
 
-// Refusals have a bound: anybody who may ask can be refused.
+// The number of refusals must stay below a limit: anyone who can send requests can cause refusals.
 func TestLimitsNumberOfRefusals(t *testing.T) {
 	s := openIssued(t)
 	now := time.Now()
@@ -124,19 +124,19 @@ func TestLimitsNumberOfRefusals(t *testing.T) {
 		return strings.Join(entries, " ")
 	}
 	if got := oldest(); got != "3 2 1 0" {
-		t.Fatalf("the oldest are %s", got)
+		t.Fatalf("got %s as the oldest", got)
 	}
 	add(t, s, issued(now.Add(time.Minute), "1f", time.Hour))
 	if got := oldest(); got != "3 2 1 0" {
-		t.Errorf("after a certificate the oldest are %s", got)
+		t.Errorf("after a certificate: got %s as the oldest", got)
 	}
 	add(t, s, refused(now.Add(time.Minute), 1), refused(now.Add(time.Minute), 2))
 	if got := oldest(); got != "3 2" {
-		t.Errorf("after two more refusals the oldest are %s", got)
+		t.Errorf("after two more refusals: got %s as the oldest", got)
 	}
 }
 
-// Many at once share an fsync, and each is there.
+// Concurrent appends share an fsync. No entry may be lost.
 func TestConcurrentAppends(t *testing.T) {
 	s := openIssued(t)
 	var all sync.WaitGroup
@@ -157,8 +157,8 @@ func TestConcurrentAppends(t *testing.T) {
 	}
 }
 
-// manyIssued has 100,000 certificates, of which every thousandth is of another token, and the last
-// 50 end first.
+// manyIssued returns a record of 100,000 certificates. Every thousandth belongs to another token, and the last 50
+// end first.
 func manyIssued(t testing.TB) *boltstore.Issued {
 	s := openIssued(t)
 	start := time.Now().Add(-time.Hour)
@@ -191,20 +191,20 @@ func Test100000Issued(t *testing.T) {
 		q    issuance.Query
 		want int
 	}{
-		"of a token":    {issuance.Query{TokenID: "asdfgh", Limit: issuance.MaxLimit}, 100},
-		"of no token":   {issuance.Query{TokenID: "nonono"}, 0},
-		"soon ending":   {issuance.Query{EndsAfter: time.Now(), EndsBefore: time.Now().Add(30 * 24 * time.Hour)}, 50},
-		"of no node":    {issuance.Query{Node: "worker-9"}, 0},
-		"newest":        {issuance.Query{}, issuance.DefaultLimit},
-		"most":          {issuance.Query{Limit: 1_000_000}, issuance.MaxLimit},
-		"none was that": {issuance.Query{Outcome: issuance.Refused}, 0},
+		"of a token":  {issuance.Query{TokenID: "asdfgh", Limit: issuance.MaxLimit}, 100},
+		"of no token": {issuance.Query{TokenID: "nonono"}, 0},
+		"soon ending": {issuance.Query{EndsAfter: time.Now(), EndsBefore: time.Now().Add(30 * 24 * time.Hour)}, 50},
+		"of no node":  {issuance.Query{Node: "worker-9"}, 0},
+		"newest":      {issuance.Query{}, issuance.DefaultLimit},
+		"most":        {issuance.Query{Limit: 1_000_000}, issuance.MaxLimit},
+		"no refusals": {issuance.Query{Outcome: issuance.Refused}, 0},
 	} {
 		began := time.Now()
 		if got := list(t, s, test.q); len(got) != test.want {
 			t.Errorf("%s: %d, want %d", name, len(got), test.want)
 		}
 		t.Logf("%s: %s", name, time.Since(began))
-		if took := time.Since(began); took > 10*time.Second { // a busy machine; usually 0.1 s
+		if took := time.Since(began); took > 10*time.Second { // usually 0.1 s, but the machine may be busy
 			t.Errorf("%s takes %s", name, took)
 		}
 	}
@@ -254,7 +254,7 @@ func BenchmarkAppendIssued(b *testing.B) {
 	}
 }
 
-// The record grows by what an entry has.
+// An entry must not take much more space in the file than its own size.
 func TestEntrySizeInFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)

@@ -11,22 +11,23 @@ import (
 	"slices"
 )
 
-// A journal has the entries of the issuance record that came last, for as long as they are not in
-// the database: a transaction for each few of them takes several times what they do themselves.
+// A journal is a file with the newest entries of the issuance record, until they are in the database.
+// It exists because a database transaction costs several times as much as writing a few entries.
 //
-// Its file has a size that does not change, so that what is synced is entries and nothing of the
-// file system's, and two halves. Entries go into one half, in groups that were written together,
-// until it is full, and then over what is in the other, which is in the database by then. So
-// nothing is ever taken out: what is old is known by its numbers.
+// The size of the file never changes, so that a sync writes only entries and no file system metadata. The
+// file has two halves. Entries that are written together form a group. The journal appends groups to
+// one half until it is full. It then overwrites the other half, whose entries are in the database by then.
+// It never deletes entries: a reader recognizes old ones by their numbers.
 //
-// A group is a header (8 bytes of the number of its first entry, which is one more than that of the
-// entry before; 4 of how many bytes follow the header; 4 of a CRC-32C of these 12 and of what follows)
-// and its entries as JSON, each after 4 bytes of its length.
+// A group is a header, then its entries as JSON, each after its length in 4 bytes. The header has 16 bytes:
+//   - 8 bytes: the number of the first entry, which is one more than that of the entry before
+//   - 4 bytes: the number of bytes after the header
+//   - 4 bytes: the CRC-32C of the first 12 bytes of the header and of everything after the header
 type journal struct {
 	path string
-	file *os.File  // nil until there is an entry
-	half int       // that is written to
-	used int64     // how much of it
+	file *os.File  // nil until the first write
+	half int       // the current half, 0 or 1
+	used int64     // bytes used in the current half
 	last [2]uint64 // number of the last entry in each half
 	buf  []byte
 }
@@ -39,16 +40,16 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A line is an entry of the issuance record that is to be kept.
+// A journalEntry is a new entry of the issuance record.
 type journalEntry struct {
 	number uint64
 	place  []byte // in bucket "issued"
-	ends   []byte // in bucket "ends", of what was issued
+	ends   []byte // place in bucket "ends"; nil if no certificate was issued
 	v      []byte // the entry as JSON
 	err    error
 }
 
-// sizeOf is how much of a half lines take.
+// sizeOf returns how many bytes lines take as one group.
 func sizeOf(lines ...*journalEntry) int64 {
 	size := int64(groupHeader)
 	for _, l := range lines {
@@ -57,14 +58,14 @@ func sizeOf(lines ...*journalEntry) int64 {
 	return size
 }
 
-// fits reports whether there is room in the half that is written to.
+// fits reports whether the current half has space for size bytes.
 func (j *journal) fits(size int64) bool { return j.used+size <= journalHalf }
 
-// switchHalf goes on with the other half, which is written over.
+// turn switches to the other half, which write then overwrites.
 func (j *journal) turn() { j.half, j.used = 1-j.half, 0 }
 
-// write keeps lines, for which there has to be room. They are on the disk when it returns. After an
-// error they may be there or not, and the next ones are written over them.
+// write appends lines, which must fit, to the current half as one group. When it returns, they are on the
+// disk. After an error they may be on the disk or not, and the next write overwrites them.
 func (j *journal) write(lines []*journalEntry) error {
 	if j.file == nil {
 		if err := j.create(); err != nil {
@@ -89,12 +90,13 @@ func (j *journal) write(lines []*journalEntry) error {
 	return nil
 }
 
-// sumOf is the checksum of a group.
+// sumOf returns the checksum of a group.
 func sumOf(group []byte) uint32 {
 	return crc32.Update(crc32.Checksum(group[:12], castagnoli), castagnoli, group[groupHeader:])
 }
 
-// create makes the file with all of its blocks, so that there is room for what is to come.
+// create creates the file and writes all its blocks, so that on most file systems later writes need no more
+// space.
 func (j *journal) create() error {
 	f, err := openPrivate(j.path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
 	if err != nil {
@@ -108,7 +110,7 @@ func (j *journal) create() error {
 	return nil
 }
 
-// remove is for when all is in the database.
+// remove closes and deletes the file. All its entries must be in the database.
 func (j *journal) remove() error {
 	if j.file == nil {
 		return nil
@@ -118,9 +120,9 @@ func (j *journal) remove() error {
 	return err
 }
 
-// readJournal gives the entries in the file at path that have numbers above known, in their order.
-// Complete is false if some are missing or cannot be read: the last group, if a part of it alone was
-// written, as when power fails, or what is damaged.
+// readJournal returns the entries in the file at path with numbers above known, sorted by number. complete
+// is false if entries are missing or damaged, for example because only a part of the last group was written
+// before a power failure.
 func readJournal(path string, known uint64) (lines []*journalEntry, complete bool, err error) {
 	f, err := openPrivate(path, os.O_RDONLY, 0)
 	if err != nil {
@@ -149,18 +151,18 @@ func readJournal(path string, known uint64) (lines []*journalEntry, complete boo
 	return lines, complete, nil
 }
 
-// A half is what can be read of one.
+// A half has the readable entries of one half of a journal.
 type half struct {
-	first, next uint64 // numbers
+	first, next uint64 // number of the first entry, and that after the last one
 	entries     [][]byte
-	stopped     uint64 // the number in the header of a group that cannot be read
+	stopped     uint64 // number in the header of the first unreadable group; 0 if there is none
 }
 
 func readHalf(content []byte) half {
 	var h half
 	for len(content) >= groupHeader {
 		number, length := binary.BigEndian.Uint64(content), int64(binary.BigEndian.Uint32(content[8:]))
-		if number == 0 || h.next != 0 && number != h.next { // what was there before
+		if number == 0 || h.next != 0 && number != h.next { // unused space or an old group
 			return h
 		}
 		h.stopped = number

@@ -22,7 +22,7 @@ import (
 
 func newSerial() string { return fmt.Sprintf("%x%016x", 1+rand.Uint64N(1<<60), rand.Uint64()) }
 
-// largeEntry bytes make a journal turn soon.
+// largeEntry is an entry size with which the journal changes halves after a few entries.
 const largeEntry = 8 << 10
 
 func large(e issuance.Entry) issuance.Entry {
@@ -32,7 +32,7 @@ func large(e issuance.Entry) issuance.Entry {
 
 func journalOf(path string) string { return path + "-journal" }
 
-// crash gives what a crash would leave of a store in which nothing is being written.
+// crash copies the files of a store, as a crash between two writes leaves them.
 func crash(t *testing.T, path string) string {
 	t.Helper()
 	left := filepath.Join(t.TempDir(), "tokens.db")
@@ -65,7 +65,7 @@ func TestJournalAfterCrash(t *testing.T) {
 	add(t, s.Issued(), issued(now, "1f", time.Hour), refused(now.Add(1), 7), issued(now.Add(2), "2f", time.Hour))
 	left := crash(t, path)
 	if n := inDatabase(t, left); n != 0 {
-		t.Fatalf("%d entries are in the database, want all in the journal alone: else this tests nothing", n)
+		t.Fatalf("got %d entries in the database, want all in the journal only: otherwise this test checks nothing", n)
 	}
 	again := open(t, left)
 	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "7", "1f"}) || again.Issued().Truncated() {
@@ -82,9 +82,9 @@ func TestJournalAfterCrash(t *testing.T) {
 		t.Errorf("after Close %d entries are in the database, want 4", n)
 	}
 	if _, err := os.Stat(journalOf(left)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Close leaves the journal behind: %v", err)
+		t.Errorf("got a journal after Close: %v", err)
 	}
-	// A crash between the import and the end of the journal: nothing is there twice.
+	// After a crash between the import and the removal of the journal, no entry may be there twice.
 	journal, err := os.ReadFile(journalOf(path))
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +247,7 @@ func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 	}
 }
 
-// FuzzReadJournal: whatever is in the file, it is read or left out.
+// FuzzReadJournal reads journals with any content. It must return valid entries only.
 func FuzzReadJournal(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "tokens.db")
 	s := open(f, path)
@@ -269,7 +269,7 @@ func FuzzReadJournal(f *testing.F) {
 	})
 }
 
-// Where the journal cannot be made, nothing is issued, and as soon as it can be, it is.
+// Append must fail while the journal cannot be created, and work as soon as it can.
 func TestAppendFailsWithoutJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)

@@ -7,7 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// limitsRow is a part of the row of a token and of that of a claim.
+// limitsRow is the limits in the row of a token or a claim.
 type limitsRow struct {
 	MaxNodes            int      `json:"maxNodes,omitempty"`
 	NodeNames           []string `json:"nodeNames,omitempty"`
@@ -34,7 +34,7 @@ func encodeLimits(l tokens.Limits) limitsRow {
 	return row
 }
 
-// decodeLimits takes nothing for limits that Create would have refused.
+// decodeLimits returns an error for limits that Create would have refused.
 func decodeLimits(row limitsRow) (tokens.Limits, error) {
 	l := tokens.Limits{
 		MaxNodes:            row.MaxNodes,
@@ -47,7 +47,7 @@ func decodeLimits(row limitsRow) (tokens.Limits, error) {
 		l.Replaces = tokens.NodeRef{Name: row.Replaces.Name, UID: row.Replaces.UID}
 	}
 	if overflown || row.Replaces != nil && l.Replaces == (tokens.NodeRef{}) || l.Check() != nil {
-		return tokens.Limits{}, errors.New("limits that nobody may have set")
+		return tokens.Limits{}, errors.New("invalid limits")
 	}
 	return l, nil
 }

@@ -7,8 +7,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A listing remembers what it decoded the last time. It compares the rows, so that the file stays
-// the only truth: most of the time of a List of thousands would go into JSON.
+// A listing caches decoded rows, because a List of thousands of rows spends most of its time decoding JSON.
+// It uses a cached value only if the row in the file has not changed.
 type listing[T any] struct {
 	mu   sync.Mutex
 	rows map[string]decodedRow[T]
@@ -19,7 +19,7 @@ type decodedRow[T any] struct {
 	value T
 }
 
-// list gives all rows of a bucket in the order of their keys. It keeps what values point at.
+// list returns the values of all rows of a bucket, sorted by key. The values share memory with the cache.
 func (l *listing[T]) list(bucket *bbolt.Bucket, decode func(k, v []byte) (T, error)) ([]T, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -41,11 +41,11 @@ func (l *listing[T]) list(bucket *bbolt.Bucket, decode func(k, v []byte) (T, err
 	return all, nil
 }
 
-// maxKnown is how many rows are remembered that were asked for one by one: those that are deleted
-// meanwhile are forgotten by the next list.
+// maxKnown is the number of cached rows at which one clears the cache. Without it, deleted rows would stay
+// in the cache until the next list.
 const maxKnown = 1 << 14
 
-// one gives the value of one row. It keeps what the value points at.
+// one returns the value of one row. The value shares memory with the cache.
 func (l *listing[T]) one(k, v []byte, decode func(k, v []byte) (T, error)) (T, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

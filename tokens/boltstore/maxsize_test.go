@@ -10,8 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
-// The record has a size that it does not exceed. What goes first is what is refused, and then the
-// certificates that end first.
+// The record must not exceed its maximum size. It must drop refusals first, then the certificates that end first.
 func TestRecordHasMaximumSize(t *testing.T) {
 	const most = 2 << 20
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
@@ -22,7 +21,7 @@ func TestRecordHasMaximumSize(t *testing.T) {
 		add(t, record, refused(now, i), issued(now, fmt.Sprintf("a%x", i), 365*24*time.Hour))
 	}
 	if n, last := record.Dropped(); n != 0 || !last.IsZero() {
-		t.Fatalf("%d entries were dropped at %s, with room for all", n, last)
+		t.Fatalf("dropped %d entries at %s, want 0: there is space for all", n, last)
 	}
 	var last []string
 	for round := range 12 {
@@ -37,7 +36,7 @@ func TestRecordHasMaximumSize(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if n := s.InUse(); round > 3 && n > most+2<<20 { // and what one import adds
+		if n := s.InUse(); round > 3 && n > most+2<<20 { // plus the size of one import
 			t.Errorf("round %d: %d bytes are in use", round, n)
 		}
 	}
@@ -47,21 +46,21 @@ func TestRecordHasMaximumSize(t *testing.T) {
 	}
 	for i := range 20 {
 		if found[fmt.Sprintf("a%x", i)] != 1 {
-			t.Errorf("certificate a%x was dropped, which ends last", i)
+			t.Errorf("dropped certificate a%x, which ends last", i)
 		}
 	}
 	if slices.ContainsFunc(last, func(serial string) bool { return found[serial] != 1 }) || found["b0000"] != 0 {
-		t.Errorf("%d certificates of the first round are there, and not all of the last", found["b0000"])
+		t.Errorf("got %d certificates of the first round, but not all of the last", found["b0000"])
 	}
 	if got := list(t, record, issuance.Query{Outcome: issuance.Refused}); len(got) != 0 {
-		t.Errorf("%d refusals are there, and certificates were dropped", len(got))
+		t.Errorf("got %d refusals, want 0 because certificates were dropped", len(got))
 	}
 	if n, at := record.Dropped(); n != 1240-len(found) && n != 1240-len(found)+1 || at.IsZero() {
-		t.Errorf("%d are said to be dropped, and %d certificates are there", n, len(found))
+		t.Errorf("got %d dropped entries and %d certificates", n, len(found))
 	}
 }
 
-// What goes when it is due is not dropped.
+// Entries that are deleted at the end of their retention must not count as dropped.
 func TestDueEntriesAreNotDropped(t *testing.T) {
 	record := openIssued(t)
 	now := time.Now()
@@ -71,6 +70,6 @@ func TestDueEntriesAreNotDropped(t *testing.T) {
 		t.Errorf("the record has %v", got)
 	}
 	if n, _ := record.Dropped(); n != 0 {
-		t.Errorf("%d are said to be dropped", n)
+		t.Errorf("got %d dropped entries, want 0", n)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// TestMigratesSchema1 has a file as the version before claims wrote it: its tokens are as they were, and
-// can be given limits, and the file can keep claims.
+// TestMigratesSchema1 opens a file of the version before claims. Its tokens must be unchanged, and it must accept limits
+// and claims.
 func TestMigratesSchema1(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	edit(t, path, func(tx *bbolt.Tx) error {
@@ -32,7 +32,7 @@ func TestMigratesSchema1(t *testing.T) {
 		return rows.Put([]byte("abc123"), []byte(`{"secret":"`+secret+`","expires":"2040-02-03T04:05:06Z","signing":true,"authentication":true,`+
 			`"groups":["system:bootstrappers:a"],"description":"d","created":"2026-01-02T03:04:05Z","uid":"u","version":7}`))
 	})
-	for range 2 { // as it is migrated, and when it has been
+	for range 2 { // the first Open migrates the file, the second does not
 		s := open(t, path)
 		all, err := s.List(t.Context())
 		if err != nil || len(all) != 1 {
@@ -74,8 +74,8 @@ func TestMigratesSchema1(t *testing.T) {
 	}
 }
 
-// TestMigratesSchema2 has a file as the version before the issuance record wrote it: what is in it stays, and
-// it can keep a record.
+// TestMigratesSchema2 opens a file of the version before the issuance record. Its content must be unchanged, and it must
+// accept a record.
 func TestMigratesSchema2(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
@@ -93,7 +93,7 @@ func TestMigratesSchema2(t *testing.T) {
 		return errors.Join(tx.DeleteBucket([]byte("issued")), tx.DeleteBucket([]byte("ends")), tx.DeleteBucket([]byte("unissued")),
 			tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("2")))
 	})
-	for i := range 2 { // as it is migrated, and when it has been
+	for i := range 2 { // the first Open migrates the file, the second does not
 		s := open(t, path)
 		if kept, err := s.Get(t.Context(), r.Token.ID()); err != nil || kept.Token != r.Token || kept.UID != r.UID {
 			t.Errorf("Get = %+v, %v, want %+v", kept, err, r)
@@ -119,7 +119,8 @@ func TestMigratesSchema2(t *testing.T) {
 	})
 }
 
-// TestMigratesSchema4 has a claim as the version before wrote it: it has no past, and can be released.
+// TestMigratesSchema4 opens a file of the version before released claims. Its claim must have no Past, and must be
+// releasable.
 func TestMigratesSchema4(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	if err := open(t, path).Close(); err != nil {
@@ -146,7 +147,8 @@ func TestMigratesSchema4(t *testing.T) {
 	}
 }
 
-// TestMigratesSchema3 has a file as the version before the journal wrote it: its record stays, and goes on.
+// TestMigratesSchema3 opens a file of the version before the journal. Its record must be unchanged, and must accept
+// entries.
 func TestMigratesSchema3(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
@@ -155,7 +157,7 @@ func TestMigratesSchema3(t *testing.T) {
 		t.Fatal(err)
 	}
 	edit(t, path, func(tx *bbolt.Tx) error {
-		if n := tx.Bucket([]byte("issued")).Sequence(); n != 2 { // as NextSequence left it
+		if n := tx.Bucket([]byte("issued")).Sequence(); n != 2 { // as NextSequence had set it
 			t.Errorf("the last entry has number %d, want 2", n)
 		}
 		return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("3"))

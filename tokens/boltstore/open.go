@@ -15,12 +15,15 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// The file is a bbolt database. Bucket "meta" says which schema it has; bucket "tokens" has one
-// row for each token, under its ID; bucket "claims" one for each claim, under its node name;
-// bucket "holders" has the keys ID/NODE of all claims and no values, to find those of a token.
-// Bucket "issued" has the issuance record in the order of time; bucket "ends" the keys of what was
-// issued in the order of when it ends; bucket "unissued" those of the rest, and how many they are.
-// Bucket "reserve" holds pages for when the disk is full; it may be missing.
+// The file is a bbolt database with these buckets:
+//   - "meta": the schema version.
+//   - "tokens": tokens by token ID.
+//   - "claims": claims by node name.
+//   - "holders": an index of the claims of each token. The keys are ID/NODE, the values are empty.
+//   - "issued": the entries of the issuance record, sorted by time.
+//   - "ends": an index of the certificates in "issued", sorted by the time when they end.
+//   - "unissued": the keys in "issued" of refusals and failures. Its sequence is their number.
+//   - "reserve": pages that are freed when the disk is full. It may be missing.
 var (
 	metaBucket     = []byte("meta")
 	tokensBucket   = []byte("tokens")
@@ -33,37 +36,39 @@ var (
 	schemaKey      = []byte("schema")
 )
 
-// Schema 1 had tokens without limits, and no claims; schema 2 had no issuance record, schema 3
-// no journal beside the file, schema 4 claims without a past, and schema 5 tokens without a creator.
-// What they wrote is good in schema 6.
+// Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, and 6 the
+// creator of tokens. Rows of earlier schemas are valid in schema 6.
 const schemaVersion = "6"
 
 var schemasBefore = []string{"1", "2", "3", "4", "5"}
 
-// A program that is stopping lets go of the file within this time.
+// openTimeout is how long Open waits for the lock of the file. A program that is stopping releases the lock
+// within this time.
 const openTimeout = time.Second
 
 var (
-	// ErrInUse is wrapped when another process, or another Store of this one, has the file
-	// open.
+	// ErrInUse is wrapped if another process, or another Store in this process, has the file open.
 	ErrInUse = errors.New("file is in use")
-	// ErrExposed is wrapped when others than the owner of the file may read or write it.
-	ErrExposed = errors.New("file is open to others")
-	// ErrDamaged is wrapped when the file or a row of it is not what was written.
+	// ErrExposed is wrapped if users other than the owner have permissions on the file.
+	ErrExposed = errors.New("file is accessible to other users")
+	// ErrDamaged is wrapped if the file or one of its rows is not what kubejoin wrote.
 	ErrDamaged = errors.New("file is damaged")
 )
 
-// Open opens the store in the file at path, or makes it there with mode 0600. The error says
-// who holds the file where the operating system tells, and wraps [ErrInUse] then. A file that
-// others may read is refused with [ErrExposed]: it holds secrets. One that an earlier version of
-// kubejoin has written is of no use to that version any more.
+// Open opens the store in the file at path. It creates the file with mode 0600 if it does not exist.
+//
+// If the file is in use, the error wraps [ErrInUse] and names the process, where the operating system
+// reports it. If other users have permissions on the file, the error wraps [ErrExposed], because the file
+// contains secrets.
+//
+// Open converts a file that an earlier version of kubejoin wrote. The earlier version cannot open it then.
 func Open(path string) (*Store, error) {
 	var opened *os.File
 	var db *bbolt.DB
 	err := guard(path, func() (err error) {
 		db, err = bbolt.Open(path, 0o600, &bbolt.Options{
 			Timeout: openTimeout,
-			// The map scales to many free pages, as a burst of deleted tokens leaves them.
+			// A map scales to many free pages, which remain after many tokens are deleted at once.
 			FreelistType: bbolt.FreelistMapType,
 			OpenFile: func(path string, flag int, mode os.FileMode) (*os.File, error) {
 				f, err := openPrivate(path, flag, mode)
@@ -78,7 +83,7 @@ func Open(path string) (*Store, error) {
 		return nil, fmt.Errorf("%s: %w by %s", path, ErrInUse, holder(path))
 	case err != nil:
 		if opened != nil {
-			_ = opened.Close() // lets go of the lock if bbolt did not come so far
+			_ = opened.Close() // releases the lock if bbolt has not done so
 		}
 		return nil, err
 	}
@@ -93,13 +98,14 @@ func Open(path string) (*Store, error) {
 		}
 	}
 	if err != nil {
-		_ = s.Close() // err says what is wrong
+		_ = s.Close() // err is the cause, so ignore the error of Close
 		return nil, err
 	}
 	return s, nil
 }
 
-// openPrivate looks at the file that is open, not at one that may take its name.
+// openPrivate opens a file and checks that only its owner has permissions on it. It checks the open file,
+// because path may name another file by then.
 func openPrivate(path string, flag int, mode os.FileMode) (*os.File, error) {
 	_, err := os.Stat(path)
 	created := errors.Is(err, os.ErrNotExist)
@@ -112,8 +118,8 @@ func openPrivate(path string, flag int, mode os.FileMode) (*os.File, error) {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	if created {
-		// Without this the file itself may be gone after a power failure, whatever was
-		// synced into it.
+		// Without this, the new file may be missing after a power failure, even if its content was
+		// synced.
 		if err := syncDir(filepath.Dir(path)); err != nil {
 			_ = f.Close()
 			return nil, err
@@ -130,13 +136,13 @@ func checkPrivate(f *os.File) error {
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("not a regular file but %s", info.Mode().Type())
 	case runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("%w: mode %04o, want 0600 (chmod 600, and consider the tokens in it known)", ErrExposed, info.Mode().Perm())
+		return fmt.Errorf("%w: mode %04o, want 0600; run chmod 600, and replace its tokens because others may have read them", ErrExposed, info.Mode().Perm())
 	}
 	return nil
 }
 
 func syncDir(path string) error {
-	if runtime.GOOS == "windows" { // has no such thing
+	if runtime.GOOS == "windows" { // cannot sync directories
 		return nil
 	}
 	d, err := os.Open(path)

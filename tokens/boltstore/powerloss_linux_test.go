@@ -22,7 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// Roles of a process that traces another one, in the role that stands behind the blank.
+// Roles of a process that traces a child. The role of the child follows after a space.
 const (
 	traceIssue  = "trace issue"
 	traceCreate = "trace create"
@@ -33,9 +33,8 @@ func init() {
 	roles[traceCreate] = func(path string) error { return loseAtEachAcknowledgement("create", path, 60, holdsTokens) }
 }
 
-// These tests run a store under ptrace and keep what a disk would have after a power failure: the
-// bytes that were synced before, and files whose folder was synced. Each time the store says that
-// something is kept, that disk has to have it.
+// These tests run a store under ptrace and model the disk after a power failure. It has the bytes that were synced,
+// and the files whose directory was synced. When the store acknowledges a write, the modeled disk must contain it.
 func TestCertificatesSurvivePowerLoss(t *testing.T) { traced(t, traceIssue) }
 func TestTokensSurvivePowerLoss(t *testing.T)       { traced(t, traceCreate) }
 
@@ -50,7 +49,7 @@ func traced(t *testing.T, role string) {
 	}
 }
 
-// holdsCertificates reports which of the certificates are in the record once each.
+// holdsCertificates returns an error unless each of the certificates is in the record exactly once.
 func holdsCertificates(s *boltstore.Store, serials []string) error {
 	found := map[string]int{}
 	for q := (issuance.Query{Limit: issuance.MaxLimit}); ; {
@@ -82,7 +81,8 @@ func holdsTokens(s *boltstore.Store, ids []string) error {
 	return nil
 }
 
-// loseAtEachAcknowledgement runs a process in a role until it has acknowledged so many names.
+// loseAtEachAcknowledgement runs a process in a role until it has acknowledged most names. At each acknowledgement
+// it checks the disk that a power failure would leave.
 func loseAtEachAcknowledgement(role, path string, most int, holds func(*boltstore.Store, []string) error) error {
 	runtime.LockOSThread() // ptrace belongs to a thread
 	cmd := exec.Command(os.Args[0])
@@ -135,7 +135,7 @@ func loseAtEachAcknowledgement(role, path string, most int, holds func(*boltstor
 					return fmt.Errorf("power is lost after %d acknowledgements: %w", n, err)
 				}
 			}
-		case syscall.SIGTRAP, syscall.SIGSTOP: // a thread begins
+		case syscall.SIGTRAP, syscall.SIGSTOP: // a new thread
 		default:
 			signal = int(stop)
 		}
@@ -146,21 +146,21 @@ func loseAtEachAcknowledgement(role, path string, most int, holds func(*boltstor
 	return nil
 }
 
-// A disk is what power failures leave of the files of one folder.
+// A disk models what a power failure leaves of the files in one directory.
 type disk struct {
 	folder string
 	files  map[string]*onDisk
-	doing  map[int]func(result int64) // by thread, from the start of a call to its end
+	doing  map[int]func(result int64) // by thread, from the start to the end of a system call
 }
 
-// onDisk is one file.
+// onDisk is one file of a disk.
 type onDisk struct {
-	named   bool // its folder was synced since it was made
+	named   bool // the directory was synced after the file was created
 	synced  []byte
 	pending []change
 }
 
-// A change has not been synced yet.
+// A change is a write or truncation that is not synced yet.
 type change func([]byte) []byte
 
 func writeAt(offset int64, data []byte) change {
@@ -188,7 +188,7 @@ type callInfo struct {
 	_      [3]uint8
 	_      uint32
 	_      [2]uint64
-	number uint64 // at the end of a call: its result
+	number uint64 // at the end of a system call: its result
 	args   [6]uint64
 }
 
@@ -198,7 +198,7 @@ const (
 	callEnds    = 2
 )
 
-// follow notes what a thread's call does to the disk, and gives what it says on standard output.
+// follow applies the system call of a thread to the disk. It returns what the call writes to standard output.
 func (d *disk) follow(thread int) (said string, err error) {
 	var info callInfo
 	if _, _, errno := syscall.Syscall6(syscall.SYS_PTRACE, getCallInfo, uintptr(thread), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0); errno != 0 {
@@ -220,7 +220,7 @@ func (d *disk) follow(thread int) (said string, err error) {
 	switch number {
 	case syscall.SYS_WRITE, syscall.SYS_PWRITE64, syscall.SYS_FTRUNCATE, syscall.SYS_FSYNC, syscall.SYS_FDATASYNC:
 	case syscall.SYS_PWRITEV, syscall.SYS_WRITEV, syscall.SYS_MSYNC, syscall.SYS_SYNC_FILE_RANGE, syscall.SYS_FALLOCATE:
-		return "", fmt.Errorf("call %d is not known to this test", number)
+		return "", fmt.Errorf("this test does not support system call %d", number)
 	default:
 		return "", nil
 	}
@@ -230,7 +230,7 @@ func (d *disk) follow(thread int) (said string, err error) {
 	}
 	path, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", thread, fd))
 	if err != nil {
-		return "", nil // the call fails
+		return "", nil // the system call failed
 	}
 	if path == d.folder {
 		if number == syscall.SYS_FSYNC {
@@ -254,7 +254,7 @@ func (d *disk) follow(thread int) (said string, err error) {
 	case syscall.SYS_FTRUNCATE:
 		d.doing[thread] = func(int64) { f.pending = append(f.pending, truncateTo(int64(info.args[1]))) }
 	case syscall.SYS_FSYNC, syscall.SYS_FDATASYNC:
-		n := len(f.pending) // what is written while it syncs may not be synced
+		n := len(f.pending) // writes during the sync may not be synced
 		d.doing[thread] = func(int64) {
 			for _, c := range f.pending[:n] {
 				f.synced = c(f.synced)
@@ -284,7 +284,7 @@ func (d *disk) file(path string) *onDisk {
 	return d.files[path]
 }
 
-// memory reads the memory of a thread that is stopped.
+// memory reads the memory of a stopped thread.
 func memory(thread int, address, length uint64) (data []byte, err error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/mem", thread))
 	if err != nil {
@@ -296,7 +296,7 @@ func memory(thread int, address, length uint64) (data []byte, err error) {
 	return data, err
 }
 
-// position is where the next write to a file goes.
+// position returns the offset of the next write to a file.
 func position(thread, fd int) (offset int64, err error) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", thread, fd))
 	if err != nil {
@@ -306,8 +306,8 @@ func position(thread, fd int) (offset int64, err error) {
 	return offset, err
 }
 
-// check opens what is left when power is lost now: nothing that was not synced, or some of it, in any
-// order, as disks have it.
+// check opens a store on what remains if power is lost now. It tries disks with no unsynced change, and with some
+// of them in any order.
 func (d *disk) check(acknowledged []string, holds func(*boltstore.Store, []string) error) error {
 	for _, some := range []bool{false, true} {
 		folder, err := os.MkdirTemp(d.folder, "left")

@@ -20,10 +20,10 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// roles are those of other processes that do not begin by opening the store at path.
+// roles are the roles of child processes that do not first open the store at path.
 var roles = map[string]func(path string) error{}
 
-// TestMain is the other process too, when [child] starts it.
+// TestMain is also the entry point of the child processes that [child] starts.
 func TestMain(m *testing.M) {
 	if role := os.Getenv("BOLTSTORE_TEST_ROLE"); role != "" {
 		do, found := roles[role]
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// other works on the store until it is killed.
+// other runs in a child process and uses the store until it is killed.
 func other(role, path string) error {
 	s, err := boltstore.Open(path)
 	if err != nil {
@@ -90,7 +90,7 @@ type process struct {
 	out *bufio.Scanner
 }
 
-// child starts a process that has the store open.
+// child starts a process that opens the store.
 func child(t *testing.T, role, path string) process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -104,17 +104,17 @@ func child(t *testing.T, role, path string) process {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it is dead already where the test went well
+		_ = cmd.Process.Kill() // already dead if the test passed
 		_ = cmd.Wait()
 	})
 	p := process{cmd, bufio.NewScanner(out)}
 	if !p.out.Scan() || p.out.Text() != "ready" {
-		t.Fatalf("the other process says %q, want ready", p.out.Text())
+		t.Fatalf("got %q from the child, want ready", p.out.Text())
 	}
 	return p
 }
 
-// kill does not wait for the end of the output: that is still to be read.
+// kill does not read the rest of the output, so the caller still can.
 func (p process) kill(t *testing.T) {
 	t.Helper()
 	if err := p.cmd.Process.Kill(); err != nil {
@@ -129,7 +129,7 @@ func TestOpenRefusesFileInUse(t *testing.T) {
 	_, err := boltstore.Open(path)
 	wantInUse(t, err, path, "this process itself")
 	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("Open of a file in use gives up after %v, want about a second", took)
+		t.Errorf("Open of a file in use failed after %v, want about a second", took)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestOpenRefusesFileInUse(t *testing.T) {
 	open(t, path)
 }
 
-// TestAcknowledgedTokensSurviveKill ends a process in the middle of creating tokens: what it was told is done is there.
+// TestAcknowledgedTokensSurviveKill kills a process while it creates tokens. Every acknowledged token must be there.
 func TestAcknowledgedTokensSurviveKill(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	c := child(t, "create", path)
@@ -156,11 +156,11 @@ func TestAcknowledgedTokensSurviveKill(t *testing.T) {
 	}
 	s := open(t, path)
 	for _, id := range created {
-		if len(id) != 6 { // the line that the kill cut
+		if len(id) != 6 { // the kill may have cut the last line
 			continue
 		}
 		if _, err := s.Get(t.Context(), id); err != nil {
-			t.Errorf("acknowledged before the kill: %v", err)
+			t.Errorf("Get of a token acknowledged before the kill: %v", err)
 		}
 	}
 	if len(created) < 200 {

@@ -14,8 +14,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// row is a token on the disk, under its ID. A change of its fields or of their meaning needs
-// another schemaVersion.
+// row is the JSON of a token in the file. Its key is the token ID. If its fields or their meaning change,
+// schemaVersion must change too.
 type row struct {
 	Secret         string    `json:"secret"`
 	Expires        time.Time `json:"expires,omitzero"`
@@ -31,7 +31,7 @@ type row struct {
 	Version        uint64    `json:"version"`
 }
 
-// normalizedRecord is r as it will be read back.
+// normalizedRecord returns r as decodeRow will return it.
 func normalizedRecord(r tokens.Record) tokens.Record {
 	r.Expires = r.Expires.UTC().Truncate(time.Second)
 	r.Created = r.Created.UTC().Truncate(time.Second)
@@ -75,7 +75,7 @@ func put(tx *bbolt.Tx, r tokens.Record) error {
 	return tx.Bucket(tokensBucket).Put([]byte(r.Token.ID()), v)
 }
 
-// decodeRow reads what put wrote. Its errors name the key and never show the value.
+// decodeRow decodes a row that put wrote. Its errors name the key and never contain the value.
 func decodeRow(k, v []byte) (tokens.Record, error) {
 	damaged := func(err error) (tokens.Record, error) {
 		return tokens.Record{}, fmt.Errorf("%w: bucket %q, key %q: %w", ErrDamaged, tokensBucket, k, err)
@@ -96,7 +96,7 @@ func decodeRow(k, v []byte) (tokens.Record, error) {
 		return damaged(err)
 	}
 	if slices.ContainsFunc(w.Nodes, func(name string) bool { return tokens.CheckNodeName(name) != nil }) {
-		return damaged(errors.New("nodes that cannot have joined"))
+		return damaged(errors.New("invalid node name in nodes"))
 	}
 	return tokens.Record{
 		Token:          token,
@@ -114,7 +114,7 @@ func decodeRow(k, v []byte) (tokens.Record, error) {
 	}, nil
 }
 
-// unmarshal reads one JSON object strictly. Its errors never show a value.
+// unmarshal decodes one JSON object and refuses unknown fields. Its errors never contain a value.
 func unmarshal(v []byte, row any) error {
 	d := json.NewDecoder(bytes.NewReader(v))
 	d.DisallowUnknownFields()
@@ -122,12 +122,12 @@ func unmarshal(v []byte, row any) error {
 		return withoutValue(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the JSON object")
+		return errors.New("unexpected data after the JSON object")
 	}
 	return nil
 }
 
-// withoutValue keeps of an error of encoding/json what cannot be a piece of a secret.
+// withoutValue returns an error of encoding/json without the parts that may contain a secret.
 func withoutValue(err error) error {
 	var (
 		syntax *json.SyntaxError
@@ -135,11 +135,11 @@ func withoutValue(err error) error {
 	)
 	switch {
 	case errors.As(err, &syntax):
-		return fmt.Errorf("not JSON from byte %d on", syntax.Offset)
+		return fmt.Errorf("invalid JSON at byte %d", syntax.Offset)
 	case errors.As(err, &kind):
-		return fmt.Errorf("field %q is of the wrong type", kind.Field)
+		return fmt.Errorf("field %q has the wrong type", kind.Field)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return errors.New("JSON ends too soon")
+		return errors.New("unexpected end of JSON")
 	}
-	return errors.New("want a JSON object with the fields of a row only, and times of RFC 3339")
+	return errors.New("want a JSON object with known fields only, and times in RFC 3339")
 }

@@ -12,12 +12,12 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Places in the record are 8 bytes of a time, in nanoseconds, and 8 of a number that tells entries
-// of the same time apart, so that their order is that of time. In bucket "issued" the time is that
-// of the entry.
+// A place is a key in the issuance record that sorts by time. It has 8 bytes of a time in nanoseconds, then
+// 8 bytes of the number of the entry, which distinguishes entries with the same time. In the buckets "issued"
+// and "unissued" it is the time of the entry, in "ends" the time when the certificate ends.
 
-// firstTime and lastTime are what a place can say. What ends later, as certificates that never do,
-// is last.
+// firstTime and lastTime are the range of times in a place. Later times, such as the end of certificates
+// that never expire, are stored as lastTime.
 var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
 
 func timeKey(at time.Time, number uint64) []byte {
@@ -29,7 +29,7 @@ func timeKey(at time.Time, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(at.UnixNano())), number)
 }
 
-// numbered is a place with another number.
+// numbered returns a place with the same time and another number.
 func numbered(place []byte, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(slices.Clip(place[:8]), number)
 }
@@ -41,12 +41,12 @@ func timeOf(place []byte) time.Time {
 	return time.Unix(0, int64(binary.BigEndian.Uint64(place)))
 }
 
-// record is the buckets of the record in a transaction.
+// record has the buckets of the issuance record in a transaction.
 type record struct{ entries, ends, unissued *bbolt.Bucket }
 
 func recordIn(tx *bbolt.Tx) record {
 	r := record{tx.Bucket(issuedBucket), tx.Bucket(endsBucket), tx.Bucket(unissuedBucket)}
-	r.entries.FillPercent, r.unissued.FillPercent = 1, 1 // they grow at one end
+	r.entries.FillPercent, r.unissued.FillPercent = 1, 1 // new keys go to the end
 	return r
 }
 
@@ -58,7 +58,7 @@ func lineOf(r Row) *journalEntry {
 	return l
 }
 
-// put adds an entry. The sequence of the bucket is the number of the last one.
+// put adds an entry. The sequence of bucket "issued" is the number of the last entry.
 func (r record) put(l *journalEntry) error {
 	key := numbered(l.place, l.number)
 	if err := errors.Join(r.entries.SetSequence(l.number), r.entries.Put(key, l.v)); err != nil {
@@ -67,19 +67,20 @@ func (r record) put(l *journalEntry) error {
 	if l.ends != nil {
 		return r.ends.Put(numbered(l.ends, l.number), key)
 	}
-	// The sequence of the bucket is how many are in it.
+	// The sequence of bucket "unissued" is the number of its entries.
 	return errors.Join(r.unissued.Put(key, nil), r.unissued.SetSequence(r.unissued.Sequence()+1))
 }
 
-// A swept is what was taken out: how many entries, how many of them before they were due, and their size.
+// A sweepResult is the result of sweep: the number of deleted entries, how many of them were not due yet, and the
+// bytes of all their values.
 type sweepResult struct {
 	taken, dropped int
 	bytes          int64
 }
 
-// sweep takes out entries that are due, as many as most, and if that makes less room than so many bytes,
-// others: refusals and failures first, the oldest of them before others, then the certificates that end
-// first.
+// sweep deletes up to most entries that are due. While the deleted values have fewer than atLeast bytes, it
+// deletes any entries, due or not. It begins with refusals and failures, the oldest first, and continues
+// with the certificates that end first.
 func (r record) sweep(now time.Time, most int, atLeast int64) (out sweepResult, err error) {
 	deletes := func(due bool) bool { return due && out.taken < most || out.bytes < atLeast }
 	take := func(entry []byte, index *bbolt.Bucket, key []byte, due bool) error {
@@ -114,7 +115,8 @@ func (r record) sweep(now time.Time, most int, atLeast int64) (out sweepResult, 
 	return out, nil
 }
 
-// newestFirst visits entries from the newest on, or from the one before after, until visit returns false or an error.
+// newestFirst visits the entries from the newest to the oldest, until visit returns false or an error. If
+// after is not empty, it starts behind that place.
 func (r record) newestFirst(after []byte, visit Visitor) error {
 	entries := r.entries.Cursor()
 	k, v := entries.Last()
@@ -133,8 +135,8 @@ func (r record) newestFirst(after []byte, visit Visitor) error {
 	return nil
 }
 
-// soonestFirst visits the entries of certificates in the order of their ends, from one on, until visit returns false
-// or an error.
+// soonestFirst visits the entries of certificates in the order in which the certificates end, until visit returns
+// false or an error. It starts behind the place after, or at the time from if after is empty.
 func (r record) soonestFirst(after []byte, from time.Time, visit Visitor) error {
 	ends := r.ends.Cursor()
 	start := after
@@ -151,7 +153,7 @@ func (r record) soonestFirst(after []byte, from time.Time, visit Visitor) error 
 		}
 		v := r.entries.Get(key)
 		if v == nil {
-			return fmt.Errorf("%w: bucket %q has no key %x, which bucket %q names", ErrDamaged, issuedBucket, key, endsBucket)
+			return fmt.Errorf("%w: bucket %q has no key %x, but bucket %q refers to it", ErrDamaged, issuedBucket, key, endsBucket)
 		}
 		if more, err := visit(at, Row{Time: timeOf(key), Ends: timeOf(at), Value: v, key: key}); err != nil || !more {
 			return err

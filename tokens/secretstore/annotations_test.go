@@ -11,10 +11,10 @@ import (
 )
 
 func TestDecodeLimits(t *testing.T) {
-	const names = "want parts of [a-z0-9-] with dots between"
+	const names = "want parts of [a-z0-9-] separated by dots"
 	many := strings.TrimSuffix(strings.Repeat("worker-0.example,", 4000), ",")
 	for _, test := range []struct {
-		annotations string // name=value, one on a line
+		annotations string // lines of name=value
 		want        tokens.Limits
 		nodes       []string
 		problems    []string
@@ -72,13 +72,13 @@ func TestDecodeLimits(t *testing.T) {
 		{annotations: "replaces-node=*/u-1", problems: []string{`"*/u-1" given`}},
 		{annotations: "replaces-node=worker-1/u-1\nmax-nodes=2", want: tokens.Limits{
 			MaxNodes: 2, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"},
-		}, problems: []string{"kubejoin.io/max-nodes: 2 given, and replaces-node is for one node"}},
+		}, problems: []string{"kubejoin.io/max-nodes: 2 given, want at most 1 with replaces-node"}},
 		{annotations: "replaces-node=worker-1/u-1\nnode-names=worker-2", want: tokens.Limits{
 			NodeNames: []string{"worker-2"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"},
-		}, problems: []string{`kubejoin.io/node-names: ["worker-2"] do not allow worker-1`}},
+		}, problems: []string{`kubejoin.io/node-names: ["worker-2"] given, want names that allow worker-1`}},
 
 		{annotations: "role=control-plane", want: tokens.Limits{Role: "control-plane"}},
-		{annotations: "role=", problems: []string{`kubejoin.io/role: "" given, want control-plane or no such annotation`}},
+		{annotations: "role=", problems: []string{`kubejoin.io/role: "" given, want control-plane, or remove the annotation`}},
 		{annotations: "role=worker", problems: []string{`"worker" given`}},
 		{annotations: "role=Control-Plane", problems: []string{`"Control-Plane" given`}},
 
@@ -88,13 +88,13 @@ func TestDecodeLimits(t *testing.T) {
 		{annotations: "nodes=a,a", nodes: []string{"a"}, problems: []string{`kubejoin.io/nodes: "a" is given twice`}},
 		{annotations: "nodes=worker-*", problems: []string{`node name "worker-*", ` + names}},
 
-		{annotations: "max-node=1", problems: []string{"kubejoin.io/max-node: not known, want kubejoin.io/nodes, max-nodes, node-names"}},
-		{annotations: "Max-Nodes=1", problems: []string{"kubejoin.io/Max-Nodes: not known"}},
-		{annotations: "token-uid=1", problems: []string{"kubejoin.io/token-uid: not known"}}, // on a claim only
-		{annotations: "=1", problems: []string{"kubejoin.io/: not known"}},
+		{annotations: "max-node=1", problems: []string{"kubejoin.io/max-node: unknown annotation, want kubejoin.io/nodes, max-nodes, node-names"}},
+		{annotations: "Max-Nodes=1", problems: []string{"kubejoin.io/Max-Nodes: unknown annotation"}},
+		{annotations: "token-uid=1", problems: []string{"kubejoin.io/token-uid: unknown annotation"}}, // only allowed on a claim
+		{annotations: "=1", problems: []string{"kubejoin.io/: unknown annotation"}},
 		{
 			annotations: "max-nodes=x\nrole=x\nnodes=X\nb=1\na=1\ncertificate-duration=8h", want: tokens.Limits{CertificateDuration: 8 * time.Hour},
-			problems: []string{`max-nodes: "x" given`, `role: "x" given`, `nodes: node name "X"`, "kubejoin.io/a, kubejoin.io/b: not known"},
+			problems: []string{`max-nodes: "x" given`, `role: "x" given`, `nodes: node name "X"`, "kubejoin.io/a, kubejoin.io/b: unknown annotation"},
 		},
 	} {
 		t.Run(test.annotations[:min(len(test.annotations), 40)], func(t *testing.T) {
@@ -107,7 +107,7 @@ func TestDecodeLimits(t *testing.T) {
 			}
 			r, err := decode(secret)
 			if err != nil || r.Problem != nil || !r.Signs(time.Now()) || !r.Authentication {
-				t.Fatalf("decode gives %+v, %v, want a token that signs and authenticates", r, err)
+				t.Fatalf("decode = %+v, %v, want a token that signs and authenticates", r, err)
 			}
 			if got := r.Limits; (got.Problem == nil) != (len(test.problems) == 0) {
 				t.Errorf("problem %v, want %q", got.Problem, test.problems)
@@ -121,7 +121,7 @@ func TestDecodeLimits(t *testing.T) {
 				case !strings.Contains(p.Error(), want):
 					t.Errorf("problem %q, want %q in it", p, want)
 				case len(p.Error()) > 2000:
-					t.Errorf("a problem of %d bytes", len(p.Error()))
+					t.Errorf("got a problem of %d bytes, want a short one", len(p.Error()))
 				}
 			}
 			got := r.Limits
@@ -142,7 +142,7 @@ func TestDecodeRefusesTooManyNames(t *testing.T) {
 	annotate(secret, "node-names", strings.Join(names, ","))
 	r, err := decode(secret)
 	if err != nil || r.Limits.Problem == nil || !strings.Contains(r.Limits.Problem.Error(), "bytes given, 65536 allowed") {
-		t.Errorf("decode gives the problem %v, %v, want how many bytes are allowed", r.Limits.Problem, err)
+		t.Errorf("got problem %v, %v, want the number of allowed bytes", r.Limits.Problem, err)
 	}
 }
 

@@ -19,26 +19,26 @@ import (
 	clientcache "k8s.io/client-go/tools/cache"
 )
 
-// A cache has every object O of one kind as a value T, decoded and put in order once for each
-// change: with 12,000 tokens a List after every burst of changes must not do it for all.
+// A cache contains all objects O of one kind, each decoded to a value T and sorted by name. It decodes only
+// objects that change: with 12,000 tokens, a List after every burst of changes must not decode all of them.
 type cache[O metav1.Object, T any] struct {
-	what    string // is followed, for people
+	what    string // what is watched, for log messages
 	decode  func(O) (T, error)
-	changed func(name string, value T, err error) // of each change, what decode made of it
-	group   func(T) string                        // nil is no groups
+	changed func(name string, value T, err error) // called after each change with the result of decode
+	group   func(T) string                        // returns the group of a value; nil means no groups
 	log     *slog.Logger
 
 	hints  tokens.Hints
-	synced chan struct{} // closed when all is there for the first time
+	synced chan struct{} // closed when the cache is filled for the first time
 	ended  <-chan struct{}
 
 	mu      sync.Mutex
 	entries entries[T]
 	groups  map[string]entries[T]
-	trouble error // why the first answer is not there yet
+	trouble error // the last error of the watch, for wait
 }
 
-// An entry is what became of one object. It does not change.
+// An entry is the result of decoding one object. It is immutable.
 type entry[T any] struct {
 	name    string
 	version string
@@ -46,10 +46,10 @@ type entry[T any] struct {
 	err     error // of decode
 }
 
-// entries are in the order of their names.
+// entries are sorted by name.
 type entries[T any] []*entry[T]
 
-// follow starts the informer.
+// follow starts the informer, which stops when ctx ends.
 func (c *cache[O, T]) follow(ctx context.Context, source clientcache.ListerWatcher, example runtime.Object) error {
 	c.synced, c.ended = make(chan struct{}), ctx.Done()
 	informer := clientcache.NewSharedIndexInformer(source, example, 0, nil)
@@ -91,7 +91,7 @@ func (c *cache[O, T]) set(object any) {
 	at, found := c.entries.find(o.GetName())
 	if found && c.entries[at].version == o.GetResourceVersion() {
 		c.mu.Unlock()
-		return // the informer has read everything again, and this has not changed
+		return // the informer has listed all objects again, and this one has not changed
 	}
 	value, err := c.decode(o)
 	if found {
@@ -115,7 +115,7 @@ func (c *cache[O, T]) set(object any) {
 func (c *cache[O, T]) remove(object any) {
 	key, err := clientcache.DeletionHandlingObjectToName(object)
 	if err != nil {
-		c.log.Error("informer gives a deleted object that has no name", "error", foreign.Text(err.Error(), foreign.MaxMessage))
+		c.log.Error("informer returned a deleted object without a name", "error", foreign.Text(err.Error(), foreign.MaxMessage))
 		return
 	}
 	c.mu.Lock()
@@ -127,7 +127,7 @@ func (c *cache[O, T]) remove(object any) {
 	c.hints.Send()
 }
 
-// ungroup takes an entry out of its group.
+// ungroup removes an entry from its group.
 func (c *cache[O, T]) ungroup(e *entry[T]) {
 	if c.group == nil || e.err != nil {
 		return
@@ -166,7 +166,7 @@ func (c *cache[O, T]) watchFailed(err error) {
 	c.mu.Unlock()
 }
 
-// list gives what could be decoded. It shares with the cache what values point at.
+// list returns the values of all objects without a decode error. They share memory with the cache.
 func (c *cache[O, T]) list(ctx context.Context) ([]T, error) {
 	if err := c.wait(ctx); err != nil {
 		return nil, err
@@ -176,7 +176,7 @@ func (c *cache[O, T]) list(ctx context.Context) ([]T, error) {
 	return c.entries.values(), nil
 }
 
-// grouped is list for one group.
+// grouped is like list, but for one group.
 func (c *cache[O, T]) grouped(ctx context.Context, group string) ([]T, error) {
 	if err := c.wait(ctx); err != nil {
 		return nil, err
@@ -186,7 +186,7 @@ func (c *cache[O, T]) grouped(ctx context.Context, group string) ([]T, error) {
 	return c.groups[group].values(), nil
 }
 
-// get gives what became of the object of that name, or nil where there is none.
+// get returns the entry of the object with this name, or nil if there is none.
 func (c *cache[O, T]) get(ctx context.Context, name string) (*entry[T], error) {
 	if err := c.wait(ctx); err != nil {
 		return nil, err
@@ -199,7 +199,7 @@ func (c *cache[O, T]) get(ctx context.Context, name string) (*entry[T], error) {
 	return nil, nil
 }
 
-// find gives the place of a name, or the one that it would have.
+// find returns the index of a name, or the index at which to insert it.
 func (e entries[T]) find(name string) (at int, found bool) {
 	return slices.BinarySearchFunc(e, name, func(e *entry[T], name string) int { return strings.Compare(e.name, name) })
 }
@@ -223,7 +223,8 @@ func (e entries[T]) values() []T {
 	return all
 }
 
-// wait returns when the cache has everything that was there when it began to follow.
+// wait waits until the cache is filled for the first time. It returns an error if ctx or the context of the
+// store has ended.
 func (c *cache[O, T]) wait(ctx context.Context) error {
 	select {
 	case <-c.synced:
@@ -231,7 +232,7 @@ func (c *cache[O, T]) wait(ctx context.Context) error {
 	case <-ctx.Done():
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		err := fmt.Errorf("no answer of the API server yet: %w", ctx.Err())
+		err := fmt.Errorf("no response from the API server yet: %w", ctx.Err())
 		if c.trouble != nil {
 			err = fmt.Errorf("%w (%w)", err, c.trouble)
 		}

@@ -23,17 +23,17 @@ import (
 	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 )
 
-// ClaimNamespace is where kubejoin keeps the Leases of claims, beside the one that its replicas
-// elect a leader with.
+// ClaimNamespace is the namespace in which kubejoin stores the Leases of claims. It also contains the Lease
+// for the leader election of kubejoin's replicas.
 const ClaimNamespace = "kubejoin-system"
 
-// Claims is a [tokens.Claims] over the Leases of one namespace that are labelled
-// kubejoin.io/claim=true, or =released. Find, List and OfToken answer from a cache that follows the API
-// server, and what Watch hints at is in it; everything else asks the server.
+// Claims is a [tokens.Claims] of the Leases in one namespace with the label kubejoin.io/claim=true or
+// kubejoin.io/claim=released. Find, List and OfToken read from a cache that watches the API server. All other
+// methods send requests to it. When Watch sends a hint, the change is already in the cache.
 //
-// A Lease without such a label is no claim, and keeps its name from being claimed all the same. So
-// does a claim that cannot be read: List and OfToken leave it out, and Get, Find, HeldBy and Update fail
-// with an error that is no [tokens.ErrNotFound].
+// A Lease without this label is not a claim, but nobody can claim its name. The same is true for a malformed
+// claim: List and OfToken omit it, and Get, Find, HeldBy and Update return an error that does not wrap
+// [tokens.ErrNotFound].
 type Claims struct {
 	leases    typedcoordinationv1.LeaseInterface
 	namespace string
@@ -42,25 +42,26 @@ type Claims struct {
 	heldByCalls batch.Queue[struct{}, *heldBy]
 
 	mu      sync.Mutex
-	created map[string]*coordinationv1.Lease // as the API server returned them, by node
+	created map[string]*coordinationv1.Lease // new Leases as the API server returned them, by node name
 }
 
-// maxCreated is how many Leases are kept for their first update.
+// maxCreated is how many new Leases Claims keeps for firstUpdate.
 const maxCreated = 1000
 
 var _ tokens.Claims = (*Claims)(nil)
 
-// OpenClaims begins to follow the claims in a namespace, until ctx ends; Claims fails from then
-// on. kubejoin's own is kubejoin-system; where the namespace does not exist no claim can be made,
-// and nobody joins with a limited token. OpenClaims does not wait for the API server: Find, List
-// and OfToken do. The identity of client needs get, list, watch, create, update and delete on
-// Leases there.
+// OpenClaims returns a Claims that watches the claims in a namespace until ctx ends. After that, Find, List
+// and OfToken fail. OpenClaims does not wait for the API server, but these three methods do. The identity of
+// client needs the verbs get, list, watch, create, update and delete on Leases in the namespace.
 //
-// The log is told of claims that cannot be read, once for each change of them, and of trouble
-// in following the API server; nil is nobody.
+// kubejoin uses [ClaimNamespace]. If the namespace does not exist, no claim can be created, and no machine
+// can join with a token that has limits.
+//
+// Claims logs malformed claims, once for each of their changes, and failures to watch the API server. If log
+// is nil, it logs nothing.
 func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace string, log *slog.Logger) (*Claims, error) {
 	if namespace == "" {
-		return nil, errors.New("follow claims: no namespace given")
+		return nil, errors.New("watch claims: no namespace given")
 	}
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -71,21 +72,21 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 		decode: decodeLease,
 		changed: func(_ string, c tokens.Claim, err error) {
 			if err != nil {
-				log.Warn("claim cannot be read", "problem", foreign.Text(err.Error(), foreign.MaxMessage))
+				log.Warn("malformed claim", "problem", foreign.Text(err.Error(), foreign.MaxMessage))
 			}
 		},
-		group: func(c tokens.Claim) string { return c.TokenID }, // "" of those that were released
+		group: func(c tokens.Claim) string { return c.TokenID }, // "" for released claims
 		log:   log,
 	}
 	if err := c.follow(ctx, outage.Follow(labelled{leases}, "", c.outage), &coordinationv1.Lease{}); err != nil {
-		return nil, fmt.Errorf("follow claims: %w", err)
+		return nil, fmt.Errorf("watch claims: %w", err)
 	}
 	return &Claims{leases: leases, namespace: namespace, cache: c}, nil
 }
 
 const claimSelector = claimLabel + " in (" + held + "," + released + ")"
 
-// labelled leaves all other Leases on the server.
+// labelled lists and watches claims only, so that the API server does not send other Leases.
 type labelled struct {
 	leases typedcoordinationv1.LeaseInterface
 }
@@ -124,8 +125,7 @@ func (s *Claims) get(ctx context.Context, node string) (*coordinationv1.Lease, t
 	return lease, c, nil
 }
 
-// Find implements [tokens.Claims]. Like List and OfToken it waits for the first answer of the
-// API server until ctx ends.
+// Find implements [tokens.Claims]. Like List and OfToken, it waits until the cache is filled or ctx ends.
 func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 	if err := tokens.CheckNodeName(node); err != nil {
 		return tokens.Claim{}, fmt.Errorf("find claim: %w", err)
@@ -155,18 +155,18 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 	return cloned(s.cache.grouped(ctx, id))
 }
 
-// A heldBy is the question which claims a token has, and its answer.
+// A heldBy is one call of HeldBy with its result.
 type heldBy struct {
 	id     string
 	claims []tokens.Claim
 	err    error
 }
 
-// tokensPerList is how many tokens one list of Leases is about: the selector is part of a URL.
+// tokensPerList is how many token IDs one list request selects. The selector must fit into a URL.
 const tokensPerList = 200
 
-// HeldBy implements [tokens.Claims]. Tokens that are asked about at the same time share a list: when
-// machines join with a token each, one list for each of them would cost more than their claims.
+// HeldBy implements [tokens.Claims]. Concurrent calls share a list request. If many machines join, each with
+// its own token, one list request for each of them would cost more than creating their claims.
 func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
 	if err := tokens.CheckID(id); err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
@@ -178,7 +178,8 @@ func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) 
 	return q.claims, q.err
 }
 
-// listHeldBy answers questions with what the API server has from now on.
+// listHeldBy sets the results of calls of HeldBy. It lists the claims after these calls began, so the results
+// are current.
 func (s *Claims) listHeldBy(ctx context.Context, all []*heldBy) {
 	for part := range slices.Chunk(all, tokensPerList) {
 		ids := map[string][]*heldBy{}
@@ -193,7 +194,7 @@ func (s *Claims) listHeldBy(ctx context.Context, all []*heldBy) {
 			}
 			continue
 		}
-		for i := range list.Items { // in the order of their names
+		for i := range list.Items { // sorted by name
 			lease := &list.Items[i]
 			c, err := decodeLease(lease)
 			for _, q := range ids[lease.Labels[tokenIDLabel]] {
@@ -239,7 +240,7 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	return decodeLease(lease)
 }
 
-// takeCreated gives the Lease of a node as it was created, and keeps it no longer.
+// takeCreated removes the new Lease of a node from created and returns it, or nil if there is none.
 func (s *Claims) takeCreated(node string) *coordinationv1.Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -322,7 +323,8 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 // Watch implements [tokens.Claims].
 func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.cache.hints.Watch(ctx) }
 
-// failure is an error of the API server about one claim, in the terms of package tokens.
+// failure returns an error of the API server about one claim as an error of package tokens. It wraps
+// ErrNotFound or ErrConflict where these apply.
 func (s *Claims) failure(verb, node string, err error) error {
 	switch {
 	case apierrors.IsNotFound(err):

@@ -24,7 +24,7 @@ import (
 	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 )
 
-// openClaims opens claims in a namespace of its own.
+// openClaims opens claims in a new namespace.
 func openClaims(t testing.TB, log *slog.Logger) (*secretstore.Claims, typedcoordinationv1.LeaseInterface) {
 	t.Helper()
 	client := cluster.Shared(t).Client()
@@ -46,7 +46,7 @@ func TestClaims(t *testing.T) {
 	})
 }
 
-// waitClaims looks again at every hint.
+// waitClaims calls List at every hint until the condition holds.
 func waitClaims(t *testing.T, s *secretstore.Claims, what string, done func([]tokens.Claim) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lag)
@@ -77,7 +77,7 @@ func claim(node string) tokens.Claim {
 	}
 }
 
-// TestLease is what kubectl and others see of a claim.
+// TestLease checks the format of a claim in Kubernetes, which kubectl and other programs read.
 func TestLease(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {
@@ -88,7 +88,7 @@ func TestLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != "abc123" || lease.Spec.AcquireTime == nil {
-		t.Errorf("the Lease is held by %v since %v, want the token since now", lease.Spec.HolderIdentity, lease.Spec.AcquireTime)
+		t.Errorf("got holder %v since %v, want the token since now", lease.Spec.HolderIdentity, lease.Spec.AcquireTime)
 	}
 	wantMap(t, "labels", lease.Labels, map[string]string{"kubejoin.io/claim": "true", "kubejoin.io/token-id": "abc123"})
 	wantMap(t, "annotations", lease.Annotations, map[string]string{
@@ -96,7 +96,7 @@ func TestLease(t *testing.T) {
 		"kubejoin.io/max-nodes": "2", "kubejoin.io/node-names": "a,w*", "kubejoin.io/certificate-duration": "8h0m0s",
 	})
 
-	// What others have put there stays.
+	// Values of others stay unchanged.
 	lease.Labels["l"], lease.Annotations["example.com/a"] = "1", "2"
 	lease.Annotations["kubejoin.io/certificate-duration"] = "480m"
 	if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
@@ -104,7 +104,7 @@ func TestLease(t *testing.T) {
 	}
 	if _, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error {
 		if c.Limits.CertificateDuration != 8*time.Hour {
-			t.Errorf("480m is read as %s", c.Limits.CertificateDuration)
+			t.Errorf("got duration %s for 480m", c.Limits.CertificateDuration)
 		}
 		c.NodeUID, c.Keys, c.Requests, c.Limits.MaxNodes, c.TokenID = "n", nil, nil, 0, "def456"
 		return nil
@@ -120,12 +120,12 @@ func TestLease(t *testing.T) {
 		"kubejoin.io/node-names": "a,w*", "kubejoin.io/certificate-duration": "480m",
 	})
 	if *lease.Spec.HolderIdentity != "def456" {
-		t.Errorf("the Lease is held by %s, want the other token", *lease.Spec.HolderIdentity)
+		t.Errorf("got holder %s, want the other token", *lease.Spec.HolderIdentity)
 	}
 }
 
-// TestShortensRequestsOfEarlierVersions is a claim as an earlier version left it: all requests were kept. It can be
-// read, and the next write of anything cuts it.
+// Earlier versions kept all requests of a claim. The store must read such a Lease, and shorten the list with the
+// next write.
 func TestShortensRequestsOfEarlierVersions(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	if _, err := s.Create(t.Context(), claim("worker-1")); err != nil {
@@ -136,7 +136,7 @@ func TestShortensRequestsOfEarlierVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	var all []string
-	for i := range 7000 { // near the 256 KiB that annotations may have
+	for i := range 7000 { // close to the 256 KiB limit of annotations
 		all = append(all, fmt.Sprintf("8c1d3c0e-6a55-4bb5-b0a4-%012d", i))
 	}
 	lease.Annotations["kubejoin.io/requests"] = strings.Join(all, ",")
@@ -152,12 +152,12 @@ func TestShortensRequestsOfEarlierVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := lease.Annotations["kubejoin.io/requests"]; got != strings.Join(all[6997:], ",") {
-		t.Errorf("the Lease has %d bytes of requests, want the last three", len(got))
+		t.Errorf("got %d bytes of requests, want the last three", len(got))
 	}
 }
 
-// TestLeaseOfReplacedNode is what others see of a claim that replaces a Node: annotations under a
-// prefix that an earlier kubejoin does not stumble over.
+// TestLeaseOfReplacedNode checks the annotations of a claim that replaces a Node. Their prefix is one that earlier
+// versions of kubejoin ignore.
 func TestLeaseOfReplacedNode(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	c := claim("worker-1")
@@ -179,8 +179,7 @@ func TestLeaseOfReplacedNode(t *testing.T) {
 	}
 }
 
-// TestFirstUpdateSendsOneRequest has a claim confirmed after its creation with one call, unless somebody
-// else was there in between.
+// The first Update after Create must send one PUT. It must read the Lease only after a conflict.
 func TestFirstUpdateSendsOneRequest(t *testing.T) {
 	c := cluster.Shared(t)
 	var calls calledVerbs
@@ -223,19 +222,19 @@ func TestFirstUpdateSendsOneRequest(t *testing.T) {
 			t.Fatalf("%+v, %v", got, err)
 		}
 		if got := calls.about(node); got != want {
-			t.Errorf("the update took %s, want %s", got, want)
+			t.Errorf("the update sent %s, want %s", got, want)
 		}
 		calls.reset()
 		if _, err := s.Update(t.Context(), node, func(c *tokens.Claim) error { c.NodeUID = "m"; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if got := calls.about(node); got != "GET PUT" {
-			t.Errorf("the next update took %s, want GET PUT", got)
+			t.Errorf("the next update sent %s, want GET PUT", got)
 		}
 	}
 }
 
-// calledVerbs are the requests that were sent.
+// calledVerbs records the sent requests.
 type calledVerbs struct {
 	mu   sync.Mutex
 	sent []*http.Request
@@ -269,7 +268,7 @@ func (c *calledVerbs) about(name string) string {
 	return strings.Join(verbs, " ")
 }
 
-// TestReleasedLease is what others see of a claim that was released, and of the next one.
+// TestReleasedLease checks the format of a released claim, and of the next claim in the same Lease.
 func TestReleasedLease(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	c, err := s.Create(t.Context(), claim("worker-1"))
@@ -301,10 +300,9 @@ func TestReleasedLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lease.Spec.HolderIdentity != nil {
-		t.Errorf("the Lease is held by %q, want nobody", *lease.Spec.HolderIdentity)
+		t.Errorf("got holder %q, want none", *lease.Spec.HolderIdentity)
 	}
-	// Without claim=true it is none to a kubejoin that knows nothing of it, and its annotations are
-	// none that such a one would stumble over.
+	// Earlier versions of kubejoin ignore a Lease without claim=true, and these annotations.
 	past := map[string]string{"released.kubejoin.io/until": "2031-02-03T04:05:06Z", "released.kubejoin.io/certificate-duration": "8h0m0s"}
 	wantMap(t, "labels", lease.Labels, map[string]string{"kubejoin.io/claim": "released"})
 	wantMap(t, "annotations", lease.Annotations, past)
@@ -320,7 +318,7 @@ func TestReleasedLease(t *testing.T) {
 	wantMap(t, "labels", lease.Labels, map[string]string{"kubejoin.io/claim": "true", "kubejoin.io/token-id": "def456"})
 	wantMap(t, "annotations", lease.Annotations, past)
 
-	// What cannot be read keeps the name, as with a claim.
+	// A malformed released claim keeps the name taken, like a malformed claim.
 	for name, change := range map[string]func(*coordinationv1.Lease){
 		"label":    func(l *coordinationv1.Lease) { l.Labels["kubejoin.io/claim"] = "released" },
 		"until":    func(l *coordinationv1.Lease) { l.Annotations["released.kubejoin.io/until"] = "tomorrow" },
@@ -330,13 +328,13 @@ func TestReleasedLease(t *testing.T) {
 	} {
 		edited(change)
 		if c, err := s.Get(t.Context(), "worker-1"); err == nil || errors.Is(err, tokens.ErrNotFound) {
-			t.Errorf("%s: %+v %v, want an error that is no ErrNotFound", name, c, err)
+			t.Errorf("%s: %+v %v, want an error other than ErrNotFound", name, c, err)
 		}
 		edited(func(l *coordinationv1.Lease) { l.Labels, l.Annotations = lease.Labels, lease.Annotations })
 	}
 }
 
-// TestIgnoresOtherLease has a Lease of the namespace that is no claim: the leader election's.
+// A Lease that is not a claim, such as that of the leader election, must stay unchanged and unlisted.
 func TestIgnoresOtherLease(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	holder := "pod-1"
@@ -364,7 +362,7 @@ func TestIgnoresOtherLease(t *testing.T) {
 	}
 	after, err := leases.Get(t.Context(), "kubejoin", metav1.GetOptions{})
 	if err != nil || after.ResourceVersion != lease.ResourceVersion {
-		t.Errorf("the other Lease is %+v, %v, want it untouched", after, err)
+		t.Errorf("got other Lease %+v, %v, want it unchanged", after, err)
 	}
 }
 
@@ -446,7 +444,7 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 	}
 }
 
-// TestClaimsReportForbiddenList: whoever may not list Leases is told so by all that reads the cache.
+// Without permission to list Leases, all methods that read the cache must return that error.
 func TestClaimsReportForbiddenList(t *testing.T) {
 	c := cluster.Shared(t)
 	path, err := c.ServiceAccountKubeconfig(t.Context(), "default", "nobody")
@@ -476,13 +474,13 @@ func TestClaimsReportForbiddenList(t *testing.T) {
 	defer cancel()
 	for what, err := range read(ctx) {
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, tokens.ErrNotFound) || !apierrors.IsForbidden(err) {
-			t.Errorf("%s = %v, want the end of the context and why there is no answer", what, err)
+			t.Errorf("%s = %v, want the error of the context and the reason", what, err)
 		}
 	}
 	end()
 	for what, err := range read(t.Context()) {
 		if err == nil || !strings.Contains(err.Error(), "context of the store has ended") {
-			t.Errorf("%s after the end of the store = %v", what, err)
+			t.Errorf("%s after the context of the store ended = %v", what, err)
 		}
 	}
 	if _, err := secretstore.OpenClaims(t.Context(), client, "", nil); err == nil {
@@ -490,8 +488,8 @@ func TestClaimsReportForbiddenList(t *testing.T) {
 	}
 }
 
-// Without its namespace no claim can be created, and the error says what to do. It is no ErrNotFound:
-// that would be a claim that is free.
+// If the namespace does not exist, Create must return the command that creates it. The error must not wrap
+// ErrNotFound, which means that the name is free.
 func TestReportsMissingNamespace(t *testing.T) {
 	s, err := secretstore.OpenClaims(t.Context(), cluster.Shared(t).Client(), "no-such-namespace", nil)
 	if err != nil {

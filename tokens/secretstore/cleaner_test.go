@@ -27,7 +27,7 @@ func clean(t testing.TB, s tokens.Store) (stop func()) {
 	}
 }
 
-// TestCleanerDeletesExpiredTokens has tokens that kube-controller-manager would have deleted, deleted.
+// The cleaner must delete the tokens that the token cleaner of kube-controller-manager deletes.
 func TestCleanerDeletesExpiredTokens(t *testing.T) {
 	s := open(t, nil)
 	create := func(expires time.Time) tokens.Record {

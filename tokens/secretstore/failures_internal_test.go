@@ -64,7 +64,7 @@ func tokenCache(secrets ...*corev1.Secret) *cache[*corev1.Secret, tokens.Record]
 	return c
 }
 
-// Find returns ErrNotFound only for a token that does not exist: the signer refuses its nodes for good.
+// Find must return ErrNotFound only for a token that does not exist: the signer refuses its nodes permanently.
 func TestFindReturnsNotFoundOnlyForMissingToken(t *testing.T) {
 	other := encode(tokens.Record{Token: tokens.Generate()})
 	other.Type = corev1.SecretTypeOpaque
@@ -77,11 +77,11 @@ func TestFindReturnsNotFoundOnlyForMissingToken(t *testing.T) {
 	}
 	close(s.cache.synced)
 	if r, err := s.Find(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
-		t.Errorf("a Secret of another type: %+v, %v", r, err)
+		t.Errorf("Secret of another type: got %+v, %v", r, err)
 	}
 	whole := tokens.Generate().Reveal()
 	if _, err := s.Find(t.Context(), whole); !errors.Is(err, tokens.ErrMalformed) {
-		t.Errorf("a whole token: %v", err)
+		t.Errorf("whole token as ID: got %v", err)
 	}
 }
 
@@ -91,14 +91,14 @@ func TestCanceledReadOfCacheFails(t *testing.T) {
 	close(c.synced)
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	for range 100 { // select picks one of two channels
+	for range 100 { // select chooses between two ready channels at random
 		if _, err := c.list(ctx); !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
 	}
 }
 
-// A failed list is not an empty one: the token could claim more names than its limit.
+// HeldBy must not treat a failed list as empty: the token could claim more names than its limit.
 func TestHeldByFailsIfListFails(t *testing.T) {
 	c := fake.NewClientset(encodeLease("ns", worker))
 	s := claimsOn(c)
@@ -111,7 +111,7 @@ func TestHeldByFailsIfListFails(t *testing.T) {
 	}
 }
 
-// Update retries after a conflict, and returns every other error.
+// Update must retry after a conflict, and return every other error.
 func TestUpdateRetriesOnlyConflicts(t *testing.T) {
 	for err, want := range map[error]error{errDown: errDown, conflict(): nil} {
 		secret := encode(tokens.Record{Token: tokens.Generate()})
@@ -127,11 +127,11 @@ func TestUpdateRetriesOnlyConflicts(t *testing.T) {
 	}
 }
 
-// The first update of a claim reads nothing, and follows the same rules as all others.
+// The first Update of a claim reads nothing, but must follow the same rules as all others.
 func TestFirstUpdateFollowsRules(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*tokens.Claim)
-		fail   error // of the first write
+		fail   error // error of the first write
 		writes int
 		fails  bool
 	}{
@@ -158,7 +158,7 @@ func TestFirstUpdateFollowsRules(t *testing.T) {
 	}
 }
 
-// Update re-reads a Lease that could not be decoded after its creation.
+// Update must re-read a Lease that could not be decoded after its creation.
 func TestFirstUpdateRereadsUndecodedLease(t *testing.T) {
 	c := fake.NewClientset()
 	c.PrependReactor("create", "leases", func(a kubetesting.Action) (bool, runtime.Object, error) {
@@ -169,11 +169,11 @@ func TestFirstUpdateRereadsUndecodedLease(t *testing.T) {
 	})
 	s := claimsOn(c)
 	if got, err := s.Create(t.Context(), worker); err == nil {
-		t.Errorf("Create = %+v of a Lease that is no claim", got)
+		t.Errorf("got Create = %+v for a Lease that is not a claim", got)
 	}
 	got, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error {
 		if c.Node != "worker-1" {
-			t.Errorf("change is given %+v", c)
+			t.Errorf("got %+v passed to change", c)
 		}
 		c.NodeUID = "n"
 		return nil
@@ -183,7 +183,7 @@ func TestFirstUpdateRereadsUndecodedLease(t *testing.T) {
 	}
 }
 
-// A held claim whose past is malformed is an error: dropping the past would hide certificates.
+// A held claim with a malformed Past must be an error: without the Past, certificates would be hidden.
 func TestRefusesMalformedPastOfHeldClaim(t *testing.T) {
 	for _, key := range []string{pastUntilAnnotation, pastDurationAnnotation} {
 		lease := encodeLease("ns", worker)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What is said about limits that cannot be read has no part of a token's secret, wherever it is cut.
+// Problems of malformed limits must not contain part of a token secret, at any position where the text is cut.
 func TestLimitsProblemContainsNoSecret(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 320 {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/cluster-bootstrap/token/api"
 )
 
-// FuzzDecode has Secrets as anybody may write them to kube-system.
+// FuzzDecode decodes Secrets with any content, as others may write them to kube-system.
 func FuzzDecode(f *testing.F) {
 	good := string(api.SecretTypeBootstrapToken)
 	f.Add("bootstrap-token-"+id, good, id, value, "2030-01-02T03:04:05Z", "system:bootstrappers:a,system:bootstrappers:b", "text", "true", false)
@@ -39,28 +39,28 @@ func FuzzDecode(f *testing.F) {
 			r, err := decode(object)
 			said := errors.Join(err, r.Problem)
 			if said != nil && len(secret) > 8 && !strings.Contains(name+kind+tokenID+groups, secret) && strings.Contains(said.Error(), secret) {
-				t.Errorf("the secret is in %q", said)
+				t.Errorf("got the secret in %q", said)
 			}
 			if err != nil {
 				if r.Token != (tokens.Token{}) {
-					t.Errorf("%v, and yet a token", err)
+					t.Errorf("got error %v and a token, want no token", err)
 				}
 				return
 			}
 			if deleting && r.Token.HasSecret() {
-				t.Error("a token that is being deleted can be used")
+				t.Error("got a usable token that is being deleted")
 			}
 			if expires != "" && r.Expires.IsZero() {
-				t.Errorf("expires at %q, read as never", expires)
+				t.Errorf("got no expiration for %q", expires)
 			}
 			if r.Check() != nil {
 				return
 			}
-			// What can be written is read back as it was.
+			// A valid record must be unchanged after encode and decode.
 			again, err := decode(encode(r))
 			if err != nil || again.Problem != nil || again.Token != r.Token || !again.Expires.Equal(r.Expires.Truncate(time.Second)) ||
 				!again.Limits.Equal(r.Limits) || !slices.Equal(again.Nodes, r.Nodes) || again.Signing != r.Signing || again.Authentication != r.Authentication || again.Description != r.Description || !slices.Equal(again.Groups, r.Groups) {
-				t.Errorf("%+v was written and read as %+v, %v", r, again, err)
+				t.Errorf("wrote %+v, read %+v, %v", r, again, err)
 			}
 		})
 	})

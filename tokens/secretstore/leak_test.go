@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A store, and claims, whose context has ended have left nothing behind.
+// After their context has ended, a Store and Claims must leave no goroutine behind.
 func TestLeavesNoGoroutine(t *testing.T) {
 	client := cluster.Shared(t).Client()
 	start := func() {
@@ -35,10 +35,10 @@ func TestLeavesNoGoroutine(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	start() // connections are open and stay
+	start() // opens connections, which stay open
 	before := goleak.IgnoreCurrent()
 	var lanes sync.WaitGroup
-	for range 20 { // a start takes a tenth of a second, and next to no work
+	for range 20 { // a start mostly waits, about 0.1 s
 		lanes.Go(func() {
 			for range 50 {
 				start()

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A claim is a Lease that is named after the node and held by the token's ID, with labels to
-// find it by; one that was released is held by nobody. The rest of it is in annotations, beside the limits.
+// A claim is a Lease whose name is the node name and whose holder is the token ID. The Lease of a released
+// claim has no holder. Labels make claims searchable. Annotations contain the other fields and the limits.
 const (
 	claimLabel   = annotationPrefix + "claim"
 	held         = "true"
@@ -26,16 +26,16 @@ const (
 	nodeUIDAnnotation  = "node-uid"
 )
 
-// What claims of the name have left is under a prefix of its own, and a claim that was released is
-// labelled otherwise: a kubejoin that knows nothing of them takes a claim as it is, and a released
-// one for a Lease that is none, which keeps the name from being claimed.
+// The Past has its own annotation prefix, so that earlier versions of kubejoin can read a claim that has
+// one. A released claim has another label value. Earlier versions take it for a Lease that is not a claim,
+// so with them nobody can claim its name.
 const (
 	pastUntilAnnotation    = "released." + annotationPrefix + "until"
 	pastDurationAnnotation = "released." + annotationPrefix + "certificate-duration"
 )
 
-// What is known of a Node that the claim replaces is under a prefix of its own as well, and so is that
-// the claim is pending: a kubejoin that knows nothing of it reads the claim all the same.
+// Pending and the data about a replaced Node have their own annotation prefixes too, so that earlier
+// versions can still read the claim.
 const (
 	pendingAnnotation = "pending." + annotationPrefix + "claim"
 
@@ -43,19 +43,19 @@ const (
 	readyAgainAnnotation  = "replaced." + annotationPrefix + "ready-again"
 )
 
-// claimAnnotations are those on a claim that are no limits.
+// claimAnnotations are the annotations of a claim that are not limits.
 var claimAnnotations = []string{tokenUIDAnnotation, keysAnnotation, requestsAnnotation, nodeUIDAnnotation}
 
-// errNoClaim is wrapped about a Lease that is there for something else, as the one of the
-// leader election.
-var errNoClaim = errors.New("no claim")
+// errNoClaim is wrapped if a Lease is not a claim, for example the Lease of the leader election.
+var errNoClaim = errors.New("not a claim")
 
-// decodeLease is strict: limits of a claim that cannot be read are not none.
+// decodeLease returns the claim in a Lease. It returns an error if the limits are malformed, because
+// otherwise the claim would have no limits.
 func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	name := lease.Namespace + "/" + lease.Name
 	label := lease.Labels[claimLabel]
 	if label != held && label != released {
-		return tokens.Claim{}, fmt.Errorf("%s is a Lease that is %w: it has no label %s=true", name, errNoClaim, claimLabel)
+		return tokens.Claim{}, fmt.Errorf("the Lease %s is %w: it has no label %s=true", name, errNoClaim, claimLabel)
 	}
 	annotation := func(name string) string { return lease.Annotations[annotationPrefix+name] }
 	list := func(name string) []string {
@@ -76,7 +76,7 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 		UID:     string(lease.UID),
 		Version: lease.ResourceVersion,
 	}
-	if label == held { // an earlier version that releases a claim leaves these
+	if label == held { // an earlier version does not remove these annotations when it releases a claim
 		c.Pending = lease.Annotations[pendingAnnotation] != ""
 		c.ReadyBefore = lease.Annotations[readyBeforeAnnotation]
 		c.ReadyAgain = lease.Annotations[readyAgainAnnotation] != ""
@@ -89,15 +89,15 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	}
 	var err error
 	if c.Past, err = readPast(lease.Annotations); err == nil && (label == released) != c.Released() {
-		err = fmt.Errorf("label %s: %q given, and it is held by %q", claimLabel, label, c.TokenID)
+		err = fmt.Errorf("label %s: %q given, but the holder is %q", claimLabel, label, c.TokenID)
 	}
 	if err := errors.Join(c.Check(), err); err != nil {
-		return tokens.Claim{}, fmt.Errorf("%s is a Lease that is no good as a claim, and keeps the name taken until it is mended or deleted with kubectl: %w", name, err)
+		return tokens.Claim{}, fmt.Errorf("the Lease %s is a malformed claim, and its node name stays taken: repair or delete the Lease with kubectl: %w", name, err)
 	}
 	return c, nil
 }
 
-// encodeLease is a new Lease.
+// encodeLease returns a new Lease for a claim.
 func encodeLease(namespace string, c tokens.Claim) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: c.Node, Labels: map[string]string{claimLabel: released}},
@@ -106,7 +106,7 @@ func encodeLease(namespace string, c tokens.Claim) *coordinationv1.Lease {
 	return lease
 }
 
-// applyClaim writes what differs between before and after, and touches nothing else.
+// applyClaim writes the differences between before and after to the Lease. It changes nothing else.
 func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 	switch {
 	case after.TokenID == before.TokenID:
@@ -116,7 +116,7 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 		delete(lease.Labels, tokenIDLabel)
 	default:
 		if before.Released() {
-			// Kubernetes has a time of creation for the first claim alone.
+			// The creationTimestamp is that of the first claim in this Lease.
 			now := metav1.NewMicroTime(time.Now())
 			lease.Spec.AcquireTime = &now
 		}
@@ -130,11 +130,12 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 	}
 	set(after.TokenUID != before.TokenUID, tokenUIDAnnotation, after.TokenUID)
 	set(!slices.Equal(after.Keys, before.Keys), keysAnnotation, strings.Join(after.Keys, ","))
-	// Before may have been cut: an older kubejoin kept all requests.
+	// Compare with the annotation, not with before: earlier versions kept all requests, and
+	// decodeLease has shortened the list.
 	if all := strings.Join(after.Requests, ","); lease.Annotations[annotationPrefix+requestsAnnotation] != all {
 		annotate(lease, requestsAnnotation, all)
 	}
-	// An older kubejoin may have left these on what it released.
+	// Earlier versions may have left these annotations on a released claim, so set them in any case.
 	annotateKey(lease, pendingAnnotation, map[bool]string{true: "true"}[after.Pending])
 	annotateKey(lease, readyBeforeAnnotation, after.ReadyBefore)
 	annotateKey(lease, readyAgainAnnotation, map[bool]string{true: "true"}[after.ReadyAgain])
@@ -153,11 +154,11 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 	}
 }
 
-// readPast is strict as well.
+// readPast returns the Past in the annotations. It returns an error for malformed values.
 func readPast(annotations map[string]string) (p tokens.ReleasedClaim, err error) {
 	if value, given := annotations[pastUntilAnnotation]; given {
 		if p.Until, err = time.Parse(time.RFC3339, value); err != nil {
-			return p, fmt.Errorf("%s: %.100q given, want a time as of RFC 3339", pastUntilAnnotation, value)
+			return p, fmt.Errorf("%s: %.100q given, want an RFC 3339 time", pastUntilAnnotation, value)
 		}
 		p.Until = p.Until.UTC()
 	}

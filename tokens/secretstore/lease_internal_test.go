@@ -7,8 +7,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// An earlier version, as during a rolling upgrade, releases a claim and leaves the annotations that it
-// does not know. They keep no name taken and say nothing about the next claim.
+// During a rolling upgrade, an earlier version may release a claim and keep annotations that it does not know. They
+// must not keep the name taken, and must not affect the next claim.
 func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
 	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
 	before := tokens.Claim{
@@ -34,6 +34,6 @@ func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
 	applyClaim(lease, released, next)
 	claim, err := decodeLease(lease)
 	if err != nil || claim.Pending || claim.ReadyBefore != "" || claim.ReadyAgain {
-		t.Errorf("the next claim is %+v, %v", claim, err)
+		t.Errorf("got next claim %+v, %v", claim, err)
 	}
 }

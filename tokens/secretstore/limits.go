@@ -13,22 +13,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Limits are annotations under this prefix: on the Secret of a token and, copied, on the Leases
-// of its claims.
+// annotationPrefix is the prefix of the annotations for limits. They are on the Secret of a token, and
+// copied to the Leases of its claims.
 const annotationPrefix = "kubejoin.io/"
 
-// nodesAnnotation has the names in [tokens.Record.Nodes] on the Secret.
+// nodesAnnotation contains [tokens.Record.Nodes] on the Secret.
 const nodesAnnotation = "nodes"
 
-// creatorAnnotation has [tokens.Record.Creator] on the Secret. It is no limit: earlier versions, which
-// let nobody join with an unknown annotation under annotationPrefix, are to pass it over.
+// creatorAnnotation contains [tokens.Record.Creator] on the Secret. It does not have annotationPrefix,
+// because with an unknown annotation under that prefix, earlier versions allow no machine to join.
 const creatorAnnotation = "tokens.kubejoin.io/creator"
 
-// maxCreator is the most bytes of it. Longer ones are not kubejoin's.
+// maxCreator is the maximum length of a creator, in bytes. decode ignores longer ones: kubejoin did not
+// write them.
 const maxCreator = 64
 
-// limitAnnotations are how each limit is written, as "" where it is none, and read. An error of
-// read says what was given, shortened, and what is wanted.
+// limitAnnotations are the annotations for limits. write returns the value for an annotation, which is empty
+// if there is no limit. The error of read contains the given value, shortened, and the expected one.
 var limitAnnotations = []struct {
 	name  string
 	write func(tokens.Limits) string
@@ -72,7 +73,7 @@ var limitAnnotations = []struct {
 			return l.CertificateDuration.String()
 		},
 		func(l *tokens.Limits, value string) error {
-			d, _ := time.ParseDuration(value) // 0 where it fails
+			d, _ := time.ParseDuration(value) // 0 on error
 			if d == 0 || (tokens.Limits{CertificateDuration: d}).Check() != nil {
 				return fmt.Errorf("%.100q given, want whole seconds from %s to %s, such as 8h0m0s", tokens.Redact(value), tokens.MinCertificateDuration, tokens.MaxCertificateDuration)
 			}
@@ -103,7 +104,7 @@ var limitAnnotations = []struct {
 		func(l tokens.Limits) string { return l.Role },
 		func(l *tokens.Limits, value string) error {
 			if value != tokens.RoleControlPlane {
-				return fmt.Errorf("%.100q given, want %s or no such annotation", tokens.Redact(value), tokens.RoleControlPlane)
+				return fmt.Errorf("%.100q given, want %s, or remove the annotation", tokens.Redact(value), tokens.RoleControlPlane)
 			}
 			l.Role = value
 			return nil
@@ -111,8 +112,8 @@ var limitAnnotations = []struct {
 	},
 }
 
-// readLimits reads the limits among annotations. All others under the prefix must be in known:
-// a limit that is misspelt, or that only a later version knows, is not to be missed.
+// readLimits returns the limits in the annotations. It sets Problem if an annotation with the prefix is
+// neither a limit nor in known. So it does not miss misspelt limits, or limits of a later version.
 func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 	var l tokens.Limits
 	var problems []error
@@ -134,10 +135,10 @@ func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 		}
 	}
 	if slices.Sort(unknown); len(unknown) > 0 {
-		problems = append(problems, fmt.Errorf("%.300s: not known, want %s%s", tokens.Redact(strings.Join(unknown, ", ")), annotationPrefix, strings.Join(known, ", ")))
+		problems = append(problems, fmt.Errorf("%.300s: unknown annotation, want %s%s", tokens.Redact(strings.Join(unknown, ", ")), annotationPrefix, strings.Join(known, ", ")))
 	}
 	if len(problems) == 0 {
-		for _, e := range tokens.FieldErrors(l.Check()) { // of all names together, or of two limits that contradict each other
+		for _, e := range tokens.FieldErrors(l.Check()) { // all names together are too long, or two limits conflict
 			problems = append(problems, annotationError(e.Field, fmt.Errorf("%.300s", tokens.Redact(e.Err.Error()))))
 		}
 	}
@@ -145,12 +146,13 @@ func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 	return l
 }
 
-// annotationError returns what is wrong with the annotation of this name.
+// annotationError returns err as an error about the annotation with this name.
 func annotationError(name string, err error) error {
 	return &tokens.FieldError{Field: annotationPrefix + name, Err: err}
 }
 
-// readNames gives the names of a list up to the first that is no good.
+// readNames splits a comma-separated list. At the first invalid or repeated name, it returns the names
+// before it and an error.
 func readNames(value string, check func(string) error) ([]string, error) {
 	var names []string
 	seen := map[string]bool{}
@@ -167,8 +169,8 @@ func readNames(value string, check func(string) error) ([]string, error) {
 	return names, nil
 }
 
-// applyLimits writes what differs. Limits with a Problem that are good now are written wholly,
-// and what nobody knows under the prefix, beside known, is taken away.
+// applyLimits writes the differences between before and after. If before has a Problem, applyLimits writes all
+// limits, and removes all other annotations with the prefix that are not in known.
 func applyLimits(object metav1.Object, before, after tokens.Limits, known ...string) {
 	repaired := before.Problem != nil
 	known = slices.Clone(known)
@@ -186,7 +188,7 @@ func applyLimits(object metav1.Object, before, after tokens.Limits, known ...str
 	}
 }
 
-// annotate sets an annotation under the prefix, or takes it away where the value is empty.
+// annotate sets an annotation with the prefix, or removes it if the value is empty.
 func annotate(object metav1.Object, name, value string) {
 	annotateKey(object, annotationPrefix+name, value)
 }

@@ -38,7 +38,7 @@ func update(t *testing.T, secret *corev1.Secret) {
 	}
 }
 
-// TestAnnotations is the format that design and documentation promise.
+// TestAnnotations checks the documented format of the annotations.
 func TestAnnotations(t *testing.T) {
 	s := open(t, nil)
 	r, err := s.Create(t.Context(), tokens.Record{
@@ -54,7 +54,7 @@ func TestAnnotations(t *testing.T) {
 		"kubejoin.io/certificate-duration": "1h30m0s", "kubejoin.io/nodes": "worker-2,worker-1",
 	})
 
-	// Others' annotations, and values as others wrote them, stay.
+	// Annotations of others stay, and so do values in another format.
 	secret.Annotations["kubejoin.io/certificate-duration"] = "90m"
 	secret.Annotations["example.com/a"] = "b"
 	secret.Annotations["notkubejoin.io/max-nodes"] = "many"
@@ -79,8 +79,7 @@ func TestAnnotations(t *testing.T) {
 	})
 }
 
-// TestRemovedAnnotationsRemoveLimits has the annotations go away in an update of somebody else's: the record has no
-// limits then, which is why claims have them too.
+// If another program removes the annotations, the record has no limits. That is why claims store the limits too.
 func TestRemovedAnnotationsRemoveLimits(t *testing.T) {
 	s := open(t, nil)
 	r, err := s.Create(t.Context(), tokens.Record{
@@ -99,8 +98,8 @@ func TestRemovedAnnotationsRemoveLimits(t *testing.T) {
 	wait(t, s, "no limits", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.IsZero() })
 }
 
-// TestMalformedLimits has a token that signs and authenticates, ends when it expires, and says
-// what is wrong with its limits; they can be mended.
+// A token with malformed limits must sign, authenticate and expire as usual. Its Problem must name each error, and
+// Update must be able to repair the limits.
 func TestMalformedLimits(t *testing.T) {
 	var log lockedBuffer
 	s := open(t, slog.New(slog.NewTextHandler(&log, nil)))
@@ -123,18 +122,18 @@ func TestMalformedLimits(t *testing.T) {
 	put(t, secret(expired, time.Now().Add(-time.Hour)))
 	put(t, secret(token, time.Now().Add(time.Hour)))
 	defer clean(t, s)()
-	wait(t, s, "the one that has not expired", func(all []tokens.Record) bool {
+	wait(t, s, "the token that has not expired", func(all []tokens.Record) bool {
 		return len(all) == 1 && all[0].Token.Equal(token) && all[0].Problem == nil && all[0].Limits.Problem != nil
 	})
 	if _, err := whoami(t, token, true); err != nil {
-		t.Errorf("kube-apiserver says of the token: %v", err)
+		t.Errorf("kube-apiserver refused the token: %v", err)
 	}
 	r, err := s.Get(t.Context(), token.ID())
 	if err != nil || !r.Signs(time.Now()) || !r.Authentication || r.Problem != nil {
 		t.Errorf("Get = %+v, %v, want a token that signs and authenticates", r, err)
 	}
 	wants := []string{
-		`kubejoin.io/max-nodes: "0" given, want 1 to 1000`, "kubejoin.io/max-node: not known", `kubejoin.io/nodes: "a" is given twice`,
+		`kubejoin.io/max-nodes: "0" given, want 1 to 1000`, "kubejoin.io/max-node: unknown annotation", `kubejoin.io/nodes: "a" is given twice`,
 	}
 	_, err = s.Update(t.Context(), token.ID(), func(r *tokens.Record) error { r.Description = "x"; return nil })
 	for _, want := range wants {
@@ -147,13 +146,13 @@ func TestMalformedLimits(t *testing.T) {
 	}
 	repaired, err := s.Update(t.Context(), token.ID(), func(r *tokens.Record) error { r.Limits.Problem = nil; return nil })
 	if err != nil || repaired.Limits.Problem != nil || repaired.Limits.Role != "control-plane" || !slices.Equal(repaired.Nodes, []string{"a", "b"}) {
-		t.Errorf("Update that mends = %+v, %v", repaired, err)
+		t.Errorf("Update that repairs the limits = %+v, %v", repaired, err)
 	}
 	wantMap(t, "annotations", secretOf(t, token).Annotations, map[string]string{
 		"kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "a,b", "example.com/a": "b",
 	})
 	wait(t, s, "no problem", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.Problem == nil })
-	if n := strings.Count(log.String(), "limits of bootstrap token are malformed"); n != 2 { // the expired one's, too
-		t.Errorf("the log has %d lines about malformed limits, want one for each token:\n%s", n, log.String())
+	if n := strings.Count(log.String(), "bootstrap token has malformed limits"); n != 2 { // also of the expired token
+		t.Errorf("got %d log lines about malformed limits, want one for each token:\n%s", n, log.String())
 	}
 }

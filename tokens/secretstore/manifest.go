@@ -7,9 +7,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Manifest is the Secret that [Store.Create] would make of a record that passes
-// [tokens.Record.Check], with its limits as annotations: for whoever applies it later, where
-// there is no API server yet. It holds the token in clear text, in base64.
+// Manifest returns the Secret that [Store.Create] would create for a record, to apply it later when there
+// is an API server. The record must pass [tokens.Record.Check]. The limits are annotations of the Secret.
+// The Secret contains the token in base64, not encrypted.
 func Manifest(r tokens.Record) (*corev1.Secret, error) {
 	if err := r.Check(); err != nil {
 		return nil, fmt.Errorf("manifest of token %s: %w", r.Token.ID(), err)

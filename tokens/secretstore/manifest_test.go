@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What is applied later is what would have been created.
+// The manifest must contain the same Secret that Create stores.
 func TestManifestEqualsCreatedSecret(t *testing.T) {
 	c := cluster.Shared(t)
 	store, err := secretstore.Open(t.Context(), c.Client(), nil)
@@ -42,6 +42,6 @@ func TestManifestEqualsCreatedSecret(t *testing.T) {
 
 	record.Groups = []string{"system:masters"}
 	if secret, err := secretstore.Manifest(record); err == nil {
-		t.Errorf("a record that nobody may store has the manifest %v", secret)
+		t.Errorf("got manifest %v for an invalid record, want an error", secret)
 	}
 }

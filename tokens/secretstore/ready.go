@@ -10,12 +10,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ErrNoNamespace is wrapped when the namespace of claims does not exist. No machine joins with a
-// limited token until somebody creates it.
+// ErrNoNamespace is wrapped if the namespace of claims does not exist. Until somebody creates it, no
+// machine can join with a token that has limits.
 var ErrNoNamespace = errors.New("namespace does not exist")
 
-// Ready reports why no claim can be created now, or nil. It asks the API server and writes nothing:
-// the request is a dry run. The error wraps [ErrNoNamespace] if the namespace does not exist.
+// Ready returns an error if the API server does not allow creating a claim now. It checks that with a
+// dry run, which writes nothing. The error wraps [ErrNoNamespace] if the namespace does not exist.
 func (s *Claims) Ready(ctx context.Context) error {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{GenerateName: "kubejoin-"}}
 	_, err := s.leases.Create(ctx, lease, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
@@ -25,9 +25,9 @@ func (s *Claims) Ready(ctx context.Context) error {
 	return nil
 }
 
-// notCreated is an error of the API server about a claim that was to be created.
+// notCreated returns an error of the API server about creating a claim, with its cause.
 func (s *Claims) notCreated(err error) error {
-	if apierrors.IsNotFound(err) { // a create of a Lease finds everything but the namespace
+	if apierrors.IsNotFound(err) { // when creating a Lease, only the namespace can be missing
 		return fmt.Errorf("%w: %s; create it with: kubectl create namespace %s", ErrNoNamespace, s.namespace, s.namespace)
 	}
 	return fmt.Errorf("create Leases in %s: %w", s.namespace, err)

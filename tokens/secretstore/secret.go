@@ -14,10 +14,10 @@ import (
 	"k8s.io/cluster-bootstrap/token/util"
 )
 
-// decode reads a Secret as kube-apiserver's authenticator and kube-controller-manager's signer
-// do. An error means that it is no bootstrap token at all; what is wrong with one that it is,
-// is in Record.Problem, and in that of Record.Limits what the components of Kubernetes do not
-// know of. None repeats a value that may be a misplaced secret.
+// decode reads a Secret like the authenticator of kube-apiserver and the bootstrapsigner of
+// kube-controller-manager do. It returns an error if the Secret is not a bootstrap token. If the token is
+// invalid, decode sets Record.Problem. If only its limits are invalid, which Kubernetes does not know,
+// decode sets Record.Limits.Problem. None of these errors contains a value that may be a misplaced secret.
 func decode(secret *corev1.Secret) (tokens.Record, error) {
 	if secret.Type != api.SecretTypeBootstrapToken {
 		return tokens.Record{}, fmt.Errorf("kube-system/%s is a Secret of type %q, want %q", secret.Name, secret.Type, api.SecretTypeBootstrapToken)
@@ -46,9 +46,9 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 	if s := data(api.BootstrapTokenExpirationKey); s != "" {
 		expires, err := time.Parse(time.RFC3339, s)
 		if err != nil {
-			problems = append(problems, fmt.Errorf("%s is not a time of RFC 3339, so that the token counts as expired", api.BootstrapTokenExpirationKey))
+			problems = append(problems, fmt.Errorf("%s is not an RFC 3339 time, so the token counts as expired", api.BootstrapTokenExpirationKey))
 		}
-		if err != nil || expires.IsZero() { // a zero Record.Expires would be never
+		if err != nil || expires.IsZero() { // a zero Record.Expires means never
 			expires = time.Unix(0, 0)
 		}
 		r.Expires = expires.UTC()
@@ -59,7 +59,7 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 			if err := util.ValidateBootstrapGroupName(group); err != nil {
 				problems = append(problems, fmt.Errorf("%s: %w", api.BootstrapTokenExtraGroupsKey, err))
 			}
-			if !slices.Contains(r.Groups, group) { // a set, for kube-apiserver
+			if !slices.Contains(r.Groups, group) { // kube-apiserver ignores duplicates too
 				r.Groups = append(r.Groups, group)
 			}
 		}
@@ -71,7 +71,7 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 	}
 	r.Limits = readLimits(secret.Annotations, nodesAnnotation)
 	if value, given := secret.Annotations[annotationPrefix+nodesAnnotation]; given {
-		// Without them all, the token may be spent and not know it.
+		// If a name is lost, kubejoin cannot tell whether the token is spent.
 		names, err := readNames(value, tokens.CheckNodeName)
 		if err != nil {
 			r.Limits.Problem = errors.Join(r.Limits.Problem, annotationError(nodesAnnotation, err))
@@ -81,8 +81,8 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 	return r, nil
 }
 
-// decodeToken is where the secret can be used: everything that makes kube-apiserver refuse it
-// for good is an error.
+// decodeToken returns the token with its secret. It returns an error for everything in the Secret that makes
+// kube-apiserver refuse the token permanently. It also refuses published examples, which kube-apiserver accepts.
 func decodeToken(secret *corev1.Secret, id string) (tokens.Token, error) {
 	if at := secret.DeletionTimestamp; at != nil {
 		return tokens.Token{}, fmt.Errorf("%w since %s, finalizers: %s", tokens.ErrDeleting, at.UTC().Format(time.RFC3339), strings.Join(secret.Finalizers, ", "))
@@ -100,7 +100,7 @@ func decodeToken(secret *corev1.Secret, id string) (tokens.Token, error) {
 	return tokens.New(id, string(secret.Data[api.BootstrapTokenSecretKey]))
 }
 
-// encode is a new Secret. A key whose field is zero is left out, as kubeadm does.
+// encode returns a new Secret for a record. Like kubeadm, it omits the keys of zero fields.
 func encode(r tokens.Record) *corev1.Secret {
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: util.BootstrapTokenSecretName(r.Token.ID())},
@@ -114,8 +114,8 @@ func encode(r tokens.Record) *corev1.Secret {
 	return secret
 }
 
-// apply writes what differs between before and after, and touches nothing else: a value that
-// others wrote in their own way stays so.
+// apply writes the differences between before and after to the Secret. It changes nothing else, so values
+// that another tool wrote in another format stay the same.
 func apply(secret *corev1.Secret, before, after tokens.Record) {
 	set := func(changed bool, key, value string) {
 		switch {
@@ -129,7 +129,7 @@ func apply(secret *corev1.Secret, before, after tokens.Record) {
 	usage := map[bool]string{true: "true"}
 	var expires string
 	if !after.Expires.IsZero() {
-		expires = after.Expires.UTC().Format(time.RFC3339) // cuts fractions off
+		expires = after.Expires.UTC().Format(time.RFC3339) // truncates to seconds
 	}
 	set(!after.Expires.Equal(before.Expires), api.BootstrapTokenExpirationKey, expires)
 	set(after.Signing != before.Signing, api.BootstrapTokenUsageSigningKey, usage[after.Signing])

@@ -20,8 +20,7 @@ const (
 	value = "s3cr3ts3cr3ts3cr"
 )
 
-// TestDecode is package internal, as the only one: a real API server would need a second for
-// each of these.
+// TestDecode calls decode directly, because each case would take a second with a real API server.
 func TestDecode(t *testing.T) {
 	epoch := time.Unix(0, 0).UTC()
 	created := metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
@@ -73,7 +72,7 @@ func TestDecode(t *testing.T) {
 		{name: "another zone", change: data("expiration", "2026-02-03T05:05:06+01:00")},
 		{name: "fraction", change: data("expiration", "2026-02-03T04:05:06.5Z"), want: func(r *tokens.Record) { r.Expires = r.Expires.Add(time.Second / 2) }},
 		{name: "expiration in the year 1", change: data("expiration", "0001-01-01T00:00:00Z"), want: func(r *tokens.Record) { r.Expires = epoch }},
-		{name: "unparseable expiration", change: data("expiration", value), want: func(r *tokens.Record) { r.Expires = epoch }, problem: "expiration is not a time of RFC 3339"},
+		{name: "unparseable expiration", change: data("expiration", value), want: func(r *tokens.Record) { r.Expires = epoch }, problem: "expiration is not an RFC 3339 time"},
 		{name: "expiration without zone", change: data("expiration", "2026-02-03T04:05:06"), want: func(r *tokens.Record) { r.Expires = epoch }, problem: "expiration is not"},
 		{name: "expiration with space", change: data("expiration", " 2026-02-03T04:05:06Z"), want: func(r *tokens.Record) { r.Expires = epoch }, problem: "expiration is not"},
 
@@ -126,19 +125,19 @@ func TestDecode(t *testing.T) {
 			case r.Problem != nil && !strings.Contains(r.Problem.Error(), test.problem):
 				t.Errorf("problem %q, want %q in it", r.Problem, test.problem)
 			case r.Problem != nil && strings.Contains(r.Problem.Error(), value):
-				t.Errorf("problem %q repeats the secret", r.Problem)
+				t.Errorf("the problem %q contains the secret", r.Problem)
 			}
-			// Upstream's own reading of the two that are not just strings.
+			// Compare with the upstream functions for the two values that need parsing.
 			for _, now := range []time.Time{want.Expires.Add(-1), want.Expires, want.Expires.Add(1), time.Unix(1, 0)} {
 				if !now.Before(epoch) && r.Expired(now) != secrets.HasExpired(secret, now) {
-					t.Errorf("Expired at %v = %t, upstream differs", now, r.Expired(now))
+					t.Errorf("got Expired at %v = %t, which differs from upstream", now, r.Expired(now))
 				}
 			}
 			groups, err := secrets.GetGroups(secret)
 			if bad := strings.Contains(test.problem, "invalid") || strings.Contains(test.problem, "auth-extra-groups"); (err != nil) != bad {
-				t.Errorf("upstream says of the groups %v", err)
-			} else if err == nil && len(groups) != len(r.Groups)+1 { // and system:bootstrappers
-				t.Errorf("groups %q, upstream has %q", r.Groups, groups)
+				t.Errorf("upstream returns for the groups: %v", err)
+			} else if err == nil && len(groups) != len(r.Groups)+1 { // upstream adds system:bootstrappers
+				t.Errorf("got groups %q, upstream has %q", r.Groups, groups)
 			}
 		})
 	}

@@ -23,8 +23,8 @@ import (
 	"k8s.io/cluster-bootstrap/token/util"
 )
 
-// A Store is a [tokens.Store] over Secrets. Find and List answer from a cache that follows the
-// API server, and what Watch hints at is in it; everything else asks the server.
+// A Store is a [tokens.Store] of Secrets. Find and List read from a cache that watches the API server. All
+// other methods send requests to it. When Watch sends a hint, the change is already in the cache.
 type Store struct {
 	secrets typedcorev1.SecretInterface
 	cache   *cache[*corev1.Secret, tokens.Record]
@@ -32,12 +32,12 @@ type Store struct {
 
 var _ tokens.Store = (*Store)(nil)
 
-// Open begins to follow the bootstrap tokens of a cluster, until ctx ends; the store fails from
-// then on. It does not wait for the API server: [Store.List] does. The identity of client needs
-// get, list, watch, create, update and delete on Secrets in kube-system.
+// Open returns a Store that watches the bootstrap tokens of a cluster until ctx ends. After that, Find and
+// List fail. Open does not wait for the API server, but Find and List do. The identity of client needs the
+// verbs get, list, watch, create, update and delete on Secrets in kube-system.
 //
-// The log is told of Secrets that are no good as tokens, once for each change of them, and of
-// trouble in following the API server; nil is nobody.
+// The Store logs Secrets that are not valid tokens, once for each of their changes, and failures to watch
+// the API server. If log is nil, it logs nothing.
 func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -49,27 +49,27 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 		changed: func(name string, r tokens.Record, err error) { report(log, name, r, err) },
 		log:     log,
 	}
-	// The field selector keeps all other Secrets on the server.
+	// With the field selector, the API server does not send other Secrets.
 	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
 	if err := c.follow(ctx, outage.Follow(secrets, only, c.outage), &corev1.Secret{}); err != nil {
-		return nil, fmt.Errorf("follow bootstrap tokens: %w", err)
+		return nil, fmt.Errorf("watch bootstrap tokens: %w", err)
 	}
 	return &Store{secrets: secrets, cache: c}, nil
 }
 
-// report tells the log what is wrong with a Secret that is new or has changed.
+// report logs the problems of a new or changed Secret.
 func report(log *slog.Logger, name string, r tokens.Record, err error) {
 	switch {
 	case err != nil:
-		log.Warn("Secret of the type of bootstrap tokens is none, and is ignored", "secret", foreign.Text(name, foreign.MaxName), "problem", foreign.Text(err.Error(), foreign.MaxMessage))
+		log.Warn("ignoring malformed bootstrap token Secret", "secret", foreign.Text(name, foreign.MaxName), "problem", foreign.Text(err.Error(), foreign.MaxMessage))
 		return
 	case errors.Is(r.Problem, tokens.ErrDeleting):
 		log.Info("bootstrap token is being deleted", "token", r.Token.ID(), "problem", foreign.Text(r.Problem.Error(), foreign.MaxMessage))
 	case r.Problem != nil:
-		log.Warn("bootstrap token is no good", "token", r.Token.ID(), "problem", foreign.Text(r.Problem.Error(), foreign.MaxMessage))
+		log.Warn("bootstrap token is invalid", "token", r.Token.ID(), "problem", foreign.Text(r.Problem.Error(), foreign.MaxMessage))
 	}
 	if r.Limits.Problem != nil {
-		log.Warn("limits of bootstrap token are malformed, so that it lets nobody join", "token", r.Token.ID(), "problem", foreign.Text(r.Limits.Problem.Error(), foreign.MaxMessage))
+		log.Warn("bootstrap token has malformed limits, no node can join with it", "token", r.Token.ID(), "problem", foreign.Text(r.Limits.Problem.Error(), foreign.MaxMessage))
 	}
 }
 
@@ -131,7 +131,7 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return tokens.Record{}, fmt.Errorf("create token %s: %w: Secret kube-system/%s", id, tokens.ErrExists, util.BootstrapTokenSecretName(id))
-	case err != nil: // not found would be the namespace
+	case err != nil: // a NotFound error here would be about the namespace, not the token
 		return tokens.Record{}, fmt.Errorf("create token %s: %w", id, err)
 	}
 	return decode(secret)
@@ -185,8 +185,8 @@ func (s *Store) Delete(ctx context.Context, r tokens.Record) error {
 // Watch implements [tokens.Store].
 func (s *Store) Watch(ctx context.Context) <-chan struct{} { return s.cache.hints.Watch(ctx) }
 
-// failure is an error of the API server about one token that is there, in the terms of package
-// tokens.
+// failure returns an error of the API server about one token as an error of package tokens. It wraps
+// ErrNotFound or ErrConflict where these apply.
 func failure(verb, id string, err error) error {
 	switch {
 	case apierrors.IsNotFound(err):

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { cluster.Main(m) }
 
 const lag = 10 * time.Second
 
-// open opens a store in the shared cluster, which has no tokens before and after.
+// open opens a store in the shared cluster. It deletes all tokens before and after the test.
 func open(t testing.TB, log *slog.Logger) *secretstore.Store {
 	t.Helper()
 	client := cluster.Shared(t).Client()
@@ -56,7 +56,7 @@ func TestStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) tokens.Store { return open(t, nil) })
 }
 
-// wait lists again at every hint until the list is as it should be.
+// wait calls List at every hint until the condition holds.
 func wait(t testing.TB, s tokens.Store, what string, done func([]tokens.Record) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lag)
@@ -119,7 +119,7 @@ func TestSecretHasFormatOfKubeadm(t *testing.T) {
 	if secret.Type != "bootstrap.kubernetes.io/token" || fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("Secret of type %s with %v, want %v", secret.Type, got, want)
 	}
-	// What becomes zero is gone from the Secret.
+	// Update removes the keys of zero fields from the Secret.
 	if _, err := s.Update(t.Context(), token.ID(), func(c *tokens.Record) error {
 		*c = tokens.Record{Token: c.Token, UID: c.UID, Created: c.Created}
 		return nil
@@ -131,11 +131,11 @@ func TestSecretHasFormatOfKubeadm(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(secret.Data) != 2 || secret.ResourceVersion == r.Version {
-		t.Errorf("when all is zero the Secret has %d keys, want the two of the token", len(secret.Data))
+		t.Errorf("got %d keys for a record with zero fields, want the two of the token", len(secret.Data))
 	}
 }
 
-// TestUpdateKeepsValuesOfOthers: keys, labels, annotations and values of others stay as they are.
+// Update must not change keys, labels, annotations and values that other programs wrote.
 func TestUpdateKeepsValuesOfOthers(t *testing.T) {
 	s := open(t, nil)
 	token := tokens.Generate()
@@ -178,7 +178,7 @@ func TestUpdateKeepsValuesOfOthers(t *testing.T) {
 	}
 }
 
-// TestTokensThatKubeAPIServerAccepts asks a real kube-apiserver who the bearer of a token is.
+// TestTokensThatKubeAPIServerAccepts checks which tokens a real kube-apiserver accepts, and as which user.
 func TestTokensThatKubeAPIServerAccepts(t *testing.T) {
 	s := open(t, nil)
 	group := "system:bootstrappers:kubejoin:test"
@@ -200,17 +200,17 @@ func TestTokensThatKubeAPIServerAccepts(t *testing.T) {
 		}
 		tests[i].r = r
 	}
-	// From the last: when kube-apiserver knows that, it knows them all.
+	// Begin with the last token: when it is in the cache of kube-apiserver, all are.
 	for _, test := range slices.Backward(tests) {
 		review, err := whoami(t, test.r.Token, test.ok)
 		if !test.ok {
 			if !apierrors.IsUnauthorized(err) {
-				t.Errorf("a token %s gives %v, want unauthorized", test.name, err)
+				t.Errorf("token %s: got %v, want unauthorized", test.name, err)
 			}
 			continue
 		}
 		if err != nil {
-			t.Errorf("a token %s: %v", test.name, err)
+			t.Errorf("token %s: %v", test.name, err)
 			continue
 		}
 		user := review.Status.UserInfo
@@ -218,13 +218,13 @@ func TestTokensThatKubeAPIServerAccepts(t *testing.T) {
 		slices.Sort(user.Groups)
 		slices.Sort(want)
 		if user.Username != "system:bootstrap:"+test.r.Token.ID() || !slices.Equal(user.Groups, want) {
-			t.Errorf("the bearer of a token %s is %s of %q, want %q", test.name, user.Username, user.Groups, want)
+			t.Errorf("token %s: got user %s of groups %q, want %q", test.name, user.Username, user.Groups, want)
 		}
 	}
 }
 
-// whoami is 'kubectl auth whoami' with the token. kube-apiserver reads tokens from a cache, so
-// that one that will be accepted may not be yet.
+// whoami does what 'kubectl auth whoami' does with the token. If patient, it retries, because the token cache
+// of kube-apiserver may lag.
 func whoami(t *testing.T, token tokens.Token, patient bool) (*authenticationv1.SelfSubjectReview, error) {
 	t.Helper()
 	config := rest.AnonymousClientConfig(cluster.Shared(t).AdminConfig())

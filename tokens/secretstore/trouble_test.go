@@ -22,7 +22,7 @@ import (
 	"k8s.io/cluster-bootstrap/token/api"
 )
 
-// TestLogsProblemOncePerChange has each problem once for each change, and never a secret.
+// The store must log each problem once per change, and never a secret.
 func TestLogsProblemOncePerChange(t *testing.T) {
 	var log lockedBuffer
 	s := open(t, slog.New(slog.NewTextHandler(&log, nil)))
@@ -56,17 +56,17 @@ func TestLogsProblemOncePerChange(t *testing.T) {
 			t.Errorf("got %v, want an error without the secret", err)
 		}
 	}
-	// Once after the warning of set, which comes after the record can be listed.
+	// Make another change: the warning about the first one is logged shortly after List shows it.
 	another := tokens.Generate()
 	put(t, secret(another, "bootstrap-token-"+another.ID()))
 	wait(t, s, "three tokens", func(all []tokens.Record) bool { return len(all) == 3 })
 	text := log.String()
 	if strings.Count(text, "secret=my-token") != 1 || strings.Count(text, "token="+bad.ID()) != 2 || strings.Contains(text, "token="+good.ID()) {
-		t.Errorf("the log has not one line for my-token, two for %s and none for %s:\n%s", bad.ID(), good.ID(), text)
+		t.Errorf("got log without one line for my-token, two for %s and none for %s:\n%s", bad.ID(), good.ID(), text)
 	}
 	for _, token := range []tokens.Token{good, bad} {
 		if strings.Contains(text, token.RevealSecret()) {
-			t.Errorf("a secret is in the log:\n%s", text)
+			t.Errorf("got log with a secret:\n%s", text)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// TestDeletingTokenIsUnusable has a Secret that a finalizer keeps: it is listed, and nothing can be done with it.
+// A Secret with a finalizer that is being deleted must be listed, but must not be usable.
 func TestDeletingTokenIsUnusable(t *testing.T) {
 	s := open(t, nil)
 	secrets := cluster.Shared(t).Client().CoreV1().Secrets("kube-system")
@@ -119,7 +119,7 @@ func TestDeletingTokenIsUnusable(t *testing.T) {
 	wait(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
 }
 
-// TestIgnoresSecretOfOtherType has a Secret of another type under the name of a token.
+// A Secret of another type with the name of a token must not be a token, and must keep the name taken.
 func TestIgnoresSecretOfOtherType(t *testing.T) {
 	s := open(t, nil)
 	token := tokens.Generate()
