@@ -13,68 +13,68 @@ import (
 )
 
 var (
-	// ErrNotFound is wrapped by what reads cluster-info where there is none.
+	// ErrNotFound means that there is no cluster-info.
 	ErrNotFound = errors.New("no cluster-info")
-	// ErrUnsigned is wrapped when a token does not sign cluster-info and will not.
+	// ErrUnsigned means that a token does not sign cluster-info and will not.
 	ErrUnsigned = errors.New("not signed")
 )
 
 const (
-	// mostRest bounds the rest after a computation: a store that has let it wait is no reason
-	// to let others wait.
+	// mostRest limits the pause after a computation. A slow store must not make later callers wait for
+	// longer than that.
 	mostRest = 50 * time.Millisecond
-	// mostEarly is how many tokens that the list has not shown yet are remembered until it is
-	// looked at, if nobody asks for cluster-info.
+	// mostEarly is how many tokens that are missing in the list are cached before WaitSigned lists all
+	// tokens. This only happens if no client requests cluster-info.
 	mostEarly = 1000
 )
 
-// Computed is a cluster-info of any size, kept nowhere: signed, when it is asked for, with the
-// tokens that are alive then. What was computed is kept for as long as it holds, so that a
-// question costs next to nothing while no token comes or goes. It may be used side by side.
+// Computed is a cluster-info of unlimited size that is not stored. It is signed on request by the tokens
+// that are live then. The result is cached while it is valid, so a request costs almost nothing while no
+// token changes. Its methods may be called concurrently.
 type Computed struct {
-	// Tokens sign. They are listed after each change that its Watch hints at.
+	// Tokens sign. They are listed again after each hint from Watch.
 	Tokens tokens.Store
-	// Lag is how far the list of Tokens usually is behind: a token that WaitSigned has found
-	// and the list does not have is asked for again after so long, to see whether it was
-	// deleted. Zero is for a store whose List never lags.
+	// Lag is how far the list of Tokens usually lags. If WaitSigned found a token that is not in the list,
+	// the token is read again after this time, in case it was deleted. Zero is for a store whose List never
+	// lags.
 	Lag time.Duration
-	// Kubeconfig is what is signed; see [Kubeconfig].
+	// Kubeconfig is the document to sign; see [Kubeconfig].
 	Kubeconfig []byte
-	// Follow, unless it is nil, gives what is signed in place of Kubeconfig. It is asked each
-	// time and should have it at hand. Its errors are returned, and so is [ErrKubeconfig] in
-	// place of a JSON with a kubeconfig that should not be passed on. The bytes are not changed.
+	// Follow, if set, returns the kubeconfig to sign in place of Kubeconfig. It is called for each request
+	// and should not block. Its errors are returned. JSON returns [ErrKubeconfig] for a kubeconfig that
+	// must not be passed on. The returned bytes are not changed.
 	Follow func(context.Context) ([]byte, error)
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
 	mu      sync.Mutex
-	turn    chan struct{} // holds a value while somebody computes
+	turn    chan struct{} // holds a value during a computation
 	hint    <-chan struct{}
-	changes int // hints taken, and changes known otherwise
+	changes int // number of known changes: hints received, and tokens that WaitSigned found
 	last    *computation
 	early   map[string]unlisted
 
-	rest time.Time // before which nobody computes; of the holder of the turn
+	rest time.Time // no computation before this time; only the holder of turn uses it
 }
 
-// A computation is one Document and what it was made of.
+// A computation is one Document and its input.
 type computation struct {
 	document Document
 	at       time.Time
-	until    time.Time // when to look again in any case; zero is never
-	changes  int       // known when the tokens were listed
+	until    time.Time // it is invalid from then on; zero means never
+	changes  int       // known changes when the tokens were listed
 	data     func() map[string]string
 	json     []byte
 	jsonErr  error
 }
 
-// unlisted is a token that is known to be in the store before its list has it.
+// unlisted is a token that was found in the store and is not in its list yet.
 type unlisted struct {
 	record tokens.Record
 	seen   time.Time
 }
 
-// Data is the data of the ConfigMap at this time. The map is shared and must not be changed.
+// Data returns the data of the ConfigMap at this time. The map is shared and must not be changed.
 func (c *Computed) Data(ctx context.Context) (map[string]string, error) {
 	now, err := c.compute(ctx)
 	if err != nil {
@@ -83,8 +83,8 @@ func (c *Computed) Data(ctx context.Context) (map[string]string, error) {
 	return now.data(), nil
 }
 
-// JSON is the ConfigMap at this time as [MarshalConfigMap] gives it. The bytes are shared and
-// must not be changed.
+// JSON returns the ConfigMap at this time in the form of [MarshalConfigMap]. The bytes are shared and must
+// not be changed.
 func (c *Computed) JSON(ctx context.Context) ([]byte, error) {
 	now, err := c.compute(ctx)
 	if err != nil {
@@ -93,29 +93,28 @@ func (c *Computed) JSON(ctx context.Context) ([]byte, error) {
 	return now.json, now.jsonErr
 }
 
-// Config is what is signed at this time, as Kubeconfig or Follow has it. The bytes are shared and
-// must not be changed.
+// Config returns the kubeconfig that is signed at this time, from Kubeconfig or Follow. The bytes are
+// shared and must not be changed.
 func (c *Computed) Config(ctx context.Context) (kubeconfig []byte, err error) {
 	return c.kubeconfig(ctx)
 }
 
-// WaitSigned returns what is signed if the token signs it now; Data and JSON have the signature
-// then. There is nobody to wait for: an error that it does not wraps [ErrUnsigned] or
+// WaitSigned returns the signed kubeconfig if the token signs it now; Data and JSON then have the
+// signature. It does not wait for a signer. If the token does not sign, the error wraps [ErrUnsigned] or
 // [ErrSignature]. The bytes are shared and must not be changed.
 func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	if kubeconfig, err = c.kubeconfig(ctx); err != nil {
 		return nil, err
 	}
-	// One token is looked at, and not the list: with thousands of them a new one must not cost
-	// a pass over all.
+	// Read this token only. With thousands of tokens, a new one must not cost a pass over the list.
 	record, err := c.Tokens.Get(ctx, t.ID())
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), err == nil && !record.Signs(c.now()):
-		return nil, fmt.Errorf("%w: token %s is not in the store, has expired or is not for signing", ErrUnsigned, t.ID())
+		return nil, fmt.Errorf("%w: token %s does not exist, has expired or has no usage signing", ErrUnsigned, t.ID())
 	case err != nil:
 		return nil, fmt.Errorf("token for cluster-info: %w", err)
 	case !record.Token.Equal(t):
-		return nil, fmt.Errorf("cluster-info as token %s sees it: %w", t, ErrSignature)
+		return nil, fmt.Errorf("cluster-info for token %s: %w", t, ErrSignature)
 	}
 	if c.addStored(record) > mostEarly {
 		_, err = c.compute(ctx)
@@ -123,15 +122,15 @@ func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 	return kubeconfig, err
 }
 
-// addStored has a record that is in the store now in every computation from here on, and says how
-// many such there are.
+// addStored adds a record from the store to all computations that start after this. It returns how many such
+// records are not in the list yet.
 func (c *Computed) addStored(r tokens.Record) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last != nil && c.last.document.signedBy(r.Token) {
 		return 0
 	}
-	c.changes++ // the hint may be on its way still
+	c.changes++ // the hint may not have arrived yet
 	if c.early == nil {
 		c.early = map[string]unlisted{}
 	}
@@ -139,9 +138,9 @@ func (c *Computed) addStored(r tokens.Record) int {
 	return len(c.early)
 }
 
-// compute gives a computation that is as new as the question: the latest one if it still holds,
-// or another one. Of many that ask at once one computes, and whoever asked before it began takes
-// what it finds, also if there have been more changes since.
+// compute returns a computation that contains all changes known when it was called: the cached one or a new
+// one. Of concurrent callers only one computes. Callers that waited for it use its result, even if there
+// were more changes since.
 func (c *Computed) compute(ctx context.Context) (*computation, error) {
 	kubeconfig, err := c.kubeconfig(ctx)
 	if err != nil {
@@ -160,14 +159,14 @@ func (c *Computed) compute(ctx context.Context) (*computation, error) {
 	if last := c.since(asked, kubeconfig); last != nil {
 		return last, nil
 	}
-	// Where thousands of tokens come and go and somebody asks without end, more of them share an
-	// answer, and it takes half of the time of a processor at most.
+	// If tokens change and requests arrive all the time, the pause lets more requests share one
+	// computation. It also limits computations of up to mostRest to half of a processor's time.
 	if err := pause(ctx, time.Until(c.rest)); err != nil {
 		return nil, fmt.Errorf("tokens for cluster-info: %w", err)
 	}
 	began := time.Now()
 	defer func() { c.rest = time.Now().Add(min(time.Since(began), mostRest)) }()
-	// Also asked for again: there may be another one since.
+	// Read it again: it may have changed during the wait.
 	if kubeconfig, err = c.kubeconfig(ctx); err != nil {
 		return nil, err
 	}
@@ -181,14 +180,14 @@ func (c *Computed) compute(ctx context.Context) (*computation, error) {
 	return next, nil
 }
 
-// next computes; only the holder of the turn does.
+// next computes. Only the holder of turn may call it.
 func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, error) {
 	n := &computation{at: c.now(), changes: c.known()}
 	records, err := c.Tokens.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("tokens for cluster-info: %w", err)
 	}
-	all := [][]tokens.Record{records, nil} // thousands are not copied for a few
+	all := [][]tokens.Record{records, nil} // two lists, because copying thousands of records for a few is slow
 	all[1], n.until = c.missing(ctx, records, n.at)
 	var last computation
 	if c.last != nil {
@@ -200,7 +199,7 @@ func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, e
 	if next := n.document.Next(); n.until.IsZero() || !next.IsZero() && next.Before(n.until) {
 		n.until = next
 	}
-	if n.document.sameContent(last.document) { // as when expired tokens are deleted
+	if n.document.sameContent(last.document) { // for example when expired tokens are deleted
 		n.data, n.json, n.jsonErr = last.data, last.json, last.jsonErr
 		return n, nil
 	}
@@ -218,8 +217,7 @@ func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, e
 	return n, nil
 }
 
-// missing gives the tokens that a list is too old to have, and says when they are to be looked at
-// again.
+// missing returns the early tokens that the list does not have yet, and when they must be checked again.
 func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.Time) (records []tokens.Record, again time.Time) {
 	c.mu.Lock()
 	var missing []unlisted
@@ -238,7 +236,7 @@ func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.T
 		}
 		records = append(records, e.record)
 		if c.Lag <= 0 {
-			continue // it came after the list: what becomes of it is a change that will be known
+			continue // the token is newer than the list: any change of it sends a hint
 		}
 		if at := e.seen.Add(c.Lag); again.IsZero() || at.Before(again) {
 			again = at
@@ -247,7 +245,7 @@ func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.T
 	return records, again
 }
 
-// lookAgain reports whether an early token is still in the store, or may be.
+// lookAgain reports whether an early token is or may still be in the store.
 func (c *Computed) lookAgain(ctx context.Context, e *unlisted, now time.Time) bool {
 	id := e.record.Token.ID()
 	r, err := c.Tokens.Get(ctx, id)
@@ -265,13 +263,13 @@ func (c *Computed) lookAgain(ctx context.Context, e *unlisted, now time.Time) bo
 	return true
 }
 
-// known is the number of changes known now.
+// known returns the number of changes known now.
 func (c *Computed) known() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.turn == nil {
 		c.turn = make(chan struct{}, 1)
-		c.hint = c.Tokens.Watch(context.Background()) // for as long as the store lives
+		c.hint = c.Tokens.Watch(context.Background()) // for the lifetime of the store
 	}
 	select {
 	case <-c.hint:
@@ -281,8 +279,8 @@ func (c *Computed) known() int {
 	return c.changes
 }
 
-// since is the latest computation if it is of that kubeconfig, has so many changes in it and the
-// time has not ended it, be it by an expiry or because it was set back; otherwise nil.
+// since returns the latest computation if it has that kubeconfig, contains that many changes and is still
+// valid at this time; otherwise nil. It is invalid after an expiry, and if the clock was set back.
 func (c *Computed) since(changes int, kubeconfig []byte) *computation {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// many is a store of so many tokens that are in memory, as package secretstore has them.
+// many is a store of many tokens in memory, like the cache of package secretstore.
 type many struct {
 	tokens.Store
 	tokens.Hints
@@ -53,14 +53,14 @@ func (m *many) List(context.Context) ([]tokens.Record, error) {
 
 func (m *many) Watch(ctx context.Context) <-chan struct{} { return m.Hints.Watch(ctx) }
 
-// What a machine's question, a new token, and both in turns cost where 20,000 tokens are alive.
+// The cost of a request, of a new token, and of both in turns with 20,000 live tokens.
 func BenchmarkComputed(b *testing.B) {
 	store := newMany(20_000)
 	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	create := func() {
 		t := tokens.Generate()
 		at, _ := store.find(t.ID())
-		store.records[min(at, len(store.records)-1)].Token = t // one goes, one comes
+		store.records[min(at, len(store.records)-1)].Token = t // replaces one token by another
 		store.Send()
 		if _, err := c.WaitSigned(b.Context(), t); err != nil {
 			b.Fatal(err)

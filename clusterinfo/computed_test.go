@@ -20,7 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// listed is a token store that lists what it holds, or fails, and counts.
+// listed is a token store that counts calls of List. List returns records, or an error.
 type listed struct {
 	tokens.Store
 	tokens.Hints
@@ -55,18 +55,18 @@ func TestComputed(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if _, err := c.WaitSigned(t.Context(), mustToken(t, "aaaaaa.9876543210fedcbb")); !errors.Is(err, clusterinfo.ErrSignature) {
-		t.Errorf("another secret: %v", err)
+		t.Errorf("another secret: got %v", err)
 	}
 	now = expires.Expires
 	if _, err := c.WaitSigned(t.Context(), expires.Token); !errors.Is(err, clusterinfo.ErrUnsigned) || !strings.Contains(err.Error(), "expired") {
-		t.Errorf("expired: %v", err)
+		t.Errorf("expired: got %v", err)
 	}
 	if data, err := c.Data(t.Context()); err != nil || len(data) != 1 || data["kubeconfig"] != string(kubeconfig) {
-		t.Errorf("%v, %v, want the kubeconfig alone", data, err)
+		t.Errorf("got %v, %v, want only the kubeconfig", data, err)
 	}
 	store.err = errors.New("disk on fire")
 	if _, err := c.Data(t.Context()); err != nil {
-		t.Errorf("nothing has changed, and yet %v", err)
+		t.Errorf("got %v without a change", err)
 	}
 	store.Send()
 	for range 2 {
@@ -83,7 +83,7 @@ func TestComputed(t *testing.T) {
 	}
 }
 
-// What was computed is kept until a hint, the next expiry or a clock that was set back.
+// Computed must keep its result until a hint, the next expiration, or a clock that was set back.
 func TestComputedKeepsResult(t *testing.T) {
 	a, b := record(t, "aaaaaa.9876543210fedcba"), record(t, "bbbbbb.9876543210fedcba")
 	a.Expires = start.Add(time.Minute)
@@ -107,11 +107,11 @@ func TestComputedKeepsResult(t *testing.T) {
 				}
 			}
 			if len(data) != len(ids)+1 {
-				t.Errorf("%d keys, want %d signatures and the kubeconfig", len(data), len(ids))
+				t.Errorf("got %d keys, want %d signatures and the kubeconfig", len(data), len(ids))
 			}
 		}
 		if store.lists != want {
-			t.Errorf("%d times listed, want %d", store.lists, want)
+			t.Errorf("got %d calls of List, want %d", store.lists, want)
 		}
 	}
 	signed(1, "aaaaaa")
@@ -119,12 +119,12 @@ func TestComputedKeepsResult(t *testing.T) {
 	signed(1, "aaaaaa")
 	now = now.Add(time.Nanosecond)
 	signed(2)
-	now = now.Add(-time.Second) // set back: it is alive again
+	now = now.Add(-time.Second) // set back: the token is live again
 	signed(3, "aaaaaa")
 	store.records = append(store.records, b)
 	store.Send()
 	signed(4, "aaaaaa", "bbbbbb")
-	// A token whose hint is late is there as soon as WaitSigned has said so.
+	// After WaitSigned returns, the token must be signed, even if its hint is late.
 	late := record(t, "cccccc.9876543210fedcba")
 	store.records = append(store.records, late)
 	if _, err := c.WaitSigned(t.Context(), late.Token); err != nil {
@@ -133,7 +133,7 @@ func TestComputedKeepsResult(t *testing.T) {
 	signed(5, "aaaaaa", "bbbbbb", "cccccc")
 }
 
-// What is written for thousands of tokens in little time is what the encoder writes.
+// The fast JSON of thousands of tokens must equal that of encoding/json.
 func TestComputedJSONEqualsEncodingJSON(t *testing.T) {
 	store := newMany(50)
 	config := []byte("a \"kubeconfig\": <&> \u2028 {\"data\":{\"kubeconfig\":1}}\n")
@@ -151,7 +151,7 @@ func TestComputedJSONEqualsEncodingJSON(t *testing.T) {
 			t.Errorf("%v\n%s\nwant\n%s", err, got, want)
 		}
 		switch len(store.records) {
-		case 50: // out of order, which no store should be
+		case 50: // out of order, which a store should not return
 			store.records[0], store.records[7] = store.records[7], store.records[0]
 		default:
 			store.records = nil
@@ -160,7 +160,7 @@ func TestComputedJSONEqualsEncodingJSON(t *testing.T) {
 	}
 }
 
-// Expired tokens leave the store one by one, and nothing is written anew for each.
+// Removing expired tokens from the store must not encode the JSON again.
 func TestComputedKeepsJSONOfExpiredTokens(t *testing.T) {
 	a, b := record(t, "aaaaaa.9876543210fedcba"), record(t, "bbbbbb.9876543210fedcba")
 	a.Expires = start
@@ -174,12 +174,11 @@ func TestComputedKeepsJSONOfExpiredTokens(t *testing.T) {
 	store.Send()
 	after, err := c.JSON(t.Context())
 	if err != nil || &before[0] != &after[0] || store.lists != 2 {
-		t.Errorf("%v: the same was written twice, or not listed again (%d times)", err, store.lists)
+		t.Errorf("got error %v, new JSON bytes or %d calls of List, want the same bytes and 2 calls", err, store.lists)
 	}
 }
 
-// A list that lags has not the tokens that WaitSigned has found: cluster-info has, until they are
-// gone from the store.
+// If List lags behind Get, a token that WaitSigned found must be in cluster-info until the store deletes it.
 func TestComputedSignsBeforeListHasToken(t *testing.T) {
 	const lag = time.Second
 	early, renewed := record(t, "aaaaaa.9876543210fedcba"), record(t, "aaaaaa.9876543210fedcbb")
@@ -195,7 +194,7 @@ func TestComputedSignsBeforeListHasToken(t *testing.T) {
 		}
 		jws := data[clusterinfo.SignatureKey("aaaaaa")]
 		if by == nil && jws != "" {
-			t.Error("still signed")
+			t.Error("got a signature, want none")
 		}
 		if by != nil {
 			if err := clusterinfo.Verify(kubeconfig, jws, by.Token); err != nil {
@@ -207,7 +206,7 @@ func TestComputedSignsBeforeListHasToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want, err := clusterinfo.MarshalConfigMap(data); err != nil || string(body) != string(want) {
-			t.Errorf("%s, want %s (%v)", body, want, err)
+			t.Errorf("got %s, want %s (%v)", body, want, err)
 		}
 	}
 	wait := func(r tokens.Record) {
@@ -221,11 +220,11 @@ func TestComputedSignsBeforeListHasToken(t *testing.T) {
 	signed(&early)
 	now = now.Add(2 * lag)
 	behind.failure = errors.New("API server away")
-	signed(&early) // nobody says that it is gone
+	signed(&early) // Get fails, so the token may still exist
 	behind.failure = nil
 	now = now.Add(lag)
 	signed(&early)
-	// Another one in its place, while the list comes to have the first.
+	// Another token replaces it, and List then returns the first.
 	behind.live["aaaaaa"] = renewed
 	behind.records = []tokens.Record{early}
 	behind.Send()
@@ -234,11 +233,11 @@ func TestComputedSignsBeforeListHasToken(t *testing.T) {
 	behind.records = []tokens.Record{renewed}
 	behind.Send()
 	signed(&renewed)
-	behind.records = nil // from here on it is the list's to say
+	behind.records = nil // List has had the token, so List decides from now on
 	delete(behind.live, "aaaaaa")
 	behind.Send()
 	signed(nil)
-	// One that is gone before the list has had it.
+	// A token that is deleted before List has it.
 	behind.live["aaaaaa"] = early
 	wait(early)
 	delete(behind.live, "aaaaaa")
@@ -247,7 +246,7 @@ func TestComputedSignsBeforeListHasToken(t *testing.T) {
 	signed(nil)
 }
 
-// lagging is a store whose list is behind what it holds.
+// lagging is a store whose List lags behind Get.
 type lagging struct {
 	*listed
 	live    map[string]tokens.Record
@@ -264,7 +263,7 @@ func (l *lagging) Get(_ context.Context, id string) (tokens.Record, error) {
 	return tokens.Record{}, tokens.ErrNotFound
 }
 
-// Thousands of tokens that nobody asks cluster-info for are not remembered twice for ever.
+// Without requests for cluster-info, Computed must not keep thousands of tokens that List already has.
 func TestComputedDropsListedTokens(t *testing.T) {
 	store := &listed{}
 	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
@@ -277,7 +276,7 @@ func TestComputedDropsListedTokens(t *testing.T) {
 		}
 	}
 	if n := c.Early(); n > 1001 {
-		t.Errorf("%d tokens are remembered", n)
+		t.Errorf("got %d kept tokens", n)
 	}
 }
 
@@ -327,7 +326,7 @@ func TestComputedFollowsKubeconfig(t *testing.T) {
 	}
 }
 
-// Tokens that change all the time, and somebody who asks all the time, take half of a processor.
+// With constant changes and constant requests, Computed must use at most half of a processor.
 func TestComputedLimitsItsLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const cost, span = 10 * time.Millisecond, time.Second
@@ -340,16 +339,16 @@ func TestComputedLimitsItsLoad(t *testing.T) {
 			}
 		}
 		if most := int(span/cost)/2 + 1; store.lists > most || store.lists < most/2 {
-			t.Errorf("%d times listed, want %d", store.lists, most)
+			t.Errorf("got %d calls of List, want %d", store.lists, most)
 		}
-		// Who asks now and then does not wait.
+		// A request after a pause does not wait.
 		time.Sleep(span)
 		store.Send()
 		began := time.Now()
 		if _, err := c.JSON(t.Context()); err != nil || time.Since(began) != cost {
-			t.Errorf("%s, %v; want %s", time.Since(began), err, cost)
+			t.Errorf("got %s, %v; want %s", time.Since(began), err, cost)
 		}
-		// Nor longer than he can.
+		// A request does not wait longer than its context.
 		store.Send()
 		ctx, cancel := context.WithTimeout(t.Context(), cost/2)
 		defer cancel()
@@ -359,7 +358,7 @@ func TestComputedLimitsItsLoad(t *testing.T) {
 	})
 }
 
-// costlyList is a store whose list takes its time.
+// costlyList is a store whose List takes cost.
 type costlyList struct {
 	*listed
 	cost time.Duration
@@ -370,7 +369,7 @@ func (d *costlyList) List(ctx context.Context) ([]tokens.Record, error) {
 	return d.listed.List(ctx)
 }
 
-// Everybody at once, while tokens come and go: an answer is never older than its question.
+// Concurrent requests during changes: a response must include every change before its request.
 func TestComputedReflectsEarlierChanges(t *testing.T) {
 	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
 	if err != nil {
@@ -389,13 +388,13 @@ func TestComputedReflectsEarlierChanges(t *testing.T) {
 				}
 				key := `"` + clusterinfo.SignatureKey(r.Token.ID()) + `"`
 				if body, err := c.JSON(t.Context()); err != nil || !bytes.Contains(body, []byte(key)) {
-					t.Errorf("a token that was stored is not in cluster-info: %v", err)
+					t.Errorf("stored token is not in cluster-info: %v", err)
 				}
 				if err := store.Delete(t.Context(), r); err != nil {
 					t.Error(err)
 				}
 				if body, err := c.JSON(t.Context()); err != nil || bytes.Contains(body, []byte(key)) {
-					t.Errorf("a token that was deleted is in cluster-info: %v", err)
+					t.Errorf("deleted token is in cluster-info: %v", err)
 				}
 			}
 		})
@@ -403,11 +402,11 @@ func TestComputedReflectsEarlierChanges(t *testing.T) {
 	everybody.Wait()
 }
 
-// Where tokens change faster than they can be listed, those who wait do not each list them.
+// If tokens change faster than List returns, waiting requests must share one List.
 func TestComputedSharesListDuringChanges(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		made bool // tokens are made all the time, by those who wait for their signature
+		made bool // callers of WaitSigned create tokens all the time
 	}{
 		{name: "hints"},
 		{name: "new tokens", made: true},
@@ -431,7 +430,7 @@ func TestComputedSharesListDuringChanges(t *testing.T) {
 				done := make(chan error, n)
 				ask := func() { _, err := c.JSON(t.Context()); done <- err }
 				go ask()
-				<-store.began // the others ask later, and may not take what this finds
+				<-store.began // the other requests start later, and must not use this result
 				for range n - 1 {
 					go ask()
 				}
@@ -450,14 +449,14 @@ func TestComputedSharesListDuringChanges(t *testing.T) {
 					}
 				}
 				if lists != 2 {
-					t.Errorf("%d times listed for %d who asked at once, want 2", lists, n)
+					t.Errorf("got %d calls of List for %d concurrent requests, want 2", lists, n)
 				}
 			})
 		})
 	}
 }
 
-// changing is a store that changes whenever it is listed.
+// changing is a store that changes during every List.
 type changing struct {
 	*listed
 	began, finish chan struct{}
@@ -472,7 +471,7 @@ func (c *changing) List(context.Context) ([]tokens.Record, error) {
 	return records, nil
 }
 
-// One who cannot wait does not: the store may be slow for another.
+// A request must return at the end of its context, even if another request waits for a slow store.
 func TestComputedStopsWithContext(t *testing.T) {
 	slow := &slowList{entered: make(chan struct{}), release: make(chan struct{})}
 	c := &clusterinfo.Computed{Tokens: slow, Kubeconfig: kubeconfig}

@@ -9,7 +9,7 @@ import (
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 )
 
-// Where cluster-info is, and the names of the keys in it.
+// The namespace and name of cluster-info, and the names of its keys.
 const (
 	Namespace       = metav1.NamespacePublic
 	Name            = bootstrapapi.ConfigMapClusterInfo
@@ -17,15 +17,14 @@ const (
 	SignaturePrefix = bootstrapapi.JWSSignatureKeyPrefix
 )
 
-// MaxData is the most bytes that the values of a ConfigMap may have in sum, as kube-apiserver
-// has it.
+// MaxData is kube-apiserver's limit for the sum of all values of a ConfigMap, in bytes.
 const MaxData = corev1.MaxSecretSize
 
-// SignatureKey is the key of the signature by the token of that ID.
+// SignatureKey returns the key of the signature by the token with that ID.
 func SignatureKey(id string) string { return SignaturePrefix + id }
 
-// MarshalConfigMap gives the v1 ConfigMap kube-public/cluster-info with that data as JSON: what
-// kubeadm reads from GET /api/v1/namespaces/kube-public/configmaps/cluster-info.
+// MarshalConfigMap returns the v1 ConfigMap kube-public/cluster-info with that data as JSON. kubeadm reads
+// it from GET /api/v1/namespaces/kube-public/configmaps/cluster-info.
 func MarshalConfigMap(data map[string]string) ([]byte, error) {
 	b, err := json.Marshal(corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},

@@ -18,51 +18,51 @@ const (
 	discoveryPath    = "/api/v1/namespaces/" + Namespace + "/configmaps/" + Name
 	discoveryRetry   = 5 * time.Second
 	discoveryTimeout = 10 * time.Second
-	// A full ConfigMap is 1.5 MiB with keys and JSON; kubejoin itself answers with as many signatures
-	// as there are tokens. This is a quarter of a million.
+	// A full ConfigMap is 1.5 MiB with keys and JSON. kubejoin itself returns a signature for every token,
+	// so this allows about 250,000 signatures.
 	maxAnswer = 32 << 20
 )
 
-// ErrUntrusted is wrapped when an endpoint has answered and cannot be trusted: asking again
-// does not help.
-var ErrUntrusted = errors.New("discovery endpoint is not to be trusted")
+// ErrUntrusted means that an endpoint responded and cannot be trusted. A retry does not help.
+var ErrUntrusted = errors.New("discovery endpoint is not trusted")
 
-// Discovered is what a joining node has learned.
+// Discovered is what a joining node has learned about the cluster.
 type Discovered struct {
 	// Server is the address of the API server.
 	Server string
 	// CAs are the pinned certificates of the cluster's bundle.
 	CAs []*x509.Certificate
-	// Kubeconfig names Server and CAs, and holds no credential.
+	// Kubeconfig contains Server and CAs, and no credential.
 	Kubeconfig []byte
 }
 
-// Discover asks the endpoint HOST:PORT for cluster-info as [Discovery.Run] does.
+// Discover requests cluster-info from the endpoint HOST:PORT as [Discovery.Run] does.
 func Discover(ctx context.Context, endpoint string, t tokens.Token, pins []string) (Discovered, error) {
 	return Discovery{Endpoint: endpoint, Token: t, Pins: pins}.Run(ctx)
 }
 
-// Discovery is what a joining node does with the fields of its [JoinCommand] to know the
-// cluster: kubeadm's discovery by token, with pins that cannot be left out and nothing trusted
-// beside them.
+// Discovery finds the cluster with the fields of a [JoinCommand], as a joining node does. It is kubeadm's
+// discovery by token, but pins are required and nothing else is trusted.
 type Discovery struct {
-	// Endpoint is the HOST:PORT to ask. Proxies of the environment are used.
+	// Endpoint is the HOST:PORT to request cluster-info from. Proxies in the environment are used.
 	Endpoint string
 	Token    tokens.Token
-	// Pins are the CAs to trust, one at least.
+	// Pins are the pins of the CAs to trust, at least one.
 	Pins []string
-	// Retry is the time between two tries; zero is 5 s.
+	// Retry is the pause between two tries; zero is 5 s.
 	Retry time.Duration
-	// Timeout ends a single request; zero is 10 s.
+	// Timeout limits the time of a single request; zero is 10 s.
 	Timeout time.Duration
 }
 
-// Run asks for cluster-info until the token's signature is there: first without trust in the
-// connection, then, once the signature is verified, trusting the pinned CAs of the kubeconfig
-// and nothing else. Both answers must hold the same kubeconfig. What may pass is tried again
-// until ctx ends; the error then tells the last reason and wraps the context's. A wrong
-// signature, no pinned CA, a certificate that no pinned CA has issued, or another kubeconfig
-// the second time end it at once with [ErrUntrusted].
+// Run requests cluster-info until it has a signature by the token. The first request does not verify the
+// server's certificate. After the signature is verified, the second request trusts only the pinned CAs in
+// the kubeconfig. Both responses must contain the same kubeconfig.
+//
+// Run retries temporary errors until ctx ends. The error then gives the last reason and wraps the
+// context's. These errors wrap [ErrUntrusted] and end it at once: a wrong signature, an unusable
+// kubeconfig, no pinned CA, a certificate from another CA, and a second kubeconfig that differs from the
+// first.
 func (d Discovery) Run(ctx context.Context) (Discovered, error) {
 	found, err := d.run(ctx)
 	if err != nil {
@@ -86,8 +86,8 @@ func (d Discovery) run(ctx context.Context) (Discovered, error) {
 		return Discovered{}, errors.New("no CA pin given, want at least one")
 	}
 
-	// Nothing that comes over this connection is believed before the signature is verified,
-	// and no CA before its pin is found.
+	// Nothing from this connection is trusted until the signature is verified, and no CA until its pin
+	// matches.
 	first, err := d.fetch(ctx, &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true})
 	if err != nil {
 		return Discovered{}, err
@@ -109,7 +109,7 @@ func (d Discovery) run(ctx context.Context) (Discovered, error) {
 		return Discovered{}, err
 	}
 	if second != first {
-		return Discovered{}, fmt.Errorf("%w: another kubeconfig came over the verified connection than before", ErrUntrusted)
+		return Discovered{}, fmt.Errorf("%w: its kubeconfig differs over the verified connection", ErrUntrusted)
 	}
 	kubeconfig, err := Kubeconfig(server, cas)
 	if err != nil {
@@ -118,12 +118,12 @@ func (d Discovery) run(ctx context.Context) (Discovered, error) {
 	return Discovered{Server: server, CAs: cas, Kubeconfig: kubeconfig}, nil
 }
 
-// fetch gives a kubeconfig with a verified signature of the token.
+// fetch returns a kubeconfig with a verified signature by the token.
 func (d Discovery) fetch(ctx context.Context, config *tls.Config) (string, error) {
 	transport := &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		TLSClientConfig:     config,
-		DisableKeepAlives:   true, // each try may reach another, better server
+		DisableKeepAlives:   true, // each try may reach another server that works
 		TLSHandshakeTimeout: d.timeout(),
 	}
 	client := &http.Client{
@@ -142,7 +142,7 @@ func (d Discovery) fetch(ctx context.Context, config *tls.Config) (string, error
 		}
 		select {
 		case <-ctx.Done():
-			return "", fmt.Errorf("%w; the last try: %w", context.Cause(ctx), err)
+			return "", fmt.Errorf("%w; last error: %w", context.Cause(ctx), err)
 		case <-time.After(retry):
 		}
 	}
@@ -163,29 +163,29 @@ func (d Discovery) try(ctx context.Context, client *http.Client) (string, error)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("answer %d %s to GET %s, want 200", resp.StatusCode, http.StatusText(resp.StatusCode), discoveryPath)
+		return "", fmt.Errorf("response %d %s to GET %s, want 200", resp.StatusCode, http.StatusText(resp.StatusCode), discoveryPath)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err != nil {
 		return "", err
 	}
 	if len(body) > maxAnswer {
-		return "", fmt.Errorf("answer of more than %d bytes", maxAnswer)
+		return "", fmt.Errorf("response of more than %d bytes", maxAnswer)
 	}
 	return readAnswer(body, d.Token)
 }
 
-// readAnswer gives the kubeconfig in an answer if it has the token's signature.
+// readAnswer returns the kubeconfig in a response if it has the token's signature.
 func readAnswer(body []byte, t tokens.Token) (string, error) {
 	var configMap struct {
 		Data map[string]string `json:"data"`
 	}
 	if err := json.Unmarshal(body, &configMap); err != nil {
-		return "", errors.New("answer is not the JSON of a ConfigMap")
+		return "", errors.New("response is not a ConfigMap in JSON")
 	}
 	jws, kubeconfig := configMap.Data[SignatureKey(t.ID())], configMap.Data[KubeconfigKey]
 	if jws == "" || kubeconfig == "" {
-		return "", fmt.Errorf("cluster-info has no signature by token %s: it may be unknown, expired or not signed yet", t)
+		return "", fmt.Errorf("cluster-info has no signature by token %s: the token may be unknown, expired or not signed yet", t)
 	}
 	if err := Verify([]byte(kubeconfig), jws, t); err != nil {
 		return "", fmt.Errorf("%w: %w", ErrUntrusted, err)

@@ -12,15 +12,15 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// ErrNoKubeconfig is returned when there is nothing to sign.
+// ErrNoKubeconfig means that there is no kubeconfig to sign.
 var ErrNoKubeconfig = errors.New("no kubeconfig to sign")
 
-// A Document is what cluster-info should say at one time: a kubeconfig and its signatures. It
-// is a value: [Document.Update] makes another one. The zero Document says nothing.
+// A Document is the intended content of cluster-info at one time: a kubeconfig and its signatures. It is
+// immutable: [Document.Update] returns another one. The zero Document is empty.
 type Document struct {
 	kubeconfig string
 	signatures map[string]signature // by token ID
-	elsewhere  map[string]bool      // IDs of tokens that may be signed with by others only
+	elsewhere  map[string]bool      // IDs of live tokens whose secret is unknown: only others can sign with them
 	next       time.Time
 	revision   int // counts the Updates that have changed kubeconfig or signatures
 }
@@ -28,19 +28,18 @@ type Document struct {
 type signature struct {
 	token   tokens.Token
 	created time.Time
-	key     string // in the data
+	key     string // in the ConfigMap's data
 	jws     string
 }
 
-// Update computes the Document for another time, kubeconfig or set of tokens. A signature is
-// computed anew only where token or kubeconfig have changed. An error is about single records
-// and comes with a good Document of all others, except for [ErrNoKubeconfig], which comes with
-// d itself.
+// Update returns the Document for another time, kubeconfig or set of tokens. It computes only signatures
+// whose token or kubeconfig has changed. With [ErrNoKubeconfig] it returns d itself. Any other error is
+// about single records; the Document then contains all others.
 func (d Document) Update(kubeconfig []byte, records []tokens.Record, now time.Time) (Document, error) {
 	return d.update(kubeconfig, [][]tokens.Record{records}, now)
 }
 
-// update is Update of several lists; of records with the same ID the last one counts.
+// update is Update with several lists. If records have the same ID, the last one counts.
 func (d Document) update(kubeconfig []byte, lists [][]tokens.Record, now time.Time) (Document, error) {
 	if len(kubeconfig) == 0 {
 		return d, ErrNoKubeconfig
@@ -89,12 +88,11 @@ func (d Document) update(kubeconfig []byte, lists [][]tokens.Record, now time.Ti
 	return n, errors.Join(errs...)
 }
 
-// Next is when the next signature expires by itself, so that there is another Document. The
-// zero time is never.
+// Next returns when the next token expires, so that the Document changes. The zero time means never.
 func (d Document) Next() time.Time { return d.next }
 
-// Has reports whether the Document is about a token of this ID: it has its signature, or leaves
-// that to others who know its secret.
+// Has reports whether a live signing token has this ID. The Document has its signature, or leaves that to
+// another signer that knows the token secret.
 func (d Document) Has(id string) bool {
 	_, found := d.signatures[id]
 	return found || d.elsewhere[id]
@@ -105,18 +103,18 @@ func (d Document) signedBy(t tokens.Token) bool {
 	return found && s.token.Equal(t)
 }
 
-// sameContent reports whether a Document that d was updated from says the same.
+// sameContent reports whether d has the same content as another Document that d was updated from.
 func (d Document) sameContent(same Document) bool { return d.revision == same.revision }
 
-// Data is the Document as the data of a new ConfigMap, in a map of its own.
+// Data returns the Document as the data of a new ConfigMap, in a new map.
 func (d Document) Data() map[string]string { return d.Merge(nil, 0).Data }
 
-// Merged is a ConfigMap's data with a Document in it.
+// Merged is the data of a ConfigMap after a Document was merged into it.
 type Merged struct {
 	Data map[string]string
-	// Changed reports whether Data differs from what was there.
+	// Changed reports whether Data differs from the current data.
 	Changed bool
-	// Bytes is the sum of all values, which kube-apiserver limits to [MaxData].
+	// Bytes is the sum of all values. kube-apiserver limits it to [MaxData].
 	Bytes int
 	// Signed is the number of signatures in Data.
 	Signed int
@@ -124,14 +122,14 @@ type Merged struct {
 	LeftOut []string
 }
 
-// Merge puts the Document into a ConfigMap's current data, which is not changed:
-//   - keys that are not about signatures stay as they are;
-//   - signatures that no live token makes go away;
-//   - the signature of a live token whose secret is not known stays while the kubeconfig does:
-//     another signer may know more, and to take it away would be a fight without end.
+// Merge returns a ConfigMap's current data with the Document merged into it. It does not change current.
+//   - Keys that are not signatures stay as they are.
+//   - Signatures by tokens that are not live are removed.
+//   - The signature of a live token whose secret is unknown stays while the kubeconfig does not change: another
+//     signer may know the secret, and the two would otherwise add and remove the signature in turn.
 //
-// Values have at most limit bytes in sum; 0 is no limit. If not all signatures fit, those of
-// tokens that have one already come first, then the older tokens: what is full still shrinks.
+// limit is the maximum sum of all values in bytes; 0 means unlimited. If not all signatures fit, tokens
+// that have one already come first, then older tokens. So a full ConfigMap can still shrink.
 func (d Document) Merge(current map[string]string, limit int) Merged {
 	m := Merged{Data: make(map[string]string, len(d.signatures)+len(current))}
 	put := func(key, value string) {
@@ -176,7 +174,7 @@ func (d Document) Merge(current map[string]string, limit int) Merged {
 	return m
 }
 
-// byPriority is the order in which signatures are put where not all fit.
+// byPriority returns the signatures in the order in which Merge adds them if not all fit.
 func (d Document) byPriority(current map[string]string) []signature {
 	there, others := make([]signature, 0, len(current)), []signature(nil)
 	for _, s := range d.signatures {
@@ -194,8 +192,8 @@ func (d Document) byPriority(current map[string]string) []signature {
 	return append(there, others...)
 }
 
-// json is what [MarshalConfigMap] makes of Data, in a tenth of the time. The lists are those that
-// the Document was made of, of which the first is in the order of IDs.
+// json returns what [MarshalConfigMap] returns for Data, in a tenth of the time. lists are those that the
+// Document was made from; the first is sorted by ID.
 func (d Document) json(lists [][]tokens.Record) ([]byte, error) {
 	frame, err := MarshalConfigMap(map[string]string{KubeconfigKey: d.kubeconfig})
 	if err != nil {
@@ -214,11 +212,11 @@ func (d Document) json(lists [][]tokens.Record) ([]byte, error) {
 	if !slices.IsSorted(ids) {
 		slices.Sort(ids)
 	}
-	// The keys of signatures come before the one in the frame.
+	// The keys of signatures sort before the key in the frame.
 	at := bytes.Index(frame, []byte(`{"`+KubeconfigKey+`":`)) + 1
 	all := append(make([]byte, 0, size), frame[:at]...)
 	for _, id := range slices.Compact(ids) {
-		s := d.signatures[id] // of characters that JSON need not escape
+		s := d.signatures[id] // of characters that JSON does not escape
 		all = append(all, '"')
 		all = append(all, s.key...)
 		all = append(all, `":"`...)

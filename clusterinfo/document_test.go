@@ -65,17 +65,17 @@ func TestDocumentSignsLiveSigningTokens(t *testing.T) {
 		}
 	}
 	if got := d.Next(); !got.Equal(sooner.Expires) {
-		t.Errorf("next at %s, want %s", got, sooner.Expires)
+		t.Errorf("got next %s, want %s", got, sooner.Expires)
 	}
 	d = update(t, d, kubeconfig, sooner.Expires, live, expired, later, sooner, silent)
 	if _, there := d.Data()["jws-kubeconfig-dddddd"]; there {
-		t.Error("still signed at the moment of expiry")
+		t.Error("got a signature at the time of expiration, want none")
 	}
 	if got := d.Next(); !got.Equal(later.Expires) {
-		t.Errorf("next at %s, want %s", got, later.Expires)
+		t.Errorf("got next %s, want %s", got, later.Expires)
 	}
 	if d = update(t, d, kubeconfig, sooner.Expires, live); !d.Next().IsZero() {
-		t.Errorf("next at %s without anything that expires", d.Next())
+		t.Errorf("got next %s without an expiring token, want zero", d.Next())
 	}
 }
 
@@ -87,7 +87,7 @@ func TestDocumentWithoutKubeconfig(t *testing.T) {
 	}
 }
 
-// However a Document came about, it says what one made from nothing says.
+// A Document after many updates must equal a new one from the same records.
 func TestUpdatedDocumentEqualsNewOne(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var d clusterinfo.Document
@@ -124,7 +124,7 @@ func TestUpdatedDocumentEqualsNewOne(t *testing.T) {
 			t.Fatalf("step %d: %v\nwant %v", step, d.Data(), fresh.Data())
 		}
 		if m := d.Merge(fresh.Data(), 0); m.Changed {
-			t.Fatalf("step %d: changed what is up to date", step)
+			t.Fatalf("step %d: got a change of an up-to-date document", step)
 		}
 	}
 }
@@ -162,7 +162,7 @@ func TestMerge(t *testing.T) {
 			t.Errorf("%s: changed: %t", name, m.Changed)
 		}
 		if !maps.Equal(test.current, before) {
-			t.Errorf("%s: the argument was altered", name)
+			t.Errorf("%s: Merge changed its argument", name)
 		}
 		bytes, signatures := 0, 0
 		for key, value := range m.Data {
@@ -211,7 +211,7 @@ func TestMergeWithinLimit(t *testing.T) {
 	}
 }
 
-// One token more among 12,000 costs one signature.
+// Adding one token to 12,000 must compute one signature.
 func BenchmarkDocumentOneMore(b *testing.B) {
 	records := make([]tokens.Record, 12_000)
 	for i := range records {

@@ -15,7 +15,7 @@ import (
 )
 
 func ExampleSign() {
-	// In a program: tokens.Generate. This one is known to everybody who reads it.
+	// Programs use tokens.Generate. This token is public.
 	token, err := tokens.New("k4f2pz", "3mz8q0c1v7x5b2n9")
 	if err != nil {
 		log.Fatal(err)
@@ -35,7 +35,7 @@ func ExampleSign() {
 	// true
 }
 
-// A Document is computed from what there is, and says when to look again.
+// A Document is computed from the current records. Next returns when to compute it again.
 func ExampleDocument_Update() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	var records []tokens.Record
@@ -65,7 +65,7 @@ func ExampleDocument_Update() {
 	// 2026-03-02 12:00:00 [kubeconfig]
 }
 
-// What a machine does before it joins. Everything comes from the join command.
+// The discovery of a machine before it joins. All values come from the join command.
 func ExampleDiscover() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()

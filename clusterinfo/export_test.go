@@ -6,11 +6,11 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// ReadAnswer reads what a discovery endpoint has answered.
+// ReadAnswer reads the response of a discovery endpoint.
 func ReadAnswer(body []byte, t tokens.Token) (string, error) { return readAnswer(body, t) }
 
-// Rested lets the next computation begin at once.
+// Rested lets the next computation begin immediately.
 func (c *Computed) Rested() { c.rest = time.Time{} }
 
-// Early is how many tokens are remembered that the list may not have.
+// Early returns the number of kept tokens that List may not have yet.
 func (c *Computed) Early() int { return len(c.early) }

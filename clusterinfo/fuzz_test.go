@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 )
 
-// FuzzReadAnswer has answers of a discovery endpoint that nobody trusts yet.
+// FuzzReadAnswer reads responses of an untrusted discovery endpoint. It must accept only signed kubeconfigs.
 func FuzzReadAnswer(f *testing.F) {
 	token := mustToken(f, "abc123.9876543210fedcba")
 	jws, err := clusterinfo.Sign([]byte("a kubeconfig"), token)
@@ -29,8 +29,8 @@ func FuzzReadAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		fuzzing.RunWithinLimit(t, func() {
 			kubeconfig, err := clusterinfo.ReadAnswer(body, token)
-			if err == nil && kubeconfig != "a kubeconfig" { // nobody here has signed anything else
-				t.Errorf("%q is trusted", kubeconfig)
+			if err == nil && kubeconfig != "a kubeconfig" { // this test signs nothing else
+				t.Errorf("got trusted response %q", kubeconfig)
 			}
 			if err != nil && (kubeconfig != "" || strings.Contains(err.Error(), token.RevealSecret())) {
 				t.Errorf("%q, %v", kubeconfig, err)
@@ -39,8 +39,8 @@ func FuzzReadAnswer(f *testing.F) {
 	})
 }
 
-// FuzzMerge has a ConfigMap that others have written: whatever is in it, the live tokens' right
-// signatures go in, nothing of others but dead signatures goes away, and it is done at once.
+// FuzzMerge merges into a ConfigMap with any content. The result must contain valid signatures of all live tokens and
+// all foreign keys except stale signatures. A second merge must change nothing.
 func FuzzMerge(f *testing.F) {
 	live, unknown := record(f, "aaaaaa.9876543210fedcba"), onlyID(f, "ffffff")
 	f.Add("kubeconfig", "a kubeconfig", "jws-kubeconfig-aaaaaa", "a..b", "jws-kubeconfig-zzzzzz", "dead", 0)
@@ -53,13 +53,13 @@ func FuzzMerge(f *testing.F) {
 			d := update(t, clusterinfo.Document{}, kubeconfig, start, live, unknown)
 			m := d.Merge(current, limit)
 			if !maps.Equal(current, kept) {
-				t.Error("what was there has been changed in place")
+				t.Error("Merge changed its argument")
 			}
 			if m.Changed == maps.Equal(m.Data, current) {
 				t.Errorf("changed: %v", m.Changed)
 			}
 			if again := d.Merge(m.Data, limit); again.Changed {
-				t.Errorf("merged again it changes from %q to %q", m.Data, again.Data)
+				t.Errorf("second Merge: got %[2]q, want %[1]q", m.Data, again.Data)
 			}
 			bytes := 0
 			for key, value := range m.Data {
@@ -72,7 +72,7 @@ func FuzzMerge(f *testing.F) {
 					}
 				case !isSignature:
 					if was, found := current[key]; !found || was != value {
-						t.Errorf("key %q is %q, was %q", key, value, was)
+						t.Errorf("key %q: got %q, want %q", key, value, was)
 					}
 				case id == "aaaaaa":
 					if err := clusterinfo.Verify(kubeconfig, value, live.Token); err != nil {
@@ -84,7 +84,7 @@ func FuzzMerge(f *testing.F) {
 			}
 			for key := range current {
 				if _, found := m.Data[key]; !found && !strings.HasPrefix(key, clusterinfo.SignaturePrefix) {
-					t.Errorf("key %q is lost", key)
+					t.Errorf("key %q is missing", key)
 				}
 			}
 			signed := m.Data[clusterinfo.SignatureKey("aaaaaa")] != ""
@@ -95,8 +95,7 @@ func FuzzMerge(f *testing.F) {
 	})
 }
 
-// FuzzJoinCommand makes a command of what an operator gives: it is refused, or one line that a
-// shell reads as words and nothing else.
+// FuzzJoinCommand builds a join command from any input. It must fail, or return one line of plain words for a shell.
 func FuzzJoinCommand(f *testing.F) {
 	pin := "sha256:" + strings.Repeat("0a", 32)
 	f.Add("10.0.0.1:6443", pin)
@@ -110,7 +109,7 @@ func FuzzJoinCommand(f *testing.F) {
 			line, err := command.Reveal()
 			if err != nil {
 				if strings.Contains(err.Error(), token.RevealSecret()) && !strings.Contains(endpoint+pins, token.RevealSecret()) {
-					t.Errorf("the secret is in %v", err)
+					t.Errorf("got the secret in %v", err)
 				}
 				return
 			}
@@ -119,11 +118,11 @@ func FuzzJoinCommand(f *testing.F) {
 				t.Fatalf("not a join command: %q", line)
 			}
 			if quoted, found := strings.CutPrefix(words[2], "'"); found {
-				words[2] = strings.Trim(strings.TrimSuffix(quoted, "'"), "[]") // in quotes
+				words[2] = strings.Trim(strings.TrimSuffix(quoted, "'"), "[]") // quoted
 			}
 			for _, word := range words {
 				if strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.:]") != "" {
-					t.Errorf("the shell may see more in %q", line)
+					t.Errorf("a shell may see more than words in %q", line)
 				}
 			}
 			if strings.Contains(command.String(), token.RevealSecret()) {

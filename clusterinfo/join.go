@@ -14,19 +14,18 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A JoinCommand is the line that makes a machine a node.
+// A JoinCommand is the command line that makes a machine a node.
 type JoinCommand struct {
-	// Endpoint is the HOST:PORT that the machine asks for cluster-info.
+	// Endpoint is the HOST:PORT from which the machine requests cluster-info.
 	Endpoint string
 	Token    tokens.Token
-	// Pins are the CAs that it may trust then, one at least: see [Pins].
+	// Pins are the pins of the CAs that the machine may trust, at least one: see [Pins].
 	Pins []string
 }
 
-// Reveal gives the command in clear text, as one line without an end of line: "kubeadm join
-// HOST:PORT --token T --discovery-token-ca-cert-hash sha256:H", with the last flag once for
-// each pin. It can be pasted into a shell whatever the fields hold: what is not an endpoint, a
-// token or a pin is an error.
+// Reveal returns the command in clear text, as one line without a newline: "kubeadm join HOST:PORT --token
+// T --discovery-token-ca-cert-hash sha256:H", with the last flag once for each pin. It is always safe to
+// paste into a shell: Reveal returns an error if a field is not a valid endpoint, token or pin.
 func (c JoinCommand) Reveal() (string, error) {
 	if !c.Token.HasSecret() {
 		return "", fmt.Errorf("join command: token %s: its secret is not known", c.Token)
@@ -38,7 +37,7 @@ func (c JoinCommand) Reveal() (string, error) {
 	return line, nil
 }
 
-// String is the command with the token's secret blotted out.
+// String returns the command with the token secret redacted.
 func (c JoinCommand) String() string {
 	line, err := c.line(c.Token.String())
 	if err != nil {
@@ -60,7 +59,7 @@ func (c JoinCommand) line(token string) (string, error) {
 	}
 	endpoint := c.Endpoint
 	if strings.HasPrefix(endpoint, "[") {
-		endpoint = "'" + endpoint + "'" // brackets are a pattern in a shell
+		endpoint = "'" + endpoint + "'" // a shell expands brackets as a pattern
 	}
 	var b strings.Builder
 	b.WriteString("kubeadm join " + endpoint + " --token " + token)
@@ -70,8 +69,8 @@ func (c JoinCommand) line(token string) (string, error) {
 	return b.String(), nil
 }
 
-// ParseJoinCommand reads a line as [JoinCommand.Reveal] gives it and kubeadm prints it, for a
-// worker. Its errors hold nothing of the line, which may be a secret in part.
+// ParseJoinCommand parses a line that [JoinCommand.Reveal] returned or kubeadm printed, for a worker. Its
+// errors do not repeat the line, which may contain a secret.
 func ParseJoinCommand(line string) (JoinCommand, error) {
 	malformed := errors.New("join command: want kubeadm join HOST:PORT --token TOKEN --discovery-token-ca-cert-hash PIN")
 	words := strings.Fields(line)
@@ -102,7 +101,8 @@ func ParseJoinCommand(line string) (JoinCommand, error) {
 	return c, nil
 }
 
-// Endpoint is the HOST:PORT of an API server's https://HOST[:PORT].
+// Endpoint returns the HOST:PORT of an API server with the URL https://HOST[:PORT]. The default port is
+// 443.
 func Endpoint(server string) (string, error) {
 	if err := checkServer(server); err != nil {
 		return "", err

@@ -27,7 +27,7 @@ func TestJoinCommand(t *testing.T) {
 	}
 	for _, shown := range []string{c.String(), fmt.Sprint(c), fmt.Sprintf("%+v %#v %q", c, c, c)} {
 		if strings.Contains(shown, "9876543210") || !strings.Contains(shown, "abcdef.<redacted>") {
-			t.Errorf("shown as %s", shown)
+			t.Errorf("got %s as the log value", shown)
 		}
 	}
 	c.Endpoint = "[fd00::1]:6443"
@@ -52,10 +52,10 @@ func TestJoinCommandRefuses(t *testing.T) {
 		if line, err := c.Reveal(); err == nil || line != "" {
 			t.Errorf("%s: %q, %v, want an error", name, line, err)
 		} else if strings.Contains(err.Error(), "9876543210") {
-			t.Errorf("%s: the error has the secret: %v", name, err)
+			t.Errorf("%s: the error contains the secret: %v", name, err)
 		}
 		if s := c.String(); strings.Contains(s, "9876543210") || strings.Contains(s, "reboot") {
-			t.Errorf("%s: shown as %s", name, s)
+			t.Errorf("%s: got %s as the log value", name, s)
 		}
 	}
 }
@@ -73,13 +73,13 @@ func TestCheckEndpoint(t *testing.T) {
 		"[host]:1", "[fe80::1%eth0]:1", "-x:1", "x-:1", "x..y:1", "https://a:1", "a:1/", "a b:1", strings.Repeat("a", 64) + ":1",
 		strings.Repeat("a.", 127) + "a:1", "ünïcode:1", "a:1\n", "\na:1",
 	}
-	// Whatever a shell could take for more than a word.
+	// Input that a shell may read as more than a word.
 	for _, c := range "$`\\\"';&|<>(){}*?[]~#!%^=, \t\n\r\x00" {
 		refused = append(refused, "a"+string(c)+":1", string(c)+"a:1", "a:1"+string(c), "a:"+string(c)+"1", "["+string(c)+"::1]:1", "[::1"+string(c)+"]:1")
 	}
 	for _, s := range refused {
 		if err := clusterinfo.CheckEndpoint(s); err == nil {
-			t.Errorf("%q passes", s)
+			t.Errorf("%q: got nil, want an error", s)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func TestParseJoinCommand(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, printed := range []string{line, line + "\n", line + " \n"} { // kubeadm ends with a space
+		for _, printed := range []string{line, line + "\n", line + " \n"} { // kubeadm prints a trailing space
 			got, err := clusterinfo.ParseJoinCommand(printed)
 			if err != nil || got.Endpoint != endpoint || got.Token != token || !slices.Equal(got.Pins, c.Pins) {
 				t.Errorf("%s: %v, %v", endpoint, got, err)
@@ -128,7 +128,7 @@ func TestParseJoinCommand(t *testing.T) {
 		if c, err := clusterinfo.ParseJoinCommand(line); err == nil {
 			t.Errorf("%s: %v", name, c)
 		} else if strings.Contains(err.Error(), "9876543210") {
-			t.Errorf("%s: the error has the secret: %v", name, err)
+			t.Errorf("%s: the error contains the secret: %v", name, err)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"k8s.io/cluster-bootstrap/token/jws"
 )
 
-// oracle is RFC 7515 by hand.
+// oracle implements RFC 7515 independently.
 func oracle(content []byte, id, secret string) string {
 	b64 := base64.RawURLEncoding.EncodeToString
 	header := b64([]byte(`{"alg":"HS256","kid":"` + id + `"}`))
@@ -85,7 +85,7 @@ func TestSignNeedsSecret(t *testing.T) {
 			t.Errorf("%v: signed %q, %v", token, jws, err)
 		}
 		if err := clusterinfo.Verify([]byte("x"), "", token); err == nil {
-			t.Errorf("%v: an empty signature verifies", token)
+			t.Errorf("%v: an empty signature is valid", token)
 		}
 	}
 }
@@ -117,7 +117,7 @@ func TestVerifyRefuses(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrSignature", name, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "9876543210") {
-			t.Errorf("%s: the error has the secret: %v", name, err)
+			t.Errorf("%s: the error contains the secret: %v", name, err)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func FuzzVerify(f *testing.F) {
 		var err error
 		fuzzing.RunWithinLimit(t, func() { err = clusterinfo.Verify(content, signature, token) })
 		if valid := jws.DetachedTokenIsValid(signature, string(content), "abcdef", "9876543210fedcba"); valid != (err == nil) {
-			t.Errorf("%q over %q: cluster-bootstrap says %t, Verify %v", signature, content, valid, err)
+			t.Errorf("%q over %q: cluster-bootstrap returns %t, Verify %v", signature, content, valid, err)
 		}
 	})
 }

@@ -12,15 +12,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// MaxKubeconfig is the most bytes of a discovery kubeconfig: about sixty CA certificates. YAML
-// made to be slow takes a third of a second where it may be as long as a ConfigMap.
+// MaxKubeconfig is the maximum size of a discovery kubeconfig in bytes: about sixty CA certificates.
+// Malicious YAML as long as a ConfigMap would take a third of a second to parse.
 const MaxKubeconfig = 128 << 10
 
-// ErrKubeconfig is wrapped by what [ParseKubeconfig] says of a kubeconfig that is of no use to a
-// joining node.
+// ErrKubeconfig is wrapped by errors of [ParseKubeconfig]: a joining node cannot use the kubeconfig.
 var ErrKubeconfig = errors.New("kubeconfig")
 
-// What is written: one cluster and the empty fields that clientcmd writes beside it.
+// discoveryKubeconfig is one cluster and the empty fields that clientcmd writes, too.
 type discoveryKubeconfig struct {
 	APIVersion     string         `json:"apiVersion"`
 	Clusters       []namedCluster `json:"clusters"`
@@ -39,16 +38,16 @@ type cluster struct {
 	CAData []byte `json:"certificate-authority-data,omitempty"`
 	Server string `json:"server"`
 
-	// Never written, refused when read: each would change what is trusted.
+	// Never written, and rejected when read: each of them would change what is trusted.
 	CAFile        string `json:"certificate-authority,omitempty"`
 	Insecure      bool   `json:"insecure-skip-tls-verify,omitempty"`
 	ProxyURL      string `json:"proxy-url,omitempty"`
 	TLSServerName string `json:"tls-server-name,omitempty"`
 }
 
-// Kubeconfig makes the discovery kubeconfig: one cluster without a name, with the address of
-// the API server (https://HOST[:PORT][/PATH]) and at least one CA certificate, and no
-// credential. The same input gives the same bytes.
+// Kubeconfig returns the discovery kubeconfig: one cluster without a name and no credential. The cluster
+// has the address of the API server (https://HOST[:PORT][/PATH]) and at least one CA certificate. The same
+// input gives the same bytes.
 func Kubeconfig(server string, cas []*x509.Certificate) ([]byte, error) {
 	if err := checkServer(server); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
@@ -80,10 +79,10 @@ func Kubeconfig(server string, cas []*x509.Certificate) ([]byte, error) {
 	return b, nil
 }
 
-// ParseKubeconfig reads a discovery kubeconfig, whoever made it: the address of the API server
-// and the CA certificates. It refuses one that holds a credential, names more or less than one
-// cluster, or says to trust anything but the certificates in it. Its errors wrap
-// [ErrKubeconfig] and repeat none of the content beside names of fields.
+// ParseKubeconfig parses a discovery kubeconfig, from kubejoin or another program. It returns the address
+// of the API server and the CA certificates. It rejects a kubeconfig that contains a credential, has not
+// exactly one cluster, or trusts anything but its certificates. Errors wrap [ErrKubeconfig] and repeat
+// nothing of the content but field names.
 func ParseKubeconfig(kubeconfig []byte) (server string, cas []*x509.Certificate, err error) {
 	server, cas, err = parseKubeconfig(kubeconfig)
 	if err != nil {
@@ -96,11 +95,11 @@ func parseKubeconfig(kubeconfig []byte) (string, []*x509.Certificate, error) {
 	if len(kubeconfig) > MaxKubeconfig {
 		return "", nil, fmt.Errorf("%d bytes given, %d allowed", len(kubeconfig), MaxKubeconfig)
 	}
-	// Field names are case-sensitive and not given twice, as kubeadm reads them: otherwise the
-	// two could see different clusters in the same bytes.
+	// Like kubeadm, be case-sensitive and reject duplicate fields. Otherwise the two could read different
+	// clusters from the same bytes.
 	asJSON, err := yaml.YAMLToJSONStrict(kubeconfig)
 	if err != nil {
-		return "", nil, errors.New("want YAML or JSON without a field given twice")
+		return "", nil, errors.New("want YAML or JSON without duplicate fields")
 	}
 	var c discoveryKubeconfig
 	if err := json.Unmarshal(asJSON, &c); err != nil {
@@ -129,8 +128,8 @@ func parseKubeconfig(kubeconfig []byte) (string, []*x509.Certificate, error) {
 	return one.Server, cas, nil
 }
 
-// WithServer gives the kubeconfig that names server and keeps the CAs: the bytes given if they
-// name it already.
+// WithServer returns the kubeconfig with another server and the same CAs. It returns the given bytes if
+// they have that server already.
 func WithServer(kubeconfig []byte, server string) ([]byte, error) {
 	was, cas, err := ParseKubeconfig(kubeconfig)
 	if err != nil {
@@ -142,8 +141,8 @@ func WithServer(kubeconfig []byte, server string) ([]byte, error) {
 	return Kubeconfig(server, cas)
 }
 
-// ParseCAs reads a bundle of CA certificates in PEM, such as a ca.crt. Text between the
-// certificates is passed over; anything else in PEM, such as a key, is an error.
+// ParseCAs parses a PEM bundle of CA certificates, for example a ca.crt. It ignores text between the
+// certificates. Any other PEM block, such as a key, is an error.
 func ParseCAs(data []byte) ([]*x509.Certificate, error) {
 	var cas []*x509.Certificate
 	for {
@@ -153,7 +152,7 @@ func ParseCAs(data []byte) ([]*x509.Certificate, error) {
 			break
 		}
 		if block.Type != "CERTIFICATE" {
-			return nil, errors.New("a PEM block that is no CERTIFICATE")
+			return nil, errors.New("want no PEM blocks other than CERTIFICATE")
 		}
 		ca, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -172,7 +171,7 @@ func checkServer(server string) error {
 		return errors.New("server: none given, want https://HOST:PORT")
 	}
 	u, err := url.Parse(server)
-	// What is wrong may stand beside a password: it is not repeated.
+	// The error does not repeat the URL, which may contain a password.
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.ForceQuery ||
 		u.Fragment != "" || u.Opaque != "" || strings.Contains(server, "#") {
 		return errors.New("server: want a URL of the form https://HOST:PORT, without user, query or fragment")

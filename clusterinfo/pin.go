@@ -11,7 +11,7 @@ import (
 
 const pinPrefix = "sha256:"
 
-// Pin is the hash of a certificate's public key in the form of kubeadm's
+// Pin returns the hash of a certificate's public key in the form of kubeadm's
 // --discovery-token-ca-cert-hash: "sha256:" and the lower-case hexadecimal SHA-256 of its
 // SubjectPublicKeyInfo (RFC 7469). A renewed certificate with the same key has the same pin.
 func Pin(ca *x509.Certificate) string {
@@ -19,7 +19,7 @@ func Pin(ca *x509.Certificate) string {
 	return pinPrefix + hex.EncodeToString(sum[:])
 }
 
-// Pins are the pins of the certificates in their order, each once.
+// Pins returns the pins of the certificates in their order, without duplicates.
 func Pins(cas []*x509.Certificate) []string {
 	pins := make([]string, 0, len(cas))
 	for _, ca := range cas {
@@ -30,7 +30,7 @@ func Pins(cas []*x509.Certificate) []string {
 	return pins
 }
 
-// ParsePin gives the pin in the form that [Pin] writes. Like kubeadm it takes upper case too.
+// ParsePin returns the pin in the form of [Pin]. Like kubeadm it accepts upper case, too.
 func ParsePin(s string) (string, error) {
 	pin := strings.ToLower(s)
 	sum, found := strings.CutPrefix(pin, pinPrefix)
@@ -54,7 +54,7 @@ func parsePins(list []string) ([]string, error) {
 	return pins, nil
 }
 
-// pinned keeps the certificates that have one of the pins.
+// pinned returns the certificates that have one of the pins.
 func pinned(cas []*x509.Certificate, pins []string) []*x509.Certificate {
 	var keep []*x509.Certificate
 	for _, ca := range cas {

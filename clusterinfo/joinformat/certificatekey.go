@@ -7,13 +7,13 @@ import (
 	"unique"
 )
 
-// A CertificateKey decrypts the keys of the control plane, as 'kubeadm init phase upload-certs
-// --upload-certs' prints it. It never prints itself. The zero CertificateKey is none.
+// A CertificateKey decrypts the keys of the control plane. 'kubeadm init phase upload-certs
+// --upload-certs' prints it. All ways of formatting it redact it. The zero CertificateKey means none.
 type CertificateKey struct {
-	hex unique.Handle[string] // a handle, as in tokens.Token, which fmt does not look through
+	hex unique.Handle[string] // a handle, as in tokens.Token, so that fmt cannot print the key
 }
 
-// ParseCertificateKey reads 64 hexadecimal digits. Its error holds nothing of them.
+// ParseCertificateKey parses 64 hexadecimal digits. Its error does not repeat the input.
 func ParseCertificateKey(s string) (CertificateKey, error) {
 	if key, err := hex.DecodeString(s); err != nil || len(key) != 32 {
 		return CertificateKey{}, fmt.Errorf("certificate key: want 64 hexadecimal digits, not %d characters", len(s))
@@ -21,10 +21,10 @@ func ParseCertificateKey(s string) (CertificateKey, error) {
 	return CertificateKey{unique.Make(s)}, nil
 }
 
-// IsZero reports whether it is none.
+// IsZero reports whether k is the zero CertificateKey.
 func (k CertificateKey) IsZero() bool { return k == CertificateKey{} }
 
-// Reveal gives the digits, or nothing for none.
+// Reveal returns the digits; empty for the zero CertificateKey.
 func (k CertificateKey) Reveal() string {
 	if k.IsZero() {
 		return ""

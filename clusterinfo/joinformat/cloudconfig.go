@@ -9,11 +9,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// CloudConfigScript is where the script is on a machine that boots with a cloud-config. It is gone
-// with the next boot, and at once when the machine has joined.
+// CloudConfigScript is the path of the script on a machine that boots with a cloud-config. The script is
+// deleted when the machine has joined, and at the next boot.
 const CloudConfigScript = "/run/kubejoin/join.sh"
 
-// What cloud-init reads of a document that begins with "#cloud-config".
+// cloudConfig is the part of a "#cloud-config" document that this package uses.
 type cloudConfig struct {
 	WriteFiles []cloudFile `json:"write_files"`
 	RunCmd     []string    `json:"runcmd"`
@@ -26,9 +26,9 @@ type cloudFile struct {
 	Content     string `json:"content"`
 }
 
-// CloudConfig is user data for cloud-init that runs [Join.Script] when the machine boots for the
-// first time, after the modules that install packages. Nothing runs it again, so it waits for the
-// cluster for as long as a token lasts by default, a day.
+// CloudConfig returns user data for cloud-init that runs [Join.Script] at the first boot, after the modules
+// that install packages. Nothing restarts the script, so it waits for the cluster for the default TTL of a
+// token, a day.
 func (j Join) CloudConfig() ([]byte, error) {
 	script, err := j.Script()
 	if err != nil {

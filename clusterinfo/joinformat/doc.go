@@ -1,7 +1,7 @@
-// Package joinformat writes what a machine needs to become a node in the forms that machines boot
-// from: kubeadm's join line, its JoinConfiguration, a kubeconfig, a shell script, and documents of
-// cloud-init and Ignition around that script. It turns values into bytes; making tokens, and
-// finding out what a cluster is, is left to others.
+// Package joinformat writes what a machine needs to become a node, in the formats that machines boot from.
+// These are kubeadm's join command, its JoinConfiguration, a kubeconfig, a shell script, and cloud-init and
+// Ignition documents with that script. It only encodes values; it does not create tokens or discover
+// clusters.
 //
-// Everything that it writes holds the token, and is a secret as the token is.
+// Everything that it writes contains the token, and is as secret as the token.
 package joinformat

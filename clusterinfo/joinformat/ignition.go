@@ -5,19 +5,21 @@ import (
 	"encoding/json"
 )
 
-// IgnitionScript is where the script is on a machine that boots with Ignition, until it has joined.
+// IgnitionScript is the path of the script on a machine that boots with Ignition, until the machine has
+// joined.
 const IgnitionScript = "/etc/kubejoin/join.sh"
 
-// IgnitionUnit is the service that runs it.
+// IgnitionUnit is the systemd service that runs the script.
 const IgnitionUnit = "kubejoin.service"
 
-// Every Ignition that reads 3.x reads this.
+// All Ignition versions that support spec 3 support this version.
 const ignitionVersion = "3.0.0"
 
-// The script waits for the cluster as long as it does, and is started again by systemd 244 or later
-// (before that, Restart= of a oneshot is refused): a try costs two requests, and the pause is between any
-// two, also when kubeadm fails at once. Wrong options alone stay wrong. time-sync.target is passive: what
-// waits for NTP brings it, where it is enabled (systemd.special(7)).
+// The script waits for the cluster for its default timeout. systemd 244 or later starts it again after a
+// failure; older versions reject Restart= in a oneshot service. A try costs two requests. RestartSec=
+// separates any two tries, also when kubeadm fails at once. Exit status 2 means invalid options, which no
+// retry fixes. time-sync.target is passive: a service that waits for NTP pulls it in, if it is enabled
+// (systemd.special(7)).
 const ignitionUnit = `[Unit]
 Description=Join this machine to its Kubernetes cluster
 ConditionPathExists=` + IgnitionScript + `
@@ -53,7 +55,7 @@ type ignitionStorage struct {
 
 type ignitionFile struct {
 	Path     string           `json:"path"`
-	Mode     int              `json:"mode"` // decimal in JSON
+	Mode     int              `json:"mode"` // Ignition requires decimal
 	Contents ignitionContents `json:"contents"`
 }
 
@@ -71,8 +73,8 @@ type ignitionService struct {
 	Contents string `json:"contents"`
 }
 
-// Ignition is a config of Ignition 3 that runs [Join.Script] when the machine boots and each
-// minute after it has failed, until it has joined. Another config can merge it.
+// Ignition returns an Ignition 3 config that runs [Join.Script] at boot, and again a minute after each
+// failure until the machine has joined. Another config can merge it.
 func (j Join) Ignition() ([]byte, error) {
 	script, err := j.Script()
 	if err != nil {

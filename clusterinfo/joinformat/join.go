@@ -11,22 +11,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A Join is what a machine needs to become a node. Its methods fail if it is not complete.
+// A Join is what a machine needs to become a node. Its methods fail if a field that they need is missing.
 type Join struct {
-	// Endpoint is the HOST:PORT that the machine asks for cluster-info: a kubejoin server, or
-	// the API server.
+	// Endpoint is the HOST:PORT from which the machine requests cluster-info: a kubejoin server or the API
+	// server.
 	Endpoint string
-	// Token is good for discovery and for authentication.
+	// Token must allow discovery and authentication.
 	Token tokens.Token
-	// Server is the https://HOST:PORT of the API server, and CAs are what it is known by, both
-	// as in the kubeconfig of cluster-info.
+	// Server is the https://HOST:PORT of the API server, and CAs are its CAs, both as in the kubeconfig of
+	// cluster-info.
 	Server string
 	CAs    []*x509.Certificate
-	// CertificateKey joins a machine of the control plane; zero joins a worker.
+	// CertificateKey joins the machine as a control-plane node; the zero value joins a worker.
 	CertificateKey CertificateKey
 }
 
-// Line is kubeadm's line, with an end of line.
+// Line returns the kubeadm join command with a newline.
 func (j Join) Line() ([]byte, error) {
 	line, err := clusterinfo.JoinCommand{Endpoint: j.Endpoint, Token: j.Token, Pins: clusterinfo.Pins(j.CAs)}.Reveal()
 	if err != nil {
@@ -38,7 +38,7 @@ func (j Join) Line() ([]byte, error) {
 	return []byte(line + "\n"), nil
 }
 
-// What kubeadm reads, apiVersion kubeadm.k8s.io/v1beta4.
+// joinConfiguration is what kubeadm reads, apiVersion kubeadm.k8s.io/v1beta4.
 type joinConfiguration struct {
 	APIVersion   string        `json:"apiVersion"`
 	Kind         string        `json:"kind"`
@@ -57,13 +57,13 @@ type discovery struct {
 type bootstrapToken struct {
 	APIServerEndpoint string   `json:"apiServerEndpoint"`
 	CACertHashes      []string `json:"caCertHashes"`
-	Token             string   `json:"token"` // kubeadm's tlsBootstrapToken, too
+	Token             string   `json:"token"` // also kubeadm's tlsBootstrapToken
 }
 
-// Configuration is a JoinConfiguration for 'kubeadm join --config'. It says nothing of the machine
-// itself: fields such as nodeRegistration can be added.
+// Configuration returns a JoinConfiguration for 'kubeadm join --config'. It has no fields about the
+// machine, such as nodeRegistration; they can be added.
 func (j Join) Configuration() ([]byte, error) {
-	if _, err := j.Line(); err != nil { // the same fields, checked
+	if _, err := j.Line(); err != nil { // checks the same fields
 		return nil, fmt.Errorf("join configuration: %w", err)
 	}
 	c := joinConfiguration{
@@ -114,25 +114,25 @@ type user struct {
 	Token string `json:"token"`
 }
 
-// Names as kubeadm gives them.
+// Names that kubeadm uses.
 const (
 	clusterName = "kubernetes"
 	userName    = "tls-bootstrap-token-user"
 	contextName = userName + "@" + clusterName
 )
 
-// Kubeconfig is a kubeconfig of the API server with the token as the credential: a file for
-// 'kubeadm join --discovery-file', which then needs no anonymous access and no Endpoint, and for a
-// kubelet's --bootstrap-kubeconfig. kubeadm takes a certificate key from its own flag alone, so that
-// with a CertificateKey it is an error.
+// Kubeconfig returns a kubeconfig for the API server with the token as the credential. It is for 'kubeadm
+// join --discovery-file', which then needs no anonymous access and no Endpoint, and for a kubelet's
+// --bootstrap-kubeconfig. It fails with a CertificateKey, because kubeadm only reads that from its own
+// flag.
 func (j Join) Kubeconfig() ([]byte, error) {
 	if !j.Token.HasSecret() {
 		return nil, fmt.Errorf("token %s: its secret is not known", j.Token)
 	}
 	if !j.CertificateKey.IsZero() {
-		return nil, errors.New("certificate key: a kubeconfig has no place for it")
+		return nil, errors.New("certificate key: a kubeconfig cannot contain it")
 	}
-	// What discovery could not carry, this does not either.
+	// Apply the checks of a discovery kubeconfig.
 	if _, err := clusterinfo.Kubeconfig(j.Server, j.CAs); err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func (j Join) Kubeconfig() ([]byte, error) {
 	})
 }
 
-// Bundle is the CAs in PEM.
+// Bundle returns the CAs in PEM.
 func (j Join) Bundle() string {
 	var bundle []byte
 	for _, ca := range j.CAs {

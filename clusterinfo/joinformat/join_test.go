@@ -22,11 +22,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write what is made now to testdata")
+var update = flag.Bool("update", false, "write the current output to testdata")
 
 const secret = "9876543210fedcba"
 
-// example is what the golden files are of.
+// example returns the Join of the golden files.
 func example(t *testing.T) joinformat.Join {
 	t.Helper()
 	pem, err := os.ReadFile("testdata/ca.crt")
@@ -84,12 +84,12 @@ func TestFormsEqualGoldenFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Errorf("%s differs from %s, which go test -update writes:\n%s", name, file, got)
+			t.Errorf("%s differs from %s (run go test -update to update it); got:\n%s", name, file, got)
 		}
 	}
 }
 
-// Both documents have the script as it is, and nothing else that is secret.
+// cloud-config and Ignition must contain the unchanged script, in a file with mode 0700.
 func TestDocumentsContainScript(t *testing.T) {
 	j := example(t)
 	j.CertificateKey = mustKey(t)
@@ -108,13 +108,13 @@ func TestDocumentsContainScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(config.Files) != 1 || config.Files[0].Content != string(script) || config.Files[0].Permissions != "0700" || config.Files[0].Path != joinformat.CloudConfigScript {
-		t.Errorf("cloud-config writes %+v", config.Files)
+		t.Errorf("got files %+v in cloud-config", config.Files)
 	}
 	if !bytes.HasPrefix(cloud, []byte("#cloud-config\n")) {
-		t.Errorf("cloud-config begins with %.20q", cloud)
+		t.Errorf("got cloud-config that begins with %.20q", cloud)
 	}
-	if len(cloud) > 16<<10 { // what EC2 takes as user data
-		t.Errorf("cloud-config has %d bytes", len(cloud))
+	if len(cloud) > 16<<10 { // limit of EC2 user data
+		t.Errorf("got cloud-config of %d bytes, want at most 16 KiB", len(cloud))
 	}
 	ignition, err := j.Ignition()
 	if err != nil {
@@ -133,16 +133,16 @@ func TestDocumentsContainScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(machine.Storage.Files) != 1 {
-		t.Fatalf("ignition writes %+v", machine.Storage.Files)
+		t.Fatalf("got files %+v in ignition", machine.Storage.Files)
 	}
 	file := machine.Storage.Files[0]
 	content, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(file.Contents.Source, "data:;base64,"))
 	if err != nil || !bytes.Equal(content, script) || file.Mode != 0o700 || file.Path != joinformat.IgnitionScript {
-		t.Errorf("ignition writes %s, mode %o, %v", file.Path, file.Mode, err)
+		t.Errorf("got file %s with mode %o in ignition, %v", file.Path, file.Mode, err)
 	}
 }
 
-// systemd takes the unit, and starts it again when it has failed.
+// systemd must accept the unit, and restart it after a failure.
 func TestSystemdAcceptsIgnitionUnit(t *testing.T) {
 	document, err := example(t).Ignition()
 	if err != nil {
@@ -152,16 +152,16 @@ func TestSystemdAcceptsIgnitionUnit(t *testing.T) {
 		Systemd struct{ Units []struct{ Contents string } }
 	}
 	if err := json.Unmarshal(document, &machine); err != nil || len(machine.Systemd.Units) != 1 {
-		t.Fatalf("%d units, %v", len(machine.Systemd.Units), err)
+		t.Fatalf("got %d units, %v, want 1", len(machine.Systemd.Units), err)
 	}
 	unit := machine.Systemd.Units[0].Contents
 	after, _, _ := strings.Cut(strings.SplitAfter(unit, "\nAfter=")[1], "\n")
 	if !slices.Contains(strings.Fields(after), "time-sync.target") {
-		t.Errorf("it starts after %s, and not after time-sync.target", after)
+		t.Errorf("got After=%s, want time-sync.target in it", after)
 	}
 	for _, want := range []string{"Type=oneshot", "Restart=on-failure", "RestartSec=60", "RestartPreventExitStatus=2"} {
 		if !strings.Contains(unit, "\n"+want+"\n") {
-			t.Errorf("it has no %s:\n%s", want, unit)
+			t.Errorf("got unit without %s:\n%s", want, unit)
 		}
 	}
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
@@ -181,13 +181,12 @@ func TestSystemdAcceptsIgnitionUnit(t *testing.T) {
 	}
 	for right, wrong := range map[string]string{"on-failure": "always", "RestartSec": "RestartSecs"} {
 		if output, err := verify(strings.Replace(unit, right, wrong, 1)); err == nil && !strings.Contains(output, joinformat.IgnitionUnit) {
-			t.Errorf("systemd-analyze takes %s: this check could not fail", wrong)
+			t.Errorf("systemd-analyze accepts %s: this check cannot fail", wrong)
 		}
 	}
 }
 
-// A token that looks like a number stays text, and what an API server's URL may hold stays one
-// value, in each reader of YAML.
+// In YAML, a token that looks like a number must stay a string, and any URL of an API server must stay one value.
 func TestQuotesYAMLValues(t *testing.T) {
 	for _, token := range []string{"123456.7890123456789012", "1e3456.7890123456789012", "000000.0000000000000e10", "nanabc.trueyesnonullabc"} {
 		for _, server := range []string{
@@ -227,21 +226,21 @@ func TestQuotesYAMLValues(t *testing.T) {
 			if err := yaml.Unmarshal(content, &c); err != nil || c.Discovery.BootstrapToken.Token != token {
 				t.Errorf("%s, %v:\n%s", token, err, content)
 			}
-			// Nothing of cluster-info is in the script, but for what the CAs are known by.
+			// The script must contain nothing of cluster-info except the CA pins.
 			script, err := j.Script()
 			if err != nil || strings.Contains(string(script), server) {
-				t.Errorf("%v; the script holds %s", err, server)
+				t.Errorf("got error %v, or script with %s", err, server)
 			}
 		}
 	}
 }
 
-// What is not complete, or could be more than a value, is refused by each form that has it.
+// Each form must refuse missing values, and values that a shell or YAML could read as more than one value.
 func TestFormsRefuseInvalidValues(t *testing.T) {
 	withKey := example(t)
 	withKey.CertificateKey = mustKey(t)
 	if content, err := withKey.Kubeconfig(); err == nil {
-		t.Errorf("a kubeconfig with a certificate key: %s", content)
+		t.Errorf("got kubeconfig with a certificate key, want an error: %s", content)
 	}
 	onlyID, err := tokens.OnlyID("abcdef")
 	if err != nil {
@@ -261,12 +260,12 @@ func TestFormsRefuseInvalidValues(t *testing.T) {
 		change(&j)
 		for form, make := range forms {
 			if form == "kubeconfig.yaml" && strings.Contains(name, "endpoint") {
-				continue // which it does not have
+				continue // a kubeconfig does not contain the endpoint
 			}
 			if content, err := make(j); err == nil || content != nil {
 				t.Errorf("%s: %s: %s, %v, want an error", form, name, content, err)
 			} else if strings.Contains(err.Error(), secret) {
-				t.Errorf("%s: %s: the error has the secret: %v", form, name, err)
+				t.Errorf("%s: %s: the error contains the secret: %v", form, name, err)
 			}
 		}
 	}
@@ -274,7 +273,7 @@ func TestFormsRefuseInvalidValues(t *testing.T) {
 		j := example(t)
 		j.Server = server
 		if content, err := j.Kubeconfig(); err == nil {
-			t.Errorf("server %q: %s", server, content)
+			t.Errorf("server %q: got %s, want an error", server, content)
 		}
 	}
 }
@@ -285,7 +284,7 @@ func TestCertificateKey(t *testing.T) {
 	j.CertificateKey = key
 	for _, shown := range []string{fmt.Sprintf("%v %+v %#v %s %q", key, key, key, key, key), fmt.Sprintf("%v %+v %#v", j, j, j), fmt.Sprint(key.LogValue())} {
 		if strings.Contains(shown, "5e5e") || strings.Contains(shown, secret) {
-			t.Errorf("shown as %s", shown)
+			t.Errorf("got %s, which contains a secret", shown)
 		}
 	}
 	if text, err := json.Marshal(key); err != nil || strings.Contains(string(text), "5e5e") {
@@ -293,7 +292,7 @@ func TestCertificateKey(t *testing.T) {
 	}
 	for _, wrong := range []string{"", "5e", strings.Repeat("5g", 32), strings.Repeat("5e", 33)} {
 		if key, err := joinformat.ParseCertificateKey(wrong); err == nil || !key.IsZero() || wrong != "" && strings.Contains(err.Error(), wrong) {
-			t.Errorf("%q: %v, %v", wrong, key, err)
+			t.Errorf("%q: got %v, %v, want an error without the value", wrong, key, err)
 		}
 	}
 	for form, make := range map[string]func() ([]byte, error){"line": j.Line, "configuration": j.Configuration, "script": j.Script} {
@@ -302,7 +301,7 @@ func TestCertificateKey(t *testing.T) {
 		}
 	}
 	if (joinformat.CertificateKey{}).Reveal() != "" {
-		t.Error("the zero key reveals something")
+		t.Error("got a value from Reveal of the zero key, want none")
 	}
 }
 
@@ -320,7 +319,7 @@ func bundle64(t *testing.T, ca *tls.Certificate) string {
 	return base64.StdEncoding.EncodeToString([]byte(joinformat.Join{CAs: []*x509.Certificate{ca.Leaf}}.Bundle()))
 }
 
-// kubeconfigIn is the same text for kubeconfigs that mean the same.
+// kubeconfigIn returns the same text for equivalent kubeconfigs.
 func kubeconfigIn(t *testing.T, content string) string {
 	t.Helper()
 	asJSON, err := yaml.YAMLToJSONStrict([]byte(content))

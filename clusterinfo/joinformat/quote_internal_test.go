@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Whatever a value of the script holds, a shell takes it as one word that means itself.
+// A shell must read any quoted value as one word with exactly that value.
 func TestQuotedValueIsOneShellWord(t *testing.T) {
 	dir := t.TempDir()
 	for _, value := range []string{
@@ -21,16 +21,16 @@ func TestQuotedValueIsOneShellWord(t *testing.T) {
 		}
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
-		t.Errorf("files %v, %v", files, err)
+		t.Errorf("got files %v, %v, want none: a value was executed", files, err)
 	}
 }
 
-// Every value that the script assigns is quoted: those that are safe today may not be so tomorrow.
+// Every value in an assignment of the script must be quoted, even if its current format is safe.
 func TestScriptAssignsQuotedValues(t *testing.T) {
 	for line := range strings.Lines(scriptText) {
 		for field := range strings.FieldsSeq(line) {
 			if name, value, found := strings.Cut(field, "="); found && strings.Contains(value, "{{") && !strings.HasPrefix(value, "{{QUOTED_") {
-				t.Errorf("%s is assigned as it is: %s", name, line)
+				t.Errorf("%s is assigned without quotes: %s", name, line)
 			}
 		}
 	}

@@ -11,10 +11,11 @@ import (
 //go:embed script.sh
 var scriptText string
 
-// Script is a program of POSIX sh that joins the machine it runs on, as root. With curl it asks
-// Endpoint for cluster-info, and trusts what has a certificate of a CA with one of the pins; then it
-// runs kubeadm, or writes files for a kubelet that is installed without. Its option --help tells
-// the rest. The token is in its text, and in no command line, environment or output.
+// Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests
+// cluster-info from Endpoint with curl, and only trusts a server whose certificate is from a CA with one of
+// the pins. Then it runs kubeadm, or writes files for a kubelet that is installed without kubeadm. Its
+// option --help has the details. The token is in the text of the script, and in no command line,
+// environment or output.
 func (j Join) Script() ([]byte, error) {
 	configuration, err := j.Configuration()
 	if err != nil {
@@ -24,8 +25,8 @@ func (j Join) Script() ([]byte, error) {
 	if !j.CertificateKey.IsZero() {
 		more = "yes"
 	}
-	// What stands bare is of few characters; everything else is one word of a shell, or in a
-	// document that the shell takes as it is.
+	// Unquoted values contain only safe characters. All other values are one quoted shell word, or are in a
+	// here-document that the shell does not expand.
 	values := strings.NewReplacer(
 		"{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
 		"{{QUOTED_ENDPOINT}}", quote(j.Endpoint), "{{QUOTED_PINS}}", quote(strings.Join(clusterinfo.Pins(j.CAs), " ")),
@@ -34,5 +35,5 @@ func (j Join) Script() ([]byte, error) {
 	return []byte(values.Replace(scriptText)), nil
 }
 
-// quote makes s one word of a shell.
+// quote returns s as one quoted shell word.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

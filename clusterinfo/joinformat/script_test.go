@@ -26,7 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 )
 
-// A server of cluster-info, which looks at what it is asked.
+// A server serves cluster-info, and fails the test for requests with a secret or another method than GET.
 type server struct {
 	*httptest.Server
 	asked atomic.Int32
@@ -34,13 +34,13 @@ type server struct {
 
 const apiServer = "https://api.example.com:6443"
 
-// serve answers under a certificate; nth counts the requests from 1.
+// serve starts a server with a certificate. The argument nth of answer counts the requests from 1.
 func serve(t *testing.T, certificate tls.Certificate, answer func(w http.ResponseWriter, nth int32)) *server {
 	t.Helper()
 	return serveAfter(t, func(int32) tls.Certificate { return certificate }, answer)
 }
 
-// serveAfter answers under what certificate gives after so many requests.
+// serveAfter is like serve. The function certificate returns the certificate after a number of requests.
 func serveAfter(t *testing.T, certificate func(asked int32) tls.Certificate, answer func(w http.ResponseWriter, nth int32)) *server {
 	t.Helper()
 	s := &server{}
@@ -51,7 +51,7 @@ func serveAfter(t *testing.T, certificate func(asked int32) tls.Certificate, ans
 		}
 		asked := fmt.Sprint(r.Method, r.URL, r.Header, string(body))
 		if r.Header.Get("Authorization") != "" || strings.Contains(asked, "9876543210") || r.Method != http.MethodGet {
-			t.Errorf("asked %s", asked)
+			t.Errorf("got request %s, want GET without a secret", asked)
 		}
 		answer(w, s.asked.Add(1))
 	}))
@@ -68,7 +68,7 @@ func with(body []byte) func(http.ResponseWriter, int32) {
 	return func(w http.ResponseWriter, _ int32) { _, _ = w.Write(body) }
 }
 
-// configMap is cluster-info as kubejoin answers it.
+// configMap returns the response of kubejoin for cluster-info.
 func configMap(t *testing.T, kubeconfig []byte) []byte {
 	t.Helper()
 	body, err := clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": string(kubeconfig), "jws-kubeconfig-abcdef": "e30..AA"})
@@ -91,8 +91,7 @@ func kubeconfigOf(t *testing.T, cas ...*tls.Certificate) []byte {
 	return kubeconfig
 }
 
-// A machine is a folder in which a script runs with a kubeadm that notes what it is given, or
-// without one.
+// A machine is a directory in which a script runs, with or without a fake kubeadm that records its input.
 type machine struct {
 	dir, script string
 	shell       []string
@@ -103,7 +102,7 @@ func newMachine(t *testing.T, j joinformat.Join) *machine {
 	t.Helper()
 	for _, needed := range []string{"curl", "openssl"} {
 		if _, err := exec.LookPath(needed); err != nil {
-			t.Fatalf("%s is missing: install it, the script uses it", needed)
+			t.Fatalf("%s is missing: install it, the script needs it", needed)
 		}
 	}
 	m := &machine{dir: t.TempDir(), shell: []string{"sh"}}
@@ -128,8 +127,8 @@ func (m *machine) write(t *testing.T, name, content string) {
 	}
 }
 
-// kubeadm installs one that notes its arguments, environment and configuration, and the mode of
-// that, and ends with a code.
+// kubeadm installs a fake kubeadm. It records its arguments, environment and configuration with the file mode, and
+// exits with the code.
 func (m *machine) kubeadm(t *testing.T, code int) {
 	t.Helper()
 	m.write(t, "bin/kubeadm", fmt.Sprintf(`#!/bin/sh
@@ -142,23 +141,23 @@ cp "$2" config
 stat -c %%a "$2" >mode
 exit %d
 `, m.dir, code))
-	m.write(t, "bin/id", "#!/bin/sh\necho 0\n") // who tests need not be root
+	m.write(t, "bin/id", "#!/bin/sh\necho 0\n") // the tests need no root
 }
 
-// run runs the script, and looks for secrets in all that it leaves behind and prints.
+// run runs the script. It fails the test if the output or the remaining files contain a secret.
 func (m *machine) run(t *testing.T, args ...string) (output string, code int) {
 	t.Helper()
 	cmd := m.start(t, args...)
 	return m.end(t, cmd)
 }
 
-// start begins what run does. It has a minute.
+// start starts the script with a timeout of one minute. end waits for it.
 func (m *machine) start(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, m.shell[0], slices.Concat(m.shell[1:], []string{m.script}, args)...)
-	cmd.WaitDelay = time.Second // what it has left behind may hold its output
+	cmd.WaitDelay = time.Second // child processes may keep the output open
 	cmd.Stdout = &bytes.Buffer{}
 	cmd.Stderr = cmd.Stdout
 	cmd.Env = append([]string{
@@ -180,10 +179,10 @@ func (m *machine) end(t *testing.T, cmd *exec.Cmd) (output string, code int) {
 	}
 	out := cmd.Stdout.(*bytes.Buffer).Bytes()
 	if bytes.Contains(out, []byte(secret)) {
-		t.Errorf("the output holds the secret:\n%s", out)
+		t.Errorf("got output with the secret:\n%s", out)
 	}
 	if left, err := filepath.Glob(m.file("tmp/*")); err != nil || len(left) > 0 {
-		t.Errorf("%s is left, %v", left, err)
+		t.Errorf("got remaining files %s, %v, want none", left, err)
 	}
 	return string(out), cmd.ProcessState.ExitCode()
 }
@@ -199,12 +198,12 @@ func (m *machine) read(t *testing.T, name string) string {
 	return string(content)
 }
 
-// untouched fails if anything is there that the script could have written.
+// untouched fails the test if the script has written a file.
 func (m *machine) untouched(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"args", "bootstrap.conf", "ca.crt"} {
 		if _, err := os.Lstat(m.file(name)); err == nil {
-			t.Errorf("%s was written", name)
+			t.Errorf("got file %s, want none", name)
 		}
 	}
 }
