@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { cluster.Main(m) }
 
-// memory is a token store that a test fills by hand.
+// memory is a token store in memory.
 type memory struct {
 	tokens.Store
 	tokens.Hints
@@ -74,14 +74,14 @@ func (m *memory) remove(ids ...string) {
 	m.Send()
 }
 
-// mint puts a new signing token into the store.
+// mint adds a new token with usage signing to the store.
 func (m *memory) mint() tokens.Token {
 	r := tokens.Record{Token: tokens.Generate(), Signing: true, Created: time.Now()}
 	m.put(r)
 	return r.Token
 }
 
-// fixture is the shared control plane with a cluster-info in a known state, and what watches it.
+// fixture is the shared control plane, with cluster-info in a known state, and the ConfigMap that watches it.
 type fixture struct {
 	*cluster.Cluster
 	client kubernetes.Interface
@@ -89,11 +89,11 @@ type fixture struct {
 	live   *configmap.ConfigMap
 	cas    []*x509.Certificate
 	log    *logBuffer
-	// kubeconfig is the one that kubeadm put into cluster-info.
+	// kubeconfig is the kubeconfig that kubeadm wrote to cluster-info.
 	kubeconfig string
 }
 
-// setUp gives the cluster-info that kubeadm made, unsigned, without the RBAC that makes it public.
+// setUp restores the cluster-info of kubeadm without signatures, and removes the RBAC that makes it public.
 func setUp(t *testing.T) *fixture {
 	t.Helper()
 	c := cluster.Shared(t)
@@ -124,7 +124,7 @@ func (f *fixture) clear(t *testing.T) {
 	}
 }
 
-// kubeadmKubeconfig is what kubeadm put into cluster-info when the control plane was set up.
+// kubeadmKubeconfig is the kubeconfig that kubeadm wrote to cluster-info when it created the control plane.
 var kubeadmKubeconfig struct {
 	sync.Once
 	text string
@@ -169,7 +169,7 @@ func run(t *testing.T, s configmap.Signer) (stop func()) {
 	return stop
 }
 
-// eventually waits until the cluster-info that the watch sees satisfies the condition.
+// eventually waits until the watched cluster-info satisfies the condition.
 func (f *fixture) eventually(t *testing.T, what string, satisfied func(data map[string]string) bool) map[string]string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -180,7 +180,7 @@ func (f *fixture) eventually(t *testing.T, what string, satisfied func(data map[
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			t.Fatalf("not seen: %s; there is %q", what, slices.Sorted(maps.Keys(data)))
+			t.Fatalf("got keys %[2]q, want %[1]s", what, slices.Sorted(maps.Keys(data)))
 		}
 		var err error
 		data, err = f.live.Data(ctx)
@@ -206,7 +206,7 @@ func (f *fixture) waitLogged(t *testing.T, text string) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(f.log.String(), text); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not logged: %s; there is\n%s", text, f.log)
+			t.Fatalf("got log without %q:\n%s", text, f.log)
 		}
 	}
 }
@@ -220,7 +220,7 @@ func (f *fixture) get(t *testing.T) *corev1.ConfigMap {
 	return object
 }
 
-// edit changes cluster-info as somebody with kubectl would.
+// edit changes cluster-info like a user with kubectl.
 func (f *fixture) edit(t *testing.T, change func(data map[string]string)) {
 	t.Helper()
 	for {
@@ -236,7 +236,7 @@ func (f *fixture) edit(t *testing.T, change func(data map[string]string)) {
 	}
 }
 
-// settled gives the object once it has stayed the same for a while.
+// settled returns the object after it has not changed for a while.
 func (f *fixture) settled(t *testing.T, quiet time.Duration) *corev1.ConfigMap {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -248,7 +248,7 @@ func (f *fixture) settled(t *testing.T, quiet time.Duration) *corev1.ConfigMap {
 		case <-time.After(quiet):
 			return f.get(t)
 		case <-ctx.Done():
-			t.Fatal("cluster-info does not stop to change")
+			t.Fatal("cluster-info does not stop changing")
 		}
 	}
 }
@@ -284,8 +284,8 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// invariant fails the test if any version of cluster-info that is written while it runs has an
-// empty signature, or one of the store's tokens that does not verify.
+// invariant fails the test if any version of cluster-info that is written during it contains an empty signature, or
+// an invalid signature of a token in the store.
 func (f *fixture) invariant(t *testing.T) {
 	t.Helper()
 	w, err := f.client.CoreV1().ConfigMaps("kube-public").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=cluster-info"})
@@ -320,7 +320,7 @@ func (f *fixture) check(data map[string]string) error {
 		switch {
 		case jws == "":
 			return fmt.Errorf("%s is empty", key)
-		case known && r.Token.HasSecret() && data["kubeconfig"] != "": // empty by a test's own hand
+		case known && r.Token.HasSecret() && data["kubeconfig"] != "": // a test emptied it
 			if err := clusterinfo.Verify([]byte(data["kubeconfig"]), jws, r.Token); err != nil {
 				return err
 			}

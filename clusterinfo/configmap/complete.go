@@ -11,39 +11,39 @@ import (
 )
 
 const (
-	// listLag is far more than a watch of Secrets is usually behind.
+	// listLag is much longer than a watch of Secrets usually lags.
 	listLag = time.Second
-	// retry is the time between two tries of what may pass.
+	// retry is the pause between two tries after a temporary error.
 	retry = 200 * time.Millisecond
 )
 
-// A Complete is cluster-info with the signatures of all live tokens of a store, also of those
-// that the ConfigMap has no room for or has not been written with yet. It is for who serves
-// discovery in place of the API server; who joins there sees the ConfigMap alone.
+// A Complete is cluster-info with the signatures of all live tokens of a store. It includes those that do
+// not fit into the ConfigMap or are not written yet. It is for servers that replace the API server for
+// discovery. Machines that use the API server see only the ConfigMap.
 type Complete struct {
 	computed clusterinfo.Computed
 	from     *ConfigMap
 }
 
-// Complete signs the kubeconfig that is in the ConfigMap at each time by the tokens of a store.
+// Complete returns the kubeconfig of the ConfigMap, kept current and signed by the tokens of a store.
 func (c *ConfigMap) Complete(store tokens.Store) *Complete {
 	return &Complete{clusterinfo.Computed{Tokens: store, Lag: listLag, Follow: c.Config}, c}
 }
 
-// JSON is [clusterinfo.Computed.JSON]. The error wraps [clusterinfo.ErrNotFound] if there is no
-// ConfigMap to take the kubeconfig of.
+// JSON calls [clusterinfo.Computed.JSON]. The error wraps [clusterinfo.ErrNotFound] if there is no
+// ConfigMap with a kubeconfig.
 func (c *Complete) JSON(ctx context.Context) ([]byte, error) { return c.computed.JSON(ctx) }
 
-// Data is [clusterinfo.Computed.Data], with errors as those of JSON.
+// Data calls [clusterinfo.Computed.Data]. Errors are as with JSON.
 func (c *Complete) Data(ctx context.Context) (map[string]string, error) { return c.computed.Data(ctx) }
 
-// Config is the kubeconfig that is in the ConfigMap, as [ConfigMap.Config] has it.
+// Config returns the kubeconfig in the ConfigMap, as [ConfigMap.Config] does.
 func (c *Complete) Config(ctx context.Context) (kubeconfig []byte, err error) {
 	return c.from.Config(ctx)
 }
 
-// WaitSigned is [clusterinfo.Computed.WaitSigned]. Until ctx ends it waits for a kubeconfig to be
-// in the ConfigMap, and for errors of the store to pass.
+// WaitSigned is [clusterinfo.Computed.WaitSigned] with retries. Until ctx ends it waits for a kubeconfig in
+// the ConfigMap, and for errors of the store to pass.
 func (c *Complete) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	for {
 		_, _, changed, _ := c.from.state()
@@ -55,7 +55,7 @@ func (c *Complete) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 		case <-changed:
 		case <-time.After(retry):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("waiting for a signature by token %s: %w; seen: %w", t, context.Cause(ctx), err)
+			return nil, fmt.Errorf("waiting for a signature by token %s: %w; found: %w", t, context.Cause(ctx), err)
 		}
 	}
 }

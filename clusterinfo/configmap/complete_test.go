@@ -12,8 +12,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
-// A new token is in a complete cluster-info as soon as the store has it, with the kubeconfig that
-// is in the ConfigMap at that time, and nobody signs the ConfigMap.
+// A new token must be signed in the complete cluster-info as soon as the store has it, over the current kubeconfig of
+// the ConfigMap. The ConfigMap itself stays unsigned.
 func TestCompleteFollowsConfigMap(t *testing.T) {
 	f := setUp(t)
 	store, err := secretstore.Open(t.Context(), f.client, nil)
@@ -48,7 +48,7 @@ func TestCompleteFollowsConfigMap(t *testing.T) {
 		}
 	}
 	var last tokens.Record
-	for range 30 { // at once, however far the list is
+	for range 30 { // immediately, even if the list lags
 		last = mint()
 		if got, err := info.WaitSigned(t.Context(), last.Token); err != nil || string(got) != f.kubeconfig {
 			t.Fatal(err, string(got))
@@ -56,9 +56,9 @@ func TestCompleteFollowsConfigMap(t *testing.T) {
 		signed(last, f.kubeconfig)
 	}
 	if n := len(f.get(t).Data); n != 1 {
-		t.Errorf("the ConfigMap has %d keys", n)
+		t.Errorf("got %d keys in the ConfigMap, want 1", n)
 	}
-	// Deleted is unsigned, as soon as the list has it.
+	// A deleted token must be unsigned as soon as the list shows the deletion.
 	if err := store.Delete(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestCompleteFollowsConfigMap(t *testing.T) {
 		}
 		select {
 		case <-hint:
-		case <-time.After(time.Second): // it is remembered for so long if the list never had it
+		case <-time.After(time.Second): // a token that the list never had is kept for one second
 		}
 	}
 	if _, err := info.WaitSigned(t.Context(), last.Token); !errors.Is(err, clusterinfo.ErrUnsigned) {
@@ -93,7 +93,7 @@ func TestCompleteFollowsConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	signed(token, string(other))
-	// A credential in it is not passed on.
+	// A kubeconfig with a credential must not be served.
 	f.edit(t, func(data map[string]string) { data["kubeconfig"] = "users: [{name: x}]\n" + data["kubeconfig"] })
 	f.eventually(t, "a credential", func(data map[string]string) bool { return strings.HasPrefix(data["kubeconfig"], "users") })
 	if body, err := info.JSON(t.Context()); !errors.Is(err, clusterinfo.ErrKubeconfig) {
@@ -109,7 +109,7 @@ func TestCompleteFollowsConfigMap(t *testing.T) {
 	short, cancelShort := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancelShort()
 	if _, err := info.WaitSigned(short, token.Token); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, clusterinfo.ErrNotFound) {
-		t.Errorf("got %v, want a deadline and what was not there", err)
+		t.Errorf("got %v, want a deadline error and what is missing", err)
 	}
 	done := make(chan error, 1)
 	go func() { _, err := info.WaitSigned(ctx, token.Token); done <- err }()

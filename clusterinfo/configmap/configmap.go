@@ -20,24 +20,23 @@ import (
 
 var errNone = fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, clusterinfo.ErrNotFound)
 
-// ConfigMap is the live cluster-info of a cluster, held in memory by a watch on this one
-// object. It is made by [Open]; its methods may be called side by side.
+// ConfigMap caches the live cluster-info of a cluster with a watch on this one object. [Open] creates it.
+// Its methods may be called concurrently.
 type ConfigMap struct {
 	client kubernetes.Interface
 
 	mu      sync.Mutex
 	synced  bool
-	object  *corev1.ConfigMap      // nil: there is none
+	object  *corev1.ConfigMap      // nil if there is none
 	config  []byte                 // the kubeconfig in object
 	json    func() ([]byte, error) // of object
-	fill    Fill                   // of object, but for its limit
-	limit   int                    // of its bytes, as the Signer has found it; zero is the usual
-	failure error                  // why it cannot be read, nil once it could
-	changed chan struct{}          // closed, and another one made, whenever the above changes
+	fill    Fill                   // of object, without its limit
+	limit   int                    // for the sum of values in bytes, as the Signer found it; zero is the default
+	failure error                  // of the last read; nil after success
+	changed chan struct{}          // closed and replaced whenever a field above changes
 }
 
-// Open watches cluster-info until ctx ends. It returns at once: the methods that need the
-// object wait for it.
+// Open watches cluster-info until ctx ends. It returns at once: methods that need the object wait for it.
 func Open(ctx context.Context, client kubernetes.Interface) *ConfigMap {
 	c := &ConfigMap{client: client, changed: make(chan struct{})}
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, clusterinfo.Name).String()
@@ -47,9 +46,8 @@ func Open(ctx context.Context, client kubernetes.Interface) *ConfigMap {
 	return c
 }
 
-// Data is the data of cluster-info as the watch has seen it last; the map is shared and must
-// not be changed. It waits for the watch to begin until ctx ends. The error wraps
-// [clusterinfo.ErrNotFound] if there is no cluster-info.
+// Data returns the cached data of cluster-info. The map is shared and must not be changed. Data waits until
+// the object was read or ctx ends. The error wraps [clusterinfo.ErrNotFound] if there is no cluster-info.
 func (c *ConfigMap) Data(ctx context.Context) (map[string]string, error) {
 	object, err := c.read(ctx)
 	if err != nil {
@@ -61,9 +59,9 @@ func (c *ConfigMap) Data(ctx context.Context) (map[string]string, error) {
 	return object.Data, nil
 }
 
-// JSON is a ConfigMap with that data as [clusterinfo.MarshalConfigMap] gives it. It is encoded
-// once for each change; the bytes are shared and must not be changed. The error wraps
-// [clusterinfo.ErrKubeconfig] if the kubeconfig in it is of no use to a joining node.
+// JSON returns cluster-info in the form of [clusterinfo.MarshalConfigMap]. It is encoded once for each
+// change. The bytes are shared and must not be changed. The error wraps [clusterinfo.ErrKubeconfig] if a
+// joining node cannot use the kubeconfig in it.
 func (c *ConfigMap) JSON(ctx context.Context) ([]byte, error) {
 	if _, err := c.read(ctx); err != nil {
 		return nil, err
@@ -74,8 +72,8 @@ func (c *ConfigMap) JSON(ctx context.Context) ([]byte, error) {
 	return encode()
 }
 
-// Config is the kubeconfig in cluster-info as the watch has seen it last, whatever it says: empty if
-// there is none in it. The bytes are shared and must not be changed. Errors are those of Data.
+// Config returns the cached kubeconfig of cluster-info without checks; empty if it has none. The bytes are
+// shared and must not be changed. Errors are as with Data.
 func (c *ConfigMap) Config(ctx context.Context) ([]byte, error) {
 	if _, err := c.read(ctx); err != nil {
 		return nil, err
@@ -88,9 +86,9 @@ func (c *ConfigMap) Config(ctx context.Context) ([]byte, error) {
 	return c.config, nil
 }
 
-// WaitSigned returns the kubeconfig of the live cluster-info as soon as that carries a signature
-// by the token that verifies, whoever made it. If ctx ends before, the error wraps the context's
-// and says what was there instead.
+// WaitSigned returns the kubeconfig of the live cluster-info as soon as it has a valid signature by the
+// token, whichever program signed it. If ctx ends before, the error wraps the context's and says what was
+// found instead.
 func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	if !t.HasSecret() {
 		return nil, fmt.Errorf("waiting for a signature by token %s: its secret is not known", t)
@@ -104,11 +102,11 @@ func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig 
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			// The reason why it was not read, if so, is better than "no cluster-info".
+			// If the ConfigMap could not be read, that reason is better than "no cluster-info".
 			if _, err := c.Data(ctx); err != nil && !errors.Is(err, clusterinfo.ErrNotFound) {
 				return nil, fmt.Errorf("waiting for a signature by token %s: %w", t, err)
 			}
-			return nil, fmt.Errorf("waiting for a signature by token %s: %w; seen: %w", t, context.Cause(ctx), seen)
+			return nil, fmt.Errorf("waiting for a signature by token %s: %w; found: %w", t, context.Cause(ctx), seen)
 		}
 	}
 }
@@ -127,8 +125,8 @@ func verify(object *corev1.ConfigMap, t tokens.Token) error {
 	return clusterinfo.Verify([]byte(kubeconfig), jws, t)
 }
 
-// Watch returns a channel that receives a value soon after cluster-info has changed, and once
-// at the start. Changes that come close together may be one value. It is never closed.
+// Watch returns a channel that receives a value soon after cluster-info has changed, and once at the start.
+// Several changes in a short time may cause only one value. The channel is never closed.
 func (c *ConfigMap) Watch(ctx context.Context) <-chan struct{} {
 	hint := make(chan struct{}, 1)
 	go func() {
@@ -148,7 +146,7 @@ func (c *ConfigMap) Watch(ctx context.Context) <-chan struct{} {
 	return hint
 }
 
-// read gives the object, nil if there is none, once the watch has begun.
+// read returns the cached object, nil if there is none, after the first read.
 func (c *ConfigMap) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	for {
 		synced, object, changed, _ := c.state()
@@ -160,7 +158,7 @@ func (c *ConfigMap) read(ctx context.Context) (*corev1.ConfigMap, error) {
 		case <-ctx.Done():
 			err := fmt.Errorf("ConfigMap %s/%s has not been read yet: %w", clusterinfo.Namespace, clusterinfo.Name, context.Cause(ctx))
 			if _, _, _, failure := c.state(); failure != nil {
-				err = fmt.Errorf("%w; the last try: %w", err, failure)
+				err = fmt.Errorf("%w; last error: %w", err, failure)
 			}
 			return nil, err
 		}
@@ -173,7 +171,7 @@ func (c *ConfigMap) state() (synced bool, object *corev1.ConfigMap, changed <-ch
 	return c.synced, c.object, c.changed, c.failure
 }
 
-// tried notes how each try to read or follow the object ends.
+// tried stores the result of each list and watch request.
 type tried struct {
 	api typedcorev1.ConfigMapInterface
 	of  *ConfigMap
@@ -197,7 +195,7 @@ func (t tried) note(err error) {
 	t.of.failure = err
 }
 
-// mirror is the ConfigMap as the reflector's store of one object.
+// mirror is a ConfigMap as the reflector's store of this one object.
 type mirror ConfigMap
 
 func (m *mirror) set(object *corev1.ConfigMap) {
@@ -212,7 +210,7 @@ func (m *mirror) set(object *corev1.ConfigMap) {
 		if object == nil {
 			return nil, errNone
 		}
-		// Whoever edits cluster-info may put a credential there: it is not passed on.
+		// An edit of cluster-info may have added a credential, which must not be passed on.
 		if _, _, err := clusterinfo.ParseKubeconfig([]byte(object.Data[clusterinfo.KubeconfigKey])); err != nil {
 			return nil, fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, err)
 		}
@@ -225,9 +223,9 @@ func (m *mirror) set(object *corev1.ConfigMap) {
 func (m *mirror) Add(object any) error {
 	configMap, ok := object.(*corev1.ConfigMap)
 	if !ok {
-		return fmt.Errorf("a %T in the watch of cluster-info", object)
+		return fmt.Errorf("unexpected %T in the watch of cluster-info", object)
 	}
-	configMap.ManagedFields = nil // as large as the rest, and of no use here
+	configMap.ManagedFields = nil // as large as the rest, and not used
 	m.set(configMap)
 	return nil
 }

@@ -29,10 +29,10 @@ func TestWaitSignedReturnsWhatItFound(t *testing.T) {
 		defer cancel()
 		_, err := f.live.WaitSigned(ctx, token)
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) || is != nil && !errors.Is(err, is) {
-			t.Errorf("got %v, want a deadline and %q", err, want)
+			t.Errorf("got %v, want a deadline error and %q", err, want)
 		}
 		if err != nil && strings.Contains(err.Error(), token.RevealSecret()) {
-			t.Errorf("the error has the secret: %v", err)
+			t.Errorf("the error contains the secret: %v", err)
 		}
 	}
 	if _, err := f.live.Data(t.Context()); err != nil {
@@ -62,13 +62,13 @@ func TestWaitSignedReturnsWhatItFound(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := f.live.WaitSigned(t.Context(), tokens.Token{}); err == nil {
-		t.Error("waited for no token")
+		t.Error("got nil for the zero Token, want an error")
 	}
 }
 
 func TestDataReturnsReadFailure(t *testing.T) {
 	f := setUp(t)
-	config := rest.AnonymousClientConfig(f.AdminConfig()) // no watch for anybody
+	config := rest.AnonymousClientConfig(f.AdminConfig()) // anonymous users cannot watch
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
@@ -78,14 +78,14 @@ func TestDataReturnsReadFailure(t *testing.T) {
 	live := configmap.Open(ctx, client)
 	_, err = live.Data(ctx)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
-		t.Errorf("Data: got %v, want a deadline and the API server's refusal", err)
+		t.Errorf("Data: got %v, want a deadline error and the refusal of the API server", err)
 	}
 	if _, err := live.WaitSigned(ctx, tokens.Generate()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
-		t.Errorf("WaitSigned: got %v, want a deadline and the API server's refusal", err)
+		t.Errorf("WaitSigned: got %v, want a deadline error and the refusal of the API server", err)
 	}
 }
 
-// What kubeadm writes, clientcmd reads and this project writes is one form.
+// The kubeconfig of this project must equal that of kubeadm, and clientcmd must read and write the same.
 func TestKubeconfigEqualsThatOfKubeadm(t *testing.T) {
 	f := setUp(t)
 	server, cas, err := clusterinfo.ParseKubeconfig([]byte(f.kubeconfig))

@@ -13,14 +13,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// confirmAtOnce is how many tokens are asked for side by side.
+// confirmAtOnce is how many tokens are read at the same time.
 const confirmAtOnce = 8
 
-// confirmed adds to a list of tokens, which may lag, those that cluster-info has a signature of
-// and the list has never had. Another signer may have seen them first: the leader before this
-// one, or kube-controller-manager. Their signatures are not taken away and given back, and they
-// are asked for again until the list has them. A token that was in the list and has left it is
-// gone, and costs nothing.
+// confirmed adds tokens to a list that may lag: those that have a signature in cluster-info and were never
+// in the list. Another signer may have seen them first, for example the previous leader or
+// kube-controller-manager. So their signatures are not removed and added again. These tokens are read again
+// until the list has them. A token that was in the list and has left it is deleted, and is not read.
 func (s *signing) confirmed(ctx context.Context, records []tokens.Record, data map[string]string) ([]tokens.Record, error) {
 	var unknown []string
 	for key := range data {
@@ -50,7 +49,7 @@ func (s *signing) confirmed(ctx context.Context, records []tokens.Record, data m
 			case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
 				return nil
 			case err != nil:
-				return fmt.Errorf("cluster-info: token %s, whose signature is there: %w", id, err)
+				return fmt.Errorf("cluster-info: look up token %s of an existing signature: %w", id, err)
 			}
 			mu.Lock()
 			defer mu.Unlock()

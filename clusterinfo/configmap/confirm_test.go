@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// lagging is a store whose list does not have one token while it lags.
+// lagging is a store whose List misses one token while it lags.
 type lagging struct {
 	*memory
 	hidden string
@@ -29,8 +29,8 @@ func (l *lagging) Get(ctx context.Context, id string) (tokens.Record, error) {
 	return l.memory.Get(ctx, id)
 }
 
-// Another signer has seen a token before this one: its signature is not taken away. That of a
-// token that nobody has is.
+// If List lags, the signer must keep the signature of a token that another signer already has. It must remove the
+// signature of a token that does not exist.
 func TestKeepsSignatureOfOtherSigner(t *testing.T) {
 	f := setUp(t)
 	theirs := f.store.mint()
@@ -44,32 +44,32 @@ func TestKeepsSignatureOfOtherSigner(t *testing.T) {
 			data[clusterinfo.SignatureKey(token.ID())] = jws
 		}
 	})
-	f.waitSigned(t, theirs) // the watch has seen it
+	f.waitSigned(t, theirs) // until the watch shows it
 	store := &lagging{memory: f.store, hidden: theirs.ID()}
 	s := f.signer()
 	store.lags.Store(true)
 	s.Tokens = store
 	run(t, s)
-	for range 3 { // however many steps the list lags behind
+	for range 3 { // several steps while List lags
 		f.waitSigned(t, f.store.mint())
 	}
-	data := f.eventually(t, "no signature of nobody's", func(data map[string]string) bool {
+	data := f.eventually(t, "no signature of the unknown token", func(data map[string]string) bool {
 		return data[clusterinfo.SignatureKey(nobodys.ID())] == ""
 	})
 	if err := clusterinfo.Verify([]byte(data["kubeconfig"]), data[clusterinfo.SignatureKey(theirs.ID())], theirs); err != nil {
-		t.Errorf("the signature that another signer made is gone: %v", err)
+		t.Errorf("the signature of the other signer is missing: %v", err)
 	}
 
-	// What was listed costs nothing when it goes.
+	// Removing a token that List has shown must not call Get.
 	store.lags.Store(false)
 	ours := f.store.mint()
 	f.waitSigned(t, ours)
 	asked := store.gets.Load()
 	f.store.remove(ours.ID())
-	f.eventually(t, "no signature of ours", func(data map[string]string) bool {
+	f.eventually(t, "no signature of the deleted token", func(data map[string]string) bool {
 		return data[clusterinfo.SignatureKey(ours.ID())] == ""
 	})
 	if n := store.gets.Load() - asked; n != 0 {
-		t.Errorf("%d tokens were asked for, want none: all were listed", n)
+		t.Errorf("got %d calls of Get, want 0: List showed all tokens", n)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A kubeconfig that leads nowhere is signed as kube-controller-manager would, said to be what it
-// is, and not passed on; a credential in it above all.
+// The signer must sign a malformed kubeconfig like kube-controller-manager does, and log it. JSON must not serve it,
+// above all if it contains a credential.
 func TestSignsButDoesNotServeMalformedKubeconfig(t *testing.T) {
 	f := setUp(t)
 	token := f.store.mint()
@@ -32,33 +32,33 @@ func TestSignsButDoesNotServeMalformedKubeconfig(t *testing.T) {
 		"TLS not verified": strings.Replace(f.kubeconfig, "    server:", "    insecure-skip-tls-verify: true\n    server:", 1),
 	} {
 		if broken == f.kubeconfig {
-			t.Fatalf("%s: not changed:\n%s", name, f.kubeconfig)
+			t.Fatalf("%s: the edit changes nothing:\n%s", name, f.kubeconfig)
 		}
-		before := strings.Count(f.log.String(), "of no use to joining nodes")
+		before := strings.Count(f.log.String(), "kubeconfig in cluster-info is malformed")
 		f.edit(t, func(data map[string]string) { data["kubeconfig"] = broken })
-		f.eventually(t, name+" signed as it is", func(data map[string]string) bool {
+		f.eventually(t, name+" signed unchanged", func(data map[string]string) bool {
 			return data["kubeconfig"] == broken && clusterinfo.Verify([]byte(broken), data[clusterinfo.SignatureKey(token.ID())], token) == nil
 		})
 		_, err := f.live.JSON(t.Context())
 		if !errors.Is(err, clusterinfo.ErrKubeconfig) || strings.Contains(err.Error(), credential) {
-			t.Errorf("%s: JSON: %v, want ErrKubeconfig and nothing of the content", name, err)
+			t.Errorf("%s: got JSON error %v, want ErrKubeconfig without the content", name, err)
 		}
-		if got := strings.Count(f.log.String(), "of no use to joining nodes"); got != before+1 {
-			t.Errorf("%s: %d warnings in the log, want one more than %d", name, got, before)
+		if got := strings.Count(f.log.String(), "kubeconfig in cluster-info is malformed"); got != before+1 {
+			t.Errorf("%s: got %d warnings in the log, want one more than %d", name, got, before)
 		}
 	}
 	f.edit(t, func(data map[string]string) { data["kubeconfig"] = f.kubeconfig })
 	f.waitSigned(t, token)
-	f.eventually(t, "the good one", func(data map[string]string) bool { return data["kubeconfig"] == f.kubeconfig })
+	f.eventually(t, "the valid kubeconfig", func(data map[string]string) bool { return data["kubeconfig"] == f.kubeconfig })
 	if _, err := f.live.JSON(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if strings.Contains(f.log.String(), credential) || strings.Contains(f.log.String(), token.RevealSecret()) {
-		t.Error("the log has a secret")
+		t.Error("got log with a secret")
 	}
 }
 
-// A cluster-info whose kubeconfig is taken away has the default one again, signed in one write.
+// If the kubeconfig is removed from cluster-info, the signer must write the default one and its signatures at once.
 func TestRestoresRemovedKubeconfig(t *testing.T) {
 	f := setUp(t)
 	f.invariant(t)
@@ -68,12 +68,12 @@ func TestRestoresRemovedKubeconfig(t *testing.T) {
 	run(t, s)
 	f.waitSigned(t, token)
 	f.edit(t, func(data map[string]string) { delete(data, "kubeconfig") })
-	f.eventually(t, "the default", func(data map[string]string) bool { return data["kubeconfig"] == f.kubeconfig })
+	f.eventually(t, "the default kubeconfig", func(data map[string]string) bool { return data["kubeconfig"] == f.kubeconfig })
 	f.waitSigned(t, token)
 }
 
-// A clock that is set forward ends the tokens that it passes; set back, it revives those that
-// nobody has deleted meanwhile.
+// If the clock jumps forward, the signer must remove the signatures of expired tokens. If it jumps back, it must sign
+// them again.
 func TestSignerFollowsItsClock(t *testing.T) {
 	f := setUp(t)
 	s := f.signer()
@@ -89,15 +89,15 @@ func TestSignerFollowsItsClock(t *testing.T) {
 		if step.Store(0); forward {
 			step.Store(int64(2 * time.Hour))
 		}
-		f.store.Send() // what the sweep of the loop does within a minute
-		f.eventually(t, "what the clock says", func(data map[string]string) bool {
+		f.store.Send() // the loop does this itself within a minute
+		f.eventually(t, "signatures of the tokens that are live by this clock", func(data map[string]string) bool {
 			return data[clusterinfo.SignatureKey(stays.ID())] != "" && (data[clusterinfo.SignatureKey(ends.Token.ID())] == "") == forward
 		})
 	}
 }
 
-// A Secret that is deleted and made anew with another secret signs as the new one alone. What
-// somebody still knows of the old one deletes nothing.
+// A token that is created again with another secret must sign with the new secret only. Delete with the old record
+// must not delete the new token.
 func TestRecreatedTokenSignsWithNewSecret(t *testing.T) {
 	f := setUp(t)
 	f.invariant(t)
@@ -125,7 +125,7 @@ func TestRecreatedTokenSignsWithNewSecret(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := store.Delete(t.Context(), first); !errors.Is(err, tokens.ErrConflict) {
-			t.Errorf("deleting by the old record: %v, want ErrConflict", err)
+			t.Errorf("Delete with the old record: got %v, want ErrConflict", err)
 		}
 		f.waitSigned(t, again)
 		data, err := f.live.Data(t.Context())
@@ -133,18 +133,18 @@ func TestRecreatedTokenSignsWithNewSecret(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := clusterinfo.Verify([]byte(f.kubeconfig), data[clusterinfo.SignatureKey(again.ID())], first.Token); !errors.Is(err, clusterinfo.ErrSignature) {
-			t.Errorf("the old secret: %v, want ErrSignature", err)
+			t.Errorf("the old secret: got %v, want ErrSignature", err)
 		}
 		first = second
 	}
 }
 
-// What is opened and run has gone when its context has ended.
+// After their context has ended, a ConfigMap and a Signer must leave no goroutine behind.
 func TestLeavesNoGoroutine(t *testing.T) {
 	f := setUp(t)
 	token := f.store.mint()
 	run(t, f.signer())
-	f.waitSigned(t, token) // connections are open and stay
+	f.waitSigned(t, token) // opens connections, which stay open
 	const starts = 1000
 	before := goleak.IgnoreCurrent()
 	for range starts {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The bootstrap signer in a pod, until it is told to stop.
+// The bootstrap signer in a pod, until a signal stops it.
 func ExampleSigner_Run() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

@@ -15,37 +15,38 @@ import (
 )
 
 const (
-	// signatureSize is what a signature counts against the limit: the length of its value.
+	// signatureSize is the size of a signature in bytes. Only values count towards the limit, not keys.
 	signatureSize = 85
-	// warnFrom is how full it is when there should still be time to do something.
+	// warnFrom is the ratio at which an operator should still have time to act.
 	warnFrom = 0.8
-	// resetBelow keeps one that goes up and down around warnFrom from being told of each time.
+	// resetBelow is the ratio below which warnings are reset. It avoids a warning each time the ratio goes
+	// above warnFrom.
 	resetBelow = 0.75
 )
 
-// Fill is how full a ConfigMap is.
+// Fill is the size of a ConfigMap compared to its limit.
 type Fill struct {
-	// Signatures are how many it holds.
+	// Signatures is the number of signatures in it.
 	Signatures int
-	// Bytes is the sum of its values, of which Limit is allowed.
+	// Bytes is the sum of its values, and Limit the maximum of that.
 	Bytes, Limit int
 }
 
-// Free is for how many more signatures there is room.
+// Free returns how many more signatures fit.
 func (f Fill) Free() int { return max(0, f.Limit-f.Bytes) / signatureSize }
 
-// Ratio is how full it is, from 0 to 1.
+// Ratio returns Bytes divided by Limit, from 0 to 1.
 func (f Fill) Ratio() float64 { return float64(f.Bytes) / float64(f.Limit) }
 
-// High reports whether it is time to warn.
+// High reports whether to warn an operator.
 func (f Fill) High() bool { return f.Ratio() >= warnFrom }
 
-// String says it to a person.
+// String returns a sentence for operators.
 func (f Fill) String() string {
 	if f.Free() == 0 {
-		return fmt.Sprintf("cluster-info is full: it holds the signatures of %d tokens, and a ConfigMap takes no more", f.Signatures)
+		return fmt.Sprintf("cluster-info is full: it holds the signatures of %d tokens and has no space for more", f.Signatures)
 	}
-	return fmt.Sprintf("cluster-info is %.0f %% full: it holds the signatures of %d tokens, and a ConfigMap takes %d more", 100*f.Ratio(), f.Signatures, f.Free())
+	return fmt.Sprintf("cluster-info is %.0f %% full: it holds the signatures of %d tokens and has space for %d more", 100*f.Ratio(), f.Signatures, f.Free())
 }
 
 func measure(object *corev1.ConfigMap) (f Fill) {
@@ -63,8 +64,8 @@ func measure(object *corev1.ConfigMap) (f Fill) {
 	return f
 }
 
-// Fill is how full cluster-info is, as the watch has seen it last; empty where there is none or
-// it has not been read yet. It does not wait.
+// Fill returns the size of the cached cluster-info; empty if there is none or it has not been read yet. It
+// does not wait.
 func (c *ConfigMap) Fill() Fill {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,21 +76,19 @@ func (c *ConfigMap) Fill() Fill {
 	return f
 }
 
-// Capacity is for how many more signatures cluster-info has room, and how many it holds, as Fill has
-// it.
+// Capacity returns how many more signatures fit into the cached cluster-info, and how many it has.
 func (c *ConfigMap) Capacity() (free, signatures int) {
 	f := c.Fill()
 	return f.Free(), f.Signatures
 }
 
-// HasSignature reports whether cluster-info holds a signature by the token of that ID, as the
-// watch has seen it last.
+// HasSignature reports whether the cached cluster-info has a signature by the token with that ID.
 func (c *ConfigMap) HasSignature(id string) bool {
 	_, object, _, _ := c.state()
 	return object != nil && object.Data[clusterinfo.SignatureKey(id)] != ""
 }
 
-// setLimit takes note of how many bytes of values are tried.
+// setLimit sets the maximum sum of values in bytes.
 func (c *ConfigMap) setLimit(limit int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,21 +99,21 @@ func (c *ConfigMap) setLimit(limit int) {
 	}
 }
 
-// A Gauge tells of a cluster-info that fills up, in time to do something.
+// A FillMonitor warns before cluster-info is full.
 type FillMonitor struct {
 	ConfigMap *ConfigMap
-	// Advice is what an operator is told to do, as in "delete tokens".
+	// Advice tells the operator what to do, for example "delete tokens".
 	Advice string
-	// Event tells those who look at Events; nil is nobody.
+	// Event records an Event with each warning; nil disables Events.
 	Event func(reason, message string)
-	// Logger is told as well; nil is nobody.
+	// Logger logs each warning; nil disables logging.
 	Logger *slog.Logger
-	// Registerer has kubejoin_clusterinfo_used_ratio and the loop's metrics as
-	// loop="cluster-info-size"; nil counts nothing.
+	// Registerer registers kubejoin_clusterinfo_used_ratio and the loop's metrics with
+	// loop="cluster-info-size"; nil disables them.
 	Registerer prometheus.Registerer
 }
 
-// Run looks at each change of cluster-info until ctx ends, and returns nil then.
+// Run checks cluster-info after each change until ctx ends, and then returns nil.
 func (g FillMonitor) Run(ctx context.Context) error {
 	if g.Logger == nil {
 		g.Logger = slog.New(slog.DiscardHandler)
@@ -122,7 +121,7 @@ func (g FillMonitor) Run(ctx context.Context) error {
 	if g.Event == nil {
 		g.Event = func(string, string) {}
 	}
-	ratio := metrics.Gauge(g.Registerer, "kubejoin_clusterinfo_used_ratio", "How full cluster-info is, from 0 to 1.").WithLabelValues()
+	ratio := metrics.Gauge(g.Registerer, "kubejoin_clusterinfo_used_ratio", "Used part of the maximum size of cluster-info, from 0 to 1.").WithLabelValues()
 	warned := 0 // 1 from warnFrom on, 2 when full
 	return loop.Loop{
 		Name: "cluster-info-size",
@@ -132,24 +131,24 @@ func (g FillMonitor) Run(ctx context.Context) error {
 			switch {
 			case f.Free() == 0 && warned < 2:
 				warned = 2
-				g.report("ClusterInfoFull", f)
+				g.report("ClusterInfoFull", "cluster-info is full", f)
 			case f.High() && warned < 1:
 				warned = 1
-				g.report("ClusterInfoFillsUp", f)
+				g.report("ClusterInfoFillsUp", "cluster-info is nearly full", f)
 			case f.Ratio() < resetBelow && warned > 0:
 				warned = 0
-				g.Logger.Info("cluster-info has room again", "signatures", f.Signatures, "bytes", f.Bytes, "limit", f.Limit)
+				g.Logger.Info("cluster-info has space again", "signatures", f.Signatures, "bytes", f.Bytes, "limit", f.Limit)
 			}
 			return time.Time{}, nil
 		},
 		Hint:       g.ConfigMap.Watch(ctx),
-		Gap:        time.Second, // nobody waits for it
+		Gap:        time.Second, // nothing waits for this loop
 		Logger:     g.Logger,
 		Registerer: g.Registerer,
 	}.Run(ctx)
 }
 
-func (g FillMonitor) report(reason string, f Fill) {
-	g.Logger.Warn(f.String(), "signatures", f.Signatures, "bytes", f.Bytes, "limit", f.Limit, "do", g.Advice)
+func (g FillMonitor) report(reason, log string, f Fill) {
+	g.Logger.Warn(log, "signatures", f.Signatures, "free", f.Free(), "bytes", f.Bytes, "limit", f.Limit, "advice", g.Advice)
 	g.Event(reason, f.String()+"; "+g.Advice)
 }

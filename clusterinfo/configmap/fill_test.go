@@ -24,11 +24,11 @@ func TestFill(t *testing.T) {
 		ratio float64
 	}{
 		{configmap.Fill{Limit: mib}, 12336, false, "0 % full", 0},
-		{configmap.Fill{Signatures: 9000, Bytes: 9000 * 85, Limit: mib}, 3336, false, "a ConfigMap takes 3336 more", 0.73},
+		{configmap.Fill{Signatures: 9000, Bytes: 9000 * 85, Limit: mib}, 3336, false, "tokens and has space for 3336 more", 0.73},
 		{configmap.Fill{Signatures: 9900, Bytes: mib * 8 / 10, Limit: mib}, 2467, false, "80 % full", 0.8},
 		{configmap.Fill{Signatures: 9900, Bytes: mib*8/10 + 1, Limit: mib}, 2467, true, "80 % full", 0.8},
-		{configmap.Fill{Signatures: 12000, Bytes: mib - 85, Limit: mib}, 1, true, "100 % full: it holds the signatures of 12000 tokens, and a ConfigMap takes 1 more", 1},
-		{configmap.Fill{Signatures: 12001, Bytes: mib - 84, Limit: mib}, 0, true, "is full: it holds the signatures of 12001 tokens, and a ConfigMap takes no more", 1},
+		{configmap.Fill{Signatures: 12000, Bytes: mib - 85, Limit: mib}, 1, true, "100 % full: it holds the signatures of 12000 tokens and has space for 1 more", 1},
+		{configmap.Fill{Signatures: 12001, Bytes: mib - 84, Limit: mib}, 0, true, "is full: it holds the signatures of 12001 tokens and has no space for more", 1},
 		{configmap.Fill{Signatures: 10000, Bytes: 850_000, Limit: 800_000}, 0, true, "is full", 1.06},
 	} {
 		f := test.fill
@@ -38,7 +38,8 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// What fills up is told of once at 80 %, once when it is full, and again only after it had room.
+// FillMonitor must warn once at 80 % and once when cluster-info is full. It must warn again only after cluster-info
+// had space in between.
 func TestFillMonitorWarnsOnce(t *testing.T) {
 	f := setUp(t)
 	registry := prometheus.NewRegistry()
@@ -57,7 +58,7 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- gauge.Run(ctx) }()
-	// fill leaves so many signatures there, which are as long as real ones.
+	// fill sets the number of signatures in cluster-info. They are as long as real ones.
 	fill := func(n int) configmap.Fill {
 		t.Helper()
 		f.edit(t, func(data map[string]string) {
@@ -72,10 +73,10 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 		})
 		f.eventually(t, fmt.Sprintf("%d signatures", n), func(data map[string]string) bool { return len(data) == n+1 })
 		if free, signatures := f.live.Capacity(); signatures != n || free != f.live.Fill().Free() {
-			t.Errorf("%d signatures and %d free, want %d and %d", signatures, free, n, f.live.Fill().Free())
+			t.Errorf("got %d signatures and %d free, want %d and %d", signatures, free, n, f.live.Fill().Free())
 		}
 		if f.live.HasSignature(fmt.Sprintf("%06d", n)) || n > 0 && !f.live.HasSignature(fmt.Sprintf("%06d", n-1)) {
-			t.Errorf("with %d signatures: which there are is not known", n)
+			t.Errorf("with %d signatures: got a wrong HasSignature", n)
 		}
 		return f.live.Fill()
 	}
@@ -87,7 +88,7 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 			mu.Unlock()
 			if message != "" && n == total {
 				if want := f.live.Fill().String() + "; delete tokens"; message != want {
-					t.Errorf("Event %q, want %q", message, want)
+					t.Errorf("got Event %q, want %q", message, want)
 				}
 				return
 			}
@@ -100,15 +101,15 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 	fill(9000)
 	fill(10500)
 	seen("ClusterInfoFillsUp", 1)
-	f.waitLogged(t, "a ConfigMap takes")
+	f.waitLogged(t, "cluster-info is nearly full")
 	fill(10501)
 	fill(empty.Free())
 	seen("ClusterInfoFull", 2)
 	if free, _ := f.live.Capacity(); free != 0 {
-		t.Errorf("room for %d more", free)
+		t.Errorf("got space for %d more, want 0", free)
 	}
 	fill(9000)
-	f.waitLogged(t, "room again")
+	f.waitLogged(t, "cluster-info has space again")
 	if r := counter(t, registry, "kubejoin_clusterinfo_used_ratio"); r < 0.72 || r > 0.75 {
 		t.Errorf("ratio %v", r)
 	}

@@ -16,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// kube-controller-manager's signer beside ours agrees with it on everything: both write what is
-// missing, and neither writes once it is there.
+// The signers of kube-controller-manager and kubejoin must agree: each writes missing signatures, and neither writes
+// if nothing is missing.
 func TestSignerBesideKubeControllerManager(t *testing.T) {
 	f := setUp(t)
 	store, err := secretstore.Open(t.Context(), f.client, nil)
@@ -47,7 +47,7 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 		records = append(records, mint(time.Time{}))
 	}
 	expires := mint(time.Now().Add(3 * time.Second).Truncate(time.Second))
-	// One that kube-controller-manager signs and that is no token for us.
+	// A token that kube-controller-manager signs, but that is invalid for kubejoin.
 	odd := "odd" + tokens.Generate().ID()[3:]
 	_, err = f.client.CoreV1().Secrets("kube-system").Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + odd},
@@ -64,20 +64,20 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 	}
 	oddKey := clusterinfo.SignatureKey(odd)
 	f.eventually(t, "kube-controller-manager's signature", func(data map[string]string) bool { return data[oddKey] != "" })
-	f.eventually(t, "the expired one gone", func(data map[string]string) bool {
+	f.eventually(t, "no signature of the expired token", func(data map[string]string) bool {
 		return data[clusterinfo.SignatureKey(expires.Token.ID())] == ""
 	})
 	f.quiet(t, "both at work")
 
 	removeSecret(t, f, records[0].Token.ID())
-	f.eventually(t, "the deleted one gone", func(data map[string]string) bool {
+	f.eventually(t, "no signature of the deleted token", func(data map[string]string) bool {
 		return data[clusterinfo.SignatureKey(records[0].Token.ID())] == ""
 	})
 	f.edit(t, func(data map[string]string) { data[clusterinfo.SignatureKey(records[1].Token.ID())] = "e30..AA" })
 	f.waitSigned(t, records[1].Token)
 	f.quiet(t, "after edits")
 
-	// In turns: each takes over what the other left without a write.
+	// Alternate the signers: each takes over without a write.
 	stop()
 	f.quiet(t, "kube-controller-manager alone")
 	kcm.Stop(0)
@@ -85,20 +85,20 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 	f.quiet(t, "ours alone")
 	f.waitSigned(t, records[2].Token)
 	if data := f.get(t).Data; data[oddKey] == "" {
-		t.Error("the signature of a token whose secret is not known was removed")
+		t.Error("the signature of a token with an unknown secret is missing")
 	}
 }
 
-// quiet fails if cluster-info is still written to when nothing changes any more.
+// quiet fails the test if cluster-info is written although nothing changes.
 func (f *fixture) quiet(t *testing.T, when string) {
 	t.Helper()
 	version := f.settled(t, time.Second).ResourceVersion
 	if now := f.settled(t, 1500*time.Millisecond).ResourceVersion; now != version {
-		t.Errorf("%s: version %s, then %s", when, version, now)
+		t.Errorf("%s: got version %s, then %s, want no write", when, version, now)
 	}
 }
 
-// Tokens created as fast as the API server takes them are signed soon after.
+// Tokens that are created at the maximum rate of the API server must be signed soon.
 func TestSignerSignsBurstOfSecretsSoon(t *testing.T) {
 	f := setUp(t)
 	store, err := secretstore.Open(t.Context(), f.client, nil)
@@ -142,7 +142,7 @@ func TestSignerSignsBurstOfSecretsSoon(t *testing.T) {
 	wg.Wait()
 	slices.Sort(took)
 	t.Logf("%d tokens in %s; created to signed: p50 %s, p99 %s", burst, time.Since(start), took[len(took)/2], took[len(took)*99/100])
-	if p99 := took[len(took)*99/100]; p99 > 2*time.Second { // under 90 ms on an idle machine
+	if p99 := took[len(took)*99/100]; p99 > 2*time.Second { // below 90 ms on an idle machine
 		t.Errorf("p99 %s", p99)
 	}
 	err = f.client.CoreV1().Secrets("kube-system").DeleteCollection(t.Context(), metav1.DeleteOptions{},
@@ -162,7 +162,7 @@ func TestSignerSignsBurstOfSecretsSoon(t *testing.T) {
 
 func removeSecret(t *testing.T, f *fixture, id string) {
 	t.Helper()
-	// Also after the test, when its context has ended.
+	// Not t.Context(): cleanup runs after it has ended.
 	err := f.client.CoreV1().Secrets("kube-system").Delete(context.WithoutCancel(t.Context()), "bootstrap-token-"+id, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Error(err)

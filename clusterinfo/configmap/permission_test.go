@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// The permissions that the documentation of Signer names are enough, from nothing.
+// The documented permissions of Signer must be enough, even if cluster-info does not exist.
 func TestSignerWithLeastPrivilege(t *testing.T) {
 	f := setUp(t)
 	f.clear(t)
@@ -53,7 +53,7 @@ func TestSignerWithLeastPrivilege(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, s)
-	for range 2 { // created with the first, updated with the second
+	for range 2 { // the first token creates cluster-info, the second updates it
 		token := f.store.mint()
 		f.waitSigned(t, token)
 	}

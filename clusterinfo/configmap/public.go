@@ -9,12 +9,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// PublicRole is the name of the Role, and of the RoleBinding in the same namespace, that let
-// anybody read cluster-info: kubeadm's.
+// PublicRole is the name of the Role and the RoleBinding that let anybody read cluster-info. kubeadm uses
+// the same name.
 const PublicRole = "kubeadm:bootstrap-signer-clusterinfo"
 
-// create creates cluster-info. The namespace is kube-apiserver's to create. Who may read it is not
-// kubejoin's to say: a right to create Roles would outlast a stolen credential of kubejoin.
+// create creates cluster-info. kube-apiserver creates its namespace. kubejoin does not create the Role that
+// makes it public: a right to create Roles would outlast a stolen kubejoin credential.
 func (s *signing) create(ctx context.Context, data map[string]string) (*corev1.ConfigMap, error) {
 	return s.ConfigMap.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: clusterinfo.Name},

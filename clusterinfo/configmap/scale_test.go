@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A burst is signed in a few writes, and soon.
+// The signer must sign a burst of tokens soon, with few writes.
 func TestSignerSignsBurstInFewWrites(t *testing.T) {
 	f := setUp(t)
 	registry := prometheus.NewRegistry()
@@ -26,7 +26,7 @@ func TestSignerSignsBurstInFewWrites(t *testing.T) {
 	took := make([]time.Duration, burst)
 	var wg sync.WaitGroup
 	for i := range took {
-		time.Sleep(500 * time.Microsecond) // what an API server takes to store one
+		time.Sleep(500 * time.Microsecond) // the time in which an API server stores one
 		token := f.store.mint()
 		wg.Go(func() {
 			start := time.Now()
@@ -44,7 +44,7 @@ func TestSignerSignsBurstInFewWrites(t *testing.T) {
 	if writes > burst/2 {
 		t.Errorf("%v writes for %d tokens", writes, burst)
 	}
-	// The gauge is set after the write that everybody has seen by now.
+	// The signer sets the gauge after the write, so wait for it.
 	for deadline := time.Now().Add(10 * time.Second); counter(t, registry, "kubejoin_clusterinfo_signatures") != burst+1; {
 		if time.Now().After(deadline) {
 			t.Fatalf("%v signatures counted, want %d", counter(t, registry, "kubejoin_clusterinfo_signatures"), burst+1)
@@ -53,7 +53,7 @@ func TestSignerSignsBurstInFewWrites(t *testing.T) {
 	}
 }
 
-// With more tokens than fit the old ones keep their signatures, and what expires makes room.
+// If more tokens exist than fit, the oldest must keep their signatures. Deleted tokens must make space.
 func TestSignerWhenFull(t *testing.T) {
 	if testing.Short() {
 		t.Skip("12,500 tokens")
@@ -66,7 +66,7 @@ func TestSignerWhenFull(t *testing.T) {
 	var records []tokens.Record
 	for ids := map[string]bool{}; len(records) < n; {
 		token := tokens.Generate()
-		if !ids[token.ID()] { // of so many random IDs two are the same once in thirty times
+		if !ids[token.ID()] { // with so many random IDs, a collision is likely in one of 30 runs
 			ids[token.ID()] = true
 			records = append(records, tokens.Record{Token: token, Signing: true, Created: time.Now()})
 		}
@@ -79,7 +79,7 @@ func TestSignerWhenFull(t *testing.T) {
 	signed := len(full) - 1
 	t.Logf("%d of %d tokens signed, %v writes", signed, n, counter(t, registry, "kubejoin_clusterinfo_writes_total"))
 	if signed < 9000 {
-		t.Errorf("%d signatures, want at least 9000", signed)
+		t.Errorf("got %d signatures, want at least 9000", signed)
 	}
 	if left := counter(t, registry, "kubejoin_clusterinfo_unsigned_tokens"); int(left) != n-signed {
 		t.Errorf("%v unsigned tokens counted, want %d", left, n-signed)
@@ -91,7 +91,7 @@ func TestSignerWhenFull(t *testing.T) {
 	}
 	f.waitLogged(t, "cluster-info is full")
 
-	// What goes makes room for what waits.
+	// Deleted tokens make space for the unsigned ones.
 	const gone = 4000
 	var ids []string
 	for _, r := range records[:gone] {
@@ -101,13 +101,13 @@ func TestSignerWhenFull(t *testing.T) {
 	f.waitSigned(t, records[n-1].Token)
 	data := f.settled(t, time.Second).Data
 	if len(data) != n-gone+1 {
-		t.Errorf("%d keys, want %d", len(data), n-gone+1)
+		t.Errorf("got %d keys, want %d", len(data), n-gone+1)
 	}
-	f.waitLogged(t, "room for all signatures again")
+	f.waitLogged(t, "space for all signatures again")
 }
 
-// An object may be too large for etcd (1.5 MiB) before its values are for a ConfigMap: here by
-// a long annotation. Signatures that are there stay, and what expires still goes.
+// A long annotation can make the object too large for etcd (1.5 MiB) before the values exceed the limit of a ConfigMap.
+// Existing signatures must stay, and those of deleted tokens must still be removed.
 func TestSignerWhenEtcdRefuses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("12,300 tokens")
@@ -126,7 +126,7 @@ func TestSignerWhenEtcdRefuses(t *testing.T) {
 	f.waitSigned(t, records[first-1].Token)
 	there := f.settled(t, 500*time.Millisecond).Data
 	if len(there) != first+1 {
-		t.Fatalf("%d keys, want %d", len(there), first+1)
+		t.Fatalf("got %d keys, want %d", len(there), first+1)
 	}
 	object := f.get(t)
 	object.Annotations = map[string]string{"example.com/note": strings.Repeat("x", 250_000)}
@@ -150,7 +150,7 @@ func TestSignerWhenEtcdRefuses(t *testing.T) {
 	f.store.remove(ids...)
 	f.waitSigned(t, records[first+more-1].Token)
 	if data := f.settled(t, 500*time.Millisecond).Data; len(data) != first+more-3000+1 {
-		t.Errorf("%d keys, want %d", len(data), first+more-3000+1)
+		t.Errorf("got %d keys, want %d", len(data), first+more-3000+1)
 	}
 }
 

@@ -19,48 +19,46 @@ import (
 )
 
 const (
-	// gap is what a burst of new tokens has to gather in one write. A write takes a few
-	// milliseconds by itself.
+	// gap collects a burst of new tokens into one write. A write itself takes a few milliseconds.
 	gap = 5 * time.Millisecond
-	// gapOfEach is what the gap is longer by for each signature: a write carries all of them,
-	// and takes a tenth of a second with ten thousand.
+	// gapOfEach is added to the gap for each signature. A write contains all signatures, and takes a tenth
+	// of a second with ten thousand.
 	gapOfEach = 30 * time.Microsecond
-	// stepTimeout ends a step that the API server does not answer.
+	// stepTimeout limits the time of a step.
 	stepTimeout = 30 * time.Second
-	// conflicts is how often one step starts over before it backs off.
+	// maxConflicts is how often one step starts over before it backs off.
 	maxConflicts = 10
 )
 
-// A Signer keeps cluster-info signed by the live tokens of a store, and nobody else's
-// signatures in it. It creates cluster-info where there is none. One at a time should run in a
-// cluster; more do no harm, nor does kube-controller-manager's bootstrap signer beside it.
+// A Signer keeps the signatures in cluster-info those of the live tokens of a store. It creates
+// cluster-info if it does not exist. One Signer should run in a cluster. More of them do no harm, nor does
+// kube-controller-manager's bootstrap signer.
 //
-// In namespace kube-public the client needs get, list, watch and update on ConfigMap
-// cluster-info, and create on configmaps to create it. A Signer does not make cluster-info public:
-// see [PublicRole].
+// In namespace kube-public the client needs get, list, watch and update on ConfigMap cluster-info, and
+// create on configmaps to create it. A Signer does not make cluster-info public: see [PublicRole].
 type Signer struct {
 	ConfigMap *ConfigMap
 	Tokens    tokens.Store
-	// Default is the kubeconfig of a cluster-info that does not exist or holds none. Without
-	// it there is an error until somebody else has made one.
+	// Default is the kubeconfig for a cluster-info that does not exist or has none. Without Default, Run
+	// fails to sign until another program adds a kubeconfig.
 	Default []byte
-	// Server is the https URL that the kubeconfig is to name. One that names another is
-	// written anew, with the same CAs, together with all its signatures. Empty keeps the
-	// kubeconfig that is there, byte for byte.
+	// Server, if set, is the https URL that the kubeconfig must have. A kubeconfig with another URL is
+	// replaced by one with the same CAs, and all signatures are computed again. If Server is empty, the
+	// kubeconfig stays byte for byte.
 	Server string
 
-	// Logger is told of changes and failures; nil is nobody.
+	// Logger logs changes and failures; nil disables logging.
 	Logger *slog.Logger
-	// Registerer has kubejoin_clusterinfo_writes_total, kubejoin_clusterinfo_signatures,
-	// kubejoin_clusterinfo_unsigned_tokens, kubejoin_clusterinfo_bytes and the loop's metrics
-	// as loop="bootstrap-signer"; nil counts nothing.
+	// Registerer registers kubejoin_clusterinfo_writes_total, kubejoin_clusterinfo_signatures,
+	// kubejoin_clusterinfo_unsigned_tokens, kubejoin_clusterinfo_bytes and the loop's metrics with
+	// loop="bootstrap-signer"; nil disables them.
 	Registerer prometheus.Registerer
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 }
 
-// Run signs until ctx ends, and returns nil then. It answers hints of the store and of the
-// ConfigMap, and takes a signature away at the moment that its token expires.
+// Run signs until ctx ends, and then returns nil. It reacts to hints from the store and the ConfigMap, and
+// removes a signature when its token expires.
 func (s Signer) Run(ctx context.Context) error {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
@@ -73,8 +71,8 @@ func (s Signer) Run(ctx context.Context) error {
 		limit:      clusterinfo.MaxData,
 		writes:     metrics.Counter(s.Registerer, "kubejoin_clusterinfo_writes_total", "Writes of cluster-info, by result.", "result"),
 		signatures: metrics.Gauge(s.Registerer, "kubejoin_clusterinfo_signatures", "Signatures in cluster-info.").WithLabelValues(),
-		unsigned:   metrics.Gauge(s.Registerer, "kubejoin_clusterinfo_unsigned_tokens", "Live tokens whose signature does not fit into cluster-info.").WithLabelValues(),
-		bytes:      metrics.Gauge(s.Registerer, "kubejoin_clusterinfo_bytes", "Sum of the values in cluster-info, of which 1 MiB is allowed.").WithLabelValues(),
+		unsigned:   metrics.Gauge(s.Registerer, "kubejoin_clusterinfo_unsigned_tokens", "Tokens without a signature because cluster-info is full.").WithLabelValues(),
+		bytes:      metrics.Gauge(s.Registerer, "kubejoin_clusterinfo_bytes", "Size of all values in cluster-info in bytes; the maximum is 1 MiB.").WithLabelValues(),
 	}
 	return loop.Loop{
 		Name:       "bootstrap-signer",
@@ -87,22 +85,22 @@ func (s Signer) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-// signing is what a running Signer remembers.
+// signing is the state of a running Signer.
 type signing struct {
 	Signer
 	document clusterinfo.Document
-	// written is the object as the last write or live read gave it: the watch may lag behind.
+	// written is the object that the last write or live read returned: the watch may lag behind it.
 	written *corev1.ConfigMap
-	// live asks for the object itself, because the watch has shown to lag.
+	// live requests a read of the object from the API server, because the watch lags.
 	live bool
-	// limit is the most bytes of values that are tried: less than a ConfigMap may have once
-	// etcd has refused as much.
+	// limit is the maximum sum of values that a write tries. It is below the limit of a ConfigMap after
+	// etcd rejected a write as too large.
 	limit   int
 	leftOut int
 	signed  int // signatures in cluster-info
-	// late are the IDs of tokens that exist and were not in the list of the last step.
+	// late are the IDs of existing tokens that were not in the list of the last step.
 	late map[string]bool
-	// looked is the kubeconfig that was looked at last for being of use.
+	// checkedKubeconfig is the last kubeconfig that was checked for joining nodes.
 	checkedKubeconfig string
 
 	writes                      *prometheus.CounterVec
@@ -119,14 +117,14 @@ func (s *signing) step(ctx context.Context) (time.Time, error) {
 		}
 		s.live = true
 	}
-	return time.Time{}, fmt.Errorf("cluster-info: %d writes in a row came too late", maxConflicts)
+	return time.Time{}, fmt.Errorf("cluster-info: %d writes in a row conflicted", maxConflicts)
 }
 
 // sign reads, computes and, if there is a difference, writes.
 func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	records, err := s.Tokens.List(ctx)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("cluster-info: listing tokens: %w", err)
+		return time.Time{}, fmt.Errorf("cluster-info: list tokens: %w", err)
 	}
 	current, err := s.current(ctx)
 	if err != nil {
@@ -140,7 +138,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 			space -= len(value)
 		}
 	}
-	// An error that concerns one part is told after the other parts are done.
+	// An error about one part is returned after the other parts are done.
 	kubeconfig, kubeconfigErr := s.kubeconfig(data)
 	if len(kubeconfig) == 0 {
 		return time.Time{}, kubeconfigErr
@@ -148,7 +146,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	if s.checkedKubeconfig != string(kubeconfig) {
 		s.checkedKubeconfig = string(kubeconfig)
 		if _, _, err := clusterinfo.ParseKubeconfig(kubeconfig); err != nil && kubeconfigErr == nil {
-			s.Logger.Warn("cluster-info is signed as it is, and of no use to joining nodes", "error", err)
+			s.Logger.Warn("kubeconfig in cluster-info is malformed, nodes cannot join with it", "error", err)
 		}
 	}
 	if records, err = s.confirmed(ctx, records, data); err != nil {
@@ -166,13 +164,13 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	return document.Next(), errors.Join(kubeconfigErr, documentErr)
 }
 
-// current is the newest cluster-info that is known; nil if there is none.
+// current returns the newest known cluster-info; nil if there is none.
 func (s *signing) current(ctx context.Context) (*corev1.ConfigMap, error) {
 	seen, err := s.ConfigMap.read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// That there is none is too far-reaching to be taken from a watch that may lag.
+	// Confirm with the API server that there is no cluster-info: the watch may lag.
 	if s.live || seen == nil {
 		seen, err = s.ConfigMap.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -185,7 +183,7 @@ func (s *signing) current(ctx context.Context) (*corev1.ConfigMap, error) {
 		return seen, nil
 	}
 	if s.written != nil {
-		// Versions of one resource can be compared (KEP-5504).
+		// Resource versions of the same resource are comparable (KEP-5504).
 		if order, err := resourceversion.CompareResourceVersion(s.written.ResourceVersion, seen.ResourceVersion); err == nil && order > 0 {
 			return s.written, nil
 		}
@@ -193,15 +191,14 @@ func (s *signing) current(ctx context.Context) (*corev1.ConfigMap, error) {
 	return seen, nil
 }
 
-// kubeconfig is what is to be signed. With an error beside it there was a wish that cannot be
-// met.
+// kubeconfig returns the kubeconfig to sign. An error beside it means that Server could not be set.
 func (s *signing) kubeconfig(data map[string]string) ([]byte, error) {
 	kubeconfig := []byte(data[clusterinfo.KubeconfigKey])
 	if len(kubeconfig) == 0 {
 		kubeconfig = s.Default
 	}
 	if len(kubeconfig) == 0 {
-		return nil, fmt.Errorf("ConfigMap %s/%s: %w: name the API server, so that it can be made, or run 'kubeadm init phase bootstrap-token'",
+		return nil, fmt.Errorf("ConfigMap %s/%s: %w: name the API server so that kubejoin can create it, or run 'kubeadm init phase bootstrap-token'",
 			clusterinfo.Namespace, clusterinfo.Name, clusterinfo.ErrNoKubeconfig)
 	}
 	if s.Server == "" {
@@ -209,7 +206,7 @@ func (s *signing) kubeconfig(data map[string]string) ([]byte, error) {
 	}
 	renamed, err := clusterinfo.WithServer(kubeconfig, s.Server)
 	if err != nil {
-		return kubeconfig, fmt.Errorf("cluster-info is signed as it is, not changed to server %q: %w", s.Server, err)
+		return kubeconfig, fmt.Errorf("cluster-info is signed unchanged, without server %q: %w", s.Server, err)
 	}
 	return renamed, nil
 }
@@ -226,10 +223,10 @@ func (s *signing) report(m clusterinfo.Merged) {
 	if n := len(m.LeftOut); n != s.leftOut {
 		s.leftOut = n
 		if n > 0 {
-			s.Logger.Warn("cluster-info is full: the newest tokens are not signed and joins on them wait until others expire or are deleted",
+			s.Logger.Warn("cluster-info is full, newest tokens stay unsigned until others expire or are deleted",
 				"unsigned_tokens", n, "signatures", m.Signed, "bytes", m.Bytes)
 		} else {
-			s.Logger.Info("cluster-info has room for all signatures again", "signatures", m.Signed)
+			s.Logger.Info("cluster-info has space for all signatures again", "signatures", m.Signed)
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A stranger with a token and a pin can discover cluster-info at the API server once a person has made
-// it public.
+// After an operator makes cluster-info public, a machine with a token and a pin must be able to discover it at the API
+// server.
 func TestSignerCreatesMissingObjects(t *testing.T) {
 	f := setUp(t)
 	f.clear(t)
@@ -82,13 +82,13 @@ func TestSignerKeepsForeignKeys(t *testing.T) {
 		t.Errorf("keys %q, want %q", got, want)
 	}
 	if done.Data["kubeconfig"] != before || done.Data["note"] != "kept" || done.Data["jws-kubeconfig-others"] != others {
-		t.Errorf("not kept: %q", done.Data)
+		t.Errorf("got keys %q, want the foreign ones kept", done.Data)
 	}
 	if _, err := f.client.RbacV1().RoleBindings("kube-public").Get(t.Context(), configmap.PublicRole, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("made public what it did not create: %v", err)
+		t.Errorf("got public access to a cluster-info that the signer did not create: %v", err)
 	}
 
-	// What is edited is put right, and only that.
+	// The signer must repair edited signatures, and nothing else.
 	for name, change := range map[string]func(map[string]string){
 		"signature removed": func(data map[string]string) { delete(data, "jws-kubeconfig-"+token.ID()) },
 		"orphan added":      func(data map[string]string) { data["jws-kubeconfig-orphan"] = "e30..AA" },
@@ -98,13 +98,13 @@ func TestSignerKeepsForeignKeys(t *testing.T) {
 		f.eventually(t, name, func(data map[string]string) bool { return maps.Equal(data, done.Data) })
 	}
 
-	// Nothing is written when there is nothing to do.
+	// Without a change, the signer must not write.
 	version := f.settled(t, 500*time.Millisecond).ResourceVersion
 	f.store.Send()
 	stop()
 	run(t, f.signer())
 	if now := f.settled(t, time.Second).ResourceVersion; now != version {
-		t.Errorf("written without a change: version %s, then %s", version, now)
+		t.Errorf("got a write without a change: version %s, then %s", version, now)
 	}
 }
 
@@ -120,13 +120,12 @@ func TestSignerUnsignsAtExpiry(t *testing.T) {
 		return data[clusterinfo.SignatureKey(gone.Token.ID())] == ""
 	})
 	if late := time.Since(gone.Expires); late < 0 || late > time.Second {
-		t.Errorf("unsigned %s after expiry", late)
+		t.Errorf("removed the signature %s after expiration", late)
 	}
 	f.waitSigned(t, keep)
 }
 
-// A kubeconfig and its signatures change in one write: a node that reads in between would give
-// up at once.
+// The signer must write a new kubeconfig and its signatures at once: a node that reads in between would give up.
 func TestSignerRenamesServer(t *testing.T) {
 	f := setUp(t)
 	f.invariant(t)
@@ -149,7 +148,7 @@ func TestSignerRenamesServer(t *testing.T) {
 	f.waitSigned(t, token)
 }
 
-// A wish that cannot be met is an error that is seen, and stops no signature.
+// If the signer cannot set Server, it must log an error and still sign.
 func TestSignerLogsUnusableServer(t *testing.T) {
 	f := setUp(t)
 	s := f.signer()
@@ -158,7 +157,7 @@ func TestSignerLogsUnusableServer(t *testing.T) {
 	token := f.store.mint()
 	stop := run(t, s)
 	f.waitSigned(t, token)
-	f.waitLogged(t, "is signed as it is")
+	f.waitLogged(t, "is signed unchanged")
 	stop()
 
 	f.clear(t)
@@ -169,7 +168,7 @@ func TestSignerLogsUnusableServer(t *testing.T) {
 	f.waitSigned(t, token)
 	stop()
 	if strings.Contains(f.log.String(), token.RevealSecret()) {
-		t.Error("the log has a secret")
+		t.Error("got log with a secret")
 	}
 }
 
@@ -183,18 +182,18 @@ func TestTwoSignersDoNotFight(t *testing.T) {
 	}
 	version := f.settled(t, 500*time.Millisecond).ResourceVersion
 	if now := f.settled(t, time.Second).ResourceVersion; now != version {
-		t.Errorf("version %s, then %s: two signers fight", version, now)
+		t.Errorf("got version %s, then %s: two signers overwrite each other", version, now)
 	}
 }
 
-// A write that fails is tried again, as often as it takes.
+// The signer must retry a failed write until it succeeds.
 func TestSignerRetriesFailedWrite(t *testing.T) {
 	f := setUp(t)
 	run(t, f.signer())
 	f.waitSigned(t, f.store.mint())
 	f.StopAPIServer()
 	token := f.store.mint()
-	f.waitLogged(t, "will be tried again")
+	f.waitLogged(t, "will be retried")
 	if err := f.StartAPIServer(t.Context()); err != nil {
 		t.Fatal(err)
 	}

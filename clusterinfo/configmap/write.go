@@ -14,10 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// errStartOver says that the write was made for an object that is another one now.
+// errStartOver means that the step must start over: the object has changed, or less must be written.
 var errStartOver = errors.New("cluster-info has changed")
 
-// write puts the data in place of what current holds, nil if there is none, and only of that.
+// write replaces the data of current, or creates cluster-info if current is nil. It fails if the object has
+// changed.
 func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m clusterinfo.Merged) error {
 	var err error
 	result := "updated"
@@ -25,10 +26,10 @@ func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m cluste
 		result = "created"
 		s.written, err = s.create(ctx, m.Data)
 	} else {
-		changed := *current // the watch's object: only the copy's own fields are set
+		changed := *current // shares the rest with the cached object, which must not change
 		changed.Data = m.Data
-		// One empty entry asks for no notes on who set which field. They would take a fifth of
-		// the object, which then outgrows etcd (1.5 MiB) before the ConfigMap is full.
+		// One empty entry disables managedFields. They would take a fifth of the object, which then exceeds
+		// etcd's limit (1.5 MiB) before the ConfigMap is full.
 		changed.ManagedFields = []metav1.ManagedFieldsEntry{{}}
 		s.written, err = s.update(ctx, &changed)
 	}
@@ -47,17 +48,17 @@ func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m cluste
 		return s.lower(current, m, err)
 	default:
 		s.writes.WithLabelValues("error").Inc()
-		// It may have taken effect all the same.
+		// The write may have succeeded.
 		s.written, s.live = nil, true
-		return fmt.Errorf("writing cluster-info: %w", err)
+		return fmt.Errorf("write cluster-info: %w", err)
 	}
 }
 
-// metadataOnly asks for no more of an object than what the API server adds to it.
+// metadataOnly requests only the metadata of an object as the response.
 const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
-// update is the Update of the typed client, without the object itself as the answer: up to a
-// megabyte that was just sent, and that the watch brings once more.
+// update is the Update of the typed client without the object in the response. The object has up to a
+// megabyte, was just sent, and the watch sends it again.
 func (s *signing) update(ctx context.Context, changed *corev1.ConfigMap) (*corev1.ConfigMap, error) {
 	result := s.ConfigMap.client.CoreV1().RESTClient().Put().Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).
 		Body(changed).SetHeader("Accept", metadataOnly).Do(ctx)
@@ -70,13 +71,13 @@ func (s *signing) update(ctx context.Context, changed *corev1.ConfigMap) (*corev
 	}
 	var written metav1.PartialObjectMetadata
 	if err := json.Unmarshal(answer, &written); err != nil {
-		return nil, fmt.Errorf("answer of the API server: %w", err)
+		return nil, fmt.Errorf("response from the API server: %w", err)
 	}
 	changed.ObjectMeta = written.ObjectMeta
 	return changed, nil
 }
 
-// logWrite logs a write: creation and another kubeconfig are news, signatures are not.
+// logWrite logs a write. Creation and a new kubeconfig are logged as Info, new signatures as Debug.
 func (s *signing) logWrite(current *corev1.ConfigMap, m clusterinfo.Merged) {
 	kubeconfig := m.Data[clusterinfo.KubeconfigKey]
 	switch {
@@ -84,16 +85,16 @@ func (s *signing) logWrite(current *corev1.ConfigMap, m clusterinfo.Merged) {
 		s.Logger.Info("cluster-info created", "signatures", m.Signed)
 	case current.Data[clusterinfo.KubeconfigKey] != kubeconfig:
 		server, cas, _ := clusterinfo.ParseKubeconfig([]byte(kubeconfig))
-		s.Logger.Info("cluster-info has another kubeconfig", "server", server, "ca_pins", clusterinfo.Pins(cas), "signatures", m.Signed)
+		s.Logger.Info("kubeconfig in cluster-info changed", "server", server, "ca_pins", clusterinfo.Pins(cas), "signatures", m.Signed)
 	default:
 		s.Logger.Debug("cluster-info written", "signatures", m.Signed, "bytes", m.Bytes)
 	}
 }
 
-// lower reduces what is tried after a write that was too large. What is there has been accepted
-// once, so that no signature in it is given up for a new one.
+// lower reduces the limit after a write that was too large. The API server accepted the current object
+// before, so lower gives up no signature in it for a new one.
 func (s *signing) lower(current *corev1.ConfigMap, m clusterinfo.Merged, refused error) error {
-	others := 0 // what no signature less makes smaller
+	others := 0 // bytes that do not depend on the number of signatures
 	for key, value := range m.Data {
 		if !strings.HasPrefix(key, clusterinfo.SignaturePrefix) {
 			others += len(value)
@@ -113,15 +114,15 @@ func (s *signing) lower(current *corev1.ConfigMap, m clusterinfo.Merged, refused
 		limit = max(limit, there)
 	}
 	if m.Signed == 0 || limit+binary >= s.limit {
-		return fmt.Errorf("writing cluster-info with %d bytes of values that are not signatures: %w", others, refused)
+		return fmt.Errorf("write cluster-info with %d bytes besides the signatures: %w", others, refused)
 	}
 	s.limit = limit + binary
 	return errStartOver
 }
 
-// isTooLarge reports whether an object was refused for its size: by the API server for more
-// than 1 MiB of values, or for a request of more than 3 MiB, or by etcd for more than 1.5 MiB
-// with keys and metadata, which comes as an error of no particular type.
+// isTooLarge reports whether an object was rejected because of its size. The API server rejects more than 1
+// MiB of values, or a request of more than 3 MiB. etcd rejects more than 1.5 MiB with keys and metadata,
+// with an error of no specific type.
 func isTooLarge(err error) bool {
 	if apierrors.IsRequestEntityTooLargeError(err) || apierrors.HasStatusCause(err, metav1.CauseType(field.ErrorTypeTooLong)) {
 		return true
