@@ -1,5 +1,5 @@
-// Package atomicfile writes a file wholly or not at all: a reader, and a machine that loses power, see
-// either the old content or the new one.
+// Package atomicfile replaces a file completely or not at all. After a crash or a power failure, the file has either
+// the old or the new content.
 package atomicfile
 
 import (
@@ -18,13 +18,13 @@ func Write(file string, content []byte) error {
 	return r.Write(content, 0o600)
 }
 
-// A Replacement takes the place of a file.
+// A Replacement is the pending replacement of a file.
 type Replacement struct {
 	file      string
 	temporary *os.File // in the same folder; nil after Write or Drop
 }
 
-// Prepare makes sure that a file can be written. The file stays as it is until Write.
+// Prepare checks that a file can be written. The file does not change until Write.
 func Prepare(file string) (*Replacement, error) {
 	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // mode 0600
 	if err != nil {
@@ -51,10 +51,10 @@ func (r *Replacement) Write(content []byte, mode fs.FileMode) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Drop leaves the file as it is. After Write it does nothing.
+// Drop discards the replacement and keeps the file. After Write it does nothing.
 func (r *Replacement) Drop() {
 	if r.temporary != nil {
-		_ = errors.Join(r.temporary.Close(), os.Remove(r.temporary.Name())) // only a temporary file would stay
+		_ = errors.Join(r.temporary.Close(), os.Remove(r.temporary.Name())) // on failure only a temporary file remains
 		r.temporary = nil
 	}
 }

@@ -1,5 +1,5 @@
-// Package batch lets those who want the same kind of thing at the same time have it in one call,
-// where a call costs about as much for many as for one.
+// Package batch combines concurrent calls of the same kind into one, where one call for many items costs about as
+// much as a call for one.
 package batch
 
 import (
@@ -8,14 +8,14 @@ import (
 	"sync"
 )
 
-// A Queue gathers items while a call for earlier ones of the same key is under way. Its zero
-// value is ready. It must not be copied once it is used.
+// A Queue gathers items while the call for earlier items of the same key runs. The zero value is ready to use. Do not
+// copy a Queue after its first use.
 type Queue[K comparable, T any] struct {
 	mu   sync.Mutex
-	busy map[K]*round[T] // the round that gathers while a call is under way; nil if nobody waits
+	busy map[K]*round[T] // the next round while a call runs; nil if nobody waits
 }
 
-// A round is one call and those who wait for it.
+// A round is one call and its waiters.
 type round[T any] struct {
 	items   []T
 	waiting int // guarded by Queue.mu
@@ -24,13 +24,12 @@ type round[T any] struct {
 	done    chan struct{}
 }
 
-// Do has call called with the item and with those that wait by then, in the order in which they
-// came. The call begins after Do has: at once, or when the one before it has returned. Do returns
-// nil when the call has, and the error of ctx if that ends earlier; then the call may still be
-// under way, or to come. The context of the call has the values of the first one who waits, and
-// ends when nobody waits any more.
+// Do runs call with the item and all items that wait with it, in order of arrival. The call starts after Do was
+// called: at once, or when the previous call of the key returns. Do returns nil after the call. If ctx ends first, Do
+// returns its error, and the call may still run, now or later. The context of the call has the values of the first
+// waiter's context. It ends when nobody waits any more.
 //
-// All who use a key have to give the same call.
+// All callers of a key must pass an equivalent call.
 func (q *Queue[K, T]) Do(ctx context.Context, key K, item T, call func(context.Context, []T)) error {
 	q.mu.Lock()
 	r, busy := q.busy[key]
@@ -57,17 +56,17 @@ func (q *Queue[K, T]) Do(ctx context.Context, key K, item T, call func(context.C
 	defer q.mu.Unlock()
 	if r.waiting--; r.waiting == 0 {
 		r.cancel()
-		if q.busy[key] == r { // nobody is to join what has been given up
+		if q.busy[key] == r { // later callers must not join an abandoned round
 			q.busy[key] = nil
 		}
 	}
 	return ctx.Err()
 }
 
-// work calls until nobody waits.
+// work runs calls until nobody waits.
 func (q *Queue[K, T]) work(key K, call func(context.Context, []T)) {
 	for {
-		runtime.Gosched() // those who are about to ask go first, if processors are what is short
+		runtime.Gosched() // lets goroutines that are about to call Do join this round, if CPUs are scarce
 		q.mu.Lock()
 		r := q.busy[key]
 		if r == nil {

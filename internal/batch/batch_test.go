@@ -11,14 +11,14 @@ import (
 	"github.com/kubejoin/kubejoin/internal/batch"
 )
 
-// calls notes what it is called with, and waits for leave to return.
+// calls records its calls. Each call waits for permission to return.
 type calls struct {
 	batch.Queue[string, int]
 	made   [][]int
 	leave  chan struct{}
-	given  []error // of the contexts, when the calls ended
+	given  []error // context errors at the end of each call
 	mu     sync.Mutex
-	result map[int]error // guarded by mu while somebody asks
+	result map[int]error // guarded by mu while callers run
 }
 
 func newCalls() *calls { return &calls{leave: make(chan struct{}), result: map[int]error{}} }
@@ -32,7 +32,7 @@ func (c *calls) call(ctx context.Context, all []int) {
 	c.given = append(c.given, ctx.Err())
 }
 
-// ask asks in the background and notes the answer, one after the other.
+// ask starts a caller in the background and records its result. Callers start in order.
 func (c *calls) ask(ctx context.Context, key string, items ...int) {
 	for _, item := range items {
 		go func() {
@@ -100,7 +100,7 @@ func TestCanceledCallerDoesNotStopOthers(t *testing.T) {
 				t.Errorf("%d has given up: %v", item, err)
 			}
 		}
-		// Nobody waited for the first call any more. The second one goes on for 3.
+		// All callers of the first call are gone. The second call continues for caller 3.
 		if len(c.given) != 1 || !errors.Is(c.given[0], context.Canceled) {
 			t.Errorf("contexts of calls that ended: %v, want the first one's, canceled", c.given)
 		}
@@ -111,8 +111,7 @@ func TestCanceledCallerDoesNotStopOthers(t *testing.T) {
 	})
 }
 
-// A call that everybody has given up before it began is not made, and who comes then has one of
-// his own.
+// A call must not start if all its callers were canceled before. A later caller must get a call of its own.
 func TestSkipsCallThatAllCallersCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCalls()

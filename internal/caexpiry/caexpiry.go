@@ -1,5 +1,5 @@
-// Package caexpiry reports when a CA expires and what its end does to certificates. kubejoin shows it in
-// readiness, warnings, Events, logs and metrics.
+// Package caexpiry reports when a CA expires and how that affects certificates. kubejoin shows it in readiness,
+// warnings, Events, logs and metrics.
 package caexpiry
 
 import (
@@ -10,18 +10,18 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// state is what an operator must know of a CA.
+// state is the expiration state of a CA.
 type state int
 
 const (
 	good state = iota
-	// shortens: the CA expires before certificates that it signs now are to expire.
+	// shortens: the CA expires before the normal end of certificates that it signs now.
 	shortens
 	expired
 )
 
-// stateOf returns the state of a CA that expires at end, and when the next state begins: zero if
-// never. Its certificates are to last for lifetime.
+// stateOf returns the state of a CA that expires at end, and when the next state begins (zero if never). lifetime is
+// the normal lifetime of its certificates.
 func stateOf(end time.Time, lifetime time.Duration, now time.Time) (s state, next time.Time) {
 	profile := signer.Profile{Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature}, Default: lifetime}
 	_, notAfter, err := profile.Validity(end, 0, now)
@@ -34,22 +34,22 @@ func stateOf(end time.Time, lifetime time.Duration, now time.Time) (s state, nex
 	return shortens, end
 }
 
-// Expired reports whether a CA that expires at end can sign no more certificates of that lifetime.
+// Expired reports whether a CA that expires at end can no longer sign certificates of that lifetime.
 func Expired(end time.Time, lifetime time.Duration, now time.Time) bool {
 	s, _ := stateOf(end, lifetime, now)
 	return s == expired
 }
 
-// warnBefore is how long before its end an operator should have replaced a CA.
+// warnBefore is how long before its expiration the warnings about a CA begin.
 const warnBefore = 30 * 24 * time.Hour
 
-// Soon reports whether a CA has not expired and will within 30 days.
+// Soon reports whether a CA expires within 30 days and has not expired yet.
 func Soon(end, now time.Time) bool {
 	soon, _ := expiresSoon(end, now)
 	return soon
 }
 
-// expiresSoon also returns when that changes: zero if never.
+// expiresSoon also returns when the result changes (zero if never).
 func expiresSoon(end, now time.Time) (soon bool, next time.Time) {
 	switch left := end.Sub(now); {
 	case left <= 0:
@@ -60,21 +60,21 @@ func expiresSoon(end, now time.Time) (soon bool, next time.Time) {
 	return false, end.Add(-warnBefore)
 }
 
-// Notice returns what an operator should know of a CA that can sign; empty if there is nothing.
+// Notice returns a notice for operators about a CA that can still sign; empty if there is nothing to report.
 func Notice(end time.Time, lifetime time.Duration, now time.Time) string {
 	s, _ := stateOf(end, lifetime, now)
 	soon := Soon(end, now)
 	switch {
 	case s == shortens && soon:
-		return shortened(end, lifetime) + "; that is within 30 days: replace it"
+		return shortened(end, lifetime) + "; that is within 30 days, so replace it"
 	case s == shortens:
 		return shortened(end, lifetime)
 	case soon:
-		return fmt.Sprintf("the CA expires at %s, within 30 days, and nothing can be signed then: replace it", end.UTC().Format(time.RFC3339))
+		return fmt.Sprintf("the CA expires at %s, within 30 days, and cannot sign after that: replace it", end.UTC().Format(time.RFC3339))
 	}
 	return ""
 }
 
 func shortened(end time.Time, lifetime time.Duration) string {
-	return fmt.Sprintf("the CA expires at %s, and with it certificates that are to last for %s", end.UTC().Format(time.RFC3339), lifetime)
+	return fmt.Sprintf("the CA expires at %s, so certificates expire then instead of lasting %s", end.UTC().Format(time.RFC3339), lifetime)
 }

@@ -20,7 +20,7 @@ func TestState(t *testing.T) {
 		state    state
 		next     time.Duration // before the end; negative: never
 	}{
-		{"long", year, 10 * year, good, year - 5*time.Minute}, // of 8 h and more 5 min are past
+		{"long", year, 10 * year, good, year - 5*time.Minute}, // certificates of 8h or more begin 5min ago
 		{"just enough", year, year, good, year - 5*time.Minute},
 		{"enough by a second", year, year - 5*time.Minute + time.Second, good, year - 5*time.Minute},
 		{"to the end", year, year - 5*time.Minute, shortens, 0},
@@ -40,7 +40,7 @@ func TestState(t *testing.T) {
 			if state != test.state || !next.Equal(want) {
 				t.Errorf("state %d until %s, want %d until %s", state, next, test.state, want)
 			}
-			// At that time it is so, and not for ever the same step.
+			// The state must be worse at that time, or Step would return the same time forever.
 			if !next.IsZero() {
 				if then, _ := stateOf(end, test.lifetime, next); then <= state {
 					t.Errorf("state %d at %s, want a worse one than %d", then, next, state)
@@ -50,7 +50,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// Events about the end of the CA and about shortened certificates come once each.
+// An Event for each check of the CA would flood the cluster: each state must give one Event.
 func TestReportsExpiringCAOnce(t *testing.T) {
 	const day = 24 * time.Hour
 	type told struct{ events, notice string }
@@ -60,9 +60,9 @@ func TestReportsExpiringCAOnce(t *testing.T) {
 		next           time.Duration // from now
 	}{
 		"long":                        {100 * day, 10 * day, told{}, 70 * day},
-		"long, and shortens":          {100 * day, 365 * day, told{"CAShortensCertificates", "and with it certificates that are to last"}, 70 * day},
-		"soon":                        {20 * day, 10 * day, told{"CAExpiresSoon", "within 30 days, and nothing can be signed then"}, 10 * day},
-		"soon, and shortens":          {20 * day, 365 * day, told{"CAExpiresSoon CAShortensCertificates", "to last for 8760h0m0s; that is within 30 days"}, 20 * day},
+		"long, and shortens":          {100 * day, 365 * day, told{"CAShortensCertificates", "so certificates expire then instead of lasting 8760h0m0s"}, 70 * day},
+		"soon":                        {20 * day, 10 * day, told{"CAExpiresSoon", "within 30 days, and cannot sign after that"}, 10 * day},
+		"soon, and shortens":          {20 * day, 365 * day, told{"CAExpiresSoon CAShortensCertificates", "instead of lasting 8760h0m0s; that is within 30 days, so replace it"}, 20 * day},
 		"soon, and shortens in a day": {day, time.Hour, told{"CAExpiresSoon", "within 30 days"}, 23 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestReportsExpiringCAOnce(t *testing.T) {
 					t.Fatal(err)
 				}
 				if until := time.Until(next); until < test.next-10*time.Minute || until > test.next+10*time.Minute {
-					t.Errorf("looked at again after %s, want %s", until, test.next)
+					t.Errorf("next step after %s, want %s", until, test.next)
 				}
 			}
 			if got := strings.Join(events, " "); got != test.want.events {

@@ -21,13 +21,13 @@ const (
 	eventExpired     = "CAExpired"
 )
 
-// A Watch reports a CA that was replaced or whose state has changed.
+// A Watch reports when a CA is replaced or its state changes.
 type Watch struct {
 	CA       func() *signer.CA
 	Lifetime time.Duration // of the certificates that it signs
 	Logger   *slog.Logger
 	Event    func(kind, reason, message string)
-	// NotAfter is when the CA expires, in Unix seconds; Certificates is the size of its bundle.
+	// NotAfter is the expiration of the CA in Unix seconds. Certificates is the number of certificates in its bundle.
 	NotAfter, Certificates prometheus.Gauge
 
 	reported      *signer.CA
@@ -35,11 +35,11 @@ type Watch struct {
 	reportedSoon  bool
 }
 
-// Step reports changes since the last call, and returns when the state changes next: zero if never.
+// Step reports changes since the last call, and returns when the state changes next (zero if never).
 func (w *Watch) Step(context.Context) (next time.Time, err error) {
 	ca := w.CA()
 	if w.reported != nil && same(w.reported, ca) {
-		ca = w.reported // the files were read again
+		ca = w.reported // the same CA, loaded again
 	}
 	end := ca.Certificate().NotAfter
 	w.NotAfter.Set(float64(end.Unix()))
@@ -54,27 +54,27 @@ func (w *Watch) Step(context.Context) (next time.Time, err error) {
 	w.reported, w.reportedState, w.reportedSoon = ca, state, soon
 	log := w.Logger.With("subject", ca.Certificate().Subject.String(), "serial", ca.Certificate().SerialNumber.Text(16), "expires", end, "certificates", len(ca.Bundle()))
 	if replaced {
-		log.Info("another CA signs, or is trusted, now")
-		w.Event(corev1.EventTypeNormal, eventReplaced, fmt.Sprintf("The CA files have changed: %s signs, expires at %s, and %d certificates are trusted",
+		log.Info("CA replaced")
+		w.Event(corev1.EventTypeNormal, eventReplaced, fmt.Sprintf("kubejoin uses the new CA files: %s signs and expires at %s, and %d certificates are trusted",
 			ca, end.UTC().Format(time.RFC3339), len(ca.Bundle())))
 	}
 	if nowSoon {
-		log.Warn("the CA expires within 30 days, and nothing can be signed then: replace it")
-		w.Event(corev1.EventTypeWarning, eventExpiresSoon, fmt.Sprintf("The CA expires at %s, in %d days, and nothing can be signed then: replace it", end.UTC().Format(time.RFC3339), int(time.Until(end).Hours()/24)))
+		log.Warn("CA expires within 30 days, replace it")
+		w.Event(corev1.EventTypeWarning, eventExpiresSoon, fmt.Sprintf("The CA expires at %s, in %d days, and cannot sign after that: replace it", end.UTC().Format(time.RFC3339), int(time.Until(end).Hours()/24)))
 	}
 	switch {
 	case !changed:
 	case state == shortens:
-		log.Warn("certificates are shortened to the end of the CA", "lifetime", w.Lifetime)
-		w.Event(corev1.EventTypeWarning, eventShortens, "Certificates are shortened: "+shortened(end, w.Lifetime))
+		log.Warn("CA expires before the certificates that it signs, shortening them", "lifetime", w.Lifetime)
+		w.Event(corev1.EventTypeWarning, eventShortens, "kubejoin shortens certificates: "+shortened(end, w.Lifetime))
 	case state == expired:
-		log.Error("the CA has expired and nothing can be signed")
-		w.Event(corev1.EventTypeWarning, eventExpired, fmt.Sprintf("The CA expired at %s and nothing can be signed", end.UTC().Format(time.RFC3339)))
+		log.Error("CA expired, cannot sign")
+		w.Event(corev1.EventTypeWarning, eventExpired, fmt.Sprintf("The CA expired at %s, and kubejoin cannot sign with it: replace it", end.UTC().Format(time.RFC3339)))
 	}
 	return next, nil
 }
 
-// same reports whether two CAs sign with the same certificate and trust the same ones.
+// same reports whether two CAs have the same signing certificate and the same bundle.
 func same(a, b *signer.CA) bool {
 	return a.Certificate().Equal(b.Certificate()) && slices.EqualFunc(a.Bundle(), b.Bundle(), (*x509.Certificate).Equal)
 }

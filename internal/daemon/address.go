@@ -10,8 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 )
 
-// reachable returns the HOST:PORT at which other machines probably reach a server that listens on an
-// address: the address itself, or this machine's first global one if it listens on every address.
+// reachable returns the HOST:PORT at which other machines can probably reach a server that listens on an address.
+// That is the address itself, or this machine's first global address if it listens on all of them.
 func reachable(listen string) (string, error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -55,8 +55,7 @@ func ownAddresses() []string {
 	return list
 }
 
-// servingNames returns the names of a serving certificate that is issued here: the listener, this
-// machine's own names, and more.
+// servingNames returns the names in an issued serving certificate: the listener, this machine's names, and more.
 func servingNames(listen string, more ...string) []string {
 	names := append([]string{"localhost", "127.0.0.1", "::1"}, more...)
 	if host, _, err := net.SplitHostPort(listen); err == nil && !everyAddress(host) {

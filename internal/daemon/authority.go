@@ -16,11 +16,11 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// newAuthority makes the authority that decides about every certificate.
+// newAuthority creates the authority that decides on every certificate.
 func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *signer.Authority {
 	source := func() (*signer.CA, error) {
 		if s.ca == nil {
-			return nil, errors.New("no CA is given: --cluster-signing-cert-file and --cluster-signing-key-file")
+			return nil, errors.New("no CA configured, want --cluster-signing-cert-file and --cluster-signing-key-file")
 		}
 		return s.ca.Get(), nil
 	}
@@ -32,23 +32,23 @@ func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *si
 		Facts:  facts,
 		Nodes:  nodes,
 		Record: s.record(),
-		// Unlimited users have no limit of certificates either.
+		// Users without a rate limit have no certificate limit either.
 		Unthrottled: s.options.Limits.Users.QPS < 0,
 		Signers:     s.signers(builtIn),
 	}
 }
 
-// giveCertificates answers POST /v1/certificate.
+// giveCertificates enables POST /v1/certificate.
 func (s *service) giveCertificates(authority *signer.Authority) {
 	s.api.Certificates = &server.Certificates{Authority: authority, ClientCertificate: s.byCertificate}
 }
 
-// admission is the admission of node names on the cluster.
+// admission returns the admission of node names on the cluster.
 func (c *cluster) admission() *admission.Nodes {
 	o := c.options.Nodes
 	lease := ""
 	if !c.TokensInFile && c.LeaseNamespace == secretstore.ClaimNamespace {
-		// Also without leader election: another replica may elect, or this one after a restart.
+		// Even without leader election, because another replica or a later start may use it.
 		lease = c.LeaseName
 	}
 	return &admission.Nodes{
@@ -58,10 +58,11 @@ func (c *cluster) admission() *admission.Nodes {
 	}
 }
 
-// otherSigner is how long readiness warns of another signer.
+// otherSigner is how long readiness reports another signer after its last certificate.
 const otherSigner = time.Hour
 
-// watchOtherSigner warns of certificates that another signer wrote: no limit of a token holds for them.
+// watchOtherSigner returns a function to call for each certificate that another signer wrote. Readiness and token
+// warnings then report it, because that signer does not enforce the limits of tokens.
 func (s *service) watchOtherSigner() func(signerName, writer string) {
 	var mu sync.Mutex
 	var last time.Time
@@ -72,7 +73,7 @@ func (s *service) watchOtherSigner() func(signerName, writer string) {
 		if last.IsZero() || time.Since(last) > otherSigner {
 			return nil
 		}
-		return server.Notice(what + " at " + last.UTC().Format(time.RFC3339) + ": limits of tokens do not hold for what it signs; switch one of the two off (docs/security-model.md)")
+		return server.Notice(what + " at " + last.UTC().Format(time.RFC3339) + ": it ignores the limits of tokens; switch off one of the two signers (docs/security.md)")
 	}
 	s.check("only-signer", only)
 	s.warnOf(tokenwarning.Check(only))

@@ -19,10 +19,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// eventCAFilesUnusable is the reason of an Event; package caexpiry has the others about a CA.
+// eventCAFilesUnusable is an Event reason. Package caexpiry has the other reasons about a CA.
 const eventCAFilesUnusable = "CAFilesUnusable"
 
-// loadCA loads the CA from files and reloads them. Its certificates are to last for lifetime.
+// loadCA loads the CA from files and reloads them. lifetime is the normal lifetime of its certificates.
 func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error {
 	hint := make(chan struct{}, 1)
 	ca, err := reload.Files[*signer.CA]{
@@ -40,7 +40,7 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 			return errors.Join(errs...)
 		},
 		Failed: func(err error) {
-			s.event(corev1.EventTypeWarning, eventCAFilesUnusable, fmt.Sprintf("The CA files have changed and cannot be used, the last good ones stay in use: %v", err))
+			s.event(corev1.EventTypeWarning, eventCAFilesUnusable, fmt.Sprintf("kubejoin cannot use the new CA files and keeps the last valid ones: %v", err))
 		},
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
@@ -51,17 +51,17 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 	s.goBackground(ca.Run)
 	watch := &caexpiry.Watch{
 		CA: ca.Get, Lifetime: lifetime, Logger: s.log, Event: s.event,
-		NotAfter:     metrics.Gauge(s.registry, "kubejoin_ca_not_after_timestamp_seconds", "When the CA that signs expires.").WithLabelValues(),
-		Certificates: metrics.Gauge(s.registry, "kubejoin_ca_certificates", "CA certificates that are trusted, the one that signs among them.").WithLabelValues(),
+		NotAfter:     metrics.Gauge(s.registry, "kubejoin_ca_not_after_timestamp_seconds", "When the CA that signs expires, in Unix seconds.").WithLabelValues(),
+		Certificates: metrics.Gauge(s.registry, "kubejoin_ca_certificates", "Trusted CA certificates, including the one that signs.").WithLabelValues(),
 	}
 	s.goBackground(loop.Loop{Name: "ca", Hint: hint, Step: watch.Step, Logger: s.log, Registerer: s.registry}.Run)
 	s.check("cluster-ca", func(context.Context) error {
 		if err := ca.Err(); err != nil {
-			return errors.New("the CA files have changed and cannot be used; the last good ones are in use, see the log")
+			return errors.New("the new CA files cannot be used, and kubejoin keeps the last valid ones; see the log")
 		}
 		end := ca.Get().Certificate().NotAfter
 		if caexpiry.Expired(end, lifetime, time.Now()) {
-			return fmt.Errorf("the CA expired at %s and nothing can be signed", end.UTC().Format(time.RFC3339))
+			return fmt.Errorf("the CA expired at %s, and kubejoin cannot sign with it", end.UTC().Format(time.RFC3339))
 		}
 		if notice := caexpiry.Notice(end, lifetime, time.Now()); notice != "" {
 			return server.Notice(notice)
@@ -88,7 +88,7 @@ func (s *service) keepBundle() error {
 	return nil
 }
 
-// ownCAs returns the certificates of the CA that signs, up to date.
+// ownCAs returns a function for the current certificates of the cluster CA.
 func (s *service) ownCAs() func() *x509.CertPool {
 	var pool atomic.Pointer[x509.CertPool]
 	follow := func(ca *signer.CA) error {
@@ -100,7 +100,7 @@ func (s *service) ownCAs() func() *x509.CertPool {
 	return pool.Load
 }
 
-// poolOf returns the certificates of a CA. The pool of nil is empty: it trusts nobody.
+// poolOf returns the certificates of a CA. Without a CA the pool is empty and trusts nobody.
 func poolOf(ca *signer.CA) *x509.CertPool {
 	pool := x509.NewCertPool()
 	if ca != nil {

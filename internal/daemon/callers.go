@@ -25,7 +25,7 @@ func (s *service) loadOperators() error {
 		return fmt.Errorf("--token-auth-file: %w", err)
 	}
 	if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o077 != 0 {
-		s.log.Warn("others on this machine can read the operators' bearer tokens; want mode 0600", "file", file, "mode", info.Mode().Perm())
+		s.log.Warn("token file is readable by other users, want mode 0600", "file", file, "mode", info.Mode().Perm())
 	}
 	if s.operators, err = auth.ParseTokenFile(content); err != nil {
 		return fmt.Errorf("--token-auth-file: %s: %w", file, err)
@@ -63,11 +63,11 @@ func loadPool(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// usable is the check of a pool that openPool has opened.
+// usable returns the readiness check of a pool from openPool.
 func usable(pool *reload.Value[*x509.CertPool], flag string) func(context.Context) error {
 	return func(context.Context) error {
 		if pool.Err() != nil {
-			return fmt.Errorf("the file of --%s has changed and cannot be used; the last good one is in use, see the log", flag)
+			return fmt.Errorf("the new file of --%s cannot be used, and kubejoin keeps the last valid one; see the log", flag)
 		}
 		return nil
 	}
@@ -88,8 +88,8 @@ func (s *service) knowCertificates() error {
 	return nil
 }
 
-// knowOwnCertificates is knowCertificates for a standalone kubejoin. Without a client CA it uses the
-// cluster CA, and for nodes also the CA that their signer has of its own.
+// knowOwnCertificates is knowCertificates for a standalone kubejoin. Without a client CA it uses the cluster CA. For
+// nodes it also uses the separate CA of their signer, if there is one.
 func (s *service) knowOwnCertificates() error {
 	if s.options.Callers.ClientCAFile != "" {
 		return s.knowCertificates()
@@ -104,8 +104,8 @@ func (s *service) knowOwnCertificates() error {
 	return nil
 }
 
-// onlyNodes authenticates nodes, each in no group but that of nodes. Only certificates that a CA has
-// issued itself count: a CA below it may be another signer's.
+// onlyNodes accepts only nodes, which must have no group except that of nodes. It ignores intermediates: certificates
+// must be issued by the CA itself, because an intermediate CA may belong to another signer.
 func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
 	return func(r *http.Request) (auth.User, error) {
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 1 {
@@ -116,13 +116,13 @@ func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
 		}
 		user, err := nodes(r)
 		if err == nil && !(approval.IsNode(user.Name, user.Groups) && len(user.Groups) == 1) {
-			return auth.User{}, fmt.Errorf("%w: the CA of kubelets' client certificates makes nodes known, and %q in %q is none", auth.ErrBadCredentials, user.Name, user.Groups)
+			return auth.User{}, fmt.Errorf("%w: the CA of kubelet client certificates authenticates only nodes, and user %q in groups %q is not a node", auth.ErrBadCredentials, user.Name, user.Groups)
 		}
 		return user, err
 	}
 }
 
-// knowCallers authenticates operators, and whom the API server knows. RBAC says what they may do.
+// knowCallers authenticates operators of the token file and users that the API server accepts. RBAC authorizes them.
 func (c *cluster) knowCallers() {
 	reviewed := &kubeauth.Tokens{Client: c.client, Audiences: c.Audiences, Registerer: c.registry}
 	permissions := &kubeauth.Permissions{Client: c.client, Registerer: c.registry}
@@ -130,17 +130,17 @@ func (c *cluster) knowCallers() {
 	c.api.Authorize = adminsOr(c.operators, permissions.Authorize)
 }
 
-// knowCallers authenticates operators, and callers with a certificate. Of the operators, only admins
-// may do anything; a node may request what every node may.
+// knowCallers authenticates operators of the token file and callers with a certificate. Only admins of the token file
+// may do everything. A node may send the requests that every node may.
 func (s *standalone) knowCallers() {
 	s.api.Authenticate = auth.HeaderOrCertificate(s.operators.Authenticate, s.byCertificate)
 	s.api.Authorize = adminsOr(s.operators, func(*http.Request, auth.User, auth.Access) error {
-		return fmt.Errorf("%w: only members of group %s in the token file may", auth.ErrForbidden, AdminGroup)
+		return fmt.Errorf("%w: only members of group %s in the token file may do this", auth.ErrForbidden, AdminGroup)
 	})
 }
 
-// adminsOr allows everything to the admins of the token file, and asks others about other callers. Only
-// that file makes admins: in a client certificate or in a TokenReview the group is like any other.
+// adminsOr allows everything to the admins of the token file, and calls others for other callers. Only the token file
+// makes admins: a client certificate or a TokenReview with the admin group does not.
 func adminsOr(operators *auth.TokenFile, others auth.Authorize) auth.Authorize {
 	admins := auth.AllowGroup(AdminGroup)
 	return func(r *http.Request, u auth.User, a auth.Access) error {

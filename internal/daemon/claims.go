@@ -13,23 +13,23 @@ import (
 )
 
 const (
-	// namespaceLook is how often kubejoin checks that it can create claims, and namespaceRetry
-	// how often while it cannot.
+	// namespaceLook is how often kubejoin checks that it can create claims, and namespaceRetry how often while it
+	// cannot.
 	namespaceLook, namespaceRetry = time.Minute, 5 * time.Second
 	namespaceTimeout              = 10 * time.Second
 )
 
-// claimSpace knows whether claims can be created: without them nobody joins with a limited token.
+// claimSpace tracks whether claims can be created. Without claims, no machine can join with a limited token.
 type claimSpace struct {
 	*service
-	ready func(context.Context) error // asks the API server
+	ready func(context.Context) error // calls the API server
 
 	mu      sync.Mutex
 	problem error // as readiness and warnings show it
 }
 
-// watchClaims reports why claims cannot be created: in readiness, in the log and to callers that
-// create a limited token. A store without Leases can always create them.
+// watchClaims reports why claims cannot be created: in readiness, in the log and as a warning about limited tokens.
+// Only claims in Leases can fail that way.
 func (s *service) watchClaims(claims tokens.Claims) {
 	leases, ok := claims.(*secretstore.Claims)
 	if !ok {
@@ -46,8 +46,8 @@ func (s *service) watchClaims(claims tokens.Claims) {
 	})
 }
 
-// step logs a change. A failure that may end by itself, such as an API server that does not answer,
-// changes nothing: other checks report it.
+// step checks once and logs changes. It ignores temporary errors, for example of an unavailable API server: other
+// checks report them.
 func (c *claimSpace) step(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, namespaceTimeout)
 	defer cancel()
@@ -61,13 +61,13 @@ func (c *claimSpace) step(ctx context.Context) (time.Time, error) {
 	case errors.Is(err, secretstore.ErrNoNamespace):
 		c.problem = err
 	case apierrors.IsForbidden(err):
-		c.problem = errors.New("kubejoin may not create Leases in " + secretstore.ClaimNamespace + ", see the log")
+		c.problem = errors.New("kubejoin may not create Leases in " + secretstore.ClaimNamespace + "; see the log")
 	}
 	switch {
 	case c.problem == nil && before != nil:
 		c.log.Info("claims of node names can be created again")
 	case c.problem != nil && before == nil:
-		c.log.Error("claims of node names cannot be created: nobody joins with a limited token", "error", err)
+		c.log.Error("cannot create claims of node names", "error", err)
 	}
 	if c.problem != nil {
 		return time.Now().Add(namespaceRetry), nil

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// A change is logged once. An API server that does not answer changes nothing.
+// A change must be logged once. An unreachable API server must not change the result.
 func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 	missing := fmt.Errorf("%w: kubejoin-system", secretstore.ErrNoNamespace)
 	forbidden := fmt.Errorf("create: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("user-7 may not")))
@@ -24,15 +24,15 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 	c := &claimSpace{service: &service{log: slog.New(slog.NewTextHandler(&log, nil))}, ready: func(context.Context) error { return answer }}
 	for i, step := range []struct {
 		answer          error
-		problem, logged string // empty is none
+		problem, logged string // empty: none
 	}{
 		{},
 		{answer: errors.New("connection refused")},
-		{answer: missing, problem: "namespace does not exist: kubejoin-system", logged: "cannot be created"},
+		{answer: missing, problem: "namespace does not exist: kubejoin-system", logged: "cannot create claims of node names"},
 		{answer: missing, problem: "namespace does not exist: kubejoin-system"},
 		{answer: errors.New("connection refused"), problem: "namespace does not exist: kubejoin-system"},
 		{answer: forbidden, problem: "may not create Leases in kubejoin-system"},
-		{logged: "can be created again"},
+		{logged: "claims of node names can be created again"},
 		{},
 		{answer: forbidden, problem: "may not create Leases in kubejoin-system", logged: "user-7"},
 	} {

@@ -38,11 +38,11 @@ type cluster struct {
 	config    *rest.Config
 	apiServer *apiServer
 	client    kubernetes.Interface
-	// watch ends with the program. A replica that stands by watches, too.
+	// watch is the context of watches. It ends with the program, because a standby replica watches, too.
 	watch context.Context
 	// election is nil without leader election.
 	election *leader.Election
-	// working is the client of the controllers: its writes are fenced.
+	// working is the client of the controllers. With leader election it sends writes only while this replica leads.
 	working kubernetes.Interface
 
 	store  tokens.Store
@@ -73,7 +73,7 @@ func (s *service) onCluster(ctx context.Context) error {
 	return nil
 }
 
-// connect makes the clients of the API server.
+// connect creates the clients of the API server.
 func (c *cluster) connect(ctx context.Context) (err error) {
 	if c.config, err = c.clientConfig(); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (c *cluster) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// clientConfig says how to reach the API server.
+// clientConfig returns the client configuration for the API server.
 func (c *cluster) clientConfig() (*rest.Config, error) {
 	var config *rest.Config
 	var err error
@@ -119,9 +119,9 @@ func (c *cluster) clientConfig() (*rest.Config, error) {
 	return config, pingSoon()
 }
 
-// pingSoon makes client-go ping a silent connection after 10 s, and close it 5 s later. Its defaults take
-// 45 s in all, for which everything would wait for an API server that vanished. client-go reads these
-// from the environment alone; a value that is set stays.
+// pingSoon makes client-go ping a silent connection after 10 s and close it 5 s later. Its defaults take 45 s in all,
+// and everything would wait that long for a lost API server. client-go reads these settings only from the
+// environment. Values that are already set stay.
 func pingSoon() error {
 	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "10", "HTTP2_PING_TIMEOUT_SECONDS": "5"} {
 		if os.Getenv(name) != "" {
@@ -134,7 +134,7 @@ func pingSoon() error {
 	return nil
 }
 
-// recordEvents creates Events about kubejoin as a whole on the Lease of its replicas.
+// recordEvents sets up Events about kubejoin as a whole. They refer to the Lease of its replicas.
 func (c *cluster) recordEvents() {
 	lease := &corev1.ObjectReference{
 		APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease",
@@ -173,7 +173,7 @@ func (c *cluster) loadFiles() error {
 	return nil
 }
 
-// openStores opens what holds tokens, claims, Nodes and cluster-info.
+// openStores opens the stores of tokens, claims, Nodes and cluster-info.
 func (c *cluster) openStores() (err error) {
 	if c.store, c.claims, err = c.openTokens(); err != nil {
 		return err
@@ -194,8 +194,7 @@ func (c *cluster) openStores() (err error) {
 	return nil
 }
 
-// explainer explains the nodes of the cluster. It counts the signatures in the cluster-info that
-// joining machines read.
+// explainer returns the Reader for explanations. It reads the same cluster-info as joining machines.
 func (c *cluster) explainer() kube.Reader {
 	reader := kube.Reader{
 		Client: c.client, Tokens: c.store, Claims: c.claims, ClusterInfo: c.info,
@@ -207,7 +206,7 @@ func (c *cluster) explainer() kube.Reader {
 	return reader
 }
 
-// buildAuthority makes the authority, and answers requests for certificates with it.
+// buildAuthority creates the authority, and enables certificate requests and their explanation.
 func (c *cluster) buildAuthority() error {
 	c.authority = c.newAuthority(c.facts(c.client, c.apiServer, c.nodes, c.info), c.admission())
 	if err := c.authority.Check(); err != nil {
@@ -222,7 +221,7 @@ func (c *cluster) buildAuthority() error {
 	return nil
 }
 
-// startControllers runs the controllers and the watches behind the checks of readiness.
+// startControllers starts the controllers, and the watches behind readiness checks.
 func (c *cluster) startControllers() error {
 	enabled := c.options.Controllers
 	decides := enabled[CSRApprover] || enabled[CSRSigner]
@@ -236,7 +235,7 @@ func (c *cluster) startControllers() error {
 			return err
 		}
 		if first == nil {
-			c.log.Warn("should there be no cluster-info, it can be made only with --api-server, the address at which machines reach the API server, and a CA from the kubeconfig or the pod")
+			c.log.Warn("kubejoin cannot create a missing cluster-info: --api-server is missing, or the CA in the kubeconfig or the pod")
 		}
 		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.store, Default: first, Server: c.options.APIServer, Logger: c.log, Registerer: c.registry}
 		controllers = append(controllers, loop.Run)
@@ -264,7 +263,7 @@ func (c *cluster) startControllers() error {
 	return nil
 }
 
-// csrControllers are those that share an informer of CertificateSigningRequests.
+// csrControllers returns the controllers that share an informer of CertificateSigningRequests.
 func (c *cluster) csrControllers() (controllers []func(context.Context) error) {
 	enabled := c.options.Controllers
 	requests := csr.NewInformer(c.client)
@@ -288,7 +287,7 @@ func (c *cluster) csrControllers() (controllers []func(context.Context) error) {
 	return controllers
 }
 
-// runWhileLeading runs all controllers; with leader election, while this replica leads.
+// runWhileLeading runs all controllers: always, or with leader election only while this replica leads.
 func (c *cluster) runWhileLeading(controllers []func(context.Context) error) {
 	all := func(ctx context.Context) error {
 		group, ctx := errgroup.WithContext(ctx)
@@ -309,10 +308,10 @@ func (c *cluster) runWhileLeading(controllers []func(context.Context) error) {
 func (c *cluster) warn() {
 	switch {
 	case !c.options.Controllers[CSRSigner]:
-		c.warnOf(tokenwarning.Limits("and csr-signer is switched off here"))
+		c.warnOf(tokenwarning.Limits("and csr-signer is switched off in this kubejoin"))
 		c.warnOf(tokenwarning.ClusterInfoCAs(c.info))
 	case c.Shadow:
-		c.warnOf(tokenwarning.Limits("and with --shadow it looks on here"))
+		c.warnOf(tokenwarning.Limits("and this kubejoin signs none because of --shadow"))
 		c.warnOf(tokenwarning.ClusterInfoCAs(c.info))
 	default:
 		c.warnOf(tokenwarning.OtherSigner(c.authority))
@@ -330,15 +329,15 @@ func (c *cluster) warn() {
 	}
 }
 
-// signedBy names what signs new tokens, for a caller that waited in vain for the signature.
+// signedBy names the controller that should sign new tokens, for a caller whose token was not signed in time.
 func (c *cluster) signedBy() string {
 	switch {
 	case !c.options.Controllers[BootstrapSigner]:
-		return "kube-controller-manager's bootstrap-signer-controller, since --controllers switches kubejoin's own off"
+		return "the bootstrap-signer-controller of kube-controller-manager, since --controllers switches off the one of kubejoin"
 	case c.LeaderElect:
-		return fmt.Sprintf("the bootstrap-signer of the kubejoin that holds Lease %s/%s; its log says why it did not", c.LeaseNamespace, c.LeaseName)
+		return fmt.Sprintf("the bootstrap-signer of the kubejoin replica that holds Lease %s/%s; see its log", c.LeaseNamespace, c.LeaseName)
 	}
-	return "this kubejoin's bootstrap-signer; its log says why it did not"
+	return "the bootstrap-signer of this kubejoin; see its log"
 }
 
 func (c *cluster) clusterBanner() string {

@@ -15,8 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// firstKubeconfig returns the content of a new cluster-info, or nil if it is not known. A pod knows the
-// address of the Service only, which no joining machine reaches: --api-server has to be given.
+// firstKubeconfig returns the content of a new cluster-info, or nil if it is unknown. A pod only knows the address of
+// the Service, which joining machines cannot reach, so it needs --api-server.
 func (c *cluster) firstKubeconfig() ([]byte, error) {
 	apiServer := c.options.APIServer
 	if apiServer == "" {
@@ -33,7 +33,7 @@ func (c *cluster) firstKubeconfig() ([]byte, error) {
 		}
 	}
 	if len(bundle) == 0 {
-		return nil, nil // its API server is trusted by other means, which cluster-info cannot name
+		return nil, nil // the kubeconfig trusts the API server by other means, for example system CAs
 	}
 	cas, err := clusterinfo.ParseCAs(bundle)
 	if err != nil {
@@ -42,8 +42,8 @@ func (c *cluster) firstKubeconfig() ([]byte, error) {
 	return clusterinfo.Kubeconfig(apiServer, cas)
 }
 
-// discovered is the cluster-info that joining machines read. Through kubejoin it has the signatures of
-// all tokens; at the API server, no more than fit into the ConfigMap.
+// discovered returns the cluster-info that joining machines read. Through kubejoin it has the signatures of all
+// tokens. At the API server it has only those that fit into the ConfigMap.
 func (c *cluster) discovered() server.ClusterInfo {
 	if c.options.Advertise == "" {
 		return c.info
@@ -51,15 +51,15 @@ func (c *cluster) discovered() server.ClusterInfo {
 	return c.info.Complete(c.store)
 }
 
-// sizeAdvice is what to do about a ConfigMap that fills up.
+// sizeAdvice returns the advice for a ConfigMap that is nearly full.
 func (c *cluster) sizeAdvice() string {
 	if c.options.Advertise == "" {
 		return tokenwarning.SizeAdvice
 	}
-	return fmt.Sprintf("tokens that it has no room for are good for discovery through kubejoin at %s, as its join commands have it, and not at the API server", c.options.Advertise)
+	return fmt.Sprintf("tokens that do not fit work only for discovery at kubejoin (%s), which join commands use, and not at the API server", c.options.Advertise)
 }
 
-// watchSize reports a ConfigMap that fills up.
+// watchSize returns a function that reports a ConfigMap that is nearly full.
 func (c *cluster) watchSize() func(context.Context) error {
 	kind := corev1.EventTypeWarning
 	if c.options.Advertise != "" {
@@ -72,7 +72,7 @@ func (c *cluster) watchSize() func(context.Context) error {
 	}.Run
 }
 
-// checkClusterInfo checks that machines can join with the ConfigMap.
+// checkClusterInfo adds the readiness check that machines can join with the ConfigMap.
 func (c *cluster) checkClusterInfo(public *publicAccess) {
 	c.check("cluster-info", func(ctx context.Context) error {
 		data, err := c.info.Data(ctx)
@@ -84,9 +84,9 @@ func (c *cluster) checkClusterInfo(public *publicAccess) {
 		case err == nil && c.ca != nil && c.options.TLS.CertFile == "" && !tokenwarning.Trusted(c.ca.Get(), cas):
 			err = server.Notice(tokenwarning.Untrusted)
 		case errors.Is(err, clusterinfo.ErrNotFound):
-			return errors.New("there is no ConfigMap kube-public/cluster-info")
+			return errors.New("ConfigMap kube-public/cluster-info does not exist")
 		case errors.Is(err, context.DeadlineExceeded):
-			return errors.New("kube-public/cluster-info has not been read yet, see the log")
+			return errors.New("kubejoin has not read ConfigMap kube-public/cluster-info yet; see the log")
 		}
 		err = noticed(err, public.notice())
 		if fill := c.info.Fill(); fill.High() {

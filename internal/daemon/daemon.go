@@ -1,5 +1,5 @@
-// Package daemon is 'kubejoin serve': it opens the stores, builds the authority, starts the controllers and
-// serves the HTTPS API, on a cluster or standalone. It reads no command line.
+// Package daemon is 'kubejoin serve': it opens the stores, builds the authority, starts the controllers and serves
+// the HTTPS API, on a cluster or standalone. It does not parse flags.
 package daemon
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Run serves until ctx ends or a part fails for good. It prints a banner to stdout.
+// Run serves until ctx ends or a part fails permanently. It prints a banner to stdout.
 func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) error {
 	defer runtime.KeepAlive(gcBallast())
 	s := newService(o, log, stdout)
@@ -40,7 +40,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) err
 	return s.serve(ctx)
 }
 
-// A service is the HTTPS API and what runs behind it.
+// A service is the HTTPS API and its backends.
 type service struct {
 	options  Options
 	log      *slog.Logger
@@ -52,24 +52,23 @@ type service struct {
 	ca *reload.Value[*signer.CA]
 	// configured is nil without a signer configuration.
 	configured *configured
-	// caChanged are called one after the other when the CA is replaced. If one fails, all are
-	// called again later.
+	// caChanged are called in order when the CA is replaced. If one fails, all are called again later.
 	caChanged []func(*signer.CA) error
-	// operators are those of the token file.
+	// operators are the users in the token file.
 	operators *auth.TokenFile
-	// byCertificate authenticates callers by client certificate; nil: callers need send none.
+	// byCertificate authenticates callers by client certificate; nil: no client certificates.
 	byCertificate auth.Authenticate
-	// event creates an Event, if there is a cluster.
+	// event creates an Event; without a cluster it does nothing.
 	event func(kind, reason, message string)
-	// background functions run until their context ends. An error of one ends the program.
+	// background functions run until their context ends. An error of one of them ends the program.
 	background []func(context.Context) error
-	// hosts are names for a serving certificate that is issued here.
+	// hosts are extra names in an issued serving certificate.
 	hosts []string
 	// certificate returns the serving certificate. It is set before the first request and decision.
 	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// lines and kept are the issuance record: see record.
 	lines, kept issuance.Log
-	// warnings are for callers that create a token, in this order.
+	// warnings are the warnings for callers that create a token, in order.
 	warnings []tokenwarning.Warning
 	// banner is printed when the server answers.
 	banner  string
@@ -117,12 +116,12 @@ func (s *service) close() {
 	}
 }
 
-// garbageRoom is how much more garbage gathers before it is collected, in bytes.
+// garbageRoom is how much more garbage may accumulate before a collection, in bytes.
 const garbageRoom = 16 << 20
 
-// gcBallast returns memory that is never touched, and so takes none. The garbage collector counts it
-// as used, and lets as much garbage gather. kubejoin has little in memory: without the room, the collector
-// would run fifty times a second when many certificates are requested. GOGC and GOMEMLIMIT switch it off.
+// gcBallast returns memory that is never touched, so it uses no physical memory. The garbage collector counts it
+// as live and therefore lets that much more garbage accumulate. kubejoin has a small heap: otherwise the collector
+// would run fifty times a second while many certificates are requested. GOGC and GOMEMLIMIT disable it.
 func gcBallast() []byte {
 	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
 		if os.Getenv(name) != "" {

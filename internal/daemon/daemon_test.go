@@ -10,7 +10,7 @@ func TestBallastOnlyWithDefaultGCSettings(t *testing.T) {
 		t.Setenv("GOGC", test.gogc)
 		t.Setenv("GOMEMLIMIT", test.limit)
 		if got := len(gcBallast()); got != test.want {
-			t.Errorf("with GOGC=%s and GOMEMLIMIT=%s there is room for %d bytes, want %d", test.gogc, test.limit, got, test.want)
+			t.Errorf("GOGC=%q, GOMEMLIMIT=%q: got a ballast of %d bytes, want %d", test.gogc, test.limit, got, test.want)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/datadir"
 )
 
-// A file that Open does not check could be another user's.
+// A file that Open does not check could belong to another user.
 func TestOpenChecksEveryFileOfTheDataFolder(t *testing.T) {
 	o := Options{Listen: "127.0.0.1:0", DataDir: filepath.Join(t.TempDir(), "data"), CA: CA{Duration: 24 * time.Hour}}
 	s := newService(o, slog.New(slog.DiscardHandler), t.Output())
@@ -42,7 +42,7 @@ func TestOpenChecksEveryFileOfTheDataFolder(t *testing.T) {
 	if err := dir.Open(); err != nil {
 		t.Error(err)
 	}
-	// The journal of the store is made with the first certificate.
+	// The store creates its journal with the first certificate.
 	want := []string{datadir.CA, datadir.Bundle, datadir.Operators, datadir.Curlrc, datadir.Store, datadir.WebhookToken}
 	if slices.Sort(want); !slices.Equal(names, want) {
 		t.Errorf("the folder has %q, want %q", names, want)

@@ -21,13 +21,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// An apiServer is the API server of this kubejoin, as its TLS identifies it.
+// An apiServer is the API server that kubejoin uses, with its last serving certificate.
 type apiServer struct {
 	config      *rest.Config
-	certificate atomic.Pointer[x509.Certificate] // its last one
+	certificate atomic.Pointer[x509.Certificate] // the last one that it served
 }
 
-// newAPIServer records the certificate that clients of config see.
+// newAPIServer returns an apiServer. It wraps config to record the serving certificate.
 func newAPIServer(config *rest.Config) *apiServer {
 	a := &apiServer{config: config}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return noticing{next, a} })
@@ -47,7 +47,7 @@ func (n noticing) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// hosts returns where kubejoin reaches the API server, and the names in its certificate.
+// hosts returns the hosts at which kubejoin reaches the API server, and the names in its certificate.
 func (a *apiServer) hosts() []string {
 	hosts := []string{hostOf(a.config.Host), a.config.ServerName}
 	if cert := a.certificate.Load(); cert != nil {
@@ -56,8 +56,8 @@ func (a *apiServer) hosts() []string {
 	return hosts
 }
 
-// hostsIn returns the names and addresses in a certificate. A wildcard stays one, and reserves nothing:
-// it would reserve the whole domain, nodes included.
+// hostsIn returns the names and addresses in a certificate. It does not expand wildcards, so they reserve nothing:
+// they would reserve the whole domain, including nodes.
 func hostsIn(cert *x509.Certificate) []string {
 	hosts := slices.Clone(cert.DNSNames)
 	for _, ip := range cert.IPAddresses {
@@ -68,12 +68,12 @@ func hostsIn(cert *x509.Certificate) []string {
 
 var _ server.Bounded = (*configmap.ConfigMap)(nil)
 
-// A clusterInfo is what joining machines read.
+// A clusterInfo reads cluster-info.
 type clusterInfo interface {
 	Data(ctx context.Context) (map[string]string, error)
 }
 
-// facts answers the questions of rules about the cluster.
+// facts returns the facts about the cluster that rules need.
 func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *csr.Nodes, info clusterInfo) *csr.Facts {
 	return &csr.Facts{
 		Client: client, Nodes: nodes, ServiceCIDRs: s.options.Serving.ServiceCIDRs,
@@ -100,17 +100,17 @@ func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *csr.
 	}
 }
 
-// hosts returns the hosts of the API server and of kubejoin in the options. A machine that serves as one
-// of them with a certificate of the cluster CA would be trusted to be it.
+// hosts returns the hosts of the API server and of kubejoin in the options. Nodes must not have them in a serving
+// certificate of the cluster CA: clients would trust the node as that host.
 func (o *Options) hosts() []string {
 	return append([]string{hostOf(o.APIServer), hostOf(o.Advertise)}, o.TLS.SANs...)
 }
 
-// ownHosts returns the hosts in the options, and the names in the current serving certificate: callers
-// send bearer tokens to those, too.
+// ownHosts returns the hosts in the options and the names in the current serving certificate. Callers send bearer
+// tokens to all of them.
 func (s *service) ownHosts() ([]string, error) {
 	if s.certificate == nil {
-		return nil, errors.New("kubejoin does not serve yet")
+		return nil, errors.New("kubejoin has not started serving yet")
 	}
 	served, err := s.certificate(nil)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *service) ownHosts() ([]string, error) {
 	return slices.DeleteFunc(hosts, func(host string) bool { return host == "" }), nil
 }
 
-// standaloneFacts are those of signer.Standalone. They also reserve the hosts of kubejoin.
+// standaloneFacts are signer.Standalone facts that also reserve kubejoin's own hosts.
 type standaloneFacts struct {
 	signer.Standalone
 	ownHosts func() ([]string, error)

@@ -67,12 +67,12 @@ func TestAPIServerHosts(t *testing.T) {
 	}
 }
 
-// No kubelet may serve as a name in kubejoin's current certificate, on a cluster or standalone.
+// A kubelet with a name of kubejoin's serving certificate could impersonate kubejoin.
 func TestReservesOwnHosts(t *testing.T) {
 	var served atomic.Pointer[tls.Certificate]
 	s := &service{options: Options{APIServer: "https://api.example.com:6443", Advertise: "join.example.com:9443"}}
 	if _, err := s.ownHosts(); err == nil {
-		t.Error("hosts are known before there is a certificate")
+		t.Error("got hosts before there is a certificate, want an error")
 	}
 	s.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if c := served.Load(); c != nil {
@@ -92,7 +92,7 @@ func TestReservesOwnHosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = store.Close() }() // was only for this
+	defer func() { _ = store.Close() }() // used only by this test
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	hosts := map[string]func() ([]string, error){
 		"standalone": func() ([]string, error) {

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// shutdownTimeout is how long requests in flight may take to end.
+// shutdownTimeout is how long requests in flight may take during shutdown.
 const shutdownTimeout = 15 * time.Second
 
 // servingCertificate loads the serving certificate from files, or issues it.
@@ -29,7 +29,7 @@ func (s *service) servingCertificate() error {
 		if _, err := issued.Step(context.Background()); err != nil {
 			return err
 		}
-		// A joining node sees the certificate and cluster-info: both follow the CA at once.
+		// A joining node gets both the certificate and cluster-info, so both follow the CA at once.
 		s.caChanged = append(s.caChanged, func(*signer.CA) error {
 			_, err := issued.Step(context.Background())
 			return err
@@ -53,7 +53,7 @@ func (s *service) servingCertificate() error {
 	s.goBackground(files.Run)
 	s.check("serving-certificate", func(context.Context) error {
 		if files.Err() != nil {
-			return errors.New("the files of the serving certificate have changed and cannot be used; the last good ones are in use, see the log")
+			return errors.New("the new files of the serving certificate cannot be used, and kubejoin keeps the last valid ones; see the log")
 		}
 		return nil
 	})
@@ -61,27 +61,27 @@ func (s *service) servingCertificate() error {
 	return nil
 }
 
-// serve answers requests until ctx ends or a part fails for good. Then it lets requests in flight end
-// before it stops what they may wait for.
+// serve serves requests until ctx ends or a part fails permanently. On shutdown it finishes the requests in flight
+// before it stops the background functions that they may need.
 func (s *service) serve(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.options.Listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
-	defer func() { _ = listener.Close() }() // the server closes it, too
+	defer func() { _ = listener.Close() }() // usually closed by the server already
 	if err := s.servingCertificate(); err != nil {
 		return err
 	}
 	config := &tls.Config{GetCertificate: s.certificate, MinVersion: s.options.TLS.MinVersion}
 	if s.options.Webhook.ClientCAFile != "" || s.byCertificate != nil {
-		config.ClientAuth = tls.RequestClientCert // each handler judges the certificate that it needs
+		config.ClientAuth = tls.RequestClientCert // each handler verifies the certificate that it needs
 	}
 	web := s.api.HTTPServer(config)
 	if s.options.Around != nil {
 		web.Handler = s.options.Around(web.Handler)
 	}
 
-	// The background ends only after the last request.
+	// The background functions end after the last request.
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
 	defer endBack()
 	group, back := errgroup.WithContext(back)
@@ -95,21 +95,21 @@ func (s *service) serve(ctx context.Context) error {
 		return nil
 	})
 	s.log.Info("serving", "address", listener.Addr().String(), "version", s.api.Version.Version)
-	if s.options.IssuanceRecord != StandardOutput { // else standard output is for the record alone
+	if s.options.IssuanceRecord != StandardOutput { // otherwise standard output holds only the record
 		if _, err := io.WriteString(s.stdout, s.banner); err != nil {
-			s.log.Warn("the banner could not be printed", "error", err)
+			s.log.Warn("cannot print startup message", "error", err)
 		}
 	}
 
 	select {
 	case <-ctx.Done():
-		s.log.Info("stopping", "requests_may_take", shutdownTimeout)
+		s.log.Info("stopping", "grace_period", shutdownTimeout)
 	case <-back.Done(): // a part failed
 	}
 	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if err := web.Shutdown(shutdown); err != nil {
-		s.log.Warn("requests were still in flight and are cut off", "error", err)
+		s.log.Warn("requests still in flight after grace period, aborting them", "error", err)
 		_ = web.Close() // the log has the reason
 	}
 	endBack()

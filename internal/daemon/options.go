@@ -25,11 +25,11 @@ var ControllerNames = []string{BootstrapSigner, TokenCleaner, CSRApprover, CSRSi
 // AdminGroup is the group of operators who may do everything.
 const AdminGroup = "kubejoin:admins"
 
-// StandardOutput is the IssuanceRecord of lines on standard output.
+// StandardOutput is the value of IssuanceRecord for standard output.
 const StandardOutput = "-"
 
-// Options are the flags of 'kubejoin serve', read and checked: Run does not check them again. The help of
-// a flag describes the field.
+// Options are the parsed and validated flags of 'kubejoin serve'. Run does not check them again. The help of each
+// flag describes its field.
 type Options struct {
 	// Cluster is nil for a standalone kubejoin.
 	Cluster *ClusterOptions
@@ -53,39 +53,39 @@ type Options struct {
 	Around func(http.Handler) http.Handler
 }
 
-// ClusterOptions say how to work on a Kubernetes cluster.
+// ClusterOptions are the options for a Kubernetes cluster.
 type ClusterOptions struct {
 	Kubeconfig   string  // empty: the service account of the pod
 	QPS          float32 // 0: unlimited
 	Burst        int     // 0: same as QPS
-	TokensInFile bool    // in DataDir, and not in Secrets
+	TokensInFile bool    // in DataDir instead of Secrets
 	Shadow       bool
-	Audiences    []string // that a bearer token of the cluster must have one of
+	Audiences    []string // accepted audiences: a bearer token of the cluster must have one of them
 
 	LeaderElect               bool
 	LeaseNamespace, LeaseName string
 }
 
-// TLS is how the HTTPS API is served.
+// TLS configures serving of the HTTPS API.
 type TLS struct {
 	CertFile, KeyFile string // empty: issued from the cluster CA
 	MinVersion        uint16
-	SANs              []string // of an issued certificate
+	SANs              []string // extra names in an issued certificate
 }
 
-// Callers say who is known by what.
+// Callers configure the authentication of callers.
 type Callers struct {
 	TokenFile, ClientCAFile string
 }
 
-// Limits of the HTTPS API, as [server.Server] has them: below zero is unlimited.
+// Limits of the HTTPS API, see [server.Server]; negative values are unlimited.
 type Limits struct {
 	Clients, Users server.Rate
 	UserTokens     int
 }
 
-// Webhook says how kube-apiserver authenticates to ask about tokens in a file, in addition to the
-// bearer token in DataDir.
+// Webhook configures how kube-apiserver authenticates when it reviews tokens in a file: by client certificate, in
+// addition to the bearer token in DataDir.
 type Webhook struct {
 	ClientCAFile, ClientName string
 	Audiences                []string
@@ -97,14 +97,14 @@ type CA struct {
 	Duration          time.Duration // of certificates
 }
 
-// Nodes are the rules about node names.
+// Nodes configures the rules about node names.
 type Nodes struct {
 	AllowExisting  bool
 	Reserved       []string
 	SpentRetention time.Duration
 }
 
-// Serving are the rules about serving certificates of kubelets.
+// Serving configures the rules about kubelets' serving certificates.
 type Serving struct {
 	Scope        approval.ServingScope
 	ServiceCIDRs []netip.Prefix

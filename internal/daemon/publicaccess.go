@@ -16,29 +16,28 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// How often publicAccess reads cluster-info: more often after a refusal, which an operator may be
-// mending.
+// How often publicAccess reads cluster-info: more often after a refusal, because an operator may be fixing it.
 const (
 	publicAccessInterval = time.Minute
 	publicAccessRetry    = 10 * time.Second
 	publicAccessTimeout  = 10 * time.Second
 )
 
-// A publicAccess knows whether anonymous users can read cluster-info at the API server, as kubeadm
-// join does where join commands name the API server.
+// A publicAccess checks that anonymous users can read cluster-info at the API server. 'kubeadm join' needs that if
+// join commands name the API server.
 type publicAccess struct {
 	anonymous rest.Interface
 	log       *slog.Logger
 	missing   atomic.Pointer[string]
 }
 
-// watchPublicAccess reports missing public access in the log, in the check cluster-info and to those
-// who create tokens. With --advertise machines read cluster-info at kubejoin, and it returns nil.
+// watchPublicAccess reports missing public access: in the log, in the readiness check cluster-info and as a warning
+// about new tokens. With --advertise, machines read cluster-info from kubejoin, and it returns nil.
 func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) {
 	if s.options.Advertise != "" {
 		return nil, nil
 	}
-	// HTTP/1.1, of which a connection that is still being made can be closed when kubejoin stops.
+	// HTTP/1.1, because kubejoin can then close a connection that is still being set up when it stops.
 	anonymous := rest.AnonymousClientConfig(config)
 	anonymous.NextProtos = []string{"http/1.1"}
 	web, err := rest.HTTPClientFor(anonymous)
@@ -61,22 +60,22 @@ func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) 
 	return p, nil
 }
 
-// step reads cluster-info without a credential.
+// step reads cluster-info anonymously.
 func (p *publicAccess) step(ctx context.Context) (next time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, publicAccessTimeout)
 	defer cancel()
-	request := p.anonymous.Get().SetHeader("Connection", "close") // one read a minute is not worth a connection
+	request := p.anonymous.Get().SetHeader("Connection", "close") // one read a minute needs no open connection
 	body, err := request.Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).Stream(ctx)
 	missing := ""
 	switch {
 	case err == nil:
-		_ = body.Close() // the status is enough
-	case apierrors.IsNotFound(err): // which the check cluster-info reports
+		_ = body.Close() // only the status matters
+	case apierrors.IsNotFound(err): // reported by the check cluster-info
 	case apierrors.IsForbidden(err):
-		missing = "anonymous users cannot read kube-public/cluster-info, and 'kubeadm join' cannot discover the cluster at the API server: " +
+		missing = "anonymous users cannot read ConfigMap kube-public/cluster-info, so 'kubeadm join' cannot discover the cluster at the API server: " +
 			"kubectl apply -f deploy/cluster-info-public.yaml, or start kubejoin with --advertise HOST:PORT"
 	case apierrors.IsUnauthorized(err):
-		missing = "the API server refuses anonymous requests, and 'kubeadm join' cannot discover the cluster there: start kubejoin with --advertise HOST:PORT"
+		missing = "the API server refuses anonymous requests, so 'kubeadm join' cannot discover the cluster there: start kubejoin with --advertise HOST:PORT"
 	default:
 		return time.Time{}, fmt.Errorf("reading cluster-info without a credential: %w", err)
 	}
@@ -94,7 +93,7 @@ func (p *publicAccess) step(ctx context.Context) (next time.Time, err error) {
 	return time.Time{}, nil
 }
 
-// notice returns what is missing, or nothing.
+// notice returns the problem, or an empty text.
 func (p *publicAccess) notice() string {
 	if p == nil {
 		return ""

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// openRecord opens the lines of the issuance record.
+// openRecord opens the line-based issuance record, if there is one.
 func (s *service) openRecord() error {
 	switch file := s.options.IssuanceRecord; file {
 	case "":
@@ -48,10 +48,10 @@ func (s *service) record() issuance.Log {
 	return w
 }
 
-// recordNoticed is how long readiness reports that entries were dropped or not kept.
+// recordNoticed is how long readiness reports dropped and failed entries.
 const recordNoticed = 24 * time.Hour
 
-// recordWarned is the shortest time between two lines of the log about that.
+// recordWarned is the minimum time between two log lines about them.
 const recordWarned = time.Minute
 
 // A watchedRecord is the issuance record, and reports entries that were dropped or could not be written.
@@ -113,13 +113,13 @@ func (w *watchedRecord) ready(context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.lastFail.IsZero() && time.Since(w.lastFail) < recordNoticed {
-		return server.Notice("entries of the issuance record could not be kept, the last one at " + w.lastFail.UTC().Format(time.RFC3339) + ", see the log")
+		return server.Notice("kubejoin could not write entries of the issuance record, the last one at " + w.lastFail.UTC().Format(time.RFC3339) + "; see the log")
 	}
 	if w.store == nil {
 		return nil
 	}
 	if dropped, last := w.store.Dropped(); dropped > 0 && time.Since(last) < recordNoticed {
-		return server.Notice(fmt.Sprintf("%d entries of the issuance record were dropped to make room, the last one at %s: the disk is full, or kubejoin.db has its full size", dropped, last.UTC().Format(time.RFC3339)))
+		return server.Notice(fmt.Sprintf("kubejoin dropped %d entries of the issuance record early, the last one at %s: the disk is full, or kubejoin.db has its maximum size", dropped, last.UTC().Format(time.RFC3339)))
 	}
 	return nil
 }

@@ -15,13 +15,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// eventRenewalsWait is the reason of the Event about renewals that are late.
+// eventRenewalsWait is the Event reason for late renewals.
 const eventRenewalsWait = "RenewalsWait"
 
 // reportAgain is how often an unchanged state is reported again: an Event expires after that time.
 const reportAgain = time.Hour
 
-// watchRenewals reports nodes that wait too long for another certificate.
+// watchRenewals returns a function that reports nodes that wait too long for a renewed certificate.
 func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *csr.Nodes) func(context.Context) error {
 	late := &lateRenewals{service: s}
 	s.check("renewals", func(context.Context) error {
@@ -37,10 +37,11 @@ func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *s
 	}.Run
 }
 
-// renewedFor knows the lifetime of the certificates of nodes.
+// renewedFor looks up the lifetime of node certificates.
 type renewedFor struct{ *signer.Authority }
 
-// lifetime returns the signer's lifetime, or for client certificates the token's, if that is shorter.
+// lifetime returns the default lifetime of the signer. For client certificates it returns the token's duration if
+// that is shorter.
 func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Duration, bool) {
 	known, found := a.Signer(w.Signer)
 	lifetime := known.Profile.Default
@@ -50,7 +51,7 @@ func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Du
 	if w.Signer != certificates.KubeAPIServerClientKubeletSignerName || a.Nodes == nil || a.Nodes.Claims == nil {
 		return lifetime, found
 	}
-	// An unknown claim counts as the signer's lifetime: the report is late for short ones only.
+	// If the claim cannot be read, use the signer's lifetime: reports then come late, but only for short lifetimes.
 	claim, err := a.Nodes.Claims.Find(ctx, w.Node)
 	d := claim.Limits.CertificateDuration
 	if claim.Released() {
@@ -62,7 +63,7 @@ func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Du
 	return lifetime, found
 }
 
-// lateRenewals are the renewals that wait too long.
+// lateRenewals holds the renewals that have waited too long.
 type lateRenewals struct {
 	*service
 
@@ -77,17 +78,17 @@ func (l *lateRenewals) report(waiting []csr.WaitingRenewal, now time.Time) {
 	l.waiting = waiting
 	switch {
 	case len(waiting) == 0 && !l.reported.IsZero():
-		l.log.Info("no renewal waits for too long any more")
+		l.log.Info("late renewals done")
 		l.reported = time.Time{}
 	case len(waiting) > 0 && now.Sub(l.reported) >= reportAgain:
 		text := l.words(now)
-		l.log.Warn("renewals wait for too long", "nodes", len(waiting), "node", foreign.Text(waiting[0].Node, foreign.MaxName), "csr", foreign.Text(waiting[0].Request, foreign.MaxName), "signer", waiting[0].Signer, "since", waiting[0].Since)
+		l.log.Warn("renewals are late", "nodes", len(waiting), "node", foreign.Text(waiting[0].Node, foreign.MaxName), "csr", foreign.Text(waiting[0].Request, foreign.MaxName), "signer", waiting[0].Signer, "since", waiting[0].Since)
 		l.event(corev1.EventTypeWarning, eventRenewalsWait, text)
 		l.reported = now
 	}
 }
 
-// text is what an operator should know; empty if there is nothing.
+// text returns a notice for operators; empty if there is nothing to report.
 func (l *lateRenewals) text(now time.Time) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,6 +104,6 @@ func (l *lateRenewals) words(now time.Time) string {
 	if n := len(l.waiting) - 1; n > 0 {
 		others = fmt.Sprintf(", and %d more", n)
 	}
-	return fmt.Sprintf("node %s has waited for a certificate of signer %s for %s%s; a node whose certificate ends is lost: %s",
+	return fmt.Sprintf("node %s has waited for a certificate of signer %s for %s%s; a node drops out of the cluster when its certificate expires: %s",
 		foreign.Text(w.Node, foreign.MaxName), w.Signer, now.Sub(w.Since).Round(time.Second), others, foreign.ShowCSR(w.Request, w.UID))
 }

@@ -18,8 +18,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Late renewals are reported when the first is late, once an hour while it lasts, and again the next
-// time; readiness has a notice meanwhile.
+// An Event comes with the first late renewal, then once an hour, and again for the next one after all were done.
+// Readiness has a notice while renewals are late.
 func TestReportsLateRenewalsOnceAnHour(t *testing.T) {
 	s := newService(Options{}, slog.New(slog.DiscardHandler), io.Discard)
 	var events []string
@@ -36,7 +36,7 @@ func TestReportsLateRenewalsOnceAnHour(t *testing.T) {
 	}{
 		{0, nil, 0, ""},
 		{time.Minute, []csr.WaitingRenewal{one}, 1, "node worker-1 has waited for a certificate of signer kubernetes.io/kubelet-serving for 2h1m0s; a node"},
-		{2 * time.Minute, []csr.WaitingRenewal{one, other}, 1, "for 2h2m0s, and 1 more; a node whose certificate ends is lost: kubectl describe csr csr-1"},
+		{2 * time.Minute, []csr.WaitingRenewal{one, other}, 1, "for 2h2m0s, and 1 more; a node drops out of the cluster when its certificate expires: kubectl describe csr csr-1"},
 		{60 * time.Minute, []csr.WaitingRenewal{one, other}, 1, "worker-1"},
 		{61 * time.Minute, []csr.WaitingRenewal{other}, 2, "worker-2"},
 		{62 * time.Minute, nil, 2, ""},
@@ -54,7 +54,7 @@ func TestReportsLateRenewalsOnceAnHour(t *testing.T) {
 	}
 }
 
-// A node chooses the names of its requests: no text repeats a hostile one, or puts it into a command.
+// A node chooses the names of its CSRs. A hostile name must not get into a command that an operator pastes.
 func TestLateRenewalsKeepHostileNamesOutOfCommands(t *testing.T) {
 	log := &bytes.Buffer{}
 	s := newService(Options{}, slog.New(slog.NewJSONHandler(log, nil)), io.Discard)
@@ -66,12 +66,12 @@ func TestLateRenewalsKeepHostileNamesOutOfCommands(t *testing.T) {
 		late := &lateRenewals{service: s}
 		late.report([]csr.WaitingRenewal{{Node: "worker-1" + hostile, Signer: "kubernetes.io/kubelet-serving", Request: hostile, UID: "0c0ffee0-1", Since: now.Add(-2 * time.Hour)}}, now)
 		for _, text := range []string{said, late.text(now)} {
-			if !strings.HasSuffix(text, `is lost: kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="0c0ffee0-1")]}'`) ||
+			if !strings.HasSuffix(text, `certificate expires: kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="0c0ffee0-1")]}'`) ||
 				strings.ContainsFunc(text, unicode.IsControl) || strings.Contains(text, "qwertz") {
 				t.Errorf("%q is late: %q", hostile, text)
 			}
 		}
-		if text := log.String(); !strings.Contains(text, "renewals wait") || strings.Contains(text, `\u001b`) || strings.Contains(text, "qwertz") {
+		if text := log.String(); !strings.Contains(text, "renewals are late") || strings.Contains(text, `\u001b`) || strings.Contains(text, "qwertz") {
 			t.Errorf("%q is logged: %s", hostile, text)
 		}
 	}
@@ -83,7 +83,7 @@ func TestLifetimeOfRenewals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = store.Close() }() // was only for this
+	defer func() { _ = store.Close() }() // used only by this test
 	for node, d := range map[string]time.Duration{"short": time.Hour, "long": 48 * time.Hour, "as-it-is": 0} {
 		if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abcdef", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: d}}); err != nil {
 			t.Fatal(err)
@@ -104,9 +104,9 @@ func TestLifetimeOfRenewals(t *testing.T) {
 		found        bool
 	}{
 		{"short", certificates.KubeAPIServerClientKubeletSignerName, time.Hour, true},
-		{"short", certificates.KubeletServingSignerName, day, true}, // which has no bound by a token
+		{"short", certificates.KubeletServingSignerName, day, true}, // the token does not limit serving certificates
 		{"long", certificates.KubeAPIServerClientKubeletSignerName, day, true},
-		{"released", certificates.KubeAPIServerClientKubeletSignerName, 2 * time.Hour, true}, // by what its claim has left
+		{"released", certificates.KubeAPIServerClientKubeletSignerName, 2 * time.Hour, true}, // the released claim keeps the duration
 		{"as-it-is", certificates.KubeAPIServerClientKubeletSignerName, day, true},
 		{"no-claim", certificates.KubeAPIServerClientKubeletSignerName, day, true},
 		{"no-claim", "example.com/other", signer.DefaultDuration, false},

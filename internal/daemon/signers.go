@@ -23,29 +23,28 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Reasons of Events about --signer-config.
+// Event reasons about --signer-config.
 const (
 	eventSignersUnusable = "SignerConfigUnusable"
 	eventSignersReplaced = "SignerConfigReplaced"
 )
 
-// configured is a file of signers with the CAs that it names, up to date.
+// configured is the current signer configuration, with the CAs that it names.
 type configured struct {
 	files *reload.Value[signerFile]
-	// again hints that changed signers may decide pending requests.
+	// again hints that the signers have changed, so pending requests may be decided now.
 	again chan struct{}
 }
 
-// A signerFile is the configuration in the file, and the signers from it.
+// A signerFile is the configuration in the file and its signers.
 type signerFile struct {
 	says    *config.Configuration
 	signers map[string]signer.Signer
-	// nodes are the CA of kubelets' client certificates if their signer has one of its own.
+	// nodes is the separate CA for kubelets' client certificates; empty if their signer uses the cluster CA.
 	nodes *x509.CertPool
 }
 
-// loadSigners loads the signers from the signer configuration, if there is one, and reloads them. Call
-// it after loadCA.
+// loadSigners loads and reloads the signer configuration, if there is one. Call it after loadCA.
 func (s *service) loadSigners() error {
 	file := s.options.SignerConfig
 	if file == "" {
@@ -84,35 +83,35 @@ func (s *service) loadSigners() error {
 			return nil
 		},
 		Failed: func(err error) {
-			s.event(corev1.EventTypeWarning, eventSignersUnusable, "The signer configuration has changed and cannot be used, the last good one stays in use: "+firstOf(err))
+			s.event(corev1.EventTypeWarning, eventSignersUnusable, "kubejoin cannot use the new signer configuration and keeps the last valid one: "+firstOf(err))
 		},
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
 	if errors.As(err, new(config.Errors)) {
-		return err // which names the file
+		return err // the error names the file
 	}
 	if err != nil {
 		return fmt.Errorf("--signer-config: %w", err)
 	}
 	s.configured = &configured{files: files, again: again}
-	s.log.Info("signers are those of the file", "file", file, "signers", files.Get().names())
+	s.log.Info("signer configuration loaded", "file", file, "signers", files.Get().names())
 	s.goBackground(files.Run)
 	cas := &signerCAs{
 		files: files, log: s.log, event: s.event, known: map[string]*caexpiry.Watch{},
-		end:  metrics.Gauge(s.registry, "kubejoin_signer_ca_not_after_timestamp_seconds", "When the CA of a signer that has one of its own expires.", "signer"),
-		many: metrics.Gauge(s.registry, "kubejoin_signer_ca_certificates", "CA certificates of a signer that has a CA of its own, the one that signs among them.", "signer"),
+		end:  metrics.Gauge(s.registry, "kubejoin_signer_ca_not_after_timestamp_seconds", "When the separate CA of a signer expires, in Unix seconds.", "signer"),
+		many: metrics.Gauge(s.registry, "kubejoin_signer_ca_certificates", "Trusted CA certificates of a signer with a separate CA, including the one that signs.", "signer"),
 	}
 	s.goBackground(loop.Loop{Name: "signer-cas", Hint: watch, Step: cas.step, Logger: s.log, Registerer: s.registry}.Run)
 	s.check("signer-config", func(context.Context) error {
 		if files.Err() != nil {
-			return errors.New("the signer configuration, or a CA that it names, has changed and cannot be used; the last good one is in use, see the log")
+			return errors.New("the new signer configuration, or a CA in it, cannot be used, and kubejoin keeps the last valid one; see the log")
 		}
 		return files.Get().ready(time.Now())
 	})
 	return nil
 }
 
-// signers is the source of signers for an Authority: the file, or the built-in ones without a file.
+// signers returns the source of signers for an Authority: the file, or the built-in signers if there is none.
 func (s *service) signers(builtIn map[string]signer.Signer) func() map[string]signer.Signer {
 	if s.configured == nil {
 		return signer.FixedSigners(builtIn)
@@ -120,7 +119,8 @@ func (s *service) signers(builtIn map[string]signer.Signer) func() map[string]si
 	return func() map[string]signer.Signer { return s.configured.files.Get().signers }
 }
 
-// signersChanged hints that pending requests may be decided now; nil never does.
+// signersChanged returns a channel of hints that pending requests may be decided now. It is nil without a
+// configuration.
 func (s *service) signersChanged() <-chan struct{} {
 	if s.configured == nil {
 		return nil
@@ -130,28 +130,28 @@ func (s *service) signersChanged() <-chan struct{} {
 
 func (f signerFile) names() string { return strings.Join(slices.Sorted(maps.Keys(f.signers)), ", ") }
 
-// own returns the CAs of signers that have one of their own, by signer.
+// own returns the separate CAs of signers, by signer name.
 func (f signerFile) own() map[string]*signer.CA {
 	cas := map[string]*signer.CA{}
 	for _, s := range f.says.Signers {
 		if s.CA == (config.CAFiles{}) {
 			continue
 		}
-		if ca, err := f.signers[s.Name].CA(); err == nil { // it is fixed
+		if ca, err := f.signers[s.Name].CA(); err == nil { // never fails for a separate CA
 			cas[s.Name] = ca
 		}
 	}
 	return cas
 }
 
-// ready reports what is wrong with the CAs of signers.
+// ready returns an error or a notice about the separate CAs of signers.
 func (f signerFile) ready(now time.Time) error {
 	var expired, notices []string
 	own := f.own()
 	for _, name := range slices.Sorted(maps.Keys(own)) {
 		end, lifetime := own[name].Certificate().NotAfter, f.signers[name].Profile.Default
 		if caexpiry.Expired(end, lifetime, now) {
-			expired = append(expired, fmt.Sprintf("the CA of signer %s expired at %s and nothing can be signed", name, end.UTC().Format(time.RFC3339)))
+			expired = append(expired, fmt.Sprintf("the CA of signer %s expired at %s, and kubejoin cannot sign with it", name, end.UTC().Format(time.RFC3339)))
 		} else if notice := caexpiry.Notice(end, lifetime, now); notice != "" {
 			notices = append(notices, fmt.Sprintf("signer %s: %s", name, notice))
 		}
@@ -174,7 +174,7 @@ func firstOf(err error) string {
 	return fmt.Sprintf("%.700s", err)
 }
 
-// signerCAs watches the CAs that signers have of their own.
+// signerCAs watches the separate CAs of signers.
 type signerCAs struct {
 	files     *reload.Value[signerFile]
 	log       *slog.Logger

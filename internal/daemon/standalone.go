@@ -24,7 +24,7 @@ import (
 // usualServices are the default Service addresses of kubeadm and of kube-apiserver.
 var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
 
-// A standalone is a service that keeps everything in DataDir.
+// A standalone is a service that keeps all data in DataDir.
 type standalone struct {
 	*service
 	dir       datadir.Dir
@@ -47,14 +47,14 @@ func (s *service) withoutCluster(context.Context) error {
 		}
 	}
 	alone.startControllers()
-	s.warnOf(tokenwarning.Limits("as with 'kubejoin sign'; a cluster's own signer, which answers 'kubeadm join', knows nothing of them"))
+	s.warnOf(tokenwarning.Limits("for example with 'kubejoin sign'; the signer of a cluster, which 'kubeadm join' uses, ignores them"))
 	s.warnOf(tokenwarning.CA(alone.authority, tokenwarning.None))
 	s.warnOf(tokenwarning.Duration(alone.authority))
 	s.banner = alone.readyBanner()
 	return nil
 }
 
-// openStores opens the file store, the CA and cluster-info. The store is first: it locks the folder.
+// openStores opens the file store, the CA and cluster-info. The store comes first because it locks the folder.
 func (s *standalone) openStores() (err error) {
 	if s.store, err = s.openFileStore(); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (s *standalone) openStores() (err error) {
 			return fmt.Errorf("cluster CA: %w", err)
 		}
 		if made {
-			s.log.Info("made a cluster CA", "file", o.CA.CertFile)
+			s.log.Info("created a cluster CA", "file", o.CA.CertFile)
 		}
 	}
 	if err := s.loadCA(o.CA.CertFile, o.CA.KeyFile, o.CA.Duration); err != nil {
@@ -89,8 +89,8 @@ func (s *standalone) openStores() (err error) {
 	return s.openClusterInfo()
 }
 
-// buildAuthority makes the authority without a cluster: there are no Nodes, and a claim is all that is
-// known of a name.
+// buildAuthority creates the authority. Without a cluster there are no Node objects, so only claims show that a node
+// name is in use.
 func (s *standalone) buildAuthority() error {
 	if err := s.loadSigners(); err != nil {
 		return err
@@ -108,7 +108,7 @@ func (s *standalone) buildAuthority() error {
 			Claims: s.store.Claims(), DNSSuffixes: o.Serving.Scope.DNSSuffixes,
 			Keep: approval.Reserved{
 				Prefixes: services, APIServer: []string{hostOf(s.apiServer)},
-				Source: "--service-cluster-ip-range or what is usual, --api-server, --advertise, --tls-san and kubejoin's certificate",
+				Source: "--service-cluster-ip-range or its usual ranges, --api-server, --advertise, --tls-san and kubejoin's certificate",
 			},
 		},
 		ownHosts: s.ownHosts,
@@ -125,7 +125,7 @@ func (s *standalone) buildAuthority() error {
 	return nil
 }
 
-// openClusterInfo computes cluster-info from the tokens and the current CA.
+// openClusterInfo sets up a cluster-info that is computed from the tokens and the current CA.
 func (s *standalone) openClusterInfo() error {
 	var current atomic.Pointer[[]byte]
 	follow := func(ca *signer.CA) error {
@@ -144,7 +144,7 @@ func (s *standalone) openClusterInfo() error {
 	return nil
 }
 
-// openCallers loads the operators. It makes an admin and a curlrc if no token file is given.
+// openCallers loads the operators. Without --token-auth-file it creates an admin and a curlrc.
 func (s *standalone) openCallers() error {
 	if err := s.keepBundle(); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (s *standalone) openCallers() error {
 	return nil
 }
 
-// startControllers runs the controllers that need no cluster.
+// startControllers starts the controllers that need no cluster.
 func (s *standalone) startControllers() {
 	if s.options.Controllers[TokenCleaner] {
 		loop := cleaner.Tokens{Store: s.store, Logger: s.log, Registerer: s.registry}
@@ -184,14 +184,14 @@ func (s *standalone) readyBanner() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.Listen, o.DataDir)
 	if s.curlrc != "" {
-		fmt.Fprintf(&b, "A join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", foreign.Quote(s.curlrc), dialable(o.Listen))
+		fmt.Fprintf(&b, "Get a join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", foreign.Quote(s.curlrc), dialable(o.Listen))
 	} else {
-		fmt.Fprintf(&b, "A join command, for those in %s:\n  POST https://%s/v1/token/print-join-command\n\n", o.Callers.TokenFile, dialable(o.Listen))
+		fmt.Fprintf(&b, "Get a join command, as a user in %s:\n  POST https://%s/v1/token/print-join-command\n\n", o.Callers.TokenFile, dialable(o.Listen))
 	}
 	if o.APIServer == "" {
-		b.WriteString("No API server is configured: discovery works, and joins stop after it until\nkubejoin is started with --api-server https://HOST:PORT, or with --kubeconfig FILE.\n")
+		b.WriteString("No API server is configured: machines can discover the cluster, but not join. Start\nkubejoin with --api-server https://HOST:PORT, or with --kubeconfig FILE.\n")
 	} else {
-		fmt.Fprintf(&b, "Joins go on to %s, which has to be told to ask kubejoin\nabout tokens: see 'kubejoin webhook-config --help'. With --kubeconfig FILE tokens are kept there.\n", o.APIServer)
+		fmt.Fprintf(&b, "Machines join at %s. Configure it to check tokens at kubejoin:\nsee 'kubejoin webhook-config --help'. To keep tokens in the cluster, start with --kubeconfig FILE.\n", o.APIServer)
 	}
 	return b.String()
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
-// openTokens opens the tokens of the cluster and their claims: Secrets and Leases, or a file.
+// openTokens opens the stores of tokens and claims: Secrets and Leases, or a file.
 func (c *cluster) openTokens() (tokens.Store, tokens.Claims, error) {
 	if c.TokensInFile {
 		store, err := c.openFileStore()
@@ -30,7 +30,7 @@ func (c *cluster) openTokens() (tokens.Store, tokens.Claims, error) {
 	}
 	c.check("tokens", func(ctx context.Context) error {
 		if _, err := store.List(ctx); err != nil {
-			return errors.New("the token Secrets have not been listed yet, see the log")
+			return errors.New("kubejoin has not listed the token Secrets yet; see the log")
 		}
 		return nil
 	})
@@ -41,8 +41,7 @@ func (c *cluster) openTokens() (tokens.Store, tokens.Claims, error) {
 	return store, claims, nil
 }
 
-// openFileStore opens the store in DataDir, and answers kube-apiserver about its tokens. The store locks
-// the folder.
+// openFileStore opens the store in DataDir, and enables token reviews for kube-apiserver. The store locks the folder.
 func (s *service) openFileStore() (*boltstore.Store, error) {
 	dir := datadir.Dir(s.options.DataDir)
 	if err := dir.Open(); err != nil {
@@ -56,13 +55,13 @@ func (s *service) openFileStore() (*boltstore.Store, error) {
 	record := boltrecord.New(store.Issued())
 	s.kept, s.api.Issued = record, record
 	if record.Truncated() {
-		s.log.Warn("the end of the issuance record could not be read: entries of certificates that have not left may be missing, or a disk has lost some")
+		s.log.Warn("issuance journal truncated; entries of certificates that were never delivered may be missing, or the disk has lost data")
 	}
 	s.check("tokens", func(ctx context.Context) error {
-		// Any ID shows whether the file can be read.
+		// Reading any token ID shows whether the file is readable.
 		if _, err := store.Get(ctx, "000000"); err != nil && !errors.Is(err, tokens.ErrNotFound) {
-			s.log.Error("readiness", "check", "tokens", "error", err)
-			return errors.New("the token file cannot be read, see the log")
+			s.log.Error("readiness check failed", "check", "tokens", "error", err)
+			return errors.New("kubejoin cannot read the token file; see the log")
 		}
 		return nil
 	})

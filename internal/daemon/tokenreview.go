@@ -8,7 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// reviewTokens answers kube-apiserver about the tokens of the store.
+// reviewTokens enables token reviews, with which kube-apiserver authenticates the tokens of the store.
 func (s *service) reviewTokens(dir datadir.Dir) error {
 	bearer, err := dir.WebhookBearer()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-// A bad header is refused although the certificate is good.
+// A request with an invalid bearer token must be refused even if its certificate is valid.
 func TestAuthenticatesReviewerByHeaderOrCertificate(t *testing.T) {
 	ca, err := signer.GenerateCA("kube-apiserver", time.Now(), 24*time.Hour)
 	if err != nil {

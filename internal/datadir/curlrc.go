@@ -11,21 +11,20 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// WriteCurlrc writes the file that curl -K reads, so that no secret is in a command line.
+// WriteCurlrc writes a config file for curl -K, which keeps the bearer token off the command line.
 func (d Dir) WriteCurlrc(bearer string) error {
 	ca, err := filepath.Abs(d.Path(Bundle))
 	if err != nil {
 		return err
 	}
 	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-	// Without capath curl trusts the CAs of the system as well.
+	// Without capath, curl would also trust the system's CAs.
 	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\ncacert = \"%s\"\ncapath = \"/dev/null\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", quote.Replace(ca), quote.Replace(bearer))
 	return atomicfile.Write(d.Path(Curlrc), []byte(content))
 }
 
-// ReadCurlrc reads the path of the CA and the bearer token from a file for curl -K. It ignores all other
-// lines. It refuses a file that another user could have written, who would choose the CA and so the
-// server to trust.
+// ReadCurlrc reads the CA path and the bearer token from a config file for curl -K, and ignores all other lines. It
+// refuses a file that another user could have written, because that user would choose the CA and thereby the server.
 func ReadCurlrc(file string) (caFile string, bearer api.Secret, err error) {
 	if err := owned.Check(file); err != nil {
 		return "", "", err

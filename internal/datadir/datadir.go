@@ -1,5 +1,6 @@
-// Package datadir is the folder of --data-dir: a CA, the credentials of callers and a file of tokens, where
-// no cluster holds them. 'kubejoin serve' makes the files, and the other commands read them.
+// Package datadir manages the folder of --data-dir: the CA, the credentials of callers and the token store of a
+// kubejoin that does not keep them in a cluster. 'kubejoin serve' creates the files, and the other commands read
+// them.
 package datadir
 
 import (
@@ -29,15 +30,14 @@ const (
 	Operators = "operators.csv"
 	Curlrc    = "curlrc"
 	Store     = "kubejoin.db"
-	// WebhookToken holds the bearer token of kube-apiserver and nothing else, as tokenFile of a
-	// kubeconfig wants it.
+	// WebhookToken holds only the bearer token of kube-apiserver, as the tokenFile of a kubeconfig requires.
 	WebhookToken = "kube-apiserver.token"
 )
 
 // files are all files in the folder that kubejoin reads or writes.
 var files = []string{CA, Bundle, Operators, Curlrc, WebhookToken, Store, Store + "-journal"}
 
-// caLifetime is that of a CA that MakeCA generates, the same as kubeadm's.
+// caLifetime is the validity of a CA that MakeCA generates, the same as kubeadm's.
 const caLifetime = 10 * 365 * 24 * time.Hour
 
 // A Dir is the path of the folder.
@@ -46,8 +46,8 @@ type Dir string
 // Path returns the path of a file in the folder.
 func (d Dir) Path(name string) string { return filepath.Join(string(d), name) }
 
-// Open makes the folder if there is none. It refuses a folder that others can read, and one whose
-// content another user could have written or could replace.
+// Open creates the folder if it is missing. It refuses a folder that other users can read, or whose content another
+// user could have written or could replace.
 func (d Dir) Open() error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
@@ -73,8 +73,8 @@ func (d Dir) Open() error {
 	return nil
 }
 
-// MakeCA generates a cluster CA unless there is one. Certificate and key are one file, so that an
-// interrupted start never leaves one without the other.
+// MakeCA generates a cluster CA if there is none. Certificate and key share one file, so that an interrupted start
+// never leaves one without the other.
 func (d Dir) MakeCA(now time.Time) (made bool, err error) {
 	file := d.Path(CA)
 	if _, err := os.Stat(file); err == nil || !errors.Is(err, fs.ErrNotExist) {
@@ -91,8 +91,8 @@ func (d Dir) MakeCA(now time.Time) (made bool, err error) {
 	return true, atomicfile.Write(file, append(cert, key...))
 }
 
-// AdminBearer returns the bearer token of the first operator in the file of operators. It creates a
-// missing file with one admin, a member of group.
+// AdminBearer returns the bearer token of the first operator in the operators file. If the file is missing,
+// AdminBearer creates it with one admin, a member of group.
 func (d Dir) AdminBearer(group string) (string, error) {
 	file := d.Path(Operators)
 	content, err := os.ReadFile(file)
@@ -115,13 +115,13 @@ func (d Dir) AdminBearer(group string) (string, error) {
 	return first[0], nil
 }
 
-// RFC 6750, section 2.1. No character of it has a meaning in a token file.
+// bearerPattern is the syntax of RFC 6750, section 2.1. None of its characters is special in a token file.
 var bearerPattern = regexp.MustCompile(`\A[A-Za-z0-9._~+/-]+=*\z`)
 
 // IsBearer reports whether s has the form of a bearer token.
 func IsBearer(s string) bool { return bearerPattern.MatchString(s) }
 
-// WebhookBearer returns the bearer token of kube-apiserver. It creates a missing file.
+// WebhookBearer returns the bearer token of kube-apiserver. It creates the file if it is missing.
 func (d Dir) WebhookBearer() (string, error) {
 	file := d.Path(WebhookToken)
 	content, err := os.ReadFile(file)
@@ -135,8 +135,8 @@ func (d Dir) WebhookBearer() (string, error) {
 	return parseBearer(file, content)
 }
 
-// ReadWebhookBearer returns the bearer token that WebhookBearer has made. It refuses a file that
-// another user could have written.
+// ReadWebhookBearer returns the bearer token that WebhookBearer created. It refuses a file that another user could
+// have written.
 func (d Dir) ReadWebhookBearer() (string, error) {
 	file := d.Path(WebhookToken)
 	if err := owned.Check(file); err != nil {

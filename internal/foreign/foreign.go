@@ -14,12 +14,12 @@ import (
 	"github.com/kubejoin/kubejoin/internal/dnsname"
 )
 
-// Bounds for [Text], in bytes.
+// Limits for [Text], in bytes.
 const (
-	// MaxName bounds a name: of an object, a user or a signer, or the subject of a certificate.
+	// MaxName limits a name: of an object, a user or a signer, or the subject of a certificate.
 	MaxName = 300
-	// MaxMessage bounds a message: of an Event, a condition or an error. An API server accepts
-	// 1,024 bytes in an Event.
+	// MaxMessage limits a message: of an Event, a condition or an error. An API server accepts 1,024 bytes in an
+	// Event.
 	MaxMessage = 1024
 )
 
@@ -30,9 +30,8 @@ const (
 	redacted     = "<redacted>"
 )
 
-// Text returns text without the secrets of bootstrap tokens and without unprintable characters, cut
-// to at most most bytes of UTF-8. It redacts first: after a cut or an escape, a part of a secret
-// would no longer look like one.
+// Text returns text without the secrets of bootstrap tokens and without unprintable characters, cut to at most most
+// bytes of UTF-8. It redacts first: once a secret is cut or escaped, Redact no longer recognizes it.
 func Text(text string, most int) string {
 	const more = "…"
 	text = Printable(Redact(text))
@@ -49,9 +48,9 @@ func Text(text string, most int) string {
 	return text[:end] + more
 }
 
-// Redact replaces the secret of everything in text that has the form of a bootstrap token. It keeps
-// the token ID, which is public. Whatever stands before or after the token, with no character
-// between, does not hide it: the letters and digits that follow the secret are replaced as well.
+// Redact replaces the secret of everything in text that has the form of a bootstrap token. It keeps the token ID,
+// which is public. It also finds a token with other text directly before or after it, and replaces letters and digits
+// that follow the secret.
 func Redact(text string) string {
 	var kept strings.Builder
 	copied := 0
@@ -88,12 +87,12 @@ func isWord(s string) bool {
 	return true
 }
 
-// Printable returns text on one line of valid UTF-8: white space becomes a space, and everything else
-// that cannot be printed, such as the escape of a terminal, becomes U+FFFD.
+// Printable returns text on one line of valid UTF-8. White space becomes a space. Any other unprintable character,
+// for example a terminal escape, becomes U+FFFD.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
-		case unicode.IsPrint(r): // as U+FFFD, for which range takes an invalid byte
+		case unicode.IsPrint(r): // including U+FFFD, which range returns for an invalid byte
 			return r
 		case unicode.IsSpace(r):
 			return ' '
@@ -102,9 +101,9 @@ func Printable(text string) string {
 	}, text)
 }
 
-// Args redacts the arguments of a fmt verb in place: strings, bytes, lists of strings and what has a
-// text of its own. A verb with a precision, such as %.40q, would cut a secret that is not redacted
-// yet.
+// Args redacts the arguments of a fmt call in place: strings, bytes, lists of strings, errors and Stringers. It must
+// run before formatting: a verb with a precision, for example %.40q, could cut a secret so that Redact does not find
+// it.
 func Args(args []any) {
 	for i, arg := range args {
 		switch v := arg.(type) {
@@ -120,7 +119,7 @@ func Args(args []any) {
 			}
 			args[i] = list
 		case error, fmt.Stringer:
-			args[i] = Redact(fmt.Sprint(v)) // which survives a nil that is one
+			args[i] = Redact(fmt.Sprint(v)) // Sprint survives a nil pointer
 		default:
 			if reflect.TypeOf(v).Kind() == reflect.String {
 				args[i] = Redact(reflect.ValueOf(v).String())
@@ -135,7 +134,7 @@ func SafeInShell(name string) bool {
 	return dnsname.IsSubdomain(name) && Redact(name) == name
 }
 
-// Quote returns s as one word of a POSIX shell. A word of safe characters stays as it is.
+// Quote returns s as one word of a POSIX shell. It quotes only if needed.
 func Quote(s string) string {
 	if s == "" || strings.ContainsFunc(s, func(c rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@%+,=", c)
@@ -145,8 +144,7 @@ func Quote(s string) string {
 	return s
 }
 
-// ShowCSR returns a command that shows a CertificateSigningRequest: by its UID if its name must not
-// be pasted.
+// ShowCSR returns a command that shows a CertificateSigningRequest. It uses the UID if the name is unsafe in a shell.
 func ShowCSR(name, uid string) string {
 	switch {
 	case SafeInShell(name):

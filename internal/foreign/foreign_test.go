@@ -34,7 +34,7 @@ func TestTextIsShortPrintableAndWithoutSecrets(t *testing.T) {
 		{"\xff" + token + "\xff", 300, "�abcdeg.<redacted>�"},
 		{"\t" + token + "\n", 300, " abcdeg.<redacted> "},
 		{"_" + token + "A", 300, "_abcdeg.<redacted>A"},
-		// Invalid bytes and characters of no width do not join what they stood between.
+		// Removing invalid bytes and zero-width characters must not join the text around them into a token.
 		{"abcdeg.01234567\xff89abcdeh", 300, "abcdeg.01234567�89abcdeh"},
 		{"12345678", 8, "12345678"},
 		{"123456789", 8, "12345…"},
@@ -48,7 +48,7 @@ func TestTextIsShortPrintableAndWithoutSecrets(t *testing.T) {
 	}
 }
 
-// A token that is cut off no longer looks like one: it is redacted before.
+// A token that is cut off does not look like a token any more, so it must be redacted before cutting.
 func TestRedactsTokenBeforeCutting(t *testing.T) {
 	for before := range 40 {
 		text := strings.Repeat("-", before) + token + strings.Repeat("-", 40)
@@ -60,7 +60,7 @@ func TestRedactsTokenBeforeCutting(t *testing.T) {
 	}
 }
 
-// tokenShape is what no result may match.
+// tokenShape matches a token. No result may match it.
 var tokenShape = regexp.MustCompile(`[a-z0-9]{6}\.[a-z0-9]{16}`)
 
 func FuzzText(f *testing.F) {
@@ -115,7 +115,7 @@ func TestArgsAreRedactedBeforeTheyAreCut(t *testing.T) {
 	}
 }
 
-// hostileNames are names that kube-apiserver accepts for a CertificateSigningRequest, and others.
+// hostileNames are names for a CertificateSigningRequest. kube-apiserver accepts some of them.
 var hostileNames = []string{
 	"", "x >&2;id>pwned;\x1b[31m", "x\nkubectl delete ns default", "$(id)", "`id`", "a b", "a'b", `a"b`, "a;b", "a|b", "a&b", "a>b", "-f", "--all", "A", "a_b", "a..b", ".a", "a.", "a-",
 	"ä", "a\u200bb", "*", "~", "#", "a=b", "a/b", "system:x", strings.Repeat("a", 254), token, "x" + token, "a\x00",

@@ -8,7 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
-// A path in a command that kubejoin prints must not become another command.
+// An unquoted path in a printed command could run another command.
 func TestQuoteMakesOneWord(t *testing.T) {
 	dir := t.TempDir()
 	for _, value := range []string{

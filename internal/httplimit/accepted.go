@@ -9,13 +9,13 @@ import (
 	"sync/atomic"
 )
 
-// acceptedOfUser is how many credentials of one user are remembered, the latest ones: a user with many credentials pushes
-// nobody else out.
+// acceptedOfUser is how many credentials of one user are cached, the latest ones. So a user with many credentials
+// evicts only their own.
 const acceptedOfUser = 16
 
-// accepted remembers which credentials were accepted from which client, for which kind of request. It holds hashes under a
-// key of this process, in a table of fixed size. Each hash has two slots, and evicts another only if both are taken. Users
-// whose hash is the same share a list of their latest.
+// accepted caches which credentials were accepted from which client, by kind of request. It stores hashes under a key
+// of this process, in a table of fixed size. Each hash has two slots, and evicts another hash only if both are taken.
+// Users with the same hash share a list of latest credentials.
 type accepted struct {
 	seed  maphash.Seed
 	table [bucketRows][bucketSlots]atomic.Uint64

@@ -9,23 +9,24 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A Rate is QPS events a second, and at most Burst at once. A negative QPS is unlimited, and a Burst of zero is QPS, at
-// least one.
+// A Rate allows QPS events per second, and Burst at once. A negative QPS is unlimited. A Burst of zero means QPS, but
+// at least one.
 type Rate struct {
 	QPS   float64
 	Burst int
 }
 
-// bucketRows and bucketSlots are the size of a table of buckets. It takes 6 MB when all of it is in use.
+// bucketRows and bucketSlots are the size of a table of buckets. A fully used table takes 6 MB.
 const (
 	bucketRows  = 2
 	bucketSlots = 8192
 )
 
-// buckets are token buckets by key, in a table that never grows. Nothing is evicted: an attacker with many addresses would
-// get fresh buckets that way. Instead keys share buckets. Each key has one bucket in each row, found by a secret hash. It
-// takes from both and is refused only if both are empty. One other key shares both with a probability of 1 in 67 million. To
-// keep one bucket in a hundred empty in both rows, attackers need 800 times the rate of one client, and as many addresses.
+// buckets are token buckets by key, in a table that never grows. Nothing is evicted, because an attacker with many
+// addresses would then get fresh buckets. Instead, keys share buckets: each key has one bucket in each row, chosen by
+// a secret hash. An event takes from both buckets and is refused only if both are empty. Another key shares both with
+// a probability of 1 in 67 million. To keep one bucket in a hundred empty in both rows, attackers need 800 times the
+// rate of one client, and as many addresses.
 type buckets struct {
 	limit rate.Limit
 	burst int
@@ -33,7 +34,7 @@ type buckets struct {
 	table [bucketRows][bucketSlots]atomic.Pointer[rate.Limiter]
 }
 
-// newBuckets returns nil, which is unlimited, for a negative rate.
+// newBuckets returns nil, which means unlimited, for a negative rate.
 func newBuckets(r Rate) *buckets {
 	if r.QPS < 0 {
 		return nil
@@ -57,7 +58,7 @@ func (b *buckets) of(key string) [bucketRows]*rate.Limiter {
 	return found
 }
 
-// take takes one event of the key, and reports whether there was one.
+// take takes one event of the key, and reports whether one was left.
 func (b *buckets) take(key string, now time.Time) bool {
 	if b == nil {
 		return true
@@ -82,7 +83,8 @@ func (b *buckets) left(key string, now time.Time) bool {
 	return false
 }
 
-// charge takes one event of the key, on credit if none is left: many concurrent requests may have passed left.
+// charge takes one event of the key, on credit if none is left: many concurrent requests may have passed the check of
+// left.
 func (b *buckets) charge(key string, now time.Time) {
 	if b == nil {
 		return

@@ -22,12 +22,12 @@ const (
 	Others       Class = "other"
 )
 
-// How many requests of a class are answered at the same time. Each costs a goroutine and at most its body in memory.
+// Maximum numbers of concurrent requests by class. Each costs a goroutine and at most its body in memory.
 const (
-	MaxDiscovery    = 1024 // anyone's, with responses that are shared
+	MaxDiscovery    = 1024 // public, with shared responses
 	MaxJoinCommands = 512  // each may wait for its signature
 	MaxLifecycle    = 64   // some list all tokens
-	MaxCertificates = 256  // most write a claim or read a token first
+	MaxCertificates = 256  // most write a claim or read a token
 	MaxTokenReviews = 256  // kube-apiserver caches the responses
 	MaxProbes       = 1024 // concurrent requests share one run of the checks
 	MaxOthers       = 256  // metrics, the description of the API, unknown paths
@@ -71,7 +71,7 @@ func newSlots(classes []Class, reg prometheus.Registerer) map[Class]*slots {
 	return all
 }
 
-// enter takes a slot, for a client if there is one, or returns the reason why not.
+// enter takes a slot, counted for the client if there is one, or returns the reason to refuse the request.
 func (s *slots) enter(client string) (reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +88,7 @@ func (s *slots) enter(client string) (reason string) {
 	return ""
 }
 
-// seat counts a slot that is taken for its user too, and reports whether the user may have it.
+// seat counts a taken slot for its user, too, and reports whether the user's share allows it.
 func (s *slots) seat(user string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *slots) seat(user string) bool {
 	return true
 }
 
-// leave gives a slot back, and what it counted for a client and a user, if any.
+// leave frees a slot, also in the counts of its client and user, if any.
 func (s *slots) leave(client, user string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,8 +109,9 @@ func (s *slots) leave(client, user string) {
 	less(s.users, user)
 }
 
-// fair reports whether the holder of has slots may take one more, when taken of most slots are in use. No holder has more
-// slots than are free. A rate cannot replace this. A client that sends bodies slowly or does not read responses holds each slot for seconds.
+// fair reports whether a holder of has slots may take one more when taken of most slots are in use: no holder gets
+// more slots than are free. A rate limit does not suffice, because a client that sends slowly or does not read holds
+// each slot for seconds.
 func fair(most, taken, has int) bool { return has < most-taken }
 
 func less(count map[string]int, key string) {

@@ -12,41 +12,43 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// mostConnections is how many connections are open at most, each about 30 KB, if the limit on file descriptors allows it.
+// mostConnections is the maximum number of open connections, about 30 KB each, if the limit of file descriptors
+// allows it.
 const mostConnections = 16_384
 
-// sendBuffer is how many bytes of a response the kernel may buffer for a client that does not read. The default is up to
-// 4 MiB. Linux doubles the value that is set.
+// sendBuffer is how many bytes of a response the kernel may buffer for a client that does not read. The default is up
+// to 4 MiB. Linux doubles the configured value.
 const sendBuffer = 64 << 10
 
-// connections limits open connections. Of too many it closes the one without a request for longest, idle or never used: a
-// client that comes is worth more than one that may come back. If all have requests in flight it closes the new one.
+// connections limits open connections. If there are too many, it closes the one that has been without a request for
+// longest, idle or never used: a new client matters more than one that may come back. If all have requests in flight,
+// it closes the new one.
 //
-// It closes a new connection before TLS if its client opens too many in a short time, or has as many as are free: the client
-// could keep a request in flight on each for as long as it likes.
+// It closes a new connection before TLS if its client opens connections too fast, or already has its share and as
+// many as are free. The client could keep a request in flight on each of them for as long as it likes.
 type connections struct {
 	most    int
-	rate    *buckets // by client; nil is no limit of clients
+	rate    *buckets // by client; nil: no limits per client
 	open    prometheus.Gauge
 	shed    prometheus.Counter
 	refused prometheus.Counter
 
 	mu      sync.Mutex
 	count   int
-	clients map[string]int // how many of those each client has
-	unused  *list.List     // of net.Conn without a request in flight, the oldest first
+	clients map[string]int // number of connections by client
+	unused  *list.List     // net.Conns without a request in flight, oldest first
 	entries map[net.Conn]*list.Element
 }
 
-// Connections returns the ConnState of an http.Server. It limits how many connections are open, how many of those one client
-// has, and the rate at which a client opens them. A negative rate is no limit of clients.
+// Connections returns the ConnState of an http.Server. It limits the open connections, the open connections per
+// client, and the rate at which a client opens them. A negative rate disables the limits per client.
 func Connections(most int, clients Rate, reg prometheus.Registerer) func(net.Conn, http.ConnState) {
 	c := &connections{
 		most:    most,
 		rate:    newBuckets(clients),
 		open:    metrics.Gauge(reg, "kubejoin_http_connections", "Open connections.").WithLabelValues(),
-		shed:    metrics.Counter(reg, "kubejoin_http_connections_shed_total", "Connections closed to make room for others.").WithLabelValues(),
-		refused: metrics.Counter(reg, "kubejoin_http_connections_refused_total", "Connections closed at once, since too many came from one client, or it has too many.").WithLabelValues(),
+		shed:    metrics.Counter(reg, "kubejoin_http_connections_shed_total", "Connections closed because too many were open: the longest idle one, or else the new one.").WithLabelValues(),
+		refused: metrics.Counter(reg, "kubejoin_http_connections_refused_total", "Connections refused because their client opens or holds too many.").WithLabelValues(),
 		clients: map[string]int{},
 		unused:  list.New(),
 		entries: map[net.Conn]*list.Element{},
@@ -54,14 +56,14 @@ func Connections(most int, clients Rate, reg prometheus.Registerer) func(net.Con
 	return c.changed
 }
 
-// changed is a ConnState. The server calls it with StateNew before it accepts another connection.
+// changed is the ConnState. The server calls it with StateNew before it accepts another connection.
 func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch state {
 	case http.StateNew:
 		if tcp, ok := underlying(conn).(*net.TCPConn); ok {
-			_ = tcp.SetWriteBuffer(sendBuffer) // fails on a connection that is gone again
+			_ = tcp.SetWriteBuffer(sendBuffer) // fails if the connection is already closed
 		}
 		free, refused := c.add(c.client(conn))
 		if refused {
@@ -87,7 +89,7 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	c.open.Set(float64(c.count))
 }
 
-// client returns the client that a connection is counted for, which is empty without limits of clients.
+// client returns the client of a connection. It is empty without limits per client.
 func (c *connections) client(conn net.Conn) string {
 	if c.rate == nil {
 		return ""
@@ -95,9 +97,10 @@ func (c *connections) client(conn net.Conn) string {
 	return clientOf(conn.RemoteAddr().String())
 }
 
-// add counts a connection. It reports whether the connection is one of those that are free for its client, and whether it is
-// refused. One that is not free replaces another connection, unless its client has its part of all: a newcomer does not wait
-// until the idle connections of others end.
+// add counts a connection. free reports whether its client had fewer connections than were free. refused reports that
+// the caller must close it: its client opens them too fast, or the connection is not free and the client has its
+// share of all. A connection that is neither free nor refused replaces another one, so that a newcomer does not wait
+// for the idle connections of others.
 func (c *connections) add(client string) (free, refused bool) {
 	taken, has := c.count, c.clients[client]
 	c.count++
@@ -119,7 +122,7 @@ func (c *connections) forget(conn net.Conn) {
 
 // closeOldest closes one connection. Its goroutine notices and reports StateClosed.
 func (c *connections) closeOldest() {
-	conn, ok := c.unused.Front().Value.(net.Conn) // at least the new one
+	conn, ok := c.unused.Front().Value.(net.Conn) // the new connection at least
 	if !ok {
 		return
 	}

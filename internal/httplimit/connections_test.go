@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A wire is a connection that nothing comes through.
+// A wire is a connection without data.
 type wire struct {
 	net.Conn
 	from   net.Addr
@@ -18,17 +18,17 @@ type wire struct {
 func (w *wire) RemoteAddr() net.Addr { return w.from }
 func (w *wire) Close() error         { w.closed = true; return nil }
 
-// wires are those of clients to a server that has a bound on connections.
+// wires are the connections of clients to a server that limits connections.
 type wires struct {
 	changed func(net.Conn, http.ConnState)
-	open    []*wire // the oldest first
+	open    []*wire // oldest first
 }
 
 func newWires(most int, rate Rate) *wires {
 	return &wires{changed: Connections(most, rate, prometheus.NewPedanticRegistry())}
 }
 
-// dial reports whether a client gets a connection. What was closed to make room is gone then.
+// dial opens a connection of a client and reports whether it stays open. It removes connections that were closed.
 func (w *wires) dial(client int, busy bool) bool {
 	one := &wire{from: &net.TCPAddr{IP: net.IPv4(192, 0, 2, byte(client)), Port: 1}}
 	w.changed(one, http.StateNew)
@@ -48,7 +48,7 @@ func (w *wires) dial(client int, busy bool) bool {
 	return !one.closed
 }
 
-// hangUp ends the oldest.
+// hangUp closes the oldest connection.
 func (w *wires) hangUp() {
 	w.changed(w.open[0], http.StateClosed)
 	w.open = w.open[1:]
@@ -106,7 +106,7 @@ func TestClientsShareConnectionsEqually(t *testing.T) {
 	}
 }
 
-// Where idle connections take all that there are, a client has its part of all the same.
+// If idle connections take all slots, a client must still get its share.
 func TestClientGetsItsShareBesideIdleConnections(t *testing.T) {
 	const most, clients = 1024, 15
 	w := newWires(most, Rate{QPS: 1e-6, Burst: 1e9})
@@ -130,7 +130,7 @@ func TestClientGetsItsShareBesideIdleConnections(t *testing.T) {
 	}
 }
 
-// Without limits of clients one may have all connections.
+// Without limits per client, one client may have all connections.
 func TestClientMayTakeAllConnectionsWithoutLimits(t *testing.T) {
 	const most = 16
 	w := newWires(most, Rate{QPS: -1})
@@ -140,6 +140,6 @@ func TestClientMayTakeAllConnectionsWithoutLimits(t *testing.T) {
 		}
 	}
 	if w.dial(2, true) {
-		t.Error("one too many is not closed")
+		t.Error("a connection above the limit stays open")
 	}
 }

@@ -2,5 +2,5 @@
 
 package httplimit
 
-// MaxConnections returns how many connections a server has open at most.
+// MaxConnections returns the maximum number of open connections of a server.
 func MaxConnections() int { return mostConnections }

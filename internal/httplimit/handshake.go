@@ -11,44 +11,44 @@ import (
 	"sync/atomic"
 )
 
-// Limits of the certificates that a client shows. crypto/tls accepts 256 KiB of them, parses them into as much as
-// 10 MB and keeps that for as long as the connection is open, also if no known CA signed them.
+// Limits of the certificates that a client sends. crypto/tls accepts 256 KiB of them and parses them into up to 10
+// MB. It keeps that as long as the connection is open, even if no known CA signed them.
 const (
 	maxChain       = 4        // certificates
-	maxChainBytes  = 16 << 10 // as they are sent
+	maxChainBytes  = 16 << 10 // DER
 	maxChainParsed = 32 << 10 // estimated
 	maxRSABits     = 4096     // checking one signature of a larger key takes milliseconds
 )
 
-// maxBeforeRequest is how many bytes a connection may send before its first request was read: what is allowed of
-// certificates and of a request's header, and as much again.
+// maxBeforeRequest is how many bytes a connection may send before its first request was read: the limits of
+// certificates and of a request header, doubled.
 const maxBeforeRequest = 64 << 10
 
-// CheckChain returns an error if certificates are not worth the memory to keep or the time to verify them. It
+// CheckChain returns an error if certificates would take too much memory to keep or too much time to verify. It
 // verifies no signature.
 func CheckChain(shown []*x509.Certificate) error {
 	if len(shown) > maxChain {
-		return fmt.Errorf("%d certificates shown, want %d at most", len(shown), maxChain)
+		return fmt.Errorf("client sent %d certificates, want at most %d", len(shown), maxChain)
 	}
 	size, parsed := 0, 0
 	for _, cert := range shown {
 		size += len(cert.Raw)
 		parsed += parsedSize(reflect.ValueOf(cert))
 		if key, ok := cert.PublicKey.(*rsa.PublicKey); ok && key.N.BitLen() > maxRSABits {
-			return fmt.Errorf("certificate with an RSA key of %d bits shown, want %d at most", key.N.BitLen(), maxRSABits)
+			return fmt.Errorf("client sent a certificate with an RSA key of %d bits, want at most %d", key.N.BitLen(), maxRSABits)
 		}
 	}
 	if size > maxChainBytes {
-		return fmt.Errorf("certificates of %d bytes shown, want %d at most", size, maxChainBytes)
+		return fmt.Errorf("client sent certificates of %d bytes, want at most %d", size, maxChainBytes)
 	}
 	if parsed > maxChainParsed {
-		return errors.New("certificates with too many names, usages or extensions shown")
+		return errors.New("client sent a certificate with too many names, usages or extensions")
 	}
 	return nil
 }
 
 // parsedSize estimates how many bytes of memory crypto/x509 has allocated for a value. A certificate has two dozen
-// lists, each of which may hold thousands of entries that take three bytes to send: a walk covers all of them.
+// lists, and each may hold thousands of entries of three encoded bytes. So parsedSize walks all of them.
 func parsedSize(v reflect.Value) (n int) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -73,8 +73,8 @@ func parsedSize(v reflect.Value) (n int) {
 	return n
 }
 
-// LimitCertificates makes handshakes fail with certificates that CheckChain refuses. crypto/tls calls
-// VerifyConnection, also when it resumes a session, before it uses the client's key.
+// LimitCertificates makes handshakes fail if CheckChain refuses the client's certificates. It uses VerifyConnection,
+// which crypto/tls calls before it uses the client's key, and also for resumed sessions.
 func LimitCertificates(config *tls.Config) *tls.Config {
 	config = config.Clone()
 	verify := config.VerifyConnection
@@ -84,7 +84,7 @@ func LimitCertificates(config *tls.Config) *tls.Config {
 			size += len(timestamp)
 		}
 		if size > maxChainBytes {
-			return fmt.Errorf("%d bytes shown beside certificates, want %d at most", size, maxChainBytes)
+			return fmt.Errorf("client sent %d bytes besides certificates, want at most %d", size, maxChainBytes)
 		}
 		if err := CheckChain(state.PeerCertificates); err != nil {
 			return err
@@ -106,9 +106,9 @@ func LimitCertificates(config *tls.Config) *tls.Config {
 	return config
 }
 
-// LimitHandshakes limits what the connections of a listener may send before their first request was read to 64 KiB.
-// crypto/tls would take 256 KiB of certificates into memory before anybody can refuse them. The server's ConnState must be
-// [Connections], which lifts the limit: without it a connection ends when it has sent so much.
+// LimitHandshakes limits connections of a listener to 64 KiB before their first request was read. crypto/tls would
+// read 256 KiB of certificates into memory before any check. The server's ConnState must be [Connections], which
+// lifts the limit. Without it, a connection fails after 64 KiB.
 func LimitHandshakes(l net.Listener) net.Listener { return limitedListener{l} }
 
 type limitedListener struct{ net.Listener }
@@ -125,10 +125,10 @@ func (l limitedListener) Accept() (net.Conn, error) {
 
 type limitedConn struct {
 	net.Conn
-	left atomic.Int64 // bytes that may still be read; below zero is no limit
+	left atomic.Int64 // bytes that may still be read; negative: unlimited
 }
 
-var errTooMuchHandshake = errors.New("too many bytes before the first request")
+var errTooMuchHandshake = errors.New("client sent too many bytes before the first request")
 
 func (c *limitedConn) Read(p []byte) (int, error) {
 	left := c.left.Load()

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How many credentials that are not accepted a client may send: FailureBurst at once, then FailureQPS a second. Some
-// machines may have an old token, and nobody guesses one with so few tries.
+// Limits of credentials that are not accepted, per client: FailureBurst at once, then FailureQPS per second. Machines
+// with an old token stay below them, and no attacker can guess a credential at that rate.
 const (
 	FailureQPS   = 10
 	FailureBurst = 100
 )
 
-// warnEvery is the least time between two warnings about the same limit.
+// warnEvery is the minimum time between two warnings about the same limit.
 const warnEvery = 10 * time.Second
 
 // Reasons to refuse a request, as metrics and logs name them.
@@ -44,28 +44,28 @@ type Refusal struct {
 func (r *Refusal) Error() string {
 	switch r.Reason {
 	case Overloaded:
-		return "too many requests of this kind are being answered; try again"
+		return "too many requests of this kind are in flight; try again"
 	case clientInFlight:
-		return "too many requests from your address are being answered; try again when they have been"
+		return "too many requests from your address are in flight; try again when some are done"
 	case userInFlight:
-		return fmt.Sprintf("too many requests of user %q are being answered; try again when they have been", r.user)
+		return fmt.Sprintf("user %q has too many requests in flight; try again when some are done", r.user)
 	case failures:
-		return "too many credentials that are not accepted come from your address; try again later"
+		return "your address sends too many invalid credentials; try again later"
 	case userRate:
 		return fmt.Sprintf("user %q sends too many requests; try again later", r.user)
 	}
-	return "too many requests come from your address; try again later"
+	return "your address sends too many requests; try again later"
 }
 
-// A Kind says which limits of clients a request has.
+// A Kind selects the limits per client that apply to a request.
 type Kind int
 
 // The kinds.
 const (
-	Public        Kind = iota // looks at no credential
-	Probe                     // the same, with a rate of its own
-	Authenticated             // looks at a credential
-	Reviews                   // the same, and kube-apiserver has no rate
+	Public        Kind = iota // checks no credential
+	Probe                     // like Public, with a separate rate
+	Authenticated             // checks a credential
+	Reviews                   // like Authenticated, but without a rate for kube-apiserver
 )
 
 // A Limiter limits the rate and the concurrency of requests, per client and per user.
@@ -93,7 +93,7 @@ func New(clients, users Rate, classes []Class, reg prometheus.Registerer, log *s
 	return l
 }
 
-// clientOf returns the client of a remote HOST:PORT, which is empty for a request that came over no network.
+// clientOf returns the client of a remote HOST:PORT. It is empty for a request that came over no network.
 func clientOf(remote string) string {
 	from, err := netip.ParseAddrPort(remote)
 	if err != nil {
@@ -110,20 +110,20 @@ func clientOf(remote string) string {
 	return prefix.String()
 }
 
-// A Request is one request as its limits see it. It is used by one goroutine.
+// A Request tracks one request against the limits. It is not safe for concurrent use.
 type Request struct {
 	limiter    *Limiter
 	slots      *slots
 	kind       Kind
-	client     string // empty if there is none, or no limit of clients
-	counted    string // the client that is charged: empty for kube-apiserver
+	client     string // empty without an address or without limits per client
+	counted    string // the client to charge; empty for kube-apiserver
 	credential string
-	user       string // that its slot is counted for
+	user       string // the user that the slot is counted for; empty until User succeeds
 	entered    bool
 }
 
-// Request describes a request: its class, one that New was given, its kind, the remote HOST:PORT and the credential that
-// it shows, which is empty if there is none.
+// Request returns the Request for a class that New was given, a kind, the remote HOST:PORT and the credential. The
+// credential is empty if the request has none.
 func (l *Limiter) Request(class Class, kind Kind, remote, credential string) *Request {
 	r := &Request{limiter: l, slots: l.slots[class], kind: kind, credential: credential}
 	if l.clients != nil {
@@ -135,9 +135,9 @@ func (l *Limiter) Request(class Class, kind Kind, remote, credential string) *Re
 	return r
 }
 
-// Enter charges the client and takes a slot, or returns why the request is refused. Nothing has been done for the request
-// before. known reports whether the server knows the credential without asking a store; Enter calls it only for a client
-// that has sent too many credentials that were not accepted.
+// Enter charges the client and takes a slot, or returns why the request is refused. Call it before any work for the
+// request. known reports whether the credential is valid according to a cache. Enter calls known only for a client
+// that has sent too many unaccepted credentials.
 func (r *Request) Enter(known func() bool) *Refusal {
 	l, now := r.limiter, time.Now()
 	requests := l.clients
@@ -157,14 +157,14 @@ func (r *Request) Enter(known func() bool) *Refusal {
 	return r.refuse(failures, r.counted)
 }
 
-// Leave gives the slot back.
+// Leave frees the slot.
 func (r *Request) Leave() {
 	if r.entered {
 		r.slots.leave(r.counted, r.user)
 	}
 }
 
-// User charges the user who sent the request and counts its slot for them, or returns why the request is refused.
+// User charges the user who sent the request and counts the slot for them, or returns why the request is refused.
 func (r *Request) User(name string) *Refusal {
 	users := r.limiter.users
 	switch {
@@ -179,8 +179,9 @@ func (r *Request) User(name string) *Refusal {
 	return nil
 }
 
-// Accepted remembers the credential, which is the user's. A client that has sent too many bad ones adds none: one good
-// credential beside guesses would have all of them looked at.
+// Accepted caches the credential as accepted for the user. It caches none for a client over its limit of unaccepted
+// credentials. Otherwise that client could continue: with one good credential, and guesses in another header of the
+// same requests.
 func (r *Request) Accepted(user string) {
 	if r.client != "" && r.kind >= Authenticated && r.credential != "" && r.limiter.failures.left(r.client, time.Now()) {
 		r.limiter.accepted.add(r.client, r.kind, r.credential, user)
@@ -195,7 +196,7 @@ func (r *Request) Rejected() {
 	}
 }
 
-// TooManyCertificates counts a request of the user that the signer refused by its own rate.
+// TooManyCertificates counts a request that the signer refused because of the user's certificate rate.
 func (r *Request) TooManyCertificates(user string) { r.refuse(certificateRate, user) }
 
 // refuse counts a refusal and sometimes logs a warning.

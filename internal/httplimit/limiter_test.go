@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A flood of addresses takes the memory of the table and no more, and gives nobody a fresh bucket.
+// A flood of addresses must not grow the table, and must not give a client a fresh bucket.
 func TestManyClientsGetNoFreshBuckets(t *testing.T) {
 	now := time.Now()
 	b := newBuckets(Rate{QPS: 10, Burst: 100})
@@ -37,14 +37,14 @@ func TestManyClientsGetNoFreshBuckets(t *testing.T) {
 		t.Errorf("%d buckets of %d bytes in all", used(b), grown)
 	}
 	if b.take("attacker", now) {
-		t.Error("after 400,000 others there is a fresh bucket")
+		t.Error("got a fresh bucket after 400,000 other clients, want the old one")
 	}
 	now = now.Add(time.Second)
 	if n := spend("attacker"); n < 8 || n > 12 {
 		t.Errorf("%d after a second, want 10", n)
 	}
 
-	// A hundred addresses that keep theirs empty take nobody else's.
+	// A hundred addresses with empty buckets must not use up the buckets of others.
 	b = newBuckets(Rate{QPS: 10, Burst: 100})
 	for i := range 100 {
 		spend("attacker-" + strconv.Itoa(i))
@@ -60,7 +60,7 @@ func TestManyClientsGetNoFreshBuckets(t *testing.T) {
 	}
 }
 
-// used is how many buckets there are.
+// used returns the number of buckets in use.
 func used(b *buckets) (n int) {
 	for i := range b.table {
 		for j := range b.table[i] {
@@ -72,7 +72,7 @@ func used(b *buckets) (n int) {
 	return n
 }
 
-// Of two credentials that have one slot in common neither evicts the other.
+// Two credentials that share one of their slots must not evict each other.
 func TestKeepsAcceptedCredentialsThatShareASlot(t *testing.T) {
 	a := &accepted{seed: maphash.MakeSeed()}
 	add := func(credential string) { a.add("client", Authenticated, credential, credential) }
@@ -115,7 +115,7 @@ func TestKeepsAcceptedCredentialsThatShareASlot(t *testing.T) {
 func TestClientsShareSlotsEqually(t *testing.T) {
 	const clients = 40
 	slots := newSlots([]Class{Discovery}, prometheus.NewRegistry())[Discovery]
-	var held []string // whose, in the order in which they were taken
+	var held []string // clients, in the order in which they took slots
 	take := func() {
 		for taken := true; taken; {
 			taken = false

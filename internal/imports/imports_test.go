@@ -10,8 +10,8 @@ import (
 
 const module = "github.com/kubejoin/kubejoin/"
 
-// arrows has what packages must not import, however far down. "/..." stands for all packages below, too.
-// The package control does import it, which shows that the test can see such an import.
+// arrows lists imports that packages must not have, directly or indirectly. "/..." includes all packages below. The
+// package control has the import, which shows that the test can detect it.
 var arrows = []struct {
 	name     string
 	packages []string
@@ -105,7 +105,7 @@ func TestForbiddenImports(t *testing.T) {
 	}
 }
 
-// dependencies returns what each package of the module imports, however far down, without its tests.
+// dependencies returns the direct and indirect imports of each package of the module, without its tests.
 func dependencies(t *testing.T) map[string][]string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`, module+"...").CombinedOutput()
@@ -120,8 +120,8 @@ func dependencies(t *testing.T) map[string][]string {
 	return deps
 }
 
-// TestPackagesImportNoTemplates keeps templates out of what is linked: they call methods by name, so that the linker
-// keeps every method of every type. The program would be half as large again.
+// TestPackagesImportNoTemplates keeps templates out of the program. Templates call methods by name, so the linker would
+// keep every method of every type, and the program would be half as large again.
 func TestPackagesImportNoTemplates(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, module+"cmd/kubejoin").CombinedOutput()
 	if err != nil {
@@ -141,12 +141,11 @@ func TestPackagesImportNoTemplates(t *testing.T) {
 		}
 	}
 	if !seen {
-		t.Error("go list has no cmd/kubejoin: this check could not fail")
+		t.Error("go list has no cmd/kubejoin, so this check cannot fail")
 	}
 }
 
-// TestOnlyCommandsImport keeps the command line, and what only the command line runs, out of every other
-// package and its tests.
+// TestOnlyCommandsImport keeps packages of the command line out of all other packages and their tests.
 func TestOnlyCommandsImport(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}`, module+"...").CombinedOutput()
 	if err != nil {
@@ -165,7 +164,7 @@ func TestOnlyCommandsImport(t *testing.T) {
 			}
 		}
 		if !seen {
-			t.Errorf("no package below cmd imports %s: this check could not fail", only)
+			t.Errorf("no package below cmd imports %s, so this check cannot fail", only)
 		}
 	}
 }

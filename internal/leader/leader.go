@@ -46,7 +46,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 		return fmt.Errorf("leader election: %w", err)
 	}
 	identity := host + "_" + rand.Text()[:8]
-	leading := metrics.Gauge(e.Registerer, "kubejoin_leader", "Whether this replica runs the controllers: 1 or 0.").WithLabelValues()
+	leading := metrics.Gauge(e.Registerer, "kubejoin_leader", "1 if this replica runs the controllers, else 0.").WithLabelValues()
 	leading.Set(0)
 
 	// This replica holds the Lease until lead has ended, so hold outlives ctx.
@@ -72,7 +72,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 				OnStartedLeading: func(elected context.Context) {
 					close(started)
 					leading.Set(1)
-					e.Logger.Info("leading: controllers start", "lease", e.Namespace+"/"+e.Name, "identity", identity)
+					e.Logger.Info("became leader, starting controllers", "lease", e.Namespace+"/"+e.Name, "identity", identity)
 					work, stop := context.WithCancel(elected)
 					defer stop()
 					defer context.AfterFunc(ctx, stop)()
@@ -85,7 +85,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 				OnStoppedLeading: func() {},
 				OnNewLeader: func(leader string) {
 					if leader != "" && leader != identity {
-						e.Logger.Info("standing by", "leader", leader)
+						e.Logger.Info("standing by for another leader", "leader", leader)
 					}
 				},
 			},
@@ -110,7 +110,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 		select {
 		case <-started:
 			failure = <-ended
-			e.Logger.Info("no longer leading: controllers have stopped", "lease", e.Namespace+"/"+e.Name)
+			e.Logger.Info("no longer leader, controllers stopped", "lease", e.Namespace+"/"+e.Name)
 		default:
 		}
 	}
@@ -120,7 +120,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 // Ready returns an error unless this replica knows that one of them leads.
 func (e *Election) Ready(context.Context) error {
 	if !e.led.known(time.Now()) {
-		return fmt.Errorf("no kubejoin is known to lead: none was seen to renew the Lease %s/%s within %s; if this lasts, see the log for it", e.Namespace, e.Name, leaseDuration+takeover)
+		return fmt.Errorf("no kubejoin replica leads: the Lease %s/%s was not renewed within %s; see the log if this lasts", e.Namespace, e.Name, leaseDuration+takeover)
 	}
 	return nil
 }

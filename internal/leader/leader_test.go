@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// The times in the Lease are another machine's: only its changes count.
+// The times in the Lease come from the clock of another machine, so only changes of the Lease count.
 func TestSeesLeaderWhileLeaseChanges(t *testing.T) {
 	type seen struct {
 		at     time.Duration
@@ -58,7 +58,7 @@ func TestSeesLeaderWhileLeaseChanges(t *testing.T) {
 	}
 }
 
-// A replica that can read the Lease and not write it knows whether another one leads.
+// A replica that may only read the Lease must see whether another replica leads.
 func TestStandbySeesWhetherAnotherReplicaLeads(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	kubeconfig, err := c.ServiceAccountKubeconfig(t.Context(), "default", "onlooker")
@@ -118,7 +118,7 @@ func TestStandbySeesWhetherAnotherReplicaLeads(t *testing.T) {
 	})
 }
 
-// An elected takes part in an Election until stop.
+// An elected is a participant in an Election until stop.
 type elected struct {
 	*Election
 	stop func()

@@ -9,15 +9,15 @@ import (
 // takeover is how long another replica may take to lead after the last leader is gone.
 const takeover = 5 * time.Second
 
-// A leadership knows whether a replica leads, from changes of the Lease. It uses the time of this
-// machine: those in a Lease come from another machine's clock. The zero value has seen no Lease.
+// A leadership tracks whether any replica leads, from changes of the Lease. It uses the clock of this machine,
+// because the times in a Lease are from another machine's clock. The zero value has seen no Lease.
 type leadership struct {
 	mu    sync.Mutex
 	raw   []byte    // the Lease of the last read
 	until time.Time // a replica leads until then, unless the Lease changes
 }
 
-// read records a read of the Lease. A Lease that it has not seen counts as just renewed.
+// read records a read of the Lease. A Lease with new content counts as just renewed.
 func (l *leadership) read(holder string, raw []byte, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -63,14 +63,14 @@ func (l *lease) createNamespace(ctx context.Context) error {
 	namespace := l.LeaseMeta.Namespace
 	_, err := l.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("the Lease's namespace is missing, make it with 'kubectl create namespace %s': %w", namespace, err)
+		return fmt.Errorf("the namespace of the Lease does not exist, create it with 'kubectl create namespace %s': %w", namespace, err)
 	}
 	return nil
 }
 
 func (l *lease) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	if r.HolderIdentity == "" && l.holder != l.Identity() {
-		return fmt.Errorf("the Lease is held by %q, and not given up for it", l.holder)
+		return fmt.Errorf("the Lease is held by %q, cannot release it", l.holder)
 	}
 	began := time.Now()
 	err := l.LeaseLock.Update(ctx, r)
@@ -93,11 +93,11 @@ func (l *lease) note(began time.Time, r resourcelock.LeaderElectionRecord, err e
 }
 
 // errNotLeading is the error of a write that the fence stops.
-var errNotLeading = errors.New("not sent: the Lease was not renewed in time, and another replica may lead by now")
+var errNotLeading = errors.New("write not sent: the Lease was not renewed in time, and another replica may be the leader")
 
-// Fence stops writes unless this replica certainly holds the Lease. A replica that was suspended, for
-// example with its machine, resumes where it was: without a fence it would write stale data before it
-// learns that another replica leads.
+// Fence stops writes unless this replica certainly holds the Lease. A replica that was suspended with its
+// machine resumes where it was. Without a fence it would approve a CSR by what it had read before. A
+// conditional write does not prevent that: a decision also rests on Nodes, tokens and access reviews.
 func (e *Election) Fence(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Method == http.MethodGet || r.Method == http.MethodHead || e.holds() {

@@ -1,5 +1,5 @@
-// Package logging makes the logger of the program: structured, and without secrets and control characters
-// that others chose.
+// Package logging creates the structured logger of the program. It removes secrets and control characters from
+// foreign text.
 package logging
 
 import (
@@ -14,27 +14,27 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// MaxVerbosity is the highest verbosity. From 8 on, client-go would log the bodies of responses, and
-// those of Secrets hold tokens.
+// MaxVerbosity is the highest verbosity. From 8 on, client-go would log response bodies, and those of Secrets contain
+// tokens.
 const MaxVerbosity = 6
 
-// maxLogged is the most bytes of one value in the log.
+// maxLogged is the maximum size of one logged value, in bytes.
 const maxLogged = 4096
 
-// cleanAttr cleans values once more: libraries log what others chose as it is.
+// cleanAttr cleans every value, because libraries log foreign text unchanged.
 func cleanAttr(_ []string, a slog.Attr) slog.Attr {
 	switch v := a.Value.Any().(type) {
 	case string:
 		a.Value = slog.StringValue(foreign.Text(v, maxLogged))
-	case slog.Level, time.Time, time.Duration: // have a form of their own
+	case slog.Level, time.Time, time.Duration: // safe formats of their own
 	case error, fmt.Stringer:
 		a.Value = slog.StringValue(foreign.Text(fmt.Sprint(v), maxLogged)) // Sprint survives a nil pointer
 	}
 	return a
 }
 
-// New returns a logger. format is text or json; verbosity is klog's: 0 is for operators, from 1 on for
-// debugging, and from 4 on it includes calls to the API server.
+// New returns a logger. format is text or json. verbosity is klog's: 0 is for operators, 1 and more for debugging,
+// and 4 and more includes API calls.
 func New(w io.Writer, format string, verbosity int) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: cleanAttr}
 	if verbosity > 0 {
@@ -52,7 +52,7 @@ func New(w io.Writer, format string, verbosity int) (*slog.Logger, error) {
 	return slog.New(h), nil
 }
 
-// RouteKlog has client-go and other libraries log to log. klog is global: call it once.
+// RouteKlog sends the logs of client-go and other libraries to log. klog is global: call it once.
 func RouteKlog(log *slog.Logger, verbosity int) error {
 	if verbosity >= 4 {
 		flags := flag.NewFlagSet("klog", flag.ContinueOnError)

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A library or a call may log hostile text: a line has no secret, no control character and a bound.
+// Libraries may log hostile text. A log line must be bounded and contain no secrets or control characters.
 func TestLogRedactsAndSanitizesHostileText(t *testing.T) {
 	hostile := "8w4usg.qwertzuiopasdfgh_\x1b[31m\u202e" + strings.Repeat("x", 100_000)
 	for _, format := range []string{"text", "json"} {

@@ -2,7 +2,7 @@ package loop
 
 import "context"
 
-// Either hints whenever one of the hints does, until ctx ends. A nil one never does.
+// Either returns a channel that hints when any of the given ones does, until ctx ends. Nil channels are ignored.
 func Either(ctx context.Context, hints ...<-chan struct{}) <-chan struct{} {
 	either := make(chan struct{}, 1)
 	for _, hint := range hints {

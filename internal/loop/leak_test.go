@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A loop that has returned has left nothing behind, whatever it was waiting for.
+// A loop must leave no goroutine when it returns, no matter what it was waiting for.
 func TestRunLeaksNoGoroutines(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	hint := make(chan struct{}, 1)

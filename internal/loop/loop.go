@@ -1,6 +1,5 @@
-// Package loop runs the same step again and again: when it is hinted at, when it asked to be,
-// now and then in any case, and with backoff after it failed. Every controller that looks at
-// its whole subject at once is a step in such a loop.
+// Package loop runs a step repeatedly: on a hint, when the step asked for it, at a maximum interval, and with backoff
+// after a failure. Every controller that processes all of its objects at once is such a step.
 package loop
 
 import (
@@ -14,43 +13,41 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Backoff after the first failure in a row, and the most: whoever asks for a join command waits
-// 30 s for its signature, also right after the API server was away.
+// The first and the maximum backoff. The maximum is well below the 30 s that a join command waits for its signature,
+// so that the wait succeeds even right after an outage of the API server.
 const (
 	firstBackoff = 100 * time.Millisecond
 	maxBackoff   = 10 * time.Second
 )
 
-// DefaultSweep is the longest time between two steps unless Loop.Sweep says otherwise. A clock
-// that was set forward is noticed within it: timers do not follow the clock.
+// DefaultSweep is the maximum time between two steps if Loop.Sweep is zero. Timers ignore changes of the wall clock,
+// so a clock that was set forward is noticed after at most that time.
 const DefaultSweep = time.Minute
 
-// Loop says what to run and when.
+// Loop is a step and when to run it.
 type Loop struct {
-	// Name stands in logs and metrics.
+	// Name is the name in logs and metrics.
 	Name string
-	// Step does all that is due. It says when there will be more to do by itself (zero: it
-	// does not know of anything). An error is logged and counted, and the step is tried again
-	// with backoff, whatever it returned as next.
+	// Step does all the work that is due. It returns when more work will be due, or zero if unknown. An error is
+	// logged and counted, and the step is retried with backoff, whatever next is.
 	Step func(ctx context.Context) (next time.Time, err error)
-	// Hint wakes the loop; nil never does.
+	// Hint triggers a step; nil never does.
 	Hint <-chan struct{}
-	// Gap is the least time between the end of one step and the start of the next, in which
-	// hints gather. Zero is none.
+	// Gap is the minimum time between the end of a step and the start of the next one. Hints during that time lead to
+	// one step.
 	Gap time.Duration
-	// MoreGap is asked after each step by how much longer the gap is to be this time, so that
-	// what has come to cost more is done less often. Nil is nothing.
+	// MoreGap returns an extra gap after each step, so that expensive steps run less often. Nil means no extra gap.
 	MoreGap func() time.Duration
-	// Sweep is the longest time between two steps; zero is DefaultSweep.
+	// Sweep is the maximum time between two steps; zero means DefaultSweep.
 	Sweep time.Duration
-	// Logger is told of failures and of recovery; nil is nobody.
+	// Logger logs failures and recovery; nil disables logging.
 	Logger *slog.Logger
-	// Registerer has kubejoin_loop_steps_total and
-	// kubejoin_loop_last_success_timestamp_seconds; nil counts nothing.
+	// Registerer registers kubejoin_loop_steps_total and kubejoin_loop_last_success_timestamp_seconds; nil disables
+	// them.
 	Registerer prometheus.Registerer
 }
 
-// Run steps until ctx ends, and returns nil then.
+// Run runs the loop until ctx ends. It always returns nil.
 func (l Loop) Run(ctx context.Context) error {
 	log := l.Logger
 	if log == nil {
@@ -61,7 +58,7 @@ func (l Loop) Run(ctx context.Context) error {
 		sweep = DefaultSweep
 	}
 	steps := metrics.Counter(l.Registerer, "kubejoin_loop_steps_total", "Steps of a control loop, by result.", "loop", "result")
-	success := metrics.Gauge(l.Registerer, "kubejoin_loop_last_success_timestamp_seconds", "When a control loop last finished a step without error.", "loop")
+	success := metrics.Gauge(l.Registerer, "kubejoin_loop_last_success_timestamp_seconds", "When a control loop last finished a step without error, in Unix seconds.", "loop")
 
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -83,8 +80,8 @@ func (l Loop) Run(ctx context.Context) error {
 			wait = backoff(failures)
 			failures++
 			steps.WithLabelValues(l.Name, "error").Inc()
-			log.Error("control loop step failed, will be tried again", "loop", l.Name, "failures", failures, "retry_in", wait.Round(time.Millisecond), "error", foreign.Text(err.Error(), foreign.MaxMessage))
-			// Hints wait too: a failing step must not run as often as the world changes.
+			log.Error("control loop step failed, will be retried", "loop", l.Name, "failures", failures, "retry_in", wait.Round(time.Millisecond), "error", foreign.Text(err.Error(), foreign.MaxMessage))
+			// Hints wait, too: otherwise frequent changes would run a failing step without backoff.
 			hint = nil
 			timer.Reset(wait)
 			continue
@@ -117,7 +114,7 @@ func (l Loop) Run(ctx context.Context) error {
 
 func backoff(failures int) time.Duration {
 	d := maxBackoff
-	if failures < 7 { // 100 ms << 7 is beyond the most
+	if failures < 7 { // 100 ms << 7 exceeds the maximum
 		d = min(maxBackoff, firstBackoff<<failures)
 	}
 	return d/2 + rand.N(d/2)

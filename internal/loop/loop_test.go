@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// run starts l and gives a function that stops it and waits for its end.
+// run starts l and returns a function that stops it and waits until it has returned.
 func run(t *testing.T, l loop.Loop) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -98,7 +98,7 @@ func TestBacksOff(t *testing.T) {
 			}
 			return time.Time{}, nil
 		}})
-		// Hinted at without end, it must still back off.
+		// It must back off even if hints never stop.
 		for range 10000 {
 			select {
 			case hint <- struct{}{}:

@@ -1,5 +1,4 @@
-// Package metrics registers Prometheus metrics that several parts of one program share. It
-// keeps no registry of its own.
+// Package metrics registers Prometheus metrics that several parts of one program share.
 package metrics
 
 import (
@@ -8,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Counter registers a counter vector, or finds the one that was registered under its name
-// before. A nil Registerer gives a vector that counts for nobody.
+// Counter registers a counter vector, or returns the one that is already registered under the name. With a nil
+// Registerer, the vector is not registered.
 func Counter(reg prometheus.Registerer, name, help string, labels ...string) *prometheus.CounterVec {
 	return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels))
 }
@@ -32,8 +31,8 @@ func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	if err := reg.Register(c); errors.As(err, &before) {
 		return before.ExistingCollector.(C)
 	} else if err != nil {
-		// A name or label of ours is malformed, or two of ours differ: a defect that every
-		// test of the caller meets.
+		// An invalid name or label, or two different metrics with one name: a bug that every test of the caller
+		// triggers.
 		panic(err)
 	}
 	return c

@@ -9,15 +9,14 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Resource is what a typed client of client-go lists and watches its objects with.
+// Resource is the part of a typed client that lists and watches objects.
 type Resource[L runtime.Object] interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// Follow is the list and the watch of a resource for a reflector or an informer. During an
-// outage they wait, where the reflector itself would back off to a minute, and cannot be told
-// not to. Told is as with [Wait].
+// Follow returns the list and watch functions of a resource, for a reflector or an informer. They wait during an
+// outage. The reflector itself would back off for up to a minute, which cannot be configured. told is as for [Wait].
 func Follow[L runtime.Object](resource Resource[L], fieldSelector string, told func(error)) cache.ListerWatcher {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (list runtime.Object, err error) {

@@ -1,6 +1,5 @@
-// Package outage is about an API server that does not answer for a while: how to tell, and how
-// to wait for it so that its return is noticed within seconds at the cost of a request in as
-// many. What to make of an answer that is an error is left to each caller.
+// Package outage detects outages of an API server and waits for their end. It retries often enough to notice the end
+// within seconds. It leaves other errors to the caller.
 package outage
 
 import (
@@ -15,18 +14,18 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Times between two tries. The most is also how late the return of the API server is noticed;
-// client-go by itself takes up to a minute.
+// Times between retries. mostWait is also how late the end of an outage is noticed; client-go alone may take a
+// minute.
 const (
 	firstWait = 100 * time.Millisecond
 	mostWait  = 5 * time.Second
 )
 
-// Is reports whether an error is no answer at all, or what an API server answers to anybody
-// while it starts, stops, is overloaded or has lost etcd.
+// Is reports whether an error means that the API server did not respond, or that it is starting, stopping, overloaded
+// or without etcd.
 func Is(err error) bool {
 	var request *url.Error
-	var network net.Error // a context that has timed out, too
+	var network net.Error // including a context that timed out
 	switch {
 	case err == nil, errors.Is(err, context.Canceled):
 		return false
@@ -37,8 +36,8 @@ func Is(err error) bool {
 		apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err)
 }
 
-// Wait calls try until what it returns [Is] no outage, and returns that, or until ctx ends.
-// Told, unless it is nil, gets the first error of an outage, and nil when that has ended.
+// Wait calls try until its error [Is] no outage, and returns that error. It also returns when ctx ends. If told is
+// not nil, Wait calls it with the first error of an outage, and with nil when the outage ends.
 func Wait(ctx context.Context, try func(context.Context) error, told func(error)) error {
 	out := false
 	for wait := firstWait; ; wait = min(2*wait, mostWait) {

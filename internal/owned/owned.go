@@ -1,5 +1,4 @@
-// Package owned checks that nobody but the caller and root can change a file or put another one in
-// its place.
+// Package owned checks that only the caller and root can change or replace a file.
 package owned
 
 import (
@@ -9,8 +8,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
-// quote returns s as one word of a shell. A path that cannot be printed becomes a placeholder:
-// another user may have chosen it.
+// quote quotes a path for a shell. An unprintable path becomes the placeholder PATH, because another user may have
+// chosen it.
 func quote(s string) string {
 	if strings.ContainsFunc(s, func(c rune) bool { return !strconv.IsPrint(c) }) {
 		return "PATH"
@@ -18,7 +17,7 @@ func quote(s string) string {
 	return foreign.Quote(s)
 }
 
-// show returns a path for a message.
+// show returns a path for a message, quoted if it is unprintable.
 func show(path string) string {
 	if strings.ContainsFunc(path, func(c rune) bool { return !strconv.IsPrint(c) }) {
 		return strconv.QuoteToASCII(path)

@@ -14,7 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/owned"
 )
 
-// stranger is a user and a group that the caller is not.
+// stranger is the ID of a user and a group other than the caller.
 const stranger = 61234
 
 func TestChecksOwnerAndModeOnTheWay(t *testing.T) {
@@ -77,8 +77,8 @@ func TestChecksOwnerAndModeOnTheWay(t *testing.T) {
 	}
 }
 
-// A Secret volume in a pod has root's files, which the group of the pod may read, behind two links in
-// a folder that everyone may write.
+// In a Secret volume of a pod, files belong to root and the pod's group may read them. They are behind two links in a
+// folder that everyone may write.
 func TestTrustsSecretVolume(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -135,7 +135,7 @@ func TestFollowsLinksOfThePathAsTheSystemDoes(t *testing.T) {
 	}
 }
 
-// A shell gives commands open files by names such as /dev/fd/63.
+// A shell passes open files to commands by names such as /dev/fd/63.
 func TestTrustsOpenFilesOfTheCaller(t *testing.T) {
 	if _, err := os.Stat("/proc/self/fd"); err != nil {
 		t.Skip("this system has no /proc/self/fd")
@@ -158,7 +158,7 @@ func TestTrustsOpenFilesOfTheCaller(t *testing.T) {
 	}
 }
 
-// Another user may have chosen the name of a folder.
+// Another user may choose the name of a folder, which must not become a command in the error.
 func TestErrorQuotesPathsThatOtherUsersChose(t *testing.T) {
 	for name, want := range map[string]string{
 		"a b'$(id)":       `/a b'\''$(id)'`,
@@ -174,7 +174,7 @@ func TestErrorQuotesPathsThatOtherUsersChose(t *testing.T) {
 	}
 }
 
-// needRoot skips a test that gives files to another user; in CI it fails instead.
+// needRoot skips a test that changes owners of files if the caller is not root. In CI it fails the test.
 func needRoot(t *testing.T) {
 	t.Helper()
 	switch {

@@ -15,17 +15,16 @@ import (
 	"syscall"
 )
 
-// maxLinks is how many symbolic links Check follows, as Linux.
+// maxLinks is the maximum number of symbolic links that Check follows, the same as in Linux.
 const maxLinks = 40
 
-// Check returns an error if a user other than the caller and root can change the file or folder at
-// path, or put another one in its place. The error names the path that is at fault, its owner and
-// mode, and the command that mends it. It wraps [fs.ErrNotExist] if there is nothing at path.
+// Check returns an error if a user other than the caller and root can change or replace the file or folder at path.
+// The error names the unsafe path, its owner and mode, and the command that fixes it. It wraps [fs.ErrNotExist] if
+// nothing exists at path.
 //
-// The file or folder must belong to the caller or root, and no other user may write it. The same holds
-// for every folder above it and for every symbolic link on the way, with two exceptions for the
-// folders: anyone may write a folder with the sticky bit, such as /tmp, and members of the caller's
-// own groups may write any.
+// The file or folder must belong to the caller or root, and no other user may write to it. The same holds for every
+// parent folder and every symbolic link on the way. Two exceptions apply to parent folders: anyone may write to a
+// folder with the sticky bit, for example /tmp, and members of the caller's own groups may write to any.
 func Check(path string) error {
 	found, err := os.Stat(path)
 	if err != nil {
@@ -37,12 +36,12 @@ func Check(path string) error {
 		if err != nil {
 			return err
 		}
-		rest = append(parts(folder), rest...) // not cleaned: what .. means depends on links
+		rest = append(parts(folder), rest...) // not cleaned: the meaning of .. depends on links
 	}
 	for links := 0; ; {
 		info, err := os.Lstat(at)
 		if errors.Is(err, fs.ErrNotExist) && links > 0 {
-			return checkLast(path, found) // an open file such as /dev/stdin, or a pipe, need not have a name
+			return checkLast(path, found) // an open file such as /dev/stdin or a pipe may have no name
 		}
 		if err != nil {
 			return err
@@ -74,7 +73,7 @@ func Check(path string) error {
 	}
 }
 
-// parts returns the names that a path consists of.
+// parts splits a path into its names.
 func parts(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
 }
@@ -85,7 +84,7 @@ const (
 	worldOrGroup = groupWrites | othersWrite
 )
 
-// checkLast checks what the path names in the end.
+// checkLast checks the file or folder that the path finally names.
 func checkLast(path string, info fs.FileInfo) error {
 	if err := checkOwner(path, info); err != nil {
 		return err
@@ -96,7 +95,7 @@ func checkLast(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// checkAbove checks a folder on the way to the path. Who may write it can rename what is in it.
+// checkAbove checks a parent folder. A user who can write to it can replace its entries.
 func checkAbove(path string, info fs.FileInfo) error {
 	if err := checkOwner(path, info); err != nil {
 		return err
@@ -111,7 +110,7 @@ func checkAbove(path string, info fs.FileInfo) error {
 	return fmt.Errorf("the folder %s has %s, so that other users can replace what is in it; use another one, or: chmod go-w %s", show(path), describe(info), quote(path))
 }
 
-// checkOwner checks who owns a file, a folder or a link: the owner can change its mode.
+// checkOwner checks the owner of a file, folder or link. The owner can change its mode.
 func checkOwner(path string, info fs.FileInfo) error {
 	caller := os.Geteuid()
 	if owner, _ := ids(info); owner == 0 || owner == caller {
@@ -121,7 +120,7 @@ func checkOwner(path string, info fs.FileInfo) error {
 	if caller != 0 {
 		want += " or " + name(caller)
 	}
-	return fmt.Errorf("%s has %s; want owner %s, since the owner decides what is in it; use another one, or if you trust its content: chown -h %d %s",
+	return fmt.Errorf("%s has %s; want owner %s, since the owner can change it; use another one, or if you trust its content: chown -h %d %s",
 		show(path), describe(info), want, caller, quote(path))
 }
 
@@ -146,7 +145,7 @@ func describe(info fs.FileInfo) string {
 	return fmt.Sprintf("owner %s, group %d and mode %04o", name(owner), group, mode)
 }
 
-// name returns the name of a user with the ID.
+// name returns the user name and ID for messages.
 func name(uid int) string {
 	id := strconv.Itoa(uid)
 	if u, err := user.LookupId(id); err == nil {

@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A description is what the page shows of openapi.yaml, in its order.
+// A description holds what the page shows of openapi.yaml, in the same order.
 type description struct {
 	Title, Summary, Text string
 	Style                template.CSS
@@ -31,7 +31,7 @@ type section struct {
 type operationShown struct {
 	ID, Method, Path, Summary, Text string
 	Access                          string
-	Credentials                     []string     // names of Schemes; none is anybody
+	Credentials                     []string     // names of Schemes; none: public
 	Fields                          []fieldShown // parameters, and fields of the body
 	BodyTypes                       []string
 	BodyFields                      bool
@@ -44,7 +44,7 @@ type operationShown struct {
 type fieldShown struct {
 	Name, In, Type, Text string
 	Required             bool
-	Object               string // what it is, or is a list of
+	Object               string // the type of the field or of its items
 }
 
 type answerShown struct {
@@ -60,24 +60,24 @@ type schemaShown struct {
 	Fields     []fieldShown
 }
 
-// Names of problems are their types without the beginning.
+// A problemShown is one problem type. Name lacks the common prefix.
 type problemShown struct{ Name, Status, Text string }
 
-// problemsShown are those of one status.
+// problemsShown are the problems of one status.
 type problemsShown struct {
 	Status string
 	Names  []string
 }
 
-// Headers that every answer has, which the page says once.
+// everyAnswer are the headers of every response. The page lists them once.
 var everyAnswer = map[string]bool{"X-Request-Id": true, "Cache-Control": true}
 
-// A described is a node of the document, with aliases and references followed. The zero described
-// is nothing, of which all is empty.
+// A described is a YAML node with aliases and references resolved. The zero value is a missing node, whose values are
+// all empty.
 type described struct {
 	node *yaml.Node
 	root *yaml.Node
-	name string // of the component that a reference led to
+	name string // name of the referenced component
 }
 
 func readDescription(document []byte) (*description, error) {
@@ -185,7 +185,7 @@ func answerOf(status field) answerShown {
 	return a
 }
 
-// fields are the properties of a schema.
+// fields returns the properties of a schema.
 func fields(schema described) []fieldShown {
 	var list []fieldShown
 	required := map[string]bool{}
@@ -200,7 +200,7 @@ func fields(schema described) []fieldShown {
 	return list
 }
 
-// shown is a value of a schema in words.
+// shown describes a value with a schema.
 func shown(name string, schema described) fieldShown {
 	f := fieldShown{Name: name, Text: schema.at("description").text()}
 	of, several := schema, false
@@ -250,7 +250,7 @@ func shown(name string, schema described) fieldShown {
 	return f
 }
 
-// at is the value of a key; references are followed.
+// at returns the value of a key.
 func (d described) at(key string) described {
 	for _, f := range d.fields() {
 		if f.key == key {
@@ -307,7 +307,7 @@ func (d described) follow(n *yaml.Node) described {
 	return described{node: n, root: d.root}
 }
 
-// text is a scalar, or anything else as YAML.
+// text returns a scalar's value, and anything else as YAML.
 func (d described) text() string {
 	switch {
 	case d.node == nil:

@@ -1,6 +1,6 @@
-// Package reference makes the page about the HTTPS API for people, of its description in OpenAPI. It is
-// run when the description changes, see package server, and is part of no program: a template in it
-// would have the linker keep every method there is.
+// Package reference generates the HTML and text reference of the HTTPS API from openapi.yaml. It runs with 'go
+// generate' in package server. Do not import it into a program: with a template, the linker keeps all exported
+// methods.
 package reference
 
 import (
@@ -20,7 +20,7 @@ var pageTemplate string
 //go:embed page.css
 var pageStyle string
 
-// Page is the page for browsers, and what stands in its place for others.
+// Page returns the reference as HTML for browsers and as text for other clients.
 func Page(document []byte) (page, text []byte, err error) {
 	of, err := readDescription(document)
 	if err != nil {
@@ -38,7 +38,7 @@ func Page(document []byte) (page, text []byte, err error) {
 	return out.Bytes(), of.text(), nil
 }
 
-// text is a line for each operation.
+// text returns one line for each operation.
 func (d *description) text() []byte {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "%s: %s\n\n", d.Title, d.Summary)
@@ -48,14 +48,14 @@ func (d *description) text() []byte {
 			fmt.Fprintf(table, "%s\t%s\t%s\n", op.Method, op.Path, strings.ReplaceAll(op.Summary, "`", ""))
 		}
 	}
-	_ = table.Flush() // into memory
+	_ = table.Flush() // writes to memory cannot fail
 	fmt.Fprint(&out, "\nAll of it is in /openapi.yaml, and here for a browser.\n")
 	return out.Bytes()
 }
 
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// prose is text of the description as HTML: paragraphs, and code in backticks.
+// prose returns text of the description as HTML: paragraphs, and code in backticks.
 func prose(text string) template.HTML {
 	var out strings.Builder
 	for paragraph := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {

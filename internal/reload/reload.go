@@ -1,6 +1,5 @@
-// Package reload keeps a value that is made of files as new as the files are. Files that
-// cannot be used, such as a half-written pair, leave the last good value in place and are
-// reported until they can.
+// Package reload keeps a value up to date with the files that it is loaded from. If the files cannot be used, for
+// example because they are half written, it keeps the last good value and reports the failure.
 package reload
 
 import (
@@ -18,46 +17,45 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Interval is how often files are looked at. What has changed is used once two looks in a row
-// have found the same: whoever writes several files, or one in pieces, has as long to be done.
+// Interval is the time between two checks of the files. A change is used only after two checks with the same content,
+// so that a writer has that long to complete several files.
 const Interval = 2 * time.Second
 
-// Files say what a value is made of.
+// Files describes a value and the files that it is loaded from.
 type Files[T any] struct {
-	// Name stands in logs and metrics.
+	// Name is the name in logs and metrics.
 	Name string
 	// Paths are the files, in any order.
 	Paths []string
-	// Named gives the files that the content of one of Paths names, which count as well; nil is
-	// none. What it makes of content that is of no use does not matter.
+	// Named returns further files that the content of one of Paths names; nil means none. Its result for invalid
+	// content does not matter.
 	Named func(content []byte) []string
-	// Load makes a value of the files. It reads them itself.
+	// Load loads the value. It reads the files itself.
 	Load func() (T, error)
-	// Changed does what depends on the value, each time that Get returns another one; nil is
-	// nothing. After an error it is tried again at the next look.
+	// Changed applies each new value of Get; nil does nothing. After an error it is retried at the next check.
 	Changed func(T) error
-	// Failed is told when files cannot be used, once for each state of them; nil is nobody.
+	// Failed is called when the files cannot be used, once for each state of them; nil does nothing.
 	Failed func(error)
-	// Logger is told what changes; nil is nobody.
+	// Logger logs changes; nil disables logging.
 	Logger *slog.Logger
-	// Registerer has kubejoin_files_in_use and the metrics of the loop; nil counts nothing.
+	// Registerer registers kubejoin_files_in_use and the metrics of the loop; nil disables them.
 	Registerer prometheus.Registerer
 }
 
-// A Value holds what was made of the files last. [Files.Open] makes it.
+// A Value holds the last good value. [Files.Open] creates it.
 type Value[T any] struct {
 	files   Files[T]
 	inUse   prometheus.Gauge
 	current atomic.Pointer[T]
 	failure atomic.Pointer[error]
 
-	// Of the loop alone: the state of the files that current was made of, of the last look and
-	// of the last failure that was told, and whether Changed has still to be called.
+	// Used by the loop only: the state of the files that current was loaded from, of the last check, and of the last
+	// reported failure, and whether Changed must still be called.
 	used, seen, told state
 	pending          bool
 }
 
-// state is the content of all files, or why it cannot be read.
+// state is a hash of all files, or the error of reading them.
 type state struct {
 	sum [sha256.Size]byte
 	err string
@@ -70,7 +68,7 @@ func (f Files[T]) Open() (*Value[T], error) {
 	}
 	v := &Value[T]{
 		files: f,
-		inUse: metrics.Gauge(f.Registerer, "kubejoin_files_in_use", "1 if files are used as they are, 0 if they have changed and cannot be used.", "files").WithLabelValues(f.Name),
+		inUse: metrics.Gauge(f.Registerer, "kubejoin_files_in_use", "1 if the current files are in use, 0 if they cannot be used and the last valid ones are in use.", "files").WithLabelValues(f.Name),
 	}
 	now, err := v.look()
 	if err != nil {
@@ -81,15 +79,15 @@ func (f Files[T]) Open() (*Value[T], error) {
 		return nil, err
 	}
 	v.current.Store(&value)
-	v.used, v.seen = now, now // should they have changed in between, the next look finds it
+	v.used, v.seen = now, now // if they changed in between, the next check notices
 	v.inUse.Set(1)
 	return v, nil
 }
 
-// Get is the last good value.
+// Get returns the last good value.
 func (v *Value[T]) Get() T { return *v.current.Load() }
 
-// Err is why the files as they are now are not in use, or nil.
+// Err returns why the current files are not in use, or nil.
 func (v *Value[T]) Err() error {
 	if err := v.failure.Load(); err != nil {
 		return *err
@@ -97,7 +95,7 @@ func (v *Value[T]) Err() error {
 	return nil
 }
 
-// Run looks at the files every [Interval] until ctx ends, and returns nil then.
+// Run checks the files every [Interval] until ctx ends. It always returns nil.
 func (v *Value[T]) Run(ctx context.Context) error {
 	return loop.Loop{
 		Name:  "reload-" + v.files.Name,
@@ -111,20 +109,20 @@ func (v *Value[T]) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-// step is one look. Its errors are not the loop's: the next look is due as always.
+// step is one check. It hides errors from the loop, because the next check is due as usual.
 func (v *Value[T]) step() {
 	now, err := v.look()
 	before := v.seen
 	v.seen = now
 	if now != before {
-		return // perhaps in the middle of being written
+		return // a writer may not be done
 	}
 	if err == nil && now != v.used {
 		err = v.load(now)
 	}
 	if err == nil && v.pending {
 		if err = v.files.Changed(v.Get()); err != nil {
-			err = fmt.Errorf("making use of new files: %w", err)
+			err = fmt.Errorf("applying new files: %w", err)
 		}
 		v.pending = err != nil
 	}
@@ -133,7 +131,7 @@ func (v *Value[T]) step() {
 	}
 }
 
-// look gives the state of the files.
+// look returns the state of the files.
 func (v *Value[T]) look() (state, error) {
 	h := sha256.New()
 	add := func(path string) ([]byte, error) {
@@ -152,7 +150,8 @@ func (v *Value[T]) look() (state, error) {
 		}
 		for _, path := range v.files.Named(content) {
 			if _, err := add(path); err != nil {
-				// The file that names it is part of the state: mended, it is looked at anew.
+				// The state includes the file that names the missing one. So fixing either of them counts as a
+				// change.
 				return state{sum: [sha256.Size]byte(h.Sum(nil)), err: err.Error()}, err
 			}
 		}
@@ -160,13 +159,13 @@ func (v *Value[T]) look() (state, error) {
 	return state{sum: [sha256.Size]byte(h.Sum(nil))}, nil
 }
 
-// errUnsettled says that files have changed while they were read.
-var errUnsettled = errors.New("files are being written")
+// errUnsettled is the error if files changed while they were read.
+var errUnsettled = errors.New("files changed while they were read")
 
-// load uses the files, which are in the state given.
+// load loads the value from the files, which are in the state now.
 func (v *Value[T]) load(now state) error {
 	value, err := v.files.Load()
-	// Load has read them anew: what it has read is known only if they are as they were.
+	// Load has read the files again, so check that they have not changed.
 	if after, _ := v.look(); after != now {
 		return errUnsettled
 	}
@@ -175,17 +174,17 @@ func (v *Value[T]) load(now state) error {
 	}
 	v.current.Store(&value)
 	v.used, v.pending = now, v.files.Changed != nil
-	v.files.Logger.Info("files changed and are in use now", "what", v.files.Name, "files", v.files.Paths)
+	v.files.Logger.Info("files changed, using new ones", "what", v.files.Name, "files", v.files.Paths)
 	return nil
 }
 
-// report makes a failure visible, once for each state of the files, and its end.
+// report sets the gauge and the failure. It logs a failure once for each state of the files, and logs its end.
 func (v *Value[T]) report(now state, err error) {
 	if err == nil {
 		v.inUse.Set(1)
 		if v.failure.Swap(nil) != nil {
 			v.told = state{}
-			v.files.Logger.Info("files can be used again", "what", v.files.Name, "files", v.files.Paths)
+			v.files.Logger.Info("files are valid again", "what", v.files.Name, "files", v.files.Paths)
 		}
 		return
 	}
@@ -195,7 +194,7 @@ func (v *Value[T]) report(now state, err error) {
 		return
 	}
 	v.told = now
-	v.files.Logger.Error("files have changed and cannot be used: the last good ones stay in use", "what", v.files.Name, "files", v.files.Paths, "error", err)
+	v.files.Logger.Error("cannot use changed files, keeping the last valid ones", "what", v.files.Name, "files", v.files.Paths, "error", err)
 	if v.files.Failed != nil {
 		v.files.Failed(err)
 	}

@@ -22,7 +22,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// pair is a value of two files that must say the same.
+// pair is a value in two files that must have the same content.
 type pair struct {
 	*testing.T
 	a, b    string
@@ -62,8 +62,7 @@ func (p *pair) load() (string, error) {
 	return string(a), nil
 }
 
-// open is a pair of files with content, that are followed until the test ends. It is called in
-// a bubble of synctest.
+// open writes a pair of files and follows them until the test ends. Call it in a bubble of synctest.
 func open(t *testing.T, content string) *pair {
 	t.Helper()
 	dir := t.TempDir()
@@ -99,13 +98,13 @@ func open(t *testing.T, content string) *pair {
 	return p
 }
 
-// settle lets two looks pass, and a moment.
+// settle waits for two checks of the files.
 func (p *pair) settle() {
 	time.Sleep(2*reload.Interval + time.Millisecond)
 	synctest.Wait()
 }
 
-// want checks what is in use, and whether the files are usable.
+// want checks the value in use and the error of the files.
 func (p *pair) want(when, value, failure string) {
 	p.Helper()
 	if got := p.value.Get(); got != value {
@@ -120,7 +119,7 @@ func (p *pair) want(when, value, failure string) {
 		inUse = 0
 	}
 	if err := testutil.GatherAndCompare(p.reg, strings.NewReader(fmt.Sprintf(`
-# HELP kubejoin_files_in_use 1 if files are used as they are, 0 if they have changed and cannot be used.
+# HELP kubejoin_files_in_use 1 if the current files are in use, 0 if they cannot be used and the last valid ones are in use.
 # TYPE kubejoin_files_in_use gauge
 kubejoin_files_in_use{files="pair"} %d
 `, inUse)), "kubejoin_files_in_use"); err != nil {
@@ -171,14 +170,14 @@ func TestReload(t *testing.T) {
 		if want := []string{"2", "3", "4"}; !slices.Equal(p.changed, want) {
 			t.Errorf("changes told: %q, want %q", p.changed, want)
 		}
-		// The reason has the time in it, and is told once all the same.
-		if len(p.failed) != 3 || strings.Count(p.log.String(), "level=ERROR") != 3 || strings.Count(p.log.String(), "can be used again") != 3 {
+		// The error contains the time, but must be reported only once.
+		if len(p.failed) != 3 || strings.Count(p.log.String(), "level=ERROR") != 3 || strings.Count(p.log.String(), "files are valid again") != 3 {
 			t.Errorf("want 3 failures and their ends, have %q:\n%s", p.failed, &p.log)
 		}
 	})
 }
 
-// What is still being written has no effect, even if it could be used.
+// A file that is still being written must not be used, even if its content is valid.
 func TestReloadWaitsUntilFilesAreComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := open(t, "0")
@@ -198,7 +197,7 @@ func TestReloadWaitsUntilFilesAreComplete(t *testing.T) {
 	})
 }
 
-// Files that change between the looks at them and back again are not taken for what they were.
+// Files that change between two checks and back again must be loaded as changed files.
 func TestReloadNoticesChangeBetweenChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := open(t, "1")
@@ -220,22 +219,22 @@ func TestReloadRetriesWhenChangedFails(t *testing.T) {
 		p.broken.Store(true)
 		p.write("2", "2")
 		p.settle()
-		p.want("not made use of", "2", "disk full")
+		p.want("not applied", "2", "disk full")
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		p.broken.Store(false)
 		p.settle()
-		p.want("made use of", "2", "")
+		p.want("applied", "2", "")
 		calls := len(p.changed)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if calls < 10 || len(p.changed) != calls || len(p.failed) != 1 {
-			t.Errorf("%d tries and %d after it worked, %d failures told; want many, none, 1", calls, len(p.changed)-calls, len(p.failed))
+			t.Errorf("got %d tries, %d after success, %d reported failures; want at least 10, 0, 1", calls, len(p.changed)-calls, len(p.failed))
 		}
 	})
 }
 
-// Files that a file names count from when it names them until it does not.
+// Files that another file names must be followed as long as it names them.
 func TestReloadNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -302,7 +301,7 @@ func TestReloadNamed(t *testing.T) {
 func TestOpenFails(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	if _, err := (reload.Files[int]{Paths: []string{missing}, Load: func() (int, error) { return 1, nil }}).Open(); err == nil {
-		t.Error("opened what is not there")
+		t.Error("Open succeeded with missing files")
 	}
 	bad := errors.New("bad")
 	if _, err := (reload.Files[int]{Paths: nil, Load: func() (int, error) { return 0, bad }}).Open(); !errors.Is(err, bad) {

@@ -1,5 +1,5 @@
-// Package servingcert keeps the certificate that an HTTPS server of kubejoin presents: issued
-// from the cluster CA and renewed, with a key that never leaves memory.
+// Package servingcert issues and renews the certificate of kubejoin's HTTPS server, from the cluster CA. The private
+// key stays in memory.
 package servingcert
 
 import (
@@ -25,17 +25,17 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Lifetime of a certificate. It is renewed after two thirds, and at every start.
+// Lifetime is the validity of a certificate. It is renewed after two thirds of that, and at every start.
 const Lifetime = 90 * 24 * time.Hour
 
-// commonName of a certificate: the names that count are the subject alternative ones.
+// commonName is the subject. Clients only check the subject alternative names.
 const commonName = "kubejoin"
 
-// Issued is a serving certificate from a CA. Its zero value has none; call Step first.
+// Issued is a serving certificate that is renewed. The zero value has no certificate yet: call Step first.
 type Issued struct {
-	// CA is asked at every step: a new CA leads to a new certificate.
+	// CA returns the current CA. Step calls it each time: a new CA leads to a new certificate.
 	CA func() *signer.CA
-	// Names are DNS names and IP addresses; at least one. Wildcards are not refused here.
+	// Names are DNS names and IP addresses, at least one. This package does not refuse wildcards.
 	Names []string
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
@@ -44,18 +44,18 @@ type Issued struct {
 	current atomic.Pointer[tls.Certificate]
 }
 
-// GetCertificate is what a tls.Config asks.
+// GetCertificate implements the field of the same name of [tls.Config].
 func (i *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c := i.current.Load()
 	if c == nil {
-		return nil, errors.New("no serving certificate has been issued yet")
+		return nil, errors.New("kubejoin has not issued its serving certificate yet")
 	}
 	return c, nil
 }
 
-// Step issues a certificate if there is none from the CA as it is now, or the one in use is in
-// its last third, unless it lasts as long as the CA. It returns when it is due again. Steps may
-// be asked for side by side.
+// Step issues a certificate if there is none by the current CA, or if the current one is in its last third. A
+// certificate that expires with the CA is kept until then. Step returns when it is due again. It is safe for
+// concurrent use.
 func (i *Issued) Step(context.Context) (next time.Time, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -65,7 +65,7 @@ func (i *Issued) Step(context.Context) (next time.Time, err error) {
 	}
 	ca := i.CA()
 	if c := i.current.Load(); c != nil {
-		// A clock that was set back makes a certificate of the future: not usable either.
+		// After the clock was set back, a certificate may not be valid yet. It is replaced, too.
 		renew := renewAt(c.Leaf, ca)
 		if now().Before(renew) && !now().Before(c.Leaf.NotBefore) && bytes.Equal(c.Leaf.RawIssuer, ca.Certificate().RawSubject) && c.Leaf.CheckSignatureFrom(ca.Certificate()) == nil {
 			return renew, nil
@@ -79,8 +79,8 @@ func (i *Issued) Step(context.Context) (next time.Time, err error) {
 	return renewAt(c.Leaf, ca), nil
 }
 
-// renewAt is when a certificate of ca is to be renewed. One that ends with the CA is as good as
-// any: to renew it in its last third again and again, ever faster, would win nothing.
+// renewAt returns when to renew a certificate of ca. One that expires with the CA is not renewed earlier: a new one
+// would expire at the same time.
 func renewAt(c *x509.Certificate, ca *signer.CA) time.Time {
 	if !c.NotAfter.Before(ca.Certificate().NotAfter) {
 		return c.NotAfter
@@ -122,7 +122,7 @@ func issue(ca *signer.CA, names []string, now time.Time) (*tls.Certificate, erro
 		c.Certificate = append(c.Certificate, block.Bytes)
 	}
 	if len(c.Certificate) == 0 {
-		return nil, errors.New("no certificate was issued")
+		return nil, errors.New("the CA returned no certificate")
 	}
 	if c.Leaf, err = x509.ParseCertificate(c.Certificate[0]); err != nil {
 		return nil, err

@@ -27,7 +27,7 @@ func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 		Now:   func() time.Time { return now },
 	}
 	if _, err := issued.GetCertificate(nil); err == nil {
-		t.Error("a certificate before the first step")
+		t.Error("got a certificate before the first step")
 	}
 	step := func() *x509.Certificate {
 		t.Helper()
@@ -57,16 +57,16 @@ func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 	first := step()
 	now = start.Add(59 * 24 * time.Hour)
 	if !step().Equal(first) {
-		t.Error("renewed in its first two thirds")
+		t.Error("renewed in the first two thirds of its lifetime")
 	}
 	now = start.Add(61 * 24 * time.Hour)
 	second := step()
 	if second.Equal(first) {
-		t.Error("not renewed in its last third")
+		t.Error("not renewed in the last third of its lifetime")
 	}
 	now = start.Add(-time.Hour)
 	if step().Equal(second) {
-		t.Error("not renewed when the clock was set back before its beginning")
+		t.Error("not renewed after the clock was set back before notBefore")
 	}
 	now = start
 	before := step()
@@ -76,8 +76,8 @@ func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 	}
 }
 
-// A CA that is about to end cannot give more than it has: the certificate is renewed when
-// another CA is there, and not again and again.
+// A certificate cannot outlive its CA. Near the end of the CA, it must be renewed only when the CA is replaced, not at
+// each step.
 func TestDoesNotRenewRepeatedlyBeforeCAExpires(t *testing.T) {
 	end := time.Now().Add(24 * time.Hour)
 	ca, err := signer.GenerateCA("kubernetes", end.Add(-48*time.Hour), 48*time.Hour)

@@ -1,5 +1,5 @@
-// Package tokenwarning makes the warnings for callers that create a token: why machines may not join with
-// it, or not as its limits say. 'kubejoin serve' and the commands over a kubeconfig share them.
+// Package tokenwarning makes the warnings for callers that create a token: why machines may not be able to join with
+// it, or why its limits may not be enforced. 'kubejoin serve' and the commands that use a kubeconfig share them.
 package tokenwarning
 
 import (
@@ -20,10 +20,10 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A Warning returns what the creator of a token should know, or an empty text.
+// A Warning returns a message for the caller that created a token, or an empty text.
 type Warning func(ctx context.Context, made tokens.Record) string
 
-// All returns the warnings about a token, without empty ones.
+// All returns the non-empty warnings about a token.
 func All(ctx context.Context, made tokens.Record, warnings ...Warning) []string {
 	var list []string
 	for _, warning := range warnings {
@@ -37,19 +37,19 @@ func All(ctx context.Context, made tokens.Record, warnings ...Warning) []string 
 // None never warns.
 func None(context.Context, tokens.Record) string { return "" }
 
-// Limits warns that nothing enforces the limits of a token, and why.
+// Limits warns if a token has limits, because other signers do not enforce them. why continues the sentence.
 func Limits(why string) Warning {
 	return func(_ context.Context, made tokens.Record) string {
 		if made.Limits.IsZero() {
 			return ""
 		}
-		return "the limits of this token hold only where kubejoin signs certificates, " + why
+		return "the limits of this token apply only to certificates that kubejoin signs, " + why
 	}
 }
 
-// OtherSigner is Limits while --signer-config leaves the certificates of nodes to another signer.
+// OtherSigner warns like Limits while --signer-config leaves node client certificates to another signer.
 func OtherSigner(authority *signer.Authority) Warning {
-	warning := Limits("and --signer-config leaves " + certificates.KubeAPIServerClientKubeletSignerName + " to others")
+	warning := Limits("and --signer-config leaves " + certificates.KubeAPIServerClientKubeletSignerName + " to another signer")
 	return func(ctx context.Context, made tokens.Record) string {
 		if _, found := authority.Signer(certificates.KubeAPIServerClientKubeletSignerName); found {
 			return ""
@@ -58,8 +58,8 @@ func OtherSigner(authority *signer.Authority) Warning {
 	}
 }
 
-// CA warns of a CA that expires soon, or before certificates that are issued on the token are to expire.
-// While --signer-config leaves those certificates to another signer, otherwise replaces it.
+// CA warns if the CA expires soon, or before the normal end of certificates issued on the token. While
+// --signer-config leaves those certificates to another signer, otherwise runs instead.
 func CA(authority *signer.Authority, otherwise Warning) Warning {
 	return func(ctx context.Context, made tokens.Record) string {
 		nodes, found := authority.Signer(certificates.KubeAPIServerClientKubeletSignerName)
@@ -77,36 +77,37 @@ func CA(authority *signer.Authority, otherwise Warning) Warning {
 	}
 }
 
-// noticeOfCA is [caexpiry.Notice] for certificates on one token: they last for lifetime, or for less.
+// noticeOfCA is [caexpiry.Notice] for certificates of one token, which last for lifetime or the token's shorter
+// duration.
 func noticeOfCA(end time.Time, lifetime time.Duration, made tokens.Record, now time.Time) string {
 	lifetime = cmp.Or(lifetime, signer.DefaultDuration)
 	if d := made.Limits.CertificateDuration; d > 0 && d < lifetime {
 		lifetime = d
 	}
 	if caexpiry.Expired(end, lifetime, now) {
-		return fmt.Sprintf("the CA expired at %s, and nobody gets a certificate until it is replaced", end.UTC().Format(time.RFC3339))
+		return fmt.Sprintf("the CA expired at %s, and kubejoin issues no certificates until you replace it", end.UTC().Format(time.RFC3339))
 	}
 	return caexpiry.Notice(end, lifetime, now)
 }
 
-// Duration warns that the signer raises the lifetime of certificates above that of the token.
+// Duration warns if the signer's minimum lifetime exceeds the token's certificate duration.
 func Duration(authority *signer.Authority) Warning {
 	return func(_ context.Context, made tokens.Record) string {
 		const name = certificates.KubeAPIServerClientKubeletSignerName
 		nodes, _ := authority.Signer(name)
 		p, d := nodes.Profile, made.Limits.CertificateDuration
-		// A zero Min is the least that a token can ask for.
+		// A zero Min means signer.DefaultMin, which is also the minimum of a token's certificate duration.
 		if !made.Authentication || d == 0 || d >= p.Min || d > cmp.Or(p.Max, p.Default, signer.DefaultDuration) {
 			return ""
 		}
-		return fmt.Sprintf("certificates that are issued on this token last for %s and not for %s: duration.min of signer %s in --signer-config is more", p.Min, d, name)
+		return fmt.Sprintf("certificates of nodes that join with this token last for %s instead of %s: duration.min of signer %s in --signer-config is longer", p.Min, d, name)
 	}
 }
 
-// SizeAdvice is what to do about a full cluster-info that machines read at the API server.
-const SizeAdvice = "when it is full no more tokens can be made: delete tokens or let some expire, or start kubejoin with --advertise, whose cluster-info has no limit"
+// SizeAdvice is the advice for a full cluster-info that machines read from the API server.
+const SizeAdvice = "when it is full, no more tokens can be created: delete tokens, or start kubejoin with --advertise HOST:PORT, whose cluster-info has no size limit"
 
-// Size warns of a ConfigMap cluster-info that fills up.
+// Size warns if the ConfigMap cluster-info is nearly full.
 func Size(info *configmap.ConfigMap) Warning {
 	return func(_ context.Context, made tokens.Record) string {
 		fill := info.Fill()
@@ -117,11 +118,12 @@ func Size(info *configmap.ConfigMap) Warning {
 	}
 }
 
-// readTimeout bounds a read of cluster-info.
+// readTimeout limits a read of cluster-info.
 const readTimeout = time.Second
 
-// ClusterInfoCAs warns that every CA in cluster-info expires soon or has expired. It is for a CA that
-// another signer has: in a rotation, an older one may well be near its end.
+// ClusterInfoCAs warns if every CA in cluster-info expires soon or has expired. It is for clusters where another
+// signer has the CA key. One CA near its end is normal: during a rotation, cluster-info has the old CA and the new
+// one.
 func ClusterInfoCAs(info *configmap.ConfigMap) Warning {
 	return func(ctx context.Context, _ tokens.Record) string {
 		cas := casIn(ctx, info)
@@ -131,7 +133,7 @@ func ClusterInfoCAs(info *configmap.ConfigMap) Warning {
 		end := slices.MaxFunc(cas, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
 		switch now := time.Now(); {
 		case caexpiry.Soon(end, now):
-			return fmt.Sprintf("no CA in cluster-info lasts longer than to %s, within 30 days: replace it", end.UTC().Format(time.RFC3339))
+			return fmt.Sprintf("the last CA in cluster-info expires at %s, within 30 days: replace it", end.UTC().Format(time.RFC3339))
 		case !now.Before(end):
 			return fmt.Sprintf("the CA in cluster-info expired at %s: no machine can join", end.UTC().Format(time.RFC3339))
 		}
@@ -154,11 +156,11 @@ func casIn(ctx context.Context, info *configmap.ConfigMap) []*x509.Certificate {
 	return cas
 }
 
-// Untrusted is the warning that machines do not trust the serving certificate of kubejoin.
-const Untrusted = "the CA that signs kubejoin's serving certificate is none of those in cluster-info: discovery at kubejoin fails"
+// Untrusted is the warning that machines do not trust kubejoin's serving certificate.
+const Untrusted = "cluster-info lacks the CA of kubejoin's serving certificate: discovery at kubejoin fails"
 
-// Trust warns if join commands name kubejoin and cluster-info does not have the CA of its serving
-// certificate.
+// Trust warns if cluster-info lacks the CA of kubejoin's serving certificate. It is for join commands that name
+// kubejoin.
 func Trust(info *configmap.ConfigMap, ca func() *signer.CA) Warning {
 	return func(ctx context.Context, made tokens.Record) string {
 		if !made.Signing {
@@ -171,7 +173,7 @@ func Trust(info *configmap.ConfigMap, ca func() *signer.CA) Warning {
 	}
 }
 
-// Trusted reports whether clients that trust cas trust what ca signs.
+// Trusted reports whether clients that trust cas trust certificates that ca signs.
 func Trusted(ca *signer.CA, cas []*x509.Certificate) bool {
 	roots, intermediates := x509.NewCertPool(), x509.NewCertPool()
 	for _, c := range cas {
@@ -184,17 +186,17 @@ func Trusted(ca *signer.CA, cas []*x509.Certificate) bool {
 	return err == nil
 }
 
-// Leader warns unless a replica is known to run the controllers. ready is that of the election.
+// Leader warns if no replica is known to run the controllers. ready is the Ready method of the election.
 func Leader(lease string, ready func(context.Context) error) Warning {
 	return func(ctx context.Context, _ tokens.Record) string {
 		if ready(ctx) == nil {
 			return ""
 		}
-		return fmt.Sprintf("no kubejoin is known to lead (Lease %s), and its controllers rest until one does: neither signatures nor certificates come from it", lease)
+		return fmt.Sprintf("no kubejoin replica leads (Lease %s): until one does, kubejoin signs neither cluster-info nor certificates", lease)
 	}
 }
 
-// Check repeats the notice of a readiness check to callers that create a limited token.
+// Check repeats the notice of a readiness check as a warning for limited tokens.
 func Check(ready func(context.Context) error) Warning {
 	return func(ctx context.Context, made tokens.Record) string {
 		var notice server.Notice

@@ -25,14 +25,14 @@ func TestNoticeOfCA(t *testing.T) {
 		want           string
 	}{
 		{"years to come", 5 * year, year, tokens.Record{}, ""},
-		{"before the certificates", 100 * day, year, tokens.Record{}, "certificates that are to last for 8760h0m0s"},
-		{"before those that are usual", 100 * day, 0, tokens.Record{}, "certificates that are to last for 8760h0m0s"},
+		{"before the certificates", 100 * day, year, tokens.Record{}, "certificates expire then instead of lasting 8760h0m0s"},
+		{"before certificates of default lifetime", 100 * day, 0, tokens.Record{}, "certificates expire then instead of lasting 8760h0m0s"},
 		{"after shorter ones", 100 * day, year, limited(30 * day), ""},
-		{"before shorter ones", 100 * day, year, limited(200 * day), "certificates that are to last for 4800h0m0s"},
+		{"before shorter ones", 100 * day, year, limited(200 * day), "certificates expire then instead of lasting 4800h0m0s"},
 		{"the token's are longer than the signer's", 100 * day, day, limited(200 * day), ""},
-		{"soon", 29 * day, day, tokens.Record{}, "within 30 days, and nothing can be signed then"},
-		{"soon and before", 29 * day, year, tokens.Record{}, "within 30 days: replace it"},
-		{"over", -day, day, tokens.Record{}, "nobody gets a certificate until it is replaced"},
+		{"soon", 29 * day, day, tokens.Record{}, "within 30 days, and cannot sign after that"},
+		{"soon and before", 29 * day, year, tokens.Record{}, "; that is within 30 days, so replace it"},
+		{"expired", -day, day, tokens.Record{}, "kubejoin issues no certificates until you replace it"},
 	} {
 		if got := noticeOfCA(now.Add(test.left), test.lifetime, test.made, now); !strings.Contains(got, test.want) || (got == "") != (test.want == "") {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
@@ -56,9 +56,9 @@ func TestWarningsDependOnTheToken(t *testing.T) {
 		name string
 		made tokens.Record
 		led  bool
-		want []string // the first words of each
+		want []string // prefixes
 	}{
-		{"unlimited", tokens.Record{Signing: true, Authentication: true}, false, []string{"the CA expires at", "no kubejoin is known to lead (Lease kubejoin-system/kubejoin)"}},
+		{"unlimited", tokens.Record{Signing: true, Authentication: true}, false, []string{"the CA expires at", "no kubejoin replica leads (Lease kubejoin-system/kubejoin)"}},
 		{"for signing alone", tokens.Record{Signing: true}, false, []string{"no kubejoin"}},
 		{"limited", tokens.Record{Authentication: true, Limits: tokens.Limits{MaxNodes: 1}}, false, []string{"the limits of this token", "the CA expires at", "no kubejoin", "somebody else signs"}},
 		{"led", tokens.Record{Authentication: true}, true, []string{"the CA expires at"}},
@@ -85,12 +85,12 @@ func TestWarnsIfSignerRaisesLifetime(t *testing.T) {
 		asked   time.Duration
 		want    string
 	}{
-		{"below the least", signer.Profile{Min: 2 * hour, Default: 24 * hour}, hour, "last for 2h0m0s and not for 1h0m0s"},
-		{"the least", signer.Profile{Min: 2 * hour, Default: 24 * hour}, 2 * hour, ""},
+		{"below the minimum", signer.Profile{Min: 2 * hour, Default: 24 * hour}, hour, "last for 2h0m0s instead of 1h0m0s"},
+		{"the minimum", signer.Profile{Min: 2 * hour, Default: 24 * hour}, 2 * hour, ""},
 		{"none", signer.Profile{Min: 2 * hour, Default: 24 * hour}, 0, ""},
-		{"no least", signer.Profile{Default: 24 * hour}, 10 * time.Minute, ""},
-		{"a least that is more than the most", signer.Profile{Min: 3 * hour, Default: 2 * hour}, hour, "last for 3h0m0s and not for 1h0m0s"},
-		{"more than the most, which is said of the flag", signer.Profile{Min: hour, Default: 2 * hour}, 9 * hour, ""},
+		{"no minimum", signer.Profile{Default: 24 * hour}, 10 * time.Minute, ""},
+		{"minimum above the maximum", signer.Profile{Min: 3 * hour, Default: 2 * hour}, hour, "last for 3h0m0s instead of 1h0m0s"},
+		{"above the maximum, which the flag reports", signer.Profile{Min: hour, Default: 2 * hour}, 9 * hour, ""},
 	} {
 		warning := Duration(&signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{certificates.KubeAPIServerClientKubeletSignerName: {Profile: test.profile}})})
 		made := tokens.Record{Authentication: true, Limits: tokens.Limits{CertificateDuration: test.asked}}
@@ -98,7 +98,7 @@ func TestWarnsIfSignerRaisesLifetime(t *testing.T) {
 		if !strings.Contains(got, test.want) || (got == "") != (test.want == "") {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
-		// The signer does the same.
+		// The signer must issue with the same lifetime.
 		now := time.Now()
 		notBefore, notAfter, err := test.profile.Validity(now.Add(1000*hour), test.asked, now)
 		if lasts := notAfter.Sub(notBefore) - 5*time.Minute; err != nil || test.want != "" && !strings.Contains(test.want, "for "+lasts.String()+" ") {
@@ -119,7 +119,7 @@ func TestTrusted(t *testing.T) {
 		}
 		return ca
 	}
-	ca, other := newCA(), newCA() // of the same name
+	ca, other := newCA(), newCA() // with the same name
 	for _, test := range []struct {
 		name string
 		cas  []*x509.Certificate

@@ -1,4 +1,4 @@
-// Command write makes reference.html and reference.txt of openapi.yaml, in the folder that it is run in.
+// Command write generates reference.html and reference.txt from openapi.yaml, all in the working directory.
 package main
 
 import (

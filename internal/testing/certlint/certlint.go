@@ -1,5 +1,5 @@
-// Package certlint holds certificates that kubejoin has issued against the RFCs, by two others'
-// judgement: zlint and openssl. It is for tests alone.
+// Package certlint checks the certificates that kubejoin issued against the RFCs, with zlint and openssl. Only tests
+// use it.
 package certlint
 
 import (
@@ -16,36 +16,35 @@ import (
 	"github.com/zmap/zlint/v3/lint"
 )
 
-// rfcs are the lints that check what RFCs demand. What browsers demand of public CAs is not for a
-// cluster's.
+// rfcs has the lints for RFCs. It leaves out the rules of browsers for public CAs, which do not apply to a cluster CA.
 var rfcs = sync.OnceValues(func() (lint.Registry, error) {
 	return lint.GlobalRegistry().Filter(lint.FilterOptions{IncludeSources: lint.SourceList{
 		lint.RFC3279, lint.RFC5280, lint.RFC5480, lint.RFC5891, lint.RFC6960, lint.RFC6962, lint.RFC8813,
 	}})
 })
 
-// leastLints is how many lints there must be: with an empty registry everything would pass.
+// leastLints is the minimum number of lints. With an empty registry every certificate would pass.
 const leastLints = 100
 
-// except are lints that certificates of Kubernetes do not pass, and need not where that holds.
+// except has the lints that Kubernetes certificates fail, with the condition under which that is allowed.
 var except = map[string]func(*x509.Certificate) bool{
-	// RFC 5280, section 4.2.1.12, names digital signature and key agreement for client auth.
-	// Kubernetes has key encipherment as well, and kubelets with RSA keys ask for it.
+	// RFC 5280, section 4.2.1.12, allows digital signature and key agreement for client auth. Kubernetes also
+	// allows key encipherment, and kubelets with RSA keys request it.
 	"e_key_usage_and_extended_key_usage_inconsistent": func(c *x509.Certificate) bool {
 		return slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageClientAuth) && encipherment(c)
 	},
-	// RFC 5480, section 3, has no key encipherment for ECDSA keys, which have no use for it. Kubernetes
-	// lets every key ask for it, older kubelets did, and what was asked for is given.
+	// RFC 5480, section 3, does not allow key encipherment for ECDSA keys. Kubernetes allows it for every key, and
+	// older kubelets request it. The signer issues the requested usages.
 	"e_ecdsa_allowed_ku":    encipherment,
 	"n_ecdsa_ee_invalid_ku": encipherment,
-	// RFC 5280, appendix A.1, ends common names at 64 characters. Those of nodes are
-	// system:node:NAME with names of up to 253, and kube-apiserver reads them nowhere else.
+	// RFC 5280, appendix A.1, limits common names to 64 characters. A node's is system:node:NAME, with a NAME of
+	// up to 253 characters, and kube-apiserver reads the node name only there.
 	"e_subject_common_name_max_length": func(c *x509.Certificate) bool { return len(c.Subject.CommonName) > 64 },
 }
 
 func encipherment(c *x509.Certificate) bool { return c.KeyUsage&x509.KeyUsageKeyEncipherment != 0 }
 
-// Check says, with a sentence for each, what zlint has against a certificate.
+// Check returns zlint's findings about a certificate in DER, one sentence each.
 func Check(der []byte) ([]string, error) {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -74,7 +73,7 @@ func Check(der []byte) ([]string, error) {
 	return findings, nil
 }
 
-// A Log is an issuance record that checks what is issued.
+// A Log is an issuance record that checks each issued certificate.
 type Log struct {
 	mu       sync.Mutex
 	issued   int
@@ -101,14 +100,14 @@ func (l *Log) Append(_ context.Context, e issuance.Entry) error {
 	return nil
 }
 
-// Findings is how many certificates were issued, and what is wrong with them.
+// Findings returns the number of issued certificates, and what is wrong with them.
 func (l *Log) Findings() (issued int, findings []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.issued, slices.Clone(l.findings)
 }
 
-// Summary is findings, of which there may be thousands.
+// Summary joins findings. It lists at most 20, because there may be thousands.
 func Summary(findings []string) string {
 	const most = 20
 	text := strings.Join(findings[:min(most, len(findings))], "\n")

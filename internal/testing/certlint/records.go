@@ -19,20 +19,18 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
-// Records is a folder with the issuance records of many processes, and the CAs that they signed
-// with.
+// Records is a folder with the issuance records of many processes and the CA certificates that they signed with.
 type Records string
 
-// Flag is the flag for one more process of 'kubejoin serve', whose CA is in the files given. What
-// is returned keeps the CA: it is to be called when the process runs and once more when it has
-// ended, before the files are gone.
+// Flag returns a flag for another 'kubejoin serve', with its CA in caFiles. keepCA copies the CA certificates. Call it
+// while the process runs, and again after it ended but before the files are removed.
 func (r Records) Flag(caFiles ...string) (flag string, keepCA func() error) {
 	name := filepath.Join(string(r), rand.Text())
 	return "--issuance-record=" + name + recordSuffix, func() error {
 		for _, file := range caFiles {
 			data, err := os.ReadFile(file)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // one that never started
+				continue // the process never started
 			}
 			if err != nil {
 				return err
@@ -59,7 +57,7 @@ func appendTo(file string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// certificatesOf leaves the keys out.
+// certificatesOf returns the certificates in PEM data, without the keys.
 func certificatesOf(data []byte) (certificates []byte) {
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type == "CERTIFICATE" {
@@ -69,8 +67,8 @@ func certificatesOf(data []byte) (certificates []byte) {
 	return certificates
 }
 
-// Check holds every certificate of the records against zlint and openssl, and returns how many
-// there are and what is wrong with them.
+// Check checks every certificate of the records with zlint and openssl. It returns their number and what is wrong with
+// them.
 func (r Records) Check(ctx context.Context) (issued int, findings []string, err error) {
 	files, err := filepath.Glob(filepath.Join(string(r), "*"+recordSuffix))
 	if err != nil {
@@ -96,8 +94,8 @@ func (r Records) Check(ctx context.Context) (issued int, findings []string, err 
 	return issued, findings, nil
 }
 
-// readRecord gives the certificates of a record, in DER. The last line of a process that was killed may be
-// half a line.
+// readRecord returns the certificates of a record, in DER. It skips invalid lines: a killed process may leave half a
+// line at the end.
 func readRecord(file string) (certificates [][]byte, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -150,10 +148,10 @@ func lintAll(certificates [][]byte) (findings []string, err error) {
 	return findings, err
 }
 
-// batch is how many certificates one openssl is given.
+// batch is how many certificates one openssl process verifies.
 const batch = 200
 
-// openssl verifies the certificates against the CA, and has them read by 'openssl x509'.
+// openssl verifies the certificates against the CA, and parses the first one with 'openssl x509'.
 func openssl(ctx context.Context, ca string, certificates [][]byte) (findings []string, err error) {
 	if len(certificates) == 0 {
 		return nil, nil
@@ -166,8 +164,7 @@ func openssl(ctx context.Context, ca string, certificates [][]byte) (findings []
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	// -partial_chain: an intermediate that signs is trusted as it is. -no_check_time: some have
-	// ended since.
+	// -partial_chain: an intermediate CA is a trust anchor. -no_check_time: some certificates have expired since.
 	verify := []string{"verify", "-x509_strict", "-partial_chain", "-no_check_time", "-check_ss_sig", "-purpose", "any", "-CAfile", ca}
 	var files []string
 	for i, der := range certificates {
@@ -185,7 +182,7 @@ func openssl(ctx context.Context, ca string, certificates [][]byte) (findings []
 		}
 		files = nil
 	}
-	// One of them is enough for a look at how openssl reads them.
+	// One certificate is enough to check that openssl can parse them.
 	output, err := exec.CommandContext(ctx, "openssl", "x509", "-in", filepath.Join(dir, "0.pem"), "-noout", "-text").CombinedOutput()
 	if text := string(output); err != nil || !strings.Contains(text, "CA:FALSE") || strings.Contains(text, "Unable to load") {
 		findings = append(findings, fmt.Sprintf("openssl x509: %v\n%.2000s", err, output))

@@ -1,5 +1,5 @@
-// Package crafted makes certificate requests (PKCS #10, RFC 2986) byte by byte, for tests: such as
-// no honest program makes, which crypto/x509 would not write. It is for tests alone.
+// Package crafted makes certificate requests (PKCS #10, RFC 2986) that no honest program makes and that crypto/x509
+// cannot encode. Only tests use it.
 package crafted
 
 import (
@@ -14,14 +14,14 @@ import (
 	"unicode/utf16"
 )
 
-// Tags of strings that encoding/asn1 has no names for.
+// ASN.1 tags of string types. encoding/asn1 has no name for UniversalString.
 const (
 	TagUniversalString = 28
 	TagBMPString       = asn1.TagBMPString
 	TagT61String       = asn1.TagT61String
 )
 
-// Types of attributes of a subject.
+// Attribute types of a subject.
 var (
 	CommonName   = asn1.ObjectIdentifier{2, 5, 4, 3}
 	SerialNumber = asn1.ObjectIdentifier{2, 5, 4, 5}
@@ -32,14 +32,14 @@ var (
 	KubernetesUID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
 )
 
-// An Attribute of a subject, with its value as it is encoded.
+// An Attribute is an attribute of a subject, with its encoded value.
 type Attribute struct {
 	Type  asn1.ObjectIdentifier
 	Value asn1.RawValue
 }
 
-// Text is an attribute whose value is of a type of strings, by its tag. A BMPString is encoded as
-// UTF-16, every other has the bytes of the value.
+// Text returns an attribute with a string value. tag is the string type. Text encodes a BMPString as UTF-16, and every
+// other type as the bytes of value.
 func Text(oid asn1.ObjectIdentifier, tag int, value string) Attribute {
 	content := []byte(value)
 	if tag == TagBMPString {
@@ -51,12 +51,12 @@ func Text(oid asn1.ObjectIdentifier, tag int, value string) Attribute {
 	return Attribute{oid, asn1.RawValue{Tag: tag, Bytes: content}}
 }
 
-// UTF8 is Text of a UTF8String.
+// UTF8 is [Text] of a UTF8String.
 func UTF8(oid asn1.ObjectIdentifier, value string) Attribute {
 	return Text(oid, asn1.TagUTF8String, value)
 }
 
-// Subject is a distinguished name of one relative name for each attribute.
+// Subject encodes a distinguished name with one relative distinguished name per attribute.
 func Subject(attributes ...Attribute) []byte {
 	var parts [][]Attribute
 	for _, a := range attributes {
@@ -65,7 +65,7 @@ func Subject(attributes ...Attribute) []byte {
 	return MultiValued(parts...)
 }
 
-// MultiValued is a distinguished name of relative names with the attributes given.
+// MultiValued encodes a distinguished name. Each part is a relative distinguished name with several attributes.
 func MultiValued(parts ...[]Attribute) []byte {
 	var content []byte
 	for _, part := range parts {
@@ -78,18 +78,18 @@ func MultiValued(parts ...[]Attribute) []byte {
 	return encode(asn1.RawValue{Tag: asn1.TagSequence, IsCompound: true, Bytes: content})
 }
 
-// A Name is a subject alternative name, by the tag of its kind (RFC 5280, section 4.2.1.6).
+// Name returns a subject alternative name. kind is the tag of its type (RFC 5280, section 4.2.1.6).
 func Name(kind int, value []byte) asn1.RawValue {
 	return asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: kind, Bytes: value}
 }
 
-// Names of the kinds that crypto/x509 reads.
+// Subject alternative names of the types that crypto/x509 parses.
 func EmailName(v string) asn1.RawValue { return Name(1, []byte(v)) }
 func DNSName(v string) asn1.RawValue   { return Name(2, []byte(v)) }
 func URIName(v string) asn1.RawValue   { return Name(6, []byte(v)) }
 func IPName(v []byte) asn1.RawValue    { return Name(7, v) }
 
-// OtherName is what Active Directory has as the principal's name, which nobody here reads.
+// OtherName returns an otherName with an Active Directory user principal name. kubejoin does not parse it.
 func OtherName(principal string) asn1.RawValue {
 	value := encode(struct {
 		Type  asn1.ObjectIdentifier
@@ -102,18 +102,17 @@ func OtherName(principal string) asn1.RawValue {
 	return asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 0, IsCompound: true, Bytes: sequence.Bytes}
 }
 
-// SAN is the extension with these subject alternative names.
+// SAN returns the extension with these subject alternative names.
 func SAN(names ...asn1.RawValue) pkix.Extension {
 	return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: encode(names)}
 }
 
-// BasicConstraints is the extension that asks to be a CA.
+// BasicConstraints returns the extension that requests a CA certificate.
 func BasicConstraints() pkix.Extension {
 	return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}
 }
 
-// Request is a request that is signed by its key, in DER. The subject is one of [Subject]'s, nil is the empty
-// one.
+// Request returns a request in DER, signed with key. subject is encoded as by [Subject]. Nil is the empty subject.
 func Request(key crypto.Signer, subject []byte, extensions ...pkix.Extension) ([]byte, error) {
 	if subject == nil {
 		subject = Subject()
@@ -121,13 +120,13 @@ func Request(key crypto.Signer, subject []byte, extensions ...pkix.Extension) ([
 	return x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{RawSubject: subject, ExtraExtensions: extensions}, key)
 }
 
-// PEM is a request as it is sent.
+// PEM encodes a request in PEM.
 func PEM(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// RSA is a request with an RSA key of so many bits, in DER. Nobody has the other half of the key,
-// and its signature is noise.
+// RSA returns a request in DER with an RSA public key of that many bits. There is no private key, and the signature is
+// invalid.
 func RSA(bits int, subject []byte) []byte {
 	modulus := new(big.Int).SetBit(new(big.Int).Lsh(big.NewInt(1), uint(bits-1)), 0, 1)
 	null := asn1.RawValue{Tag: asn1.TagNull}
@@ -166,7 +165,7 @@ func RSA(bits int, subject []byte) []byte {
 	})
 }
 
-// encode is for what can always be encoded.
+// encode encodes a value in DER. It panics if that fails.
 func encode(v any) []byte {
 	der, err := asn1.Marshal(v)
 	if err != nil {

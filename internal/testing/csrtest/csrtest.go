@@ -18,7 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
-// RSA2048 and RSA1024 return a key of that size, which is made once.
+// RSA2048 and RSA1024 return an RSA key of that size, the same at each call.
 var (
 	RSA2048 = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 2048)) })
 	RSA1024 = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 1024)) })
@@ -34,7 +34,7 @@ func must[T any](v T, err error) T {
 // ECDSA makes a key on a curve.
 func ECDSA(curve elliptic.Curve) crypto.Signer { return must(ecdsa.GenerateKey(curve, rand.Reader)) }
 
-// Ed25519 makes a key.
+// Ed25519 makes an Ed25519 key.
 func Ed25519() crypto.Signer {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	return must(key, err)
@@ -56,7 +56,7 @@ func PEM(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) []b
 	return pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der})
 }
 
-// New is PEM, parsed.
+// New is [PEM], parsed.
 func New(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) *x509.CertificateRequest {
 	t.Helper()
 	csr, err := pkcs10.Parse(PEM(t, template, key))
@@ -66,7 +66,7 @@ func New(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) *x5
 	return csr
 }
 
-// Node is the subject of a node's certificates.
+// Node returns the subject of a node's certificates.
 func Node(name string) pkix.Name {
 	return pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}
 }

@@ -1,5 +1,5 @@
-// Package faults is a connection to an API server that fails on purpose, for tests: before a
-// write takes effect, in place of it, or after it has. Reads and watches pass.
+// Package faults injects failures into a client's connection to an API server, for tests. A write fails before it is
+// sent, or after it took effect. Reads and watches do not fail.
 package faults
 
 import (
@@ -22,22 +22,22 @@ import (
 type Kind int
 
 const (
-	// Conflict is an answer 409 to a write that was not tried.
+	// Conflict is a 409 response to a write that was not sent.
 	Conflict Kind = iota
-	// TooManyRequests is an answer 429 that asks for a second of patience.
+	// TooManyRequests is a 429 response with Retry-After: 1 (a second) to a write that was not sent.
 	TooManyRequests
-	// InternalError is an answer 500.
+	// InternalError is a 500 response to a write that was not sent.
 	InternalError
-	// Timeout is no answer until the client's patience of a tenth of a second ends.
+	// Timeout is a timeout error after 100 ms, for a write that was not sent.
 	Timeout
 	// Reset is a connection that breaks before the request is sent.
 	Reset
-	// LostAnswer is a connection that breaks after the write took effect.
+	// LostAnswer is a connection that breaks after the write took effect, before the response.
 	LostAnswer
 	kinds
 )
 
-// Kinds are all ways to fail.
+// Kinds iterates over all kinds.
 func Kinds() iter.Seq[Kind] {
 	return func(yield func(Kind) bool) {
 		for k := range kinds {
@@ -52,14 +52,14 @@ func (k Kind) String() string {
 	return [...]string{"conflict", "too many requests", "internal error", "timeout", "reset", "lost answer"}[k]
 }
 
-// A Transport passes requests on, and fails some of the writes. Whether and how the nth write to
-// a path fails depends on Seed, the method, the path and n alone.
+// A Transport forwards requests and makes some of the writes fail. Whether and how the nth write to a path fails
+// depends only on Seed, the method, the path and n.
 type Transport struct {
-	// Seed makes one run fail as another did.
+	// Seed makes the failures of a run reproducible.
 	Seed uint64
-	// Rate is the part of all writes that fail.
+	// Rate is the fraction of writes that fail, from 0 to 1.
 	Rate float64
-	// Kinds are the ways to fail, each as likely; none are all of them.
+	// Kinds are the ways to fail, with equal probability. Empty means all of them.
 	Kinds []Kind
 
 	mu     sync.Mutex
@@ -68,7 +68,7 @@ type Transport struct {
 	passed int
 }
 
-// Wrap is for rest.Config's.
+// Wrap is for rest.Config.Wrap.
 func (t *Transport) Wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) { return t.roundTrip(next, r) })
 }
@@ -77,7 +77,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Failed is how many writes have failed in each way; Passed, how many have not.
+// Failed returns the number of failed writes by kind.
 func (t *Transport) Failed() map[Kind]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,14 +90,14 @@ func (t *Transport) Failed() map[Kind]int {
 	return all
 }
 
-// Passed is how many writes were let through.
+// Passed returns the number of writes that were forwarded without a failure.
 func (t *Transport) Passed() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.passed
 }
 
-// draw says how a write fails, if it does.
+// draw decides whether and how a write fails.
 func (t *Transport) draw(r *http.Request) (Kind, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -134,12 +134,12 @@ func (t *Transport) roundTrip(next http.RoundTripper, r *http.Request) (*http.Re
 		if err != nil {
 			return nil, err
 		}
-		_, _ = io.Copy(io.Discard, answer.Body) // it has taken effect now, whatever it says
+		_, _ = io.Copy(io.Discard, answer.Body) // the API server has processed the write, with any status
 		_ = answer.Body.Close()
 		return nil, fmt.Errorf("injected, answer lost: %w", syscall.ECONNRESET)
 	}
 	if r.Body != nil {
-		_ = r.Body.Close() // as a RoundTripper has to
+		_ = r.Body.Close() // http.RoundTripper requires it
 	}
 	switch kind {
 	case Conflict:
@@ -166,13 +166,13 @@ func (timeout) Error() string   { return "injected: timeout" }
 func (timeout) Timeout() bool   { return true }
 func (timeout) Temporary() bool { return true }
 
-// status is an error as the API server answers it.
+// status returns an error response in the form of the API server's.
 func status(r *http.Request, code int32, reason metav1.StatusReason, header http.Header) *http.Response {
 	body, err := json.Marshal(metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
 		Status:   metav1.StatusFailure, Code: code, Reason: reason, Message: "injected",
 	})
-	if err != nil { // strings and numbers alone: cannot happen
+	if err != nil { // cannot happen: only strings and numbers
 		body = nil
 	}
 	if header == nil {

@@ -1,5 +1,4 @@
-// Package fuzzing holds what the fuzz targets of kubejoin share: the bound on the work that one
-// input may cost. It is used by tests alone.
+// Package fuzzing limits the processor time that one input of a fuzz target may take. Only tests use it.
 package fuzzing
 
 import (
@@ -10,25 +9,23 @@ import (
 	"time"
 )
 
-// Limit is the longest that a parser or a decision may take for one input, on a machine that is as
-// fast as the one on which a unit of work takes usual.
+// Limit is the limit for one input of a parser or a decision, on a machine where a unit of work takes usual.
 const Limit = 50 * time.Millisecond
 
 // usual is how long a unit of work takes on two idle cores of 2025.
 const usual = 2 * time.Millisecond
 
-// tries is how often a slow input is tried: it is at fault if it is slow each time.
+// tries is how often [Prompt] runs a slow input before it fails the test.
 const tries = 5
 
-// unit is the work that others are compared with: a document to parse, as most inputs are.
+// unit is the reference work: parsing this JSON document. Most inputs are documents to parse, too.
 var unit = []byte("[" + strings.Repeat(`{"name":"worker-1","values":[1,2.5,true,null,"\u00e4x"]},`, 4000) + "0]")
 
-// RunWithinLimit runs act and fails the test if that takes longer than [Most] on a processor, also when it
-// is done again. A machine that is slow, busy, or runs instrumented code gets longer: as many times
-// longer as it takes for a unit of work.
+// RunWithinLimit runs act, and fails the test if every one of several runs takes more than [Most] of processor time. The limit
+// grows with the time that this machine takes for a unit of work: it may be slow or busy, or run instrumented code.
 func RunWithinLimit(t *testing.T, act func()) {
 	t.Helper()
-	runtime.LockOSThread() // whose clock it is
+	runtime.LockOSThread() // processorTime is the time of a thread
 	defer runtime.UnlockOSThread()
 	least, leastUnit := time.Duration(1<<63-1), time.Duration(1<<63-1)
 	var most time.Duration
@@ -45,7 +42,7 @@ func RunWithinLimit(t *testing.T, act func()) {
 	t.Errorf("this input took %s in the shortest of %d tries, %s allowed, since a unit of work took %s", least, tries, most, leastUnit)
 }
 
-// scaled returns what is allowed where a unit of work takes so long.
+// scaled returns the limit on a machine that takes that long for a unit of work.
 func scaled(unit time.Duration) time.Duration {
 	return time.Duration(float64(Limit) * max(1, float64(unit)/float64(usual)))
 }
@@ -59,6 +56,6 @@ func took(act func()) time.Duration {
 func work() {
 	var v any
 	if err := json.Unmarshal(unit, &v); err != nil {
-		panic(err) // of a constant
+		panic(err) // unit is a constant
 	}
 }

@@ -1,5 +1,5 @@
-// Package hostile has requests for certificates that nobody must be given one for, each with the
-// sentence that it is to be refused with. It is for tests alone.
+// Package hostile has certificate requests that kubejoin must refuse, each with a part of the expected error. Only
+// tests use it.
 package hostile
 
 import (
@@ -19,20 +19,20 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// CustomSigner is the name of a signer that takes anything.
+// CustomSigner is the name of a signer that adds no check of its own. The test configures it.
 const CustomSigner = "example.com/etcd-peer"
 
-// A Request must never get a certificate, whoever approves of it.
+// A Request must never get a certificate, even if someone approves it.
 type Request struct {
 	Name     string
 	Signer   string
 	PEM      []byte
 	Usages   []certificates.KeyUsage
-	Duration time.Duration // zero asks for none
+	Duration time.Duration // zero: no duration requested
 	Want     string        // part of the refusal
 }
 
-// Corpus is all of them.
+// Corpus returns all requests.
 func Corpus() []Request {
 	const kubelet, serving, user = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName
 	key := newKey(elliptic.P256())
@@ -57,7 +57,7 @@ func Corpus() []Request {
 		tooMany = append(tooMany, crafted.DNSName(fmt.Sprintf("worker-%d.example.com", i)))
 	}
 	corpus := []Request{
-		{Name: "CA", PEM: request(jane(), crafted.BasicConstraints()), Want: "asks for a CA certificate"},
+		{Name: "CA", PEM: request(jane(), crafted.BasicConstraints()), Want: "is for a CA certificate"},
 		{Name: "two common names", PEM: request(jane(crafted.UTF8(cn, "admin"))), Want: "attribute 2.5.4.3 more than once"},
 		{Name: "two common names of a node", Signer: kubelet, Want: "attribute 2.5.4.3 more than once",
 			PEM: request(crafted.Subject(crafted.UTF8(o, "system:nodes"), crafted.UTF8(cn, "system:node:worker-2"), crafted.UTF8(cn, "system:node:worker-1")))},
@@ -77,8 +77,8 @@ func Corpus() []Request {
 		{Name: "NUL in the common name", PEM: request(crafted.Subject(crafted.UTF8(cn, "jane\x00.example.com"))), Want: `control character: "jane\x00.example.com"`},
 		{Name: "NUL in a node name", Signer: kubelet, PEM: request(node("worker-1\x00")), Want: "control character"},
 		{Name: "a new line in the organization", PEM: request(jane(crafted.UTF8(o, "dev\nops"))), Want: "control character"},
-		{Name: "a common name that is a number", PEM: request(crafted.Subject(crafted.Attribute{Type: cn, Value: asn1.RawValue{Tag: asn1.TagInteger, Bytes: []byte{1}}})), Want: "attribute 2.5.4.3 is no text"},
-		{Name: "a common name as UniversalString", PEM: request(crafted.Subject(crafted.Text(cn, crafted.TagUniversalString, "\x00\x00\x00j"))), Want: "attribute 2.5.4.3 is no text"},
+		{Name: "a common name that is a number", PEM: request(crafted.Subject(crafted.Attribute{Type: cn, Value: asn1.RawValue{Tag: asn1.TagInteger, Bytes: []byte{1}}})), Want: "attribute 2.5.4.3 is not text"},
+		{Name: "a common name as UniversalString", PEM: request(crafted.Subject(crafted.Text(cn, crafted.TagUniversalString, "\x00\x00\x00j"))), Want: "attribute 2.5.4.3 is not text"},
 		{Name: "other name", Signer: kubelet, PEM: named(crafted.OtherName("admin@example.com")), Want: "name 1 is of kind otherName"},
 		{Name: "other name after a good one", Signer: serving, PEM: named(crafted.DNSName("worker-1"), crafted.OtherName("admin@example.com")), Want: "name 2 is of kind otherName"},
 		{Name: "directory name", Signer: serving, Want: "name 2 is of kind directoryName",
@@ -91,12 +91,12 @@ func Corpus() []Request {
 		{Name: "email of a server", Signer: serving, PEM: named(crafted.DNSName("worker-1"), crafted.EmailName("a@example.com")), Want: "1 email subject alternative names given, want none"},
 		{Name: "URI of a server", Signer: serving, PEM: named(crafted.DNSName("worker-1"), crafted.URIName("https://worker-1")), Want: "1 URI subject alternative names given, want none"},
 		{Name: "server without names", Signer: serving, PEM: request(node("worker-1")), Want: "no DNS or IP subject alternative name given"},
-		{Name: "NUL in a DNS name", Signer: serving, PEM: named(crafted.DNSName("worker-1\x00.example.com")), Want: "no visible ASCII"},
+		{Name: "NUL in a DNS name", Signer: serving, PEM: named(crafted.DNSName("worker-1\x00.example.com")), Want: "not printable ASCII"},
 		{Name: "empty DNS name", Signer: serving, PEM: named(crafted.DNSName("")), Want: "is of kind DNS and empty"},
-		{Name: "DNS name of 254 characters", Signer: serving, PEM: named(crafted.DNSName(strings.Repeat("a.", 126) + "aa")), Want: "is of kind DNS and 254 characters long"},
-		{Name: "IPv4 address as IPv6", Signer: serving, PEM: named(crafted.IPName([]byte("\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x0a\x60\x00\x01"))), Want: "::ffff:10.96.0.1: want it in 4 bytes"},
+		{Name: "DNS name of 254 characters", Signer: serving, PEM: named(crafted.DNSName(strings.Repeat("a.", 126) + "aa")), Want: "is of kind DNS and has 254 characters"},
+		{Name: "IPv4 address as IPv6", Signer: serving, PEM: named(crafted.IPName([]byte("\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x0a\x60\x00\x01"))), Want: "::ffff:10.96.0.1: want the IPv4 address in 4 bytes"},
 		{Name: "10,000 names", Signer: serving, PEM: named(many...), Want: "more than 100 subject alternative names"},
-		{Name: "10,000 longer names", Signer: serving, PEM: named(tooMany...), Want: "bytes, at most 65536 are allowed"},
+		{Name: "10,000 longer names", Signer: serving, PEM: named(tooMany...), Want: "bytes, want at most 65536"},
 		{Name: "duplicate extensions", PEM: request(jane(), crafted.SAN(crafted.DNSName("a")), crafted.SAN(crafted.DNSName("b"))), Want: "duplicate"},
 		{Name: "RSA 512", PEM: crafted.PEM(crafted.RSA(512, jane())), Want: "the RSA key has 512 bits"},
 		{Name: "RSA 16384", PEM: crafted.PEM(crafted.RSA(16384, jane())), Want: "the RSA key has 16384 bits"},
@@ -106,17 +106,17 @@ func Corpus() []Request {
 		{Name: "trailing data in PEM", PEM: append(crafted.PEM(good), "and more"...), Want: "8 bytes after the PEM block"},
 		{Name: "data before PEM", PEM: append([]byte("Certificate Request:\n"), crafted.PEM(good)...), Want: "data before the PEM block"},
 		{Name: "two PEM blocks", PEM: append(crafted.PEM(good), crafted.PEM(good)...), Want: "there are 2 PEM blocks"},
-		{Name: "10 MB", PEM: bytes.Repeat([]byte("A"), 10<<20), Want: "10485760 bytes, at most 65536"},
-		{Name: "10 MB of PEM", PEM: crafted.PEM(make([]byte, 10<<20)), Want: "bytes, at most 65536"},
-		{Name: "10 MB of PEM blocks", PEM: bytes.Repeat(crafted.PEM(good), (10<<20)/len(crafted.PEM(good))), Want: "bytes, at most 65536"},
+		{Name: "10 MB", PEM: bytes.Repeat([]byte("A"), 10<<20), Want: "10485760 bytes, want at most 65536"},
+		{Name: "10 MB of PEM", PEM: crafted.PEM(make([]byte, 10<<20)), Want: "bytes, want at most 65536"},
+		{Name: "10 MB of PEM blocks", PEM: bytes.Repeat(crafted.PEM(good), (10<<20)/len(crafted.PEM(good))), Want: "bytes, want at most 65536"},
 		{Name: "no usages", PEM: request(jane()), Usages: []certificates.KeyUsage{}, Want: `usages are [], want "client auth"`},
 		{Name: "usages of a server for a node", Signer: kubelet, PEM: request(node("worker-1")), Want: `want ["digital signature" "client auth"]`,
 			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}},
 		{Name: "one usage too many for a server", Signer: serving, PEM: named(crafted.DNSName("worker-1")), Want: `want ["digital signature" "server auth"]`,
 			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth, certificates.UsageClientAuth}},
-		{Name: "usage any for a user", PEM: request(jane()), Usages: []certificates.KeyUsage{certificates.UsageClientAuth, certificates.UsageAny}, Want: `usage "any" is asked for`},
-		{Name: "usage of a CA", PEM: request(jane()), Usages: []certificates.KeyUsage{certificates.UsageClientAuth, certificates.UsageCertSign}, Want: `usage "cert sign" is asked for`},
-		{Name: "usage that there is none of", PEM: request(jane()), Signer: CustomSigner, Usages: []certificates.KeyUsage{"root"}, Want: `usage "root" is asked for`},
+		{Name: "usage any for a user", PEM: request(jane()), Usages: []certificates.KeyUsage{certificates.UsageClientAuth, certificates.UsageAny}, Want: `usage "any" is not allowed`},
+		{Name: "usage of a CA", PEM: request(jane()), Usages: []certificates.KeyUsage{certificates.UsageClientAuth, certificates.UsageCertSign}, Want: `usage "cert sign" is not allowed`},
+		{Name: "usage that there is none of", PEM: request(jane()), Signer: CustomSigner, Usages: []certificates.KeyUsage{"root"}, Want: `usage "root" is not allowed`},
 		{Name: "negative duration", PEM: request(jane()), Duration: -time.Hour, Want: "lifetime of -1h0m0s"},
 	}
 	for _, signerName := range []string{kubelet, serving, user, CustomSigner} {
@@ -131,14 +131,14 @@ func Corpus() []Request {
 		"254 characters": strings.Repeat("a.", 126) + "aa", "slash": "../worker-1", "accent": "w\u00f6rker-1",
 	} {
 		for _, signerName := range []string{kubelet, serving} {
-			h := Request{Name: "node name/" + signerName + "/" + what, Signer: signerName, PEM: request(node(name)), Want: "no Node can have this name"}
+			h := Request{Name: "node name/" + signerName + "/" + what, Signer: signerName, PEM: request(node(name)), Want: "invalid subject: node name"}
 			if signerName == serving {
 				h.PEM = request(node(name), crafted.SAN(crafted.DNSName("worker-1")))
 			}
 			if slices.ContainsFunc([]byte(name), func(b byte) bool { return b > 0x7f }) {
-				h.Want = `the subject has the name "system:node:w`
+				h.Want = `the subject has name "system:node:w`
 				if what == "fullwidth" {
-					h.Want = `the subject has the name "system:node:\uff57orker-1", which reads as "system:node:worker-1"`
+					h.Want = `the subject has name "system:node:\uff57orker-1", which looks like "system:node:worker-1"`
 				}
 			}
 			corpus = append(corpus, h)
@@ -168,7 +168,7 @@ func must[T any](v T, err error) T {
 
 func newKey(curve elliptic.Curve) crypto.Signer { return must(ecdsa.GenerateKey(curve, rand.Reader)) }
 
-// mastersSubjects are ways to be in group system:masters, or to look like it.
+// mastersSubjects returns subjects that are in group system:masters, or look like it, by name.
 func mastersSubjects() map[string][]byte {
 	const group = "system:masters"
 	cn, o := crafted.UTF8(crafted.CommonName, "jane"), crafted.Organization

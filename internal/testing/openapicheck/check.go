@@ -33,23 +33,23 @@ type Exchange struct {
 	NoBody bool
 }
 
-// A Finding is what there is to say of an exchange.
+// A Finding is the result of checking an exchange.
 type Finding struct {
-	// Operation is its ID, or "elsewhere" of a path or a method that is none.
+	// Operation is the operation ID, or "elsewhere" if the path and method are no operation.
 	Operation string `json:"operation"`
 	Status    int    `json:"status"`
-	// Problem is the end of the type of its problem document, if it has one.
+	// Problem is the last part of the type URL of the problem document, if there is one.
 	Problem string `json:"problem,omitempty"`
-	// Wrong is what is not as described, or empty.
+	// Wrong says how the exchange differs from the description. It is empty if it does not.
 	Wrong string `json:"wrong,omitempty"`
 }
 
-// always are headers that every answer may have, and what net/http adds.
+// always are the headers that every response may have, including those that net/http adds.
 var always = []string{"Content-Type", "Content-Length", "X-Content-Type-Options", "Date", "Connection"}
 
 const problemMedia = "application/problem+json"
 
-// Check holds an exchange against the description.
+// Check compares an exchange with the description.
 func (d *Document) Check(x Exchange) Finding {
 	op := d.find(x.Method, x.URL.EscapedPath())
 	f := Finding{Operation: "elsewhere", Status: x.Status}
@@ -60,7 +60,7 @@ func (d *Document) Check(x Exchange) Finding {
 			candidates = []*response{r}
 		}
 	}
-	// A server without the subject of an operation has no such path.
+	// Operations of a feature that a server does not have return its general 404.
 	if len(candidates) == 0 || x.Status == http.StatusNotFound {
 		candidates = append(candidates, d.elsewhere[x.Status]...)
 	}
@@ -71,7 +71,7 @@ func (d *Document) Check(x Exchange) Finding {
 	}
 	media, _, _ := mime.ParseMediaType(x.Header.Get("Content-Type"))
 	if media == problemMedia && !x.NoBody && x.Method != http.MethodHead {
-		_ = json.Unmarshal(x.Body, &problem) // its schema tells what is wrong
+		_ = json.Unmarshal(x.Body, &problem) // the schema check below reports errors
 		f.Problem = problem.Type[strings.LastIndex(problem.Type, "/")+1:]
 	}
 	if len(candidates) == 0 {
@@ -79,7 +79,7 @@ func (d *Document) Check(x Exchange) Finding {
 		return f
 	}
 	var errs []error
-	for _, r := range candidates { // one of them has to fit
+	for _, r := range candidates { // one must match
 		err := r.check(x, media)
 		if err == nil {
 			errs = nil
@@ -164,10 +164,10 @@ func (r *response) check(x Exchange, media string) error {
 	return errors.Join(append(errs, validate(schema, media, body))...)
 }
 
-// checkRequest sees whether what a server has accepted is described as such.
+// checkRequest returns an error if the server accepted a request that the description does not allow.
 func (op *Operation) checkRequest(x Exchange) error {
 	for name := range x.URL.Query() {
-		// Kubernetes' paths and probes take what they do not know.
+		// Kubernetes paths and probes accept unknown parameters.
 		if !slices.Contains(op.Query, name) && strings.HasPrefix(op.Path, "/v1/") {
 			return fmt.Errorf("query parameter %q is accepted and not described", name)
 		}
@@ -177,7 +177,7 @@ func (op *Operation) checkRequest(x Exchange) error {
 		return nil
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(x.RequestBody))
-	if fields, ok := v.(map[string]any); ok { // an empty string is as good as none
+	if fields, ok := v.(map[string]any); ok { // kubejoin treats an empty string as missing
 		maps.DeleteFunc(fields, func(_ string, value any) bool { return value == "" })
 	}
 	if err == nil {

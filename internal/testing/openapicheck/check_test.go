@@ -177,7 +177,7 @@ func or(s, other string) string {
 	return s
 }
 
-// Large answers reach the client whole, and are held against the description now and then.
+// Large responses must reach the client complete. Only some of them are checked.
 func TestLargeAnswers(t *testing.T) {
 	d := parse(t)
 	body := `{"name":"` + strings.Repeat("a", 300<<10) + `","size":1}`

@@ -15,14 +15,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A Document is an OpenAPI description, ready to be checked against.
+// A Document is a parsed OpenAPI description.
 type Document struct {
-	// Root is all of it, as JSON.
+	// Root is the whole document, as decoded JSON.
 	Root map[string]any
 	// Operations are in the order of their paths and methods.
 	Operations []*Operation
 
-	elsewhere map[int][]*response // answers to what is no operation, by status
+	elsewhere map[int][]*response // responses outside of operations, by status
 	compiler  *jsonschema.Compiler
 }
 
@@ -55,10 +55,10 @@ type header struct {
 
 var parameter = regexp.MustCompile(`\{[^/]*\}`)
 
-// location names the document for the compiler of schemas.
+// location is the URL of the document for the schema compiler.
 const location = "https://kubejoin.io/openapi.json"
 
-// Parse reads a description in YAML or JSON. Nothing in it may refer to elsewhere.
+// Parse parses a description in YAML or JSON. It must not refer to other documents.
 func Parse(content []byte) (*Document, error) {
 	asJSON, err := yaml.YAMLToJSONStrict(content)
 	if err != nil {
@@ -175,8 +175,8 @@ func (d *Document) Schema(pointer string) (*jsonschema.Schema, error) {
 	return d.compiler.Compile(location + pointer)
 }
 
-// Resolve follows a JSON pointer and then, as long as there is one, $ref. It gives the pointer where
-// that ends, and what is there, which is nil if it is no object.
+// Resolve follows a JSON pointer, and then each $ref. It returns the final pointer and the object there, or nil if the
+// value there is not an object.
 func (d *Document) Resolve(pointer string) (string, map[string]any) {
 	var at any = d.Root
 	for _, part := range strings.Split(pointer, "/")[1:] {

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Large answers, such as a cluster-info of megabytes, are checked now and then: the first few of an
-// operation, and one of largeEvery from there.
+// Only some responses of more than large bytes are checked, for example a cluster-info of megabytes: the first
+// largeFirst of each path, and then every largeEvery-th.
 const (
 	large      = 256 << 10
 	largeFirst = 3
@@ -49,7 +49,7 @@ type reading struct {
 	io.Closer
 }
 
-// recorder keeps what is written through it.
+// recorder forwards a response and keeps a copy of it.
 type recorder struct {
 	http.ResponseWriter
 	keepLarge func() bool
@@ -58,7 +58,7 @@ type recorder struct {
 	header  http.Header
 	body    bytes.Buffer
 	dropped bool
-	asked   bool // whether to keep a large one
+	asked   bool // keepLarge was called
 }
 
 // Unwrap is for http.ResponseController.

@@ -5,11 +5,11 @@ import (
 	"os"
 )
 
-// Environment names the file that a program built for tests appends its findings to.
+// Environment is the environment variable with the file that a program built for tests appends its findings to.
 const Environment = "KUBEJOIN_ANSWERS"
 
-// Served gives what holds a program's answers against a description, and appends what it finds to
-// the file that [Environment] names; without one it is nothing.
+// Served returns a wrapper that checks a handler's responses against the description. It appends the findings to the
+// file in [Environment]. If that is unset, the wrapper returns the handler unchanged.
 func Served(description []byte) func(http.Handler) http.Handler {
 	return func(h http.Handler) http.Handler {
 		path := os.Getenv(Environment)

@@ -15,15 +15,15 @@ import (
 	"sync"
 )
 
-// A Tally is what was found in many exchanges. The zero Tally is of none.
+// A Tally counts findings by operation, status and problem. The zero Tally is empty.
 type Tally struct {
 	mu    sync.Mutex
-	seen  map[string]map[string]int // by operation, and status and problem
+	seen  map[string]map[string]int // by operation, then by status and problem
 	wrong []string
 	more  int
 }
 
-// mostWrong is how many findings are kept as they are.
+// mostWrong is how many wrong findings are kept as text. The others are only counted.
 const mostWrong = 30
 
 // Add counts a finding.
@@ -47,7 +47,7 @@ func (t *Tally) Add(f Finding) {
 	}
 }
 
-// AddFile counts what processes have appended to a file; it need not be there.
+// AddFile adds the findings that processes appended to a file. A missing file is empty.
 func (t *Tally) AddFile(path string) error {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,8 +67,8 @@ func (t *Tally) AddFile(path string) error {
 	return lines.Err()
 }
 
-// Append gives a function that appends findings to a file, whole lines at a time, so that many
-// processes can.
+// Append returns a function that appends findings to a file. It writes each line at once, so that many processes can
+// append to the same file.
 func Append(path string) (func(Finding), error) {
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
 	if err != nil {
@@ -80,12 +80,12 @@ func Append(path string) (func(Finding), error) {
 			_, err = file.Write(append(line, '\n'))
 		}
 		if err != nil {
-			panic(err) // what cannot be reported would pass for good
+			panic(err) // a finding that is lost would count as a success
 		}
 	}, nil
 }
 
-// Len is how many exchanges there were.
+// Len returns the number of exchanges.
 func (t *Tally) Len() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,7 +97,7 @@ func (t *Tally) Len() (n int) {
 	return n
 }
 
-// Unseen are the operations that were not answered once with a status below that one.
+// Unseen returns the IDs of the operations without a response of a status less than below.
 func (t *Tally) Unseen(d *Document, below int) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -114,7 +114,7 @@ func (t *Tally) Unseen(d *Document, below int) []string {
 	return unseen
 }
 
-// UnseenProblems are the problems that operations describe and none has answered.
+// UnseenProblems returns the problems that operations describe but no response had.
 func (t *Tally) UnseenProblems(d *Document) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -134,7 +134,7 @@ func (t *Tally) UnseenProblems(d *Document) []string {
 	return slices.Sorted(maps.Keys(unseen))
 }
 
-// Err is everything that is not as described, or nil.
+// Err returns an error with the exchanges that differ from the description, or nil.
 func (t *Tally) Err() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -148,7 +148,7 @@ func (t *Tally) Err() error {
 	return fmt.Errorf("answers that are not as openapi.yaml describes them:\n%s", text)
 }
 
-// String counts responses by operation and status.
+// String returns the number of responses by operation and status.
 func (t *Tally) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
