@@ -1,8 +1,8 @@
-// Package api is what the HTTPS API of kubejoin says: requests, answers and problems as JSON.
-// Package server answers it, and server/client asks.
+// Package api defines the JSON of kubejoin's HTTPS API: requests, responses and problems. Package server implements
+// the API, and package server/client calls it.
 package api
 
-// Version is the apiVersion of all answers that are objects.
+// Version is the apiVersion of all responses that are objects.
 const Version = "output.kubejoin.io/v1alpha1"
 
 // Kinds of objects.

@@ -2,10 +2,10 @@ package api
 
 import "encoding/json"
 
-// ExplainRequest asks what would be done about a certificate request: one of the two.
+// ExplainRequest asks what kubejoin would decide about a certificate request. Exactly one field must be set.
 type ExplainRequest struct {
 	// CSR is the name of a CertificateSigningRequest object.
 	CSR string `json:"csr,omitempty"`
-	// Object is such an object (certificates.k8s.io/v1), which need not exist.
+	// Object is a CertificateSigningRequest (certificates.k8s.io/v1), which need not exist in the cluster.
 	Object json.RawMessage `json:"object,omitempty"`
 }

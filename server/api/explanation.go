@@ -11,50 +11,51 @@ import (
 // KindNodeExplanation is the kind of a NodeExplanation; its apiVersion is Version.
 const KindNodeExplanation = "NodeExplanation"
 
-// A NodeState says how far a node has got, or what keeps it: one word that does not change. Package server/explain has them all.
+// A NodeState is how far a node has joined, or what blocks it: one word that never changes. Package server/explain
+// defines the other states.
 type NodeState string
 
 // The states of a node that has joined.
 const (
-	// Joined: the Node is there and Ready.
+	// Joined: the Node object exists and is Ready.
 	Joined NodeState = "Joined"
-	// JoinedNotReady: the Node is there and not Ready.
+	// JoinedNotReady: the Node object exists and is not Ready.
 	JoinedNotReady NodeState = "JoinedNotReady"
 )
 
-// A Fact is something that may not be readable, in words.
+// A Fact names an input of an explanation, for example "tokens". Reading it can fail.
 type Fact string
 
-// A NodeExplanation says why a machine has or has not joined. It holds no secrets.
+// A NodeExplanation describes why a machine has or has not joined. It contains no secrets.
 type NodeExplanation struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 
 	Node  string    `json:"node"`
 	State NodeState `json:"state"`
-	// Since is when the state began; zero if that is not known.
+	// Since is when the state began; zero if unknown.
 	Since time.Time `json:"since,omitzero"`
-	// Sentence is for people: the node, what is, and what to do.
+	// Sentence is for people: the node name, its state and what to do.
 	Sentence string `json:"sentence"`
-	// Next are the commands to go on with, the best first.
+	// Next lists the commands to run next, the best one first.
 	Next []string `json:"next,omitempty"`
-	// Evidence has the facts that lead to this state.
+	// Evidence holds the facts behind the state.
 	Evidence Evidence `json:"evidence"`
-	// Unread are facts that could not be read.
+	// Unread lists the facts that could not be read.
 	Unread []UnreadFact `json:"unread,omitempty"`
 }
 
-// Evidence has the facts that lead to the state of a NodeExplanation.
+// Evidence holds the facts behind the state of a NodeExplanation.
 type Evidence struct {
-	// Requests are the latest certificate requests for the name, at most [MaxEvidence], of
-	// RequestCount in all; the first is the newest.
+	// Requests are the newest certificate requests for the name, newest first, at most [MaxEvidence]. RequestCount is
+	// the number of all of them.
 	Requests     []RequestEvidence `json:"requests,omitempty"`
 	RequestCount int               `json:"requestCount,omitempty"`
-	// Refused is how many of them were denied or have failed.
+	// Refused is how many of all requests were denied or have failed.
 	Refused int `json:"refused,omitempty"`
-	// Token is the one that the deciding request was made with.
+	// Token is the token of the request that decides the state.
 	Token *TokenEvidence `json:"token,omitempty"`
-	// Tokens are those limited to the name, at most [MaxEvidence], of TokenCount in all.
+	// Tokens are the tokens limited to the name, at most [MaxEvidence]. TokenCount is the number of all of them.
 	Tokens     []TokenEvidence `json:"tokens,omitempty"`
 	TokenCount int             `json:"tokenCount,omitempty"`
 	Claim      *ClaimEvidence  `json:"claim,omitempty"`
@@ -63,37 +64,37 @@ type Evidence struct {
 	Leader     *LeaderEvidence `json:"leader,omitempty"`
 }
 
-// MaxEvidence is the most requests, and the most tokens, that a NodeExplanation names.
+// MaxEvidence is the maximum number of requests, and of tokens, in an Evidence.
 const MaxEvidence = 10
 
 // A TokenEvidence is a bootstrap token without its secret.
 type TokenEvidence struct {
 	ID string `json:"id"`
-	// Status says whether the node can use the token: one of the constants of Token.Status.
+	// Status says whether the node can use the token; see Token.Status.
 	Status string `json:"status"`
-	// Signed says whether cluster-info has its signature; nil if cluster-info was not read.
+	// Signed reports whether cluster-info has a signature by the token; nil if cluster-info was not read.
 	Signed  *bool     `json:"signed,omitempty"`
 	Expires time.Time `json:"expires,omitzero"`
-	// MaxNodes and NodeNames are its limits, Nodes what has used it up.
+	// MaxNodes and NodeNames are the limits of the token. Nodes are the node names that it holds.
 	MaxNodes  int      `json:"maxNodes,omitempty"`
 	NodeNames []string `json:"nodeNames,omitempty"`
 	Nodes     []string `json:"nodes,omitempty"`
 }
 
-// A ClaimEvidence is a node name that was taken with a token.
+// A ClaimEvidence is the claim of the node name.
 type ClaimEvidence struct {
 	TokenID string    `json:"tokenID"`
 	Created time.Time `json:"created"`
-	// NodeUID is that of the Node that has registered.
+	// NodeUID is the UID of the Node object, if the node has registered.
 	NodeUID string `json:"nodeUID,omitempty"`
 	Keys    int    `json:"keys"`
 }
 
-// HasJoined reports whether there is a Node and nothing newer stands in its way.
+// HasJoined reports whether the Node object exists and no newer request blocks the name.
 func (e NodeExplanation) HasJoined() bool { return e.State == Joined || e.State == JoinedNotReady }
 
-// Text is the sentence, and a line for each command that is not in it and each fact that could
-// not be read.
+// Text returns the sentence, one line for each command that the sentence does not contain, and one for each unread
+// fact.
 func (e NodeExplanation) Text() string {
 	var out strings.Builder
 	out.WriteString(e.Sentence + "\n")
@@ -108,7 +109,7 @@ func (e NodeExplanation) Text() string {
 	return out.String()
 }
 
-// An UnreadFact is a fact that could not be read, and why.
+// An UnreadFact is a fact that could not be read, with the reason.
 type UnreadFact struct {
 	Fact   Fact   `json:"fact"`
 	Reason string `json:"reason"`
@@ -122,31 +123,30 @@ type RequestEvidence struct {
 	User    string    `json:"user"`
 	Groups  []string  `json:"-"`
 	Created time.Time `json:"created"`
-	// Approved, Denied and Failed are its conditions.
+	// Approved, Denied and Failed are the conditions of the request.
 	Approved *RequestCondition `json:"approved,omitempty"`
 	Denied   *RequestCondition `json:"denied,omitempty"`
 	Failed   *RequestCondition `json:"failed,omitempty"`
-	// Certificate is what was issued on it.
+	// Certificate is the certificate issued for the request.
 	Certificate *CertificateEvidence `json:"certificate,omitempty"`
-	// Permitted says whether RBAC lets the request be approved by itself; nil where that was
-	// not asked.
+	// Permitted reports whether RBAC allows automatic approval of the request; nil if that was not checked.
 	Permitted *bool `json:"permitted,omitempty"`
 }
 
-// A RequestCondition is a condition of a request.
+// A RequestCondition is a condition of a CertificateSigningRequest.
 type RequestCondition struct {
 	Reason  string    `json:"reason,omitempty"`
 	Message string    `json:"message,omitempty"`
 	At      time.Time `json:"at"`
 }
 
-// A CertificateEvidence is a certificate that was issued.
+// A CertificateEvidence is an issued certificate.
 type CertificateEvidence struct {
-	// Writer is the field manager that wrote it; empty if that is not known.
+	// Writer is the field manager that wrote it; empty if unknown.
 	Writer string `json:"writer,omitempty"`
 	// At is when it was written.
 	At time.Time `json:"at"`
-	// Chain is the certificate and what else came with it; empty if it cannot be parsed.
+	// Chain is the certificate and the intermediates that follow it; empty if it cannot be parsed.
 	Chain []*x509.Certificate `json:"-"`
 }
 
@@ -162,12 +162,12 @@ type NodeEvidence struct {
 	Since   time.Time `json:"since,omitzero"`
 }
 
-// An EventEvidence is something that was reported about an object.
+// An EventEvidence is an Event.
 type EventEvidence struct {
-	// Name and Namespace are the Event's own.
+	// Name and Namespace are those of the Event itself.
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Kind, Object and UID are what it is about.
+	// Kind, Object and UID identify the object that the Event is about.
 	Kind    string    `json:"kind"`
 	Object  string    `json:"object"`
 	UID     string    `json:"-"`
@@ -177,21 +177,21 @@ type EventEvidence struct {
 	At      time.Time `json:"at"`
 }
 
-// A LeaderEvidence is the holder of the Lease by which kubejoin's replicas lead.
+// A LeaderEvidence describes the leader election Lease of kubejoin's replicas.
 type LeaderEvidence struct {
 	Namespace string `json:"namespace"`
 	Lease     string `json:"lease"`
 	Holder    string `json:"holder"`
-	// Renewed is when it was last known to lead.
+	// Renewed is when the holder last renewed the Lease.
 	Renewed time.Time `json:"renewed,omitzero"`
-	// Duration is how long the others wait for it to be renewed.
+	// Duration is how long the other replicas wait for a renewal.
 	Duration time.Duration `json:"-"`
 }
 
 // KindRequestExplanation is the kind of a RequestExplanation; its apiVersion is Version.
 const KindRequestExplanation = "CertificateSigningRequestExplanation"
 
-// What has happened to a request already, in RequestExplanation.Status.
+// Values of RequestExplanation.Status: what has already happened to the request.
 const (
 	RequestPending  = "Pending"
 	RequestApproved = "Approved"
@@ -200,8 +200,8 @@ const (
 	RequestIssued   = "Issued"
 )
 
-// A RequestExplanation says what kubejoin would do about a certificate request, by each of its
-// rules. It holds no secrets.
+// A RequestExplanation describes what kubejoin would decide about a certificate request, with the verdict of each
+// rule. It contains no secrets.
 type RequestExplanation struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -210,28 +210,28 @@ type RequestExplanation struct {
 	SignerName string `json:"signerName"`
 	Requester  string `json:"requester"`
 	Subject    string `json:"subject,omitempty"`
-	// Status is what has happened to the request, one of the Request constants.
+	// Status is one of the Request constants: what has already happened to the request.
 	Status string `json:"status"`
 
-	// Verdict is what would be decided now if it were pending: approve, deny, wait or none. Reason
-	// is for machines, Message for people, Rule is what decided.
+	// Verdict is what kubejoin would decide now if the request were pending: approve, deny, wait or none. Reason is
+	// for programs, Message for people. Rule is the rule that decides.
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	Rule    string `json:"rule,omitempty"`
-	// WaitsUntil is when a request that waits is no longer looked at.
+	// WaitsUntil is when kubejoin stops checking a waiting request.
 	WaitsUntil time.Time `json:"waitsUntil,omitzero"`
-	// Rules are what all rules say, each for itself, in the order in which they are asked; then
-	// "signer", what is checked whoever approves, and "node-admission", who may have which name.
+	// Rules holds the verdict of every rule by itself, in order of evaluation. Two more entries follow: "signer" for
+	// the checks that apply to every approver, and "node-admission" for whether the node name may be issued.
 	Rules []RuleVerdict `json:"rules"`
-	// NotBefore and NotAfter are what the certificate would have, if it were signed now.
+	// NotBefore and NotAfter are the validity of the certificate if it were signed now.
 	NotBefore time.Time `json:"notBefore,omitzero"`
 	NotAfter  time.Time `json:"notAfter,omitzero"`
-	// Notes are what should be known beside, in words.
+	// Notes are further remarks for people.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// A RuleVerdict is what one rule says.
+// A RuleVerdict is the verdict of one rule.
 type RuleVerdict struct {
 	Rule     string   `json:"rule"`
 	Verdict  string   `json:"verdict"`
@@ -240,12 +240,12 @@ type RuleVerdict struct {
 	Evidence []string `json:"evidence,omitempty"`
 }
 
-// Granted reports whether the request has its certificate, or would be approved.
+// Granted reports whether the certificate was issued, or the request would be approved.
 func (e RequestExplanation) Granted() bool {
 	return e.Status == RequestIssued || (e.Status == RequestPending || e.Status == RequestApproved) && e.Verdict == "approve"
 }
 
-// Text is for people: what would be decided and why, then what each rule says and has seen.
+// Text returns the explanation for people: the verdict and its reason, then the verdict and evidence of each rule.
 func (e RequestExplanation) Text() string {
 	var out strings.Builder
 	name := e.Name
@@ -258,11 +258,11 @@ func (e RequestExplanation) Text() string {
 	}
 	fmt.Fprintf(&out, ": %s\n", e.Message)
 	if !e.WaitsUntil.IsZero() {
-		fmt.Fprintf(&out, "  it is looked at until %s\n", e.WaitsUntil.Format(time.RFC3339))
+		fmt.Fprintf(&out, "  kubejoin keeps checking it until %s\n", e.WaitsUntil.Format(time.RFC3339))
 	}
 	fmt.Fprintf(&out, "  signer %s, requester %s, subject %s\n", e.SignerName, e.Requester, e.Subject)
 	if !e.NotAfter.IsZero() {
-		fmt.Fprintf(&out, "  signed now it would be valid from %s to %s\n", e.NotBefore.Format(time.RFC3339), e.NotAfter.Format(time.RFC3339))
+		fmt.Fprintf(&out, "  if signed now, it would be valid from %s to %s\n", e.NotBefore.Format(time.RFC3339), e.NotAfter.Format(time.RFC3339))
 	}
 	if len(e.Rules) > 0 {
 		table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
@@ -273,7 +273,7 @@ func (e RequestExplanation) Text() string {
 				fmt.Fprintf(table, "\t\t\t  %s\n", seen)
 			}
 		}
-		_ = table.Flush() // into memory
+		_ = table.Flush() // writes to memory cannot fail
 	}
 	for _, note := range e.Notes {
 		fmt.Fprintln(&out, "note:", note)

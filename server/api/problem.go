@@ -2,35 +2,33 @@ package api
 
 import "time"
 
-// A Problem is an RFC 9457 problem document, and the error that it is about.
+// A Problem is an RFC 9457 problem document. It is also the error that the client returns.
 type Problem struct {
-	// Type is ProblemType and a name that does not change.
+	// Type is ProblemType and a problem name that never changes.
 	Type   string `json:"type"`
 	Title  string `json:"title"`
 	Status int    `json:"status"`
 	Detail string `json:"detail,omitempty"`
-	// Field is the query parameter or body field at fault, the first one if there are several.
+	// Field is the invalid query parameter or body field, the first one if there are several.
 	Field string `json:"field,omitempty"`
-	// Errors has what Detail says about each field at fault.
+	// Errors holds the detail for each invalid field.
 	Errors []FieldProblem `json:"errors,omitempty"`
-	// Reason is why there is no certificate, one word in CamelCase: see packages signer and
-	// signer/approval.
+	// Reason is why kubejoin issued no certificate, one word in CamelCase: see packages signer and signer/approval.
 	Reason string `json:"reason,omitempty"`
-	// TokenID is the token that is there in spite of the problem.
+	// TokenID is the ID of the token if it exists in spite of the problem.
 	TokenID   string `json:"tokenID,omitempty"`
 	RequestID string `json:"requestID,omitempty"`
-	// RetryAfter is how long to wait before the same is asked again; zero is that it says
-	// nothing of that. It is in a header.
+	// RetryAfter is how long to wait before a retry; zero if the server gave none. It is sent as a header.
 	RetryAfter time.Duration `json:"-"`
 }
 
-// A FieldProblem says what is wrong with one field of a request.
+// A FieldProblem describes what is wrong with one field of a request.
 type FieldProblem struct {
 	Field  string `json:"field,omitempty"`
 	Detail string `json:"detail"`
 }
 
-// String returns the detail after the name of the field, if there is one.
+// String returns the detail, prefixed with the field name if there is one.
 func (p FieldProblem) String() string {
 	if p.Field == "" {
 		return p.Detail
@@ -38,39 +36,37 @@ func (p FieldProblem) String() string {
 	return p.Field + ": " + p.Detail
 }
 
-// ProblemType is what all types of problems begin with.
+// ProblemType is the prefix of all problem types.
 const ProblemType = "https://kubejoin.io/problems/"
 
 // Names of problems that callers act on.
 const (
-	// ProblemNotSigned: the token of TokenID was made, and nobody has signed it in time.
+	// ProblemNotSigned: the token of TokenID was created, but not signed in time.
 	ProblemNotSigned = "token-not-signed"
-	// ProblemExists: there is a token of that ID, with another secret or made for something else, or
-	// claims of one that is gone.
+	// ProblemExists: the token ID is taken: by a token with another secret or other settings, or by claims of a
+	// deleted token.
 	ProblemExists = "token-exists"
 	ProblemSpent  = "token-spent"
-	// ProblemTooManyTokens: no token was made, since the user has as many as one user may have.
+	// ProblemTooManyTokens: no token was created, because the user is at the limit of tokens per user.
 	ProblemTooManyTokens = "too-many-tokens"
-	// ProblemFull: no token was made, since cluster-info has no room for its signature.
+	// ProblemFull: no token was created, because cluster-info is too full for its signature.
 	ProblemFull = "cluster-info-full"
-	// ProblemWouldShorten: a renewal needs RenewToken.Shorten.
+	// ProblemWouldShorten: the token would expire sooner, which needs RenewToken.Shorten.
 	ProblemWouldShorten = "would-shorten"
-	// ProblemNotExpired: a token that was to be deleted if it had expired has not.
+	// ProblemNotExpired: DeleteToken.OnlyExpired is set and the token has not expired.
 	ProblemNotExpired = "token-not-expired"
-	// ProblemCertificateRefused: the certificate will not be had as it was asked for. Reason
-	// says why.
+	// ProblemCertificateRefused: this request will never get a certificate. Reason says why.
 	ProblemCertificateRefused = "certificate-refused"
-	// ProblemCertificateNotPermitted: nobody has said no, and nobody may say yes by themselves.
+	// ProblemCertificateNotPermitted: no rule denied the request, but none may approve it automatically.
 	ProblemCertificateNotPermitted = "certificate-not-permitted"
-	// ProblemCertificateWaits: something has to happen first, after which the same request may
-	// succeed.
+	// ProblemCertificateWaits: something else must happen first. The same request may succeed later.
 	ProblemCertificateWaits = "certificate-waits"
-	// ProblemTooManyRequests: the address or the user sends more than it may. The same will be
-	// answered after RetryAfter, or a few times that.
+	// ProblemTooManyRequests: the address or user exceeds its rate limit. The same request succeeds after RetryAfter,
+	// or a few times that.
 	ProblemTooManyRequests = "too-many-requests"
 )
 
 func (p *Problem) Error() string { return p.Detail }
 
-// Named reports whether it is the problem of that name.
+// Named reports whether the problem has this name.
 func (p *Problem) Named(name string) bool { return p.Type == ProblemType+name }

@@ -2,11 +2,11 @@ package api
 
 import "log/slog"
 
-// A Secret is text that is sent in clear and printed nowhere: every verb of fmt but %x and
-// slog show that there is one. JSON carries it, for that is what this package is about.
+// A Secret is text that is sent in clear but redacted in output: all fmt verbs except %x, and slog, only show that it
+// is set. JSON contains the text, because the API transports it.
 type Secret string
 
-// Reveal is the text.
+// Reveal returns the text.
 func (s Secret) Reveal() string { return string(s) }
 
 func (s Secret) String() string {

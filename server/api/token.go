@@ -2,17 +2,17 @@ package api
 
 import "time"
 
-// What can be said of a token in one word.
+// Values of Token.Status.
 const (
-	// StatusActive is of use.
+	// StatusActive: the token can be used.
 	StatusActive = "active"
-	// StatusSpent: as many nodes have joined as may.
+	// StatusSpent: the token's node limit is used up.
 	StatusSpent = "spent"
-	// StatusExpired is to be deleted.
+	// StatusExpired: the token has expired and awaits deletion.
 	StatusExpired = "expired"
-	// StatusUnsigned: it is for signing, and cluster-info has no signature by it.
+	// StatusUnsigned: the token has the usage signing, and cluster-info has no signature by it.
 	StatusUnsigned = "unsigned"
-	// StatusInvalid: what is stored is no good; Token.Problem says why.
+	// StatusInvalid: the stored token is malformed; Token.Problem says why.
 	StatusInvalid = "invalid"
 )
 
@@ -28,117 +28,117 @@ type Token struct {
 	Kind       string `json:"kind"`
 
 	ID string `json:"id"`
-	// Token is the whole token, in the answer to its creation and nowhere else.
+	// Token is the token with its secret. Only the response that creates the token contains it.
 	Token Secret `json:"token,omitempty"`
-	// JoinCommand has the token in it: it is where Token is, once cluster-info is there.
+	// JoinCommand contains the token. It is set where Token is set, if cluster-info exists.
 	JoinCommand Secret `json:"joinCommand,omitempty"`
 
 	// Status is one of the Status constants.
 	Status string `json:"status"`
-	// Problem is what is wrong with it, if anything is.
+	// Problem describes what is wrong with the token, if anything is.
 	Problem string `json:"problem,omitempty"`
 
 	Description string    `json:"description,omitempty"`
 	Created     time.Time `json:"created,omitzero"`
-	// Expires is zero, and left out, if it never does.
+	// Expires is zero, and omitted, if the token never expires.
 	Expires time.Time `json:"expires,omitzero"`
 	Usages  []string  `json:"usages"`
 	Groups  []string  `json:"groups"`
 
-	// What it is good for; zero is anything. See tokens.Limits.
+	// The limits of the token; zero means unlimited. See tokens.Limits.
 	MaxNodes            int      `json:"maxNodes,omitempty"`
 	NodeNames           []string `json:"nodeNames,omitempty"`
 	CertificateDuration string   `json:"certificateDuration,omitempty"`
 	Role                string   `json:"role,omitempty"`
 	ReplacesNode        *Node    `json:"replacesNode,omitempty"`
-	// Nodes are the names that were taken with it.
+	// Nodes are the node names that the token holds.
 	Nodes []string `json:"nodes,omitempty"`
 
-	// DryRun is set in answers about what would be.
+	// DryRun is true if nothing was changed and the response only shows the effect.
 	DryRun bool `json:"dryRun,omitempty"`
-	// Warnings are what the person who asked should know, in words.
+	// Warnings are messages for the person who sent the request.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// A Node is one Node object.
+// A Node identifies a Node object.
 type Node struct {
 	Name string `json:"name"`
 	UID  string `json:"uid"`
 }
 
-// A TokenList is all tokens, or a page of them, in the order of their IDs.
+// A TokenList holds all tokens or one page of them, sorted by ID.
 type TokenList struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
 	Items      []Token  `json:"items"`
 	Warnings   []string `json:"warnings,omitempty"`
-	// Continue is the ListPage.Continue of the next page; empty if this is the last.
+	// Continue is the ListPage.Continue of the next page; empty on the last page.
 	Continue string `json:"continue,omitempty"`
 }
 
-// MaxPage is the most items of a page.
+// MaxPage is the maximum page size.
 const MaxPage = 1000
 
-// ListPage asks for a part of a list of tokens or claims. What is there from the first page to the
-// last is on one of them, once, whatever comes and goes meanwhile.
+// ListPage requests a page of tokens or claims. An item that exists from the first page to the last is on exactly one
+// page, even if other items are created or deleted meanwhile.
 type ListPage struct {
-	// Limit is the most items of a page, 1 to 1000; zero is all that are left.
+	// Limit is the page size, 1 to 1000; zero means all remaining items.
 	Limit int `json:"limit,omitempty"`
-	// Continue goes on behind a page.
+	// Continue requests the page after another one.
 	Continue string `json:"continue,omitempty"`
 }
 
-// A TokenSpec says what a token is to be. The zero TokenSpec is a token as kubeadm makes it. Every
-// field can be a query parameter, too; lists are repeated then, or have commas.
+// A TokenSpec describes a token to create. The zero TokenSpec is a token with kubeadm's defaults. Every field can
+// also be a query parameter; lists are then repeated or comma-separated.
 type TokenSpec struct {
-	// TTL is a Go duration; "0" is for ever, empty is tokens.DefaultTTL.
+	// TTL is a Go duration; "0" means the token never expires, empty means tokens.DefaultTTL.
 	TTL string `json:"ttl,omitempty"`
-	// Expires takes the place of TTL: a time of RFC 3339.
+	// Expires is an RFC 3339 time and replaces TTL.
 	Expires string `json:"expires,omitempty"`
-	// Usages are of the Usage constants; nil is both.
+	// Usages are Usage constants; nil means both.
 	Usages []string `json:"usages,omitzero"`
-	// Groups are the user's beside system:bootstrappers; nil is tokens.DefaultGroup, if the
-	// token is for authentication.
+	// Groups are extra groups of the token's user, besides system:bootstrappers. Nil means tokens.DefaultGroup if the
+	// token has the usage authentication.
 	Groups      []string `json:"groups,omitzero"`
 	Description string   `json:"description,omitempty"`
 
-	// What it is to be good for; zero is anything, but NodeNames that are empty and not nil are
-	// refused. See tokens.Limits.
+	// The limits of the token; zero means unlimited. The server refuses an empty, non-nil NodeNames. See
+	// tokens.Limits.
 	MaxNodes            int      `json:"maxNodes,omitempty"`
 	NodeNames           []string `json:"nodeNames,omitzero"`
 	CertificateDuration string   `json:"certificateDuration,omitempty"` // a Go duration
 	Role                string   `json:"role,omitempty"`
-	// ReplaceNode is the name of a Node that exists now, whose name the token may take.
+	// ReplaceNode is the name of an existing Node object. The token may be used to replace that node.
 	ReplaceNode string `json:"replaceNode,omitempty"`
 }
 
-// CreateToken asks for a token.
+// CreateToken requests a token.
 type CreateToken struct {
-	// Token is the caller's own; empty is one that the server makes. A caller who has made it
-	// with tokens.Generate has it also if the answer is lost, and may ask again: if that token is
-	// there, and everything else is as it was, it is the answer. It is never a query parameter.
+	// Token is a token that the caller generated; if it is empty, the server generates one. With a token from
+	// tokens.Generate, the caller can retry when the response is lost. If that token exists and the rest of the
+	// request is the same, the server returns it. Token is never a query parameter.
 	Token Secret `json:"token,omitempty"`
 	TokenSpec
-	// Wait is how long to wait for the signature, a Go duration; empty is the server's, "0" is
-	// not at all. If it takes longer the token stays, and the problem names it.
+	// Wait is how long the server waits for the signature, as a Go duration. Empty means the server's default, "0"
+	// not at all. If it takes longer, the token remains, and the problem names it.
 	Wait string `json:"wait,omitempty"`
-	// DryRun stores nothing.
+	// DryRun validates the request and stores nothing.
 	DryRun bool `json:"dryRun,omitempty"`
 }
 
-// RenewToken asks for another end of a token.
+// RenewToken changes the expiration of a token.
 type RenewToken struct {
-	// TTL counts from now; see CreateToken.
+	// TTL counts from now; see TokenSpec.
 	TTL     string `json:"ttl,omitempty"`
 	Expires string `json:"expires,omitempty"`
-	// Shorten lets the token end sooner than it would have.
+	// Shorten allows a new expiration that is earlier than the old one.
 	Shorten bool `json:"shorten,omitempty"`
 	DryRun  bool `json:"dryRun,omitempty"`
 }
 
-// DeleteToken asks for a token to go.
+// DeleteToken deletes a token.
 type DeleteToken struct {
-	// OnlyExpired leaves a token alone that has not expired.
+	// OnlyExpired keeps a token that has not expired.
 	OnlyExpired bool `json:"onlyExpired,omitempty"`
 	DryRun      bool `json:"dryRun,omitempty"`
 }

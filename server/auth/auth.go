@@ -21,22 +21,22 @@ type User struct {
 // ErrNoCredentials is the error of an Authenticate that found no credential in a request.
 var ErrNoCredentials = errors.New("no credentials")
 
-// ErrBadCredentials is the error of an Authenticate that does not accept the credential. The server counts it against the
-// client's address. Any other error means that the Authenticate could not decide: the server refuses the request with 503,
-// and the client may try again.
+// ErrBadCredentials is the error of an Authenticate that does not accept the credential. The server counts it against
+// the client's address. Any other error means that the Authenticate could not decide. The server then responds with
+// 503, and the client may retry.
 var ErrBadCredentials = errors.New("credentials not accepted")
 
-// Authenticate returns the sender of a request. Its errors never hold a credential. The server does not call it for a client
-// that has sent too many bad credentials. Exempt are credentials that were accepted from the address before, if they are in
-// an Authorization header or a client certificate: the server sees no others.
+// Authenticate returns the sender of a request. Its errors never contain a credential. The server does not call it
+// for a client that has sent too many bad credentials. Exempt are credentials that were accepted from this address
+// before, if they are in an Authorization header or a client certificate. The server cannot recognize others.
 type Authenticate func(*http.Request) (User, error)
 
 // Access is one permission, in the terms of Kubernetes RBAC.
 type Access struct {
-	Verb     string // such as "create"
-	Resource string // such as "tokens", or with a subresource "tokens/groups", as RBAC's rules have it
+	Verb     string // for example "create"
+	Resource string // for example "tokens", or "tokens/groups" with a subresource, as in RBAC rules
 	Group    string // of the API; empty is kubejoin.io
-	Name     string // of one object; empty is every one
+	Name     string // of one object; empty: all objects
 }
 
 func (a Access) String() string {
@@ -47,12 +47,12 @@ func (a Access) String() string {
 	return s
 }
 
-// ErrForbidden is the error of an Authorize that denies. Any other error means that it could not decide: the server refuses
-// the request with 503, and the client may try again.
+// ErrForbidden is the error of an Authorize that denies. Any other error means that it could not decide. The server
+// then responds with 503, and the client may retry.
 var ErrForbidden = errors.New("forbidden")
 
-// Authorize returns nil if the user has a permission. The server calls it for each Access that a request needs. A token that
-// may do more than "create tokens" covers needs a subresource for each of its liberties, for example "tokens/groups". An
+// Authorize returns nil if the user has a permission. The server calls it for each Access that a request needs. A
+// token that goes beyond plain "create tokens" needs a subresource for each extra, for example "tokens/groups". An
 // Authorize that knows only "tokens" must deny those.
 type Authorize func(*http.Request, User, Access) error
 
@@ -62,12 +62,11 @@ func AllowGroup(group string) Authorize {
 		if group != "" && slices.Contains(u.Groups, group) {
 			return nil
 		}
-		return fmt.Errorf("%w: only members of group %s may", ErrForbidden, group)
+		return fmt.Errorf("%w: only members of group %s are allowed", ErrForbidden, group)
 	}
 }
 
-// MaxBearer is the most characters that a bearer token may have. Those of service accounts have
-// about a thousand.
+// MaxBearer is the maximum length of a bearer token, in characters. Service account tokens have about a thousand.
 const MaxBearer = 8 << 10
 
 // Bearer returns the bearer token of a request. The error wraps [ErrNoCredentials] if there is no
@@ -88,19 +87,20 @@ func Bearer(r *http.Request) (string, error) {
 	case token == "":
 		return "", fmt.Errorf("%w: the bearer token is empty", ErrBadCredentials)
 	case len(token) > MaxBearer:
-		return "", fmt.Errorf("%w: the bearer token has %d characters, %d allowed", ErrBadCredentials, len(token), MaxBearer)
+		return "", fmt.Errorf("%w: the bearer token has %d characters, want at most %d", ErrBadCredentials, len(token), MaxBearer)
 	}
 	return token, nil
 }
 
-// parseAuthorization splits an Authorization header. Schemes have no case (RFC 9110, section 11.1): it is a lower one.
+// parseAuthorization splits an Authorization header and returns the scheme in lower case. Schemes are
+// case-insensitive (RFC 9110, section 11.1).
 func parseAuthorization(header string) (scheme, credentials string) {
 	scheme, credentials, _ = strings.Cut(header, " ")
 	return strings.ToLower(scheme), strings.TrimSpace(credentials)
 }
 
-// Credential returns the credential of a request: scheme and credentials of its Authorization header, in one spelling, or
-// else its client certificate. It is empty without either, and for a header that no route accepts.
+// Credential returns what identifies the credential of a request: the normalized Authorization header, or else the
+// client certificate. It is empty if the request has neither, or a header that no route accepts.
 func Credential(r *http.Request) string {
 	if given := r.Header.Values("Authorization"); len(given) > 0 {
 		if scheme, credentials := parseAuthorization(given[0]); len(given) == 1 && credentials != "" {

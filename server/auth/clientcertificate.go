@@ -10,21 +10,21 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
-// A ClientCertificate knows one user, or everybody, by the certificate that the client shows in TLS, for which
-// the server's [crypto/tls.Config] asks with tls.RequestClientCert.
+// A ClientCertificate authenticates TLS client certificates: of one user, or of all users. The server's
+// [crypto/tls.Config] must request them with tls.RequestClientCert.
 type ClientCertificate struct {
-	// CAs gives the certificates of those who issue it, and of nobody else: whose CA is there
-	// can be the user. It is called for each request.
+	// CAs returns the CAs that issue client certificates. Every CA in it can issue a certificate for the user, so it
+	// must hold no other CAs. It is called for each request.
 	CAs func() *x509.CertPool
-	// Name is the common name that the certificate must have. Empty is nobody's.
+	// Name is the common name that the certificate must have. An empty Name matches no certificate.
 	Name string
-	// Everybody knows all users whom the CAs have issued a certificate to, as an API server does
-	// with its --client-ca-file, and Name is not asked.
+	// Everybody accepts every user with a certificate of the CAs, as kube-apiserver does with --client-ca-file. Name
+	// is ignored then.
 	Everybody bool
 }
 
-// Authenticate is an [Authenticate]. Its error wraps [ErrForbidden] if a good certificate is
-// another's.
+// Authenticate is an [Authenticate]. Its error wraps [ErrForbidden] if the certificate is valid but belongs to
+// another user.
 func (c ClientCertificate) Authenticate(r *http.Request) (User, error) {
 	return c.authenticate(r, nil)
 }
@@ -53,8 +53,9 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 	return User{Name: leaf.Subject.CommonName, Groups: leaf.Subject.Organization}, nil
 }
 
-// AnyOf is an [Authenticate] that knows whom one of several does, also where another refuses what it found:
-// [HeaderOrCertificate] does not. If none does, and one of them could not judge, nor can it.
+// AnyOf returns an [Authenticate] that accepts a request if one of the given ones does, even if another refuses its
+// credential. ([HeaderOrCertificate] does not do that.) If none accepts it and one could not decide, AnyOf returns
+// the error of that one.
 func AnyOf(ways ...Authenticate) Authenticate {
 	return func(r *http.Request) (User, error) {
 		var errs []error
@@ -79,18 +80,18 @@ func AnyOf(ways ...Authenticate) Authenticate {
 	}
 }
 
-// HeaderOrCertificate is an [Authenticate] that goes by the Authorization header of a request that
-// has one, and by the client's certificate otherwise: a header that is not accepted is refused,
-// whatever certificate there is beside it. Either may be nil, which accepts nothing.
+// HeaderOrCertificate returns an [Authenticate] that uses the Authorization header if the request has one, and the
+// client certificate otherwise. It refuses a request whose header is not accepted, even if its certificate is valid.
+// Either argument may be nil, which accepts nothing.
 func HeaderOrCertificate(header, certificate Authenticate) Authenticate {
 	return func(r *http.Request) (User, error) {
 		switch _, given := r.Header["Authorization"]; {
 		case given && header == nil:
-			return User{}, fmt.Errorf("%w: no bearer tokens are", ErrBadCredentials)
+			return User{}, fmt.Errorf("%w: this server accepts no bearer tokens", ErrBadCredentials)
 		case given:
 			user, err := header(r)
 			if errors.Is(err, ErrNoCredentials) {
-				err = fmt.Errorf("%w: nothing that is known in the Authorization header", ErrBadCredentials)
+				err = fmt.Errorf("%w: unsupported Authorization header", ErrBadCredentials)
 			}
 			return user, err
 		case certificate == nil:

@@ -12,19 +12,19 @@ import (
 	"strings"
 )
 
-// A TokenFile knows users by bearer tokens, in the form that kube-apiserver's
-// --token-auth-file has: token,user,uid,"group1,group2". The zero TokenFile knows nobody.
+// A TokenFile authenticates bearer tokens that a file lists. The file has the format of kube-apiserver's
+// --token-auth-file: token,user,uid,"group1,group2". The zero TokenFile accepts no token.
 type TokenFile struct {
-	// Tokens are found by their MAC under a key of this process, so that the time a look-up
-	// takes tells nothing of the tokens.
+	// The map is keyed by the HMAC of the token under a key of this process. The time of a lookup therefore reveals
+	// nothing about the tokens.
 	key   [32]byte
 	users map[[sha256.Size]byte]User
 }
 
-// MinBearer is the fewest characters that a bearer token may have.
+// MinBearer is the minimum length of a bearer token, in characters.
 const MinBearer = 16
 
-// ParseTokenFile reads a token file. Its errors name the line and never a token.
+// ParseTokenFile parses a token file. Its errors name the line or row and never contain a token.
 func ParseTokenFile(data []byte) (*TokenFile, error) {
 	f := &TokenFile{users: map[[sha256.Size]byte]User{}}
 	_, _ = rand.Read(f.key[:]) // documented never to fail
@@ -41,7 +41,7 @@ func ParseTokenFile(data []byte) (*TokenFile, error) {
 		return nil, err
 	}
 	for i, row := range rows {
-		// Every row is one line: nothing in it may hold a line break.
+		// Rows are counted from 1, without comments and empty lines.
 		line := i + 1
 		if len(row) < 3 || len(row) > 4 {
 			return nil, fmt.Errorf("row %d: %d columns given, want token,user,uid or token,user,uid,\"group1,group2\"", line, len(row))
@@ -51,7 +51,7 @@ func ParseTokenFile(data []byte) (*TokenFile, error) {
 		case len(token) < MinBearer:
 			return nil, fmt.Errorf("row %d: token has %d characters, want at least %d", line, len(token), MinBearer)
 		case strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
-			return nil, fmt.Errorf("row %d: token has characters that no HTTP header can carry", line)
+			return nil, fmt.Errorf("row %d: token has characters that are not allowed in an HTTP header", line)
 		case user.Name == "":
 			return nil, fmt.Errorf("row %d: user is empty", line)
 		}
@@ -64,7 +64,7 @@ func ParseTokenFile(data []byte) (*TokenFile, error) {
 		}
 		mac := f.mac(token)
 		if _, twice := f.users[mac]; twice {
-			return nil, fmt.Errorf("row %d: this token stands in an earlier row already", line)
+			return nil, fmt.Errorf("row %d: duplicate token, an earlier row has the same one", line)
 		}
 		f.users[mac] = user
 	}
@@ -78,7 +78,7 @@ func (f *TokenFile) mac(token string) (sum [sha256.Size]byte) {
 	return sum
 }
 
-// Authenticate is an [Authenticate] by the file's tokens.
+// Authenticate is an [Authenticate] that accepts the tokens of the file.
 func (f *TokenFile) Authenticate(r *http.Request) (User, error) {
 	token, err := Bearer(r)
 	if err != nil {
@@ -86,7 +86,7 @@ func (f *TokenFile) Authenticate(r *http.Request) (User, error) {
 	}
 	user, known := f.users[f.mac(token)]
 	if !known {
-		return User{}, fmt.Errorf("%w: no token of the token file", ErrBadCredentials)
+		return User{}, fmt.Errorf("%w: the token file does not list this token", ErrBadCredentials)
 	}
 	return user, nil
 }

@@ -20,10 +20,10 @@ func TestParseTokenFile(t *testing.T) {
 		{name: "two columns", file: token + ",ada\n", err: "row 1: 2 columns given"},
 		{name: "five columns", file: token + ",ada,1,a,b\n", err: "row 1: 5 columns given"},
 		{name: "short token", file: "password,ada,1\n", err: "row 1: token has 8 characters"},
-		{name: "token with a space", file: `"31ada4fd adec 460c 809a",ada,1` + "\n", err: "no HTTP header can carry"},
-		{name: "token with a letter beyond ASCII", file: "31ada4fd-adec-460c-809\u00e4,ada,1\n", err: "no HTTP header can carry"},
+		{name: "token with a space", file: `"31ada4fd adec 460c 809a",ada,1` + "\n", err: "not allowed in an HTTP header"},
+		{name: "token with a letter beyond ASCII", file: "31ada4fd-adec-460c-809\u00e4,ada,1\n", err: "not allowed in an HTTP header"},
 		{name: "no user", file: token + ",,1\n", err: "row 1: user is empty"},
-		{name: "twice", file: token + ",ada,1\n" + token + ",eve,2\n", err: "row 2: this token stands in an earlier row"},
+		{name: "twice", file: token + ",ada,1\n" + token + ",eve,2\n", err: "row 2: duplicate token, an earlier row has the same one"},
 		{name: "open quote", file: token + `,ada,1,"a` + "\n", err: "line 1: extraneous"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestParseTokenFile(t *testing.T) {
 	r, _ := http.NewRequest("GET", "/", nil)
 	r.Header.Set("Authorization", "Bearer "+token)
 	if _, err := zero.Authenticate(r); err == nil {
-		t.Error("the zero TokenFile knows somebody")
+		t.Error("the zero TokenFile authenticates a token, want an error")
 	}
 }
 
@@ -74,7 +74,7 @@ func FuzzParseTokenFile(f *testing.F) {
 			for _, bearer := range []string{"", "Bearer", "Bearer ", "Bearer " + string(data), "Basic " + string(data)} {
 				r := &http.Request{Header: http.Header{"Authorization": {bearer}}}
 				if user, err := file.Authenticate(r); err == nil && len(strings.TrimSpace(strings.TrimPrefix(bearer, "Bearer"))) < auth.MinBearer {
-					t.Errorf("%q is %+v", bearer, user)
+					t.Errorf("credential %q authenticates %+v, want an error", bearer, user)
 				}
 			}
 		})

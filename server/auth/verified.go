@@ -56,16 +56,16 @@ func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	return nil
 }
 
-// verifyClient returns until when the first certificate is good. Its errors hold no certificate.
+// verifyClient returns the time until which the first certificate is valid. Its errors contain no certificate.
 func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (time.Time, error) {
-	if err := httplimit.CheckChain(shown); err != nil { // of a server that HTTPServer has not made
+	if err := httplimit.CheckChain(shown); err != nil { // for servers that HTTPServer did not create
 		return time.Time{}, err
 	}
 	chains, err := shown[0].Verify(x509.VerifyOptions{
 		Roots: roots, Intermediates: parents(shown, roots, now), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return time.Time{}, errors.New(foreign.Text(err.Error(), foreign.MaxName)) // those of x509 keep certificates and quote them
+		return time.Time{}, errors.New(foreign.Text(err.Error(), foreign.MaxName)) // x509 errors hold certificates and quote from them
 	}
 	end := shown[0].NotAfter
 	for _, chain := range chains {
@@ -78,9 +78,9 @@ func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time
 	return end, nil
 }
 
-// parents are the certificates between the first and a root, as RFC 8446, section 4.4.2, orders them: each signed the one
-// before. x509.Verify alone would try all combinations of what is shown, up to 100 signatures. This begins at the roots,
-// so that no key is used which they did not sign.
+// parents returns the certificates between the first one and a root, in the order of RFC 8446, section 4.4.2: each
+// certifies the one before it. x509.Verify alone would try all combinations, up to 100 signature checks. parents
+// starts at the roots, so that it uses no key that a root has not certified.
 func parents(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) *x509.CertPool {
 	anchored := func(c *x509.Certificate) bool {
 		_, err := c.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})

@@ -20,7 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// certificate is a client certificate, of an issuer or self-signed.
+// certificate returns a client certificate. Without an issuer it is a self-signed CA.
 func certificate(t *testing.T, name string, issuer *tls.Certificate, usage x509.ExtKeyUsage) *tls.Certificate {
 	t.Helper()
 	return issued(t, &x509.Certificate{
@@ -30,7 +30,7 @@ func certificate(t *testing.T, name string, issuer *tls.Certificate, usage x509.
 	}, issuer)
 }
 
-// issued is a certificate with a new key. Nil is an issuer that is the certificate itself.
+// issued returns a certificate with a new key. If issuer is nil, the certificate is self-signed.
 func issued(t *testing.T, template *x509.Certificate, issuer *tls.Certificate) *tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -130,7 +130,8 @@ func TestRefusesCachedClientCertificateBeforeItIsValid(t *testing.T) {
 	}
 }
 
-// Junk between a certificate and its CA would have x509 try all combinations.
+// Catches a verification that looks for issuers anywhere in the chain: with junk certificates x509 would try
+// all combinations.
 func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 	root := certificate(t, "root", nil, x509.ExtKeyUsageAny)
 	below := func(name string, issuer *tls.Certificate, usage x509.ExtKeyUsage) *tls.Certificate {
@@ -166,7 +167,7 @@ func TestVerifiesClientCertificatesInTheOrderShown(t *testing.T) {
 			}
 			_, err := authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: shown}})
 			if (err == nil) != test.good || err != nil && !errors.Is(err, auth.ErrBadCredentials) {
-				t.Errorf("%s: %v, good is to be %v", test.name, err, test.good)
+				t.Errorf("%s: got %v, want accepted %t", test.name, err, test.good)
 			}
 		}
 	}
@@ -195,7 +196,8 @@ func TestErrorOfClientCertificateHoldsNoPartOfAToken(t *testing.T) {
 	}
 }
 
-// Keys of strangers may take milliseconds to check a signature with. These here panic.
+// Catches a signature check with a key that no CA signed, which may cost milliseconds. The keys of this test would
+// panic.
 func TestChecksNoSignatureWithUntrustedKey(t *testing.T) {
 	authority := func(issuer *tls.Certificate) *tls.Certificate {
 		return issued(t, &x509.Certificate{

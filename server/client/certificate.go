@@ -8,10 +8,9 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// Certificate asks for a certificate and gives it in PEM, followed by the intermediates that are
-// needed with it. A problem named [api.ProblemCertificateWaits] may pass by itself: the same may be
-// asked again after its RetryAfter. Who asks is Bearer, which may be a bootstrap token, or the
-// client certificate of HTTP.
+// Certificate requests a certificate and returns it in PEM, followed by the intermediates. After a problem named
+// [api.ProblemCertificateWaits], the caller may retry the same request after RetryAfter. The credential is Bearer,
+// which may be a bootstrap token, or the client certificate of HTTP.
 func (c *Client) Certificate(ctx context.Context, req api.SignCertificate) ([]byte, error) {
 	query := url.Values{}
 	for name, value := range map[string]string{"signer": req.Signer, "duration": req.Duration} {

@@ -17,59 +17,59 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// maxAnswer bounds what is read of an answer: a list of 100,000 tokens has about 40 MB.
+// maxAnswer limits how many bytes are read of a response. A list of 100,000 tokens has about 40 MB.
 const maxAnswer = 256 << 20
 
-// A Client asks one kubejoin server. Its methods may be called side by side. What the server
-// refuses is a [*api.Problem]; every other error is of the way there, and what was asked for may
-// have happened.
+// A Client calls one kubejoin server. Its methods are safe for concurrent use. If the server refuses a request, the
+// error is a [*api.Problem]. Every other error is a failure of the connection or of the response, and the server may
+// have carried out the request.
 type Client struct {
-	// URL is the server's, as https://HOST:PORT, with the prefix where it is mounted under one.
+	// URL is https://HOST:PORT of the server, with the path prefix if the handler is mounted under one.
 	URL string
-	// Bearer says who asks; empty leaves that to HTTP, which may have a client certificate.
+	// Bearer is the bearer token; empty sends none, and the client certificate of HTTP may identify the caller.
 	Bearer api.Secret
 	// HTTP sends requests; nil is http.DefaultClient, which trusts the system's CAs.
 	HTTP *http.Client
 }
 
-// CreateToken makes a token and waits for its signature as far as it is asked to. Asked again for
-// the same token, with everything else as it was, it gives the one that is there. A problem
-// named [api.ProblemNotSigned] has the ID of a token that was made.
+// CreateToken creates a token and waits for its signature for up to req.Wait. If the same token already exists and
+// all else in the request is the same, CreateToken returns the existing one. A problem named [api.ProblemNotSigned]
+// carries the ID of the token, which was created.
 func (c *Client) CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error) {
 	var t api.Token
 	err := c.do(ctx, http.MethodPost, "/v1/token", req, &t)
 	return t, err
 }
 
-// GetToken gives one token without its secret.
+// GetToken returns one token without its secret.
 func (c *Client) GetToken(ctx context.Context, id string) (api.Token, error) {
 	var t api.Token
 	err := c.do(ctx, http.MethodGet, "/v1/token/"+url.PathEscape(id), nil, &t)
 	return t, err
 }
 
-// DeleteToken deletes a token, and gives what it was.
+// DeleteToken deletes a token and returns what it was.
 func (c *Client) DeleteToken(ctx context.Context, id string, req api.DeleteToken) (api.Token, error) {
 	var t api.Token
 	err := c.do(ctx, http.MethodDelete, "/v1/token/"+url.PathEscape(id), req, &t)
 	return t, err
 }
 
-// RenewToken sets another end of a token.
+// RenewToken changes the expiration of a token.
 func (c *Client) RenewToken(ctx context.Context, id string, req api.RenewToken) (api.Token, error) {
 	var t api.Token
 	err := c.do(ctx, http.MethodPost, "/v1/token/"+url.PathEscape(id)+"/renew", req, &t)
 	return t, err
 }
 
-// ReleaseClaim makes a node name free again, and its place on the token.
+// ReleaseClaim releases the claim of a node name, which also frees its slot of the token's node limit.
 func (c *Client) ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error) {
 	var claim api.Claim
 	err := c.do(ctx, http.MethodDelete, "/v1/claim/"+url.PathEscape(node), req, &claim)
 	return claim, err
 }
 
-// ListIssued gives a page of the issuance record, without the certificates themselves.
+// ListIssued returns one page of the issuance record, without the certificates.
 func (c *Client) ListIssued(ctx context.Context, req api.ListIssued) (api.IssuanceEntryList, error) {
 	query := url.Values{}
 	for name, value := range map[string]string{
@@ -88,15 +88,15 @@ func (c *Client) ListIssued(ctx context.Context, req api.ListIssued) (api.Issuan
 	return list, err
 }
 
-// GetIssued gives the entry of a certificate by its serial number, and the certificate.
+// GetIssued returns the issuance record's entry for a serial number, with the certificate.
 func (c *Client) GetIssued(ctx context.Context, serial string) (api.IssuanceEntry, error) {
 	var e api.IssuanceEntry
 	err := c.do(ctx, http.MethodGet, "/v1/issued/"+url.PathEscape(serial), nil, &e)
 	return e, err
 }
 
-// PrintJoinCommand makes a token and gives the command to join with, which holds it, or what stands
-// for it in another format. A token that is not signed in time is deleted again.
+// PrintJoinCommand creates a token and returns the join command that holds it, or the same in another format. The
+// server deletes a token that is not signed in time.
 func (c *Client) PrintJoinCommand(ctx context.Context, req api.PrintJoinCommand) (api.Secret, error) {
 	var command []byte
 	err := c.do(ctx, http.MethodPost, "/v1/token/print-join-command", req, &command)
@@ -106,7 +106,8 @@ func (c *Client) PrintJoinCommand(ctx context.Context, req api.PrintJoinCommand)
 	return api.Secret(command), err
 }
 
-// do sends a request, and reads the answer into a []byte as it is or into another pointer as JSON.
+// do sends a request with a JSON body. It stores the response as it is into a *[]byte, or decodes it as JSON into any
+// other pointer.
 func (c *Client) do(ctx context.Context, method, path string, req, into any) error {
 	var body []byte
 	if req != nil {
@@ -118,7 +119,7 @@ func (c *Client) do(ctx context.Context, method, path string, req, into any) err
 	return c.send(ctx, method, path, "application/json", body, into)
 }
 
-// send is do with a body as it is; nil is none.
+// send is do with a raw body; nil sends none.
 func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte, into any) error {
 	r, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.URL, "/")+path, bytes.NewReader(body))
 	if err != nil {
@@ -137,15 +138,15 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 	response, err := web.Do(r)
 	if err != nil {
 		var asURL *url.Error
-		if errors.As(err, &asURL) { // its text is the method and the URL
+		if errors.As(err, &asURL) { // the text of a url.Error repeats the method and the URL
 			err = asURL.Err
 		}
 		return fmt.Errorf("%s: %w", c.URL, err)
 	}
-	defer func() { _ = response.Body.Close() }() // all of it that matters was read
+	defer func() { _ = response.Body.Close() }() // everything needed was read
 	content, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	if err != nil {
-		return fmt.Errorf("%s: the answer ended early: %w", c.URL, err)
+		return fmt.Errorf("%s: the response ended early: %w", c.URL, err)
 	}
 	if response.StatusCode/100 != 2 {
 		return problem(c.URL, response, content)
@@ -155,17 +156,17 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 		return nil
 	}
 	if err := json.Unmarshal(content, into); err != nil {
-		return fmt.Errorf("%s: the answer is not of a kubejoin server: %w", c.URL, err)
+		return fmt.Errorf("%s: the response is not from a kubejoin server: %w", c.URL, err)
 	}
 	return nil
 }
 
-// problem is what a server says is wrong, or that it is none of kubejoin.
+// problem returns the problem that a response describes, or an error if the response is not from a kubejoin server.
 func problem(server string, response *http.Response, content []byte) error {
 	media, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	p := &api.Problem{}
 	if media != "application/problem+json" || json.Unmarshal(content, p) != nil || p.Detail == "" {
-		return fmt.Errorf("%s: answers %s, and not as a kubejoin server does", server, response.Status)
+		return fmt.Errorf("%s: the response (%s) is not from a kubejoin server", server, response.Status)
 	}
 	p.Status = response.StatusCode
 	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && seconds > 0 && seconds < 1e6 {

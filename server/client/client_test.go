@@ -29,7 +29,7 @@ import (
 
 const bearer = "admin-bearer-0123456789"
 
-// newServer is a real server with the file store, and a CA that signs for it.
+// newServer returns a real server with the file store, and the CA of its cluster.
 func newServer(t *testing.T) (server.Server, *boltstore.Store, *signer.CA) {
 	t.Helper()
 	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
@@ -55,7 +55,7 @@ func newServer(t *testing.T) (server.Server, *boltstore.Store, *signer.CA) {
 	}, store, ca
 }
 
-// overTLS serves s and gives a client of it.
+// overTLS serves s over TLS and returns a client of it.
 func overTLS(t *testing.T, s server.Server, ca *signer.CA) *client.Client {
 	t.Helper()
 	certificate := &servingcert.Issued{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
@@ -76,7 +76,7 @@ func overTLS(t *testing.T, s server.Server, ca *signer.CA) *client.Client {
 	return &client.Client{URL: "https://" + listener.Addr().String() + "/", Bearer: bearer, HTTP: &http.Client{Transport: transport}}
 }
 
-// The life of a token and of a claim, over TLS and in process: both ways say the same.
+// Creates, lists, renews, releases and deletes over both transports. Catches a difference between them.
 func TestTokenAndClaimOverTLSAndInProcess(t *testing.T) {
 	for _, way := range []string{"TLS", "in process"} {
 		t.Run(way, func(t *testing.T) {
@@ -140,13 +140,13 @@ func TestTokenAndClaimOverTLSAndInProcess(t *testing.T) {
 				t.Errorf("after its deletion: %v", err)
 			}
 			if _, err := c.RenewToken(ctx, "no/../way?x#y", api.RenewToken{}); !errors.As(err, &p) || p.Status != 400 && p.Status != 404 {
-				t.Errorf("an ID that is none: %v", err)
+				t.Errorf("invalid token ID: got %v, want problem 400 or 404", err)
 			}
 		})
 	}
 }
 
-// What a server refuses is a problem; what is no kubejoin server, or does not answer, is not.
+// Catches an error of another server, or of the connection, that is returned as a problem of kubejoin.
 func TestReturnsProblemsOnlyOfKubejoin(t *testing.T) {
 	s, _, ca := newServer(t)
 	c := overTLS(t, s, ca)
@@ -160,7 +160,7 @@ func TestReturnsProblemsOnlyOfKubejoin(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if text := fmt.Sprintf("%v %+v %#v", stranger, stranger, stranger); strings.Contains(text, "hunter2") {
-		t.Errorf("the bearer token is printed: %s", text)
+		t.Errorf("got %s, want no bearer token in it", text)
 	}
 	untrusting := *c
 	untrusting.HTTP = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: x509.NewCertPool()}}}
@@ -199,7 +199,7 @@ func TestReturnsProblemsOnlyOfKubejoin(t *testing.T) {
 	}
 }
 
-// A join command that was cut off is no join command: it would be pasted.
+// Catches a truncated join command that is returned: a person would paste it.
 func TestJoinCommandThatWasCutOffIsAnError(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "100")
@@ -224,7 +224,7 @@ func problem(w http.ResponseWriter, body string) {
 	_, _ = io.WriteString(w, body)
 }
 
-// In process a handler sees what it would of a server, and its answer is passed on whole.
+// Catches a request or a response that changes on its way between the client and an in-process handler.
 func TestHandler(t *testing.T) {
 	transport := client.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -262,7 +262,7 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// A secret is in JSON and nowhere else.
+// Catches a secret in logs and formatted values.
 func TestSecretIsShownOnlyInJSON(t *testing.T) {
 	held := struct{ S api.Secret }{"hunter2"}
 	if content, err := json.Marshal(held); err != nil || string(content) != `{"S":"hunter2"}` {
@@ -276,6 +276,6 @@ func TestSecretIsShownOnlyInJSON(t *testing.T) {
 		}
 	}
 	if api.Secret("").String() != "" {
-		t.Error("no secret looks like one")
+		t.Errorf("got %q for the empty secret, want an empty string", api.Secret(""))
 	}
 }

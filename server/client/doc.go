@@ -1,3 +1,3 @@
-// Package client calls the HTTPS API of kubejoin, with the types of package server/api. [Client] is its one type: of a server
-// elsewhere, or, by [InProcess], of a handler in this process.
+// Package client calls the HTTPS API of kubejoin, with the types of package server/api. A [Client] calls a server
+// over the network or, if [InProcess] made it, a handler in this process.
 package client

@@ -8,8 +8,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/client"
 )
 
-// The server refuses what is given and empty: what a program leaves at zero is left out, and a list of
-// names that turned out empty is not.
+// The server refuses empty fields. Catches a client that sends zero fields, or that omits an empty list: without
+// nodeNames the token would allow every name.
 func TestOmitsZeroFieldsButNotEmptyLists(t *testing.T) {
 	s, _, _ := newServer(t)
 	c := client.InProcess(s.InProcess())
@@ -53,7 +53,7 @@ func TestOmitsZeroFieldsButNotEmptyLists(t *testing.T) {
 	}
 }
 
-// The bound on the tokens of one user is for users of the HTTPS API.
+// Catches the token limit of one user being applied to in-process callers. It is for users of the HTTPS API.
 func TestInProcessCountsNoTokens(t *testing.T) {
 	s, _, _ := newServer(t)
 	s.UserTokens = 1
@@ -64,7 +64,7 @@ func TestInProcessCountsNoTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r, err := s.Tokens.Get(t.Context(), made.ID); err != nil || r.Creator != "" {
-			t.Errorf("counted for %q, %v", r.Creator, err)
+			t.Errorf("got creator %q, %v, want none", r.Creator, err)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// A token for one machine of a certain name.
+// Example creates a token that only the machine worker-7 can use.
 func Example() {
 	c := exampleClient()
 	made, err := c.CreateToken(context.Background(), api.CreateToken{TokenSpec: api.TokenSpec{
@@ -25,12 +25,12 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// made.JoinCommand.Reveal() is the line to run on worker-7. Printed it is blotted out.
+	// Run made.JoinCommand.Reveal() on worker-7. JoinCommand itself prints as <redacted>.
 	fmt.Println(made.Status, made.NodeNames, made.JoinCommand)
 	// Output: active [worker-7] <redacted>
 }
 
-// exampleClient asks a server in this process; one elsewhere is asked with its URL.
+// exampleClient returns a client of a server in this process. For a remote server, set Client.URL instead.
 func exampleClient() *client.Client {
 	dir, err := os.MkdirTemp("", "kubejoin-example-")
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// Explain says why a machine of that name has or has not joined.
+// Explain returns why a machine with this node name has or has not joined.
 func (c *Client) Explain(ctx context.Context, node string) (api.NodeExplanation, error) {
 	var e api.NodeExplanation
 	err := c.do(ctx, http.MethodGet, "/v1/explain/"+url.PathEscape(node), nil, &e)
 	return e, err
 }
 
-// ExplainRequest says what would be done about a certificate request, and why.
+// ExplainRequest returns what kubejoin would decide about a certificate request, and why.
 func (c *Client) ExplainRequest(ctx context.Context, req api.ExplainRequest) (api.RequestExplanation, error) {
 	var e api.RequestExplanation
 	err := c.do(ctx, http.MethodPost, "/v1/explain", req, &e)

@@ -6,17 +6,17 @@ import (
 	"net/http"
 )
 
-// Handler is a RoundTripper that has requests answered by a handler in this process.
+// Handler returns a RoundTripper that passes requests to a handler in this process.
 func Handler(h http.Handler) http.RoundTripper { return inProcess{h} }
 
 type inProcess struct{ handler http.Handler }
 
 func (p inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	served := r.Clone(r.Context())
-	if served.Body == nil { // as a server has it
+	if served.Body == nil { // a server's request never has a nil body
 		served.Body = http.NoBody
 	}
-	defer func() { _ = served.Body.Close() }() // as a RoundTripper has to
+	defer func() { _ = served.Body.Close() }() // a RoundTripper must close the body
 	w := &recorder{header: http.Header{}}
 	p.handler.ServeHTTP(w, served)
 	if w.status == 0 {
@@ -29,7 +29,7 @@ func (p inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// recorder keeps an answer.
+// recorder is a ResponseWriter that keeps the response in memory.
 type recorder struct {
 	header http.Header
 	status int

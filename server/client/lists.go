@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// ListTokens gives all tokens without their secrets, page by page.
+// ListTokens returns all tokens without their secrets. It fetches them page by page.
 func (c *Client) ListTokens(ctx context.Context) (api.TokenList, error) {
 	all := api.TokenList{Items: []api.Token{}}
 	err := c.pages(func(p api.ListPage) (string, error) {
@@ -27,14 +27,14 @@ func (c *Client) ListTokens(ctx context.Context) (api.TokenList, error) {
 	return all, err
 }
 
-// TokensPage gives a page of the tokens, without their secrets.
+// TokensPage returns one page of the tokens, without their secrets.
 func (c *Client) TokensPage(ctx context.Context, req api.ListPage) (api.TokenList, error) {
 	var list api.TokenList
 	err := c.do(ctx, http.MethodGet, "/v1/token"+query(req), nil, &list)
 	return list, err
 }
 
-// ListClaims gives the node names that were taken with limited tokens, page by page.
+// ListClaims returns all claims of node names. It fetches them page by page.
 func (c *Client) ListClaims(ctx context.Context) (api.ClaimList, error) {
 	all := api.ClaimList{Items: []api.Claim{}}
 	err := c.pages(func(p api.ListPage) (string, error) {
@@ -45,14 +45,14 @@ func (c *Client) ListClaims(ctx context.Context) (api.ClaimList, error) {
 	return all, err
 }
 
-// ClaimsPage gives a page of the node names that were taken with limited tokens.
+// ClaimsPage returns one page of the claims of node names.
 func (c *Client) ClaimsPage(ctx context.Context, req api.ListPage) (api.ClaimList, error) {
 	var list api.ClaimList
 	err := c.do(ctx, http.MethodGet, "/v1/claim"+query(req), nil, &list)
 	return list, err
 }
 
-// pages asks for one page after the other.
+// pages fetches one page after the other.
 func (c *Client) pages(get func(api.ListPage) (next string, err error)) error {
 	at := ""
 	for {
@@ -61,7 +61,7 @@ func (c *Client) pages(get func(api.ListPage) (next string, err error)) error {
 			return err
 		}
 		if next == at {
-			return fmt.Errorf("%s: its list does not go on behind a page", c.URL)
+			return fmt.Errorf("%s: the server returned the same page of a list twice", c.URL)
 		}
 		at = next
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A list is all pages of it.
+// Catches a list that ends after its first page.
 func TestListReadsAllPages(t *testing.T) {
 	s, store, _ := newServer(t)
 	var all sync.WaitGroup
@@ -43,7 +43,7 @@ func TestListReadsAllPages(t *testing.T) {
 		t.Errorf("%d tokens, %v", len(list.Items), err)
 	}
 	if len(asked) != 2 {
-		t.Errorf("asked for %v, want two pages", asked)
+		t.Errorf("got requests %v, want two pages", asked)
 	}
 	page, err := c.TokensPage(t.Context(), api.ListPage{Limit: 3})
 	if err != nil || len(page.Items) != 3 || page.Continue == "" {
@@ -62,29 +62,29 @@ func TestListReadsAllPages(t *testing.T) {
 	}
 }
 
-// A server whose list never ends is not followed.
+// Catches an endless loop when a server returns the same continue token again.
 func TestListEndsWhenPagesRepeat(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"items":[{}],"continue":"x"}`))
 	}))
 	defer other.Close()
-	if list, err := (&client.Client{URL: other.URL}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "does not go on") {
+	if list, err := (&client.Client{URL: other.URL}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "returned the same page of a list twice") {
 		t.Errorf("%d tokens, %v", len(list.Items), err)
 	}
 }
 
-// A page that cannot be read ends the list, wherever it says that it goes on.
+// Catches a malformed page that is skipped because it has a continue token.
 func TestMalformedPageEndsList(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"continue":"x","kind":5}`))
 	}))
 	defer other.Close()
-	if list, err := (&client.Client{URL: other.URL}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "not of a kubejoin server") {
+	if list, err := (&client.Client{URL: other.URL}).ListTokens(t.Context()); err == nil || !strings.Contains(err.Error(), "not from a kubejoin server") {
 		t.Errorf("%d tokens, %v", len(list.Items), err)
 	}
 }
 
-// What anybody may read.
+// Catches an endpoint of discovery that needs a credential.
 func TestDiscovery(t *testing.T) {
 	s, _, ca := newServer(t)
 	c := overTLS(t, s, ca)

@@ -1,5 +1,5 @@
-// Package explain says in one sentence why a machine has or has not joined, and what to do next:
-// [Explain] makes an [api.NodeExplanation] of [Facts].
+// Package explain describes in one sentence why a machine has or has not joined, and what to do next. [Explain]
+// derives an [api.NodeExplanation] from [Facts].
 //
-// It asks nobody: package explain/kube gathers the facts of a cluster.
+// It makes no requests: package explain/kube reads the facts from a cluster.
 package explain

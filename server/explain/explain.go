@@ -11,8 +11,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Explain says why a machine of the name has or has not joined as of the time now. Of several
-// requests the newest decides, the older ones are counted.
+// Explain returns why a machine with the name has or has not joined at the time now. The newest request decides;
+// older ones are only counted.
 func Explain(f Facts, now time.Time) api.NodeExplanation {
 	v := &view{Facts: f, now: now}
 	v.e = api.NodeExplanation{APIVersion: api.Version, Kind: api.KindNodeExplanation, Node: f.Node, Unread: slices.Clone(f.Unread)}
@@ -49,7 +49,7 @@ func Explain(f Facts, now time.Time) api.NodeExplanation {
 	return cleaned(v.e)
 }
 
-// A view is facts in the order in which they are told, and what has been told so far.
+// A view builds an explanation from facts.
 type view struct {
 	Facts
 	now             time.Time
@@ -58,7 +58,7 @@ type view struct {
 	e               api.NodeExplanation
 }
 
-// readable reports whether a fact could be read. If not, the sentence says so.
+// readable reports whether a fact could be read. If not, the sentence will say so.
 func (v *view) readable(f api.Fact) bool {
 	if !v.isUnread(f) {
 		return true
@@ -69,7 +69,7 @@ func (v *view) readable(f api.Fact) bool {
 	return false
 }
 
-// isUnread is reads for what is beside the point of the sentence.
+// isUnread reports whether a fact could not be read. Unlike readable, it does not mention that in the sentence.
 func (v *view) isUnread(f api.Fact) bool {
 	return slices.ContainsFunc(v.Unread, func(u api.UnreadFact) bool { return u.Fact == f })
 }
@@ -82,13 +82,13 @@ func joinFacts(facts []api.Fact) string {
 	return strings.Join(words, ", ")
 }
 
-// say sets the answer. Next commands may follow with [view.next].
+// say sets state and sentence. Commands may follow with [view.next].
 func (v *view) say(s api.NodeState, since time.Time, format string, args ...any) {
 	v.e.State, v.e.Since, v.e.Sentence = s, since, fmt.Sprintf(format, args...)
 }
 
-// next adds a command, and its words to the sentence unless they are empty. A command has no text of
-// others in it but what [foreign.Pastes].
+// next adds a command. If words are given, it also adds both to the sentence. A command may contain foreign text only
+// if [foreign.SafeInShell] allows it.
 func (v *view) next(words, command string) {
 	if command == "" || slices.Contains(v.e.Next, command) {
 		return
@@ -102,8 +102,8 @@ func (v *view) next(words, command string) {
 func (v *view) explain() {
 	requests := v.readable(FactRequests)
 	if v.readable(FactNode) && v.Object != nil {
-		// Another machine that asks for the name of a Node is what there is to explain. A
-		// request that was signed has led to the Node, or will renew it.
+		// A newer request by another machine for the name of this Node is what needs an explanation. A signed request
+		// does not: it led to the Node or will renew its certificate.
 		other := slices.IndexFunc(v.client, func(r api.RequestEvidence) bool { return r.User != tokens.NodeUserPrefix+v.Node })
 		if other < 0 || v.client[other].Certificate != nil || !v.client[other].Created.After(v.Object.Created) {
 			v.joined()
@@ -117,13 +117,13 @@ func (v *view) explain() {
 	case len(v.client) > 0:
 		v.explainRequest(v.client[0])
 	case !requests:
-		v.say(Unknown, time.Time{}, "nobody can tell without its certificate requests")
+		v.say(Unknown, time.Time{}, "its state is unknown without its certificate requests")
 	default:
 		v.noRequest()
 	}
 }
 
-// explainRequest tells what became of a request for a client certificate.
+// explainRequest explains a client certificate request.
 func (v *view) explainRequest(r api.RequestEvidence) {
 	refusal, state := refusalOf(r)
 	switch {
@@ -132,7 +132,7 @@ func (v *view) explainRequest(r api.RequestEvidence) {
 	case r.Certificate != nil:
 		v.issued(r)
 	case r.User == tokens.NodeUserPrefix+v.Node && v.readable(FactNode) && v.Object == nil:
-		v.say(NodeDeleted, r.Created, "its Node was deleted: the machine asked to renew its certificate %s, which waits for the Node", ago(r.Created, v.now))
+		v.say(NodeDeleted, r.Created, "its Node was deleted: the machine requested the renewal of its certificate %s, and the request waits for the Node", ago(r.Created, v.now))
 		v.next(v.remedy(NodeDeleted))
 	case r.Approved != nil:
 		v.unsigned(r)
@@ -141,7 +141,7 @@ func (v *view) explainRequest(r api.RequestEvidence) {
 	}
 }
 
-// joined tells of a Node.
+// joined explains a node that has joined.
 func (v *view) joined() {
 	state, since := api.Joined, v.Object.Since
 	if v.Object.Ready != "True" {
@@ -166,8 +166,8 @@ func (v *view) joined() {
 	case r.Approved != nil:
 		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", title(r), ago(r.Approved.At, v.now))
 	default:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate waits to be approved since %s", title(r), ago(r.Created, v.now))
-		if event := v.event(r); event != nil { // kubejoin says why
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate, created %s, waits for approval", title(r), ago(r.Created, v.now))
+		if event := v.event(r); event != nil { // kubejoin's Event says why
 			v.e.Sentence += ": " + clean(event.Message)
 		}
 		v.approve("approve it with", r)
@@ -184,7 +184,7 @@ func (v *view) readiness() string {
 	}
 	words := "NotReady since " + ago(n.Since, v.now)
 	if n.Ready == "Unknown" {
-		words = "NotReady, unheard of since " + ago(n.Since, v.now)
+		words = "NotReady, no status from its kubelet since " + ago(n.Since, v.now)
 	}
 	if m := clean(n.Message); m != "" {
 		words += ": " + m
@@ -192,7 +192,7 @@ func (v *view) readiness() string {
 	return words
 }
 
-// conditionWords are the message of a condition, or its reason where it has none.
+// conditionWords returns the message of a condition, or else its reason.
 func conditionWords(c api.RequestCondition) string {
 	if m := clean(c.Message); m != "" {
 		return m

@@ -15,8 +15,8 @@ import (
 
 const (
 	bootstrap = "system:bootstrap:abcdef"
-	spent     = "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7"
-	another   = "kubejoin token create --node-name worker-7"
+	spent     = "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --max-nodes 1 --node-name worker-7"
+	another   = "kubejoin token create --max-nodes 1 --node-name worker-7"
 	kubelet   = "journalctl -u kubelet -n 50 --no-pager"
 )
 
@@ -496,7 +496,7 @@ func TestExplain(t *testing.T) {
 const permitAll = "kubectl create clusterrolebinding kubeadm:node-autoapprove-bootstrap --clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient " +
 	"--group=system:bootstrappers:kubeadm:default-node-token"
 
-// What is concluded from is there to be checked.
+// Catches an explanation without the facts it is based on.
 func TestExplanationHoldsItsEvidence(t *testing.T) {
 	ca := newCA(t, "kubernetes")
 	used := token(t, "abcdef", usedUp("worker-3"), forNames("worker-*"))
@@ -533,7 +533,7 @@ func TestExplanationHoldsItsEvidence(t *testing.T) {
 	}
 }
 
-// Requests of other signers, and Events of others or about other requests, are no evidence.
+// Catches evidence from requests of other signers, from Events of other programs, and from Events about other requests.
 func TestIgnoresRequestsAndEventsOfOthers(t *testing.T) {
 	foreign := request(itself, denied("X", "y"), func(r *api.RequestEvidence) { r.Signer, r.Name = "example.com/x", "csr-x" })
 	another, of := event("NotPermitted", "another request"), event("NotPermitted", "another program")
@@ -550,7 +550,7 @@ func TestIgnoresRequestsAndEventsOfOthers(t *testing.T) {
 	}
 }
 
-// A group that is too long to be shown is part of no command.
+// Catches a command that names a group that was shortened for display.
 func TestCommandsOmitLongGroup(t *testing.T) {
 	long := request(bootstrap, permitted(false), func(r *api.RequestEvidence) {
 		r.Groups = []string{"system:bootstrappers:" + strings.Repeat("a", 10_000)}
@@ -582,7 +582,7 @@ func TestGranted(t *testing.T) {
 	}
 }
 
-// Many tokens for a name are counted, and a few are named.
+// Catches a sentence that grows with the number of tokens.
 func TestCountsManyTokensAndNamesFew(t *testing.T) {
 	ca := newCA(t, "kubernetes")
 	var many []tokens.Record
@@ -595,7 +595,7 @@ func TestCountsManyTokensAndNamesFew(t *testing.T) {
 	}
 }
 
-// A message that others wrote does not make the sentence more than one line of some length.
+// Catches a message of another program that makes the sentence long or puts a line break into it.
 func TestLongMessageStaysOneLine(t *testing.T) {
 	e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{request(bootstrap, denied("X", strings.Repeat("long\n", 10000)))}}, now)
 	if len(e.Sentence) > 1000 || strings.Contains(e.Sentence, "\n") {

@@ -5,12 +5,12 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// The states beside api.Joined and api.JoinedNotReady. Those from TokenSpent to NotForBootstrapToken are also the reasons that kubejoin gives
-// when it refuses a request.
+// The states besides api.Joined and api.JoinedNotReady. From TokenSpent to NotForBootstrapToken they are also the
+// reasons that kubejoin gives when it refuses a request.
 const (
-	// The token of a request that is not decided yet does not exist.
+	// TokenUnknown: the token of an undecided or unsigned request does not exist.
 	TokenUnknown api.NodeState = "TokenUnknown"
-	// No signature of the tokens that could be used is in cluster-info.
+	// TokenUnsigned: cluster-info has no signature by any usable token.
 	TokenUnsigned        api.NodeState = "TokenUnsigned"
 	TokenSpent           api.NodeState = "TokenSpent"
 	TokenExpired         api.NodeState = "TokenExpired"
@@ -24,43 +24,43 @@ const (
 	NodeReplaced         api.NodeState = "NodeReplaced"
 	TooManyKeys          api.NodeState = "TooManyKeys"
 	NotForBootstrapToken api.NodeState = "NotForBootstrapToken"
-	// Denied and Failed: the request has that condition for another reason.
+	// Denied and Failed: the request has that condition for any other reason.
 	Denied api.NodeState = "Denied"
 	Failed api.NodeState = "Failed"
 
-	// NotPermitted: the request waits, since RBAC does not let it be approved by itself.
+	// NotPermitted: the request waits, because RBAC does not allow its automatic approval.
 	NotPermitted api.NodeState = "NotPermitted"
-	// ApprovalWaits: the request waits, and kubejoin has said for what.
+	// ApprovalWaits: the request waits, and an Event of kubejoin says why.
 	ApprovalWaits api.NodeState = "ApprovalWaits"
-	// NotApproved: the request may be approved and is not.
+	// NotApproved: the request could be approved, but is not.
 	NotApproved api.NodeState = "NotApproved"
-	// SigningFailed: the request is approved, and kubejoin has said why it is not signed.
+	// SigningFailed: the request is approved, and an Event of kubejoin says why it is not signed.
 	SigningFailed api.NodeState = "SigningFailed"
-	// CAUnusable: the request is approved, and the CA that should sign cannot be used.
+	// CAUnusable: the request is approved, but the CA cannot be used.
 	CAUnusable api.NodeState = "CAUnusable"
-	// NotSigned: the request is approved and not signed.
+	// NotSigned: the request is approved but not signed.
 	NotSigned api.NodeState = "NotSigned"
 
-	// CertificateIssued: the certificate can be fetched, and there is no Node.
+	// CertificateIssued: the certificate is issued, but there is no Node object.
 	CertificateIssued api.NodeState = "CertificateIssued"
-	// CertificateExpired: the same, and the certificate has expired.
+	// CertificateExpired: there is no Node object, and the certificate has expired.
 	CertificateExpired api.NodeState = "CertificateExpired"
-	// SignedByOther: the same, and another signer than kubejoin wrote the certificate.
+	// SignedByOther: there is no Node object, and a signer other than kubejoin issued the certificate.
 	SignedByOther api.NodeState = "SignedByOther"
-	// WrongIssuer: the same, and the certificate is not of a CA in cluster-info.
+	// WrongIssuer: there is no Node object, and no CA in cluster-info issued the certificate.
 	WrongIssuer api.NodeState = "WrongIssuer"
-	// NodeDeleted: there was a Node.
+	// NodeDeleted: the Node object was deleted.
 	NodeDeleted api.NodeState = "NodeDeleted"
 
-	// Claimed: the name was taken with a token, and no request is left.
+	// Claimed: a token holds the name, but there is neither a request nor a Node object.
 	Claimed api.NodeState = "Claimed"
-	// NoClusterInfo: no machine has asked, and none can discover the cluster.
+	// NoClusterInfo: there is no request, and without cluster-info no machine can discover the cluster.
 	NoClusterInfo api.NodeState = "NoClusterInfo"
-	// NothingArrived: no machine has asked, and a token for the name is there to be used.
+	// NothingArrived: there is no request, but there is a usable token limited to the name.
 	NothingArrived api.NodeState = "NothingArrived"
-	// NothingKnown: no machine has asked, and no token is for that name.
+	// NothingKnown: there is no request and no token limited to the name.
 	NothingKnown api.NodeState = "NothingKnown"
-	// Unknown: what decides could not be read.
+	// Unknown: a deciding fact could not be read.
 	Unknown api.NodeState = "Unknown"
 )
 

@@ -5,31 +5,30 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Facts is what is known about a node name at one time. What could not be read is missing, and
-// named in Unread: everything else that is missing is not there.
+// Facts are the inputs of an explanation, read at one time. Unread lists the facts that could not be read. Any other
+// missing fact does not exist in the cluster.
 type Facts struct {
-	// Node is the name.
+	// Node is the node name.
 	Node string
-	// Requests are the certificate requests for the name, in any order: those whose common
-	// name is system:node:NAME.
+	// Requests are the certificate requests with the common name system:node:NAME, in any order.
 	Requests []api.RequestEvidence
 	// Object is the Node object; nil if there is none.
 	Object *api.NodeEvidence
-	// Claim is who has taken the name; nil if nobody has.
+	// Claim is the claim of the name; nil if there is none.
 	Claim *tokens.Claim
-	// Tokens are all tokens that there are.
+	// Tokens are all tokens.
 	Tokens []tokens.Record
-	// ClusterInfo is the data of cluster-info; nil if there is none.
+	// ClusterInfo is the data of the ConfigMap cluster-info; nil if there is none.
 	ClusterInfo map[string]string
-	// Events are those about the requests, and kubejoin's about itself.
+	// Events are the Events about the requests and about kubejoin's Lease.
 	Events []api.EventEvidence
-	// Leader is the kubejoin that runs the controllers; nil if none has ever led.
+	// Leader is the replica that runs the controllers; nil if there is no Lease.
 	Leader *api.LeaderEvidence
-	// Unread is what could not be read.
+	// Unread are the facts that could not be read.
 	Unread []api.UnreadFact
 }
 
-// What Facts are read from.
+// Names of the facts.
 const (
 	FactRequests    api.Fact = "certificate requests"
 	FactNode        api.Fact = "the Node"
@@ -38,7 +37,7 @@ const (
 	FactClusterInfo api.Fact = "cluster-info"
 	FactEvents      api.Fact = "Events"
 	FactLeader      api.Fact = "kubejoin's Lease"
-	FactPermission  api.Fact = "what the requester may do"
+	FactPermission  api.Fact = "permissions of the requester"
 )
 
 const (
@@ -46,8 +45,8 @@ const (
 	servingSigner = "kubernetes.io/kubelet-serving"
 )
 
-// refusalOf is the condition that ends a request, if one does, and the state that it means unless
-// its reason says more. A kubelet looks at Failed and Denied before it looks for a certificate.
+// refusalOf returns the condition that ends a request, or nil, and the state to report unless the reason of the
+// condition has its own. Like a kubelet, callers check it before they look for a certificate.
 func refusalOf(r api.RequestEvidence) (*api.RequestCondition, api.NodeState) {
 	switch {
 	case r.Denied != nil:

@@ -121,7 +121,7 @@ func TestCommandsOmitNodeNamedLikeToken(t *testing.T) {
 	}
 }
 
-// each calls f with all strings of a document of JSON.
+// each calls f for each string value in a decoded JSON document.
 func each(value any, f func(string)) {
 	switch v := value.(type) {
 	case string:

@@ -68,7 +68,7 @@ func (v *view) noRequest() {
 	}
 }
 
-// few tokens are named in a sentence.
+// few is how many tokens a sentence names.
 const few = 5
 
 func (v *view) list(all []api.TokenEvidence) string {
@@ -91,7 +91,7 @@ func active(all []api.TokenEvidence) (n int) {
 	return n
 }
 
-// discovery says what the machine has to reach, and adds the command that shows whether it does.
+// discovery returns words that name the address that the machine must reach; empty if it is unknown.
 func (v *view) discovery() string {
 	if !v.readable(FactClusterInfo) {
 		return ""

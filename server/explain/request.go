@@ -17,16 +17,16 @@ import (
 // kubejoinName is the field manager of kubejoin's writes and the source of its Events.
 const kubejoinName = "kubejoin"
 
-// usualDelay is how long a request may take without anything being wrong.
+// usualDelay is how long a request may normally take.
 const usualDelay = 10 * time.Second
 
-// refusals are the reasons of kubejoin that are states of their own.
+// refusals are the reasons of kubejoin that are also states.
 var refusals = []api.NodeState{
 	TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenLimitsMalformed, NodeNameNotAllowed,
 	NodeNameReserved, NodeNameClaimed, NodeExists, NodeReplaced, TooManyKeys, NotForBootstrapToken,
 }
 
-// refused tells of a request that was denied or has failed.
+// refused explains a request that was denied or has failed.
 func (v *view) refused(r api.RequestEvidence, c api.RequestCondition, s api.NodeState) {
 	if slices.Contains(refusals, api.NodeState(c.Reason)) {
 		s = api.NodeState(c.Reason)
@@ -43,7 +43,7 @@ func (v *view) refused(r api.RequestEvidence, c api.RequestCondition, s api.Node
 		v.say(s, c.At, "%s %s: %s", verb, ago(c.At, v.now), conditionWords(c))
 	}
 	words, command := v.remedy(s)
-	if strings.Contains(v.e.Sentence, ": kubejoin ") { // the message says it
+	if strings.Contains(v.e.Sentence, ": kubejoin ") { // the message already names the command
 		words = ""
 	}
 	v.next(words, command)
@@ -95,19 +95,19 @@ func (v *view) pending(r api.RequestEvidence) {
 	v.readable(FactEvents)
 }
 
-// refusedBefore counts the requests that were refused before the newest.
+// refusedBefore describes how often earlier requests were refused.
 func (v *view) refusedBefore() string {
 	switch n := v.e.Evidence.Refused; n {
 	case 0:
 		return ""
 	case 1:
-		return ", after it was refused once,"
+		return " (after 1 refusal)"
 	default:
-		return fmt.Sprintf(", after it was refused %d times,", n)
+		return fmt.Sprintf(" (after %d refusals)", n)
 	}
 }
 
-// subresource is what the requester has to be allowed to create.
+// subresource returns the subresource of certificatesigningrequests that RBAC must allow the requester to create.
 func (v *view) subresource(r api.RequestEvidence) string {
 	if r.User == tokens.NodeUserPrefix+v.Node {
 		return "selfnodeclient"
@@ -155,11 +155,11 @@ func (v *view) unsigned(r api.RequestEvidence) {
 	v.next("", foreign.ShowCSR(r.Name, r.UID))
 }
 
-// later are the reasons of Events that do not say why a request is not approved.
+// later are the Event reasons that do not explain a missing approval.
 var later = []string{"SignedByOther", "SigningFailed", "AnotherKey", "SharedNodeName"}
 
-// event is the newest Event of kubejoin about a request with one of the reasons; none given are
-// all that may say why it is not approved.
+// event returns the newest Event of kubejoin about a request with one of the reasons. Without reasons, it considers
+// every Event that may explain a missing approval.
 func (v *view) event(r api.RequestEvidence, reasons ...string) *api.EventEvidence {
 	var newest *api.EventEvidence
 	for i, e := range v.Events {
@@ -179,7 +179,7 @@ func (v *view) event(r api.RequestEvidence, reasons ...string) *api.EventEvidenc
 	return newest
 }
 
-// caProblem is the newest Event about kubejoin's CA, if it says that the CA cannot be used.
+// caProblem returns the newest Event about kubejoin's CA if it says that the CA cannot be used.
 func (v *view) caProblem() *api.EventEvidence {
 	var newest *api.EventEvidence
 	for i, e := range v.Events {
@@ -211,7 +211,7 @@ func (v *view) responsible(act, kubejoins, kcms string) string {
 	return fmt.Sprintf("kubejoin's %s on %s should %s, unless --controllers leaves that to kube-controller-manager; see its log", kubejoins, clean(l.Holder), act)
 }
 
-// issued tells of a certificate, where there is no Node.
+// issued explains a certificate without a Node object.
 func (v *view) issued(r api.RequestEvidence) {
 	c := r.Certificate
 	v.tokenOf(r)
@@ -230,17 +230,17 @@ func (v *view) issued(r api.RequestEvidence) {
 		v.say(CertificateExpired, leaf.NotAfter, "its certificate was issued %s and expired %s, and there is no Node", ago(c.At, v.now), ago(leaf.NotAfter, v.now))
 		v.next(v.remedy(NodeDeleted))
 	case leaf != nil && !v.trusts(c.Chain):
-		v.say(WrongIssuer, c.At, "its certificate was issued %s by %s, which is no CA in cluster-info, so that the API server may not know it: %s signs with another CA",
+		v.say(WrongIssuer, c.At, "its certificate was issued %s by %s, which is not a CA in cluster-info, so the API server may not trust it: %s signs with another CA",
 			ago(c.At, v.now), clean(fmt.Sprintf("%q", leaf.Issuer.String())), cmp.Or(clean(c.Writer), "its signer"))
 		v.next("", foreign.ShowCSR(r.Name, r.UID))
 	case v.readable(FactNode) && (r.User == tokens.NodeUserPrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
 		v.say(NodeDeleted, c.At, "its Node was deleted: the machine's certificate was issued %s and there is no Node", ago(c.At, v.now))
 		v.next(v.remedy(NodeDeleted))
 	case others:
-		v.say(SignedByOther, c.At, "its certificate was issued %s by %s, not by kubejoin, whose limits did not apply, and there is no Node; on the machine see: %s", ago(c.At, v.now), clean(writer), onMachine)
+		v.say(SignedByOther, c.At, "its certificate was issued %s by %s and not by kubejoin, so the limits of its token did not apply, and there is no Node; on the machine, run: %s", ago(c.At, v.now), clean(writer), onMachine)
 		v.next("", onMachine)
 	default:
-		v.say(CertificateIssued, c.At, "its certificate was issued %s and there is no Node; on the machine see whether the kubelet runs%s: %s", ago(c.At, v.now), v.reaching(), onMachine)
+		v.say(CertificateIssued, c.At, "its certificate was issued %s and there is no Node; on the machine, check whether the kubelet runs%s: %s", ago(c.At, v.now), v.reaching(), onMachine)
 		v.next("", onMachine)
 	}
 	if slices.Contains(v.missing, FactNode) {
@@ -248,7 +248,7 @@ func (v *view) issued(r api.RequestEvidence) {
 	}
 }
 
-// reaching names the API server that kubelets are sent to.
+// reaching returns words that name the API server that kubelets must reach; empty if it is unknown.
 func (v *view) reaching() string {
 	if !v.readable(FactClusterInfo) {
 		return ""
@@ -260,8 +260,7 @@ func (v *view) reaching() string {
 	return " and reaches " + clean(server)
 }
 
-// trusts reports whether a chain leads to a CA in cluster-info; it does where no CA is known. The
-// time does not matter.
+// trusts reports whether a CA in cluster-info issued the chain, or cluster-info names no CA. It ignores expiration.
 func (v *view) trusts(chain []*x509.Certificate) bool {
 	if !v.readable(FactClusterInfo) {
 		return true

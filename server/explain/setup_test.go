@@ -24,7 +24,7 @@ var now = time.Date(2025, 3, 14, 15, 9, 26, 0, time.UTC)
 
 func before(d time.Duration) time.Time { return now.Add(-d) }
 
-// secret is that of every token here; nothing of it may be seen in an explanation.
+// secret is the secret of every token in these tests. No explanation may show any part of it.
 const secret = "s3cr3ts3cr3ts3cr"
 
 func token(t testing.TB, id string, change ...func(*tokens.Record)) tokens.Record {
@@ -83,7 +83,7 @@ func info(t testing.TB, ca *tls.Certificate, signing ...tokens.Record) map[strin
 	return document.Data()
 }
 
-// request is one for the client certificate, made by the user 40 s ago.
+// request returns a request for the client certificate that the user made 40 s ago.
 func request(user string, change ...func(*api.RequestEvidence)) api.RequestEvidence {
 	r := api.RequestEvidence{Name: "csr-1", UID: "uid-1", Signer: clientSigner, User: user, Created: before(40 * time.Second)}
 	if user != itself {

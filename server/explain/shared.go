@@ -6,8 +6,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// shared says that two machines may hold the name: first certificates with different keys are valid.
-// Certificates that a node renewed itself have other keys as well, and do not count.
+// shared adds a warning that several machines may hold the name: first certificates with different keys are valid.
+// Certificates that a node renewed itself do not count, because a renewal uses a new key.
 func (v *view) shared() {
 	keys := map[string]bool{}
 	for _, r := range v.client {
@@ -19,6 +19,6 @@ func (v *view) shared() {
 		}
 	}
 	if n := len(keys); n > 1 {
-		v.e.Sentence += fmt.Sprintf("; %d first certificates with different keys are valid for this name: several machines may hold it, unless one machine asked again", n)
+		v.e.Sentence += fmt.Sprintf("; %d initial certificates with different keys are valid for this name: several machines may use it, or one machine joined several times", n)
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 var tokenStates = []string{api.StatusActive, api.StatusUnsigned, api.StatusSpent, api.StatusExpired, api.StatusInvalid}
 
-// token judges a record for the node.
+// token returns the evidence of a token, with its status for this node.
 func (v *view) token(r tokens.Record) api.TokenEvidence {
 	t := api.TokenEvidence{
 		ID: r.Token.ID(), Expires: r.Expires, MaxNodes: r.Limits.NodeLimit(),
@@ -39,7 +39,7 @@ func (v *view) token(r tokens.Record) api.TokenEvidence {
 	return t
 }
 
-// tokenWords says what a token is worth.
+// tokenWords describes the status of a token.
 func tokenWords(t api.TokenEvidence, now time.Time) string {
 	switch t.Status {
 	case api.StatusActive:
@@ -48,7 +48,7 @@ func tokenWords(t api.TokenEvidence, now time.Time) string {
 			signed = "active"
 		}
 		if t.Expires.IsZero() {
-			return t.ID + " (" + signed + ", does not expire)"
+			return t.ID + " (" + signed + ", never expires)"
 		}
 		return fmt.Sprintf("%s (%s, expires in %s)", t.ID, signed, span(t.Expires.Sub(now)))
 	case api.StatusSpent:
@@ -59,7 +59,7 @@ func tokenWords(t api.TokenEvidence, now time.Time) string {
 	return fmt.Sprintf("%s (%s)", t.ID, t.Status)
 }
 
-// firstNames names a few of many.
+// firstNames lists a few of the names.
 func firstNames(names []string) string {
 	const few = 3
 	if len(names) <= few {
@@ -68,8 +68,8 @@ func firstNames(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
 }
 
-// usable are the tokens that may be used for the name: those limited to it, and those for any
-// name. The best come first, of equals the newest.
+// usable returns the tokens that allow the name: those limited to it (bound), and those for any name (general). Each
+// list is sorted by status, the best first, then newest first.
 func (v *view) usable() (bound, general []api.TokenEvidence) {
 	created := map[string]time.Time{}
 	for _, r := range v.Tokens {
@@ -154,20 +154,20 @@ func nodes(n int) string {
 	return fmt.Sprintf("%d nodes", n)
 }
 
-// remedy is the command that mends a state, and the words before it; empty where there is none.
+// remedy returns the command that fixes a state and the words that introduce it; both are empty if there is none.
 func (v *view) remedy(s api.NodeState) (words, command string) {
-	another := v.ofNode("kubejoin token create --node-name")
+	another := v.ofNode("kubejoin token create --max-nodes 1 --node-name")
 	switch s {
 	case TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenUnknown, TokenLimitsMalformed, NodeNameNotAllowed, NothingKnown:
-		return "make another with", another
+		return "create another token with", another
 	case NodeDeleted:
-		return "to have it join again, make a token with", another
+		return "to let it join again, create a token with", another
 	case NodeNameReserved:
-		return "make one for a control plane with", v.ofNode("kubejoin token create --role control-plane --node-name")
+		return "create a control-plane token with", v.ofNode("kubejoin token create --role control-plane --max-nodes 1 --node-name")
 	case NodeNameClaimed, Claimed, TooManyKeys:
 		return "release the name with", v.ofNode("kubejoin claim release")
 	case NodeExists, NodeReplaced:
-		return "to replace it, make a token with", v.ofNode("kubejoin token create --replace-node")
+		return "to replace it, create a token with", v.ofNode("kubejoin token create --replace-node")
 	}
 	return "", ""
 }

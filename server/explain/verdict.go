@@ -6,15 +6,15 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// OfRequest is an explanation of a request that has that status, in the words of an authority. A
-// request that could not be read is refused.
+// OfRequest returns the explanation of a request with the given status, from the explanation of an authority. If the
+// request could not be parsed, refused is the error and authority is not used.
 func OfRequest(r approval.Request, status string, refused error, authority *signer.Explanation) api.RequestExplanation {
 	e := api.RequestExplanation{
 		APIVersion: api.Version, Kind: api.KindRequestExplanation, Rules: []api.RuleVerdict{},
 		Name: clean(r.Name), SignerName: clean(r.SignerName), Requester: clean(r.User), Status: status,
 	}
 	if refused != nil {
-		e.Verdict, e.Reason, e.Message = approval.None.String(), approval.ReasonValidation, clean(refused.Error())+"; it is not approved, and fails if somebody approves it"
+		e.Verdict, e.Reason, e.Message = approval.None.String(), approval.ReasonValidation, clean(refused.Error())+"; kubejoin does not approve it, and the request fails if somebody else approves it"
 		return e
 	}
 	e.Subject = clean(r.CSR.Subject.String())

@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// span is a duration as a person says it.
+// span formats a duration for people.
 func span(d time.Duration) string {
 	switch d = max(d, 0); {
 	case d < 2*time.Minute:
@@ -22,7 +22,7 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/(24*time.Hour))
 }
 
-// ago of the zero time is "at an unknown time".
+// ago formats the time since t; it returns "at an unknown time" for the zero time.
 func ago(t, now time.Time) string {
 	if t.IsZero() {
 		return "at an unknown time"
@@ -30,18 +30,19 @@ func ago(t, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
-// Bounds of a sentence and of another's message in it, in bytes.
+// Limits of the sentence, and of a foreign message in it, in bytes.
 const (
 	maxSentence = 3000
 	maxMessage  = 700
 )
 
-// clean makes a message that others wrote fit into a sentence.
+// clean returns a foreign message in a form that fits into a sentence.
 func clean(message string) string {
 	return strings.TrimRight(foreign.Text(message, maxMessage), " .")
 }
 
-// title names a request in a sentence. A name that could be mistaken for a part of it is quoted.
+// title returns the name of a request for a sentence. It quotes a name that could pass for other words of the
+// sentence.
 func title(r api.RequestEvidence) string {
 	if foreign.SafeInShell(r.Name) {
 		return r.Name
@@ -49,17 +50,17 @@ func title(r api.RequestEvidence) string {
 	return fmt.Sprintf("%q", foreign.Text(r.Name, foreign.MaxName))
 }
 
-// approve adds the command that approves a request, or the one that shows it if its name must not be
-// part of a command.
+// approve adds the command that approves a request. If the name is unsafe in a shell, it adds the command that shows
+// the request instead.
 func (v *view) approve(words string, r api.RequestEvidence) {
 	if foreign.SafeInShell(r.Name) {
 		v.next(words, "kubectl certificate approve "+r.Name)
 		return
 	}
-	v.next("its name must not be pasted into a shell; show it with", foreign.ShowCSR(r.Name, r.UID))
+	v.next("its name is not safe to paste into a shell; show it with", foreign.ShowCSR(r.Name, r.UID))
 }
 
-// ofNode is a command that ends with the name of the node; empty if that must not be part of one.
+// ofNode returns the command with the node name appended; empty if the name is unsafe in a shell.
 func (v *view) ofNode(command string) string {
 	if !foreign.SafeInShell(v.Node) {
 		return ""
@@ -67,17 +68,17 @@ func (v *view) ofNode(command string) string {
 	return command + " " + v.Node
 }
 
-// cleaned is an explanation in which nothing that others wrote is more than text of some length. It
-// changes no fact: what was concluded, was concluded from the text as it is.
+// cleaned returns the explanation with all foreign text redacted, made printable and cut. It runs last, so that the
+// conclusions are drawn from the original text.
 func cleaned(e api.NodeExplanation) api.NodeExplanation {
 	name := func(s *string) { *s = foreign.Text(*s, foreign.MaxName) }
 	message := func(s *string) { *s = foreign.Text(*s, foreign.MaxMessage) }
 	e.Sentence = foreign.Text(e.Sentence, maxSentence)
 	name(&e.Node)
-	for i := range e.Unread { // a clone of the facts'
+	for i := range e.Unread { // a copy: the facts keep the original text
 		message(&e.Unread[i].Reason)
 	}
-	for i := range e.Evidence.Requests { // likewise
+	for i := range e.Evidence.Requests { // a copy, too
 		r := &e.Evidence.Requests[i]
 		for _, s := range []*string{&r.Name, &r.UID, &r.Signer, &r.User} {
 			name(s)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// roundTrips is an API server with no network between.
+// roundTrips is a fake API server that is called without a network.
 type roundTrips func(*http.Request) map[string]any
 
 func (f roundTrips) RoundTrip(r *http.Request) (*http.Response, error) {

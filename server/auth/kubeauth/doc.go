@@ -1,5 +1,5 @@
-// Package kubeauth asks a Kubernetes API server who sent a request and what they may do: bearer tokens by TokenReview,
-// permissions by SubjectAccessReview. It caches results for seconds, and refuses whatever the API server did not allow.
+// Package kubeauth authenticates and authorizes callers with a Kubernetes API server: bearer tokens by TokenReview,
+// permissions by SubjectAccessReview. It caches results for seconds, and denies all that the API server did not allow.
 //
 //	tokens := &kubeauth.Tokens{Client: client}
 //	permissions := &kubeauth.Permissions{Client: client}

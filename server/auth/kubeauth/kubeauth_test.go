@@ -40,13 +40,13 @@ func request(ctx context.Context, bearer string) *http.Request {
 	return r
 }
 
-// A liar is an API server that says of tokens and permissions what it likes.
+// fakeReviews is an API server whose token and access reviews the test sets.
 type fakeReviews struct {
 	mu     sync.Mutex
-	asked  []string // bodies
+	asked  []string // bodies of the requests
 	token  func(*authenticationv1.TokenReview)
 	access func(*authorization.SubjectAccessReview)
-	answer http.HandlerFunc // in place of both
+	answer http.HandlerFunc // if set, replaces token and access
 }
 
 func (l *fakeReviews) client(t *testing.T) kubernetes.Interface {
@@ -161,7 +161,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// What is none of an API server's business it is not asked about.
+// Catches a bootstrap token or a malformed credential being sent to the API server for review.
 func TestReviewsOnlyPossibleServiceAccountTokens(t *testing.T) {
 	t.Parallel()
 	l := &fakeReviews{token: func(r *authenticationv1.TokenReview) {
@@ -184,14 +184,14 @@ func TestReviewsOnlyPossibleServiceAccountTokens(t *testing.T) {
 		"a published one":   {request(t.Context(), "abcdef.0123456789abcdef"), auth.ErrBadCredentials},
 	} {
 		if _, err := known.Authenticate(test.r); !errors.Is(err, test.want) {
-			t.Errorf("%s: %v, want %v", name, err, test.want)
+			t.Errorf("%s: got %v, want %v", name, err, test.want)
 		}
 	}
 	if l.count() != 0 {
-		t.Errorf("asked %d times", l.count())
+		t.Errorf("got %d reviews, want none", l.count())
 	}
 	if _, err := known.Authenticate(request(t.Context(), strings.Repeat("a", auth.MaxBearer))); err != nil || l.count() != 1 {
-		t.Errorf("the longest: %v, asked %d times", err, l.count())
+		t.Errorf("longest token: got %v after %d reviews, want success after 1", err, l.count())
 	}
 }
 
@@ -337,7 +337,7 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 	}
 }
 
-// A real API server knows service accounts by tokens of the audience, and RBAC tells what they may.
+// Checks authentication of service account tokens and authorization by RBAC on a real API server.
 func TestReviewsOnRealAPIServer(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -390,7 +390,7 @@ func TestReviewsOnRealAPIServer(t *testing.T) {
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for err := may("tokens", ""); err != nil; err = may("tokens", "") { // until the authorizer knows, and what was said before is too old
+	for err := may("tokens", ""); err != nil; err = may("tokens", "") { // until RBAC has the binding and the cached refusal expires
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -19,13 +19,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// How old an answer of the API server about a permission can be that still counts.
+// How long SubjectAccessReview results are cached.
 const (
-	PermissionAge   = 5 * time.Second // that somebody may
-	NoPermissionAge = time.Second     // that they may not
+	PermissionAge   = 5 * time.Second // allowed
+	NoPermissionAge = time.Second     // denied
 )
 
-// Group is that of the resources of the API; no API server needs to serve them.
+// Group is the API group of the resources in access reviews. No API server needs to serve them.
 const Group = "kubejoin.io"
 
 // Permissions authorizes requests by SubjectAccessReview, which usually means RBAC. A revoked permission stops

@@ -21,18 +21,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Audience is the one that tokens are to be for unless Tokens.Audiences says otherwise: those that
-// pods have by themselves are for the API server alone, and are refused.
+// Audience is the audience that tokens must have if Tokens.Audiences is empty. The default tokens of pods are for the
+// API server only, and are refused.
 const Audience = "kubejoin"
 
-// How old an answer of the API server can be that still counts. Its own authenticator remembers a
-// good token for 10 s more.
+// How long TokenReview results are cached. kube-apiserver's own authenticator caches a valid token for another 10 s.
 const (
-	TokenAge    = 5 * time.Second // of a token that is good
-	BadTokenAge = time.Second     // of one that is not
+	TokenAge    = 5 * time.Second // valid tokens
+	BadTokenAge = time.Second     // refused tokens
 )
 
-// DefaultTimeout is how long a review may take unless a field says otherwise.
+// DefaultTimeout limits a review if Timeout is zero.
 const DefaultTimeout = 5 * time.Second
 
 // Tokens authenticates bearer tokens by TokenReview, mostly those of service accounts. It caches results for
@@ -54,7 +53,7 @@ type Tokens struct {
 	reviews *prometheus.CounterVec
 }
 
-// A verdict is whose token it is, or why it is nobody's.
+// A verdict is the user of a token, or why the token is refused.
 type verdict struct {
 	user auth.User
 	why  string
@@ -95,7 +94,7 @@ func (t *Tokens) audiences() []string {
 	return t.Audiences
 }
 
-// review asks the API server. Whatever it says but for a yes to our audience is no yes.
+// review sends a TokenReview. It accepts a token only if the API server confirms one of the wanted audiences.
 func (t *Tokens) review(ctx context.Context, bearer string) (v verdict, yes bool, err error) {
 	review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: bearer, Audiences: t.audiences()}}
 	answer, err := t.Client.AuthenticationV1().TokenReviews().Create(ctx, review, metav1.CreateOptions{})
@@ -105,19 +104,19 @@ func (t *Tokens) review(ctx context.Context, bearer string) (v verdict, yes bool
 	status := answer.Status
 	switch {
 	case !status.Authenticated:
-		// An error here is most often what is wrong with the token; kube-apiserver, too, makes no
-		// difference between that and an authenticator of its own that is away.
+		// This error usually describes the token. kube-apiserver reports a failure of its own authenticator in the
+		// same way.
 		v.why = "not authenticated"
 		if status.Error != "" {
 			v.why = foreign.Text(strings.ReplaceAll(status.Error, bearer, "TOKEN"), foreign.MaxName)
 		}
 		return v, false, nil
 	case !slices.ContainsFunc(status.Audiences, func(a string) bool { return slices.Contains(t.audiences(), a) }):
-		// One that knows nothing of audiences names none: its yes is to another question.
-		v.why = fmt.Sprintf("good for audiences %q, want one of %q", foreign.Text(strings.Join(status.Audiences, ","), foreign.MaxName), t.audiences())
+		// An authenticator that does not support audiences returns none, so it did not check the audience.
+		v.why = fmt.Sprintf("token has audiences %q, want one of %q", foreign.Text(strings.Join(status.Audiences, ","), foreign.MaxName), t.audiences())
 		return v, false, nil
 	case status.User.Username == "":
-		return v, false, errors.New("the API server says yes, and not to whom")
+		return v, false, errors.New("the API server accepted the token but returned no username")
 	}
 	v.user = auth.User{Name: status.User.Username, UID: status.User.UID, Groups: status.User.Groups}
 	if len(status.User.Extra) > 0 {
@@ -129,7 +128,7 @@ func (t *Tokens) review(ctx context.Context, bearer string) (v verdict, yes bool
 	return v, true, nil
 }
 
-// withoutToken is an error that has no token in its text, should the API server have put it there.
+// withoutToken returns the error with the token removed from its text, in case the API server quoted it.
 func withoutToken(err error, bearer string) error {
 	if text := err.Error(); strings.Contains(text, bearer) {
 		return errors.New(strings.ReplaceAll(text, bearer, "TOKEN"))
@@ -145,7 +144,7 @@ func timeoutOr(d time.Duration) time.Duration {
 }
 
 func counter(reg prometheus.Registerer) *prometheus.CounterVec {
-	return metrics.Counter(reg, "kubejoin_access_reviews_total", "Questions to the API server about who calls the HTTPS API and what they may do, by review (token or access) and result: yes, no or failed.", "review", "result")
+	return metrics.Counter(reg, "kubejoin_access_reviews_total", "TokenReviews and SubjectAccessReviews sent to the API server for callers of the HTTPS API, by review (token or access) and result: yes, no or failed.", "review", "result")
 }
 
 func result(yes bool, err error) string {

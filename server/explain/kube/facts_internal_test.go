@@ -20,7 +20,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 )
 
-// noTokens is a store without tokens. It notes which ones are read, and may fail.
+// noTokens is a store without tokens. It records the token IDs that are read, and fails with err if set.
 type noTokens struct {
 	tokens.Store
 	read []string
@@ -34,7 +34,7 @@ func (s *noTokens) Get(_ context.Context, id string) (tokens.Record, error) {
 	return tokens.Record{}, errors.Join(s.err, tokens.ErrNotFound)
 }
 
-// noInfo is no cluster-info, or an error.
+// noInfo is a missing cluster-info, or one that fails with err.
 type noInfo struct{ err error }
 
 func (i noInfo) Data(context.Context) (map[string]string, error) {
@@ -62,7 +62,7 @@ func TestFactsThatCannotBeReadAreReported(t *testing.T) {
 		r.Client = fake.NewClientset()
 		f, err := r.Facts(t.Context(), "worker-1")
 		if err != nil || !slices.Equal(f.Unread, []api.UnreadFact{{Fact: fact, Reason: "down"}}) {
-			t.Errorf("unread %+v, %v; want %s", f.Unread, err, fact)
+			t.Errorf("got unread %+v, %v, want %s", f.Unread, err, fact)
 		}
 	}
 }
@@ -71,12 +71,12 @@ func TestMalformedRequestsBelongToNoNode(t *testing.T) {
 	g := &gathering{}
 	g.facts.Node = ""
 	if o := by("jane"); g.isFor(o) {
-		t.Error("a request without content is for a node")
+		t.Error("isFor is true for a request without a CSR, want false")
 	}
 	garbage := by("jane")
 	garbage.Spec.Request = []byte("x")
 	if g.isFor(garbage) {
-		t.Error("a request that cannot be parsed is for a node")
+		t.Error("isFor is true for a malformed CSR, want false")
 	}
 }
 
@@ -86,7 +86,7 @@ func TestNewestIgnoresServingRequests(t *testing.T) {
 	client.Spec.SignerName, serving.Spec.SignerName = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName
 	serving.Name = "later"
 	if all := g.newest([]object{client, serving}); len(all) != 1 || all[0] != client {
-		t.Errorf("%d requests, want the one for the client certificate", len(all))
+		t.Errorf("got %d requests, want only the one for the client certificate", len(all))
 	}
 }
 
@@ -95,12 +95,12 @@ func TestIgnoresConditionsThatAreNotTrue(t *testing.T) {
 		o := by("jane")
 		o.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateFailed, Status: status}}
 		if got := request(o).Failed != nil; got != want {
-			t.Errorf("status %q: failed %t, want %t", status, got, want)
+			t.Errorf("status %q: got failed %t, want %t", status, got, want)
 		}
 	}
 }
 
-// The permission of a requester says nothing about a request that was decided.
+// The requester's permission does not matter after the decision. Catches a needless access review.
 func TestChecksPermissionOnlyOfUndecidedRequests(t *testing.T) {
 	decided := by("jane")
 	decided.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateDenied}}
@@ -111,7 +111,7 @@ func TestChecksPermissionOnlyOfUndecidedRequests(t *testing.T) {
 		})
 		g := &gathering{Reader: Reader{Client: client}, latest: []object{o}}
 		if err := g.permission(t.Context()); err != nil || len(client.Actions()) != want {
-			t.Errorf("%d calls, %v; want %d", len(client.Actions()), err, want)
+			t.Errorf("got %d calls, %v, want %d", len(client.Actions()), err, want)
 		}
 	}
 }
@@ -123,18 +123,18 @@ func by(user string) object {
 func TestReadsTokensOnlyOfBootstrapUsers(t *testing.T) {
 	for user, want := range map[string][]string{
 		"system:bootstrap:abc123": {"abc123"},
-		"abc123":                  nil, // no user of a token
-		"system:bootstrap:ABC123": nil, // no token ID
+		"abc123":                  nil, // not a bootstrap user
+		"system:bootstrap:ABC123": nil, // not a token ID
 	} {
 		store := &noTokens{}
 		g := &gathering{Reader: Reader{Tokens: store}, latest: []object{by(user)}}
 		if err := g.requestersToken(t.Context()); err != nil || !slices.Equal(store.read, want) {
-			t.Errorf("%s: read %q, %v; want %q", user, store.read, err, want)
+			t.Errorf("%s: got reads %q, %v, want %q", user, store.read, err, want)
 		}
 	}
 	g := &gathering{Reader: Reader{Tokens: failingGet{}}, latest: []object{by("system:bootstrap:abc123")}}
 	if err := g.requestersToken(t.Context()); err == nil {
-		t.Error("a token that cannot be read is no error")
+		t.Error("got no error for a token that cannot be read")
 	}
 }
 
@@ -161,7 +161,7 @@ func TestUnreadableRequestIsAnError(t *testing.T) {
 		"a request":       {Requests{Authority: known}, by("jane"), nil},
 	} {
 		if _, err := test.requests.Explain(t.Context(), "csr-1", test.object); !errors.Is(err, test.want) {
-			t.Errorf("%s: %v, want %v", name, err, test.want)
+			t.Errorf("%s: got %v, want %v", name, err, test.want)
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The commands that go with a request of a hostile name are pasted into a shell: they run nothing else,
-// and they show the request.
+// Runs the suggested commands in a shell. Catches a hostile request name that runs another program, or a command that
+// does not show the request.
 func TestCommandsForHostileNamesRunInShell(t *testing.T) {
 	w := newWorld(t)
 	machine := w.holder(w.token())
@@ -37,7 +37,7 @@ func TestCommandsForHostileNamesRunInShell(t *testing.T) {
 		}
 		text := e.Text()
 		if strings.ContainsFunc(strings.ReplaceAll(text, "\n", ""), unicode.IsControl) || strings.Contains(text, hostile) || strings.Contains(text, "qwertz") {
-			t.Errorf("%q is explained as %q", hostile, text)
+			t.Errorf("request %q: got explanation %q, want it without the name", hostile, text)
 		}
 		shell := exec.CommandContext(t.Context(), "sh", "-c", strings.Join(e.Next, "\n"))
 		shell.Dir, shell.Env = dir, append(os.Environ(), "KUBECONFIG="+w.cluster.Kubeconfig(), "PATH="+w.cluster.Bin+":"+os.Getenv("PATH"))
@@ -46,7 +46,7 @@ func TestCommandsForHostileNamesRunInShell(t *testing.T) {
 			t.Errorf("%q: %v: %.600q", e.Next, err, out)
 		}
 		if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
-			t.Fatalf("%q has made %v, %v", e.Next, files, err)
+			t.Fatalf("commands %q created files %v, %v, want none", e.Next, files, err)
 		}
 	}
 }

@@ -22,45 +22,45 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// DefaultTimeout is how long a fact may take unless Reader.Timeout says otherwise.
+// DefaultTimeout limits the reading of one fact if Reader.Timeout is zero.
 const DefaultTimeout = 5 * time.Second
 
-// Where kubejoin's Lease is unless a Reader says otherwise.
+// The Lease that a Reader reads by default.
 const (
 	DefaultLeaseNamespace = secretstore.ClaimNamespace
 	DefaultLeaseName      = "kubejoin"
 )
 
-// A Reader reads the facts of a cluster. Its methods may be called side by side.
+// A Reader reads the facts of a cluster. Its methods are safe for concurrent use.
 type Reader struct {
-	// Client talks to the API server: it needs list on certificatesigningrequests, get on
-	// nodes, list on events in default and LeaseNamespace, get on the Lease, and create on
-	// subjectaccessreviews. What it may not read is named in the explanation.
+	// Client calls the API server. It needs list on certificatesigningrequests, get on nodes, list on events in
+	// default and LeaseNamespace, get on the Lease, and create on subjectaccessreviews. The explanation names what it
+	// may not read.
 	Client kubernetes.Interface
-	// Tokens are the bootstrap tokens.
+	// Tokens reads the bootstrap tokens.
 	Tokens tokens.Store
-	// Claims are the node names that were taken; nil is that none can be.
+	// Claims reads the claims; nil means that there are none.
 	Claims tokens.Claims
 	// ClusterInfo is usually a configmap.ConfigMap.
 	ClusterInfo ClusterInfo
-	// LeaseNamespace and LeaseName are those of the Lease by which kubejoin's replicas lead;
-	// empty are the defaults.
+	// LeaseNamespace and LeaseName identify the leader election Lease of kubejoin's replicas; empty means the
+	// defaults.
 	LeaseNamespace, LeaseName string
-	// Timeout is how long a fact may take before it counts as unreadable; zero is
-	// DefaultTimeout.
+	// Timeout limits the reading of one fact; zero means DefaultTimeout. A fact that takes longer counts as unread.
 	Timeout time.Duration
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 }
 
-// ClusterInfo is where the data of cluster-info is found.
+// ClusterInfo reads cluster-info.
 type ClusterInfo interface {
-	// Data wraps clusterinfo.ErrNotFound if there is none. The map is not changed.
+	// Data returns the data of the ConfigMap. The error wraps clusterinfo.ErrNotFound if there is none. Callers do
+	// not modify the map.
 	Data(ctx context.Context) (map[string]string, error)
 }
 
-// Explain says why a machine of that name has or has not joined. It fails where the API server
-// does not answer; what may not be read does not make it fail.
+// Explain returns why a machine with this node name has or has not joined. It fails if the API server does not
+// respond, but not if access is forbidden.
 func (r Reader) Explain(ctx context.Context, node string) (api.NodeExplanation, error) {
 	facts, err := r.Facts(ctx, node)
 	if err != nil {
@@ -73,7 +73,7 @@ func (r Reader) Explain(ctx context.Context, node string) (api.NodeExplanation, 
 	return explain.Explain(facts, now()), nil
 }
 
-// Facts reads what there is to know of a node name.
+// Facts reads the facts about a node name.
 func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 	if err := tokens.CheckNodeName(node); err != nil {
 		return explain.Facts{}, err
@@ -88,7 +88,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		r.Timeout = DefaultTimeout
 	}
 	g := &gathering{Reader: r, facts: explain.Facts{Node: node}}
-	// Side by side: those that depend on the requests come after them.
+	// Concurrently. The facts that depend on the requests follow below.
 	g.all(ctx, map[api.Fact]func(context.Context) error{
 		explain.FactRequests:    g.requests,
 		explain.FactNode:        g.node,
@@ -113,17 +113,17 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 	return g.facts, nil
 }
 
-// A gathering is one run of a Reader.
+// A gathering is one call of Facts.
 type gathering struct {
 	Reader
 
 	mu      sync.Mutex
 	facts   explain.Facts
-	latest  []object // undecided or not: the newest requests that a story may be about
-	failure error    // what is no lack of permission, about that without which nothing can be said
+	latest  []object // the newest requests, decided or not, that can matter to the explanation
+	failure error    // errors, other than forbidden, of the facts that every explanation needs
 }
 
-// all reads facts side by side, each with its own time.
+// all reads facts concurrently, each with its own timeout.
 func (g *gathering) all(ctx context.Context, read map[api.Fact]func(context.Context) error) {
 	var reading sync.WaitGroup
 	for fact, f := range read {

@@ -22,13 +22,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A request from its arrival to the Node, as the API server has it at each step.
+// Explains a node at each step from its first request to its deletion, on a real API server.
 func TestExplainsEachStepOfAJoin(t *testing.T) {
 	w := newWorld(t)
 	const node = "way-1"
 	r := w.token(func(r *tokens.Record) { r.Limits.MaxNodes, r.Limits.NodeNames = 2, []string{node} })
 	o := w.ask(w.holder(r), kubelet, node)
-	e := w.explain(node, explain.NotApproved, "asked for a certificate ")
+	e := w.explain(node, explain.NotApproved, "its certificate request was created ")
 	if got := e.Evidence.Requests; len(got) != 1 || got[0].Name != o.Name || got[0].User != "system:bootstrap:"+r.Token.ID() || got[0].Permitted == nil || !*got[0].Permitted {
 		t.Errorf("requests: %+v", got)
 	}
@@ -38,8 +38,8 @@ func TestExplainsEachStepOfAJoin(t *testing.T) {
 
 	o = w.approve(o)
 	w.explain(node, explain.NotSigned, "its request was approved ")
-	w.event(o, "SigningFailed", "Signing failed and will be tried again: disk")
-	e = w.explain(node, explain.SigningFailed, "will be tried again: disk")
+	w.event(o, "SigningFailed", "Signing failed and will be retried: disk")
+	e = w.explain(node, explain.SigningFailed, "will be retried: disk")
 	if got := e.Evidence.Event; got == nil || got.Reason != "SigningFailed" || got.Object != o.Name || got.At.IsZero() {
 		t.Errorf("event: %+v", got)
 	}
@@ -53,7 +53,7 @@ func TestExplainsEachStepOfAJoin(t *testing.T) {
 
 	w.node(node, corev1.ConditionFalse, "network not ready")
 	if e = w.explain(node, api.JoinedNotReady, "network not ready"); !e.HasJoined() {
-		t.Error("has not joined")
+		t.Error("got HasJoined false, want true")
 	}
 	itself := w.as("system:node:"+node, "system:nodes")
 	pending := w.ask(itself, serving, node)
@@ -64,14 +64,14 @@ func TestExplainsEachStepOfAJoin(t *testing.T) {
 	}
 	w.older(o)
 	w.ask(itself, kubelet, node)
-	w.explain(node, explain.NodeDeleted, "kubejoin token create --node-name "+node)
+	w.explain(node, explain.NodeDeleted, "kubejoin token create --max-nodes 1 --node-name "+node)
 }
 
-// Requests that are refused, by kubejoin or by others.
+// Explains requests that kubejoin or another program refused, on a real API server.
 func TestExplainsRefusals(t *testing.T) {
 	w := newWorld(t)
 	r := w.token()
-	const spent = "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name refused-1"
+	const spent = "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --max-nodes 1 --node-name refused-1"
 	w.decide(w.ask(w.holder(r), kubelet, "refused-1"), certificates.CertificateDenied, "TokenSpent", spent)
 	e := w.explain("refused-1", explain.TokenSpent, "refused-1: refused ", " ago: "+spent)
 	if e.Since.IsZero() || e.Evidence.Token == nil {
@@ -100,7 +100,7 @@ func TestExplainsRefusals(t *testing.T) {
 	w.explain(n.Name, explain.NodeExists, "a Node refused-5 exists", "is Ready since ")
 }
 
-// The token of a request is read live: it may be gone, ended, used up or for other names.
+// Catches an explanation from a cached token: it must see a token that was deleted, expired or spent meanwhile.
 func TestExplainsByLiveToken(t *testing.T) {
 	w := newWorld(t)
 	gone := w.token()
@@ -112,7 +112,7 @@ func TestExplainsByLiveToken(t *testing.T) {
 		}
 		return w.tokens.Delete(ctx, now)
 	})
-	w.explain("token-1", explain.TokenUnknown, "token "+gone.Token.ID()+", which it asked with, does not exist any more")
+	w.explain("token-1", explain.TokenUnknown, "its token "+gone.Token.ID()+" no longer exists")
 
 	ended := w.token()
 	w.ask(w.holder(ended), kubelet, "token-2")
@@ -127,17 +127,17 @@ func TestExplainsByLiveToken(t *testing.T) {
 	used := w.token(func(r *tokens.Record) { r.Limits.MaxNodes = 1 })
 	w.ask(w.holder(used), kubelet, "token-3")
 	change(used.Token.ID(), func(r *tokens.Record) { r.Nodes = []string{"token-x"} })
-	w.explain("token-3", explain.TokenSpent, "was for 1 node and token-x took it")
+	w.explain("token-3", explain.TokenSpent, "is spent: it was for 1 node, and token-x used it")
 
 	other := w.token(func(r *tokens.Record) { r.Limits.NodeNames = []string{"other-*"} })
 	w.ask(w.holder(other), kubelet, "token-4")
-	w.explain("token-4", explain.NodeNameNotAllowed, "is for other names (other-*)")
+	w.explain("token-4", explain.NodeNameNotAllowed, "is limited to other names (other-*)")
 
 	free := w.token()
 	if _, err := w.claims.Create(t.Context(), tokens.Claim{Node: "token-5", TokenID: used.Token.ID(), TokenUID: used.UID, Limits: used.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}); err != nil {
 		t.Fatal(err)
 	}
-	w.explain("token-5", explain.Claimed, "token "+used.Token.ID()+" took the name ")
+	w.explain("token-5", explain.Claimed, "token "+used.Token.ID()+" claimed the name ")
 	w.ask(w.holder(free), kubelet, "token-5")
 	e := w.explain("token-5", explain.NodeNameClaimed, "another token, "+used.Token.ID(), "kubejoin claim release token-5")
 	if got := e.Evidence.Claim; got == nil || got.TokenID != used.Token.ID() || got.Keys != 1 || got.Created.IsZero() {
@@ -145,7 +145,7 @@ func TestExplainsByLiveToken(t *testing.T) {
 	}
 }
 
-// What a requester may do is asked as an approver asks it.
+// Catches a permission check that differs from that of the approver.
 func TestExplainsMissingPermission(t *testing.T) {
 	w := newWorld(t)
 	w.bind("system:node-bootstrapper", rbac.Subject{APIGroup: rbac.GroupName, Kind: "Group", Name: "system:bootstrappers:explain"})
@@ -165,12 +165,12 @@ func TestExplainsMissingPermission(t *testing.T) {
 	w.explain("permission-1", explain.ApprovalWaits, "cannot decide yet: timeout")
 }
 
-// Who signed is told by what the API server has noted, and by the certificate itself.
+// The explanation finds the signer by the field manager of the status and by the issuer of the certificate.
 func TestExplainsOtherSigners(t *testing.T) {
 	w := newWorld(t)
 	r := w.token()
 	w.finish(w.approve(w.ask(w.holder(r), kubelet, "other-1")), "kube-controller-manager", w.clusterCA(), nil)
-	w.explain("other-1", explain.SignedByOther, "by kube-controller-manager, not by kubejoin")
+	w.explain("other-1", explain.SignedByOther, "by kube-controller-manager and not by kubejoin")
 	stranger, err := signer.GenerateCA("stranger", time.Now(), 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -179,12 +179,12 @@ func TestExplainsOtherSigners(t *testing.T) {
 	w.explain("other-2", explain.WrongIssuer, "CN=stranger")
 }
 
-// Without a request there are tokens, their signatures, and who should be signing.
+// Explains a node name without a request by its tokens, their signatures in cluster-info, and the Lease of kubejoin.
 func TestExplainsNodeWithoutRequest(t *testing.T) {
 	w := newWorld(t)
 	const node = "quiet-1"
 	r := w.token(func(r *tokens.Record) { r.Limits.NodeNames = []string{"quiet-*"} })
-	// The list follows the API server.
+	// The token list is a cache that lags behind the API server.
 	w.await("the unsigned token", func(ctx context.Context) error {
 		e, err := w.reader.Explain(ctx, node)
 		if err == nil && e.State != explain.TokenUnsigned {
@@ -200,12 +200,12 @@ func TestExplainsNodeWithoutRequest(t *testing.T) {
 	if _, err := w.admin.CoordinationV1().Leases(lease.Namespace).Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // not the test's context: that has ended
+	t.Cleanup(func() { // the test's context is canceled by now
 		if err := w.admin.CoordinationV1().Leases(lease.Namespace).Delete(context.Background(), lease.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
-	e := w.explain(node, explain.TokenUnsigned, r.Token.ID()+" (unsigned)", "no kubejoin is at work (its Lease was renewed ")
+	e := w.explain(node, explain.TokenUnsigned, r.Token.ID()+" (unsigned)", "no kubejoin is running (its Lease was last renewed ")
 	if got := e.Evidence.Leader; got == nil || got.Holder != holder {
 		t.Errorf("leader: %+v", got)
 	}
@@ -273,7 +273,7 @@ func TestNamesWhatMayNotBeRead(t *testing.T) {
 	}
 }
 
-// An API server that does not answer is an error, not an explanation.
+// Catches an explanation without any facts when the API server is unreachable.
 func TestUnreachableAPIServerIsAnError(t *testing.T) {
 	w := newWorld(t)
 	broken := w.reader

@@ -17,10 +17,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What kubejoin itself does to requests is explained by its own reasons.
+// Catches a refusal of the real controllers that is not explained by the controllers' own reason.
 func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 	w := newWorld(t)
-	// Requests of other tests are not kubejoin's business here.
+	// The controllers would decide the requests of other tests.
 	if err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 			if err == nil && e.State != state {
 				err = fmt.Errorf("%s, want %s: %s", e.State, state, e.Sentence)
 			}
-			// Of a request that is not decided yet the state is the same and the sentence another.
+			// An undecided request can have the same state, but has another sentence.
 			for _, word := range words {
 				if err == nil && !strings.Contains(e.Sentence, word) {
 					err = fmt.Errorf("no %q yet: %s", word, e.Sentence)
@@ -65,14 +65,14 @@ func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 	first := w.ask(w.holder(one), kubelet, "real-1")
 	await("real-1", explain.CertificateIssued, "and there is no Node")
 	w.ask(w.holder(one), kubelet, "real-2")
-	await("real-2", explain.TokenSpent, "token "+one.Token.ID()+" was for 1 node and real-1", "kubejoin token create --node-name real-2")
+	await("real-2", explain.TokenSpent, "token "+one.Token.ID()+" is spent: it allows 1 node, and real-1 has joined with it", "kubejoin token create --max-nodes 1 --node-name real-2")
 	w.older(first)
 	w.ask(w.holder(w.token()), kubelet, "real-1")
 	await("real-1", explain.NodeNameClaimed, "kubejoin claim release real-1", "an earlier request for the name was signed ")
 
 	named := w.token(func(r *tokens.Record) { r.Limits.NodeNames = []string{"real-3"} })
 	w.ask(w.holder(named), kubelet, "real-4")
-	await("real-4", explain.NodeNameNotAllowed, "kubejoin token create --node-name real-4")
+	await("real-4", explain.NodeNameNotAllowed, "kubejoin token create --max-nodes 1 --node-name real-4")
 	w.ask(w.holder(w.token()), kubelet, "real-cp-1")
 	await("real-cp-1", explain.NodeNameReserved, "--role control-plane")
 
@@ -81,7 +81,7 @@ func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 	w.ask(w.holder(w.token()), kubelet, n.Name)
 	await(n.Name, explain.NodeExists, "kubejoin token create --replace-node real-5", "is Ready since ")
 
-	// The Event that kubejoin writes of a refusal is evidence, once it is there.
+	// The Event about the refusal is evidence as soon as it exists.
 	w.await("the Event", func(ctx context.Context) error {
 		e, err := w.reader.Explain(ctx, "real-2")
 		if err == nil && (e.Evidence.Event == nil || e.Evidence.Event.Reason != "TokenSpent" || !strings.Contains(e.Sentence, e.Evidence.Event.Message)) {

@@ -22,11 +22,11 @@ import (
 	"k8s.io/client-go/tools/pager"
 )
 
-// object is a request as the API server has it.
+// object is a CertificateSigningRequest.
 type object = *certificates.CertificateSigningRequest
 
-// requests reads the requests for the name. The API server cannot tell them by what is in
-// them: all of the two signers are looked at, page by page.
+// requests reads the certificate requests for the name. The API server cannot filter by subject, so requests lists
+// all of the two signers, page by page.
 func (g *gathering) requests(ctx context.Context) error {
 	var found []object
 	for _, name := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName} {
@@ -52,21 +52,21 @@ func (g *gathering) requests(ctx context.Context) error {
 	return nil
 }
 
-// isFor reports whether a request is for the node. One that cannot be parsed is for nobody.
+// isFor reports whether a request is for the node. It is false for a request that cannot be parsed.
 func (g *gathering) isFor(o object) bool {
 	parsed, err := pkcs10.Parse(o.Spec.Request)
 	return err == nil && parsed.Subject.CommonName == tokens.NodeUserPrefix+g.facts.Node
 }
 
-// newest are the requests for a client certificate that a story may be about: the newest one, and
-// the newest that the node did not make itself.
+// newest returns the client certificate requests that can matter to the explanation: the newest one, and the newest
+// one that the node itself did not send.
 func (g *gathering) newest(all []object) []object {
 	var newest, other object
 	later := func(a, b object) bool {
 		if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
 			return a.CreationTimestamp.After(b.CreationTimestamp.Time)
 		}
-		return a.Name > b.Name // as package explain has it
+		return a.Name > b.Name // the same order as in package explain
 	}
 	for _, o := range all {
 		if o.Spec.SignerName != certificates.KubeAPIServerClientKubeletSignerName {
@@ -94,7 +94,7 @@ func request(o object) api.RequestEvidence {
 		User: o.Spec.Username, Groups: o.Spec.Groups, Created: o.CreationTimestamp.Time,
 	}
 	for _, c := range o.Status.Conditions {
-		if c.Status != "" && c.Status != corev1.ConditionTrue { // a Failed that is False is nothing that failed
+		if c.Status != "" && c.Status != corev1.ConditionTrue { // a condition that is False does not apply
 			continue
 		}
 		condition := &api.RequestCondition{Reason: c.Reason, Message: c.Message, At: c.LastUpdateTime.Time}
@@ -116,8 +116,8 @@ func request(o object) api.RequestEvidence {
 	return r
 }
 
-// certificate reads what was issued, and from the API server's notes by whom and when. Where
-// there are none it was about when it was approved.
+// certificate returns the issued certificate, with its writer and time from managedFields. Without an entry there,
+// the time is that of the approval.
 func certificate(o object, approved *api.RequestCondition) *api.CertificateEvidence {
 	c := &api.CertificateEvidence{Chain: chain(o.Status.Certificate), At: o.CreationTimestamp.Time}
 	if approved != nil {
@@ -145,8 +145,8 @@ func chain(data []byte) (all []*x509.Certificate) {
 	return all
 }
 
-// permission asks for the newest requests that wait what an approver asks: may the requester
-// have it approved by itself?
+// permission checks for the newest pending requests what the approver checks: whether RBAC allows automatic approval
+// for the requester.
 func (g *gathering) permission(ctx context.Context) error {
 	for _, o := range g.latest {
 		if len(o.Status.Conditions) > 0 {
@@ -175,8 +175,8 @@ func (g *gathering) permission(ctx context.Context) error {
 	return nil
 }
 
-// events reads the Events about the newest requests, and kubejoin's about itself. Those about
-// objects of no namespace are kept in default.
+// events reads the Events about the newest requests and about kubejoin's Lease. Events about cluster-scoped objects
+// are in the namespace default.
 func (g *gathering) events(ctx context.Context) error {
 	type about struct{ namespace, kind, name string }
 	wanted := []about{{g.LeaseNamespace, "Lease", g.LeaseName}}

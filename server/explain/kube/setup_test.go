@@ -38,8 +38,8 @@ const (
 	serving = certificates.KubeletServingSignerName
 )
 
-// world is the shared cluster as an administrator explains it. No kubejoin runs there: what
-// happens to requests is done by hand. Each test has node names of its own.
+// world is the shared cluster, read as an administrator. No kubejoin runs there: the tests approve and sign
+// requests themselves. Each test uses its own node names.
 type world struct {
 	*testing.T
 	cluster *cluster.Cluster
@@ -63,7 +63,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// readerOf is a Reader with that client alone.
+// readerOf returns a Reader that uses only that client.
 func (w *world) readerOf(client kubernetes.Interface) kube.Reader {
 	w.Helper()
 	store, err := secretstore.Open(w.Context(), client, nil)
@@ -74,7 +74,7 @@ func (w *world) readerOf(client kubernetes.Interface) kube.Reader {
 	if err != nil {
 		w.Fatal(err)
 	}
-	// A slow machine: what can be read is not to count as unreadable.
+	// The timeout is long so that a slow machine does not make facts unreadable.
 	return kube.Reader{Client: client, Tokens: store, Claims: claims, ClusterInfo: configmap.Open(w.Context(), client), Timeout: time.Minute}
 }
 
@@ -99,7 +99,7 @@ func (w *world) token(change ...func(*tokens.Record)) tokens.Record {
 	return stored
 }
 
-// holder is a machine that has a token.
+// holder returns a client that authenticates as the bootstrap user of the token.
 func (w *world) holder(r tokens.Record) kubernetes.Interface {
 	return w.as("system:bootstrap:"+r.Token.ID(), "system:bootstrappers", tokens.DefaultGroup)
 }
@@ -121,7 +121,7 @@ func (w *world) client(config *rest.Config) kubernetes.Interface {
 	return client
 }
 
-// ask makes a request for the node as the machine that the client is.
+// ask creates a certificate request for the node with the client.
 func (w *world) ask(client kubernetes.Interface, signerName, node string) *certificates.CertificateSigningRequest {
 	w.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -138,7 +138,7 @@ func (w *world) ask(client kubernetes.Interface, signerName, node string) *certi
 		w.Fatal(err)
 	}
 	o, err := client.CertificatesV1().CertificateSigningRequests().Create(w.Context(), &certificates.CertificateSigningRequest{
-		// With a label the API server notes from the start who writes what.
+		// With a label, the API server records managed fields from the creation on.
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-", Labels: map[string]string{"explain": "test"}},
 		Spec: certificates.CertificateSigningRequestSpec{
 			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: signerName, Usages: usages,
@@ -161,7 +161,7 @@ func (w *world) decide(o *certificates.CertificateSigningRequest, kind certifica
 	return o
 }
 
-// finish writes the status as a signer does: a certificate of the CA, or that the request failed.
+// finish writes the status as a signer does: a certificate of the CA, or the Failed condition.
 func (w *world) finish(o *certificates.CertificateSigningRequest, manager string, ca *signer.CA, failed *certificates.CertificateSigningRequestCondition) {
 	w.Helper()
 	if failed != nil {
@@ -195,7 +195,7 @@ func (w *world) clusterCA() *signer.CA {
 	return ca
 }
 
-// node makes a Node.
+// node creates a Node with that Ready condition.
 func (w *world) node(name string, ready corev1.ConditionStatus, message string) *corev1.Node {
 	w.Helper()
 	n, err := w.admin.CoreV1().Nodes().Create(w.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -209,7 +209,7 @@ func (w *world) node(name string, ready corev1.ConditionStatus, message string) 
 	return n
 }
 
-// event reports something about a request as kubejoin does.
+// event creates an Event about a request, as kubejoin does.
 func (w *world) event(o *certificates.CertificateSigningRequest, reason, message string) {
 	w.Helper()
 	_, err := w.admin.CoreV1().Events("default").Create(w.Context(), &corev1.Event{
@@ -246,7 +246,7 @@ func (w *world) explain(node string, state api.NodeState, words ...string) api.N
 	return e
 }
 
-// noSecret wants no secret of any token there is in what is shown.
+// noSecret fails the test if the explanation shows the secret of a stored token.
 func (w *world) noSecret(e api.NodeExplanation) {
 	w.Helper()
 	text, err := json.Marshal(e)
@@ -259,12 +259,12 @@ func (w *world) noSecret(e api.NodeExplanation) {
 	}
 	for _, r := range all {
 		if strings.Contains(string(text)+e.Text(), r.Token.RevealSecret()) {
-			w.Errorf("the secret of %s is shown", r.Token)
+			w.Errorf("the explanation shows the secret of token %s", r.Token)
 		}
 	}
 }
 
-// allow lets a service account do something, and is what that account is.
+// allow grants the rules to a new service account and returns its client.
 func (w *world) allow(name string, rules ...rbac.PolicyRule) kubernetes.Interface {
 	w.Helper()
 	path, err := w.cluster.ServiceAccountKubeconfig(w.Context(), "kubejoin-system", name)
@@ -290,7 +290,7 @@ func (w *world) bind(role string, to rbac.Subject) {
 	}, metav1.CreateOptions{}))
 }
 
-// await polls until there is no error.
+// await calls try until it returns no error, for at most a minute.
 func (w *world) await(what string, try func(context.Context) error) {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
@@ -308,7 +308,7 @@ func (w *world) await(what string, try func(context.Context) error) {
 	}
 }
 
-// older waits until what is made next is the newer one: times of objects have whole seconds.
+// older waits until a new object gets a later creation time than o. Creation times have whole seconds.
 func (w *world) older(o metav1.Object) {
 	w.Helper()
 	w.await("a second", func(context.Context) error {

@@ -16,17 +16,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Requests explains what an authority would do about certificate requests. It writes nothing.
+// Requests explains what kubejoin would decide about certificate requests. It writes nothing.
 type Requests struct {
 	// Client reads requests by name.
 	Client kubernetes.Interface
-	// Authority gives who decides. It is called for each explanation.
+	// Authority returns the signer's authority. It is called for each explanation.
 	Authority func() (*signer.Authority, error)
-	// Notes are what should be known beside each explanation, in words.
+	// Notes are remarks for people that each explanation includes.
 	Notes []string
 }
 
-// Explain explains the object, or if it is nil the request of that name: the error wraps
+// Explain explains the object or, if it is nil, the CertificateSigningRequest of that name. The error wraps
 // [tokens.ErrNotFound] if there is none.
 func (r Requests) Explain(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 	if object != nil {
