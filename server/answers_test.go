@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// leakyStore is a store that panics, or whose words are for operators alone.
+// leakyStore is a store that panics, or whose errors hold a secret that only the log may show.
 type leakyStore struct {
 	tokens.Store
 	panics bool
@@ -29,8 +29,8 @@ func (s leakyStore) List(context.Context) ([]tokens.Record, error) {
 	return nil, errors.New("hunter2 is the word")
 }
 
-// Whatever goes wrong, the answer is a document of its path's kind, under a request ID that the
-// log has.
+// Catches an error response that is no problem (or, below /api and /apis, no Status), or whose request ID is not in
+// the log.
 func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 	s := newSite(t)
 	s.Logger = slog.New(slog.NewTextHandler(s.logs, nil)) // what an operator sees
@@ -52,7 +52,7 @@ func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 	for _, test := range []struct {
 		site, method, path, bearer, contentType, body string
 		status                                        int
-		problem, field                                string // or a Status with that reason
+		problem, field                                string // problem: the type of a Problem or the reason of a Status
 	}{
 		{method: "GET", path: "/nowhere", status: 404, problem: "not-found"},
 		{method: "GET", path: "/v1/token/", bearer: adminBearer, status: 404, problem: "not-found"},
@@ -91,7 +91,7 @@ func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 		}
 		id := got.header.Get("X-Request-Id")
 		if id == "" || !strings.Contains(s.logs.String(), "request="+id) {
-			t.Errorf("%s: request ID %q is not in the log", name, id)
+			t.Errorf("%s: got request ID %q, want one that is in the log", name, id)
 		}
 		if got.header.Get("Cache-Control") != "no-store" || got.header.Get("ETag") != "" || strings.Contains(got.body, "hunter2") {
 			t.Errorf("%s: %v %s", name, got.header, got.body)
@@ -114,7 +114,7 @@ func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 		}
 	}
 	if !strings.Contains(s.logs.String(), "panic: ") || !strings.Contains(s.logs.String(), "answers_test.go") {
-		t.Error("the log does not say where the panic came from")
+		t.Error("the log has no stack trace of the panic")
 	}
 }
 
@@ -123,7 +123,7 @@ var (
 	declaredProblem = regexp.MustCompile(`(?m)^\s*(Problem\w+)\s*= "([a-z-]+)"`)
 )
 
-// The types of problems do not change, and docs/protocol.md has them all.
+// Catches a problem type that was renamed or that docs/protocol.md does not list.
 func TestProblemsAreDocumented(t *testing.T) {
 	read := func(file string) string {
 		b, err := os.ReadFile(file)
@@ -140,7 +140,7 @@ func TestProblemsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, found := read("../docs/protocol.md"), map[string]bool{}
+	doc, found := read("../docs/http-api.md"), map[string]bool{}
 	for _, file := range files {
 		for _, m := range namedProblem.FindAllStringSubmatch(read(file), -1) {
 			name := m[1]
@@ -149,11 +149,11 @@ func TestProblemsAreDocumented(t *testing.T) {
 			}
 			found[name] = true
 			if name == "" || !strings.Contains(doc, "`"+name+"`") {
-				t.Errorf("%s: docs/protocol.md says nothing of problem %q %s", file, name, m[2])
+				t.Errorf("%s: docs/http-api.md does not list problem %q %s", file, name, m[2])
 			}
 		}
 	}
 	if len(found) < 20 {
-		t.Errorf("%d problems are found: this test is about nothing", len(found))
+		t.Errorf("got %d problems in the source, want at least 20: does the pattern still match?", len(found))
 	}
 }

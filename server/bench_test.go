@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// benchmarkAt runs a request against the handler, with no network, where so many tokens sign.
+// benchmarkAt runs a request against the handler, without a network, with different numbers of signing tokens.
 func benchmarkAt(b *testing.B, method, path string) {
 	for _, n := range []int{1, 500, 12_000} {
 		b.Run(fmt.Sprintf("tokens=%d", n), func(b *testing.B) {
@@ -33,7 +33,7 @@ func benchmarkAt(b *testing.B, method, path string) {
 	}
 }
 
-// fill stores so many tokens, which share the fsyncs.
+// fill stores n tokens. The writers run concurrently so that they share fsyncs.
 func (s *site) fill(tb testing.TB, n int) {
 	tb.Helper()
 	var writers sync.WaitGroup
@@ -41,7 +41,7 @@ func (s *site) fill(tb testing.TB, n int) {
 	for range 200 {
 		writers.Go(func() {
 			for range todo {
-				// Of 12,000 random IDs two are the same once in thirty times.
+				// With 12,000 random IDs, two are equal in one of thirty runs.
 				if _, err := s.store.Create(tb.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Expires: time.Now().Add(time.Hour)}); err != nil && !errors.Is(err, tokens.ErrExists) {
 					tb.Error(err)
 				}

@@ -28,34 +28,33 @@ import (
 
 const certificatePath = "/v1/certificate"
 
-// certificateTimeout is how long a decision and what it needs to know may take.
+// certificateTimeout limits how long a request may take to be decided and signed.
 const certificateTimeout = 30 * time.Second
 
-// Lifetimes that can be asked for: those of spec.expirationSeconds of a
-// CertificateSigningRequest, which has 32 bits.
+// Lifetimes that a client may request: those of spec.expirationSeconds of a CertificateSigningRequest,
+// a 32-bit number.
 const (
 	minExpiration = 10 * time.Minute
 	maxExpiration = math.MaxInt32 * time.Second
 )
 
-// Certificates gives out certificates with no CertificateSigningRequest object, by the same rules,
-// claims and durations: to bootstrap tokens and to nodes what the Authority approves, and to those
-// who may "sign" on "signers" of certificates.k8s.io what they approve themselves. A user of
-// Server.Authenticate is asked of Server.Authorize.
+// Certificates issues certificates without a CertificateSigningRequest object, by the same rules, claims
+// and durations. Bootstrap tokens and nodes get what the Authority approves. Other users approve their
+// own requests if they have the permission "sign" on "signers" of certificates.k8s.io, by
+// Server.Authorize.
 //
-// What an API server would have checked before there is such an object is checked here, see
-// [approval.CheckAdmission].
+// It also applies the checks of kube-apiserver for such objects, see [approval.CheckAdmission].
 type Certificates struct {
-	// Authority decides, claims and signs. It is required.
+	// Authority decides about requests, claims node names and signs. It is required.
 	Authority *signer.Authority
-	// ClientCertificate knows nodes and other users who come with a client certificate, and no
-	// Authorization header; usually it is that of an [auth.ClientCertificate]. Nil knows nobody.
+	// ClientCertificate authenticates nodes and other users by client certificate, if the request has no
+	// Authorization header. It is usually made by [auth.ClientCertificate]. Nil accepts no certificate.
 	ClientCertificate auth.Authenticate
-	// Now is the clock for bootstrap tokens; nil is time.Now.
+	// Now is the clock for the expiry of bootstrap tokens; nil is time.Now.
 	Now func() time.Time
 }
 
-// certificate answers a request for a certificate.
+// certificate serves POST /v1/certificate.
 func (h *handler) certificate(r *call) (a response, err error) {
 	defer func() {
 		if result := resultOf(err); result != "" {
@@ -100,9 +99,9 @@ func serialOf(chain []byte) string {
 	return cert.SerialNumber.Text(16)
 }
 
-// resultOf is what became of a request, or nothing if it asked for nothing that can be answered: who
-// is not known or sends what cannot be read is among all requests alone, so that "failed" is always
-// the server's own failure.
+// resultOf returns the result of a request for the metric kubejoin_http_certificates_total. It is empty for
+// requests that are unauthenticated or malformed, which only kubejoin_http_requests_total counts. So
+// "failed" is always a failure of the server.
 func resultOf(err error) string {
 	var p *problem
 	switch {
@@ -112,7 +111,8 @@ func resultOf(err error) string {
 		return "refused"
 	case p != nil && p.Named(api.ProblemCertificateNotPermitted):
 		return "not_permitted"
-	case p != nil && p.Named(api.ProblemCertificateWaits) && (p.cause == nil || errors.Is(p.cause, context.Canceled)): // or the client left
+	case p != nil && p.Named(api.ProblemCertificateWaits) && (p.cause == nil || errors.Is(p.cause, context.Canceled)):
+		// It has to wait, or the client disconnected.
 		return "waits"
 	case p != nil && p.Reason == signer.ReasonTooManyCertificates:
 		return "waits"
@@ -122,8 +122,8 @@ func resultOf(err error) string {
 	return "failed"
 }
 
-// certificateUser says who asks. A bootstrap token is a bearer token here, and on no other path. Where
-// there is an Authorization header, no client certificate counts.
+// certificateUser authenticates the request. Only this path accepts a bootstrap token as a bearer token.
+// A client certificate counts only if there is no Authorization header.
 func (h *handler) certificateUser(r *call) (auth.User, error) {
 	_, given := r.Header["Authorization"]
 	if !given && h.Certificates.ClientCertificate != nil {
@@ -132,7 +132,7 @@ func (h *handler) certificateUser(r *call) (auth.User, error) {
 		case err == nil:
 			return user, notBootstrap(user)
 		case errors.Is(err, auth.ErrForbidden):
-			return auth.User{}, newProblem(http.StatusForbidden, "forbidden", "whoever this client certificate is of may not ask for certificates")
+			return auth.User{}, newProblem(http.StatusForbidden, "forbidden", "the user of this client certificate may not request certificates")
 		case !errors.Is(err, auth.ErrNoCredentials):
 			return auth.User{}, unauthenticated(err)
 		}
@@ -141,15 +141,15 @@ func (h *handler) certificateUser(r *call) (auth.User, error) {
 	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
 		user, why, err := h.bootstrapUser(r, token, h.Certificates.Now)
 		if err != nil {
-			p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; try again")
+			p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
 			p.cause, p.retryAfter = err, retryAfter
 			return auth.User{}, p
 		}
 		if why == "" {
 			return user, nil
 		}
-		r.log(slog.String("reason", why)) // for the operator alone
-		if why != unknownToken {          // and of no other kind, which an Authenticate might know
+		r.log(slog.String("reason", why)) // only for the operator
+		if why != unknownToken {          // it is a bootstrap token: Authenticate cannot accept it
 			return auth.User{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", auth.ErrBadCredentials, why))
 		}
 	}
@@ -169,21 +169,21 @@ func (h *handler) certificateUser(r *call) (auth.User, error) {
 	return user, notBootstrap(user)
 }
 
-// notBootstrap refuses a bootstrap token's user who has come without the token: how many nodes there
-// may be on it, and until when, is its record's to say.
+// notBootstrap returns a problem for a bootstrap token's user who did not authenticate with the token itself.
+// Only authentication with the token reads its record, which has its expiry and its limit on nodes.
 func notBootstrap(user auth.User) error {
 	if isBootstrapUser(user) {
-		return newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, and comes without it", user.Name)
+		return newProblem(http.StatusForbidden, "forbidden", "user %q belongs to a bootstrap token, but the request did not authenticate with that token; send the header 'Authorization: Bearer TOKEN'", user.Name)
 	}
 	return nil
 }
 
 func noCertificateUser() *problem {
-	return newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? a machine that joins sends its bootstrap token as the header 'Authorization: Bearer TOKEN', "+
-		"which curl takes from a file with -H @FILE; a node shows its client certificate")
+	return newProblem(http.StatusUnauthorized, "unauthorized", "authentication required: a joining machine sends its bootstrap token in the header 'Authorization: Bearer TOKEN' "+
+		"(with curl, from a file: -H @FILE); a node presents its client certificate")
 }
 
-// Content types of a CSR: RFC 5967, what others call PEM, and what curl --data-binary says.
+// Content types of a CSR: that of RFC 5967, common ones for PEM, and the one of curl --data-binary.
 var requestTypes = []string{"application/pkcs10", "application/x-pem-file", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded"}
 
 // readCertificateRequest reads the request and sets defaults for the signer and the usages.
@@ -223,7 +223,7 @@ func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Requ
 	return request, err
 }
 
-// remoteAddr is where the connection is from. What a proxy says in a header anybody can say.
+// remoteAddr returns the address of the connection. It ignores proxy headers, because anyone can send them.
 func remoteAddr(r *call) netip.Addr {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
@@ -232,7 +232,7 @@ func remoteAddr(r *call) netip.Addr {
 	return from.Addr().Unmap()
 }
 
-// signerOf finds the signer that is asked, which has a default for machines.
+// signerOf returns the requested signer. For machines it sets a default if none is given.
 func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	var all map[string]signer.Signer
 	if h.Certificates.Authority.Signers != nil {
@@ -252,14 +252,14 @@ func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	}
 	s, found := all[request.SignerName]
 	if !found {
-		return s, badField("signer", "%.100q is not configured here; known are %s", request.SignerName, strings.Join(slices.Sorted(maps.Keys(all)), ", "))
+		return s, badField("signer", "%.100q is not configured here; want one of %s", request.SignerName, strings.Join(slices.Sorted(maps.Keys(all)), ", "))
 	}
 	return s, nil
 }
 
 func isBootstrapName(user string) bool { return strings.HasPrefix(user, tokens.BootstrapUserPrefix) }
 
-// expiration reads a lifetime as the API server takes it.
+// expiration parses a lifetime and checks kube-apiserver's bounds. It returns zero if none is given.
 func expiration(req string) (time.Duration, error) {
 	if req == "" {
 		return 0, nil
@@ -276,14 +276,14 @@ func expiration(req string) (time.Duration, error) {
 	return d, nil
 }
 
-// usages reads a list as the API server takes it.
+// usages parses a list of usages with the checks of kube-apiserver.
 func usages(req []string) ([]certificates.KeyUsage, error) {
 	var list []certificates.KeyUsage
 	for _, name := range req {
 		u := certificates.KeyUsage(strings.TrimSpace(name))
 		switch {
 		case !approval.KnownUsage(u):
-			return nil, badField("usages", "%.40q is none that a certificate can have; such are \"digital signature\", \"key encipherment\", \"client auth\" and \"server auth\"", name)
+			return nil, badField("usages", "%.40q given, want a usage that a certificate can have, such as \"digital signature\", \"key encipherment\", \"client auth\" or \"server auth\"", name)
 		case slices.Contains(list, u):
 			return nil, badField("usages", "%q is given twice", u)
 		}
@@ -292,8 +292,9 @@ func usages(req []string) ([]certificates.KeyUsage, error) {
 	return list, nil
 }
 
-// usualUsages are those that a kubelet asks for, as far as the signer gives them, or all that it
-// gives; key encipherment is for RSA alone.
+// usualUsages returns the default usages. For the signers of Kubernetes they are those that a kubelet
+// requests, if the signer's profile allows them. For other signers they are all usages of the profile.
+// Only RSA keys get key encipherment.
 func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []certificates.KeyUsage {
 	list := slices.Clone(s.Profile.Usages)
 	switch name {
@@ -354,8 +355,8 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 	return nil, waits(d.Reason, d.Message, nil)
 }
 
-// refuse records a no that the Authority has not said, and returns it: p. There is no object that
-// would show it.
+// refuse records a refusal that is not the Authority's own, and returns p. Without a
+// CertificateSigningRequest object, only the record shows the refusal.
 func (h *handler) refuse(ctx context.Context, request approval.Request, reason string, p *problem) error {
 	refused := &approval.Refused{Reason: reason, Message: p.Detail}
 	if err := h.Certificates.Authority.Refuse(ctx, request, refused); !errors.Is(err, refused) {
@@ -364,22 +365,22 @@ func (h *handler) refuse(ctx context.Context, request approval.Request, reason s
 	return p
 }
 
-// notPermitted is why no rule has approved. There is no object here that a person could approve.
+// notPermitted returns why no rule approved. There is no object that a person could approve instead.
 func notPermitted(d approval.Decision, r approval.Request) string {
 	switch {
 	case d.Reason == approval.ReasonAddressNotReported:
 		return d.Message
 	case d.Reason == approval.ReasonScopeNotConfigured:
-		return fmt.Sprintf("no addresses or names are configured that kubelets may serve as (--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator may sign it with 'kubejoin sign --signer %s'", r.SignerName)
+		return fmt.Sprintf("no addresses or DNS names are allowed in serving certificates of kubelets (--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator can sign the request with 'kubejoin sign --signer %s'", r.SignerName)
 	case d.Reason == approval.ReasonNotRecognized && len(d.Evidence) == 0:
-		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %q; who may sign for the signer gets it", r.SignerName, foreign.Text(r.CSR.Subject.String(), foreign.MaxName), r.Usages)
+		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %q; a user who may sign for this signer can request it", r.SignerName, foreign.Text(r.CSR.Subject.String(), foreign.MaxName), r.Usages)
 	case len(d.Evidence) > 0:
 		return strings.Join(d.Evidence, "; ")
 	}
 	return d.Message
 }
 
-// maySigner asks as an API server does: for the signer, and for all of its domain.
+// maySigner checks a permission as kube-apiserver does: first on the signer, then on all signers of its domain.
 func (h *handler) maySigner(r *call, user auth.User, verb, name string) *problem {
 	access := auth.Access{Verb: verb, Resource: "signers", Group: certificates.GroupName, Name: name}
 	if h.Authorize == nil {
@@ -399,7 +400,7 @@ func (h *handler) maySigner(r *call, user auth.User, verb, name string) *problem
 	return unauthorized(err, user, access)
 }
 
-// undecided is the problem of an error of an Authority, if there is one.
+// undecided returns the problem of an error of an Authority, or nil if err is nil.
 func (h *handler) undecided(err error) error {
 	var refused *approval.Refused
 	var many *signer.TooMany
@@ -414,16 +415,16 @@ func (h *handler) undecided(err error) error {
 		p := newProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", refused.Message)
 		p.Reason = refused.Reason
 		return p
-	case signer.WaitDecision(err) != nil: // since it was decided
+	case signer.WaitDecision(err) != nil: // something changed after the decision
 		d := signer.WaitDecision(err)
 		return waits(d.Reason, d.Message, nil)
-	case errors.Is(err, signer.ErrUnknownSigner): // since a moment ago
+	case errors.Is(err, signer.ErrUnknownSigner): // the configuration changed meanwhile
 		return badField("signer", "is not configured here any more")
 	}
-	return waits(approval.ReasonFactsUnavailable, "this cannot be decided or signed now; try again, and see kubejoin's log", err)
+	return waits(approval.ReasonFactsUnavailable, "kubejoin cannot decide or sign this request now; retry, and see kubejoin's log", err)
 }
 
-// waits is the problem of what is in order and has to wait.
+// waits returns the problem of a valid request that has to wait.
 func waits(reason, message string, cause error) *problem {
 	p := newProblem(http.StatusServiceUnavailable, api.ProblemCertificateWaits, "%.1000s", message)
 	p.Reason, p.cause, p.retryAfter = reason, cause, retryAfter

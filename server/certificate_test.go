@@ -57,7 +57,7 @@ func TestBootstrapTokenGetsClientCertificateWithinItsLimits(t *testing.T) {
 		t.Errorf("subject %s", cert.Subject)
 	}
 	if left := time.Until(cert.NotAfter); left > 3*time.Hour || left < 3*time.Hour-time.Minute {
-		t.Errorf("lives for %s, want the token's 3h", left)
+		t.Errorf("got lifetime %s, want the 3h of the token", left)
 	}
 	claim, err := s.store.Claims().Get(t.Context(), "rack7-1")
 	if err != nil || claim.TokenID != id {
@@ -66,12 +66,12 @@ func TestBootstrapTokenGetsClientCertificateWithinItsLimits(t *testing.T) {
 	if e := kept.last(); e.Outcome != issuance.Issued || e.TokenID != id || e.From != "127.0.0.1" || e.Rule != "nodeclient" || e.Serial != cert.SerialNumber.Text(16) {
 		t.Errorf("record %+v", e)
 	}
-	// An answer that was lost is asked for again.
+	// A client whose response was lost repeats the request.
 	if got := s.do(t, "POST", certificatePath, token, "text/plain", request); got.status != 200 {
-		t.Errorf("the same again: %d %s", got.status, got.body)
+		t.Errorf("repeated request: got %d %s, want 200", got.status, got.body)
 	}
 	_, err = machine.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "rack7-2"))})
-	if p := wantProblem(t, err, 403, api.ProblemCertificateRefused, admission.ReasonTokenSpent); !strings.Contains(p.Detail, "rack7-1 took it") || !strings.Contains(p.Detail, "kubejoin token create") {
+	if p := wantProblem(t, err, 403, api.ProblemCertificateRefused, admission.ReasonTokenSpent); !strings.Contains(p.Detail, "rack7-1 has joined with it") || !strings.Contains(p.Detail, "kubejoin token create") {
 		t.Errorf("detail %q", p.Detail)
 	}
 	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != admission.ReasonTokenSpent {
@@ -83,7 +83,7 @@ func TestBootstrapTokenGetsClientCertificateWithinItsLimits(t *testing.T) {
 	}
 }
 
-// What a token is not good for, whoever would approve it.
+// Catches a bootstrap token that gets anything but a first client certificate of its own node.
 func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
@@ -107,7 +107,7 @@ func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			token := s.token(t, test.change)
-			for range 2 { // the second time it is recorded already
+			for range 2 { // the second refusal must not be recorded again
 				chain, err := s.by(token).Certificate(t.Context(), test.asked)
 				if wantProblem(t, err, test.status, test.type_, test.reason); chain != nil {
 					t.Errorf("%s", chain)
@@ -122,10 +122,10 @@ func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
 			switch {
 			case test.status == 401:
 				if len(got) > 0 {
-					t.Errorf("recorded %+v of nobody", got)
+					t.Errorf("got records %+v of an unauthenticated caller, want none", got)
 				}
 			case len(got) != 1 || got[0].Outcome != issuance.Refused || got[0].Reason != test.reason || got[0].Message == "" || got[0].Subject == "":
-				t.Errorf("recorded %+v, want one refusal for %s", got, test.reason)
+				t.Errorf("got records %+v, want one refusal for %s", got, test.reason)
 			}
 		})
 	}
@@ -133,10 +133,10 @@ func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
 	for _, shown := range []string{tokens.Generate().Reveal(), good[:len(good)-1] + "!", good[:7] + tokens.Generate().RevealSecret(), good[:6]} {
 		got := s.do(t, "POST", certificatePath, shown, "", nodeCSR(t, "w"))
 		if got.status != 401 {
-			t.Errorf("another token: %d %s", got.status, got.body)
+			t.Errorf("invalid token: got %d %s, want 401", got.status, got.body)
 		}
 	}
-	// On no other path.
+	// No other path accepts a bootstrap token.
 	for _, path := range []string{commandPath, tokenPath} {
 		if got := s.do(t, "POST", path, good, "", ""); got.status != 401 {
 			t.Errorf("%s: %d %s", path, got.status, got.body)
@@ -159,7 +159,7 @@ func TestNodeRenewsAndGetsServingCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); time.Until(cert.NotAfter) > 2*time.Hour {
-		t.Errorf("renewed until %s, want the claim's 2h", cert.NotAfter)
+		t.Errorf("got renewal until %s, want at most the 2h of the claim", cert.NotAfter)
 	}
 	if e := kept.last(); e.Rule != "selfnodeclient" || e.Requester != "system:node:w" {
 		t.Errorf("record %+v", e)
@@ -190,10 +190,10 @@ func TestNodeRenewsAndGetsServingCertificate(t *testing.T) {
 			wantProblem(t, err, 403, test.type_, test.reason)
 		})
 	}
-	// Whoever has only the name of a node is none.
+	// A certificate with a node's name but without the group system:nodes is not a node.
 	_, err = s.as(t, s.userCertificate(t, "system:node:w")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner})
 	wantProblem(t, err, 403, "forbidden", "")
-	// A name in a claim is its node's, and never another's.
+	// A claimed node name may only be in the serving certificate of that node.
 	if _, err := s.store.Claims().Create(t.Context(), tokens.Claim{Node: "u", TokenID: "abcdef"}); err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestNodeRenewsAndGetsServingCertificate(t *testing.T) {
 	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonNameOfOther)
 }
 
-// The address that counts is the connection's, whatever a header says.
+// Catches a serving address that is taken from a forwarding header.
 func TestServingAddressIsThatOfTheConnection(t *testing.T) {
 	s, _ := certifying(t)
 	handler := s.Handler()
@@ -227,7 +227,7 @@ func TestServingAddressIsThatOfTheConnection(t *testing.T) {
 		{"192.0.2.7:40000", "", []string{"192.0.2.7", "w"}, 200, "BEGIN CERTIFICATE"},
 		{"[::ffff:192.0.2.7]:40000", "", []string{"192.0.2.7"}, 200, "BEGIN CERTIFICATE"},
 		{"192.0.2.7:40000", "192.0.2.8", []string{"192.0.2.8"}, 403, approval.ReasonAddressNotReported},
-		{"192.0.2.7:40000", "", []string{"192.0.2.8"}, 403, "only the address that it asks from and its name (192.0.2.7, w, w.example.com), and 192.0.2.8 is not among them: ask from 192.0.2.8, or have an operator sign it with 'kubejoin sign --signer kubernetes.io/kubelet-serving'"},
+		{"192.0.2.7:40000", "", []string{"192.0.2.8"}, 403, "only the client address and the names of this machine (192.0.2.7, w, w.example.com), and 192.0.2.8 is not one of them; send the request from 192.0.2.8, or have an operator sign it with: kubejoin sign --signer kubernetes.io/kubelet-serving"},
 		{"198.51.100.7:40000", "", []string{"198.51.100.7"}, 403, approval.ReasonNameOutOfScope},
 		{"", "192.0.2.7", []string{"192.0.2.7"}, 503, approval.ReasonFactsUnavailable},
 	} {
@@ -280,7 +280,7 @@ func TestOperatorSignsWithinSignerLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	if cert := s.verified(t, chain, x509.ExtKeyUsageServerAuth); !slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || time.Until(cert.NotAfter) > 2*time.Hour {
-		t.Errorf("%v until %s, want the signer's 2h", cert.ExtKeyUsage, cert.NotAfter)
+		t.Errorf("got usages %v until %s, want server auth and at most the 2h of the signer", cert.ExtKeyUsage, cert.NotAfter)
 	}
 	for _, test := range []struct {
 		name   string
@@ -296,7 +296,7 @@ func TestOperatorSignsWithinSignerLimits(t *testing.T) {
 		{"usages that it has not", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"code signing"}}, 403, api.ProblemCertificateRefused, approval.ReasonValidation, "code signing"},
 		{"a node's name that is reserved", admin, api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1")), Signer: clientSigner}, 403, api.ProblemCertificateRefused, admission.ReasonNodeNameReserved, "cp-1"},
 		{"no signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil))}, 400, "invalid-field", "", "want one of example.com/etcd-peer, kubernetes.io/"},
-		{"unknown signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: "example.com/other"}, 400, "invalid-field", "", "known are example.com/etcd-peer, kubernetes.io/"},
+		{"unknown signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: "example.com/other"}, 400, "invalid-field", "", "want one of example.com/etcd-peer, kubernetes.io/"},
 		{"too short", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "9m59s"}, 400, "invalid-field", "", "duration: 9m59s given, want at least 10m"},
 		{"negative", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "-1h"}, 400, "invalid-field", "", "duration"},
 		{"huge", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "2000000h"}, 400, "invalid-field", "", "at most"},
@@ -322,16 +322,17 @@ func TestOperatorSignsWithinSignerLimits(t *testing.T) {
 				reason = approval.ReasonNotPermitted
 			}
 			if e, n := kept.last(), len(kept.entries)-before; n > 1 || (n == 1) != (test.status == 403) || n == 1 && (e.Outcome != issuance.Refused || e.Reason != reason || !strings.Contains(e.Message, test.want)) {
-				t.Errorf("%d more entries, the last %+v", n, e)
+				t.Errorf("got %d new records, the last %+v, want one refusal if the status is 403", n, e)
 			}
 		})
 	}
 	if _, err := s.as(t, s.userCertificate(t, "bob", "kubejoin:admins")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}); err != nil {
-		t.Errorf("an admin by certificate: %v", err)
+		t.Errorf("admin with a client certificate: got %v, want a certificate", err)
 	}
 }
 
-// The rule may-sign approves nothing standalone: what a certificate says of groups makes no admin.
+// In standalone mode the rule may-sign approves nothing. Catches a node that becomes an admin by a group in its
+// certificate.
 func TestGroupInNodeCertificateMakesNoAdmin(t *testing.T) {
 	s, kept := certifying(t)
 	signers := s.Certificates.Authority.Signers()
@@ -348,7 +349,7 @@ func TestGroupInNodeCertificateMakesNoAdmin(t *testing.T) {
 	}
 }
 
-// What cannot be recorded is not refused either, and is to be tried again.
+// Catches a refusal that is final although its record could not be written. The client must retry.
 func TestRefusesOnlyWhatCanBeRecorded(t *testing.T) {
 	s, _ := certifying(t)
 	s.Certificates.Authority.Record = issuance.NewWriter(fullDisk{})
@@ -364,7 +365,7 @@ type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
-// Who may sign for all of a domain may for each of its signers.
+// Catches a permission for example.com/* that does not cover example.com/etcd-peer.
 func TestSignPermissionForDomainCoversItsSigners(t *testing.T) {
 	s, _ := certifying(t)
 	var asked []string
@@ -386,11 +387,11 @@ func TestSignPermissionForDomainCoversItsSigners(t *testing.T) {
 		"sign signers.certificates.k8s.io example.com/etcd-peer", "sign signers.certificates.k8s.io example.com/*",
 		"sign signers.certificates.k8s.io kubernetes.io/kube-apiserver-client", "sign signers.certificates.k8s.io kubernetes.io/*",
 	}; !slices.Equal(asked, want) {
-		t.Errorf("asked %q, want %q", asked, want)
+		t.Errorf("got permission checks %q, want %q", asked, want)
 	}
 }
 
-// Usages that nobody has asked for are those that the signer gives.
+// Catches a default usage that the signer does not allow: the request would be refused.
 func TestDefaultUsagesStayWithinThoseOfTheSigner(t *testing.T) {
 	s, _ := certifying(t)
 	all := maps.Clone(s.Certificates.Authority.Signers())
@@ -405,9 +406,9 @@ func TestDefaultUsagesStayWithinThoseOfTheSigner(t *testing.T) {
 		t.Fatal(err)
 	}
 	if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); cert.KeyUsage != 0 {
-		t.Errorf("%b beside client auth, which the signer does not give", cert.KeyUsage)
+		t.Errorf("got key usage %b, want none beside client auth", cert.KeyUsage)
 	}
-	// What is asked for is not left out.
+	// A usage that the client requests is not dropped.
 	_, err = s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: jane, Signer: certificates.KubeAPIServerClientSignerName, Usages: []string{"digital signature", "client auth"}})
 	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonValidation)
 }
@@ -462,10 +463,10 @@ func TestCertificateRequestFormats(t *testing.T) {
 		{name: "usages with commas", query: "?usages=digital+signature,client+auth", body: good, status: 200},
 		{name: "usages repeated", query: "?usages=digital%20signature&usages=client%20auth", body: good, status: 200},
 		{name: "usages that do not fit", query: "?usages=server%20auth", body: good, status: 403, want: `"reason":"NotRecognized"`},
-		{name: "unknown parameter", query: "?ttl=1h", body: good, status: 400, want: "known are signer, duration and usages"},
+		{name: "unknown parameter", query: "?ttl=1h", body: good, status: 400, want: "known: signer, duration and usages"},
 		{name: "twice", query: "?duration=1h&duration=2h", body: good, status: 400, want: "more than once"},
 		{name: "empty", query: "?signer=", body: good, status: 400, want: "is empty"},
-		{name: "no query", query: "?%zz", body: good, status: 400, want: "cannot be read"},
+		{name: "no query", query: "?%zz", body: good, status: 400, want: "malformed query"},
 		{name: "too large", body: strings.Repeat("A", server.MaxBody+1), status: 413, want: "65536"},
 		{name: "without line breaks, as curl -d", body: strings.ReplaceAll(good, "\n", ""), status: 400, want: "--data-binary"},
 		{name: "no CA here", bare: true, body: good, status: 404, want: "nothing at this path"},
@@ -484,7 +485,7 @@ func TestCertificateRequestFormats(t *testing.T) {
 	}
 }
 
-// A client certificate is somebody's only if the CA for that has issued it for that.
+// Catches a client certificate of another CA, or without a user name, that authenticates a caller.
 func TestClientCertificateMustComeFromTheClientCA(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -495,16 +496,16 @@ func TestClientCertificateMustComeFromTheClientCA(t *testing.T) {
 	nameless := s.as(t, s.userCertificate(t, "", "system:nodes"))
 	_, err = nameless.Certificate(t.Context(), request)
 	wantProblem(t, err, 401, "unauthorized", "")
-	// With a bearer token the certificate is not asked.
+	// A bearer token takes precedence over the certificate.
 	both := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes"))
 	both.Bearer = viewerBearer
 	_, err = both.Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: clientSigner})
 	wantProblem(t, err, 403, "forbidden", "")
-	// Where nobody is known by certificates, and nobody by tokens.
+	// Without client certificates and without tokens of users, nobody is authenticated.
 	s.Certificates.ClientCertificate, s.Authenticate, s.Registerer = nil, nil, nil
 	s.start(t)
 	for c, want := range map[*client.Client]string{
-		s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")): "who is asking?", s.by(adminBearer): "are not accepted", s.by(""): "who is asking?",
+		s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")): "authentication required", s.by(adminBearer): "does not accept these credentials", s.by(""): "authentication required",
 	} {
 		_, err := c.Certificate(t.Context(), request)
 		if p := wantProblem(t, err, 401, "unauthorized", ""); !strings.Contains(p.Detail, want) {
@@ -573,7 +574,7 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	})
 }
 
-// The configuration may change between two looks at it. The client must not try again then.
+// The signer configuration may change during a request. Catches a response that makes the client retry without end.
 func TestRefusesSignerThatIsNoLongerConfigured(t *testing.T) {
 	s, _ := certifying(t)
 	signers := s.Certificates.Authority.Signers()
@@ -626,7 +627,7 @@ func TestOneNodeTokenIssuesOnceUnderConcurrency(t *testing.T) {
 	}
 }
 
-// In the process whoever has the authority is the one who approves.
+// An in-process caller counts as the approver. Catches a missing check of the signer for such a caller.
 func TestInProcessCallerApproves(t *testing.T) {
 	s, kept := certifying(t)
 	c := client.InProcess(server.Server{Tokens: s.store, ClusterInfo: s.ClusterInfo, Certificates: s.Certificates}.InProcess())
@@ -640,7 +641,7 @@ func TestInProcessCallerApproves(t *testing.T) {
 	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction)
 }
 
-// Certificates have room of their own.
+// Certificate requests have slots of their own. Catches a flood of them that blocks discovery.
 func TestCertificateFloodLeavesDiscoveryFree(t *testing.T) {
 	s, _ := certifying(t)
 	s.Logger = nil
@@ -659,21 +660,21 @@ func TestCertificateFloodLeavesDiscoveryFree(t *testing.T) {
 	}
 	w := send(handler, certificatePath, tokens.Generate().Reveal(), "", unread{t})
 	if w.Code != 503 || w.Header().Get("Retry-After") != "1" {
-		t.Errorf("beyond the bound: %d %v %s", w.Code, w.Header(), w.Body)
+		t.Errorf("above the limit: got %d %v %s, want 503 and Retry-After 1", w.Code, w.Header(), w.Body)
 	}
 	w = httptest.NewRecorder()
 	handler.ServeHTTP(w, httptest.NewRequest("GET", infoPath, nil))
 	if w.Code != 200 {
-		t.Errorf("discovery meanwhile: %d", w.Code)
+		t.Errorf("discovery during the flood: got %d, want 200", w.Code)
 	}
 	close(away)
 	flood.Wait()
 	if n := s.inFlight(t, "certificate"); n != 0 {
-		t.Errorf("%v in flight at the end", n)
+		t.Errorf("got %v in flight at the end, want 0", n)
 	}
 }
 
-// checkCertificateResponse holds for whatever is asked of a handler with nothing amiss.
+// checkCertificateResponse fails the test unless the response is a valid certificate or a 4xx problem.
 func checkCertificateResponse(t *testing.T, w *httptest.ResponseRecorder) {
 	t.Helper()
 	switch body := w.Body.Bytes(); {

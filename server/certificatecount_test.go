@@ -12,8 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// "failed" is kubejoin's own failure, so that there can be an alert on it: strangers, and whoever sends
-// what cannot be read, do not count.
+// Operators alert on the result "failed". Catches a count of unauthenticated callers or malformed requests in it.
 func TestCountsCertificateResults(t *testing.T) {
 	s, _ := certifying(t)
 	var broken atomic.Bool
@@ -52,7 +51,7 @@ func TestCountsCertificateResults(t *testing.T) {
 	counted := func(want string) {
 		t.Helper()
 		if err := testutil.GatherAndCompare(s.registry(), strings.NewReader(`
-# HELP kubejoin_http_certificates_total Certificates asked for over HTTPS, by result: issued, refused, not_permitted, waits or failed, which is by kubejoin's own fault. Who is not known and what cannot be read is not counted.
+# HELP kubejoin_http_certificates_total Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.
 # TYPE kubejoin_http_certificates_total counter
 `+want), "kubejoin_http_certificates_total"); err != nil {
 			t.Error(err)

@@ -30,7 +30,7 @@ func TestLimitsCertificateRateOfANode(t *testing.T) {
 		}
 	}
 	if n := len(kept.entries); n != 60 {
-		t.Errorf("%d entries are recorded, want 60", n)
+		t.Errorf("got %d records, want 60", n)
 	}
 	if _, err := s.as(t, s.userCertificate(t, "system:node:v", "system:nodes")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "v"))}); err != nil {
 		t.Errorf("another node: %v", err)
@@ -48,7 +48,7 @@ func TestLimitsCertificateRateOfANode(t *testing.T) {
 		t.Errorf("the log:\n%s", said)
 	}
 	if err := testutil.GatherAndCompare(s.registry(), strings.NewReader(`
-# HELP kubejoin_http_certificates_total Certificates asked for over HTTPS, by result: issued, refused, not_permitted, waits or failed, which is by kubejoin's own fault. Who is not known and what cannot be read is not counted.
+# HELP kubejoin_http_certificates_total Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.
 # TYPE kubejoin_http_certificates_total counter
 kubejoin_http_certificates_total{result="issued"} 121
 kubejoin_http_certificates_total{result="waits"} 4
@@ -57,7 +57,7 @@ kubejoin_http_certificates_total{result="waits"} 4
 	}
 }
 
-// What a node is refused with ever new keys is not recorded without end, either.
+// Catches a record that grows without limit when a node is refused with new keys again and again.
 func TestRefusedNodeIsThrottled(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
@@ -71,7 +71,7 @@ func TestRefusedNodeIsThrottled(t *testing.T) {
 		}
 	}
 	if n := len(kept.entries); n != 60 {
-		t.Errorf("%d entries are recorded, want 60", n)
+		t.Errorf("got %d records, want 60", n)
 	}
 	if _, err := node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}); err != nil {
 		t.Errorf("its own: %v", err)

@@ -14,7 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A client certificate that is refused, or that cannot be judged now, is no reason to ask another way to know the caller.
+// Catches a fallback to another authentication after a client certificate was refused or could not be checked.
 func TestRefusedClientCertificateEndsAuthentication(t *testing.T) {
 	for _, test := range []struct {
 		err  error
@@ -44,12 +44,12 @@ func TestSignsNothingWithoutAuthorize(t *testing.T) {
 	}
 }
 
-// failing is a store and its claims of which one call fails, by its number from 1 on.
+// failing is a store with claims where the call number at fails. The first call is number 1.
 type failing struct {
 	tokens.Store
 	at    int
 	calls int
-	err   error // nil is errStore
+	err   error // nil: errStore
 }
 
 var errStore = errors.New("the store does not answer")
@@ -89,7 +89,7 @@ func (f *failing) Update(ctx context.Context, id string, change func(*tokens.Rec
 	return f.Store.Update(ctx, id, change)
 }
 
-// failingClaims are the claims of a failing store.
+// failingClaims is the claims store of a failing store.
 type failingClaims struct {
 	tokens.Claims
 	*failing
@@ -136,12 +136,12 @@ func (f failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim
 
 func (f failingClaims) Watch(ctx context.Context) <-chan struct{} { return f.Claims.Watch(ctx) }
 
-// Whichever call of the store fails up to the write, the answer is 503 and never a success.
+// Catches a success response although a call of the store failed before the write.
 func TestStoreFailureIsUnavailable(t *testing.T) {
 	const chosen = "q2w3e4.qwertzuiopasdfgh"
 	for name, test := range map[string]struct {
 		method, path, body string
-		write              int // the call that writes, or the last one without which there is no answer; 0 is the last one
+		write              int // the number of the last call that must succeed; 0: the last call
 	}{
 		"claims":             {"GET", "/v1/claim", "", 0},
 		"release":            {"DELETE", "/v1/claim/worker-1", "", 0},

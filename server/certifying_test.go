@@ -36,7 +36,7 @@ const (
 	peerSigner      = "example.com/etcd-peer"
 )
 
-// record keeps entries.
+// record keeps issuance entries in memory.
 type record struct {
 	mu      sync.Mutex
 	entries []issuance.Entry
@@ -58,7 +58,7 @@ func (r *record) last() issuance.Entry {
 	return r.entries[len(r.entries)-1]
 }
 
-// certifying is a site that gives certificates as a standalone kubejoin does.
+// certifying returns a site that issues certificates as a standalone kubejoin does, and its issuance record.
 func certifying(t testing.TB) (*site, *record) {
 	t.Helper()
 	s := newSite(t)
@@ -91,7 +91,7 @@ func certifying(t testing.TB) (*site, *record) {
 	return s, kept
 }
 
-// token stores a token and gives it whole.
+// token stores a token and returns it with its secret.
 func (s *site) token(t testing.TB, change func(*tokens.Record)) string {
 	t.Helper()
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
@@ -151,7 +151,7 @@ func (s *site) userCertificate(t testing.TB, name string, organizations ...strin
 	return &tls.Certificate{Certificate: [][]byte{block.Bytes}, Leaf: leaf, PrivateKey: key}
 }
 
-// as is a client that shows a certificate.
+// as returns a client that authenticates with the certificate.
 func (s *site) as(t testing.TB, certificate *tls.Certificate) *client.Client {
 	t.Helper()
 	roots := x509.NewCertPool()
@@ -161,17 +161,17 @@ func (s *site) as(t testing.TB, certificate *tls.Certificate) *client.Client {
 	return &client.Client{URL: s.url, HTTP: &http.Client{Transport: transport}}
 }
 
-// by is a client with a bearer token.
+// by returns a client that authenticates with the bearer token.
 func (s *site) by(bearer string) *client.Client {
 	return &client.Client{URL: s.url, Bearer: api.Secret(bearer), HTTP: s.http}
 }
 
-// verified is the certificate of an answer, which a client that trusts the CA accepts.
+// verified parses the certificate of a response and checks that a client that trusts the CA accepts it.
 func (s *site) verified(t testing.TB, chain []byte, usage x509.ExtKeyUsage) *x509.Certificate {
 	t.Helper()
 	block, rest := pem.Decode(chain)
 	if block == nil || len(rest) > 0 {
-		t.Fatalf("not one certificate in PEM:\n%s", chain)
+		t.Fatalf("got chain\n%s\nwant exactly one PEM certificate", chain)
 		return nil
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)

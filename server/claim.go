@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// listClaims answers the node names that were taken with limited tokens, or a page of them.
+// listClaims returns all claims, or a page of them. It leaves out released ones.
 func (h *handler) listClaims(r *call) (response, error) {
 	var req api.ListPage
 	if err := readRequest(r, &req); err != nil {
@@ -39,7 +39,7 @@ func (h *handler) listClaims(r *call) (response, error) {
 }
 
 func noClaims() *problem {
-	return newProblem(http.StatusNotFound, "no-claims", "node names are not claimed here")
+	return newProblem(http.StatusNotFound, "no-claims", "this kubejoin does not store claims of node names")
 }
 
 func claimShown(c tokens.Claim) api.Claim {
@@ -49,14 +49,17 @@ func claimShown(c tokens.Claim) api.Claim {
 	}
 }
 
-// releaseClaim makes a name free again, and its place on the token.
+// releaseClaim frees a node name and its slot on the token.
 //
-// The count on the token goes down first and the claim goes last. The claim is the lock on the
-// name: while anything is undone no other token takes it. Should the rest not happen, the claim is
-// there to be released again, and until then the count is mended from it when the token is used.
-// The other way round a request that had read the token before could take the name anew between
-// the two steps, and the count would go down for a claim that is there. A machine that is admitted
-// with another key meanwhile changes the claim, and the release starts over.
+// It removes the name from the count of the token first, and then releases the claim. The claim is the
+// lock on the name: no other token can take the name before the last step. If the last step fails, the
+// claim can be released again. Until then, the next use of the token repairs its count from the claim.
+//
+// The reverse order has a race. A request that has read the token earlier could claim the name between
+// the two steps. The count would then lose a name whose claim exists.
+//
+// If the claim changes meanwhile, for example because a machine is admitted with another key, the
+// release starts over.
 func (h *handler) releaseClaim(r *call) (response, error) {
 	var req api.ReleaseClaim
 	if err := readRequest(r, &req); err != nil {
@@ -81,7 +84,7 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 		case first.UID == "":
 			first = claim
 		case !claim.Same(first):
-			return response{}, newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and made again meanwhile; see whether this one is to go, too", node)
+			return response{}, newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and created again during this request; check the new claim before you release it", node)
 		}
 		shown := claimShown(claim)
 		shown.DryRun = req.DryRun
@@ -104,8 +107,8 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 	}
 }
 
-// uncount takes a claim's name off the count of its token, if that is still there. A Secret that was
-// replaced counts what the claims of its ID hold, whatever its UID.
+// uncount removes the name of a claim from the count of its token, if the token still exists. It does
+// not compare UIDs: a Secret that was replaced counts all claims of its token ID.
 func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []string, err error) {
 	record, err := h.Tokens.Get(ctx, claim.TokenID)
 	if errors.Is(err, tokens.ErrNotFound) {
@@ -113,8 +116,8 @@ func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []s
 	} else if err != nil {
 		return nil, err
 	}
-	if record.Problem != nil || record.Limits.Problem != nil { // it lets nobody join in any case
-		return []string{"token " + claim.TokenID + " is no good and still counts the name: " + problemOf(record)}, nil
+	if record.Problem != nil || record.Limits.Problem != nil { // no node can join with it anyway
+		return []string{"token " + claim.TokenID + " is malformed and still counts the name: " + problemOf(record)}, nil
 	}
 	record, err = h.Tokens.Update(ctx, claim.TokenID, func(r *tokens.Record) error {
 		r.Nodes = slices.DeleteFunc(r.Nodes, func(name string) bool { return name == claim.Node })
@@ -127,7 +130,7 @@ func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []s
 		return nil, err
 	}
 	if record.Limits.NodeLimit() > 0 && !record.Spent() && !record.Expires.IsZero() {
-		warnings = append(warnings, "token "+claim.TokenID+" has a place again and "+lifetime(record)+"; to keep it longer: kubejoin token renew "+claim.TokenID)
+		warnings = append(warnings, "token "+claim.TokenID+" has a free slot again and "+lifetime(record)+"; to extend it, run: kubejoin token renew "+claim.TokenID)
 	}
 	return warnings, nil
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// claimed is a site with a token for three nodes, two of which have joined.
+// claimed returns a site with a token for three nodes, two of which have joined.
 func claimed(t *testing.T) (*site, tokens.Record) {
 	t.Helper()
 	s := newSite(t)
@@ -68,11 +68,11 @@ func TestReleaseClaim(t *testing.T) {
 		t.Errorf("dry run: %d %s", got.status, got.body)
 	}
 	c, _, got := askFor[api.Claim](t, s, "DELETE", path, "")
-	if got.status != 200 || c.Node != "worker-1" || c.Token != r.Token.ID() || !strings.Contains(strings.Join(c.Warnings, ""), "has a place again and ends at") {
+	if got.status != 200 || c.Node != "worker-1" || c.Token != r.Token.ID() || !strings.Contains(strings.Join(c.Warnings, ""), "has a free slot again and expires at") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-2"}) || !slices.Equal(s.claims(t), []string{"worker-2"}) {
-		t.Errorf("left are claims %v and nodes %v", s.claims(t), now.Nodes)
+		t.Errorf("got claims %v and nodes %v, want only worker-2", s.claims(t), now.Nodes)
 	}
 	for path, status := range map[string]int{path: 404, "/v1/claim/Worker%2F1": 400, "/v1/claim/" + strings.Repeat("a", 300): 400} {
 		if got := s.do(t, "DELETE", path, adminBearer, "", ""); got.status != status {
@@ -81,13 +81,12 @@ func TestReleaseClaim(t *testing.T) {
 	}
 }
 
-// What is remembered of a name that was released is nobody's claim: it is not listed, not released
-// again, and not shown at the token.
+// Catches the record of a released claim being listed, released again, or shown with its token.
 func TestReleasedClaimIsKeptAsPast(t *testing.T) {
 	for name, test := range map[string]struct {
 		duration, longest, lasts time.Duration
 	}{
-		"nothing to remember":      {},
+		"no lifetime to wait for":  {},
 		"short certificates":       {duration: time.Hour, lasts: time.Hour},
 		"no Nodes":                 {longest: 24 * time.Hour, lasts: 24 * time.Hour},
 		"no Nodes, short":          {duration: time.Hour, longest: 24 * time.Hour, lasts: 24 * time.Hour},
@@ -110,11 +109,11 @@ func TestReleasedClaimIsKeptAsPast(t *testing.T) {
 				t.Fatalf("%+v %v", c, err)
 			}
 			if least := time.Now().Add(test.lasts); test.lasts > 0 && (!c.Released() || c.Past.CertificateDuration != test.duration || c.Past.Until.Before(least) || c.Past.Until.After(least.Add(72*time.Hour))) {
-				t.Errorf("%+v, want one to be kept a little longer than %s", c, least)
+				t.Errorf("got claim %+v, want it kept until shortly after %s", c, least)
 			}
 			list, _, got := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
 			if len(list.Items) != 1 || list.Items[0].Node != "worker-2" {
-				t.Errorf("listed are %s", got.body)
+				t.Errorf("got list %s, want only worker-2", got.body)
 			}
 			if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "no-claim") {
 				t.Errorf("%d %s", got.status, got.body)
@@ -126,8 +125,8 @@ func TestReleasedClaimIsKeptAsPast(t *testing.T) {
 	}
 }
 
-// The claim of a token that is gone is released. One of a token that was replaced since has a place on
-// that one, which is free then.
+// Catches a claim that cannot be released because its token was deleted, and a token with the same ID that does not
+// get its slot back.
 func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
 	s, r := claimed(t)
 	if err := s.store.Delete(t.Context(), r); err != nil {
@@ -144,11 +143,11 @@ func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-1"}) || len(s.claims(t)) != 0 {
-		t.Errorf("left are claims %v and nodes %v", s.claims(t), now.Nodes)
+		t.Errorf("got claims %v and nodes %v, want no claims and node worker-1", s.claims(t), now.Nodes)
 	}
 }
 
-// A token whose limits cannot be read lets nobody join: its count is left alone.
+// A token with malformed limits lets nobody join. Catches a release that changes its node count.
 func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	s, r := claimed(t)
 	s.Tokens = listed{s.store, func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") }}
@@ -159,7 +158,7 @@ func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	}
 }
 
-// deleting is a store of claims that does something in place of, or before, a deletion.
+// deleting is a claims store that calls before for each deletion, and fails if before returns an error.
 type deleting struct {
 	tokens.Claims
 	calls  int
@@ -174,8 +173,8 @@ func (d *deleting) Delete(ctx context.Context, c tokens.Claim) error {
 	return d.Claims.Delete(ctx, c)
 }
 
-// While anything is undone the name is locked: the claim goes last, and a release that broke off
-// can be done again.
+// The release deletes the claim last, so that the name stays locked until everything else is undone. Catches a failed
+// release that cannot be repeated.
 func TestFailedReleaseKeepsClaim(t *testing.T) {
 	s, r := claimed(t)
 	s.Claims = &deleting{Claims: s.Claims, before: func(call int, _ tokens.Claim) error {
@@ -196,8 +195,7 @@ func TestFailedReleaseKeepsClaim(t *testing.T) {
 	}
 }
 
-// A machine that is admitted while its claim is released has changed it: the release looks at it
-// anew, and the count is what the claims say in the end.
+// A machine is admitted while its claim is released. Catches a node count that then differs from the claims.
 func TestReleaseRereadsChangedClaim(t *testing.T) {
 	s, r := claimed(t)
 	store := s.store.Claims()
@@ -205,7 +203,7 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 		if call > 1 {
 			return nil
 		}
-		// What the signer does with another key of the same machine: the claim, then the count.
+		// The signer does the same for another key of the machine: it updates the claim, then the count.
 		if _, err := store.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.Keys = append(c.Keys, "sha256:"+strings.Repeat("1", 64)); return nil }); err != nil {
 			t.Error(err)
 		}
@@ -224,7 +222,7 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 	}
 }
 
-// A claim that was made anew while it is released is another one, and stays.
+// Catches the deletion of a claim that was created again during the release.
 func TestReleaseKeepsReplacedClaim(t *testing.T) {
 	s, _ := claimed(t)
 	store := s.store.Claims()
@@ -269,7 +267,7 @@ func TestClaimPathsNeedClaims(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	for _, route := range [][2]string{{"GET", "/v1/claim"}, {"DELETE", "/v1/claim/worker-1"}} {
-		if got := s.do(t, route[0], route[1], adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "not claimed here") {
+		if got := s.do(t, route[0], route[1], adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "does not store claims of node names") {
 			t.Errorf("%s %s: %d %s", route[0], route[1], got.status, got.body)
 		}
 	}
@@ -282,7 +280,7 @@ func TestRefusesTokenIDWithClaims(t *testing.T) {
 	body := `{"token":"` + tokens.Generate().Reveal() + `","maxNodes":1}`
 	body = strings.Replace(body, body[10:16], r.Token.ID(), 1)
 	// While the token exists, the response is about the token.
-	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 409 || !p.Named(api.ProblemExists) || !strings.Contains(p.Detail, "there is a token") {
+	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 409 || !p.Named(api.ProblemExists) || !strings.Contains(p.Detail, "already exists and does not match") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	if err := s.store.Delete(t.Context(), r); err != nil {

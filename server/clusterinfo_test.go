@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-// Anybody is told the kubeconfig to the byte, and the CAs in it in two forms.
+// Catches a kubeconfig that changes on its way to a client, and a CA that differs between the two formats.
 func TestPublishesClusterInfoAndCAs(t *testing.T) {
 	s := newSite(t)
 	next, err := signer.GenerateCA("the next one", time.Now(), 24*time.Hour)
@@ -70,11 +70,11 @@ func TestPublishesClusterInfoAndCAs(t *testing.T) {
 		}
 	}
 	if a, b := get(t, h, "/v1/ca").Header().Get("ETag"), get(t, h, "/v1/ca?format=json").Header().Get("ETag"); a == b || a == "" {
-		t.Errorf("tags %s and %s of two forms", a, b)
+		t.Errorf("got ETags %s and %s, want different ones for the two formats", a, b)
 	}
 }
 
-// What leads nowhere, or has a credential in it, is told to nobody.
+// Catches publication of a cluster-info that is malformed or that contains a credential.
 func TestPublishesNoUnusableClusterInfo(t *testing.T) {
 	s := newSite(t)
 	kubeconfig, err := s.ClusterInfo.Config(t.Context())
@@ -83,7 +83,7 @@ func TestPublishesNoUnusableClusterInfo(t *testing.T) {
 	}
 	withUser := bytes.Replace(kubeconfig, []byte("users: null"), []byte("users:\n- name: x\n  user: {token: hunter2}"), 1)
 	if bytes.Equal(withUser, kubeconfig) {
-		t.Fatal("the credential has no place")
+		t.Fatal("the test could not insert a credential into the kubeconfig")
 	}
 	info := &fixedClusterInfo{}
 	s.ClusterInfo = info
@@ -110,17 +110,17 @@ func TestPublishesNoUnusableClusterInfo(t *testing.T) {
 					t.Errorf("%s, %s: %d %s, want %d %s", test.name, path, w.Code, w.Body, test.status, test.want)
 				}
 				if said := w.Body.String() + s.logs.String(); strings.Contains(w.Body.String(), "10.0.0.1") || strings.Contains(said, "hunter2") {
-					t.Errorf("%s, %s: it says too much: %s", test.name, path, w.Body)
+					t.Errorf("%s, %s: response or log shows an internal detail: %s", test.name, path, w.Body)
 				}
 				if kept := w.Header().Get("Cache-Control"); (kept == "no-store") != (test.status != 200) {
-					t.Errorf("%s, %s: Cache-Control %s", test.name, path, kept)
+					t.Errorf("%s, %s: got Cache-Control %s for status %d", test.name, path, kept, test.status)
 				}
 			}
 		}
 	}
 }
 
-// What a file names may be followed: the next answer has it.
+// Catches a cached cluster-info that is served after its source changed.
 func TestPublishesCurrentClusterInfo(t *testing.T) {
 	s := newSite(t)
 	config := func(server string) []byte {

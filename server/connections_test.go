@@ -13,8 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 )
 
-// A machine without a credential that has a request in flight on every connection that it gets, for as long
-// as it likes, leaves others theirs.
+// Catches a client without a credential that occupies all connections by requests that never end.
 func TestLimitsConnectionsOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, atFirst(1000)
@@ -27,7 +26,7 @@ func TestLimitsConnectionsOfOneClient(t *testing.T) {
 		}
 	}
 	s.start(t)
-	for range most { // one byte of two: it is answered when the other one has come
+	for range most { // the body is one of two bytes, so that the request does not end
 		c, err := s.dialFrom(t, "127.0.0.2", &tls.Config{})
 		if err == nil {
 			_, _ = io.WriteString(c, "POST "+commandPath+" HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{")
@@ -39,18 +38,18 @@ func TestLimitsConnectionsOfOneClient(t *testing.T) {
 	for _, address := range []string{"127.0.0.3", "127.0.0.4"} {
 		c, err := s.dialFrom(t, address, &tls.Config{})
 		if err != nil {
-			t.Fatalf("another client is kept out: %v", err)
+			t.Fatalf("another client at %s: got %v, want a connection", address, err)
 		}
 		if status := ask200(c); status != "" {
 			t.Errorf("another client: %s", status)
 		}
 	}
 	if n := s.gauge(t, "kubejoin_http_connections_refused_total", ""); n != most/2 {
-		t.Errorf("%v connections are refused, want half of %d", n, most)
+		t.Errorf("got %v refused connections, want %d", n, most/2)
 	}
 }
 
-// ask200 is what an answer of 200 lacks.
+// ask200 sends a request and returns what is wrong with the response, or "" if its status is 200.
 func ask200(c *tls.Conn) string {
 	if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		return err.Error()

@@ -16,8 +16,8 @@ import (
 
 const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configmaps/" + clusterinfo.Name
 
-// discovery answers what kubeadm's token-based discovery reads from an API server, to anybody:
-// with it joining nodes need no anonymous access to the real one.
+// discovery returns cluster-info for kubeadm's token-based discovery, without authentication. With it,
+// joining nodes need no anonymous access to kube-apiserver.
 func (h *handler) discovery(r *call) (response, error) {
 	body, err := h.ClusterInfo.JSON(r.Context())
 	if err != nil {
@@ -26,7 +26,7 @@ func (h *handler) discovery(r *call) (response, error) {
 	return h.discovered.answer(r, body, "application/json"), nil
 }
 
-// noClusterInfo is the answer where cluster-info cannot be told.
+// noClusterInfo returns the problem of an error of ClusterInfo.
 func noClusterInfo(err error) *problem {
 	switch {
 	case errors.Is(err, clusterinfo.ErrNotFound):
@@ -34,23 +34,23 @@ func noClusterInfo(err error) *problem {
 	case errors.Is(err, clusterinfo.ErrKubeconfig), errors.Is(err, clusterinfo.ErrNoKubeconfig):
 		return malformed(err)
 	}
-	p := newProblem(http.StatusServiceUnavailable, "cluster-info-unavailable", "cluster-info cannot be read now; try again")
+	p := newProblem(http.StatusServiceUnavailable, "cluster-info-unavailable", "cluster-info cannot be read now; retry")
 	p.cause, p.retryAfter = err, retryAfter
 	return p
 }
 
-// malformed is the answer where cluster-info has been edited to something that must not be passed
-// on, such as a credential, or leads nowhere.
+// malformed returns the problem of a kubeconfig that must not be served or that nodes cannot use, for
+// example because someone edited cluster-info and added a credential.
 func malformed(err error) *problem {
-	return newProblem(http.StatusInternalServerError, "malformed-cluster-info", "the kubeconfig in cluster-info is of no use to a joining node: %v", err)
+	return newProblem(http.StatusInternalServerError, "malformed-cluster-info", "joining nodes cannot use the kubeconfig in cluster-info: %v", err)
 }
 
-// kubernetesPath reports whether who asks for a path reads a Status in place of a problem.
+// kubernetesPath reports whether clients of a path expect a Kubernetes Status in place of a problem.
 func kubernetesPath(path string) bool {
 	return strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/")
 }
 
-// kubernetes is the problem as clients of the Kubernetes API read it.
+// kubernetes returns the problem as a Kubernetes Status.
 func (p problem) kubernetes() metav1.Status {
 	reasons := map[int]metav1.StatusReason{
 		http.StatusBadRequest:            metav1.StatusReasonBadRequest,
@@ -80,12 +80,12 @@ func (p problem) kubernetes() metav1.Status {
 // publicKubeconfig is a kubeconfig in the forms that discovery serves without authentication.
 type publicKubeconfig struct {
 	kubeconfig []byte
-	err        error // why it tells nothing
+	err        error // why it must not be served
 	pem, json  []byte
 }
 
-// publish reads the kubeconfig of cluster-info, and remembers the last one, good or not: it is
-// asked for by anybody, and hardly ever changes.
+// publish reads and validates the kubeconfig of cluster-info. It caches the last result, valid or not:
+// anyone can request it, and it rarely changes.
 func (h *handler) publish(r *call) (*publicKubeconfig, error) {
 	kubeconfig, err := h.ClusterInfo.Config(r.Context())
 	if err != nil {
@@ -104,8 +104,8 @@ func (h *handler) publish(r *call) (*publicKubeconfig, error) {
 	return p, p.err
 }
 
-// discoveryFile answers the kubeconfig for 'kubeadm join --discovery-file https://…', which reads
-// it with no credential and trusts it as it trusts the certificate that it is served with.
+// discoveryFile returns the kubeconfig for 'kubeadm join --discovery-file https://…'. kubeadm sends no
+// credential and trusts the kubeconfig because it trusts the server's certificate.
 func (h *handler) discoveryFile(r *call) (response, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
 		return response{}, err
@@ -117,7 +117,7 @@ func (h *handler) discoveryFile(r *call) (response, error) {
 	return h.kubeconfig.answer(r, p.kubeconfig, "application/yaml"), nil // RFC 9512
 }
 
-// bundle is CA certificates in PEM, and as JSON.
+// bundle returns CA certificates in PEM and as JSON.
 func bundle(cas []*x509.Certificate) (inPEM, inJSON []byte, err error) {
 	list := api.CABundle{APIVersion: api.Version, Kind: api.KindCABundle, Items: make([]api.CA, len(cas))}
 	for i, ca := range cas {
@@ -138,8 +138,8 @@ const (
 	formatJSON = "json"
 )
 
-// ca answers the CAs in cluster-info, to anybody: in PEM, or as JSON with pins if the query or else
-// the header Accept asks for that.
+// ca returns the CAs of cluster-info, without authentication. The format is PEM, or JSON with CA pins if
+// the query requests it. Without a format in the query, the Accept header decides.
 func (h *handler) ca(r *call) (response, error) {
 	var req api.GetCA
 	if err := readQuery(r, &req); err != nil {
@@ -165,8 +165,8 @@ func (h *handler) ca(r *call) (response, error) {
 	return h.caPEM.answer(r, p.pem, "application/x-pem-file", "Accept"), nil
 }
 
-// accepts reports whether a type is asked for by its name: what takes anything, as curl does, has not
-// asked.
+// accepts reports whether an Accept header names the media type want. A wildcard does not count: curl
+// sends */* by default.
 func accepts(accept []string, want string) bool {
 	for _, header := range accept {
 		for item := range strings.SplitSeq(header, ",") {

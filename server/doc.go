@@ -1,30 +1,32 @@
-// Package server is the HTTPS API of kubejoin as an http.Handler: it hands out join commands,
-// looks after tokens and claims, says why a machine has not joined, and answers discovery.
-// [Server] is the one type that most importers need; package server/client asks it, also in the
-// same process.
+// Package server is the HTTPS API of kubejoin as an http.Handler. It makes join commands, manages tokens
+// and claims, explains why a machine has not joined, and serves discovery. [Server] is the one type that
+// most importers need. Package server/client is the client, also for use in the same process.
 //
-// It keeps nothing: tokens are in a tokens.Store, cluster-info is where [ClusterInfo] finds it,
-// and who may do what is decided by the functions that the importer gives. Listening and the
-// certificate are the caller's; [Server.HTTPServer] bounds what a client can take of the rest, and
-// [LimitHandshakes] what it can send before.
+// The package stores nothing. Tokens are in a tokens.Store, cluster-info comes from [ClusterInfo], and the
+// importer's functions authenticate and authorize. The caller provides the listener and the certificate.
+// [Server.HTTPServer] limits what a client can use of the server, and [LimitHandshakes] limits what a
+// client can send before its first request.
 //
-// # On a mux of one's own
+// # Mounting on an existing mux
 //
-// The Handler answers its own paths and, for all others that reach it, 404. All that people and
-// machines ask for may be under any prefix (http.StripPrefix), which also keeps /healthz, /readyz,
-// /version, /metrics and / apart from an installer's own; the Client's URL has the prefix then. The
-// webhook kubeconfig of kube-apiserver names the whole URL of token reviews, prefix and all. One path
-// is where kubeadm looks for it at the HOST:PORT of a join command, Server.Advertise, and is mounted
-// at the root of that host: /api/v1/namespaces/kube-public/configmaps/cluster-info.
+// The Handler serves its own paths and returns 404 for all others. It may be mounted under any prefix with
+// http.StripPrefix. A prefix also keeps its /healthz, /readyz, /version, /metrics and / apart from those of
+// the importer. The Client's URL then includes the prefix, and so does the URL of token reviews in
+// kube-apiserver's webhook kubeconfig. One path must be at the root, because kubeadm reads it from the
+// HOST:PORT of a join command (Server.Advertise): /api/v1/namespaces/kube-public/configmaps/cluster-info.
 //
-// It is served with a certificate that the cluster's CA has signed: joining nodes trust nothing else.
+// Serve the Handler with a certificate that the cluster's CA has signed: joining nodes trust no other.
 //
-// Middleware may log, count and refuse. It leaves the body unread; a ResponseWriter that it wraps
-// has Unwrap (see http.ResponseController), or slow readers are not cut off; what it logs is the path
-// without the query; and compression is better left to this package, which does it once for all.
-// The bounds of HTTPServer are those of the whole http.Server, the bounds on requests in flight those
-// of one Handler: it is made once. An Authenticate of one's own need not look at bearer tokens; the
-// answer 401 still names them, as the way that everybody has.
+// Middleware may log, count and refuse requests, with these limits:
+//   - It must not read the body.
+//   - A ResponseWriter that it wraps needs an Unwrap method (see http.ResponseController). Otherwise the
+//     Handler cannot disconnect slow readers.
+//   - It should log the path without the query.
+//   - It should not compress: this package compresses each document once for all clients.
 //
-// examples/mount-server is all of that.
+// The limits of HTTPServer are those of the whole http.Server. Each Handler has its own limits on requests
+// in flight: call Server.Handler only once. A custom Authenticate need not support bearer tokens. A 401 response still
+// names them in WWW-Authenticate.
+//
+// See examples/mount-server for a complete program.
 package server

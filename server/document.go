@@ -14,35 +14,35 @@ import (
 )
 
 const (
-	// packInterval is the least time between two compressions of the same thing: where thousands of
-	// tokens come and go, megabytes change many times a second.
+	// packInterval is the minimum time between two compressions of a publication. With thousands of
+	// tokens, cluster-info has megabytes and may change many times a second.
 	packInterval = time.Second
-	// packMinSize is the fewest bytes that are worth it.
+	// packMinSize is the minimum size that is compressed, in bytes.
 	packMinSize = 512
 )
 
-// A document is what anybody may read, made once for all who do.
+// A document is a public response body, made once for all clients.
 type document struct {
 	body []byte
 	tag  func() string // strong entity tag, without quotes
 	gzip atomic.Pointer[[]byte]
 }
 
-// A publication is a document as it changes. The zero publication is ready.
+// A publicDocument holds the current version of a document that may change. The zero value is ready to use.
 type publicDocument struct {
 	mu      sync.Mutex
 	last    *document
 	packing bool
-	packed  time.Time // when a compression was begun last
+	packed  time.Time // when the last compression began
 }
 
-// document is the one of a body, which is not changed from here on. What was made of the same bytes
-// is not made again.
+// document returns the document of a body, which the caller must not change afterwards. It reuses the tag
+// and the compressed form of the last document if the bytes are the same.
 func (p *publicDocument) document(body []byte) *document {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := &document{body: body}
-	if last := p.last; last != nil && bytes.Equal(body, last.body) { // costs nothing if they are at the same place
+	if last := p.last; last != nil && bytes.Equal(body, last.body) { // cheap if they share memory
 		next.tag = last.tag
 		next.gzip.Store(last.gzip.Load())
 	} else {
@@ -55,8 +55,8 @@ func (p *publicDocument) document(body []byte) *document {
 	return next
 }
 
-// pack has the document compressed beside, unless it is, or one was just now: until it is done it
-// goes out as it is.
+// pack compresses the document in the background, unless it is compressed already or a compression began
+// less than packInterval ago. Until it is done, responses are not compressed.
 func (p *publicDocument) pack(d *document) {
 	if len(d.body) < packMinSize {
 		return
@@ -79,7 +79,7 @@ func (p *publicDocument) pack(d *document) {
 	}()
 }
 
-// compressed is nil for what does not get smaller.
+// compressed returns the body in gzip, or nil if that is not smaller.
 func compressed(body []byte) []byte {
 	var b bytes.Buffer
 	w, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
@@ -89,15 +89,15 @@ func compressed(body []byte) []byte {
 	if err == nil {
 		err = w.Close()
 	}
-	if err != nil || b.Len() >= len(body) { // memory does not fail to be written to
+	if err != nil || b.Len() >= len(body) { // writes to memory do not fail
 		return nil
 	}
 	return bytes.Clone(b.Bytes())
 }
 
-// response is the document for one client: compressed if it takes that, and nothing but a word if
-// it has it already. Whoever keeps it asks again each time (RFC 9111, section 5.2.2.4). vary are
-// the headers beside Accept-Encoding that have chosen it.
+// answer returns the document as a response: compressed if the client accepts that, or 304 if the client
+// has the current version. Caches must revalidate each time (RFC 9111, section 5.2.2.4). vary are the
+// headers beside Accept-Encoding that have selected the document.
 func (p *publicDocument) answer(r *call, body []byte, contentType string, vary ...string) response {
 	d := p.document(body)
 	identity := `"` + d.tag() + `"`
@@ -106,7 +106,7 @@ func (p *publicDocument) answer(r *call, body []byte, contentType string, vary .
 		"Cache-Control": "no-cache",
 		"Vary":          strings.Join(append(vary, "Accept-Encoding"), ", "),
 	}}
-	// Another encoding is another representation, with a tag of its own (RFC 9110, section 8.8.3.3).
+	// Each encoding is a separate representation with its own tag (RFC 9110, section 8.8.3.3).
 	packed := `"` + d.tag() + `-gzip"`
 	gzips := acceptsGzip(r.Header.Values("Accept-Encoding"))
 	has := r.Header.Values("If-None-Match")
@@ -130,7 +130,7 @@ func (p *publicDocument) answer(r *call, body []byte, contentType string, vary .
 	return a
 }
 
-// acceptsGzip reads Accept-Encoding: RFC 9110, section 12.5.3.
+// acceptsGzip reports whether Accept-Encoding allows gzip (RFC 9110, section 12.5.3).
 func acceptsGzip(headers []string) bool {
 	others := false
 	for _, header := range headers {
@@ -147,7 +147,7 @@ func acceptsGzip(headers []string) bool {
 	return others
 }
 
-// quality is the weight in the parameters of an item of a list: RFC 9110, section 12.4.2.
+// quality returns the weight among the parameters of a list item (RFC 9110, section 12.4.2).
 func quality(parameters string) float64 {
 	for p := range strings.SplitSeq(parameters, ";") {
 		name, value, _ := strings.Cut(p, "=")
@@ -161,8 +161,8 @@ func quality(parameters string) float64 {
 	return 1
 }
 
-// matches reads If-None-Match, which compares weakly: RFC 9110, section 13.1.2. Tags have no
-// commas here.
+// matches reports whether If-None-Match has a tag, by weak comparison (RFC 9110, section 13.1.2). It
+// relies on tags without commas.
 func matches(headers []string, tag string) bool {
 	for _, header := range headers {
 		for item := range strings.SplitSeq(header, ",") {

@@ -21,7 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// fixedClusterInfo is a cluster-info that says what it is told.
+// fixedClusterInfo returns the values that the test sets.
 type fixedClusterInfo struct {
 	json, config []byte
 	err          error
@@ -57,7 +57,7 @@ func unzip(t *testing.T, body []byte) []byte {
 	return plain
 }
 
-// randomBase64 are such as many signatures: random, and compressible by a quarter.
+// randomBase64 returns n random base64 characters. Like many signatures, gzip shrinks them by a quarter.
 func randomBase64(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -66,8 +66,8 @@ func randomBase64(n int) []byte {
 	return b
 }
 
-// A compression is made beside, once for each content and not more often than once a second,
-// whoever asks how often.
+// Compression runs in the background, once per content and at most once a second. Catches clients that can trigger
+// more of it.
 func TestCompressesOncePerContentAndSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		info := &fixedClusterInfo{json: randomBase64(1 << 20)}
@@ -86,20 +86,20 @@ func TestCompressesOncePerContentAndSecond(t *testing.T) {
 		}
 		packed := func() bool { t.Helper(); return ask().Header().Get("Content-Encoding") == "gzip" }
 		if packed() {
-			t.Error("the first asker waited for a compression")
+			t.Error("the first response is compressed: its client waited for that")
 		}
 		synctest.Wait()
 		if !packed() {
-			t.Error("it is not compressed in the end")
+			t.Error("got an uncompressed response after the compression, want gzip")
 		}
-		for range 10 { // content that changes ten times in a second goes out as it is
+		for range 10 { // content that changes ten times in a second is sent uncompressed
 			info.json = randomBase64(1 << 20)
 			if packed() {
-				t.Error("compressed in no time")
+				t.Error("got a compressed response for new content, want it uncompressed")
 			}
 			synctest.Wait()
 			if packed() {
-				t.Error("compressed twice in a second")
+				t.Error("got a second compression within a second")
 			}
 			time.Sleep(90 * time.Millisecond)
 		}
@@ -107,10 +107,10 @@ func TestCompressesOncePerContentAndSecond(t *testing.T) {
 		packed()
 		synctest.Wait()
 		if !packed() {
-			t.Error("it is not compressed after a second")
+			t.Error("got an uncompressed response after a second, want gzip")
 		}
 
-		// The same content at another place needs neither.
+		// A copy of the same content keeps its ETag and its compression.
 		tag := ask().Header().Get("ETag")
 		info.json = bytes.Clone(info.json)
 		if w := ask(); w.Header().Get("ETag") != tag || !packed() {
@@ -147,7 +147,7 @@ func TestConditionalRequests(t *testing.T) {
 			{"", plain, 304, plain},
 			{"", "W/" + plain, 304, plain},
 			{"", `"a", ` + plain, 304, plain},
-			{"", packed, 200, plain}, // it could not be read
+			{"", packed, 200, plain}, // the client could not read the gzip form
 			{"", "*", 304, plain},
 			{"gzip", packed, 304, packed},
 			{"gzip", plain, 304, plain},
@@ -182,18 +182,18 @@ func TestConditionalRequests(t *testing.T) {
 	})
 }
 
-// nowhere takes an answer and keeps nothing of it.
+// nowhere discards the response.
 type nowhere struct{ header http.Header }
 
 func (w nowhere) Header() http.Header         { return w.header }
 func (w nowhere) WriteHeader(int)             {}
 func (w nowhere) Write(b []byte) (int, error) { return len(b), nil }
 
-// What anybody may ask costs as much with megabytes as with nothing.
+// Catches an unauthenticated request whose memory grows with the size of cluster-info.
 func TestPublicPathsCostConstantMemory(t *testing.T) {
 	s := newSite(t)
 	s.Logger = slog.New(slog.DiscardHandler)
-	h := s.Server.Handler() // what is held against openapi.yaml is kept for that
+	h := s.Server.Handler() // without the check against openapi.yaml, which keeps responses in memory
 	cost := func(path string, header ...string) (bytes int64) {
 		r := httptest.NewRequest("GET", path, nil)
 		for i := 0; i < len(header); i += 2 {
@@ -201,7 +201,7 @@ func TestPublicPathsCostConstantMemory(t *testing.T) {
 		}
 		const times = 500
 		bytes = math.MaxInt64
-		for range 5 { // beside one of them something is compressed, once
+		for range 5 { // the minimum counts: a compression may run during one of them
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			for range times {
@@ -217,7 +217,7 @@ func TestPublicPathsCostConstantMemory(t *testing.T) {
 	waitPacked(t, h)
 	tag := get(t, h, infoPath).Header().Get("ETag")
 	if n := get(t, h, infoPath).Body.Len(); n < 200<<10 {
-		t.Fatalf("cluster-info has %d bytes: this test is about nothing", n)
+		t.Fatalf("got %d bytes of cluster-info, want more than 200 KiB for this test", n)
 	}
 	for what, got := range map[string]int64{
 		"as it is":       cost(infoPath),
@@ -227,7 +227,7 @@ func TestPublicPathsCostConstantMemory(t *testing.T) {
 		"the CAs":        cost("/v1/ca", "Accept", "application/json"),
 	} {
 		if got > few+2048 {
-			t.Errorf("%s: %d bytes a request, %d with one token", what, got, few)
+			t.Errorf("%s: got %d bytes a request, want at most 2048 more than the %d with one token", what, got, few)
 		}
 	}
 }
@@ -236,13 +236,14 @@ func waitPacked(t *testing.T, h http.Handler) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); get(t, h, infoPath, "Accept-Encoding", "gzip").Header().Get("Content-Encoding") != "gzip"; {
 		if time.Now().After(deadline) {
-			t.Fatal("it is not compressed")
+			t.Fatal("cluster-info is still not compressed after 20 s")
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-// Over HTTP a transport decompresses by itself, as client-go's does, and reads what was signed.
+// The transport decompresses responses, as that of client-go does. Catches a decompressed cluster-info that differs
+// from the signed one.
 func TestHTTPClientsDecompressClusterInfo(t *testing.T) {
 	s := newSite(t)
 	s.fill(t, 200)
@@ -254,17 +255,17 @@ func TestHTTPClientsDecompressClusterInfo(t *testing.T) {
 			t.Fatalf("%d %s", got.status, got.body)
 		}
 		bodies = append(bodies, got.body)
-		if got.header.Get("Content-Length") == "" { // the transport's sign of it
+		if got.header.Get("Content-Length") == "" { // the transport removes it when it decompresses
 			break
 		}
 		if i == 199 {
-			t.Fatal("never compressed")
+			t.Fatal("got 200 uncompressed responses, want a compressed one")
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	for i, body := range bodies {
 		if body != bodies[0] {
-			t.Errorf("answer %d differs from the first", i)
+			t.Errorf("response %d differs from the first", i)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// The API on a mux of one's own, with no Kubernetes behind it.
+// ExampleServer serves the API on a mux of the importing program, without Kubernetes.
 func ExampleServer() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {
@@ -52,7 +52,7 @@ func ExampleServer() {
 	mux.Handle("/v1/", api)
 	mux.Handle("/api/v1/namespaces/kube-public/", api) // where kubeadm looks for cluster-info
 
-	// To be served over TLS alone: this is what a client would get.
+	// Serve mux over TLS only. The loop shows the responses that a client gets.
 	for _, bearer := range []string{"correct-horse-battery", "a guess of a stranger"} {
 		r := httptest.NewRequest("POST", "/v1/token/print-join-command?ttl=2h", nil)
 		r.Header.Set("Authorization", "Bearer "+bearer)
@@ -71,7 +71,7 @@ func ExampleServer() {
 	// 401 application/problem+json
 }
 
-// Users known by their client certificates. The TLS server asks for these and verifies them
+// ExampleAuthenticate authenticates users by client certificates. The TLS server requests and verifies them
 // (tls.Config.ClientAuth, ClientCAs).
 func ExampleAuthenticate() {
 	byCertificate := auth.Authenticate(func(r *http.Request) (auth.User, error) {

@@ -16,8 +16,7 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// explanation answers why a machine has or has not joined: as JSON, or as the text that people
-// read.
+// explanation explains why a machine has or has not joined, as JSON or as text.
 func (h *handler) explanation(r *call) (response, error) {
 	var req struct {
 		Format string `json:"format"`
@@ -33,12 +32,12 @@ func (h *handler) explanation(r *call) (response, error) {
 		return response{}, badField("node", "%.300v", err)
 	}
 	if h.Explain == nil {
-		return response{}, newProblem(http.StatusNotFound, "no-cluster", "there are no nodes to explain here: kubejoin is not on a cluster")
+		return response{}, newProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain nodes")
 	}
 	r.log(slog.String("node", node))
 	e, err := h.Explain(r.Context(), node)
 	if err != nil {
-		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the cluster does not say now what there is to know of node %s; try again", node)
+		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the state of node %s cannot be read from the cluster now; retry", node)
 		p.cause, p.retryAfter = err, retryAfter
 		return response{}, p
 	}
@@ -85,11 +84,11 @@ func (h *handler) explainRequest(r *call) (response, error) {
 	return object(http.StatusOK, e)
 }
 
-// readCSR is lenient about fields that a newer API has: kubectl prints them.
+// readCSR parses a CertificateSigningRequest. It ignores unknown fields, because kubectl prints those of newer APIs.
 func readCSR(content []byte) (*certificates.CertificateSigningRequest, error) {
 	var object certificates.CertificateSigningRequest
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(content, &object); err != nil {
-		return nil, badField("object", "it is no CertificateSigningRequest")
+		return nil, badField("object", "want a CertificateSigningRequest in JSON")
 	}
 	if object.APIVersion != certificates.SchemeGroupVersion.String() || object.Kind != "CertificateSigningRequest" {
 		return nil, badField("object", "apiVersion %.60q and kind %.60q given, want %s and CertificateSigningRequest", object.APIVersion, object.Kind, certificates.SchemeGroupVersion)

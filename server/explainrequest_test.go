@@ -40,14 +40,14 @@ func TestExplainRequestProblems(t *testing.T) {
 		"an object":         {s, adminBearer, `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "x"}}}`, http.StatusOK, `"name":"x"`},
 		"nobody":            {s, "", `{"csr": "x"}`, http.StatusUnauthorized, "unauthorized"},
 		"somebody":          {s, viewerBearer, `{"csr": "x"}`, http.StatusForbidden, "forbidden"},
-		"neither":           {s, adminBearer, `{}`, http.StatusBadRequest, "want the name of a CertificateSigningRequest, or one as object"},
-		"both":              {s, adminBearer, `{"csr": "x", "object": {}}`, http.StatusBadRequest, "and not both"},
-		"no name":           {s, adminBearer, `{"csr": "a/../b"}`, http.StatusBadRequest, "is not the name of an object"},
+		"neither":           {s, adminBearer, `{}`, http.StatusBadRequest, "want either csr, the name of a CertificateSigningRequest, or object"},
+		"both":              {s, adminBearer, `{"csr": "x", "object": {}}`, http.StatusBadRequest, "want either csr, the name of a CertificateSigningRequest, or object"},
+		"no name":           {s, adminBearer, `{"csr": "a/../b"}`, http.StatusBadRequest, "given, want the name of a CertificateSigningRequest"},
 		"another kind":      {s, adminBearer, `{"object": {"apiVersion": "v1", "kind": "Secret"}}`, http.StatusBadRequest, `kind \"Secret\" given`},
 		"another version":   {s, adminBearer, `{"object": {"apiVersion": "certificates.k8s.io/v1beta1", "kind": "CertificateSigningRequest"}}`, http.StatusBadRequest, `certificates.k8s.io/v1beta1`},
 		"kind of the group": {s, adminBearer, `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "Secret"}}`, http.StatusBadRequest, `kind \"Secret\" given`},
-		"no object":         {s, adminBearer, `{"object": [1]}`, http.StatusBadRequest, "it is no CertificateSigningRequest"},
-		"unknown field":     {s, adminBearer, `{"name": "x"}`, http.StatusBadRequest, "known are csr and object"},
+		"no object":         {s, adminBearer, `{"object": [1]}`, http.StatusBadRequest, "want a CertificateSigningRequest in JSON"},
+		"unknown field":     {s, adminBearer, `{"name": "x"}`, http.StatusBadRequest, "known: csr and object"},
 		"none there":        {s, adminBearer, `{"csr": "x"}`, http.StatusNotFound, "no-such-request"},
 		"a pasted token":    {s, adminBearer, `{"csr": "` + pasted.Reveal() + `"}`, http.StatusNotFound, "no-such-request"},
 		"cluster away":      {s, adminBearer, `{"csr": "away"}`, http.StatusServiceUnavailable, "cluster-unavailable"},
@@ -60,19 +60,19 @@ func TestExplainRequestProblems(t *testing.T) {
 				t.Errorf("%d %s, want %d and %s", r.status, r.body, c.status, c.problem)
 			}
 			if strings.Contains(r.body, "192.0.2.1") || strings.Contains(r.body, pasted.RevealSecret()) {
-				t.Errorf("the cause or a token is told: %s", r.body)
+				t.Errorf("the response shows the internal cause or a token secret: %s", r.body)
 			}
 		})
 	}
 	if log := s.logs.String(); !strings.Contains(log, "192.0.2.1") || strings.Contains(log, pasted.RevealSecret()) {
-		t.Errorf("the log has no cause, or a token that was pasted:\n%s", log)
+		t.Errorf("the log lacks the cause or shows a pasted token:\n%s", log)
 	}
 	if r := s.do(t, http.MethodPost, "/v1/explain?object={}", adminBearer, "", ""); r.status != http.StatusBadRequest || !strings.Contains(r.body, api.ProblemType+"invalid-field") {
 		t.Errorf("an object in the URL: %d %s", r.status, r.body)
 	}
 }
 
-// Who may ask for explanations learns nothing of what people of his choice are permitted.
+// Catches a caller that learns the permissions of any user by explaining an invented request of that user.
 func TestExplainObjectNeedsImpersonation(t *testing.T) {
 	s := newSite(t)
 	s.ExplainRequest = func(_ context.Context, _ string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
@@ -118,7 +118,7 @@ func TestExplainObjectNeedsImpersonation(t *testing.T) {
 				t.Errorf("%s about %q in %s: %d %s", caller, test.name, test.groups, r.status, r.body)
 			}
 			if refused && (!strings.Contains(r.body, "impersonate explanations.kubejoin.io") || asked[len(asked)-1] != (auth.Access{Verb: "impersonate", Resource: "explanations", Name: test.name})) {
-				t.Errorf("%s about %q: asked for %v, said %s", caller, test.name, asked, r.body)
+				t.Errorf("%s about %q: got permission checks %v and response %s, want impersonate explanations.kubejoin.io refused", caller, test.name, asked, r.body)
 			}
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// explained is what a cluster says in these tests.
+// explained explains every node as refused. For the node "away" it fails.
 func explained(_ context.Context, node string) (api.NodeExplanation, error) {
 	if node == "away" {
 		return api.NodeExplanation{}, errors.New("dial tcp 192.0.2.1:6443: no route to host")
@@ -31,7 +31,7 @@ func TestExplain(t *testing.T) {
 	s := newSite(t)
 	s.Explain = explained
 	s.start(t)
-	const sentence = "worker-7: refused 40 s ago: token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7"
+	const sentence = "worker-7: refused 40 s ago: token abcdef was for 1 node and worker-3 took it; create another token with: kubejoin token create --max-nodes 1 --node-name worker-7"
 
 	r := s.do(t, http.MethodGet, "/v1/explain/worker-7", adminBearer, "", "")
 	if r.status != http.StatusOK || r.header.Get("Content-Type") != "application/json" ||
@@ -43,7 +43,7 @@ func TestExplain(t *testing.T) {
 		t.Errorf("%d %q, want %q", r.status, r.body, want)
 	}
 
-	// The client reads what was said.
+	// The client decodes the explanation.
 	asking := &client.Client{URL: s.url, Bearer: adminBearer, HTTP: s.http}
 	got, err := asking.Explain(t.Context(), "worker-7")
 	if err != nil {
@@ -86,7 +86,7 @@ func TestExplainProblems(t *testing.T) {
 				t.Errorf("%d %s, want %d %s", r.status, r.body, c.status, c.problem)
 			}
 			if strings.Contains(r.body, "192.0.2.1") {
-				t.Errorf("the cause is told: %s", r.body)
+				t.Errorf("the response shows the internal cause: %s", r.body)
 			}
 		})
 	}
@@ -95,11 +95,11 @@ func TestExplainProblems(t *testing.T) {
 		t.Errorf("%d %s", r.status, r.body)
 	}
 	if log := s.logs.String(); !strings.Contains(log, "192.0.2.1") || !strings.Contains(log, "node=away") || strings.Contains(log, pasted.RevealSecret()) {
-		t.Errorf("the log has no cause or no name, or a token that was pasted:\n%s", log)
+		t.Errorf("the log lacks the cause or the node name, or shows a pasted token:\n%s", log)
 	}
 }
 
-// A token that is pasted where something else belongs is in no log and no answer.
+// Catches a token secret in the log or a response after it was pasted into another field.
 func TestPastedTokensAreInNoLogAndNoResponse(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
@@ -127,6 +127,6 @@ func TestPastedTokensAreInNoLogAndNoResponse(t *testing.T) {
 	s.http.CloseIdleConnections()
 	s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) })
 	if strings.Contains(s.logs.String(), pasted.RevealSecret()) || !strings.Contains(s.logs.String(), "release-claim") {
-		t.Error("the log has the token, or nothing")
+		t.Error("the log shows the token secret, or lacks the request release-claim")
 	}
 }

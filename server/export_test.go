@@ -4,13 +4,13 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// A Route is one of Handler's.
+// Route is a route of Handler.
 type Route struct {
 	Method, Path, Name string
 	Access             auth.Access
 }
 
-// Routes are all that the handler of s answers.
+// Routes returns all routes of the handler of s.
 func (s Server) Routes() []Route {
 	var all []Route
 	for _, on := range (&handler{Server: s}).routes() {

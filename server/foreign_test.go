@@ -18,7 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 )
 
-// Wherever a value is cut in a problem, the problem has no part of a token's secret; nor has the log.
+// Problems shorten long values. Catches a part of a token secret that is left in a problem or in the log.
 func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 	s := newSite(t)
 	s.Claims, s.Issued = s.store.Claims(), boltrecord.New(s.store.Issued())
@@ -26,7 +26,7 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 64 {
 		value := strings.Repeat("-", n) + token
-		if n%2 == 1 { // what hid a token before
+		if n%2 == 1 { // characters around the token that once kept it from being redacted
 			value = strings.Repeat("-", n) + "_" + token + "X"
 		}
 		inJSON, escaped := `"`+value+`"`, url.QueryEscape(value)
@@ -60,7 +60,7 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 			}
 			var p api.Problem
 			if err := json.Unmarshal([]byte(got.body), &p); err == nil && len(p.Field) > 40 {
-				t.Errorf("field %q", p.Field)
+				t.Errorf("got field %q, want at most 40 bytes", p.Field)
 			}
 		}
 	}
@@ -69,8 +69,8 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 	}
 }
 
-// Strangers write neither long lines nor, where operators look, many: of what nobody answers there is a
-// sample. Refusals of callers who are known, and of credentials, stay where they can be seen.
+// Requests without a known caller are logged at level info only as a sample, in short lines. Catches a flood that hides
+// refusals of known callers or of credentials.
 func TestSamplesLogOfUnauthenticatedRequests(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
@@ -97,13 +97,13 @@ func TestSamplesLogOfUnauthenticatedRequests(t *testing.T) {
 		s.http.CloseIdleConnections()
 		line := s.logs.String()
 		if strings.Count(line, "msg=request ") != 1 || len(line) > 1000 || strings.Contains(line, "8w4usg") || strings.Contains(line, long[:40]) {
-			t.Errorf("%.20s %.40s: %d bytes are logged: %.600s", method, path, len(line), line)
+			t.Errorf("%.20s %.40s: got %d bytes of log, want one line of at most 1000: %.600s", method, path, len(line), line)
 		}
 		return line
 	}
 	strangers := []struct{ method, path, bearer string }{
 		{"GET", "/nothing?8w4usg.qwertzuiopasdfgh", ""},
-		{"GET", "/8w4usg.qwertzuiopasdfgh", adminBearer}, // nobody looks whose it is
+		{"GET", "/8w4usg.qwertzuiopasdfgh", adminBearer}, // the server does not authenticate on an unknown path
 		{"POST", "/nothing", ""},
 		{"PUT", "/healthz", ""},
 		{long, "/healthz", ""},
@@ -121,20 +121,20 @@ func TestSamplesLogOfUnauthenticatedRequests(t *testing.T) {
 		}
 	}
 	if most := 101 + int(time.Since(began)/time.Second); seen > most {
-		t.Errorf("an operator sees %d of 400 requests of strangers, want %d", seen, most)
+		t.Errorf("got %d of 400 unauthenticated requests at level info, want at most %d", seen, most)
 	}
 	for _, asked := range []struct{ path, bearer string }{
 		{"/v1/token", "wrong-bearer-0123456789"}, {"/v1/token", viewerBearer}, {"/v1/token?ttl=soon", adminBearer}, {"/v1/token", adminBearer},
 	} {
 		for range 20 {
 			if line := logOf("POST", asked.path, asked.bearer); !strings.Contains(line, "level=INFO") {
-				t.Fatalf("an operator does not see %s", line)
+				t.Fatalf("got %s, want level INFO", line)
 			}
 		}
 	}
 }
 
-// Readiness prints one clean line for each check, also if a client chose the text.
+// Catches control characters, line breaks or a token in the text of a check, which a client may have chosen.
 func TestReadinessIsOneLineForEachCheck(t *testing.T) {
 	s := newSite(t)
 	hostile := "csr x >&2;id>pwned;\x1b[31m\n[+]forged ok\n8w4usg.qwertzuiopasdfgh" + strings.Repeat("x", 100_000)
@@ -149,6 +149,6 @@ func TestReadinessIsOneLineForEachCheck(t *testing.T) {
 		}
 	}
 	if logs := s.logs.String(); len(logs) > 5000 || strings.Contains(logs, "qwertz") || !strings.Contains(logs, "readiness changed") {
-		t.Errorf("%d bytes are logged: %.2000s", len(logs), logs)
+		t.Errorf("got %d bytes of log, want at most 5000 with no token: %.2000s", len(logs), logs)
 	}
 }

@@ -24,8 +24,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// fuzzSite has a handler that is asked without a network, so that what a client cannot send gets
-// there too. All inputs of one process share it.
+// fuzzSite returns a handler that is called without a network, so that it also gets requests that no HTTP client can
+// send. All inputs of one process share it.
 func fuzzSite(f *testing.F) http.Handler {
 	s := newSite(f)
 	s.Advertise = "127.0.0.1:9443"
@@ -34,7 +34,7 @@ func fuzzSite(f *testing.F) http.Handler {
 	return s.Handler()
 }
 
-// FuzzJoinCommand sends any query and body: the answer is a join command or a 4xx.
+// FuzzJoinCommand sends any query and body, and wants a join command or a 4xx response.
 func FuzzJoinCommand(f *testing.F) {
 	f.Add("ttl=1h", "application/json", []byte(`{"description": "x"}`))
 	f.Add("ttl=%zz&ttl=", "", []byte(`{`))
@@ -55,8 +55,8 @@ func FuzzJoinCommand(f *testing.F) {
 	})
 }
 
-// FuzzTokens sends any query and body to the routes of tokens and claims: the answer is an object
-// of the kind that the route has or a 4xx, and a secret is in no answer but a new token's.
+// FuzzTokens sends any query and body to the routes of tokens and claims, and wants an object of the route's kind or
+// a 4xx response. Only the response for a new token may have a secret.
 func FuzzTokens(f *testing.F) {
 	const secret = "qqqqqqqqqqqqqqqq"
 	routes := []struct{ method, path, kind string }{
@@ -107,13 +107,13 @@ func FuzzTokens(f *testing.F) {
 				t.Errorf("status %d: %s", w.Code, w.Body)
 			}
 			if route.path != tokenPath && strings.Contains(w.Body.String(), secret) {
-				t.Errorf("the secret of a token is told: %s", w.Body)
+				t.Errorf("the response shows a token secret: %s", w.Body)
 			}
 		})
 	})
 }
 
-// FuzzRequest sends anything that is a request of HTTP/1.1 at all.
+// FuzzRequest sends anything that net/http parses as an HTTP/1.1 request.
 func FuzzRequest(f *testing.F) {
 	for _, path := range []string{commandPath, tokenPath, tokenPath + "/qwertz", tokenPath + "/qwertz/renew?dryRun", infoPath, "/v1/cluster-info", "/v1/ca?format=json", "/healthz", "/readyz?verbose", "/version", "/metrics", "/", "*", "/api/v1/../v1", "//", "/%2e%2e/%00", "http://[::1]/healthz?%"} {
 		for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "CONNECT", "X"} {
@@ -129,7 +129,7 @@ func FuzzRequest(f *testing.F) {
 		fuzzing.RunWithinLimit(t, func() {
 			r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(raw)))
 			if err != nil {
-				return // net/http answers that by itself
+				return // net/http responds without the handler
 			}
 			r.RemoteAddr = "192.0.2.1:1234"
 			checkAnswer(t, handler, r)
@@ -137,7 +137,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// kept is what an answer says of being kept: what has a tag is anybody's, and asked about again.
+// kept returns the Cache-Control that a response must have: responses with an ETag are public and revalidated.
 func kept(w *httptest.ResponseRecorder) string {
 	if w.Header().Get("ETag") != "" {
 		return "no-cache"
@@ -145,8 +145,8 @@ func kept(w *httptest.ResponseRecorder) string {
 	return "no-store"
 }
 
-// checkAnswer holds for every request on a server with nothing amiss: it succeeds with what it
-// should, or it is the request's fault and the answer says so as a document.
+// checkAnswer sends a request to a working server. It fails the test unless the response is a success of the right form
+// or a 4xx problem.
 func checkAnswer(t *testing.T, handler http.Handler, r *http.Request) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -168,13 +168,13 @@ func checkAnswer(t *testing.T, handler http.Handler, r *http.Request) {
 			t.Errorf("status %d: %q", w.Code, body)
 		}
 		if strings.Contains(string(body), adminBearer) {
-			t.Errorf("the bearer is repeated: %s", body)
+			t.Errorf("the response shows the bearer token: %s", body)
 		}
 	}
 }
 
-// FuzzCertificate sends any query and body as an admin, who may sign, and with a bootstrap token:
-// the answer is a certificate or a 4xx, and nobody becomes system:masters.
+// FuzzCertificate sends any query and body as an admin and with a bootstrap token. It wants a 4xx response or a
+// certificate without the group system:masters.
 func FuzzCertificate(f *testing.F) {
 	request := nodeCSR(f, "worker-1")
 	f.Add("", "application/pkcs10", []byte(request))

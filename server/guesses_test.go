@@ -18,7 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// sends sends a GET of the tokens with headers of any kind.
+// sends requests the token list with the headers, and returns the status.
 func sends(t testing.TB, handler http.Handler, remote string, headers http.Header) int {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), "GET", tokenPath, nil)
@@ -31,7 +31,7 @@ func sends(t testing.TB, handler http.Handler, remote string, headers http.Heade
 
 func authorized(values ...string) http.Header { return http.Header{"Authorization": values} }
 
-// guessing is a site where anybody named in "Bearer NAME-ANYTHING" is known, and its handler.
+// guessing returns the handler of a site that accepts any bearer token of the form NAME-ANYTHING.
 func guessing(t *testing.T) http.Handler {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
@@ -46,8 +46,7 @@ func guessing(t *testing.T) http.Handler {
 	return s.Handler()
 }
 
-// A user neither pushes others out of what is remembered by showing his credential in many forms, nor by many
-// credentials.
+// Catches a user that evicts others from the credential cache with many credentials, or many forms of one.
 func TestOneUserEvictsNoOtherFromCredentialCache(t *testing.T) {
 	const here, others = "192.0.2.1:1", 20
 	for what, header := range map[string]func(i int) string{
@@ -77,7 +76,7 @@ func TestOneUserEvictsNoOtherFromCredentialCache(t *testing.T) {
 				}
 				for i := range others {
 					if code := sends(t, handler, here, authorized(fmt.Sprintf("Bearer user%d-1", i))); code != 403 {
-						t.Errorf("user%d: %d, want that user still let in", i, code)
+						t.Errorf("user%d: got %d, want 403: the credential is no longer cached", i, code)
 					}
 				}
 				if code := sends(t, handler, here, authorized("bearer  ada-"+map[bool]string{true: "11999", false: "1"}[what == "credentials"])); code != 403 {
@@ -88,7 +87,7 @@ func TestOneUserEvictsNoOtherFromCredentialCache(t *testing.T) {
 	}
 }
 
-// casesOf has each letter in the case that a bit says.
+// casesOf returns s with the i-th letter in upper case if the i-th bit is set.
 func casesOf(s string, bits int) string {
 	b := []byte(s)
 	for i := range b {
@@ -99,7 +98,7 @@ func casesOf(s string, bits int) string {
 	return string(b)
 }
 
-// Who was let in at one address is a stranger at others.
+// Catches a cached credential that is exempt from the failure limit at other addresses, too.
 func TestCachedCredentialCountsOnlyForItsAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		handler := guessing(t)
@@ -120,8 +119,8 @@ func TestCachedCredentialCountsOnlyForItsAddress(t *testing.T) {
 	})
 }
 
-// One machine may have all addresses of a /64: guesses and connections from there are counted together, and those from
-// the next one apart.
+// One machine may have all addresses of a /64. Catches a limit that counts them as different clients, or that counts
+// the next /64 as the same one.
 func TestOneNetworkOfIPv6IsOneClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		handler := guessing(t)
@@ -139,17 +138,17 @@ func TestOneNetworkOfIPv6IsOneClient(t *testing.T) {
 		}
 		for remote, same := range map[string]bool{"[2001:db8::ffff:0:0:1]:1": true, "[2001:db8:0:1::1]:1": false} {
 			if code := sends(t, handler, remote, authorized("Bearer guess")); (code == 429) != same {
-				t.Errorf("a guess from %s: %d", remote, code)
+				t.Errorf("guess from %s: got %d, want 429: %t", remote, code, same)
 			}
 			c := &addressed{remote: remote}
 			if connected(c, http.StateNew); c.closed != same {
-				t.Errorf("a connection from %s: closed is %v", remote, c.closed)
+				t.Errorf("connection from %s: got closed %t, want %t", remote, c.closed, same)
 			}
 		}
 	})
 }
 
-// addressed is a connection from somewhere.
+// addressed is a connection with that remote address.
 type addressed struct {
 	net.Conn
 	remote string
@@ -165,7 +164,7 @@ func (c *addressed) Close() error {
 	return nil
 }
 
-// Headers that nobody accepts count as guesses, in whatever way they are wrong.
+// Catches a malformed Authorization header that does not count as a failed authentication.
 func TestMalformedCredentialsCountAsFailures(t *testing.T) {
 	for _, header := range []http.Header{
 		authorized("Basic YTpi"), authorized("Bearer"), authorized("Bearer "), authorized(""), authorized("ada-1"), authorized("Bearer\tada-1"),
@@ -185,14 +184,14 @@ func TestMalformedCredentialsCountAsFailures(t *testing.T) {
 				}
 			}
 			if code := sends(t, handler, here, authorized("Bearer ada-1")); code != 403 {
-				t.Errorf("who was let in before: %d", code)
+				t.Errorf("cached credential: got %d, want 403", code)
 			}
 		})
 	}
 }
 
-// An Authenticate of one's own has the same limit on guesses, wherever it looks for credentials, and none of the
-// ways around it: a good credential of a usual kind, or one's own now and then.
+// A custom Authenticate may read credentials from any header. Catches guesses there that avoid the failure limit by
+// a valid credential of another kind, or by an own valid one now and then.
 func TestLimitsGuessesInCustomHeaders(t *testing.T) {
 	for what, beside := range map[string]func(testing.TB, *site) []http.Header{
 		"alone":                 func(testing.TB, *site) []http.Header { return []http.Header{{}} },
@@ -200,10 +199,10 @@ func TestLimitsGuessesInCustomHeaders(t *testing.T) {
 		"beside a bootstrap token": func(t testing.TB, s *site) []http.Header {
 			return []http.Header{authorized("Bearer " + s.token(t, nil))}
 		},
-		"beside one that has ended": func(t testing.TB, s *site) []http.Header {
+		"beside an expired token": func(t testing.TB, s *site) []http.Header {
 			return []http.Header{authorized("Bearer " + s.token(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) }))}
 		},
-		"and one's own, in turns": func(testing.TB, *site) []http.Header {
+		"alternating with a valid one": func(testing.TB, *site) []http.Header {
 			own := authorized("Bearer something-else")
 			own.Set("X-Rack-Key", "own")
 			return []http.Header{own, authorized("Bearer something-else")}
@@ -236,15 +235,16 @@ func TestLimitsGuessesInCustomHeaders(t *testing.T) {
 						handler.ServeHTTP(httptest.NewRecorder(), r)
 					}
 				}
-				if looked > httplimit.FailureBurst+1 { // the one that was let in before is looked at once more
-					t.Errorf("%d guesses were looked at, want %d", looked, httplimit.FailureBurst)
+				if looked > httplimit.FailureBurst+1 { // a client that succeeded before gets one more
+					t.Errorf("got %d guesses checked, want at most %d", looked, httplimit.FailureBurst+1)
 				}
 			})
 		})
 	}
 }
 
-// A credential that kubejoin does not see is not remembered: every request without a seen one would be exempt.
+// kubejoin cannot see a credential in a custom header. Catches a cached success that exempts every request without an
+// Authorization header.
 func TestCustomHeaderCredentialGetsNoExemption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the clock stands still
 		s := newSite(t)

@@ -28,7 +28,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// junk is a certificate that nobody trusts, with so many of something in it.
+// junk returns an untrusted certificate with that many elements of one kind.
 func junk(t testing.TB, what string, many int) tls.Certificate {
 	t.Helper()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)}
@@ -70,10 +70,10 @@ func junk(t testing.TB, what string, many int) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// kinds of junk, each with as many as 16 KiB of a certificate can have.
+// kinds are the kinds of junk, each with about the number of elements that fit into a certificate of 16 KiB.
 var kinds = map[string]int{"bytes": 15_500, "usages": 5000, "arcs of a usage": 15_500, "DNS names": 7500, "addresses": 2500, "URIs": 3800, "extensions": 1700, "units": 600}
 
-// anotherKey is a private key that signs nonsense.
+// anotherKey is a private key that makes invalid signatures.
 type anotherKey struct{ public crypto.PublicKey }
 
 func (k anotherKey) Public() crypto.PublicKey { return k.public }
@@ -82,7 +82,7 @@ func (k anotherKey) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 	return make([]byte, 1024), nil
 }
 
-// withRSA makes a certificate for an RSA key of that many bits, without a private key.
+// withRSA returns a certificate for an RSA key of that many bits, without the private key.
 func withRSA(t testing.TB, bits int) tls.Certificate {
 	t.Helper()
 	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), uint(bits-1)))
@@ -100,7 +100,7 @@ func withRSA(t testing.TB, bits int) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: anotherKey{public}}
 }
 
-// chainOf shows certificates beside the first.
+// chainOf returns the first certificate with the others as its chain.
 func chainOf(all ...tls.Certificate) tls.Certificate {
 	chain := tls.Certificate{PrivateKey: all[0].PrivateKey}
 	for _, c := range all {
@@ -109,7 +109,7 @@ func chainOf(all ...tls.Certificate) tls.Certificate {
 	return chain
 }
 
-// asks sends a request over a connection that shows the certificate.
+// asks sends a request over a connection with that client certificate.
 func (s *site) asks(t testing.TB, config *tls.Config, shown tls.Certificate) (*tls.Conn, error) {
 	t.Helper()
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }
@@ -160,16 +160,16 @@ func TestRefusesClientCertificatesInTheHandshake(t *testing.T) {
 	for _, test := range tests {
 		for _, version := range []uint16{tls.VersionTLS13, tls.VersionTLS12} {
 			if version == tls.VersionTLS12 && len(test.shown.OCSPStaple) > 0 {
-				continue // its clients have no way to send one
+				continue // a client cannot send one over TLS 1.2
 			}
 			t.Run(fmt.Sprintf("%s/%x", test.name, version), func(t *testing.T) {
 				if _, err := s.asks(t, &tls.Config{MaxVersion: version}, test.shown); (err != nil) != test.refused {
-					t.Errorf("%v, refused is to be %v", err, test.refused)
+					t.Errorf("got %v, want refused %t", err, test.refused)
 				}
 			})
 		}
 	}
-	// The key of a leaf is refused before it is used.
+	// The server refuses a large key before it verifies a signature with it.
 	for bits, alert := range map[int]string{8192: "bad certificate", 4096: "error decrypting message"} {
 		shown := withRSA(t, bits)
 		for _, version := range []uint16{tls.VersionTLS13, tls.VersionTLS12} {
@@ -184,7 +184,7 @@ func TestRefusesClientCertificatesInTheHandshake(t *testing.T) {
 	}
 }
 
-// What an importer configures for himself is asked as well, and no way around.
+// Catches a tls.Config of an importing program that is not called, or that disables the certificate limits.
 func TestCustomTLSConfigKeepsCertificateLimits(t *testing.T) {
 	own := errors.New("not here")
 	var refuses error
@@ -214,7 +214,7 @@ func TestCustomTLSConfigKeepsCertificateLimits(t *testing.T) {
 	}
 }
 
-// An idle connection holds at most this much memory, whatever certificates the client shows (docs/security-model.md).
+// Catches client certificates that keep more memory per idle connection than docs/security.md says.
 func TestCertificatesOfIdleConnectionsTakeLittleMemory(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
@@ -232,18 +232,18 @@ func TestCertificatesOfIdleConnectionsTakeLittleMemory(t *testing.T) {
 		}
 		return (int(inUse()) - int(before)) / connections / 1024
 	}
-	held(tls.Certificate{}) // what is made once
+	held(tls.Certificate{}) // warm-up: memory that is allocated once
 	without := held(tls.Certificate{})
 	for what, most := range kinds {
-		for many := most; ; many = many * 9 / 10 { // as many as are accepted
+		for many := most; ; many = many * 9 / 10 { // find the largest accepted number
 			shown := junk(t, what, many)
 			if cert, err := x509.ParseCertificate(shown.Certificate[0]); err != nil || httplimit.CheckChain([]*x509.Certificate{cert}) != nil {
 				continue
 			}
 			extra := held(shown) - without
-			t.Logf("%d %s, %d bytes: %d KiB a connection, and %d KiB without a certificate, both with the client's part", many, what, len(shown.Certificate[0]), extra+without, without)
+			t.Logf("%d %s in %d bytes: %d KiB a connection, %d KiB without a certificate, both including the client side", many, what, len(shown.Certificate[0]), extra+without, without)
 			if extra > 80 {
-				t.Errorf("%d %s: %d KiB more than without a certificate", many, what, extra)
+				t.Errorf("%d %s: got %d KiB a connection more than without a certificate, want at most 80", many, what, extra)
 			}
 			break
 		}
@@ -259,12 +259,12 @@ func inUse() uint64 {
 	return m.HeapAlloc + m.StackInuse
 }
 
-// A connection sends little before its first request, and as much as it likes afterwards.
+// Catches a handshake that may send more than 64 KiB, and a limit that also applies after it.
 func TestLimitsBytesBeforeTheFirstRequest(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
 	s.start(t)
-	// A client that stops in the middle of its certificates, of which crypto/tls takes 256 KiB.
+	// This client stops in the middle of its certificates, for which crypto/tls would read 256 KiB.
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
 	if err != nil {
 		t.Fatal(err)
@@ -277,11 +277,11 @@ func TestLimitsBytesBeforeTheFirstRequest(t *testing.T) {
 	if err := stopped.HandshakeContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	_ = stopped.SetReadDeadline(time.Now().Add(3 * time.Second)) // before that of the handshake
+	_ = stopped.SetReadDeadline(time.Now().Add(3 * time.Second)) // before the handshake timeout of the server
 	if _, err := stopped.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("after 80 KiB of a handshake: %v, want the connection closed", err)
+		t.Errorf("after 80 KiB of a handshake: got %v, want the connection closed", err)
 	}
-	// Requests beyond it, on one connection of each version of HTTP.
+	// Requests may exceed the limit. Each HTTP version uses one connection.
 	for _, protocol := range []string{"http/1.1", "h2"} {
 		transport := s.http.Transport.(*http.Transport).Clone()
 		transport.TLSClientConfig.NextProtos = []string{protocol}
@@ -304,7 +304,7 @@ func TestLimitsBytesBeforeTheFirstRequest(t *testing.T) {
 	}
 }
 
-// stopping is a connection that sends so many bytes and no more.
+// stopping is a connection that sends only the next after bytes and discards the rest.
 type stopping struct {
 	net.Conn
 	after int

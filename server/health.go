@@ -15,29 +15,29 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
-// A Check is one condition of being ready.
+// A Check is one condition of readiness.
 type Check struct {
-	// Name is short, as in "tokens".
+	// Name is a short name, for example "tokens".
 	Name string
-	// Ready returns nil, or what is missing, in words that may be shown to anybody who can
-	// reach the server, or a [Notice]. It returns soon after ctx ends.
+	// Ready returns nil, a [Notice], or an error that says what is missing. The error is public:
+	// /readyz shows it to every client. Ready must return soon after ctx ends.
 	Ready func(ctx context.Context) error
 }
 
-// A Notice that a Check's Ready returns is no failure: something holds, and an operator should
-// know more of it. /readyz?verbose shows it.
+// A Notice is an error of Check.Ready that is not a failure. The check passes, and /readyz?verbose shows
+// the text to the operator.
 type Notice string
 
 func (n Notice) Error() string { return string(n) }
 
-// checkTimeout bounds a round of checks. A request to /readyz waits for two of them at most,
-// which is below the usual probe's 10 s.
+// checkTimeout limits a round of checks. A request to /readyz waits for at most two rounds, which
+// is less than the default period of a Kubernetes probe, 10 s.
 const checkTimeout = 2 * time.Second
 
-// retryAfter is what a client is told to wait when something is away for the moment.
+// retryAfter is the Retry-After of responses about something that is temporarily unavailable.
 const retryAfter = 5 * time.Second
 
-// Version is what this server was built from.
+// Version describes the build of this server.
 type Version struct {
 	Version   string `json:"version"`
 	Commit    string `json:"commit,omitempty"`
@@ -45,13 +45,13 @@ type Version struct {
 	Platform  string `json:"platform"`
 }
 
-// healthz says that the process answers; whether it is of any use is readyz's.
+// healthz reports that the process responds. readyz reports whether it can do its work.
 func (h *handler) healthz(*call) (response, error) {
 	return response{contentType: "text/plain; charset=utf-8", body: []byte("ok\n")}, nil
 }
 
-// readyz asks all checks and, in the form of kube-apiserver's, lists them if one fails or
-// ?verbose is given: one line for each, whatever names of objects it repeats.
+// readyz runs all checks. If one fails or ?verbose is given, it lists them in the format of kube-apiserver.
+// Each check takes exactly one line, whatever text from outside its message contains.
 func (h *handler) readyz(r *call) (response, error) {
 	errs, err := h.check(r.Context())
 	if err != nil {
@@ -90,7 +90,7 @@ func (h *handler) readyz(r *call) (response, error) {
 	return response{contentType: "text/plain; charset=utf-8", body: list.Bytes()}, nil
 }
 
-// notReady carries the list of checks to the client as plain text.
+// notReady is the error of failed checks. The client receives the list as plain text.
 type notReady struct{ list []byte }
 
 func (n *notReady) Error() string { return string(bytes.TrimSpace(n.list)) }
@@ -108,26 +108,26 @@ func (h *handler) notFound(*call) (response, error) {
 }
 
 func (h *handler) methodNotAllowed(r *call) (response, error) {
-	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not answer the method %q", foreign.Text(r.Method, maxMethod))
+	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not support the method %q", foreign.Text(r.Method, maxMethod))
 	routes := chi.RouteContext(r.Context()).Routes
-	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi has it
+	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi matches it
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
 		if routes.Match(chi.NewRouteContext(), method, path) {
 			p.allow = append(p.allow, method)
 		}
 	}
-	if len(p.allow) == 0 { // the method is unknown, and chi has not looked at the path
+	if len(p.allow) == 0 { // for an unknown method, chi does not match the path
 		return h.notFound(r)
 	}
 	return response{}, p
 }
 
-// rounds lets all who ask at the same time share one run of the checks: anybody may ask, and a
-// check may cost something.
+// rounds lets concurrent requests share one run of the checks. Anyone may request /readyz, and a check may
+// be expensive.
 type rounds struct {
 	mu   sync.Mutex
-	next *round        // has not begun
-	turn chan struct{} // holds a value while one runs
+	next *round        // the round that has not begun; nil if there is none
+	turn chan struct{} // holds a value while a round runs
 }
 
 // A round is one run of all checks.
@@ -136,15 +136,15 @@ type round struct {
 	errs []error // one for each check, once done is closed
 }
 
-// check runs all checks side by side and gives one error or nil for each. What it tells is never
-// older than the question. It fails only if ctx ends before.
+// check runs all checks concurrently and returns one error or nil for each. The round begins after the call
+// of check, so that its results are never older than the request. It fails only if ctx ends first.
 func (h *handler) check(ctx context.Context) ([]error, error) {
 	h.rounds.mu.Lock()
 	mine := h.rounds.next
 	if mine == nil {
 		mine = &round{done: make(chan struct{}), errs: make([]error, len(h.Checks))}
 		h.rounds.next = mine
-		go h.run(context.WithoutCancel(ctx), mine) // the others need it, too, if this client leaves
+		go h.run(context.WithoutCancel(ctx), mine) // other requests need the results even if this client disconnects
 	}
 	h.rounds.mu.Unlock()
 	select {

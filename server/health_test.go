@@ -24,7 +24,7 @@ func TestNoticeKeepsReadiness(t *testing.T) {
 	}
 }
 
-// edited is a cluster-info that somebody has edited to something of no use.
+// edited is a cluster-info that a person made malformed.
 type edited struct{ server.ClusterInfo }
 
 func (edited) JSON(context.Context) ([]byte, error) {
@@ -36,6 +36,6 @@ func TestMalformedClusterInfoIsAnError(t *testing.T) {
 	s.ClusterInfo = edited{s.ClusterInfo}
 	s.start(t)
 	if got := s.do(t, "GET", infoPath, "", "", ""); got.status != 500 || !strings.Contains(got.body, `"kind":"Status"`) || !strings.Contains(got.body, "users: 1 given") {
-		t.Errorf("discovery answers %d %s, want 500 and why", got.status, got.body)
+		t.Errorf("got %d %s, want 500 with the cause", got.status, got.body)
 	}
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// JSON that is deep, long, repeats itself or has numbers beyond all bounds is refused by every route
-// that reads a body, in little time and memory.
+// Sends deep, long, repetitive and out-of-range JSON to every route that reads a body. Catches one that accepts it or
+// that needs much time or memory.
 func TestRefusesHostileJSON(t *testing.T) {
 	w := newWholeSite(t)
-	w.handler = w.Server.Handler() // what is held against openapi.yaml is kept for that
+	w.handler = w.Server.Handler() // without the check against openapi.yaml, which keeps responses in memory
 	const most = server.MaxBody
 	nested := func(open, end string) string {
 		n := (most - 2) / (len(open) + len(end))
@@ -68,15 +68,14 @@ func TestRefusesHostileJSON(t *testing.T) {
 	}
 }
 
-// What nobody must be given is not given over HTTPS either, not even to who may sign for every signer, and
-// the answer says why.
+// Catches a CSR that no signer may sign but that is signed over HTTPS, even for a caller that may use every signer.
 func TestRefusesHostileCSRs(t *testing.T) {
 	s, _ := certifying(t)
 	handler := s.Server.Handler()
 	token := s.token(t, nil)
-	// These are refused as parameters, before anything else is looked at.
+	// The server refuses these as parameters, before it parses the CSR.
 	parameters := map[string]string{
-		"no usages": "is empty", "usage that there is none of": "is none that a certificate can have", "usage of a CA": "is none that a certificate can have",
+		"no usages": "is empty", "usage that there is none of": `"root" given, want a usage that a certificate can have`, "usage of a CA": `"cert sign" given, want a usage that a certificate can have`,
 		"negative duration": "want at least 10m0s",
 	}
 	for _, h := range hostile.Corpus() {
@@ -113,7 +112,7 @@ func TestRefusesHostileCSRs(t *testing.T) {
 			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil {
 				t.Fatalf("%d %s: %v", w.Code, w.Body, err)
 			}
-			// What is no node's certificate at all is not looked at further.
+			// A bootstrap token gets the detailed reason only for the client signer of kubelets.
 			if kubelet := h.Signer == clientSigner; w.Code < 400 || w.Code >= 500 || kubelet && !strings.Contains(p.Detail, want) {
 				t.Errorf("on a bootstrap token: %d %s, want a refusal that says %q", w.Code, p.Detail, want)
 			}

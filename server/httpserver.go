@@ -15,35 +15,38 @@ import (
 const (
 	headerTimeout  = 5 * time.Second // of the TLS handshake as well
 	requestTimeout = 10 * time.Second
-	answerTimeout  = 10 * time.Second // to read an answer; kubeadm gives a request 10 s in all
+	answerTimeout  = 10 * time.Second // to read a response; kubeadm allows 10 s for a whole request
 	idleTimeout    = time.Minute
-	// restTimeout is for the rest of a body that was not read. net/http waits for it before it sends the answer, when the
-	// slot of the request is free again, and closes the connection if it does not come.
+	// restTimeout limits the wait for the unread rest of a request body. net/http waits for the rest before it sends the
+	// response, after the slot of the request is free again. If the rest does not arrive, it closes the connection.
 	restTimeout = time.Second
 	maxHeader   = 16 << 10
 	maxStreams  = 64 // of HTTP/2, in flight on one connection
 )
 
-// tls12Suites are those of TLS 1.2 that RFC 9325, section 4.2, recommends, and the same with ChaCha20. TLS 1.3 has no
-// others.
+// tls12Suites are the cipher suites for TLS 1.2: those that RFC 9325, section 4.2, recommends, and the same with
+// ChaCha20. The suites of TLS 1.3 are not configurable.
 var tls12Suites = []uint16{
 	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
 	tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
 
-// HTTPServer makes a server of the API on which no client can take much time or memory: it
-// bounds headers, bodies, the times to send and to read them, and the number of connections, of
-// which those without a request in flight go first. Its Handler is [Server.Handler]; whoever
-// mounts that beside other things puts his own in its place. config has the certificate. TLS is
-// 1.3 unless its MinVersion is less, and 1.2 at least, which has only cipher suites with forward
-// secrecy and authenticated encryption unless config names others.
+// HTTPServer returns a server of the API on which no client can use much time or memory. It limits headers,
+// bodies, the times to send and to read them, and the number of connections. If there are too many
+// connections, it closes those without a request in flight first. The server's Handler is [Server.Handler]:
+// to mount that beside other handlers, replace the field.
 //
-// A handshake fails if the client shows more than 4 certificates, more than 16 KiB of them, more names, usages and
-// extensions than take about 32 KiB of memory, or an RSA key of more than 4096 bits. Serve it on the listener of
-// [LimitHandshakes], which bounds what a client sends before that is checked. Ask for certificates with
-// tls.RequestClientCert or tls.RequireAnyClientCert: crypto/tls verifies signatures before that with the stronger ones.
+// config has the certificate. Its MinVersion is the minimum version of TLS, but at least 1.2, and 1.3 if it is
+// zero. For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption are enabled, unless
+// config names others.
+//
+// A handshake fails if the client shows more than 4 certificates, certificates of more than 16 KiB, or an RSA
+// key of more than 4096 bits. It also fails if their names, usages and extensions take more than about 32 KiB
+// of memory. Serve it on the listener of [LimitHandshakes], which limits what a client sends before these
+// checks. Request certificates with tls.RequestClientCert or tls.RequireAnyClientCert: with the stricter
+// modes, crypto/tls verifies signatures before these checks.
 func (s Server) HTTPServer(config *tls.Config) *http.Server {
-	if config == nil { // said by ServeTLS: it has no certificate
+	if config == nil { // ServeTLS reports the missing certificate
 		config = &tls.Config{}
 	}
 	config = httplimit.LimitCertificates(config)
@@ -67,43 +70,44 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 		TLSConfig:         config,
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       requestTimeout,
-		// A join command waits for its signature and then perhaps for the token's deletion.
+		// A join command waits for its signature, and then perhaps for the deletion of the token.
 		WriteTimeout:   max(signTimeout, MaxWait) + withdrawTimeout + 5*time.Second,
 		IdleTimeout:    idleTimeout,
 		MaxHeaderBytes: maxHeader,
-		// Else net/http answers OPTIONS * by itself, past every limit of the Handler.
+		// Otherwise net/http answers OPTIONS * itself, without the limits of the Handler.
 		DisableGeneralOptionsHandler: true,
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxStreams,
-			// By default a connection may have 1 MiB of a body in memory that nobody reads.
+			// The default lets a client fill 1 MiB of memory for each connection with an unread body.
 			MaxReceiveBufferPerConnection: MaxBody,
 			MaxReceiveBufferPerStream:     MaxBody,
 			WriteByteTimeout:              answerTimeout,
 		},
 		ConnState: httplimit.Connections(httplimit.MaxConnections(), s.clientRate(), s.Registerer),
-		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // what strangers do wrong in TLS
+		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // TLS errors that any client can cause
 	}
 }
 
-// LimitHandshakes limits what the connections of a listener may send before their first request was read to 64 KiB. crypto/tls
-// would take 256 KiB of certificates into memory before anybody can refuse them. The listener is for a server of
-// [Server.HTTPServer], whose ConnState lifts the limit: without that a connection ends when it has sent so much.
+// LimitHandshakes limits each connection of a listener to 64 KiB until its first request has been read.
+// crypto/tls alone would read 256 KiB of certificates into memory before the server can refuse them. Use the
+// listener only with [Server.HTTPServer], whose ConnState lifts the limit. With other servers a connection
+// fails after 64 KiB.
 func LimitHandshakes(l net.Listener) net.Listener { return httplimit.LimitHandshakes(l) }
 
-// A Rate is how often something may happen: QPS times a second in the long run, and Burst times at once. The zero Rate stands
-// for a default, and a negative QPS for no limit. A Burst of zero is QPS, at least one.
+// A Rate is a token bucket: QPS events a second on average, and at most Burst at once. The zero Rate is a
+// default, and a negative QPS is unlimited. A Burst of zero is QPS rounded up, at least one.
 type Rate struct {
 	QPS   float64
 	Burst int
 }
 
-// Rates unless a Server says otherwise.
+// Defaults of Server.ClientRate and Server.UserRate.
 const (
-	// Two racks of a thousand machines behind one address may all discover, ask for a join command
-	// and for a certificate in the same second, with a new connection each time.
+	// Two racks of a thousand machines may share one address. All of them may use discovery and request
+	// a join command and a certificate in the same second, each time on a new connection.
 	DefaultClientQPS   = 1000
 	DefaultClientBurst = 10_000
-	// Those machines may all do so as one user, be it an operator or a bootstrap token.
+	// All those machines may do so as one user: an operator or a bootstrap token.
 	DefaultUserQPS   = 100
 	DefaultUserBurst = 2000
 )
@@ -116,11 +120,11 @@ func (s *Server) userRate() httplimit.Rate {
 	return httplimit.Rate(cmp.Or(s.UserRate, Rate{DefaultUserQPS, DefaultUserBurst}))
 }
 
-// limitAnswer limits the time in which the client reads the answer and sends the rest of its request.
+// limitAnswer limits the time for the client to read the response and to send the rest of its request.
 func limitAnswer(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
-	// They fail for a writer without deadlines, which has no connection either. A server without a timeout of its own would
-	// never lift that of writing from the connection.
+	// The calls fail for a writer without deadlines, which also has no connection. A server without a WriteTimeout never
+	// resets the write deadline: it would apply to later requests on the connection.
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && s.WriteTimeout > 0 {
 		_ = control.SetWriteDeadline(time.Now().Add(answerTimeout))
 	}

@@ -17,7 +17,7 @@ func TestTLSVersions(t *testing.T) {
 	for _, test := range []struct {
 		least   uint16 // of the server
 		client  *tls.Config
-		version uint16 // zero is refused
+		version uint16 // zero: want the handshake refused
 	}{
 		{0, &tls.Config{}, tls.VersionTLS13},
 		{0, &tls.Config{MaxVersion: tls.VersionTLS12}, 0},
@@ -37,7 +37,7 @@ func TestTLSVersions(t *testing.T) {
 			}
 			web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate, MinVersion: test.least})
 			if least := web.TLSConfig.MinVersion; least < tls.VersionTLS12 {
-				t.Errorf("TLS from %x on", least)
+				t.Errorf("got minimum version %x, want at least TLS 1.2", least)
 			}
 			listener, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
@@ -55,7 +55,7 @@ func TestTLSVersions(t *testing.T) {
 	}
 }
 
-// What asks about the server as a whole (RFC 9110, section 7.1) is a request as any other.
+// Catches "OPTIONS *" (RFC 9110, section 7.1), which net/http answers itself, without the handler's limits.
 func TestLimitsServerWideOptionsRequests(t *testing.T) {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, atFirst(3)
@@ -77,6 +77,6 @@ func TestLimitsServerWideOptionsRequests(t *testing.T) {
 		}
 	}
 	if n := s.refused(t, "client-rate"); n != 1 {
-		t.Errorf("%v are counted as refused, want 1", n)
+		t.Errorf("got %v counted refusals, want 1", n)
 	}
 }

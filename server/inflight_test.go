@@ -19,7 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// One client has no more places of a class than are free: all of these are in flight at the same time.
+// One client may use at most as many slots of a class as are free. Catches a client that takes all of them.
 func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
@@ -47,39 +47,38 @@ func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
 	hold("[2001:db8::1]:1", httplimit.MaxDiscovery/8)
 	wantTooMany(t, "half of the rest for a /64", from(t, handler, "[2001:db8::2]:1", "GET", infoPath, "", nil))
 	hold("[2001:db8:0:1::1]:1", httplimit.MaxDiscovery/16)
-	hold("", httplimit.MaxDiscovery/16) // over no network, and so without an address that it could be counted for
+	hold("", httplimit.MaxDiscovery/16) // not over a network, and so without a client address to count
 	if w := from(t, handler, "192.0.2.3:1", "GET", infoPath, "", nil); w.Code != 503 {
-		t.Errorf("no place is left: %d %s", w.Code, w.Body)
+		t.Errorf("no free slot: got %d %s, want 503", w.Code, w.Body)
 	}
 	if w := from(t, handler, "192.0.2.1:1", "GET", "/version", "", nil); w.Code != 200 {
-		t.Errorf("another class: %d %s", w.Code, w.Body)
+		t.Errorf("another class: got %d %s, want 200", w.Code, w.Body)
 	}
 	if n, m := s.refused(t, "client-in-flight"), s.refused(t, "overloaded"); n != 3 || m != 1 {
-		t.Errorf("%v and %v are counted, want 3 and 1", n, m)
+		t.Errorf("got %v client-in-flight and %v overloaded refusals, want 3 and 1", n, m)
 	}
 	if said := s.logs.String(); !strings.Contains(said, "reason=client-in-flight from=192.0.2.1 class=discovery") {
-		t.Errorf("the log does not say it:\n%s", said)
+		t.Errorf("the log lacks the refusal:\n%s", said)
 	}
 	close(h.free)
 	held.Wait()
 	h.holdJSON = nil
 	for _, remote := range []string{"192.0.2.1:1", "192.0.2.2:1", "[2001:db8::1]:1"} {
 		if w := from(t, handler, remote, "GET", infoPath, "", nil); w.Code != 200 {
-			t.Errorf("%s, when all have been answered: %d %s", remote, w.Code, w.Body)
+			t.Errorf("%s, after all responses: got %d %s, want 200", remote, w.Code, w.Body)
 		}
 	}
 	if n := s.inFlight(t, "discovery"); n != 0 {
-		t.Errorf("%v are in flight at the end", n)
+		t.Errorf("got %v in flight at the end, want 0", n)
 	}
 }
 
-// unfinished is a body that does not end before it is let go.
+// unfinished is a body that blocks until the channel is closed, and then ends early.
 type unfinished chan struct{}
 
 func (u unfinished) Read([]byte) (int, error) { <-u; return 0, io.ErrUnexpectedEOF }
 
-// Who may ask for certificates, and does so from many addresses without ever coming to an end, leaves
-// others their places.
+// Catches a user with unfinished requests from many addresses who takes all certificate slots.
 func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
 	s.Certificates.Authority.Unthrottled = true
@@ -95,30 +94,29 @@ func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
 	for i := range httplimit.MaxCertificates / 2 {
 		slow.Go(func() {
 			if w := ask(i, stolen, body); w.Code != 400 {
-				t.Errorf("a body that ends early: %d %s", w.Code, w.Body)
+				t.Errorf("truncated body: got %d %s, want 400", w.Code, w.Body)
 			}
 		})
 	}
 	s.waitFor(t, "places are not taken yet", func() int { return httplimit.MaxCertificates/2 - int(s.inFlight(t, "certificate")) })
 	wantTooMany(t, "half of all", ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))))
-	for i := range httplimit.MaxCertificates { // one after the other
+	for i := range httplimit.MaxCertificates { // sequentially
 		if w := ask(i, other, strings.NewReader(nodeCSR(t, fmt.Sprint("worker-", i+2)))); w.Code != 200 {
 			t.Fatalf("another token: %d %s", w.Code, w.Body)
 		}
 	}
 	if n := s.refused(t, "user-in-flight"); n != 1 {
-		t.Errorf("%v are counted", n)
+		t.Errorf("got %v user-in-flight refusals, want 1", n)
 	}
 	close(body)
 	slow.Wait()
 	if w := ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != 200 {
-		t.Errorf("when all have been answered: %d %s", w.Code, w.Body)
+		t.Errorf("after all responses: got %d %s, want 200", w.Code, w.Body)
 	}
 }
 
-// A machine that does not read its answers over HTTP/2, in as many streams as it likes, keeps nobody
-// from discovery, and nobody from seeing that kubejoin is alive. What it holds is counted, however short the
-// answers are.
+// A client opens many HTTP/2 streams and reads no response. Catches it blocking discovery or probes of others, and
+// short responses that do not count as in flight while they are unread.
 func TestUnreadHTTP2ResponsesBlockNobodyElse(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -168,12 +166,12 @@ func TestUnreadHTTP2ResponsesBlockNobodyElse(t *testing.T) {
 		for range 20 {
 			for _, path := range []string{"/healthz", "/readyz", infoPath, "/v1/ca", "/version"} {
 				if status, err := ask(path); status != 200 || err != nil {
-					t.Errorf("%s, while answers from %s are not read: %d %v", path, c.path, status, err)
+					t.Errorf("%s, while responses from %s are unread: got %d %v, want 200", path, c.path, status, err)
 				}
 			}
 		}
 		if n := int(s.inFlight(t, class)); n > c.most/2+1 {
-			t.Errorf("%s: %d are in flight", class, n)
+			t.Errorf("%s: got %d in flight, want at most %d", class, n, c.most/2+1)
 		}
 		for _, conn := range connections {
 			_ = conn.NetConn().Close()
@@ -182,7 +180,8 @@ func TestUnreadHTTP2ResponsesBlockNobodyElse(t *testing.T) {
 	}
 }
 
-// Browsers show a client certificate for the pages of any site: those may not change anything.
+// Browsers send a client certificate with requests from pages of any site. Catches such a request that changes
+// something.
 func TestRefusesCrossSiteRequests(t *testing.T) {
 	s := newSite(t)
 	handler := s.Handler()
@@ -213,7 +212,7 @@ func TestRefusesCrossSiteRequests(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", name, w.Code, w.Body, test.want)
 		}
 		if made := len(s.ids(t)) - before; made != 0 && w.Code == 403 {
-			t.Errorf("%s: %d tokens made", name, made)
+			t.Errorf("%s: got %d new tokens, want none", name, made)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// listIssued answers a page of the issuance record.
+// listIssued returns a page of the issuance record.
 func (h *handler) listIssued(r *call) (response, error) {
 	var req api.ListIssued
 	if err := readRequest(r, &req); err != nil {
@@ -31,7 +31,7 @@ func (h *handler) listIssued(r *call) (response, error) {
 	page, err := h.Issued.List(r.Context(), query)
 	switch {
 	case errors.Is(err, issuance.ErrCursor):
-		return response{}, badField("continue", "want what a page of the record ended with")
+		return response{}, badField("continue", "malformed; want the continue value of another page of the issuance record")
 	case err != nil:
 		return response{}, recordUnavailable(err)
 	}
@@ -43,7 +43,7 @@ func (h *handler) listIssued(r *call) (response, error) {
 	return object(http.StatusOK, list)
 }
 
-// getIssued answers the entry of one certificate.
+// getIssued returns the entry of one certificate.
 func (h *handler) getIssued(r *call) (response, error) {
 	if err := readRequest(r, &struct{}{}); err != nil {
 		return response{}, err
@@ -53,12 +53,12 @@ func (h *handler) getIssued(r *call) (response, error) {
 	}
 	serial, err := issuance.ParseSerial(chi.URLParam(r.Request, "serial"))
 	if err != nil {
-		return response{}, badField("serial", "want a serial number of hexadecimal digits, as openssl x509 -noout -serial prints it")
+		return response{}, badField("serial", "want a serial number in hexadecimal digits, as 'openssl x509 -noout -serial' prints it")
 	}
 	e, err := h.Issued.Get(r.Context(), serial)
 	switch {
 	case errors.Is(err, issuance.ErrNotFound):
-		return response{}, newProblem(http.StatusNotFound, "not-issued", "no certificate of serial number %s is in the record: it was not issued here, or ended more than 90 days ago", serial)
+		return response{}, newProblem(http.StatusNotFound, "not-issued", "the issuance record has no certificate with serial number %s: kubejoin did not issue it, or it expired more than 90 days ago", serial)
 	case err != nil:
 		return response{}, recordUnavailable(err)
 	}
@@ -70,16 +70,16 @@ func entryShown(e issuance.Entry) api.IssuanceEntry {
 }
 
 func noRecord() *problem {
-	return newProblem(http.StatusNotFound, "no-issuance-record", "the issuance record is not kept where it can be asked: it is in the file store alone, that is standalone and with --token-store=file; elsewhere it is the lines of JSON of 'kubejoin serve --issuance-record FILE', for jq")
+	return newProblem(http.StatusNotFound, "no-issuance-record", "this kubejoin has no issuance record to query, because only the file store keeps one (standalone, or --token-store=file). Otherwise read the JSON lines that 'kubejoin serve --issuance-record FILE' writes, for example with jq")
 }
 
 func recordUnavailable(err error) *problem {
-	p := newProblem(http.StatusServiceUnavailable, "record-unavailable", "the issuance record cannot be read now; try again")
+	p := newProblem(http.StatusServiceUnavailable, "record-unavailable", "the issuance record cannot be read now; retry")
 	p.cause, p.retryAfter = err, retryAfter
 	return p
 }
 
-// issuanceQuery reads what is asked of the record.
+// issuanceQuery returns the query of the issuance record that a request describes.
 func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 	q := issuance.Query{
 		TokenID: req.TokenID, Node: req.Node, Requester: req.Requester, Signer: req.Signer, Outcome: req.Outcome,
@@ -104,7 +104,7 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 			return q, badField("endsWithin", "%v", err)
 		}
 		if q.Outcome != "" && q.Outcome != issuance.Issued {
-			return q, badField("endsWithin", "is about certificates, and those of outcome %s are none", q.Outcome)
+			return q, badField("endsWithin", "cannot be combined with outcome %s, whose entries have no certificate", q.Outcome)
 		}
 		q.EndsAfter, q.EndsBefore = now, now.Add(within)
 	}
@@ -114,17 +114,16 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 		} else if ago, err := parseDays(req.Since); err == nil {
 			q.Since = now.Add(-ago)
 		} else {
-			return q, badField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or how long ago, such as 24h or 7d", req.Since)
+			return q, badField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or an age such as 24h or 7d", req.Since)
 		}
 	}
 	return q, nil
 }
 
-// maxDays is the most days that a duration may have: more than any certificate lasts that is asked
-// about.
+// maxDays caps a duration in days, so that it cannot overflow. It is longer than any certificate lasts.
 const maxDays = 36500
 
-// parseDays reads a duration as Go has it, or days such as 30d.
+// parseDays parses a positive Go duration, or a number of days such as 30d. It cuts days to maxDays.
 func parseDays(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if days, found := strings.CutSuffix(s, "d"); found {
@@ -133,7 +132,7 @@ func parseDays(s string) (time.Duration, error) {
 		d = time.Duration(min(n, maxDays)) * 24 * time.Hour
 	}
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%q given, want how long, such as 24h or 30d", foreign.Text(s, maxField))
+		return 0, fmt.Errorf("%q given, want a duration such as 24h or 30d", foreign.Text(s, maxField))
 	}
 	return d, nil
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 )
 
-// recorded is a site with a record: of token qwertz a certificate that ends in 10 days and one that
-// ends in 100, and a refusal.
+// recorded returns a site with an issuance record. It has two certificates of token qwertz that expire in 10 and in 100
+// days, and one refusal.
 func recorded(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
@@ -82,7 +82,7 @@ func TestGetIssued(t *testing.T) {
 	}
 }
 
-// broken is a record that cannot be read.
+// broken is an issuance record that cannot be read.
 type broken struct{ issuance.Store }
 
 func (broken) List(context.Context, issuance.Query) (issuance.Page, error) {
@@ -113,7 +113,7 @@ func TestMissingOrBrokenRecordIsAProblem(t *testing.T) {
 	}
 }
 
-// The client asks for what the server understands, page by page.
+// Catches a query of the client that the server does not understand, or a page that the client skips.
 func TestClientReadsIssuancePages(t *testing.T) {
 	s := recorded(t)
 	c := &client.Client{Bearer: adminBearer, HTTP: &http.Client{Transport: client.Handler(s.Handler())}}
@@ -127,7 +127,7 @@ func TestClientReadsIssuancePages(t *testing.T) {
 		names, asked.Continue = append(names, list.Items[0].Serial), list.Continue
 	}
 	if fmt.Sprint(names) != "[ 2f 1f]" || asked.Continue != "" {
-		t.Errorf("pages are %v, and then %q", names, asked.Continue)
+		t.Errorf("got pages %v and then %q, want \"[ 2f 1f]\" and no continue token", names, asked.Continue)
 	}
 	list, err := c.ListIssued(t.Context(), api.ListIssued{
 		TokenID: "qwertz", Node: "worker-1", Signer: "kubernetes.io/kube-apiserver-client-kubelet", Outcome: "issued", EndsWithin: "30d", Since: "7d",

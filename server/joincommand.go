@@ -18,8 +18,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// printJoinCommand mints a token, waits until its signature can be read by a joining node, and
-// answers the command to join with. A token that nobody signs is deleted again.
+// printJoinCommand creates a token, waits until its signature is in cluster-info, and returns the join
+// command. If no signature appears, it deletes the token.
 func (h *handler) printJoinCommand(r *call) (response, error) {
 	var req api.PrintJoinCommand
 	if err := readRequest(r, &req); err != nil {
@@ -48,7 +48,7 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	return a, nil
 }
 
-// warningHeader is how kube-apiserver warns, too: RFC 7234, section 5.5.
+// warningHeader returns a Warning header as kube-apiserver sends it (RFC 7234, section 5.5).
 func warningHeader(warnings []string) string {
 	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 	list := make([]string, len(warnings))
@@ -58,8 +58,8 @@ func warningHeader(warnings []string) string {
 	return strings.Join(list, ", ")
 }
 
-// mint stores a record and answers how to join with it once it is signed. It takes SignTimeout at
-// most, and withdrawTimeout more to take the token back.
+// mint stores a record, waits for its signature and returns how to join with it. It takes SignTimeout at
+// most, plus withdrawTimeout to delete the token after a failure.
 func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (response, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
 	defer cancel()
@@ -69,7 +69,7 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (respon
 		return response{}, quotaProblem
 	}
 	if err != nil {
-		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; try again")
+		p := newProblem(http.StatusServiceUnavailable, "token-not-stored", "the token could not be stored; retry")
 		p.cause, p.retryAfter = err, retryAfter
 		if refused(err) {
 			return response{}, p
@@ -85,8 +85,7 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (respon
 		body, err = format.join(join, record.Expires)
 	}
 	if err != nil {
-		// Nobody was told the secret: what is left of the token must go, also when it is the
-		// client that has gone.
+		// Nobody has received the secret. Delete the token, also if the client has disconnected.
 		return response{}, h.withdraw(context.WithoutCancel(ctx), record, err)
 	}
 	return response{
@@ -100,8 +99,8 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (respon
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// signed waits for a token's signature until wait ends, which is after so long, or the token does,
-// and says how to join by the cluster-info that carries it.
+// signed waits for a token's signature until wait ends or the token expires. It returns how to join by the
+// signed cluster-info. client is the context of the request, and after is the timeout of wait, for messages.
 func (h *handler) signed(wait, client context.Context, record tokens.Record, after time.Duration) (joinformat.Join, error) {
 	t := record.Token
 	if !record.Expires.IsZero() {
@@ -112,18 +111,18 @@ func (h *handler) signed(wait, client context.Context, record tokens.Record, aft
 	kubeconfig, err := h.ClusterInfo.WaitSigned(wait, t)
 	if err != nil {
 		if client.Err() != nil {
-			return joinformat.Join{}, fmt.Errorf("the client left: %w", err)
+			return joinformat.Join{}, fmt.Errorf("the client disconnected: %w", err)
 		}
 		if record.Expired(time.Now()) {
 			p := newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned,
-				"the new token expired at %s, before its signature appeared in cluster-info; ask for one that lives longer", record.Expires.UTC().Format(time.RFC3339))
+				"the new token expired at %s, before its signature appeared in cluster-info; request a longer ttl", record.Expires.UTC().Format(time.RFC3339))
 			p.cause = err
 			return joinformat.Join{}, p
 		}
 		if wait.Err() == nil {
 			return joinformat.Join{}, err
 		}
-		why := "what should be signing is " + h.SignedBy
+		why := "the signer should be " + h.SignedBy
 		if p := h.clusterInfoFull(); p != nil {
 			why = p.Detail
 		}
@@ -135,8 +134,8 @@ func (h *handler) signed(wait, client context.Context, record tokens.Record, aft
 	return h.join(kubeconfig, t)
 }
 
-// awaitSigned waits for the signature of a stored token, if it is to have one, and gives its join
-// command, if it is good for one.
+// awaitSigned waits for the signature of a stored token, if it has the usage signing. It returns the join
+// command, which is empty unless the token has both usages. If wait is zero it does not wait.
 func (h *handler) awaitSigned(ctx context.Context, record tokens.Record, wait time.Duration) (string, error) {
 	if !record.Signing || wait == 0 {
 		return h.unsignedCommand(ctx, record), nil
@@ -155,16 +154,16 @@ func (h *handler) awaitSigned(ctx context.Context, record tokens.Record, wait ti
 	}
 	var p *problem
 	if !errors.As(err, &p) || p.Type != api.ProblemType+api.ProblemNotSigned {
-		p = newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "cluster-info is not signed with the new token, and what should be signing is %s", h.SignedBy)
+		p = newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "cluster-info has no signature by the new token; the signer should be %s", h.SignedBy)
 		p.cause = err
 	}
 	p.TokenID = record.Token.ID()
-	p.Detail += fmt.Sprintf(". Token %s was made all the same, and %s", p.TokenID, lifetime(record))
+	p.Detail += fmt.Sprintf(". Token %s was created nevertheless and %s", p.TokenID, lifetime(record))
 	return "", p
 }
 
-// unsignedCommand is the join command of a token whose signature was not waited for, if there is
-// a cluster-info to make it of.
+// unsignedCommand returns the join command of a token without waiting for its signature. It is empty unless
+// the token has both usages and cluster-info can be read.
 func (h *handler) unsignedCommand(ctx context.Context, record tokens.Record) string {
 	if !record.Signing || !record.Authentication {
 		return ""
@@ -179,11 +178,11 @@ func (h *handler) unsignedCommand(ctx context.Context, record tokens.Record) str
 	if err != nil {
 		return ""
 	}
-	command, _ := joinLine(join) // empty beside an error
+	command, _ := joinLine(join) // empty with an error
 	return command
 }
 
-// join says how to join with a token, of what a kubeconfig says.
+// join returns how to join with a token, by a kubeconfig.
 func (h *handler) join(kubeconfig []byte, t tokens.Token) (joinformat.Join, error) {
 	known, err := h.read(kubeconfig)
 	if err != nil {
@@ -199,13 +198,13 @@ func joinLine(j joinformat.Join) (string, error) {
 	return strings.TrimSpace(string(line)), err
 }
 
-// A target is what a kubeconfig says of how to join.
+// A target is how to join by a kubeconfig.
 type target struct {
 	kubeconfig []byte
-	join       joinformat.Join // but for the token
+	join       joinformat.Join // without the token
 }
 
-// read gives the target, and remembers the last one: a kubeconfig hardly ever changes.
+// read returns the target of a kubeconfig. It caches the last one, because the kubeconfig rarely changes.
 func (h *handler) read(kubeconfig []byte) (*target, error) {
 	if last := h.target.Load(); last != nil && bytes.Equal(last.kubeconfig, kubeconfig) {
 		return last, nil
@@ -224,14 +223,14 @@ func (h *handler) read(kubeconfig []byte) (*target, error) {
 	return t, nil
 }
 
-// A joinFormat is a form in which it is said how to join.
+// A joinFormat is a format of a join command.
 type joinFormat struct {
 	name        string
 	contentType string
-	write       func(joinformat.Join) ([]byte, error) // nil is JSON, which says when the token ends
+	write       func(joinformat.Join) ([]byte, error) // nil is JSON, which includes the expiry of the token
 }
 
-// The types are those by which cloud-init and Ignition know theirs; YAML's is RFC 9512.
+// The content types are those that cloud-init and Ignition recognize. RFC 9512 registers the one of YAML.
 var joinFormats = []joinFormat{
 	{api.FormatText, "text/plain; charset=utf-8", joinformat.Join.Line},
 	{api.FormatJSON, "application/json", nil},
@@ -242,7 +241,7 @@ var joinFormats = []joinFormat{
 	{api.FormatScript, "text/x-shellscript; charset=utf-8", joinformat.Join.Script},
 }
 
-// JoinFormats are the names of all formats.
+// JoinFormats returns the names of all formats.
 func JoinFormats() []string {
 	names := make([]string, len(joinFormats))
 	for i, f := range joinFormats {
@@ -251,8 +250,8 @@ func JoinFormats() []string {
 	return names
 }
 
-// WriteJoin writes how to join in the format of that name, as POST /v1/token/print-join-command
-// answers it; expires is the end of the token, and zero if it has none.
+// WriteJoin returns how to join in the format of that name, as POST /v1/token/print-join-command does. expires
+// is when the token expires, or zero if it never does. An unknown format is an error, and an empty one is text.
 func WriteJoin(format string, j joinformat.Join, expires time.Time) ([]byte, error) {
 	f, err := findJoinFormat(format)
 	if err != nil {
@@ -278,7 +277,7 @@ func (f joinFormat) join(j joinformat.Join, expires time.Time) ([]byte, error) {
 	return append(body, '\n'), err
 }
 
-// findJoinFormat gives the format of that name; an empty one is text.
+// findJoinFormat returns the format of that name. An empty name is text.
 func findJoinFormat(name string) (joinFormat, error) {
 	if name == "" {
 		name = api.FormatText
@@ -291,7 +290,7 @@ func findJoinFormat(name string) (joinFormat, error) {
 	return joinFormat{}, fmt.Errorf("%q given, want %s", foreign.Text(name, maxField), enumerate(JoinFormats(), "or"))
 }
 
-// enumerate is words as a person reads them.
+// enumerate returns words as a list in a sentence, for example "a, b or c" if last is "or".
 func enumerate(words []string, last string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")

@@ -17,8 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Each format is what package joinformat makes of the token that is stored then, with all that can
-// be asked of it, in the query and in a body alike.
+// Catches a format that differs from package joinformat, or that ignores a field of the query or the body.
 func TestJoinFormats(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -91,7 +90,7 @@ func checkJoinObject(t *testing.T, s *site, body string, record tokens.Record) {
 	}
 }
 
-// minted is the one token that is there now and was not before.
+// minted returns the one token that was created since before.
 func (s *site) minted(t *testing.T, before []string) tokens.Record {
 	t.Helper()
 	var found []tokens.Record
@@ -105,12 +104,12 @@ func (s *site) minted(t *testing.T, before []string) tokens.Record {
 		}
 	}
 	if len(found) != 1 {
-		t.Fatalf("%d tokens were made, want 1", len(found))
+		t.Fatalf("got %d new tokens, want 1", len(found))
 	}
 	return found[0]
 }
 
-// What is no format, or not asked for as one, makes no token.
+// Catches a request with an invalid format that leaves a token behind.
 func TestRefusesInvalidJoinFormats(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -122,7 +121,7 @@ func TestRefusesInvalidJoinFormats(t *testing.T) {
 		{"?format=text&format=yaml", "", "format", "more than once"},
 		{"?format=yaml", `{"format":"yaml"}`, "format", "more than once"},
 		{"", `{"format":"../script"}`, "format", "want text"},
-		{"", `{"Format":"yaml"}`, "Format", "unknown field; known are ttl"},
+		{"", `{"Format":"yaml"}`, "Format", `unknown field "Format"; known: ttl`},
 		{"?formats=yaml", "", "formats", "and format"},
 		{"?format=yaml&certificateKey=00", "", "certificateKey", "unknown"},
 		{"?format=script&usages=signing", "", "usages", "signing and authentication"},
@@ -139,26 +138,26 @@ func TestRefusesInvalidJoinFormats(t *testing.T) {
 		}
 	}
 	if ids := s.ids(t); len(ids) > 0 {
-		t.Errorf("tokens %v were made", ids)
+		t.Errorf("got tokens %v, want none", ids)
 	}
 	good := joinformat.Join{Endpoint: s.Advertise, Token: tokens.Generate(), Server: "https://api.example.com:6443", CAs: s.ca.Bundle()}
 	if _, err := server.WriteJoin("toml", good, time.Time{}); err == nil {
-		t.Error("WriteJoin knows toml")
+		t.Error("WriteJoin accepts format toml, want an error")
 	}
 	for _, name := range server.JoinFormats() {
 		without := good
 		without.CAs = nil
 		if _, err := server.WriteJoin(name, without, time.Time{}); err == nil {
-			t.Errorf("%s: how to join without a CA", name)
+			t.Errorf("%s: got a join document without a CA, want an error", name)
 		}
 	}
-	// Nor may those have a script who may not have a token.
+	// A user who may not create tokens gets no script either.
 	if r := s.do(t, "POST", commandPath+"?format=script", viewerBearer, "", ""); r.status != 403 {
-		t.Errorf("a viewer gets %d", r.status)
+		t.Errorf("viewer: got %d, want 403", r.status)
 	}
 }
 
-// Without an address of its own, join commands of each form name the API server for discovery.
+// Catches a format that names no discovery endpoint when --advertise is not set: it must be the API server.
 func TestJoinFormatsNameTheAPIServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -174,7 +173,7 @@ func TestJoinFormatsNameTheAPIServer(t *testing.T) {
 	}
 }
 
-// serveOnce has the admin's POST answered.
+// serveOnce sends a POST as the admin and returns the body of the 200 response.
 func serveOnce(t *testing.T, h http.Handler, path string) string {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), "POST", path, nil)

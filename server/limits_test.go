@@ -18,11 +18,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// counts is a cluster-info that answers when it is let go.
+// tokenCounts is a cluster-info whose calls block until free is closed.
 type tokenCounts struct {
 	server.ClusterInfo
 	entered                    chan struct{}
-	holdJSON, holdSigned, free chan struct{} // nil does not hold
+	holdJSON, holdSigned, free chan struct{} // JSON and WaitSigned block if holdJSON and holdSigned are not nil
 }
 
 func (h *tokenCounts) JSON(ctx context.Context) ([]byte, error) {
@@ -42,7 +42,7 @@ func (h *tokenCounts) hold(at chan struct{}) {
 	}
 }
 
-// unread fails the test if anybody reads it.
+// unread fails the test when it is read.
 type unread struct{ t *testing.T }
 
 func (u unread) Read([]byte) (int, error) {
@@ -50,8 +50,7 @@ func (u unread) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// A flood of one class is refused at once, before it is read and before it is known who sends
-// it, and the other classes are answered meanwhile.
+// Catches a flood of one class that blocks another class, or that is read or authenticated before it is refused.
 func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 	for _, test := range []struct {
 		flood                string
@@ -96,7 +95,7 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 			for range test.most {
 				flood.Go(func() {
 					if w := ask(test.method, test.path, "flood", nil); w.Code != 200 {
-						t.Errorf("within the bound: %d %s", w.Code, w.Body)
+						t.Errorf("within the limit: got %d %s, want 200", w.Code, w.Body)
 					}
 				})
 			}
@@ -105,7 +104,7 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 			}
 			w := ask(test.method, test.path, "beyond", unread{t})
 			if w.Code != 503 || w.Header().Get("Retry-After") != "1" || w.Header().Get("Content-Type") != test.contentType || !strings.Contains(w.Body.String(), "too many requests") {
-				t.Errorf("beyond the bound: %d %v %s", w.Code, w.Header(), w.Body)
+				t.Errorf("above the limit: got %d %v %s, want 503 and Retry-After 1", w.Code, w.Header(), w.Body)
 			}
 			if _, asked := authenticated.Load("beyond"); asked {
 				t.Error("the sender of a refused request was authenticated")
@@ -119,7 +118,7 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 				t.Errorf("the other class: %d %s", w.Code, w.Body)
 			}
 			expected := `
-# HELP kubejoin_http_requests_refused_total Requests refused before their work: too many of their class were in flight (overloaded), or their client or user has too many in flight or sends too many.
+# HELP kubejoin_http_requests_refused_total Requests refused, by class and reason: too many of the class in flight (overloaded), or the client or user is over a limit.
 # TYPE kubejoin_http_requests_refused_total counter
 `
 			for _, class := range []string{"discovery", "join-command", "lifecycle", "other", "probe"} {
@@ -140,8 +139,8 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 	}
 }
 
-// Those who ask for readiness at the same time share a round of checks, and none gets the result
-// of one that had begun before.
+// Concurrent readiness requests share a round of checks. Catches a request that gets the result of a round that began
+// before it.
 func TestConcurrentReadinessChecksShareARound(t *testing.T) {
 	s := newSite(t)
 	began, finish := make(chan struct{}, 100), make(chan error)
@@ -162,7 +161,7 @@ func TestConcurrentReadinessChecksShareARound(t *testing.T) {
 	const n = 100
 	later := make(chan int, n)
 	left, leave := context.WithCancel(t.Context())
-	go func() { later <- ask(left) }() // the first of the next round, perhaps
+	go func() { later <- ask(left) }() // this one may start the next round
 	for range n - 1 {
 		go func() { later <- ask(t.Context()) }()
 	}
@@ -171,28 +170,28 @@ func TestConcurrentReadinessChecksShareARound(t *testing.T) {
 	}
 	leave()
 	if code := <-later; code != 500 {
-		t.Errorf("who left was answered %d", code)
+		t.Errorf("canceled request: got %d, want 500", code)
 	}
 	finish <- errors.New("not yet")
 	if code := <-first; code != 503 {
-		t.Errorf("the first round: %d", code)
+		t.Errorf("first round: got %d, want 503", code)
 	}
 	close(finish) // a late one may need a third round
 	rounds := 1
 	for range n - 1 {
 		if code := <-later; code != 200 {
-			t.Errorf("a later round: %d", code)
+			t.Errorf("later round: got %d, want 200", code)
 		}
 	}
 	if rounds += len(began); rounds > 5 {
-		t.Errorf("%d rounds for %d that asked", rounds, n)
+		t.Errorf("got %d rounds for %d requests, want at most 5", rounds, n)
 	}
 	if strings.Contains(s.logs.String(), "panic") {
-		t.Errorf("the request of the client that left has panicked:\n%s", s.logs)
+		t.Errorf("the canceled request panicked:\n%s", s.logs)
 	}
 }
 
-// Queries are not read if they are too long, or have too many parameters, on any route.
+// Catches a route that parses a query with too many bytes or parameters.
 func TestRefusesLongQueriesUnparsed(t *testing.T) {
 	s := newSite(t)
 	handler := s.Server.Handler()

@@ -13,13 +13,13 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// described is openapi.yaml, and answered what handlers of tests have answered.
+// described parses openapi.yaml. answered collects the responses of all handlers in the tests.
 var (
 	described = sync.OnceValues(func() (*openapicheck.Document, error) { return openapicheck.Parse(server.OpenAPI()) })
 	answered  openapicheck.Tally
 )
 
-// TestMain holds every answer that is given in all the tests against openapi.yaml.
+// TestMain checks every response of all tests against openapi.yaml.
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if err := checkAnswered(); err != nil {
@@ -45,15 +45,15 @@ func checkAnswered() error {
 		return nil
 	}
 	if unseen := answered.Unseen(document, http.StatusBadRequest); len(unseen) > 0 {
-		return fmt.Errorf("operations of openapi.yaml that no test has had an answer of: %q", unseen)
+		return fmt.Errorf("operations of openapi.yaml that no test got a response of: %q", unseen)
 	}
 	if unseen := answered.UnseenProblems(document); len(unseen) > 0 {
-		return fmt.Errorf("problems that openapi.yaml describes and no test has come upon: %q", unseen)
+		return fmt.Errorf("problems of openapi.yaml that no test got: %q", unseen)
 	}
 	return nil
 }
 
-// checked is a handler whose answers are held against openapi.yaml.
+// checked returns a handler that checks the responses of h against openapi.yaml.
 func checked(h http.Handler) http.Handler {
 	document, err := described()
 	if err != nil {
@@ -62,10 +62,10 @@ func checked(h http.Handler) http.Handler {
 	return document.Handler(h, answered.Add)
 }
 
-// Handler is that of the Server, checked.
+// Handler returns the handler of the Server, checked against openapi.yaml.
 func (s *site) Handler() http.Handler { return checked(s.Server.Handler()) }
 
-// HTTPServer is that of the Server, checked.
+// HTTPServer returns the HTTP server of the Server, checked against openapi.yaml.
 func (s *site) HTTPServer(config *tls.Config) *http.Server {
 	web := s.Server.HTTPServer(config)
 	web.Handler = checked(web.Handler)

@@ -15,31 +15,31 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// MaxWait is the longest time that a client can have a signature waited for.
+// MaxWait is the longest time that a client can request to wait for a signature.
 const MaxWait = 5 * time.Minute
 
-// shortCertificate is the lifetime of certificates below which a node that is off for a day is
-// locked out.
+// shortCertificate is the certificate lifetime below which createToken warns: a node that is off for a day
+// could not renew its certificate.
 const shortCertificate = 24 * time.Hour
 
-// How long storing a token is tried, and taking it back: a short absence of the store is not the
-// client's concern.
+// How long to retry creating and deleting a token, so that a short outage of the store does not fail the
+// request.
 const (
 	createTimeout   = 10 * time.Second
 	withdrawTimeout = 10 * time.Second
 )
 
-// A token whose ttl was asked for may live longer or shorter from its creation by a tenth of that,
-// within these bounds: storing it is tried for a while, and the clock that has set the creation is
-// kube-apiserver's, which may be minutes away from this one.
+// A repeated request matches a stored token if its lifetime differs from the requested ttl by at most a
+// tenth of the ttl. These are the bounds of that slack. Retries delay the creation, and kube-apiserver's
+// clock, which sets the creation time, may differ from this one by minutes.
 const (
 	minEndSlack = createTimeout + 5*time.Second
 	maxEndSlack = 5 * time.Minute
 )
 
-// createToken makes a token and answers it, with its secret, once it is signed. Unlike one of a
-// join command it stays if nobody signs it: the client knows the token. One that the client has
-// chosen is made once, however often it is asked for.
+// createToken creates a token, waits for its signature and returns it with its secret. If no signature
+// appears, the token stays, unlike that of a join command: the client may know the token. If the client
+// chose the token, the request is idempotent.
 func (h *handler) createToken(r *call) (response, error) {
 	var req api.CreateToken
 	if err := readRequest(r, &req); err != nil {
@@ -73,7 +73,7 @@ func (h *handler) createToken(r *call) (response, error) {
 	record, err = h.create(r.Context(), record, chosen)
 	var quotaProblem *problem
 	switch {
-	case errors.Is(err, tokens.ErrExists), chosen && errors.As(err, &quotaProblem): // there is no need of room for one that is there
+	case errors.Is(err, tokens.ErrExists), chosen && errors.As(err, &quotaProblem): // an existing token needs no quota
 		before, againErr := h.recreate(r.Context(), req.TokenSpec, record, now)
 		if againErr != nil && quotaProblem != nil {
 			return response{}, quotaProblem
@@ -87,7 +87,7 @@ func (h *handler) createToken(r *call) (response, error) {
 		return response{}, h.unavailable(err)
 	case err != nil:
 		p := newProblem(http.StatusServiceUnavailable, "token-not-stored",
-			"the token could not be stored; try again. Should token %s have been stored nevertheless, it %s", record.Token.ID(), lifetime(record))
+			"the token could not be stored; retry. If token %s was stored nevertheless, it %s", record.Token.ID(), lifetime(record))
 		p.cause, p.retryAfter, p.TokenID = err, retryAfter, record.Token.ID()
 		return response{}, p
 	}
@@ -95,7 +95,7 @@ func (h *handler) createToken(r *call) (response, error) {
 	if err != nil {
 		return response{}, err
 	}
-	// What the wait has shown need not be looked up.
+	// For a new token, skip reading cluster-info and claims: after the wait it is known to be signed.
 	v := view{now: time.Now()}
 	if status == http.StatusOK {
 		v = h.view(r.Context(), v.now)
@@ -108,12 +108,12 @@ func (h *handler) createToken(r *call) (response, error) {
 	t.Warnings = append(h.advice(r.Context(), record), v.warnings...)
 	a, err := object(status, t)
 	if status == http.StatusCreated {
-		a.header = map[string]string{"Location": "token/" + t.ID} // to the path asked, wherever that is mounted
+		a.header = map[string]string{"Location": "token/" + t.ID} // relative, because the Handler may have a prefix
 	}
 	return a, err
 }
 
-// tryCreate answers what createToken would, and stores nothing.
+// tryCreate returns what createToken would return, and stores nothing.
 func (h *handler) tryCreate(ctx context.Context, req api.TokenSpec, record tokens.Record, now time.Time) (response, error) {
 	v := view{now: now}
 	switch _, err := h.Tokens.Get(ctx, record.Token.ID()); {
@@ -136,29 +136,29 @@ func (h *handler) tryCreate(ctx context.Context, req api.TokenSpec, record token
 	return object(http.StatusOK, t)
 }
 
-// wait is how long a signature is waited for.
+// wait parses how long to wait for a signature. The default is SignTimeout, but at most MaxWait.
 func (h *handler) wait(req string) (time.Duration, error) {
 	if req == "" {
 		return min(h.SignTimeout, MaxWait), nil
 	}
 	d, err := time.ParseDuration(req)
 	if err != nil || d < 0 || d > MaxWait {
-		return 0, badField("wait", "%.40q given; want a duration up to %s, or 0 for not at all", req, MaxWait)
+		return 0, badField("wait", "%.40q given; want a duration up to %s, or 0 to return without waiting", req, MaxWait)
 	}
 	return d, nil
 }
 
-// advice is what whoever makes a token should know.
+// advice returns warnings for the user who creates a token.
 func (h *handler) advice(ctx context.Context, record tokens.Record) []string {
 	var list []string
 	if record.Expires.IsZero() {
-		list = append(list, fmt.Sprintf("token %s never expires: whoever gets hold of it can use it until it is deleted", record.Token.ID()))
+		list = append(list, fmt.Sprintf("token %s never expires: anyone who obtains it can use it until it is deleted", record.Token.ID()))
 	}
 	if record.Authentication && len(record.Groups) == 0 {
-		list = append(list, fmt.Sprintf("token %s has no group: no role of kubeadm's applies to who authenticates with it", record.Token.ID()))
+		list = append(list, fmt.Sprintf("token %s has no groups: kubeadm's role bindings do not apply to machines that use it", record.Token.ID()))
 	}
 	if d := record.Limits.CertificateDuration; d > 0 && d < shortCertificate {
-		list = append(list, fmt.Sprintf("certificates of %s: a node that is off for longer is locked out, and has to join again", d))
+		list = append(list, fmt.Sprintf("certificates are valid for only %s: a node that is off for longer cannot renew its certificate and has to join again", d))
 	}
 	if h.Warnings != nil {
 		list = append(list, h.Warnings(ctx, record)...)
@@ -166,15 +166,15 @@ func (h *handler) advice(ctx context.Context, record tokens.Record) []string {
 	return list
 }
 
-// checkUnclaimed refuses the ID of a deleted token that still has claims: they would restrict the new
-// token, and count for it. IDs are public, and callers choose them.
+// checkUnclaimed returns a problem for the ID of a deleted token that still has claims. They would restrict
+// the new token and count for it. Token IDs are public, and callers can choose them.
 func (h *handler) checkUnclaimed(ctx context.Context, id string) error {
 	if h.Claims == nil {
 		return nil
 	}
 	held, err := h.Claims.HeldBy(ctx, id)
 	switch {
-	case apierrors.IsForbidden(err): // a caller with a kubeconfig need not have this right: the check is a courtesy
+	case apierrors.IsForbidden(err): // the caller's kubeconfig may lack this permission, and the check is optional
 		return nil
 	case err != nil:
 		return h.unavailable(err)
@@ -182,21 +182,21 @@ func (h *handler) checkUnclaimed(ctx context.Context, id string) error {
 		return nil
 	}
 	if _, err := h.Tokens.Get(ctx, id); !errors.Is(err, tokens.ErrNotFound) {
-		return nil // which is another matter
+		return nil // create handles an existing token
 	}
-	return newProblem(http.StatusConflict, api.ProblemExists, "the ID %s was that of a token which is gone, and node %s holds its name by it (%d in all); take another ID, or make the names free with: kubejoin claim release %s",
+	return newProblem(http.StatusConflict, api.ProblemExists, "a deleted token with the ID %s still holds the name of node %s (%d names in total); choose another ID, or release the names with: kubejoin claim release %s",
 		id, held[0].Node, len(held), held[0].Node)
 }
 
-// recreate gives the token that is there if it is the one that is asked for, so that a request whose
-// answer was lost can be sent again: the same secret, and everything else as well. What differs is
-// told to who has the secret alone, which cluster-info shows to be right, too; that it is wrong does
-// not show in the time that it takes.
+// recreate returns the stored token if its secret and all other fields match the request. So a client can
+// repeat a request whose response was lost. The problem names the fields that differ only if the secret is
+// right. That reveals nothing new, because a signature in cluster-info also shows whether a secret is
+// right. A wrong secret takes the same time as a right one.
 func (h *handler) recreate(ctx context.Context, req api.TokenSpec, record tokens.Record, now time.Time) (tokens.Record, error) {
 	stored, err := h.Tokens.Get(ctx, record.Token.ID())
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return record, existsProblem(record.Token) // or was, a moment ago
+		return record, existsProblem(record.Token) // it existed a moment ago
 	case err != nil:
 		return record, h.unavailable(err)
 	}
@@ -210,20 +210,19 @@ func (h *handler) recreate(ctx context.Context, req api.TokenSpec, record tokens
 	return stored, nil
 }
 
-// existsProblem is the problem of a token that is there already and differs from what is asked for, in
-// fields that may be told.
+// existsProblem returns the problem of an existing token that does not match the request. fields are the differing
+// fields, if the caller may know them.
 func existsProblem(t tokens.Token, fields ...string) *problem {
 	differs := ""
 	if len(fields) > 0 {
-		differs = ", which differs in " + strings.Join(fields, ", ")
+		differs = "; it differs in " + strings.Join(fields, ", ")
 	}
-	return newProblem(http.StatusConflict, api.ProblemExists, "there is a token %s already, and it is another one than is asked for%s; take another one, or delete that with: kubejoin token delete %s", t.ID(), differs, t.ID())
+	return newProblem(http.StatusConflict, api.ProblemExists, "token %s already exists and does not match the request%s. Choose another token, or delete the existing one with: kubejoin token delete %s", t.ID(), differs, t.ID())
 }
 
-// differences are the fields in which a stored record, its token apart, is not what a request that
-// comes now asks for. A ttl is meant from when the token was made. A token that is spent may end
-// sooner: taking its last place brings the end forward. Nobody asks for one that has expired or is
-// no good.
+// differences returns the fields of a stored record that do not match a request, except the token itself. A
+// ttl counts from the creation of the stored token. A spent token may expire sooner than requested, because
+// taking its last slot brings the expiry forward. An expired or malformed record always differs in status.
 func differences(stored, record tokens.Record, req api.TokenSpec, now time.Time) []string {
 	var fields []string
 	differs := func(field string, alike bool) {
@@ -250,8 +249,8 @@ func differences(stored, record tokens.Record, req api.TokenSpec, now time.Time)
 	return fields
 }
 
-// sameLife reports whether a stored record lives as long from its creation as one that is made now,
-// or less if it is spent.
+// sameLife reports whether the lifetime of a stored record, from its creation, is that of a record created
+// now. The lifetime of a spent one may be shorter.
 func sameLife(stored, record tokens.Record, now time.Time) bool {
 	switch {
 	case record.Expires.IsZero():
@@ -265,10 +264,9 @@ func sameLife(stored, record tokens.Record, now time.Time) bool {
 	return longer <= slack && (longer >= -slack || stored.Spent())
 }
 
-// create stores a record, and tries again what may pass. With an error comes the record as it
-// was tried last: unless the store [refused] it, it may have been stored all the same. A token
-// that the client chose is an error that wraps tokens.ErrExists if there is one of its ID. A
-// problem is an error before anything was tried.
+// create stores a record and retries temporary errors. With an error it returns the record of the last
+// attempt. Unless the store [refused] that, it may have been stored nevertheless. If the client chose the
+// token and its ID exists, the error wraps tokens.ErrExists. A [problem] means that nothing was attempted.
 func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool) (_ tokens.Record, err error) {
 	if err := h.reserve(ctx, record, false); err != nil {
 		return record, err
@@ -280,22 +278,22 @@ func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool)
 	}()
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	lost := false // an answer
+	lost := false // whether the response of an attempt may be lost
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		stored, err := h.Tokens.Create(ctx, record)
 		if errors.Is(err, tokens.ErrExists) {
 			exists := err
 			stored, err = h.Tokens.Get(ctx, record.Token.ID())
 			switch {
-			case err != nil: // gone again, or the store is away
+			case err != nil: // deleted meanwhile, or the store is unavailable
 			case chosen && (!lost || !stored.Token.Equal(record.Token) || !stored.Expires.Equal(record.Expires)):
 				return record, exists
 			case stored.Token != record.Token:
-				// One in two billion, unless somebody has stored very many.
+				// The probability is one in two billion, unless the store has very many tokens.
 				record.Token = tokens.Generate()
 				continue
 			}
-			// Otherwise it is of a try whose answer was lost.
+			// Otherwise an earlier attempt stored it, and its response was lost.
 		}
 		lost = lost || err != nil
 		if err == nil {
@@ -312,8 +310,8 @@ func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool)
 	}
 }
 
-// refused reports whether an error of a store is an API server's word that it has not done and
-// will not do what it was asked for.
+// refused reports whether an error of a store is a definite refusal of kube-apiserver: the write has no
+// effect, and a retry would fail again.
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -327,7 +325,7 @@ func refused(err error) bool {
 	}
 }
 
-// withdraw deletes a token that is not handed out, and returns what the client is told.
+// withdraw deletes a token that no client has received. It returns the problem for the client.
 func (h *handler) withdraw(ctx context.Context, record tokens.Record, why error) error {
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
@@ -335,25 +333,25 @@ func (h *handler) withdraw(ctx context.Context, record tokens.Record, why error)
 	err := h.delete(ctx, record)
 	var p *problem
 	if !errors.As(why, &p) {
-		p = newProblem(http.StatusInternalServerError, "internal", "the join command could not be made; kubejoin's log has the reason under this request ID")
+		p = newProblem(http.StatusInternalServerError, "internal", "kubejoin could not create the join command; its log has the reason under this request ID")
 		p.cause = why
 	}
 	stored := record.UID != ""
 	switch {
 	case err == nil && stored:
-		p.Detail += fmt.Sprintf(". Token %s was deleted again", record.Token.ID())
-	case err == nil: // there is none
+		p.Detail += fmt.Sprintf(". Token %s was deleted, because no client received it", record.Token.ID())
+	case err == nil: // the token does not exist
 	case stored:
-		p.Detail += fmt.Sprintf(". Token %s could not be deleted again: it was told to nobody and %s", record.Token.ID(), lifetime(record))
+		p.Detail += fmt.Sprintf(". Token %s could not be deleted; no client received it, and it %s", record.Token.ID(), lifetime(record))
 	default:
-		p.Detail += fmt.Sprintf(". Should token %s have been stored nevertheless, it was told to nobody and %s", record.Token.ID(), lifetime(record))
+		p.Detail += fmt.Sprintf(". If token %s was stored nevertheless, no client received it, and it %s", record.Token.ID(), lifetime(record))
 	}
 	p.cause = errors.Join(p.cause, err)
 	return p
 }
 
-// delete removes a record, also if it has changed meanwhile or is not known to have been stored,
-// unless it is another one now. It tries until ctx ends.
+// delete removes a record, also if it has changed meanwhile. It also removes a record whose creation got no
+// response. It does not delete another token of the same ID. It retries until ctx ends.
 func (h *handler) delete(ctx context.Context, record tokens.Record) error {
 	live := record.UID != ""
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
@@ -384,11 +382,11 @@ func (h *handler) delete(ctx context.Context, record tokens.Record) error {
 
 func lifetime(r tokens.Record) string {
 	if r.Expires.IsZero() {
-		return "stays until it is deleted"
+		return "stays valid until it is deleted"
 	}
-	verb := "ends"
+	verb := "expires"
 	if r.Expired(time.Now()) {
-		verb = "ended"
+		verb = "expired"
 	}
 	return verb + " at " + r.Expires.UTC().Format(time.RFC3339)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A token of the caller's is made once: the same again is the answer that was lost perhaps, and
-// whatever differs is an error, which says what it is to who has the secret alone.
+// A client that lost the response repeats its request with its own token. Catches a repeated request that changes the
+// token, and differences that are reported to a caller without the token secret.
 func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
@@ -26,11 +26,11 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 	spend := func(r *tokens.Record) { r.Nodes, r.Expires = []string{"a"}, time.Now().Add(time.Hour) }
 	for _, test := range []struct {
 		name         string
-		first, again string // all but the token
-		secret       bool   // another one
+		first, again string // bodies without the token
+		secret       bool   // the repeated request has another secret
 		status       int
 		differs      string
-		change       func(*tokens.Record) // meanwhile
+		change       func(*tokens.Record) // applied between the requests
 	}{
 		{name: "the same", status: 200},
 		{name: "the same of everything", first: spec + `,"ttl":"2h"`, again: spec + `,"ttl":"2h"`, status: 200},
@@ -56,7 +56,7 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 		{name: "renewed", status: 409, differs: "ttl", change: func(r *tokens.Record) { r.Expires = r.Expires.Add(time.Hour) }},
 		{name: "expired", status: 409, differs: "ttl, status", change: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }},
 		{name: "used", first: spec, again: spec, status: 200, change: func(r *tokens.Record) { r.Nodes = []string{"a"} }},
-		// Taking the last place brings the end forward.
+		// A token expires earlier once its last slot is used.
 		{name: "spent", first: `"maxNodes":1`, again: `"maxNodes":1`, status: 200, change: spend},
 		{name: "spent, for ever", first: `"maxNodes":1,"ttl":"0"`, again: `"maxNodes":1,"ttl":"0"`, status: 200, change: spend},
 		{name: "spent, of an end", first: `"maxNodes":1,"expires":"2031-01-02T03:04:05Z"`, again: `"maxNodes":1,"expires":"2031-01-02T03:04:05Z"`, status: 200, change: spend},
@@ -96,9 +96,9 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 				if test.status == 409 {
 					differs := ""
 					if test.differs != "" {
-						differs = ", which differs in " + test.differs
+						differs = "; it differs in " + test.differs
 					}
-					same := fmt.Sprintf("there is a token %s already, and it is another one than is asked for%s; take another one, or delete that with: kubejoin token delete %s", own.ID(), differs, own.ID())
+					same := fmt.Sprintf("token %s already exists and does not match the request%s. Choose another token, or delete the existing one with: kubejoin token delete %s", own.ID(), differs, own.ID())
 					if !p.Named(api.ProblemExists) || p.Detail != same || p.TokenID != "" || p.Field != "" || strings.Contains(got.body, again.RevealSecret()) {
 						t.Errorf("%s: %s", query, got.body)
 					}
@@ -110,13 +110,13 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 				}
 			}
 			if after := s.record(t, own.ID()); after.Version != before.Version || after.Token != own {
-				t.Error("the token was changed")
+				t.Error("the repeated request changed the token")
 			}
 		})
 	}
 }
 
-// aged is a store whose records were all made a while ago.
+// aged is a store that returns records as if they were created earlier by that time.
 type aged struct {
 	tokens.Store
 	by time.Duration
@@ -128,7 +128,8 @@ func (s aged) Get(ctx context.Context, id string) (tokens.Record, error) {
 	return r, err
 }
 
-// A ttl is meant from when the token was made, and the answer says when that ends.
+// The ttl of a repeated request counts from the creation of the token. Catches a token that is extended, or that seems
+// to differ because time has passed.
 func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 	s := newSite(t)
 	s.Tokens = aged{s.store, 10 * time.Hour}
@@ -138,12 +139,12 @@ func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 		s.do(t, "POST", tokenPath, adminBearer, "application/json", `{"token":"`+own.Reveal()+`","ttl":"24h"}`)
 		again, _, got := askFor[api.Token](t, s, "POST", tokenPath, body)
 		if left := time.Until(again.Expires); got.status != status || status == 200 && (left > 14*time.Hour+time.Second || left < 13*time.Hour) {
-			t.Errorf("%d, and it ends in %s, want %d and 14h", got.status, left, status)
+			t.Errorf("got %d and expiry in %s, want %d and 14h", got.status, left, status)
 		}
 	}
 }
 
-// skewed is a store whose clock is ahead.
+// skewed is a store whose clock is ahead by that time.
 type skewed struct {
 	tokens.Store
 	by time.Duration
@@ -155,8 +156,8 @@ func (s skewed) Get(ctx context.Context, id string) (tokens.Record, error) {
 	return r, err
 }
 
-// The clock that sets when a token was made is kube-apiserver's, and need not agree with the one that
-// its end was set by.
+// kube-apiserver sets the creation time, and kubejoin the expiry. Catches a repeated request that is refused because
+// their clocks differ a little.
 func TestRepeatedCreateToleratesClockSkew(t *testing.T) {
 	for _, test := range []struct {
 		ttl    string
@@ -186,7 +187,7 @@ func TestRepeatedCreateToleratesClockSkew(t *testing.T) {
 	}
 }
 
-// A token that is there still, and has expired, is of no use to whoever asks again.
+// Catches a repeated request that succeeds with an expired token.
 func TestRepeatedCreateRefusesExpiredToken(t *testing.T) {
 	s := newSite(t)
 	s.Tokens = aged{s.store, 2 * time.Hour}
@@ -199,7 +200,7 @@ func TestRepeatedCreateRefusesExpiredToken(t *testing.T) {
 	}
 }
 
-// Of many at once one makes the token, and all have it.
+// Catches concurrent identical requests that make two tokens, or that fail because another one was first.
 func TestConcurrentCreatesMakeOneToken(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
@@ -218,11 +219,11 @@ func TestConcurrentCreatesMakeOneToken(t *testing.T) {
 	all.Wait()
 	slices.Sort(statuses)
 	if statuses[18] != 200 || statuses[19] != 201 || statuses[0] != 200 {
-		t.Errorf("%v, want one 201", statuses)
+		t.Errorf("got statuses %v, want one 201 and else 200", statuses)
 	}
 }
 
-// A token that is there needs no room.
+// Catches a repeated request that is refused because cluster-info is full, although its token is already in it.
 func TestRepeatedCreateNeedsNoSpaceInClusterInfo(t *testing.T) {
 	s := newSite(t)
 	info := &limitedClusterInfo{ClusterInfo: s.ClusterInfo, capacity: 1, signed: map[string]bool{}}
@@ -251,7 +252,7 @@ func TestRepeatedCreateNeedsNoSpaceInClusterInfo(t *testing.T) {
 
 var _ server.ClusterInfo = (*limitedClusterInfo)(nil)
 
-// A dry run reads the token twice. The token may be deleted in between, or the store may fail.
+// A dry run reads the token twice. Catches an internal error if the token is deleted or the store fails in between.
 func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {
 	for err, want := range map[error]int{fmt.Errorf("x: %w", tokens.ErrNotFound): 409, errStore: 503} {
 		s := newSite(t)

@@ -22,7 +22,7 @@ import (
 
 const tokenPath = "/v1/token"
 
-// askFor sends JSON and reads the answer into T, or the problem.
+// askFor sends JSON and decodes the response into T, or into a problem.
 func askFor[T any](t *testing.T, s *site, method, path, body string) (T, api.Problem, reply) {
 	t.Helper()
 	var object T
@@ -47,7 +47,7 @@ func (s *site) record(t *testing.T, id string) tokens.Record {
 	return r
 }
 
-// locate is where an answer to a URL says that what it has made is.
+// locate resolves the Location header of a response to a request of the URL asked.
 func locate(t *testing.T, asked string, got reply) string {
 	t.Helper()
 	base, err := url.Parse(asked)
@@ -75,16 +75,16 @@ func TestCreateTokenLeadsToDiscovery(t *testing.T) {
 	}
 	endpoint, token, pins := parseLine(t, made.JoinCommand.Reveal()+"\n")
 	if token != own {
-		t.Error("the join command has another token")
+		t.Error("the join command does not have the new token")
 	}
 	if _, err := clusterinfo.Discover(t.Context(), endpoint, token, pins); err != nil {
 		t.Error(err)
 	}
 	if strings.Contains(s.logs.String(), own.RevealSecret()) || !strings.Contains(s.logs.String(), "token="+own.ID()) {
-		t.Errorf("want the ID and not the secret in the log:\n%s", s.logs)
+		t.Errorf("got log\n%s\nwant the token ID and not the secret in it", s.logs)
 	}
 	if text := fmt.Sprintf("%v %+v %#v %q", made, made, made, made.Token); strings.Contains(text, own.RevealSecret()) {
-		t.Errorf("the answer prints its secret: %s", text)
+		t.Errorf("the formatted response shows the token secret: %s", text)
 	}
 }
 
@@ -125,11 +125,11 @@ func TestCreateTokenRequests(t *testing.T) {
 		}},
 		{name: "for ever", body: `{"ttl":"0"}`, want: func(r tokens.Record) bool { return both(r) && r.Expires.IsZero() }, warning: "never expires"},
 		{name: "a time", body: `{"expires":"2031-01-02T03:04:05+01:00"}`, want: func(r tokens.Record) bool { return r.Expires.Equal(time.Date(2031, 1, 2, 2, 4, 5, 0, time.UTC)) }},
-		{name: "a time and a ttl", body: `{"expires":"2031-01-02T03:04:05Z","ttl":"1h"}`, status: 400, field: "expires", detail: "give this or ttl"},
+		{name: "a time and a ttl", body: `{"expires":"2031-01-02T03:04:05Z","ttl":"1h"}`, status: 400, field: "expires", detail: "cannot be combined with ttl"},
 		{name: "no time", body: `{"expires":"tomorrow"}`, status: 400, field: "expires", detail: `"tomorrow" is not a time such as 20`},
 		{name: "a time that has passed", body: `{"expires":"2001-01-02T03:04:05Z"}`, status: 400, field: "expires", detail: "in the future"},
-		{name: "a time that never comes", body: `{"expires":"2999-01-02T03:04:05Z"}`, status: 400, field: "expires", detail: "in the future, within 87600h"},
-		{name: "negative", body: `{"ttl":"-1h"}`, status: 400, field: "ttl", detail: "want 1s to 87600h0m0s, or 0 for ever"},
+		{name: "a time that never comes", body: `{"expires":"2999-01-02T03:04:05Z"}`, status: 400, field: "expires", detail: "in the future, at most 87600h0m0s from now"},
+		{name: "negative", body: `{"ttl":"-1h"}`, status: 400, field: "ttl", detail: "want 1s to 87600h0m0s, or 0 to never expire"},
 		{name: "for signing", body: `{"usages":["signing"]}`, want: func(r tokens.Record) bool { return r.Signing && !r.Authentication && len(r.Groups) == 0 }},
 		{name: "for authentication", query: "?usages=authentication", want: func(r tokens.Record) bool { return !r.Signing && r.Authentication && len(r.Groups) == 1 }},
 		{name: "no usage", body: `{"usages":[]}`, status: 400, field: "usages", detail: "is empty"},
@@ -137,7 +137,7 @@ func TestCreateTokenRequests(t *testing.T) {
 		{name: "own groups", query: "?groups=system:bootstrappers:a,system:bootstrappers:b", want: func(r tokens.Record) bool {
 			return slices.Equal(r.Groups, []string{"system:bootstrappers:a", "system:bootstrappers:b"})
 		}},
-		{name: "no groups", body: `{"groups":[]}`, want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }, warning: "has no group: no role of kubeadm's applies"},
+		{name: "no groups", body: `{"groups":[]}`, want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }, warning: "has no groups: kubeadm's role bindings do not apply"},
 		{name: "no groups in the query", query: "?groups=", want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }, warning: "has no group"},
 		{name: "no groups, and none needed", query: "?groups=&usages=signing", want: func(r tokens.Record) bool { return !r.Authentication && len(r.Groups) == 0 }},
 		{name: "no description", body: `{"description":"","dryRun":false}`, want: both},
@@ -149,7 +149,7 @@ func TestCreateTokenRequests(t *testing.T) {
 			warning: "nobody is at work",
 		},
 		{name: "limits in the query", query: "?maxNodes=1&nodeNames=a,b&nodeNames=c", want: limited(tokens.Limits{MaxNodes: 1, NodeNames: []string{"a", "b", "c"}}), warning: "nobody is at work"},
-		{name: "short certificates", query: "?certificateDuration=1h", want: limited(tokens.Limits{CertificateDuration: time.Hour}), warning: "off for longer is locked out"},
+		{name: "short certificates", query: "?certificateDuration=1h", want: limited(tokens.Limits{CertificateDuration: time.Hour}), warning: "off for longer cannot renew its certificate"},
 		{name: "too many nodes", body: `{"maxNodes":1001}`, status: 400, field: "maxNodes", detail: "1001 given, want 1 to 1000"},
 		{name: "no number", query: "?maxNodes=many", status: 400, field: "maxNodes", detail: `"many" is not a number`},
 		{name: "no name", body: `{"nodeNames":["Worker"]}`, status: 400, field: "nodeNames", detail: `node name "Worker"`},
@@ -160,15 +160,15 @@ func TestCreateTokenRequests(t *testing.T) {
 		{name: "in place of a Node", body: `{"replaceNode":"worker-3"}`, want: limited(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}}), warning: "nobody is at work"},
 		{name: "in place of none", body: `{"replaceNode":"worker-4"}`, status: 400, field: "replaceNode", detail: "there is no Node worker-4"},
 		{name: "in place of no name", body: `{"replaceNode":"Worker/3"}`, status: 400, field: "replaceNode", detail: `node name "Worker/3"`},
-		{name: "in place of a Node of three", body: `{"replaceNode":"worker-3","maxNodes":3}`, status: 400, field: "maxNodes", detail: "replaces-node is for one node"},
+		{name: "in place of a Node of three", body: `{"replaceNode":"worker-3","maxNodes":3}`, status: 400, field: "maxNodes", detail: "want at most 1 with replaces-node"},
 		{name: "Nodes cannot be read", body: `{"replaceNode":"away"}`, status: 503, detail: "Node away cannot be read now"},
 		{name: "no wait", body: `{"wait":"0"}`, want: both},
 		{name: "endless wait", query: "?wait=6m", status: 400, field: "wait", detail: `"6m" given; want a duration up to 5m0s`},
 		{name: "negative wait", query: "?wait=-1s", status: 400, field: "wait", detail: "want a duration"},
-		{name: "a token in the URL", query: "?token=qwertz.0123456789abcdef", status: 400, detail: `"token": unknown query parameter; known are ttl,`},
+		{name: "a token in the URL", query: "?token=qwertz.0123456789abcdef", status: 400, detail: `unknown query parameter "token"; known: ttl,`},
 		{name: "a malformed token", body: `{"token":"qwertz.hunter2"}`, status: 400, field: "token", detail: "malformed token of 14 characters"},
 		{name: "a published token", body: `{"token":"abcdef.0123456789abcdef"}`, status: 400, field: "token", detail: "published example"},
-		{name: "unknown field", body: `{"maxnodes":1}`, status: 400, field: "maxnodes", detail: `"maxnodes": unknown field; known are token, ttl, expires,`},
+		{name: "unknown field", body: `{"maxnodes":1}`, status: 400, field: "maxnodes", detail: `unknown field "maxnodes"; known: token, ttl, expires,`},
 		{name: "field of another kind", body: `{"maxNodes":"1"}`, status: 400, field: "maxNodes", detail: "a string given, want a whole number"},
 		{name: "in both", query: "?maxNodes=1", body: `{"maxNodes":1}`, status: 400, field: "maxNodes", detail: "more than once"},
 		{name: "neither true nor false", query: "?dryRun=maybe", status: 400, field: "dryRun", detail: `"maybe" given, want true or false`},
@@ -187,7 +187,7 @@ func TestCreateTokenRequests(t *testing.T) {
 					t.Errorf("problem %+v, want %q: %s", p, test.field, test.detail)
 				}
 				if now := s.ids(t); len(now) != len(before) {
-					t.Errorf("%d tokens stored by a refused request", len(now)-len(before))
+					t.Errorf("got %d new tokens after a refused request, want none", len(now)-len(before))
 				}
 				return
 			}
@@ -196,7 +196,7 @@ func TestCreateTokenRequests(t *testing.T) {
 				t.Errorf("record %+v", r)
 			}
 			if joins := made.JoinCommand != ""; joins != (r.Signing && r.Authentication) {
-				t.Errorf("there is a join command: %v, for signing: %v, for authentication: %v", joins, r.Signing, r.Authentication)
+				t.Errorf("got join command %t with usage signing %t and authentication %t, want one for both usages only", joins, r.Signing, r.Authentication)
 			}
 			if warnings := strings.Join(made.Warnings, "\n"); !strings.Contains(warnings, test.warning) || test.warning == "" && warnings != "" {
 				t.Errorf("warnings %q, want %q", warnings, test.warning)
@@ -205,16 +205,16 @@ func TestCreateTokenRequests(t *testing.T) {
 	}
 }
 
-// Where there are no Nodes none can be replaced.
+// Catches a standalone server that accepts replaceNode although it has no Nodes.
 func TestReplaceNodeNeedsNodes(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
-	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"replaceNode":"worker-3"}`); got.status != 400 || p.Field != "replaceNode" || !strings.Contains(p.Detail, "no Nodes here") {
+	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"replaceNode":"worker-3"}`); got.status != 400 || p.Field != "replaceNode" || !strings.Contains(p.Detail, "runs without a cluster, so there is no Node to replace") {
 		t.Errorf("%d %+v", got.status, p)
 	}
 }
 
-// All limits go for join commands, too.
+// Catches a join command whose token lacks a limit that the request has.
 func TestJoinCommandHasAllLimits(t *testing.T) {
 	s := newSite(t)
 	s.Warnings = func(context.Context, tokens.Record) []string { return []string{`nobody "works"`} }
@@ -229,7 +229,7 @@ func TestJoinCommandHasAllLimits(t *testing.T) {
 	}
 	for _, usage := range []string{"signing", "authentication"} {
 		if _, p, got := askFor[struct{}](t, s, "POST", commandPath, `{"usages":["`+usage+`"]}`); got.status != 400 || p.Field != "usages" {
-			t.Errorf("a join command for %s alone: %d %+v", usage, got.status, p)
+			t.Errorf("join command with only usage %s: got %d %+v, want 400", usage, got.status, p)
 		}
 	}
 	for _, query := range []string{"?wait=1s", "?dryRun=true", "?token=x"} {
@@ -247,14 +247,14 @@ func TestCreateTokenDryRun(t *testing.T) {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	if _, token, _ := parseLine(t, made.JoinCommand.Reveal()+"\n"); token.Reveal() != made.Token.Reveal() {
-		t.Error("the join command has another token")
+		t.Error("the join command does not have the token of the response")
 	}
 	if ids := s.ids(t); len(ids) != 0 {
-		t.Errorf("tokens %v are stored", ids)
+		t.Errorf("got stored tokens %v, want none", ids)
 	}
 }
 
-// Unlike one of a join command a token stays if nobody signs it: its caller knows it.
+// The caller knows its own token. Catches such a token being deleted because cluster-info has no signature by it yet.
 func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 	s := newSite(t)
 	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
@@ -266,9 +266,9 @@ func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	if s.record(t, own.ID()).Token != own {
-		t.Error("another token is stored")
+		t.Error("the store has another token than that of the request")
 	}
-	// Who does not wait is not told off, and neither is who needs no signature.
+	// A caller that does not wait, or that needs no signature, gets no error.
 	for body, status := range map[string]string{`{"wait":"0"}`: api.StatusUnsigned, `{"usages":["authentication"]}`: api.StatusActive} {
 		if made, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 201 || made.Status != status {
 			t.Errorf("%s: %d %s", body, got.status, got.body)
@@ -276,28 +276,28 @@ func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 	}
 }
 
-// A token lives as long as it was asked to, in whole seconds, and no part of one less.
+// Expiry is rounded to whole seconds. Catches a token that lives shorter than its ttl.
 func TestTokenLivesAtLeastItsTTL(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	before := time.Now()
 	made, _, got := askFor[api.Token](t, s, "POST", tokenPath+"?ttl=1s&wait=0", "")
 	if life := made.Expires.Sub(before); got.status != 201 || life < time.Second || life > time.Since(before)+2*time.Second {
-		t.Errorf("%d, and it lives for %s", got.status, life)
+		t.Errorf("got %d and lifetime %s, want 201 and at least 1s", got.status, life)
 	}
 	before = time.Now()
 	renewed, _, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+made.ID+"/renew", `{"ttl":"1h"}`)
 	if life := renewed.Expires.Sub(before); got.status != 200 || life < time.Hour {
-		t.Errorf("%d, and it lives for %s more", got.status, life)
+		t.Errorf("got %d and lifetime %s, want 200 and at least 1h", got.status, life)
 	}
-	// A time that is given is cut to whole seconds, and is in the future after that.
+	// A given time is truncated to whole seconds, and must be in the future after that.
 	soon := time.Now().Truncate(time.Second).Add(1999 * time.Millisecond).Format(time.RFC3339Nano)
 	if made, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"expires":"`+soon+`","wait":"0"}`); got.status != 400 || p.Field != "expires" {
 		t.Errorf("%s: %d %+v", soon, got.status, made)
 	}
 }
 
-// A signature is not waited for after the end of its token, and its absence is nobody's fault then.
+// Catches a wait for the signature of an expired token, and a response that then blames the missing signer.
 func TestWaitForSignatureEndsAtExpiry(t *testing.T) {
 	for path, left := range map[string]int{tokenPath: 1, commandPath: 0} {
 		synctest.Test(t, func(t *testing.T) {
@@ -316,16 +316,16 @@ func TestWaitForSignatureEndsAtExpiry(t *testing.T) {
 				t.Errorf("%s: %d %s %v", path, w.Code, w.Body, err)
 			}
 			if took < 3*time.Second || took > 4*time.Second || len(s.ids(t)) != left {
-				t.Errorf("%s: it took %s, and %v are left", path, took, s.ids(t))
+				t.Errorf("%s: took %s and left tokens %v, want 3s and %d tokens", path, took, s.ids(t), left)
 			}
-			if path == tokenPath && !strings.Contains(p.Detail, "was made all the same, and ended at ") {
+			if path == tokenPath && !strings.Contains(p.Detail, "was created nevertheless and expired at ") {
 				t.Error(p.Detail)
 			}
 		})
 	}
 }
 
-// TestCreateNamesTokenThatMayBeStored: either the token is answered, or the answer names it if it may be there.
+// Catches a failed request that does not name its token although the store may have it.
 func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
 	for _, test := range []struct {
@@ -361,7 +361,7 @@ func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 					t.Errorf("%d with %d tokens left: %s", w.Code, len(s.ids(t)), w.Body)
 				}
 				if again := w.Header().Get("Retry-After") != ""; again != test.named {
-					t.Errorf("the answer says to try again: %v", again)
+					t.Errorf("got Retry-After %t, want %t", again, test.named)
 				}
 			})
 		})

@@ -17,11 +17,10 @@ import (
 
 var errReset = errors.New("connection reset")
 
-// failingStore is a store that has an error in place of an answer, before or after what it was
-// asked for took effect.
+// failingStore is a store that fails before or after a call takes effect.
 type failingStore struct {
 	tokens.Store
-	// before and after say what is wrong with the nth call, of any kind.
+	// before and after return the error of call n, or nil. All methods count together.
 	before, after func(n int) error
 	calls         int
 }
@@ -70,7 +69,7 @@ func firstWith(fail int, err error) func(int) error {
 	}
 }
 
-// TestJoinCommandLeavesNoUnnamedToken: either a token is handed out, or none is left, or the answer names it.
+// Catches a failed request that leaves a token in the store without naming it.
 func TestJoinCommandLeavesNoUnnamedToken(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
 	for _, test := range []struct {
@@ -83,10 +82,10 @@ func TestJoinCommandLeavesNoUnnamedToken(t *testing.T) {
 		{name: "nothing", status: 200, left: 1, atMost: time.Second},
 		{name: "a short absence", before: first(5), status: 200, left: 1, atMost: 5 * time.Second},
 		{name: "answers lost", after: first(3), status: 200, left: 1, atMost: 5 * time.Second},
-		{name: "away for long", before: always, status: 503, left: 0, says: "have been stored nevertheless, it was told to nobody and ends at", atMost: 20 * time.Second},
+		{name: "away for long", before: always, status: 503, left: 0, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second},
 		{name: "answers lost for long", after: first(27), status: 503, left: 0, atMost: 20 * time.Second}, // 25 calls to store it
 		{
-			name: "answer lost, then away", status: 503, left: 1, says: "have been stored nevertheless, it was told to nobody and ends at", atMost: 20 * time.Second,
+			name: "answer lost, then away", status: 503, left: 1, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second,
 			before: func(n int) error {
 				if n > 0 {
 					return errReset
@@ -115,26 +114,26 @@ func TestJoinCommandLeavesNoUnnamedToken(t *testing.T) {
 					t.Errorf("%d after %s, want %d within %s: %s", w.Code, took, test.status, test.atMost, body)
 				}
 				if w.Code == 503 && (w.Header().Get("Retry-After") == "" || !strings.Contains(body, "token-not-stored")) {
-					t.Errorf("the answer does not say to try again: %s", body)
+					t.Errorf("got %s, want Retry-After and problem token-not-stored", body)
 				}
 				ids := s.ids(t)
 				if len(ids) != test.left {
-					t.Errorf("tokens %v are left, want %d", ids, test.left)
+					t.Errorf("got tokens %v in the store, want %d", ids, test.left)
 				}
 				for _, id := range ids {
 					if !strings.Contains(body, id) {
-						t.Errorf("the answer does not name token %s, which is left", id)
+						t.Errorf("the response does not name token %s, which is in the store", id)
 					}
 				}
 				if !strings.Contains(body, test.says) || test.says == "" && strings.Contains(body, "nevertheless") {
-					t.Errorf("the answer says %s, want %q in it", body, test.says)
+					t.Errorf("got %s, want %q in it", body, test.says)
 				}
 			})
 		})
 	}
 }
 
-// occupied is a store that has another token of the first ID that it is given.
+// occupied is a store that already has another token with the ID of the first one to be created.
 type occupied struct {
 	tokens.Store
 	other tokens.Token
@@ -155,7 +154,7 @@ func (s *occupied) Create(ctx context.Context, r tokens.Record) (tokens.Record, 
 	return s.Store.Create(ctx, r)
 }
 
-// A caller must not get the secret of a token that happens to have the ID of the new one.
+// Catches a response with the secret of another token that happens to have the generated ID.
 func TestGeneratesTokenOfFreeID(t *testing.T) {
 	s := newSite(t)
 	s.Advertise = "192.0.2.1:9443"
@@ -163,6 +162,6 @@ func TestGeneratesTokenOfFreeID(t *testing.T) {
 	s.Tokens = store
 	_, token, _ := parseLine(t, serveOnce(t, s.Handler(), commandPath))
 	if token.ID() == store.other.ID() || s.record(t, store.other.ID()).Token != store.other || s.record(t, token.ID()).Token != token {
-		t.Errorf("token %s was handed out beside %s", token, store.other)
+		t.Errorf("got token %s, want one with another ID than %s", token, store.other)
 	}
 }

@@ -10,15 +10,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// openAPI describes every route. Tests hold it against the routes, the types and the problems of
-// this package, and all that is answered in them against it.
+// openAPI describes every route. Tests compare it with the routes, types and problems of this package. They
+// also validate the responses of other tests against it.
 //
 //go:embed openapi.yaml
 var openAPI []byte
 
 var openAPIInJSON = sync.OnceValues(func() ([]byte, error) { return yaml.YAMLToJSONStrict(openAPI) })
 
-// OpenAPI is the description of the API, in OpenAPI 3.1 and YAML, as /openapi.yaml answers it.
+// OpenAPI returns the description of the API that /openapi.yaml serves: OpenAPI 3.1 in YAML.
 func OpenAPI() []byte { return append([]byte(nil), openAPI...) }
 
 func (h *handler) openAPIYAML(r *call) (response, error) {
@@ -36,8 +36,8 @@ func (h *handler) openAPIJSON(r *call) (response, error) {
 	return h.describedJSON.answer(r, body, "application/json"), err
 }
 
-// The page about the API for people, and what stands in its place for those who do not ask for
-// HTML. Both are made of openapi.yaml, and a test says when to make them anew.
+// The API reference in HTML for browsers, and a text for other clients. Both are generated from
+// openapi.yaml. A test fails if they are out of date.
 //
 //go:generate go run ../internal/reference/write
 var (
@@ -47,7 +47,8 @@ var (
 	referenceText []byte
 )
 
-// referencePolicy lets the page have no script, no other host, and of styles none but its own.
+// referencePolicy is the Content-Security-Policy of the reference page. It allows no scripts, no other hosts and only
+// the page's own styles.
 var referencePolicy = sync.OnceValue(func() string {
 	_, style, _ := bytes.Cut(referencePage, []byte("<style>"))
 	style, _, _ = bytes.Cut(style, []byte("</style>"))
@@ -55,7 +56,7 @@ var referencePolicy = sync.OnceValue(func() string {
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 })
 
-// reference answers the page to browsers, and to others where to go.
+// reference returns the reference page to clients that accept text/html, and a text to others.
 func (h *handler) reference(r *call) (response, error) {
 	if err := readQuery(r, &struct{}{}); err != nil {
 		return response{}, err

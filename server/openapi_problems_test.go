@@ -23,15 +23,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// What can go wrong on every path goes wrong on each, and is described where it does: an answer that
-// is not described fails TestMain, and a problem that is described has to come about here.
+// Causes each common problem on every operation. Catches a problem that an operation describes and never returns;
+// TestMain catches the opposite.
 func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 	fails := func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("reviewer down") }
 	for _, test := range []struct {
 		problem string
 		change  func(*site)
 		ask     func(*http.Request)
-		twice   bool // it is the second request that is refused
+		twice   bool // only the second request is refused
 		body    string
 		media   string
 		query   string
@@ -52,7 +52,7 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 	} {
 		t.Run(test.problem, func(t *testing.T) {
 			for _, op := range document(t).Operations {
-				if strings.HasPrefix(op.Path, "/api") { // whose errors do not name the problem
+				if strings.HasPrefix(op.Path, "/api") { // returns a Status, which does not name the problem
 					continue
 				}
 				s, _ := certifying(t)
@@ -84,15 +84,15 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 				}
 				came := w.Code >= 400 && strings.Contains(w.Body.String(), "/problems/"+test.problem+`"`)
 				if described := slices.Contains(op.Problems, test.problem); came != described {
-					t.Errorf("%s: comes about: %t, described: %t: %d %s", op.ID, came, described, w.Code, tokens.Redact(w.Body.String()))
+					t.Errorf("%s: got the problem %t, described %t: %d %s", op.ID, came, described, w.Code, tokens.Redact(w.Body.String()))
 				}
 			}
 		})
 	}
 }
 
-// Each problem that the source of the package can make is described with its status, and no other
-// is; each operation has the answers that its problems need.
+// Catches a problem in the source that openapi.yaml does not describe with the same status. Also
+// catches a described problem that the source does not have, and an operation without a response for the status of its problem.
 func TestOpenAPIHasEveryProblem(t *testing.T) {
 	d := document(t)
 	there := problemsInSource(t)
@@ -109,38 +109,38 @@ func TestOpenAPIHasEveryProblem(t *testing.T) {
 	}
 	for name, status := range there {
 		if described[name] != status {
-			t.Errorf("problem %s has status %d, and %d is described", name, status, described[name])
+			t.Errorf("problem %s: got described status %d, want %d", name, described[name], status)
 		}
 	}
-	used := map[string]bool{"not-found": true, "method-not-allowed": true} // of what is no operation
+	used := map[string]bool{"not-found": true, "method-not-allowed": true} // not part of an operation
 	for _, op := range d.Operations {
 		want := map[string]bool{}
 		for _, name := range op.Problems {
 			used[name] = true
 			if there[name] == 0 {
-				t.Errorf("%s: there is no problem %s", op.ID, name)
+				t.Errorf("%s describes problem %s, which the source does not have", op.ID, name)
 			}
 			want[strconv.Itoa(there[name])] = true
 		}
 		_, responses := d.Resolve(op.Pointer + "/responses")
 		for status := range responses {
 			if status >= "4" && !want[status] {
-				t.Errorf("%s describes %s, and no problem of it has that status", op.ID, status)
+				t.Errorf("%s describes status %s, which none of its problems has", op.ID, status)
 			}
 			delete(want, status)
 		}
 		if len(want) > 0 {
-			t.Errorf("%s does not describe %q, which problems of it have", op.ID, slices.Sorted(maps.Keys(want)))
+			t.Errorf("%s does not describe statuses %q of its problems", op.ID, slices.Sorted(maps.Keys(want)))
 		}
 	}
 	for name := range described {
 		if there[name] == 0 || !used[name] {
-			t.Errorf("problem %s is described, and nothing answers it", name)
+			t.Errorf("problem %s is described, and no operation returns it", name)
 		}
 	}
 }
 
-// problemsInSource finds the calls of newProblem.
+// problemsInSource returns the status of each problem in the calls of newProblem.
 func problemsInSource(t *testing.T) map[string]int {
 	t.Helper()
 	statuses := map[string]int{}
@@ -150,7 +150,7 @@ func problemsInSource(t *testing.T) map[string]int {
 		}
 	}
 	statuses["StatusInternalServerError"], statuses["StatusRequestURITooLong"] = 500, 414
-	names := map[string]string{} // of constants of package api
+	names := map[string]string{} // problem types by constant of package api
 	each(t, "api", func(n ast.Node) {
 		if spec, ok := n.(*ast.ValueSpec); ok && len(spec.Values) == 1 && strings.HasPrefix(spec.Names[0].Name, "Problem") {
 			if literal, ok := spec.Values[0].(*ast.BasicLit); ok {
@@ -179,15 +179,15 @@ func problemsInSource(t *testing.T) map[string]int {
 			status = statuses[selector.Sel.Name]
 		}
 		if name == "" || status == 0 {
-			t.Errorf("a call of newProblem with a status or a name that is no constant: %v", call.Args[:2])
+			t.Errorf("newProblem is called with %v, want a constant status and name", call.Args[:2])
 		}
 		if was := found[name]; was != 0 && was != status {
-			t.Errorf("problem %s has status %d and %d", name, was, status)
+			t.Errorf("problem %s has two statuses, %d and %d", name, was, status)
 		}
 		found[name] = status
 	})
 	if len(found) < 10 {
-		t.Fatalf("only problems %v are found in the source", found)
+		t.Fatalf("got only problems %v in the source, want at least 10", found)
 	}
 	return found
 }

@@ -63,7 +63,7 @@ func TestOpenAPIIsValid(t *testing.T) {
 	ids, used := map[string]bool{}, map[string]bool{}
 	for _, op := range d.Operations {
 		if op.ID == "" || ids[op.ID] {
-			t.Errorf("%s %s: operationId %q is empty or another's, too", op.Method, op.Path, op.ID)
+			t.Errorf("%s %s: operationId %q is empty or used twice", op.Method, op.Path, op.ID)
 		}
 		ids[op.ID] = true
 	}
@@ -71,7 +71,7 @@ func TestOpenAPIIsValid(t *testing.T) {
 		if ref, ok := v["$ref"].(string); ok {
 			used[ref] = true
 			if _, to := d.Resolve(ref); to == nil {
-				t.Errorf("%s: there is no %s", pointer, ref)
+				t.Errorf("%s refers to %s, which does not exist", pointer, ref)
 			}
 		}
 		example, has := v["example"]
@@ -82,7 +82,7 @@ func TestOpenAPIIsValid(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", pointer, err)
 		} else if err := s.Validate(example); err != nil {
-			t.Errorf("the example at %s: %v", pointer, err)
+			t.Errorf("example at %s: %v", pointer, err)
 		}
 	})
 	components := d.Root["components"].(map[string]any)
@@ -95,16 +95,16 @@ func TestOpenAPIIsValid(t *testing.T) {
 				}
 			}
 			switch {
-			case kind == "securitySchemes", used[ref], strings.HasSuffix(name, "MethodNotAllowed"): // of what is no operation
-			case ref == "#/components/schemas/SignCertificate": // of which every field is used
+			case kind == "securitySchemes", used[ref], strings.HasSuffix(name, "MethodNotAllowed"): // not part of an operation
+			case ref == "#/components/schemas/SignCertificate": // its fields are referred to one by one
 			default:
-				t.Errorf("%s is used nowhere", ref)
+				t.Errorf("%s is never used", ref)
 			}
 		}
 	}
 }
 
-// walk calls f for each object of a document.
+// walk calls f with each JSON object in v and its JSON pointer.
 func walk(pointer string, v any, f func(pointer string, v map[string]any)) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -144,7 +144,7 @@ func TestOpenAPIDescribesEveryRoute(t *testing.T) {
 	}
 }
 
-// asked is what the operations decode; TestUnknownFieldErrorListsDescribedFields sees that it is so.
+// asked has the type that each operation decodes. TestUnknownFieldErrorListsDescribedFields checks that.
 var asked = map[string]any{
 	"print-join-command": api.PrintJoinCommand{},
 	"create-token":       api.CreateToken{},
@@ -168,7 +168,7 @@ var asked = map[string]any{
 	"reference":    nil,
 }
 
-// Operations that decode nothing of ours.
+// others are the operations that decode no type of package api.
 var others = []string{"discovery", "tokenreview", "tokenreview-v1beta1", "healthz", "readyz", "version", "metrics"}
 
 func TestOpenAPIHasTheFieldsOfRequests(t *testing.T) {
@@ -177,7 +177,7 @@ func TestOpenAPIHasTheFieldsOfRequests(t *testing.T) {
 		given, known := asked[op.ID]
 		if !known {
 			if !slices.Contains(others, op.ID) {
-				t.Errorf("operation %s: say here what it decodes", op.ID)
+				t.Errorf("operation %s: add to asked which type it decodes", op.ID)
 			}
 			continue
 		}
@@ -201,18 +201,17 @@ func TestOpenAPIHasTheFieldsOfRequests(t *testing.T) {
 				wantType(t, d, pointer+"/schema", want)
 			}
 			if p == nil {
-				t.Errorf("%s: parameter %d is nothing", op.ID, i)
+				t.Errorf("%s: parameter %d is empty", op.ID, i)
 			}
 		}
-		if op.Method == http.MethodGet || op.ID == "certificate" { // what is sent with GET has no meaning: RFC 9110, section 9.3.1
+		if op.Method == http.MethodGet || op.ID == "certificate" { // a body of a GET has no meaning: RFC 9110, section 9.3.1
 			continue
 		}
 		wantObject(t, d, op.Pointer+"/requestBody/content/application~1json/schema", reflect.TypeOf(given), false)
 	}
 }
 
-// A default is what a field means that is not sent, whatever else is: generated clients send it with
-// everything, and some have the field required.
+// Generated clients may send defaults explicitly. Catches a default that the server refuses or that changes the result.
 func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 	d := document(t)
 	later := time.Now().Add(48 * time.Hour).UTC().Truncate(time.Second)
@@ -246,7 +245,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 			}
 		}
 		if len(fields) == 0 {
-			t.Errorf("%s has no defaults: this test could not fail", test.schema)
+			t.Errorf("%s has no defaults, want some for this test", test.schema)
 		}
 		for name, value := range test.given {
 			if properties[name] == nil {
@@ -260,21 +259,21 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 		}
 		answer, p, got := askFor[api.Token](t, s, "POST", test.path, string(body))
 		if got.status >= 400 {
-			t.Errorf("%s: %s is answered %d %s", test.schema, body, got.status, p.Detail)
+			t.Errorf("%s: %s: got %d %s, want success", test.schema, body, got.status, p.Detail)
 		} else if _, ends := test.given["expires"]; ends && !answer.Expires.Equal(later) {
-			t.Errorf("%s: %s has it end at %s", test.schema, body, answer.Expires)
+			t.Errorf("%s: %s: got expiry %s, want %s", test.schema, body, answer.Expires, later)
 		}
 	}
 }
 
-// shown are the objects of answers, by the name of their schema. Those in them are found from there.
+// shown has the types of response bodies by schema name. wantObject also checks the types nested in them.
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
 	"CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": server.Version{}, "Problem": api.Problem{},
 }
 
-// notOurs are schemas of answers that are Kubernetes'.
+// notOurs are the response schemas of Kubernetes types.
 var notOurs = []string{"ConfigMap", "TokenReview", "Status"}
 
 func TestOpenAPIHasTheFieldsOfResponses(t *testing.T) {
@@ -290,13 +289,13 @@ func TestOpenAPIHasTheFieldsOfResponses(t *testing.T) {
 			pointer, _ := d.Resolve(op.Pointer + "/responses/" + status + "/content/application~1json/schema")
 			name := strings.TrimPrefix(pointer, "#/components/schemas/")
 			if strings.HasPrefix(pointer, "#/components/schemas/") && !seen[name] && !slices.Contains(notOurs, name) && !checkedSchemas[name] {
-				t.Errorf("%s %s answers %s: say here of which type that is", op.ID, status, name)
+				t.Errorf("%s %s returns %s: add its type to shown", op.ID, status, name)
 			}
 		}
 	}
 }
 
-// checkedSchemas are those that wantObject has seen.
+// checkedSchemas are the schemas that wantObject has checked.
 var checkedSchemas = map[string]bool{}
 
 type namedField struct {
@@ -305,7 +304,7 @@ type namedField struct {
 	optional bool
 }
 
-// fieldsOf are the fields of a struct in JSON, with those of what is embedded.
+// fieldsOf returns the JSON fields of a struct, including those of embedded structs.
 func fieldsOf(t reflect.Type) []namedField {
 	var fields []namedField
 	for i := range t.NumField() {
@@ -322,19 +321,19 @@ func fieldsOf(t reflect.Type) []namedField {
 	return fields
 }
 
-// wantObject compares a schema with a struct, and what is in it. Of an answer, required is what is
-// always there.
+// wantObject compares a schema with a struct and its nested types. In a response, the fields that are always present
+// must be required.
 func wantObject(t *testing.T, d *openapicheck.Document, pointer string, of reflect.Type, answer bool) {
 	t.Helper()
 	pointer, schema := d.Resolve(pointer)
 	if of == nil {
 		if schema != nil {
-			t.Errorf("%s is described, and nothing is decoded", pointer)
+			t.Errorf("%s is described, and the operation decodes no body", pointer)
 		}
 		return
 	}
 	if schema == nil {
-		t.Errorf("there is no %s for %s", pointer, of)
+		t.Errorf("schema %s for %s is missing", pointer, of)
 		return
 	}
 	checkedSchemas[pointer[strings.LastIndex(pointer, "/")+1:]] = true
@@ -359,7 +358,7 @@ func wantObject(t *testing.T, d *openapicheck.Document, pointer string, of refle
 	for _, name := range listOf(schema["required"]) {
 		described = append(described, fmt.Sprint(name))
 	}
-	if of == reflect.TypeFor[api.Problem]() { // the server says both in each
+	if of == reflect.TypeFor[api.Problem]() { // the server sets both in every problem
 		required = append(required, "detail", "requestID")
 	}
 	if slices.Sort(described); !slices.Equal(described, slices.Sorted(slices.Values(required))) {
@@ -367,7 +366,7 @@ func wantObject(t *testing.T, d *openapicheck.Document, pointer string, of refle
 	}
 }
 
-// wantType compares a schema with what is in a field.
+// wantType compares a schema with the type of a field.
 func wantType(t *testing.T, d *openapicheck.Document, pointer string, of reflect.Type) {
 	t.Helper()
 	pointer, schema := d.Resolve(pointer)
@@ -403,7 +402,7 @@ func wantType(t *testing.T, d *openapicheck.Document, pointer string, of reflect
 
 func listOf(v any) []any { l, _ := v.([]any); return l }
 
-// What a request with an unknown parameter or field is told to be known is what is described.
+// The error about an unknown parameter or field lists the known ones. Catches a list that differs from openapi.yaml.
 func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -427,7 +426,7 @@ func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 		if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 {
 			t.Errorf("%s: %d %s", op.ID, got.status, got.body)
 		}
-		if want := "known are " + words(query); !strings.HasSuffix(p.Detail, want) {
+		if want := "known: " + words(query); !strings.HasSuffix(p.Detail, want) {
 			t.Errorf("%s: %q, want %q at the end", op.ID, p.Detail, want)
 		}
 		if op.Method == http.MethodGet || op.ID == "certificate" {
@@ -437,7 +436,7 @@ func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 		if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 {
 			t.Errorf("%s: %d %s", op.ID, got.status, got.body)
 		}
-		if want := "known are " + words(body); !strings.HasSuffix(p.Detail, want) {
+		if want := "known: " + words(body); !strings.HasSuffix(p.Detail, want) {
 			t.Errorf("%s: %q, want %q at the end", op.ID, p.Detail, want)
 		}
 	}

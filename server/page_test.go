@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// What is there from the first page to the last is listed once, whatever comes and goes meanwhile.
+// Catches an item that is on no page or on two because other items were created or deleted between the pages.
 func TestPagesListEachItemOnce(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
@@ -81,11 +81,11 @@ func TestPagesListEachItemOnce(t *testing.T) {
 			cursors[path] = next
 			query = "?limit=7&continue=" + url.QueryEscape(next)
 			if page == 0 {
-				for _, id := range going { // some come before, some behind
+				for _, id := range going { // some sort before the cursor, some after
 					put(id)
 				}
 			}
-			if page == 1 { // and the last that was shown goes
+			if page == 1 { // delete these and the last item of the page, which is the cursor
 				for _, id := range append([]string{ids[6]}, going...) {
 					if r, err := s.store.Get(t.Context(), id); err == nil {
 						if err := s.store.Delete(t.Context(), r); err != nil {

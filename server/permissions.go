@@ -11,11 +11,11 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// allowed lets an action happen for users who may, and nobody else.
+// allowed returns the action for users with the permission. It returns a problem to all others.
 func (h *handler) allowed(access auth.Access, act action) action {
 	return func(r *call) (response, error) {
 		if h.Authenticate == nil || h.Authorize == nil {
-			return response{}, newProblem(http.StatusForbidden, "forbidden", "nobody may %s here: no way to authenticate is configured", access)
+			return response{}, newProblem(http.StatusForbidden, "forbidden", "no user may %s, because this server has no authentication configured", access)
 		}
 		user, err := h.Authenticate(r.Request)
 		if err != nil {
@@ -25,7 +25,7 @@ func (h *handler) allowed(access auth.Access, act action) action {
 			return response{}, err
 		}
 		if isBootstrapUser(user) {
-			return response{}, newProblem(http.StatusForbidden, "forbidden", "user %q is a bootstrap token's, which is for machines that join and may not %s", user.Name, access)
+			return response{}, newProblem(http.StatusForbidden, "forbidden", "user %q belongs to a bootstrap token; bootstrap tokens are only for joining machines and may not %s", user.Name, access)
 		}
 		if err := h.may(r, access); err != nil {
 			return response{}, err
@@ -34,7 +34,7 @@ func (h *handler) allowed(access auth.Access, act action) action {
 	}
 }
 
-// identified notes who sent a request, and returns a problem if the user exceeds a limit.
+// identified records the user of a request. It returns a problem if the user exceeds a limit.
 func (h *handler) identified(r *call, user auth.User) error {
 	r.identify(user)
 	if refusal := r.limits.User(user.Name); refusal != nil {
@@ -52,34 +52,34 @@ func isBootstrapGroup(group string) bool {
 	return group == tokens.BootstrappersGroup || strings.HasPrefix(group, tokens.BootstrappersGroup+":")
 }
 
-// unauthenticated is the problem of an error of an Authenticate.
+// unauthenticated returns the problem of an error of an Authenticate.
 func unauthenticated(err error) *problem {
 	switch {
 	case errors.Is(err, auth.ErrNoCredentials):
-		return newProblem(http.StatusUnauthorized, "unauthorized", "who is asking? send the header 'Authorization: Bearer TOKEN'; curl takes it from a file, which keeps it out of the command line: curl -K curlrc")
+		return newProblem(http.StatusUnauthorized, "unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE")
 	case errors.Is(err, auth.ErrBadCredentials):
-		p := newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not accepted here")
+		p := newProblem(http.StatusUnauthorized, "unauthorized", "this server does not accept these credentials")
 		p.cause = err
 		return p
 	}
-	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "cannot tell now who is asking; try again")
+	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "the caller cannot be authenticated now; retry")
 	p.cause, p.retryAfter = err, retryAfter
 	return p
 }
 
-// unauthorized is the problem of an error of an Authorize.
+// unauthorized returns the problem of an error of an Authorize.
 func unauthorized(err error, user auth.User, access auth.Access) *problem {
 	if errors.Is(err, auth.ErrForbidden) {
 		p := newProblem(http.StatusForbidden, "forbidden", "user %q may not %s", user.Name, access)
 		p.cause = err
 		return p
 	}
-	p := newProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot tell now whether user %q may %s; try again", user.Name, access)
+	p := newProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot check now whether user %q may %s; retry", user.Name, access)
 	p.cause, p.retryAfter = err, retryAfter
 	return p
 }
 
-// may is a problem unless whoever sent the request may do that.
+// may returns a problem if the user of the request lacks the permission.
 func (h *handler) may(r *call, access auth.Access) error {
 	user := r.user
 	if user.Name == "" {
@@ -91,26 +91,26 @@ func (h *handler) may(r *call, access auth.Access) error {
 	return nil
 }
 
-// A liberty is what a token has beyond one that "create tokens" is good for, and whoever makes it
-// has to be allowed.
+// An extraPermission is a property of a token that "create tokens" does not cover. The user who creates the token
+// needs an extra permission for it.
 type extraPermission struct {
 	access auth.Access
 	field  string // of the request
-	hint   string // to do without, if that is not said by the permission
+	hint   string // explains how to do without the permission; empty if its name says enough
 }
 
-// extraPermissions are those of a token. One that is for a number of workers in the default group and ends
-// some day has none.
+// extraPermissions returns the extra permissions that a token needs. It needs none if it expires, has a limit on
+// nodes, only the default group and no role, and replaces no Node.
 func extraPermissions(r tokens.Record) []extraPermission {
 	var all []extraPermission
 	add := func(field, resource, name, hint string) {
 		all = append(all, extraPermission{auth.Access{Verb: "create", Resource: "tokens/" + resource, Name: name}, field, hint})
 	}
 	if r.Limits.NodeLimit() == 0 {
-		add("maxNodes", "unlimited", "", "which a token for any number of nodes needs; say for how many with maxNodes")
+		add("maxNodes", "unlimited", "", "which a token without a node limit requires; set maxNodes")
 	}
 	if r.Expires.IsZero() {
-		add("ttl", "unlimited", "", "which a token that never expires needs; give it an end")
+		add("ttl", "unlimited", "", "which a token that never expires requires; set a ttl other than 0, or expires")
 	}
 	for _, group := range r.Groups {
 		if group != tokens.DefaultGroup {
@@ -130,13 +130,13 @@ func replacement(node string) extraPermission {
 	return extraPermission{auth.Access{Verb: "create", Resource: "tokens/replacements", Name: node}, "replaceNode", ""}
 }
 
-// mayReplace is a problem unless whoever sent the request may make a token for the name of a Node.
-// It is asked before the Node is looked for: who may not is not told whether it is there.
+// mayReplace returns a problem if the user may not create a token that replaces a Node. Call it before
+// reading the Node: without the permission, users must not learn whether the Node exists.
 func (h *handler) mayReplace(r *call, node string) error {
 	return h.checkExtraPermission(r, replacement(node))
 }
 
-// checkExtraPermissions is a problem unless whoever sent the request may make that token.
+// checkExtraPermissions returns a problem if the user lacks a permission that a field of the token needs.
 func (h *handler) checkExtraPermissions(r *call, record tokens.Record) error {
 	for _, needed := range extraPermissions(record) {
 		if err := h.checkExtraPermission(r, needed); err != nil {
@@ -158,7 +158,7 @@ func (h *handler) checkExtraPermission(r *call, needed extraPermission) error {
 	return err
 }
 
-// mayRemoveExpiry is a problem unless whoever sent the request may let a token live for ever.
+// mayRemoveExpiry returns a problem if the user may not change a token to never expire.
 func (h *handler) mayRemoveExpiry(r *call) error {
-	return h.checkExtraPermission(r, extraPermission{auth.Access{Verb: "update", Resource: "tokens/unlimited"}, "ttl", "which a token that never expires needs; give it an end"})
+	return h.checkExtraPermission(r, extraPermission{auth.Access{Verb: "update", Resource: "tokens/unlimited"}, "ttl", "which a token that never expires requires; set a ttl other than 0, or expires"})
 }

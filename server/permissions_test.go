@@ -65,11 +65,11 @@ func TestEveryRouteIsInTheAccessTables(t *testing.T) {
 	}
 }
 
-// What a token may be is asked for each of its liberties, before anything is stored, and the refusal
-// says which.
+// Each privilege of a token needs a permission of its own. Catches a missing check, a refused request that stores a
+// token, and a refusal that does not name the missing permission.
 func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	s := newSite(t)
-	var may []string // beside "create tokens"
+	var may []string // permissions beside "create tokens" and "update tokens"
 	var asked []string
 	s.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
 		if a.String() == "create tokens.kubejoin.io" || a.String() == "update tokens.kubejoin.io" {
@@ -106,9 +106,9 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		{query: "maxNodes=1000&ttl=87600h&usages=signing,authentication&description=x"},
 		{query: "maxNodes=2&nodeNames=w-*,v&certificateDuration=10m"},
 		{query: "maxNodes=1&groups=" + tokens.DefaultGroup},
-		{query: "", needs: []string{unlimited}, field: "maxNodes", detail: "say for how many with maxNodes"},
+		{query: "", needs: []string{unlimited}, field: "maxNodes", detail: "set maxNodes"},
 		{query: "nodeNames=w-1", needs: []string{unlimited}, field: "maxNodes"},
-		{query: "maxNodes=1&ttl=0", needs: []string{unlimited}, field: "ttl", detail: "give it an end"},
+		{query: "maxNodes=1&ttl=0", needs: []string{unlimited}, field: "ttl", detail: "set a ttl other than 0, or expires"},
 		{query: "maxNodes=1&groups=system:bootstrappers:a", needs: []string{group + "a"}, field: "groups"},
 		{query: "maxNodes=1&groups=system:bootstrappers:a," + tokens.DefaultGroup + ",system:bootstrappers:b", needs: []string{group + "a", group + "b"}, field: "groups"},
 		{query: "maxNodes=1&role=control-plane", needs: []string{role}, field: "role"},
@@ -129,14 +129,14 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 			if r.status != 403 || !strings.Contains(r.body, want) || !strings.Contains(r.body, `"field":"`+test.field+`"`) || !strings.Contains(r.body, test.detail) || looked > 0 {
 				t.Errorf("%s?%s: %d %s, want %s", path, test.query, r.status, r.body, want)
 			}
-			for i := range test.needs { // one alone does not do
+			for i := range test.needs { // all but one are not enough
 				may = slices.Delete(slices.Clone(test.needs), i, i+1)
 				if r := s.do(t, "POST", path+"?"+test.query, viewerBearer, "", ""); r.status != 403 || !strings.Contains(r.body, test.needs[i]) {
 					t.Errorf("%s?%s without %s: %d %s", path, test.query, test.needs[i], r.status, r.body)
 				}
 			}
 			if after := s.ids(t); len(after) != len(before) {
-				t.Errorf("%s?%s: a token was stored", path, test.query)
+				t.Errorf("%s?%s: got a new token after a refusal, want none", path, test.query)
 			}
 			may = test.needs
 			if r := s.do(t, "POST", path+"?"+test.query, viewerBearer, "", ""); r.status/100 != 2 {
@@ -147,27 +147,27 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 
 	may = nil
 	if r := s.do(t, "POST", "/v1/token?maxNodes=1&groups=system:bootstrappers:away", viewerBearer, "", ""); r.status != 503 || r.header.Get("Retry-After") == "" {
-		t.Errorf("while it cannot be told: %d %s", r.status, r.body)
+		t.Errorf("authorizer unavailable: got %d %s, want 503 with Retry-After", r.status, r.body)
 	}
 	if r := s.do(t, "POST", "/v1/token?dryRun=true", viewerBearer, "", ""); r.status != 403 {
-		t.Errorf("on trial: %d %s", r.status, r.body)
+		t.Errorf("dry run: got %d %s, want 403", r.status, r.body)
 	}
 	record := s.token(t, once)
 	id := record[:6]
 	renew := func() reply { return s.do(t, "POST", "/v1/token/"+id+"/renew?ttl=0", viewerBearer, "", "") }
 	if r := renew(); r.status != 403 || !strings.Contains(r.body, "may not update tokens/unlimited.kubejoin.io") {
-		t.Errorf("renewal for ever: %d %s", r.status, r.body)
+		t.Errorf("renewal without expiry: got %d %s, want 403", r.status, r.body)
 	}
 	if r := s.do(t, "POST", "/v1/token/"+id+"/renew?ttl=2h", viewerBearer, "", ""); r.status != 200 {
 		t.Errorf("renewal: %d %s", r.status, r.body)
 	}
 	may = []string{"update tokens/unlimited.kubejoin.io"}
 	if r := renew(); r.status != 200 {
-		t.Errorf("renewal for ever by who may: %d %s", r.status, r.body)
+		t.Errorf("renewal without expiry, with permission: got %d %s, want 200", r.status, r.body)
 	}
 }
 
-// Who is a bootstrap token's, whoever says so, is no operator; nor is somebody without a name.
+// Catches a bootstrap user, or a user without a name, that an authenticator accepts and that gets operator access.
 func TestBootstrapUsersGetNoOperatorAccess(t *testing.T) {
 	s, _ := certifying(t)
 	s.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
@@ -191,8 +191,8 @@ func TestBootstrapUsersGetNoOperatorAccess(t *testing.T) {
 				t.Errorf("%s as %+v: %d %s", path, user, r.status, r.body)
 			}
 		}
-		if test.status == 403 && user.Name != "" { // nor does it get a certificate without the token
-			if _, err := s.by("x").Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}); !strings.Contains(err.Error(), "comes without it") {
+		if test.status == 403 && user.Name != "" { // it gets no certificate without the token either
+			if _, err := s.by("x").Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}); !strings.Contains(err.Error(), "did not authenticate with that token") {
 				t.Errorf("certificate as %+v: %v", user, err)
 			}
 		}

@@ -12,26 +12,26 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// DefaultUserTokens is how many live tokens one user may have by default. A token takes up to 30 KB of memory.
+// DefaultUserTokens is the default of Server.UserTokens. A token takes up to 30 KB of memory.
 const DefaultUserTokens = 10_000
 
-// How long a count is valid: countInterval until it counts the tokens of other replicas, and countIntervalAtLimit, for a user who is
-// refused, until it notices deleted and expired tokens.
+// How long a count is valid. After countInterval a new count includes tokens created by other replicas. For a user at
+// the limit it is valid only for countIntervalAtLimit, so that deleted and expired tokens soon free quota.
 const (
 	countInterval        = 10 * time.Second
 	countIntervalAtLimit = time.Second
 )
 
-// counts counts the live tokens of each user. The store is the truth: between two counts it adds what
-// this replica makes.
+// tokenCounts counts the unexpired tokens of each user. It counts the tokens in the store, and adds those that
+// this replica creates until the next count.
 type tokenCounts struct {
 	mu      sync.Mutex
 	counted time.Time
 	tokens  map[string]int // by tokens.Record.Creator
 }
 
-// checkTokenQuota returns a problem if the user who creates the token has as many live ones as one user may
-// have. Another replica may add some in the meantime, up to those of countInterval.
+// checkTokenQuota returns a problem if the user who creates the token has reached Server.UserTokens. With several
+// replicas a user can exceed it by what the others create within countInterval. A dry run counts nothing.
 func (h *handler) checkTokenQuota(ctx context.Context, record tokens.Record, dryRun bool) error {
 	who, most := record.Creator, cmp.Or(h.UserTokens, DefaultUserTokens)
 	if who == "" {
@@ -47,7 +47,7 @@ func (h *handler) checkTokenQuota(ctx context.Context, record tokens.Record, dry
 	}
 	if h.counts.tokens[who] >= most {
 		return newProblem(http.StatusInsufficientStorage, api.ProblemTooManyTokens,
-			"this user has made %d tokens that are alive, and %d are allowed; delete some, for example with 'kubejoin token delete', or let some expire", h.counts.tokens[who], most)
+			"this user has created %d tokens that have not expired, and at most %d are allowed; delete some with 'kubejoin token delete ID', or wait until some expire", h.counts.tokens[who], most)
 	}
 	if !dryRun {
 		h.counts.tokens[who]++
@@ -55,13 +55,14 @@ func (h *handler) checkTokenQuota(ctx context.Context, record tokens.Record, dry
 	return nil
 }
 
-// recount counts the live tokens of each user. It gives up the lock while it reads the store, which may
-// not answer. If another request has counted meanwhile, that count stays: it has what was made since.
+// recount counts the unexpired tokens of each user. The caller holds the lock. list releases it while it
+// reads the store, which may be slow. If another request has counted meanwhile, that count stays, because it
+// includes tokens created since.
 func (h *handler) recount(ctx context.Context, now time.Time) error {
 	before := h.counts.counted
 	list := func() ([]tokens.Record, error) {
 		h.counts.mu.Unlock()
-		defer h.counts.mu.Lock() // also if the store panics
+		defer h.counts.mu.Lock() // even if the store panics
 		ctx, cancel := context.WithTimeout(ctx, viewTimeout)
 		defer cancel()
 		return h.Tokens.List(ctx)
@@ -79,22 +80,23 @@ func (h *handler) recount(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Bounded is a ClusterInfo that holds a limited number of signatures, as the ConfigMap does.
+// A Bounded is a ClusterInfo that can hold only a limited number of signatures, for example the ConfigMap.
 type Bounded interface {
-	// Room returns how many more signatures fit, and how many there are. It does not wait.
+	// Capacity returns how many more signatures fit, and how many there are. It does not block.
 	Capacity() (free, signatures int)
 	// HasSignature reports whether there is a signature by the token of that ID.
 	HasSignature(id string) bool
 }
 
-// pendingSignatures has the tokens made here whose signatures are still to come.
+// pendingSignatures has the tokens created by this replica whose signatures are still missing, with the time of
+// creation.
 type pendingSignatures struct {
 	mu      sync.Mutex
 	created map[string]time.Time
 }
 
-// reserve reserves the signature of a token that is about to be made. It returns a problem if cluster-info is full, because the
-// client would wait for nothing, or if the user has too many tokens. A dry run reserves nothing.
+// reserve reserves space in cluster-info for the signature of a new token. It returns a problem if cluster-info is
+// full, because no signature would come, or if the user has too many tokens. A dry run reserves nothing.
 func (h *handler) reserve(ctx context.Context, record tokens.Record, dryRun bool) error {
 	if err := h.checkTokenQuota(ctx, record, dryRun); err != nil {
 		return err
@@ -125,14 +127,15 @@ func (h *handler) reserve(ctx context.Context, record tokens.Record, dryRun bool
 	return nil
 }
 
-// unreserve undoes reserve when no token was made.
+// unreserve releases the space in cluster-info if the token was not created.
 func (h *handler) unreserve(record tokens.Record) {
 	h.unsigned.mu.Lock()
 	defer h.unsigned.mu.Unlock()
 	delete(h.unsigned.created, record.Token.ID())
 }
 
-// clusterInfoFull returns a problem if cluster-info is full, which is why a token has no signature, or nil.
+// clusterInfoFull returns a problem if cluster-info is full, which explains a missing signature. Otherwise it returns
+// nil.
 func (h *handler) clusterInfoFull() *problem {
 	if info, isBounded := h.ClusterInfo.(Bounded); isBounded {
 		if free, signatures := info.Capacity(); free == 0 {
@@ -144,6 +147,6 @@ func (h *handler) clusterInfoFull() *problem {
 
 func fullProblem(signatures int) *problem {
 	return newProblem(http.StatusInsufficientStorage, api.ProblemFull,
-		"cluster-info is full: it holds the signatures of %d tokens, and a ConfigMap takes no more, so that no machine could join with another one. "+
-			"Delete tokens or let some expire, or start kubejoin with --advertise HOST:PORT: machines then join through kubejoin, whose cluster-info has no limit", signatures)
+		"cluster-info is full: the ConfigMap holds the signatures of %d tokens and has no space for another one. "+
+			"Delete tokens, wait until some expire, or start kubejoin with --advertise HOST:PORT: machines then join through kubejoin, whose cluster-info has no such limit", signatures)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// limitedClusterInfo is a cluster-info that has room for so many signatures, and signs after a while.
+// limitedClusterInfo is a cluster-info with space for capacity signatures. It signs after delay.
 type limitedClusterInfo struct {
 	server.ClusterInfo
 	capacity int
@@ -49,14 +49,14 @@ func (n *limitedClusterInfo) WaitSigned(ctx context.Context, t tokens.Token) ([]
 		n.signed[t.ID()] = true
 	}
 	n.mu.Unlock()
-	if full { // others were faster
+	if full { // other tokens used the space
 		<-ctx.Done()
 		return nil, errors.Join(ctx.Err(), errors.New("not there"))
 	}
 	return n.ClusterInfo.WaitSigned(ctx, t)
 }
 
-// Where cluster-info has no room no token is made, and nobody waits.
+// Catches a token that is created, or a request that waits, when cluster-info has no space for its signature.
 func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 	for _, path := range []string{commandPath, "/v1/token"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 				handler.ServeHTTP(w, r)
 				return w.Code, w.Body.String()
 			}
-			// All at once: those that are refused are so although none is signed yet.
+			// All requests run concurrently: 30 must be refused before any token is signed.
 			began := time.Now()
 			var mu sync.Mutex
 			statuses := map[int]int{}
@@ -85,10 +85,10 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 					statuses[status/100]++
 					if status == http.StatusInsufficientStorage {
 						if took := time.Since(began); took > 0 {
-							t.Errorf("refused after %s", took)
+							t.Errorf("got a refusal after %s, want it at once", took)
 						}
 						if !strings.Contains(body, "cluster-info-full") {
-							t.Errorf("refused with %s", body)
+							t.Errorf("got %s, want problem cluster-info-full", body)
 						}
 					} else if status/100 != 2 {
 						t.Errorf("%d %s", status, body)
@@ -97,38 +97,38 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 			}
 			all.Wait()
 			if statuses[2] != 20 || statuses[5] != 30 || len(s.ids(t)) != 20 {
-				t.Errorf("%v and %d tokens, want 20 made and 30 refused", statuses, len(s.ids(t)))
+				t.Errorf("got statuses %v and %d tokens, want 20 created and 30 refused", statuses, len(s.ids(t)))
 			}
-			// A dry run says the same, and many of them keep no room.
+			// A dry run is refused as well, and reserves no space.
 			if path == tokenPath {
 				if status, body := ask(path + "?dryRun"); status != http.StatusInsufficientStorage {
-					t.Errorf("a dry run: %d %s", status, body)
+					t.Errorf("dry run: got %d %s, want 507", status, body)
 				}
 				if status, body := ask(path + "?dryRun&usages=authentication"); status != http.StatusOK {
-					t.Errorf("a dry run of a token that does not sign: %d %s", status, body)
+					t.Errorf("dry run without usage signing: got %d %s, want 200", status, body)
 				}
 			}
-			for _, want := range []string{"signatures of 20 tokens", "Delete tokens or let some expire", "--advertise"} {
+			for _, want := range []string{"signatures of 20 tokens", "Delete tokens, wait until some expire", "--advertise"} {
 				if _, body := ask(path); !strings.Contains(body, want) {
 					t.Errorf("the answer does not say %q: %s", want, body)
 				}
 			}
-			// What is not signed needs no room, and what expires makes room.
+			// A token without usage signing needs no space.
 			if status, body := ask("/v1/token?usages=authentication"); status != http.StatusCreated {
-				t.Errorf("a token that does not sign: %d %s", status, body)
+				t.Errorf("token without usage signing: got %d %s, want 201", status, body)
 			}
 			info.mu.Lock()
 			info.capacity = 21
 			info.mu.Unlock()
 			if status, body := ask(path); status/100 != 2 {
-				t.Errorf("with room again: %d %s", status, body)
+				t.Errorf("with free space: got %d %s, want success", status, body)
 			}
 		})
 	}
 }
 
-// Who waits in vain because others took the room is told so, and another one can have what was
-// kept for him.
+// Catches a timeout that does not report the full cluster-info as its cause, and reserved space that is not released
+// after it.
 func TestReportsFullClusterInfoAfterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// What one user makes is bounded, over replicas and restarts, and leaves others theirs.
+// Catches a token limit of one user that a restart or another replica lifts, or that applies to other users.
 func TestBoundsTokensOfOneUser(t *testing.T) {
 	for _, path := range []string{commandPath, tokenPath} {
 		synctest.Test(t, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 			}
 			refused := func(what string, to http.Handler, path string) {
 				t.Helper()
-				if status, body := ask(to, adminBearer, path); status != 507 || !strings.Contains(body, api.ProblemTooManyTokens) || !strings.Contains(body, "made 3 tokens that are alive, and 3 are allowed") {
+				if status, body := ask(to, adminBearer, path); status != 507 || !strings.Contains(body, api.ProblemTooManyTokens) || !strings.Contains(body, "created 3 tokens that have not expired, and at most 3 are allowed") {
 					t.Errorf("%s: %d %s, want 507", what, status, body)
 				}
 			}
@@ -74,7 +74,7 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 				t.Errorf("%d tokens, want 4", len(s.ids(t)))
 			}
 
-			// One that is deleted is noticed soon.
+			// A deleted token frees its slot after about two seconds.
 			for _, id := range s.ids(t) {
 				if r := s.record(t, id); r.Creator == tokens.CreatorOf("ada") {
 					if err := s.store.Delete(t.Context(), r); err != nil {
@@ -86,10 +86,10 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			made("after one was deleted", first, adminBearer)
 			refused("the fourth after one was deleted", first, path)
-			// An expired token no longer counts, also before it is deleted.
+			// An expired token does not count, even before it is deleted.
 			time.Sleep(2 * time.Hour)
 			made("after all expired", first, adminBearer)
-			// What another replica makes is noticed.
+			// Tokens that another replica creates count after about ten seconds.
 			second := replica()
 			made("the second, by another replica", second, adminBearer)
 			made("the third, by another replica", second, adminBearer)
@@ -108,11 +108,11 @@ func TestNegativeUserTokensMeansUnlimited(t *testing.T) {
 		t.Fatalf("%d %s", got.status, got.body)
 	}
 	if r := s.record(t, made.ID); r.Creator != "" {
-		t.Errorf("counted for %q, and there is no bound", r.Creator)
+		t.Errorf("got creator %q, want none without a limit", r.Creator)
 	}
 }
 
-// unlisted is a store that has not been read yet, since the API server does not answer.
+// unlisted is a store whose List blocks, as if the API server did not respond.
 type unlisted struct{ tokens.Store }
 
 func (unlisted) List(ctx context.Context) ([]tokens.Record, error) {
@@ -120,7 +120,7 @@ func (unlisted) List(ctx context.Context) ([]tokens.Record, error) {
 	return nil, ctx.Err()
 }
 
-// A caller gets an error when the tokens cannot be counted, and does not wait for other callers.
+// Catches a request that hangs when the tokens cannot be counted, or that waits for the counts of other requests.
 func TestCountOfTokensDoesNotWaitForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -148,7 +148,7 @@ func TestCountOfTokensDoesNotWaitForever(t *testing.T) {
 	})
 }
 
-// listing is a store whose first list is old before it is returned.
+// listing is a store whose first list is returned late, when it is stale.
 type listing struct {
 	tokens.Store
 	lists         atomic.Int64
@@ -164,7 +164,7 @@ func (s *listing) List(ctx context.Context) ([]tokens.Record, error) {
 	return all, err
 }
 
-// A slow count must not replace a newer one, which includes what was made since.
+// Catches a slow, stale count that replaces a newer one.
 func TestCountsTokensMadeDuringTheCount(t *testing.T) {
 	s := newSite(t)
 	s.UserTokens = 1
@@ -186,7 +186,7 @@ func TestCountsTokensMadeDuringTheCount(t *testing.T) {
 	}
 }
 
-// A token that a user chose and that is there takes no more.
+// Catches a repeated request that counts its existing token twice.
 func TestRepeatedCreateDoesNotCountTwice(t *testing.T) {
 	s := newSite(t)
 	s.UserTokens = 1
@@ -199,7 +199,7 @@ func TestRepeatedCreateDoesNotCountTwice(t *testing.T) {
 	}
 }
 
-// One token costs a bounded amount of memory, which an earlier version did not bound as closely.
+// Catches a new token that exceeds the size limits, and an older, larger token that cannot be read or renewed any more.
 func TestBoundsSizeOfNewToken(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
@@ -233,7 +233,7 @@ func TestBoundsSizeOfNewToken(t *testing.T) {
 		}
 	}
 
-	// One of an earlier version is shown, changed and limited as it was.
+	// A larger token of an earlier version still works and keeps its limits.
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	r.Limits.NodeNames = list(6000, 1, "n")
 	if _, err := s.store.Create(t.Context(), r); err != nil {
@@ -251,7 +251,7 @@ func TestBoundsSizeOfNewToken(t *testing.T) {
 	}
 }
 
-// docs/operations.md and DefaultUserTokens have what a token costs.
+// Catches a token that takes more memory than the documentation of DefaultUserTokens says.
 func TestTokensTakeBoundedMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		most  int
@@ -274,7 +274,7 @@ func TestTokensTakeBoundedMemory(t *testing.T) {
 				t.Fatal(err)
 			}
 			runtime.GC()
-			runtime.GC() // what the first has found to be free
+			runtime.GC() // frees what the first run found to be garbage
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
 			return m.HeapAlloc
@@ -294,7 +294,7 @@ func TestTokensTakeBoundedMemory(t *testing.T) {
 		each := (int(used()) - int(before)) / n
 		t.Logf("%s: %d bytes each", name, each)
 		if each > c.most {
-			t.Errorf("%s: a token takes %d bytes, want %d at most", name, each, c.most)
+			t.Errorf("%s: got %d bytes a token, want at most %d", name, each, c.most)
 		}
 		runtime.KeepAlive(s)
 	}

@@ -27,10 +27,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// atFirst is what a bucket holds at first, and no more while a test runs.
+// atFirst returns a rate with that burst, which does not refill while a test runs.
 func atFirst(burst int) server.Rate { return server.Rate{QPS: 1e-6, Burst: burst} }
 
-// from sends a request as if it came from an address.
+// from sends a request as if it came from that remote address.
 func from(t testing.TB, handler http.Handler, remote, method, path, bearer string, body io.Reader) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, path, body)
@@ -43,7 +43,7 @@ func from(t testing.TB, handler http.Handler, remote, method, path, bearer strin
 	return w
 }
 
-// wantTooMany is about an answer to who sends too many requests.
+// wantTooMany fails the test unless the response is 429 with Retry-After.
 func wantTooMany(t testing.TB, what string, w *httptest.ResponseRecorder) {
 	t.Helper()
 	seconds, err := strconv.Atoi(w.Header().Get("Retry-After"))
@@ -132,11 +132,10 @@ func TestLimitsRateOfOneClient(t *testing.T) {
 	}
 }
 
-// Guesses end after a hundred, be they of an operator's bearer token or of a bootstrap token, and
-// also an operator's right one is not looked at then. Who has come in from there before still does, so
-// does a machine with a bootstrap token that there is, and so does everybody elsewhere.
+// After a burst of failures the server checks no more operator credentials from that address, not even valid ones.
+// Catches guesses that continue, and lockout of cached users, of valid bootstrap tokens or of other addresses.
 //
-// The clock stands still but where the test waits.
+// In the synctest bubble the clock advances only where the test sleeps.
 func TestLimitsFailedAuthentications(t *testing.T) { synctest.Test(t, testFailedAuthentications) }
 
 func testFailedAuthentications(t *testing.T) {
@@ -187,36 +186,36 @@ func testFailedAuthentications(t *testing.T) {
 	}
 	refused()
 	if n := asked.Load(); n != httplimit.FailureQPS {
-		t.Errorf("%d guesses were looked at, want %d", n, httplimit.FailureQPS)
+		t.Errorf("got %d guesses checked, want %d", n, httplimit.FailureQPS)
 	}
 	if n := s.refused(t, "failed-authentications") - before; n != 2000 {
-		t.Errorf("%v refusals are counted", n)
+		t.Errorf("got %v counted refusals, want 2000", n)
 	}
 	if w := sign(here, other); w.Code != 200 {
-		t.Errorf("a machine with a token that there is: %d %s", w.Code, w.Body)
+		t.Errorf("machine with a valid token: got %d %s, want 200", w.Code, w.Body)
 	}
 	ended := s.token(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
 	if w := sign(here, ended); w.Code != 401 {
-		t.Errorf("a token that has ended: %d %s", w.Code, w.Body)
+		t.Errorf("expired token: got %d %s, want 401", w.Code, w.Body)
 	}
 	id, _, _ := strings.Cut(other, ".")
-	wantTooMany(t, "another secret of a token that there is", sign(here, id+"."+tokens.Generate().RevealSecret()))
+	wantTooMany(t, "existing token ID with a wrong secret", sign(here, id+"."+tokens.Generate().RevealSecret()))
 	wantTooMany(t, "another operator", from(t, handler, here, "POST", commandPath, adminBearer, nil))
 	if w := sign(here, token); w.Code != 200 {
-		t.Errorf("the token that was good here: %d %s", w.Code, w.Body)
+		t.Errorf("token that was used here before: got %d %s, want 200", w.Code, w.Body)
 	}
 	if w := from(t, handler, here, "GET", tokenPath, viewerBearer, nil); w.Code != 403 {
-		t.Errorf("the operator who was here: %d %s", w.Code, w.Body)
+		t.Errorf("user who was here before: got %d %s, want 403", w.Code, w.Body)
 	}
 	if w := from(t, handler, here, "GET", infoPath, "", nil); w.Code != 200 {
 		t.Errorf("discovery: %d %s", w.Code, w.Body)
 	}
-	wantTooMany(t, "credentials that are not seen, if any", from(t, handler, here, "GET", tokenPath, "", nil))
-	wantTooMany(t, "a token that there is where it is good for nothing", from(t, handler, here, "GET", tokenPath, other, nil))
+	wantTooMany(t, "no visible credential", from(t, handler, here, "GET", tokenPath, "", nil))
+	wantTooMany(t, "bootstrap token on a path of operators", from(t, handler, here, "GET", tokenPath, other, nil))
 	if w := sign(there, other); w.Code != 200 {
 		t.Errorf("from another address: %d %s", w.Code, w.Body)
 	}
-	// One that was good and is not any more has no privilege.
+	// A token that was deleted loses its exemption.
 	record, err := tokens.Parse(token)
 	if err != nil {
 		t.Fatal(err)
@@ -233,11 +232,11 @@ func testFailedAuthentications(t *testing.T) {
 	}
 	wantTooMany(t, "a deleted token", sign(here, token))
 	if said := s.logs.String(); !strings.Contains(said, "reason=failed-authentications from=192.0.2.1") {
-		t.Error("the log does not say it")
+		t.Error("the log lacks the refusal")
 	}
 }
 
-// A user has a rate of his own, from wherever he asks.
+// Catches a user that avoids its rate by using several addresses, and one that uses up the rate of another user.
 func TestLimitsRateOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
 	s.Advertise, s.UserRate = "127.0.0.1:9443", atFirst(3)
@@ -256,16 +255,16 @@ func TestLimitsRateOfOneUser(t *testing.T) {
 	wantTooMany(t, "ada", from(t, handler, "", "GET", tokenPath, adminBearer, nil))
 	wantTooMany(t, "the token", from(t, handler, "192.0.2.9:1", "POST", certificatePath, token, unread{t}))
 	if after := len(s.ids(t)); after != before {
-		t.Errorf("%d tokens, there were %d", after, before)
+		t.Errorf("got %d tokens after refused requests, want %d", after, before)
 	}
 	if w := from(t, handler, "192.0.2.9:1", "POST", commandPath, viewerBearer, nil); w.Code != 403 {
 		t.Errorf("another user: %d %s", w.Code, w.Body)
 	}
 	if n := s.refused(t, "user-rate"); n != 3 {
-		t.Errorf("%v are counted", n)
+		t.Errorf("got %v counted refusals, want 3", n)
 	}
 	if said := s.logs.String(); !strings.Contains(said, "reason=user-rate from=ada class=join-command") {
-		t.Errorf("the log does not say it:\n%s", said)
+		t.Errorf("the log lacks the refusal:\n%s", said)
 	}
 	s.Registerer = nil
 	in := client.InProcess(s.Server.InProcess())
@@ -276,7 +275,8 @@ func TestLimitsRateOfOneUser(t *testing.T) {
 	}
 }
 
-// kube-apiserver asks for all of its own clients, and is not slowed; a stranger at its path is.
+// kube-apiserver sends reviews for all of its clients. Catches a rate limit for it, and an unauthenticated client that
+// has none on the same path.
 func TestKubeAPIServerReviewsHaveNoRate(t *testing.T) {
 	s := reviewed(t)
 	s.ClientRate, s.UserRate = atFirst(5), atFirst(1)
@@ -295,8 +295,7 @@ func TestKubeAPIServerReviewsHaveNoRate(t *testing.T) {
 	}
 }
 
-// Who is let in elsewhere is no kube-apiserver, be it known there as another, as a node is by its
-// certificate, or not at all.
+// Catches a caller that is valid elsewhere, such as an operator or a node, and that has no rate on the path of reviews.
 func TestLimitsRateOfOtherTokenReviewers(t *testing.T) {
 	for _, status := range []int{403, 401} {
 		s := reviewed(t)
@@ -353,7 +352,7 @@ func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
 	all.Wait()
 }
 
-// dialFrom is a TLS connection from an address of this machine.
+// dialFrom opens a TLS connection from that local address.
 func (s *site) dialFrom(t testing.TB, address string, config *tls.Config) (*tls.Conn, error) {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
@@ -369,23 +368,23 @@ func (s *site) dialFrom(t testing.TB, address string, config *tls.Config) (*tls.
 	return c, c.HandshakeContext(t.Context())
 }
 
-// Who opens connections too fast is not worth a handshake.
+// Catches TLS handshakes for a client that opens connections faster than its rate.
 func TestLimitsConnectionRate(t *testing.T) {
 	s := newSite(t)
 	s.Logger, s.ClientRate = nil, atFirst(3)
 	s.start(t)
 	for i := range 6 {
 		if c, err := s.dialFrom(t, "127.0.0.2", &tls.Config{}); (err == nil) != (i < 3) {
-			t.Errorf("connection %d: %v", i, err)
+			t.Errorf("connection %d: got %v, want only the first 3 accepted", i, err)
 		} else if err == nil {
-			_ = c.Close() // that it is gone does not count
+			_ = c.Close() // a closed connection still counts for the rate
 		}
 	}
 	if _, err := s.dialFrom(t, "127.0.0.3", &tls.Config{}); err != nil {
 		t.Errorf("from another address: %v", err)
 	}
 	if n := s.gauge(t, "kubejoin_http_connections_refused_total", ""); n != 3 {
-		t.Errorf("%v are counted", n)
+		t.Errorf("got %v counted refusals, want 3", n)
 	}
 	s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) - 1 })
 }

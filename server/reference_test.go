@@ -33,7 +33,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// read asks a handler for what anybody may read.
+// read sends an unauthenticated GET and returns the 200 response.
 func read(t *testing.T, h http.Handler, path, accept string) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), "GET", path, nil)
@@ -50,29 +50,29 @@ func TestServesOpenAPIInBothFormats(t *testing.T) {
 	h := newSite(t).Handler()
 	inYAML, inJSON := read(t, h, "/openapi.yaml", "*/*"), read(t, h, "/openapi.json", "*/*")
 	if inYAML.Body.String() != string(server.OpenAPI()) {
-		t.Error("/openapi.yaml is not openapi.yaml")
+		t.Error("/openapi.yaml differs from openapi.yaml")
 	}
 	var one, other any
 	if err := errors.Join(yaml.Unmarshal(inYAML.Body.Bytes(), &one), json.Unmarshal(inJSON.Body.Bytes(), &other)); err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(one, other) {
-		t.Error("/openapi.json does not say what /openapi.yaml says")
+		t.Error("/openapi.json differs from /openapi.yaml")
 	}
 	for _, path := range []string{"/openapi.yaml", "/openapi.json", "/"} {
 		r := httptest.NewRequestWithContext(t.Context(), "GET", path, nil)
 		r.Header.Set("If-None-Match", read(t, h, path, "").Header().Get("ETag"))
 		w := httptest.NewRecorder()
 		if h.ServeHTTP(w, r); w.Code != 304 || w.Body.Len() > 0 {
-			t.Errorf("%s again: %d %s", path, w.Code, w.Body)
+			t.Errorf("%s with its ETag: got %d %s, want 304", path, w.Code, w.Body)
 		}
 	}
 }
 
 var policyStyle = regexp.MustCompile(`style-src '(sha256-[^']+)'`)
 
-// The page is well-formed, has every operation, object and problem, leads nowhere but to itself and
-// this server, and loads and runs nothing.
+// Catches a page that is malformed, lacks an operation or a problem, links to another server, or loads or runs
+// anything.
 func TestReferencePageIsCompleteAndSelfContained(t *testing.T) {
 	h := newSite(t).Handler()
 	w := read(t, h, "/", "text/html,application/xhtml+xml,*/*;q=0.8")
@@ -96,7 +96,7 @@ func TestReferencePageIsCompleteAndSelfContained(t *testing.T) {
 		}
 		switch name := start.Name.Local; name {
 		case "script", "img", "iframe", "form", "object", "base":
-			t.Errorf("the page has a %s", name)
+			t.Errorf("the page has an element %s, want none", name)
 		case "style":
 			if text, err := d.Token(); err == nil {
 				style = string(text.(xml.CharData))
@@ -106,30 +106,30 @@ func TestReferencePageIsCompleteAndSelfContained(t *testing.T) {
 			switch name := a.Name.Local; {
 			case name == "id":
 				if ids[a.Value] {
-					t.Errorf("id %s is there twice", a.Value)
+					t.Errorf("the page has id %s twice", a.Value)
 				}
 				ids[a.Value] = true
 			case name == "href":
 				links[a.Value] = true
 			case name == "style", name == "src", strings.HasPrefix(name, "on"):
-				t.Errorf("the page has an attribute %s", name)
+				t.Errorf("the page has an attribute %s, want none", name)
 			}
 		}
 	}
 	for link := range links {
 		if to, found := strings.CutPrefix(link, "#"); found && !ids[to] {
-			t.Errorf("the page has no %s", link)
+			t.Errorf("the page links to %s, which it does not have", link)
 		} else if !found && link != "data:," && link != "openapi.yaml" && link != "openapi.json" {
-			t.Errorf("the page leads to %s", link)
+			t.Errorf("the page links to %s, want only links to itself and openapi.yaml or .json", link)
 		}
 	}
 	for _, op := range document(t).Operations {
 		if !ids[op.ID] || !links["#"+op.ID] {
-			t.Errorf("the page does not have %s", op.ID)
+			t.Errorf("the page lacks operation %s or a link to it", op.ID)
 		}
 		for _, p := range op.Problems {
 			if !links["#problem-"+p] {
-				t.Errorf("the page does not have problem %s", p)
+				t.Errorf("the page has no link to problem %s", p)
 			}
 		}
 	}
@@ -141,11 +141,11 @@ func TestReferencePageIsCompleteAndSelfContained(t *testing.T) {
 	policy := w.Header().Get("Content-Security-Policy")
 	sum := sha256.Sum256([]byte(style))
 	if m := policyStyle.FindStringSubmatch(policy); m == nil || m[1] != "sha256-"+base64.StdEncoding.EncodeToString(sum[:]) || !strings.HasPrefix(policy, "default-src 'none';") {
-		t.Errorf("the policy does not let the page have its style: %s", policy)
+		t.Errorf("got policy %s, want one that allows the style of the page", policy)
 	}
 	for _, none := range []string{"default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"} {
 		if !slices.Contains(strings.Split(policy, "; "), none) {
-			t.Errorf("the policy is %s, want %s", policy, none)
+			t.Errorf("got policy %s, want %s in it", policy, none)
 		}
 	}
 }
@@ -157,7 +157,7 @@ func TestReferenceIsUpToDate(t *testing.T) {
 	}
 	h := newSite(t).Handler()
 	if read(t, h, "/", "text/html").Body.String() != string(page) || read(t, h, "/", "").Body.String() != string(text) {
-		t.Error("openapi.yaml has changed since the page was made of it: go generate ./server")
+		t.Error("the page is older than openapi.yaml; update it with: go generate ./server")
 	}
 }
 
@@ -171,13 +171,13 @@ func TestReferenceIsTextForOtherClients(t *testing.T) {
 		}
 		for _, op := range document(t).Operations {
 			if !strings.Contains(text, op.Path) {
-				t.Errorf("%q: the text does not have %s", accept, op.Path)
+				t.Errorf("%q: the text lacks %s", accept, op.Path)
 			}
 		}
 	}
 }
 
-// The lines of the page are pasted into a shell.
+// Runs the commands of the page in a shell. Catches one that fails or that uses another path than its operation.
 func TestReferenceCommandsRunInShell(t *testing.T) {
 	s, _ := certifying(t)
 	s.Issued = boltrecord.New(s.store.Issued())
@@ -213,13 +213,13 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 		_, said := document(t).Resolve(op.Pointer)
 		samples := listOf(said["x-codeSamples"])
 		if len(samples) == 0 && !strings.HasPrefix(op.ID, "tokenreview") {
-			t.Errorf("%s has no line to paste", op.ID)
+			t.Errorf("%s has no sample command", op.ID)
 		}
 		for _, sample := range samples {
 			line := sample.(map[string]any)["source"].(string)
 			prefix, _, _ := strings.Cut(op.Path, "{")
 			if !strings.Contains(line, "$KUBEJOIN"+prefix) {
-				t.Errorf("%s: %s is about another path", op.ID, line)
+				t.Errorf("%s: got sample command %s, want path %s in it", op.ID, line, prefix)
 			}
 			sh := exec.CommandContext(t.Context(), "sh", "-euc", strings.ReplaceAll(line, "curl ", "curl --fail-with-body -sS "))
 			sh.Dir = folder

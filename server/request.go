@@ -21,9 +21,8 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// readRequest fills asked, a pointer to a struct of package api, from the query and the JSON body
-// of a request, each field in one of them. It is strict: what is unknown, said twice or given and
-// empty is an error.
+// readRequest sets the fields of req, a pointer to a struct of package api, from the query and the JSON
+// body of a request. It is strict: unknown fields, fields given twice and empty values are errors.
 func readRequest(r *call, req any) error {
 	fields := fieldsOf(reflect.ValueOf(req).Elem())
 	query, err := parseQuery(r)
@@ -37,7 +36,7 @@ func readRequest(r *call, req any) error {
 	return fill(inURL(fields), query, inBody)
 }
 
-// readQuery is readRequest for a body of another kind.
+// readQuery is readRequest without the body, for requests whose body is not JSON or is ignored.
 func readQuery(r *call, req any) error {
 	query, err := parseQuery(r)
 	if err != nil {
@@ -46,17 +45,17 @@ func readQuery(r *call, req any) error {
 	return fill(inURL(fieldsOf(reflect.ValueOf(req).Elem())), query, nil)
 }
 
-// Limits of a query. That of HTTPServer on headers alone would allow thousands of parameters, and a server of an importer's
-// own a hundred thousand.
+// Limits of a query. HTTPServer's limit on headers would allow thousands of parameters, and that of an importer's own
+// server a hundred thousand.
 const (
-	maxQuery      = 8 << 10 // half of what headers may have, so that this refuses it and not HTTP/2
+	maxQuery      = 8 << 10 // half of maxHeader, so that a long query gets this problem and not an HTTP/2 error
 	maxParameters = 1000
 )
 
-// longQuery returns the problem of a query that is not worth reading, or nil.
+// longQuery returns the problem of a query that exceeds the limits, or nil.
 func longQuery(r *http.Request) *problem {
 	if q := r.URL.RawQuery; len(q) > maxQuery || strings.Count(q, "&") >= maxParameters {
-		return newProblem(http.StatusRequestURITooLong, "query-too-long", "the query has %d bytes; want %d bytes and %d parameters at most", len(q), maxQuery, maxParameters)
+		return newProblem(http.StatusRequestURITooLong, "query-too-long", "the query has %d bytes; want at most %d bytes and %d parameters", len(q), maxQuery, maxParameters)
 	}
 	return nil
 }
@@ -64,12 +63,12 @@ func longQuery(r *http.Request) *problem {
 func parseQuery(r *call) (url.Values, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return nil, newProblem(http.StatusBadRequest, "invalid-query", "the query cannot be read: want name=value pairs, percent-encoded")
+		return nil, newProblem(http.StatusBadRequest, "invalid-query", "malformed query: want name=value pairs, percent-encoded")
 	}
 	return query, nil
 }
 
-// fill sets fields from a query, but for those that the body had.
+// fill sets fields from a query. inBody has the fields that the body has set: they must not be in the query too.
 func fill(fields []requestField, query url.Values, inBody map[string]json.RawMessage) error {
 	for _, name := range slices.Sorted(maps.Keys(query)) {
 		f, found := find(fields, name)
@@ -89,27 +88,26 @@ func fill(fields []requestField, query url.Values, inBody map[string]json.RawMes
 	return nil
 }
 
-// readBody reads a body, if there is one, into the fields of its names, which are case-sensitive, and
-// says which it had.
+// readBody sets fields from the JSON body of a request, if there is one, and returns the fields that it had.
+// Names are case-sensitive.
 func readBody(r *call, fields []requestField) (map[string]json.RawMessage, error) {
 	body, err := readAll(r)
 	if err != nil || len(body) == 0 {
 		return nil, err
 	}
-	// What curl -d sends without a header is taken for a form by name, and is JSON in fact
-	// or nothing that could be read.
+	// curl -d without a header declares a form. The body must be JSON nevertheless.
 	if !hasType(r, "application/json", "application/x-www-form-urlencoded") {
-		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a body of application/json, or none")
+		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a JSON body with the content type application/json, or no body")
 	}
-	if !utf8.Valid(body) { // a decoder would put something else in its place
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not valid UTF-8, which JSON is in")
+	if !utf8.Valid(body) { // a decoder would replace the invalid bytes
+		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not valid UTF-8, which JSON requires")
 	}
 	var given map[string]json.RawMessage
 	repeated, err := kjson.UnmarshalStrict(body, &given, kjson.DisallowDuplicateFields)
 	if syntax, at := kjson.SyntaxErrorOffset(err); syntax {
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a JSON object: it stops being JSON at byte %d of %d", at, len(body))
+		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a JSON object: syntax error at byte %d of %d", at, len(body))
 	} else if err != nil || given == nil {
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a JSON object, but %s", kindOf(body))
+		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is %s, want a JSON object", kindOf(body))
 	}
 	names := slices.Sorted(maps.Keys(given))
 	for _, name := range names {
@@ -133,21 +131,20 @@ func readBody(r *call, fields []requestField) (map[string]json.RawMessage, error
 	return given, nil
 }
 
-// hasType reports whether a request says that its body is of one of these types.
+// hasType reports whether the Content-Type of a request is one of these types.
 func hasType(r *call, types ...string) bool {
 	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return err == nil && slices.Contains(types, media)
 }
 
-// unknownField is the problem of a name that is none of a field. Something else may have been pasted
-// there.
+// unknownField returns the problem of an unknown field name. The name may be anything, for example a pasted secret.
 func unknownField(name, what string, fields []requestField) *problem {
-	p := newProblem(http.StatusBadRequest, "invalid-field", "%.40q: unknown %s; known are %s", name, what, known(fields))
-	p.Field = name // which [handler.failed] redacts and cuts
+	p := newProblem(http.StatusBadRequest, "invalid-field", "unknown %s %.40q; known: %s", what, name, known(fields))
+	p.Field = name // [handler.failed] redacts and truncates it
 	return p
 }
 
-// kindOf says of which kind a value of JSON is.
+// kindOf names the kind of a JSON value, for messages.
 func kindOf(value []byte) string {
 	switch value = bytes.TrimLeft(value, " \t\r\n"); value[0] {
 	case '{':
@@ -164,7 +161,7 @@ func kindOf(value []byte) string {
 	return "a number"
 }
 
-// readAll reads a body to its end, which the route has bounded.
+// readAll reads a whole body, which the route has limited to MaxBody.
 func readAll(r *call) ([]byte, error) {
 	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
@@ -191,7 +188,7 @@ func find(fields []requestField, name string) (requestField, bool) {
 	return requestField{}, false
 }
 
-// fieldsOf gives the fields of a struct, and of those embedded in it.
+// fieldsOf returns the fields of a struct and of structs embedded in it.
 func fieldsOf(v reflect.Value) []requestField {
 	var fields []requestField
 	for i := range v.NumField() {
@@ -208,7 +205,7 @@ func fieldsOf(v reflect.Value) []requestField {
 	return fields
 }
 
-// inURL are the fields that may be query parameters: no objects, and no secrets, which URLs leak.
+// inURL returns the fields that may be query parameters. Objects and secrets may not: URLs leak secrets.
 func inURL(fields []requestField) []requestField {
 	var allowed []requestField
 	for _, f := range fields {
@@ -234,9 +231,9 @@ func known(fields []requestField) string {
 	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
 }
 
-// check refuses a field that is given and says nothing. It would be taken for one that is left out:
-// an empty list of the names that a token is for, as of a variable that is not set, would be any
-// name. Only a description may be empty, and groups, without which a token is good for less.
+// check returns a problem for a field that is given but empty, which would mean the same as one left out.
+// For example, an empty list of node names, from an unset shell variable, would allow any name. Only the
+// description and groups may be empty: a token without groups has fewer permissions.
 func (f requestField) check() error {
 	most, usual := api.MaxPage, "the default"
 	if f.name == "maxNodes" {
@@ -252,7 +249,7 @@ func (f requestField) check() error {
 			return badField(f.name, "is empty; leave it out for the default")
 		}
 		if slices.Contains(v, "") {
-			return badField(f.name, "number %d of the list is empty", slices.Index(v, "")+1)
+			return badField(f.name, "item %d of the list is empty", slices.Index(v, "")+1)
 		}
 	case bool, json.RawMessage:
 	default: // strings, and a secret
@@ -263,7 +260,7 @@ func (f requestField) check() error {
 	return nil
 }
 
-// decode takes a value in JSON. No value is repeated but numbers: it may be a secret.
+// decode sets the field from JSON. Its problems quote no values except numbers, because a value may be a secret.
 func (f requestField) decode(value json.RawMessage) error {
 	if string(value) == "null" {
 		return badField(f.name, "is null; leave it out for the default")
@@ -285,13 +282,13 @@ func (f requestField) decode(value json.RawMessage) error {
 	case []string:
 		want = "a list of strings"
 		if given == "a list" {
-			given += " with something else in it"
+			given += " of other values"
 		}
 	}
 	return badField(f.name, "%s given, want %s", given, want)
 }
 
-// set takes the values of a query parameter. Lists may be repeated, or have commas.
+// set sets the field from a query parameter. A list may be a repeated parameter, or separated by commas.
 func (f requestField) set(values []string) error {
 	if list, ok := f.value.Addr().Interface().(*[]string); ok {
 		*list = []string{}
@@ -317,7 +314,7 @@ func (f requestField) set(values []string) error {
 		*v = n
 	case *bool:
 		switch values[0] {
-		case "true", "": // as in ?dryRun
+		case "true", "": // empty for ?dryRun
 			*v = true
 		case "false":
 			*v = false

@@ -13,13 +13,13 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// What is given and says nothing, as by a variable that is not set, is refused: it is not taken for
-// what is left out, which for a limit is none. This is so on every route and for every field.
+// An unset shell variable gives an empty field. Catches an empty limit that is accepted as if it were omitted, which
+// would mean no limit.
 func TestRefusesEmptyFields(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	id, _, _ := strings.Cut(s.token(t, nil), ".")
-	empty := map[string][]string{} // of JSON, by field
+	empty := map[string][]string{} // empty JSON values by field
 	for _, field := range []string{"ttl", "expires", "certificateDuration", "role", "replaceNode", "wait", "format", "csr", "token"} {
 		empty[field] = []string{`""`, "null"}
 	}
@@ -77,7 +77,7 @@ func TestRefusesEmptyFields(t *testing.T) {
 	if _, p, _ := askFor[api.Token](t, s, "POST", tokenPath+"?maxNodes=0", ""); p.Detail != "maxNodes: 0 given, want 1 to 1000; leave it out for any number" {
 		t.Error(p.Detail)
 	}
-	if _, p, _ := askFor[api.Token](t, s, "POST", tokenPath, `{"nodeNames":["a",""]}`); p.Detail != "nodeNames: number 2 of the list is empty" {
+	if _, p, _ := askFor[api.Token](t, s, "POST", tokenPath, `{"nodeNames":["a",""]}`); p.Detail != "nodeNames: item 2 of the list is empty" {
 		t.Error(p.Detail)
 	}
 	if ids := s.ids(t); !slices.Equal(ids, []string{id}) {
@@ -85,7 +85,7 @@ func TestRefusesEmptyFields(t *testing.T) {
 	}
 }
 
-// The fields of a certificate are in the query alone.
+// Catches an empty parameter of a certificate request that is accepted as if it were omitted.
 func TestRefusesEmptyCertificateParameters(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -96,7 +96,7 @@ func TestRefusesEmptyCertificateParameters(t *testing.T) {
 	}
 }
 
-// The part of a body that has arrived may be a whole object.
+// Catches a truncated body that is accepted because its first part is a complete JSON object.
 func TestRefusesBodyThatEndsEarly(t *testing.T) {
 	s := newSite(t)
 	w := send(s.Handler(), tokenPath, adminBearer, "application/json", io.MultiReader(strings.NewReader("{}"), iotest.ErrReader(io.ErrUnexpectedEOF)))
@@ -108,7 +108,7 @@ func TestRefusesBodyThatEndsEarly(t *testing.T) {
 	}
 }
 
-// An error about a body says which field it is about, and repeats nothing that may be a secret.
+// Catches an error about a body that does not name the field, or that repeats a value that may be a secret.
 func TestBodyErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
@@ -122,25 +122,25 @@ func TestBodyErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 		{tokenPath, `{"ttl":1}`, "invalid-field", "ttl", "ttl: a number given, want a string"},
 		{tokenPath, `{"ttl":true}`, "invalid-field", "ttl", "ttl: true or false given, want a string"},
 		{tokenPath, `{"nodeNames":"a"}`, "invalid-field", "nodeNames", "nodeNames: a string given, want a list of strings"},
-		{tokenPath, `{"nodeNames":["a",1]}`, "invalid-field", "nodeNames", "nodeNames: a list with something else in it given, want a list of strings"},
+		{tokenPath, `{"nodeNames":["a",1]}`, "invalid-field", "nodeNames", "nodeNames: a list of other values given, want a list of strings"},
 		{tokenPath, `{"dryRun":"true"}`, "invalid-field", "dryRun", "dryRun: a string given, want true or false"},
 		{tokenPath, `{"token":{"` + secret.Reveal() + `":1}}`, "invalid-field", "token", "token: an object given, want a string"},
 		{tokenPath, `{"maxNodes":"` + secret.RevealSecret() + `"}`, "invalid-field", "maxNodes", "maxNodes: a string given, want a whole number"},
 		{tokenPath, `{"ttl":"1h","ttl":"2h"}`, "invalid-field", "ttl", "ttl: given more than once"},
-		{tokenPath, `{"TTL":"1h"}`, "invalid-field", "TTL", `"TTL": unknown field; known are token, ttl, `},
-		{tokenPath, `{"` + long + `":1}`, "invalid-field", long[:40], `"` + long[:40] + `": unknown field; known are `},
-		{tokenPath, `{"` + secret.Reveal() + `":1}`, "invalid-field", secret.ID() + ".<redacted>", `"` + secret.ID() + `.<redacted>": unknown field; known are `},
+		{tokenPath, `{"TTL":"1h"}`, "invalid-field", "TTL", `unknown field "TTL"; known: token, ttl, `},
+		{tokenPath, `{"` + long + `":1}`, "invalid-field", long[:40], `unknown field "` + long[:40] + `"; known: `},
+		{tokenPath, `{"` + secret.Reveal() + `":1}`, "invalid-field", secret.ID() + ".<redacted>", `unknown field "` + secret.ID() + `.<redacted>"; known: `},
 		{tokenPath, `{"` + long[:20] + " " + secret.Reveal() + `":1}`, "invalid-field", long[:20] + " " + secret.ID() + ".<redacted>", "unknown field"},
-		{tokenPath, `{"ttl":"1h",}`, "invalid-body", "", "the body is not a JSON object: it stops being JSON at byte 13 of 13"},
-		{tokenPath, `{"ttl":"1h"`, "invalid-body", "", "the body is not a JSON object: it stops being JSON at byte 11 of 11"},
-		{tokenPath, `ttl=1h`, "invalid-body", "", "the body is not a JSON object: it stops being JSON at byte 2 of 6"},
-		{tokenPath, ` `, "invalid-body", "", "the body is not a JSON object: it stops being JSON at byte 1 of 1"},
-		{tokenPath, `["` + secret.Reveal() + `"]`, "invalid-body", "", "the body is not a JSON object, but a list"},
-		{tokenPath, "{\"description\":\"caf\xe9\"}", "invalid-body", "", "the body is not valid UTF-8, which JSON is in"},
-		{tokenPath, "\nnull", "invalid-body", "", "the body is not a JSON object, but null"},
-		{tokenPath + "/abcdef/renew", `{"description":"x"}`, "invalid-field", "description", `"description": unknown field; known are ttl, expires, shorten and dryRun`},
-		{tokenPath + "?maxnodes=1", "", "invalid-field", "maxnodes", `"maxnodes": unknown query parameter; known are ttl,`},
-		{tokenPath + "?" + url.QueryEscape(long), "", "invalid-field", long[:40], `"` + long[:40] + `": unknown query parameter`},
+		{tokenPath, `{"ttl":"1h",}`, "invalid-body", "", "the body is not a JSON object: syntax error at byte 13 of 13"},
+		{tokenPath, `{"ttl":"1h"`, "invalid-body", "", "the body is not a JSON object: syntax error at byte 11 of 11"},
+		{tokenPath, `ttl=1h`, "invalid-body", "", "the body is not a JSON object: syntax error at byte 2 of 6"},
+		{tokenPath, ` `, "invalid-body", "", "the body is not a JSON object: syntax error at byte 1 of 1"},
+		{tokenPath, `["` + secret.Reveal() + `"]`, "invalid-body", "", "the body is a list, want a JSON object"},
+		{tokenPath, "{\"description\":\"caf\xe9\"}", "invalid-body", "", "the body is not valid UTF-8, which JSON requires"},
+		{tokenPath, "\nnull", "invalid-body", "", "the body is null, want a JSON object"},
+		{tokenPath + "/abcdef/renew", `{"description":"x"}`, "invalid-field", "description", `unknown field "description"; known: ttl, expires, shorten and dryRun`},
+		{tokenPath + "?maxnodes=1", "", "invalid-field", "maxnodes", `unknown query parameter "maxnodes"; known: ttl,`},
+		{tokenPath + "?" + url.QueryEscape(long), "", "invalid-field", long[:40], `unknown query parameter "` + long[:40] + `"`},
 		{tokenPath + "?" + secret.Reveal(), "", "invalid-field", secret.ID() + ".<redacted>", "unknown query parameter"},
 	} {
 		_, p, got := askFor[api.Token](t, s, "POST", test.path, test.body)

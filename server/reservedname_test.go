@@ -13,8 +13,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// To sign for kube-apiserver-client is not to make cluster-admins: names that Kubernetes and kubeadm
-// have for themselves take the permission to approve as well.
+// Names that Kubernetes and kubeadm reserve also need the permission to approve. Catches a caller that may only sign
+// for kube-apiserver-client and makes itself a cluster admin.
 func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
 	s, kept := certifying(t)
 	may := map[string]bool{"sign": true}
@@ -48,7 +48,7 @@ func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
 			t.Errorf("%s: %q, recorded %+v", subject, p.Detail, kept.last())
 		}
 	}
-	const token = "8w4usg.qwertzuiopasdfgh" // pasted into a name that the problem cuts
+	const token = "8w4usg.qwertzuiopasdfgh" // part of a name that the problem shortens
 	for n := range 100 {
 		p := wantProblem(t, ask(pkix.Name{CommonName: "system:" + strings.Repeat("-", n) + token}), 403, "forbidden", "")
 		if strings.Contains(p.Detail+kept.last().Message, "8w4usg.q") {
@@ -58,7 +58,7 @@ func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
 	may["approve"] = true
 	for _, subject := range reserved {
 		if err := ask(subject); err != nil {
-			t.Errorf("%s for who may approve: %v", subject, err)
+			t.Errorf("%s with permission to approve: %v", subject, err)
 		}
 	}
 	may["sign"] = false

@@ -21,24 +21,24 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// MaxBody is the most bytes of a request's body.
+// MaxBody is the maximum size of a request body, in bytes.
 const MaxBody = 64 << 10
 
-// An answer is all of a response.
+// An response is a complete response.
 type response struct {
 	status      int // zero is 200
 	contentType string
 	header      map[string]string
 	body        []byte
-	// serve, if set, writes the whole response in place of the above.
+	// serve writes the whole response in place of the fields above, if it is not nil.
 	serve http.Handler
 }
 
-// An action answers one kind of request. Its errors are [problem]s; any other error is the
-// server's own failure, whose text goes to the log and not to the client.
+// An action handles one kind of request. It returns a [problem] as error. Any other error is an internal
+// failure: its text goes to the log and not to the client.
 type action func(r *call) (response, error)
 
-// A problem is a problem document, and the error that leads to one.
+// A problem is an error that the client receives as a problem document.
 type problem struct {
 	api.Problem
 
@@ -56,9 +56,9 @@ func (p *problem) Error() string {
 
 func (p *problem) Unwrap() error { return p.cause }
 
-// newProblem makes a problem whose type is the URI of its name, which does not change.
+// newProblem returns a problem. Clients compare its type, which is a URI made of name: do not change a name.
 func newProblem(status int, name, format string, args ...any) *problem {
-	foreign.Args(args) // before a verb cuts them
+	foreign.Args(args) // redacts secrets before a verb truncates them
 	return &problem{Problem: api.Problem{
 		Type:   api.ProblemType + name,
 		Title:  http.StatusText(status),
@@ -82,29 +82,30 @@ func badFields(all ...api.FieldProblem) *problem {
 	return p
 }
 
-// A call is a request while it is answered, and what becomes known of it.
+// A call is a request in progress.
 type call struct {
 	*http.Request
 	limits *httplimit.Request
 	user   auth.User   // who sent it; zero until identify is called
-	attrs  []slog.Attr // for its line in the log
+	attrs  []slog.Attr // for the log line of the request
 }
 
-// log adds to the line that is logged of the request.
+// log adds attributes to the log line of the request.
 func (c *call) log(attrs ...slog.Attr) { c.attrs = append(c.attrs, attrs...) }
 
-// identify notes who sent the request.
+// identify records the user who sent the request.
 func (c *call) identify(user auth.User) {
 	c.user = user
 	c.log(slog.String("user", user.Name))
 }
 
-// route makes an action the handler of a route. It limits the request, its query, its body and the time to read the
-// answer, and answers, counts and logs. The log names the route and never the URL, into which anything may have been pasted.
+// route returns the HTTP handler of an action. It limits the request, its query, its body and the time to read the
+// response. It writes the response, counts it and logs it. The log has the route and never the URL, because a secret
+// may have been pasted into a URL.
 func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class, act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		r = r.WithContext(r.Context()) // a copy, which has another body
+		r = r.WithContext(r.Context()) // a copy, because its Body is replaced
 		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 		act, c := act, &call{Request: r, limits: h.limiter.Request(class, kind, r.RemoteAddr, auth.Credential(r))}
 		refusal := c.limits.Enter(func() bool { return class == httplimit.Certificates && h.isToken(r) })
@@ -115,7 +116,7 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 		id := rand.Text()[:16]
 		w.Header().Set("X-Request-Id", id)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		// Kept by nobody unless an action says otherwise: answers hold secrets.
+		// Responses hold secrets. An action may override this.
 		w.Header().Set("Cache-Control", "no-store")
 
 		a, err := recovered(act, c)
@@ -137,15 +138,15 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 			for name, value := range a.header {
 				w.Header().Set(name, value)
 			}
-			if status != http.StatusNotModified { // which would describe what is not there
+			if status != http.StatusNotModified { // a 304 has no body to describe
 				w.Header().Set("Content-Type", a.contentType)
 				w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
 			}
 			w.WriteHeader(status)
 			if r.Method != http.MethodHead && len(a.body) > 0 {
-				// The client has gone if this fails: there is nobody to tell.
+				// If this fails, the client has disconnected.
 				_, _ = w.Write(a.body)
-				if r.ProtoMajor == 2 { // else a short answer waits for its client when its place is given back
+				if r.ProtoMajor == 2 { // otherwise a short response is sent only after the slot is released
 					_ = http.NewResponseController(w).Flush()
 				}
 			}
@@ -158,28 +159,28 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 	}
 }
 
-// Bounds, in bytes, of what a client chooses of a problem and of a line of the log.
+// Maximum sizes, in bytes, of text that a client chooses in a problem and in a log line.
 const (
 	maxDetail = 4096
 	maxField  = 40
 	maxMethod = 20
 )
 
-// How many requests of strangers the log has at the level that operators see.
+// Rate of log lines at level info for requests without a user.
 const (
 	unauthenticatedLogQPS   = 1
 	unauthenticatedLogBurst = 100
 )
 
-// logRequest logs a request. Anybody can send any number of requests that are refused for anything but
-// their credentials, whose number is limited: operators see a sample of those, and the others are logged for
-// debugging.
+// logRequest logs a request. Anyone can send any number of requests that fail before authentication: it logs a sample
+// of those at level info and the rest at level debug. It logs every request with rejected credentials at level info,
+// because httplimit limits their number.
 func (h *handler) logRequest(r *call, route, id string, status int, took time.Duration, err error) {
 	level := slog.LevelDebug // public paths and probes
 	var p *problem
 	switch {
-	case errors.Is(err, errRefused): // a flood, of which the log has been told
-	case errors.As(err, &p) && p.cause == nil && p.Named(api.ProblemCertificateWaits): // nothing is amiss
+	case errors.Is(err, errRefused): // httplimit logs a warning about a flood
+	case errors.As(err, &p) && p.cause == nil && p.Named(api.ProblemCertificateWaits): // an expected state
 		level = slog.LevelInfo
 	case status >= 500:
 		level = slog.LevelError
@@ -190,7 +191,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 	case r.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r.Request) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.unauthenticatedLog.Allow():
 		level = slog.LevelInfo
 	}
-	if route == "readyz" || route == "tokenreview" && status < 400 { // asked without end; readyz logs changes by itself
+	if route == "readyz" || route == "tokenreview" && status < 400 { // frequent; readyz logs changes itself
 		level = slog.LevelDebug
 	}
 	attrs := append([]slog.Attr{
@@ -200,7 +201,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 	if err != nil {
 		attrs = append(attrs, slog.String("error", err.Error()))
 	}
-	for i, a := range attrs { // into any field a token may have been pasted
+	for i, a := range attrs { // any field may hold a pasted token
 		if a.Value.Kind() == slog.KindString {
 			attrs[i].Value = slog.StringValue(foreign.Text(a.Value.String(), foreign.MaxMessage))
 		}
@@ -219,7 +220,7 @@ type panicError struct {
 
 func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
-// recovered turns a panic of one request into that request's failure.
+// recovered calls an action and returns a panic of it as a panicError.
 func recovered(act action, r *call) (a response, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -229,8 +230,8 @@ func recovered(act action, r *call) (a response, err error) {
 	return act(r)
 }
 
-// failed is the one place where an error becomes a status. Kubernetes paths answer a Status, as
-// their clients read it.
+// failed returns the response of an error. No other function maps errors to statuses. With kubernetes set, the body
+// is a Kubernetes Status, which the clients of those paths expect.
 func (h *handler) failed(err error, id string, kubernetes bool) response {
 	var unready *notReady
 	if errors.As(err, &unready) {
@@ -238,7 +239,7 @@ func (h *handler) failed(err error, id string, kubernetes bool) response {
 	}
 	var p *problem
 	if !errors.As(err, &p) {
-		p = newProblem(http.StatusInternalServerError, "internal", "kubejoin could not answer; its log has the reason under this request ID")
+		p = newProblem(http.StatusInternalServerError, "internal", "kubejoin failed to handle this request; its log has the reason under this request ID")
 		if h.ShowCauses {
 			p.Detail = err.Error()
 		}
@@ -271,25 +272,25 @@ func (h *handler) failed(err error, id string, kubernetes bool) response {
 		v = named.kubernetes()
 	}
 	body, err := json.Marshal(v)
-	if err != nil { // strings and numbers alone: cannot happen
+	if err != nil { // cannot happen: only strings and numbers
 		body = []byte("{}")
 	}
 	a.body = append(body, '\n')
 	return a
 }
 
-// fieldShown returns the name of a field, which the client may have chosen.
+// fieldShown returns the name of a field for a response. The client may have chosen the name.
 func fieldShown(name string) string {
 	return fmt.Sprintf("%.40s", foreign.Printable(foreign.Redact(name)))
 }
 
-// object is the answer of an object in JSON.
+// object returns a response with v in JSON.
 func object(status int, v any) (response, error) {
 	body, err := json.Marshal(v)
 	return response{status: status, contentType: "application/json", body: append(body, '\n')}, err
 }
 
-// errRefused is the cause of problems of requests that exceed a limit, of which a flood is expected.
+// errRefused is the cause of every problem of a request that exceeds a limit. Such requests may come in floods.
 var errRefused = errors.New("too many requests")
 
 // exceeds returns the problem of a request that exceeds a limit, or nil.
@@ -305,19 +306,19 @@ func exceeds(r *httplimit.Refusal) *problem {
 	return p
 }
 
-// tooMany returns the problem of a client or user that sends too many requests. Its time to wait is random, so that those
-// who are refused together do not come back together.
+// tooMany returns the problem of a client or user that sends too many requests. Its Retry-After is random, so that
+// clients that were refused at the same time do not all retry at the same time.
 func tooMany(format string, args ...any) *problem {
 	p := newProblem(http.StatusTooManyRequests, api.ProblemTooManyRequests, format, args...)
 	p.cause, p.retryAfter = errRefused, time.Duration(1+mathrand.IntN(4))*time.Second
 	return p
 }
 
-// crossOrigin returns the problem of a request by which a page of another site would use the client certificate in a
-// browser, or nil. Only browsers send where a request comes from.
+// crossOrigin returns a problem if a browser sent the request for a page of another site. Such a page could otherwise
+// use the client certificate in the browser. It returns nil for other clients: only browsers send the origin.
 func crossOrigin(r *http.Request) *problem {
 	if err := new(http.CrossOriginProtection).Check(r); err != nil {
-		p := newProblem(http.StatusForbidden, "forbidden", "a browser sent this for a page of another site, by the header Sec-Fetch-Site or Origin")
+		p := newProblem(http.StatusForbidden, "forbidden", "a browser sent this request for a page of another site (see the headers Sec-Fetch-Site and Origin)")
 		p.cause = err
 		return p
 	}

@@ -12,16 +12,16 @@ import (
 // A route is one method of one path.
 type route struct {
 	method string
-	path   string // as chi and OpenAPI have it, but for what stands behind the name of a parameter
+	path   string // in chi's syntax; OpenAPI has no pattern after a parameter's name
 	name   string // in logs and metrics
 	class  httplimit.Class
-	// access is what the user must be allowed; the zero Access is for routes that know by themselves
-	// who may ask, and those that anybody may.
+	// access is the permission that the user needs. The zero Access is for public routes and for routes
+	// that check the caller themselves.
 	access auth.Access
 	act    action
 }
 
-// kind says which limits of clients its requests have.
+// kind returns the kind of the route's requests, which selects their limits of clients.
 func (on route) kind() httplimit.Kind {
 	switch {
 	case on.class == httplimit.Probes:
@@ -34,7 +34,7 @@ func (on route) kind() httplimit.Kind {
 	return httplimit.Authenticated
 }
 
-// routes are all that the server answers.
+// routes returns all routes of the server.
 func (h *handler) routes() []route {
 	all := []route{
 		{http.MethodPost, "/v1/token/print-join-command", "print-join-command", httplimit.JoinCommands, auth.Access{Verb: "create", Resource: "tokens"}, h.printJoinCommand},
@@ -74,7 +74,7 @@ func (h *handler) routes() []route {
 	return all
 }
 
-// router answers all routes.
+// router returns the handler of all routes and of unknown paths and methods.
 func (h *handler) router() http.Handler {
 	routes, classes := h.routes(), []httplimit.Class{httplimit.Others}
 	for _, on := range routes {

@@ -7,12 +7,12 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// A DescribedRoute is a route as openapi.yaml is to describe it.
+// DescribedRoute is a route as openapi.yaml must describe it.
 type DescribedRoute struct{ Method, Path, Name, Access string }
 
 var parameterPattern = regexp.MustCompile(`:[^}]*\}`)
 
-// DescribedRoutes are all that there can be.
+// DescribedRoutes returns the routes of a server with every feature enabled.
 func DescribedRoutes() []DescribedRoute {
 	h := &handler{Server: Server{Certificates: &Certificates{}, TokenReview: &TokenReview{}, Metrics: http.NotFoundHandler()}}
 	var all []DescribedRoute

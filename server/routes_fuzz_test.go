@@ -31,18 +31,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// mostBytes is what the answer to any one request may take of memory, beyond what it says.
+// mostBytes is the memory in bytes that one request may allocate, in addition to 16 times the size of its response.
 const mostBytes = 8 << 20
 
-// A wholeSite has all routes that there are, and something behind each: a token, with a claim by
-// it, and a certificate.
+// wholeSite is a site with every route and data for each: a token with claims, and issued certificates.
 type wholeSite struct {
 	*site
 	handler http.Handler
 	routes  []server.Route
 	token   tokens.Token
 	serial  string
-	next    string // page of the record
+	next    string // continue token of the issuance record
 }
 
 func newWholeSite(t testing.TB) *wholeSite {
@@ -71,7 +70,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 			t.Fatalf("%d %s", got.Code, got.Body)
 		}
 	}
-	for _, path := range []string{"/", "/openapi.json"} { // made when they are first asked for
+	for _, path := range []string{"/", "/openapi.json"} { // rendered by the first request
 		w.handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", path, nil))
 	}
 	page, err := s.Issued.List(t.Context(), issuance.Query{Limit: 1})
@@ -82,10 +81,10 @@ func newWholeSite(t testing.TB) *wholeSite {
 	return w
 }
 
-// A shot is a request to a route: what stands in its path for parameters, lines of headers, and
-// whose bearer it has. <token>, <id>, <serial> and <next> stand for what the site has.
+// shot is a request to a route: the value of its path parameter, header lines, body, and the index of its bearer token.
+// request replaces <token>, <id>, <serial> and <next> with the values of the site.
 type shot struct {
-	route   string // by name, of seeds
+	route   string // name of the route, set in seeds
 	segment string
 	query   string
 	headers string
@@ -93,8 +92,7 @@ type shot struct {
 	who     byte
 }
 
-// seeds are for routes by name. Each has one that leads to success; those not named here succeed
-// with nothing.
+// seeds returns at least one successful request for each route that does not succeed with an empty request.
 func seeds(t testing.TB) []shot {
 	const object = `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "csr-1"}, "spec": {"signerName": "kubernetes.io/kube-apiserver-client", "usages": ["client auth"], "request": "eA=="}}}`
 	const review = `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"<token>","audiences":["a"]}}`
@@ -129,7 +127,7 @@ func seeds(t testing.TB) []shot {
 
 var parameter = regexp.MustCompile(`\{[^}]*\}`)
 
-// request is that of a shot at a route.
+// request returns the HTTP request of a shot at a route.
 func (w *wholeSite) request(on server.Route, s shot) *http.Request {
 	put := strings.NewReplacer("<token>", w.token.Reveal(), "<id>", w.token.ID(), "<serial>", w.serial, "<next>", url.QueryEscape(w.next)).Replace
 	r := httptest.NewRequest(on.Method, "/", bytes.NewReader([]byte(put(s.body))))
@@ -147,9 +145,8 @@ func (w *wholeSite) request(on server.Route, s shot) *http.Request {
 	return r
 }
 
-// fire sends the request of a shot and holds for its answer what does for every one: it is what
-// was asked for, or a document that says what is wrong with the request, and neither a failure of the server nor
-// a secret.
+// fire sends the request of a shot. It fails the test unless the response is a success or a problem of the client,
+// without a secret and without much memory.
 func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.ResponseRecorder {
 	t.Helper()
 	r := w.request(on, s)
@@ -158,15 +155,15 @@ func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.Respon
 	w.handler.ServeHTTP(got, r)
 	what := fmt.Sprintf("%s %s: %d", r.Method, on.Path, got.Code)
 	if took := allocatedBytes() - before; took > mostBytes+16*uint64(got.Body.Len()) {
-		t.Errorf("%s takes %d bytes of memory", what, took)
+		t.Errorf("%s: got %d bytes of memory, want at most %d", what, took, mostBytes+16*got.Body.Len())
 	}
 	body := got.Body.Bytes()
 	if !strings.Contains(s.body, "<token>") && strings.Contains(string(body), w.token.RevealSecret()) {
-		t.Errorf("%s tells the secret of a token: %s", what, body)
+		t.Errorf("%s: the response shows a token secret: %s", what, body)
 	}
 	for _, bearer := range []string{adminBearer, viewerBearer, reviewerBearer} {
 		if bytes.Contains(body, []byte(bearer)) {
-			t.Errorf("%s tells a bearer token: %s", what, body)
+			t.Errorf("%s: the response shows a bearer token: %s", what, body)
 		}
 	}
 	if len(got.Header().Get("X-Request-Id")) != 16 {
@@ -182,20 +179,20 @@ func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.Respon
 		if err := json.Unmarshal(body, &status); err != nil || status.Kind != "Status" || int(status.Code) != got.Code || status.Message == "" || got.Code >= 500 {
 			t.Errorf("%s %s", what, body)
 		}
-	case on.Name == "metrics" && got.Code == http.StatusNotFound: // in place of metrics
+	case on.Name == "metrics" && got.Code == http.StatusNotFound: // response without a problem document
 	default:
 		var p api.Problem
 		if err := json.Unmarshal(body, &p); err != nil || got.Header().Get("Content-Type") != "application/problem+json" ||
 			!strings.HasPrefix(p.Type, api.ProblemType) || p.Status != got.Code || p.Title == "" || p.Detail == "" || p.RequestID == "" {
 			t.Errorf("%s %s", what, body)
 		} else if got.Code >= 500 && !p.Named(api.ProblemCertificateWaits) {
-			t.Errorf("%s is the server's fault: %s", what, body)
+			t.Errorf("%s: got a server error, want a problem of the client: %s", what, body)
 		}
 	}
 	return got
 }
 
-// tidy keeps the tokens from growing without end, and brings back the one that is known.
+// tidy deletes all tokens but w.token, and creates that one again if it was deleted.
 func (w *wholeSite) tidy(t testing.TB) {
 	known := tokens.NewRecord(w.token, time.Hour, time.Now())
 	if _, err := w.store.Create(t.Context(), known); err != nil && !errors.Is(err, tokens.ErrExists) {
@@ -220,8 +217,7 @@ func allocatedBytes() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// Each route is reached by the seeds of the fuzzing of routes, to the end: one that is new needs
-// one in seeds that it answers with success.
+// Catches a new route without a successful request in seeds, which FuzzRoutes would not reach.
 func TestEveryRouteIsFuzzed(t *testing.T) {
 	w := newWholeSite(t)
 	all := seeds(t)
@@ -232,21 +228,21 @@ func TestEveryRouteIsFuzzed(t *testing.T) {
 		if !slices.ContainsFunc(shots, func(s shot) bool {
 			return s.route == on.Name && (w.fire(t, on, s).Code < 300 || on.Name == "metrics")
 		}) {
-			t.Errorf("no seed of %s %s (%s) is answered with success", on.Method, on.Path, on.Name)
+			t.Errorf("no seed of %s %s (%s) succeeds: add one to seeds", on.Method, on.Path, on.Name)
 		}
 	}
 	for _, s := range all {
 		if !names[s.route] {
-			t.Errorf("a seed is for %q: there is no such route", s.route)
+			t.Errorf("got a seed for %q, which is no route", s.route)
 		}
 	}
 }
 
-// FuzzRoutes sends anything to any route of the table.
+// FuzzRoutes sends any request to any route.
 func FuzzRoutes(f *testing.F) {
 	w := newWholeSite(f)
 	if fuzz := flag.Lookup("test.fuzz"); fuzz != nil && fuzz.Value.String() != "" {
-		w.handler = w.Server.Handler() // nothing holds its answers against the description, which takes ten times as long
+		w.handler = w.Server.Handler() // without the check against openapi.yaml, which takes ten times as long
 	}
 	all := seeds(f)
 	for i, on := range w.routes {

@@ -18,121 +18,124 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// DefaultSignTimeout is how long a new token may wait for its signature unless
-// Server.SignTimeout says otherwise.
+// DefaultSignTimeout is the default of Server.SignTimeout.
 const DefaultSignTimeout = 30 * time.Second
 
-// A Server answers the HTTPS API. Its fields are read when Handler is called and not changed.
+// A Server describes the HTTPS API. Handler and HTTPServer copy its fields: later changes have no effect.
 type Server struct {
-	// Tokens keeps the tokens that are handed out. It is required.
+	// Tokens stores the tokens. It is required.
 	Tokens tokens.Store
-	// ClusterInfo is what joining nodes are to trust. It is required.
+	// ClusterInfo provides the cluster-info that joining nodes trust. It is required.
 	ClusterInfo ClusterInfo
-	// Authenticate says who sent a request; nil refuses everybody. [auth.TokenFile], [auth.ClientCertificate],
-	// [auth.AnyOf] and [auth.HeaderOrCertificate] are ways, and package server/auth/kubeauth asks an API server; an
-	// installer may have its own. Users without a name, and those of bootstrap tokens, are refused
-	// whatever Authorize says.
+	// Authenticate returns the user who sent a request; nil refuses every request that needs a user.
+	// Use [auth.TokenFile], [auth.ClientCertificate], [auth.AnyOf], [auth.HeaderOrCertificate], package
+	// server/auth/kubeauth, which asks an API server, or a custom function. The server refuses users
+	// without a name and users of bootstrap tokens, whatever Authorize returns.
 	Authenticate auth.Authenticate
-	// Authorize says whether a user may do what a request asks for; nil refuses everything. [auth.AllowGroup]
-	// is one, and server/auth/kubeauth has RBAC's. docs/access.md lists what is asked: one Access for each
-	// path, and for a token more of them, by what it may be.
+	// Authorize decides whether a user has a permission; nil denies all. Use [auth.AllowGroup], RBAC by
+	// server/auth/kubeauth, or a custom function. docs/http-api.md lists the permissions: one Access for
+	// each path, and more for a token that may do more than the default.
 	Authorize auth.Authorize
-	// TokenReview answers kube-apiserver whose token it was shown; nil has no such path.
+	// TokenReview serves the token reviews of kube-apiserver; nil serves no such path.
 	TokenReview *TokenReview
-	// Certificates answers POST /v1/certificate; nil has no such path.
+	// Certificates serves POST /v1/certificate; nil serves no such path.
 	Certificates *Certificates
 
-	// Advertise is the HOST:PORT that join commands name for discovery. Empty is the API
-	// server that cluster-info names.
+	// Advertise is the HOST:PORT for discovery in join commands. If it is empty, join commands name
+	// the API server of cluster-info.
 	Advertise string
-	// SignTimeout is how long a new token may wait for its signature in cluster-info before
-	// it is deleted again; zero is DefaultSignTimeout.
+	// SignTimeout is how long a request waits for the signature of a new token in cluster-info. After
+	// that, a request for a join command deletes its token. Zero or less is DefaultSignTimeout.
 	SignTimeout time.Duration
-	// SignedBy says, in words for the person who waited in vain, what should be signing
-	// cluster-info and where to look. Empty names every component that could.
+	// SignedBy names the component that should sign cluster-info, and where to look. It appears in the
+	// error message after SignTimeout. Empty names every component that could sign.
 	SignedBy string
 
-	// Claims keeps the node names that were taken with limited tokens; nil has none, and no
-	// /v1/claim.
+	// Claims stores the claims: node names taken with limited tokens. If it is nil, /v1/claim returns 404.
 	Claims tokens.Claims
-	// Longest is how long certificates may still be valid where there are no Nodes: a name that is
-	// released is remembered for as long, so that its certificates are not renewed. Nil is where
-	// there are Nodes, and the same is done for claims of a short lifetime alone.
+	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:
+	// after a release, the store keeps the past of the claim for that long, so that its certificates
+	// are not renewed. It is nil with a cluster: then only a claim with a certificate duration leaves a
+	// past.
 	MaxRemainingLifetime func() time.Duration
-	// Issued is the issuance record; nil keeps none that could be asked, and no /v1/issued.
+	// Issued is the issuance record. If it is nil, /v1/issued returns 404.
 	Issued issuance.Store
-	// Node reads a Node as it is now, for tokens that replace it. The error wraps
-	// tokens.ErrNotFound if there is none of that name. Nil is where there are no Nodes.
+	// Node reads the current Node of a name, for tokens that replace it. The error wraps
+	// tokens.ErrNotFound if there is no such Node. It is nil without a cluster.
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
-	// Explain says why a machine of that name has or has not joined, usually by the Reader of
-	// package server/explain/kube. Nil is where there is no cluster, and no /v1/explain.
+	// Explain explains why a machine of that name has or has not joined, usually by the Reader of
+	// package server/explain/kube. It is nil without a cluster: GET
+	// /v1/explain/NODE then returns 404.
 	Explain func(ctx context.Context, node string) (api.NodeExplanation, error)
-	// ExplainRequest says what would be done about a certificate request and why: about the one of
-	// that name, or about the object if one is given. The error wraps tokens.ErrNotFound if there
-	// is none of that name. It is usually Requests of package server/explain/kube; nil is where
-	// there is no cluster.
+	// ExplainRequest explains what kubejoin would do about a CertificateSigningRequest and why. It
+	// explains the request of that name, or the object if one is given. The error wraps
+	// tokens.ErrNotFound if there is no request of that name. It is usually Requests of package
+	// server/explain/kube. It is nil without a cluster: POST /v1/explain then returns 404.
 	ExplainRequest func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
-	// Warnings are what whoever makes that token should know, in words: that nothing is at work
-	// which would hold anybody to its limits, that the CA is near its end, and the like. Nil is
-	// nothing.
+	// Warnings returns warnings for the user who creates the token, for example that nothing enforces
+	// its limits or that the CA expires soon. Nil adds no warnings.
 	Warnings func(ctx context.Context, made tokens.Record) []string
-	// ShowCauses has problems tell what an operator would look up in the log. It is for a
-	// Handler that is called in the process of the one who asks.
+	// ShowCauses adds the causes of problems to responses. By default they are only in the log. It is
+	// for a Handler whose client is in the same process.
 	ShowCauses bool
 
-	// ClientRate is how many requests one client may send and, with HTTPServer, how many connections it may open. A client is
-	// an IP address, or the /64 network of an IPv6 address. Two more limits of clients come with it: 100 credentials that are
-	// not accepted and 10 more a second, and of slots for requests and connections no more than are free. The zero Rate is
-	// DefaultClientQPS and DefaultClientBurst. A negative one switches all limits of clients off, for clients that share one
-	// address, as behind a proxy. A request beyond a limit gets 429. docs/security-model.md has the reasons.
+	// ClientRate is how many requests one client may send and, with HTTPServer, how many connections
+	// it may open. A client is an IP address, or the /64 network of an IPv6 address. The zero Rate is
+	// DefaultClientQPS and DefaultClientBurst. Two more limits of clients apply: a client may send 100
+	// credentials that are not accepted, then 10 a second, and it may hold at most as many slots for
+	// requests and connections as are free. A request beyond a limit gets 429. A negative rate
+	// disables all limits of clients, for clients that share one address, for example behind a proxy.
+	// docs/security.md has the reasons.
 	ClientRate Rate
-	// UserRate is how many requests one user may send: a name that Authenticate, a client certificate or a bootstrap token
-	// gives. A user has no more slots than are free, as a client. The zero Rate is DefaultUserQPS and DefaultUserBurst, and
-	// a negative one switches both limits off.
+	// UserRate is how many requests one user may send. A user is a name from Authenticate, a client
+	// certificate or a bootstrap token. Like a client, a user may hold at most as many slots as are
+	// free. The zero Rate is DefaultUserQPS and DefaultUserBurst. A negative rate disables both limits.
 	UserRate Rate
 
-	// UserTokens is how many tokens that are alive one user may have made, over all replicas. Zero is
-	// DefaultUserTokens, and less than zero no limit. What exceeds it is answered 507.
+	// UserTokens is how many unexpired tokens one user may have created, over all replicas. Zero is
+	// DefaultUserTokens, and a negative number is unlimited. A request beyond it gets 507.
 	UserTokens int
 
-	// Checks are what /readyz asks. None is ready.
+	// Checks are the checks of /readyz. Without any, it reports ready.
 	Checks []Check
-	// Version is what /version answers.
+	// Version is the response of /version.
 	Version Version
-	// Metrics answers /metrics to those who may get it; nil has no such path.
+	// Metrics serves /metrics to users with the permission; nil serves no such path.
 	Metrics http.Handler
 
-	// Logger is told of every request that was authenticated or failed; nil is nobody.
+	// Logger logs every request: successful POSTs and failures at level info or error, the rest at level
+	// debug. Of failures without a user, it logs only a sample above debug. Nil logs nothing.
 	Logger *slog.Logger
-	// Registerer has the kubejoin_http_* metrics and kubejoin_join_commands_total; nil counts
-	// nothing.
+	// Registerer registers the metrics kubejoin_http_*, kubejoin_join_commands_total and, with a
+	// TokenReview, kubejoin_token_reviews_total. Nil registers none.
 	Registerer prometheus.Registerer
 }
 
-// ClusterInfo is where the data of the cluster-info ConfigMap is found: clusterinfo.Computed
-// with no Kubernetes, or clusterinfo/configmap's ConfigMap or Complete. Where there is not room for
-// signatures without end, Room and HasSignature as ConfigMap has them refuse tokens in time.
+// ClusterInfo provides the data of the cluster-info ConfigMap. Use clusterinfo.Computed without
+// Kubernetes, or ConfigMap or Complete of package clusterinfo/configmap. An implementation that can hold
+// only so many signatures should also be a [Bounded]. The server then refuses a new token when
+// cluster-info is full.
 type ClusterInfo interface {
-	// JSON is the ConfigMap as clusterinfo.MarshalConfigMap gives it. The error wraps
-	// clusterinfo.ErrNotFound if there is none, and clusterinfo.ErrKubeconfig if it is none that
-	// should be passed on. It is asked for by anybody and often: what has
-	// not changed should be at hand. Neither side changes the bytes.
+	// JSON returns the ConfigMap as clusterinfo.MarshalConfigMap encodes it. The error wraps
+	// clusterinfo.ErrNotFound if there is no cluster-info, and clusterinfo.ErrKubeconfig if its
+	// kubeconfig must not be served. Any client can cause calls of JSON, so it should cache its result.
+	// Neither side may change the bytes.
 	JSON(ctx context.Context) ([]byte, error)
-	// Config is the kubeconfig in it alone, with the errors and the terms of JSON. It need not be
-	// one that should be passed on: the server looks at each new one.
+	// Config returns only the kubeconfig of cluster-info. The errors and rules of JSON apply, but Config
+	// need not validate the kubeconfig: the server validates each new one.
 	Config(ctx context.Context) (kubeconfig []byte, err error)
-	// WaitSigned returns the kubeconfig in cluster-info as soon as JSON carries a valid
-	// signature of it by the token. The error says what was seen instead until ctx ended.
+	// WaitSigned waits until JSON has a valid signature of the kubeconfig by the token, and returns the
+	// kubeconfig. The error says what cluster-info had instead when ctx ended.
 	WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error)
 }
 
-// handler is a Server with what is made once for it.
+// handler is a Server with the state of one Handler.
 type handler struct {
 	Server
 	log                *slog.Logger
 	limiter            *httplimit.Limiter
-	unauthenticatedLog *rate.Limiter // lines of the log about them
-	failing            atomic.Int32  // checks, when /readyz was asked last
+	unauthenticatedLog *rate.Limiter // limits log lines of unauthenticated requests
+	failing            atomic.Int32  // failed checks in the last response of /readyz
 	rounds             rounds
 	unsigned           pendingSignatures
 	counts             tokenCounts
@@ -149,12 +152,11 @@ type handler struct {
 	joinCommands                 *prometheus.CounterVec
 	tokenReviews                 *prometheus.CounterVec
 	certificates                 *prometheus.CounterVec
-	absentToken                  tokens.Record // has a token that was told to nobody
+	absentToken                  tokens.Record // stands in for a token that does not exist; see bootstrapUser
 }
 
-// Handler makes the handler of the whole API, with bounds on bodies and on the requests that are
-// answered at the same time. It is to be served over TLS alone: [Server.HTTPServer] does that,
-// and bounds connections and their times as well.
+// Handler returns a handler of the whole API, with limits on bodies and on requests in flight. Serve it
+// only over TLS. [Server.HTTPServer] does that and also limits connections and their times.
 func (s Server) Handler() http.Handler {
 	h := &handler{Server: s, log: s.Logger, rounds: rounds{turn: make(chan struct{}, 1)}}
 	if h.log == nil {
@@ -167,23 +169,23 @@ func (s Server) Handler() http.Handler {
 	if h.SignedBy == "" {
 		h.SignedBy = "kubejoin's bootstrap-signer controller, or kube-controller-manager's bootstrap-signer-controller"
 	}
-	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "Requests answered, by route and status.", "route", "status")
-	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to answer a request.", prometheus.DefBuckets, "route")
-	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Join commands asked for, by result.", "result")
+	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "HTTP requests, by route and status.", "route", "status")
+	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to respond to an HTTP request, by route.", prometheus.DefBuckets, "route")
+	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Requests for a join command, by result: ok or failed.", "result")
 
 	if h.Certificates != nil {
-		h.certificates = metrics.Counter(s.Registerer, "kubejoin_http_certificates_total", "Certificates asked for over HTTPS, by result: issued, refused, not_permitted, waits or failed, which is by kubejoin's own fault. Who is not known and what cannot be read is not counted.", "result")
+		h.certificates = metrics.Counter(s.Registerer, "kubejoin_http_certificates_total", "Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.", "result")
 	}
 	if h.TokenReview != nil {
-		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Tokens that kube-apiserver asked about, by result.", "result")
+		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result")
 	}
 	h.absentToken = tokens.Record{Token: tokens.Generate()}
 	return h.router()
 }
 
-// InProcess makes the handler for a client in this process that may do everything, as package server/client's InProcess asks it:
-// it authenticates and authorizes nobody, and has no rates and no limit on tokens. What fails says why in full, as with
-// ShowCauses. Never serve it.
+// InProcess returns a handler for a client in this process, for InProcess of package server/client. It
+// allows every request without authentication and has no rates and no limit on tokens. It sets ShowCauses.
+// Never serve it on a network.
 func (s Server) InProcess() http.Handler {
 	s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "in process"}, nil }
 	s.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }

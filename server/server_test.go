@@ -54,11 +54,11 @@ func TestJoinCommandLeadsToDiscovery(t *testing.T) {
 		}
 	}
 	if !strings.Contains(s.logs.String(), "user=ada token="+token.ID()) {
-		t.Errorf("the log does not say who made token %s:\n%s", token.ID(), s.logs)
+		t.Errorf("the log does not name the creator of token %s:\n%s", token.ID(), s.logs)
 	}
 }
 
-// In a rotation the command carries a hash for each CA.
+// Catches a join command that lacks a CA during a CA rotation.
 func TestJoinCommandPinsEveryCA(t *testing.T) {
 	s := newSite(t)
 	next, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
@@ -88,7 +88,7 @@ func TestJoinCommandRequests(t *testing.T) {
 	for _, test := range []struct {
 		name, query, contentType, body string
 		status                         int
-		want                           string // in a problem's detail
+		want                           string // part of the problem's detail
 		ttl                            time.Duration
 	}{
 		{name: "nothing asked", status: 200, ttl: 24 * time.Hour},
@@ -105,9 +105,9 @@ func TestJoinCommandRequests(t *testing.T) {
 		{name: "overflow", query: "?ttl=99999999999h", status: 400, want: "is not a duration"},
 		{name: "twice", query: "?ttl=1h&ttl=2h", status: 400, want: "ttl: given more than once"},
 		{name: "in both", query: "?ttl=1h", contentType: jsonType, body: `{"ttl": "1h"}`, status: 400, want: "ttl: given more than once"},
-		{name: "unknown parameter", query: "?tll=1h", status: 400, want: `"tll": unknown query parameter`},
-		{name: "bad escape", query: "?ttl=%zz", status: 400, want: "the query cannot be read"},
-		{name: "unknown field", contentType: jsonType, body: `{"TTL": "1h"}`, status: 400, want: `"TTL": unknown field; known are ttl,`},
+		{name: "unknown parameter", query: "?tll=1h", status: 400, want: `unknown query parameter "tll"`},
+		{name: "bad escape", query: "?ttl=%zz", status: 400, want: "malformed query"},
+		{name: "unknown field", contentType: jsonType, body: `{"TTL": "1h"}`, status: 400, want: `unknown field "TTL"; known: ttl,`},
 		{name: "repeated field", contentType: jsonType, body: `{"ttl": "1h", "ttl": "2h"}`, status: 400, want: "ttl: given more than once"},
 		{name: "wrong kind", contentType: jsonType, body: `{"ttl": 3600}`, status: 400, want: "ttl: a number given, want a string"},
 		{name: "not json", contentType: jsonType, body: `ttl=1h`, status: 400, want: "not a JSON object"},
@@ -132,7 +132,7 @@ func TestJoinCommandRequests(t *testing.T) {
 					t.Errorf("problem %+v, want %q", p, test.want)
 				}
 				if now := s.ids(t); len(now) != len(before) {
-					t.Errorf("%d tokens stored by a refused request", len(now)-len(before))
+					t.Errorf("got %d new tokens after a refused request, want none", len(now)-len(before))
 				}
 				return
 			}
@@ -152,7 +152,7 @@ func TestJoinCommandRequests(t *testing.T) {
 	}
 }
 
-// pendingSignatures is a cluster-info that nobody signs.
+// pendingSignatures is a cluster-info that never gets a signature.
 type pendingSignatures struct{ server.ClusterInfo }
 
 func (pendingSignatures) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte, error) {
@@ -160,8 +160,7 @@ func (pendingSignatures) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte
 	return nil, errors.New("cluster-info has no signature of it")
 }
 
-// failingDelete is a store that does not delete at once: a number of tries fails, and another
-// writer is always a step ahead.
+// failingDelete is a store whose first deletions fail. Before each failure another writer changes the record.
 type failingDelete struct {
 	tokens.Store
 	failures int
@@ -182,18 +181,18 @@ func TestDeletesUnsignedToken(t *testing.T) {
 	s := newSite(t)
 	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
 	s.Tokens = &failingDelete{s.store, 2}
-	s.SignTimeout = 200 * time.Millisecond // of which storing takes a part
+	s.SignTimeout = 200 * time.Millisecond // includes the time to store the token
 	s.SignedBy = "the one who sleeps"
 	s.start(t)
 	got := s.do(t, "POST", commandPath, adminBearer, "", "")
-	if got.status != 504 || !strings.Contains(got.body, "the one who sleeps") || !strings.Contains(got.body, "was deleted again") {
+	if got.status != 504 || !strings.Contains(got.body, "the one who sleeps") || !strings.Contains(got.body, "was deleted, because no client received it") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	if ids := s.ids(t); len(ids) != 0 {
 		t.Errorf("tokens %v are left", ids)
 	}
 	if !strings.Contains(s.logs.String(), "cluster-info has no signature of it") {
-		t.Errorf("the log does not say what was seen:\n%s", s.logs)
+		t.Errorf("the log lacks the cause:\n%s", s.logs)
 	}
 }
 
@@ -207,7 +206,7 @@ func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 	r.Header.Set("Authorization", "Bearer "+adminBearer)
 	done := make(chan struct{})
 	go func() { defer close(done); handler.ServeHTTP(httptest.NewRecorder(), r) }()
-	for range s.store.Watch(t.Context()) { // until the token is there
+	for range s.store.Watch(t.Context()) { // until the token is stored
 		if len(s.ids(t)) == 1 {
 			break
 		}
@@ -217,12 +216,12 @@ func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 	if ids := s.ids(t); len(ids) != 0 {
 		t.Errorf("tokens %v are left", ids)
 	}
-	if !strings.Contains(s.logs.String(), "the client left: ") {
-		t.Errorf("the log does not say it:\n%s", s.logs)
+	if !strings.Contains(s.logs.String(), "the client disconnected: ") {
+		t.Errorf("the log does not say that the client left:\n%s", s.logs)
 	}
 }
 
-// A token that nobody can join with must not be left.
+// Catches a token that stays in the store although its join command could not be made.
 func TestDeletesTokenIfClusterInfoIsUnusable(t *testing.T) {
 	for name, test := range map[string]struct {
 		info      *fixedClusterInfo
@@ -244,7 +243,7 @@ func TestDeletesTokenIfClusterInfoIsUnusable(t *testing.T) {
 			s.ClusterInfo, s.Advertise = test.info, test.advertise
 			w := from(t, s.Handler(), "192.0.2.1:1", "POST", commandPath+"?format="+format, adminBearer, nil)
 			var p api.Problem
-			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 500 || !p.Named(test.want) || !strings.Contains(p.Detail, "was deleted again") {
+			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 500 || !p.Named(test.want) || !strings.Contains(p.Detail, "was deleted, because no client received it") {
 				t.Errorf("%s, %s: %d %s, want 500 %s", name, format, w.Code, w.Body, test.want)
 			}
 			if ids := s.ids(t); len(ids) > 0 {
@@ -291,7 +290,7 @@ func TestAuthenticationAndAuthorization(t *testing.T) {
 					t.Errorf("%s: status %d, want %d: %s", route[1], got.status, test.status, got.body)
 				}
 				if strings.Contains(got.body, "reviewer down") {
-					t.Errorf("%s: the client is told of the inside: %s", route[1], got.body)
+					t.Errorf("%s: the response shows an internal error: %s", route[1], got.body)
 				}
 				if (got.status == 401) != (got.header.Get("WWW-Authenticate") != "") || (got.status == 503) != (got.header.Get("Retry-After") != "") {
 					t.Errorf("%s: status %d with headers %v", route[1], got.status, got.header)
@@ -299,7 +298,7 @@ func TestAuthenticationAndAuthorization(t *testing.T) {
 			}
 			for _, path := range []string{infoPath, "/healthz", "/readyz", "/version"} {
 				if got := s.do(t, "GET", path, "", "", ""); got.status != 200 {
-					t.Errorf("%s: status %d for anybody, want 200", path, got.status)
+					t.Errorf("%s without a credential: got %d, want 200", path, got.status)
 				}
 			}
 		})
@@ -322,9 +321,9 @@ func TestPaths(t *testing.T) {
 		{"HEAD", "/healthz", 200, ""},
 		{"GET", "/readyz", 503, "[+]good ok\n[-]bad failed: it is dark\nreadyz check failed\n"},
 		{"GET", "/version", 200, `{"version":"v0.0.0","goVersion":"","platform":""}` + "\n"},
-		{"GET", commandPath, 405, "does not answer the method"},
+		{"GET", commandPath, 405, "does not support the method"},
 		{"HEAD", tokenPath, 401, ""},
-		{"PUT", "/v1/claim", 405, "does not answer the method"},
+		{"PUT", "/v1/claim", 405, "does not support the method"},
 		{"GET", "/nothing", 404, "nothing at this path"},
 		{"GET", "/metrics", 404, "nothing at this path"},
 		{"GET", "/api/v1/namespaces/kube-system/configmaps/cluster-info", 404, `"kind":"Status"`},

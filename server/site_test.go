@@ -30,7 +30,7 @@ const (
 	infoPath     = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 )
 
-// A site is a server with the file store, over TLS as it is meant to be.
+// site is a server with the file store, served over TLS.
 type site struct {
 	server.Server
 	store *boltstore.Store
@@ -39,9 +39,9 @@ type site struct {
 	url   string
 	http  *http.Client
 
-	idle       time.Duration // in place of HTTPServer's
+	idle       time.Duration // if set, replaces the idle timeout of HTTPServer
 	connState  func(net.Conn, http.ConnState)
-	minVersion uint16 // of TLS
+	minVersion uint16 // minimum TLS version
 }
 
 func newSite(t testing.TB) *site {
@@ -72,13 +72,13 @@ func newSite(t testing.TB) *site {
 		Version:      server.Version{Version: "v0.0.0"},
 		Logger:       slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Registerer:   prometheus.NewPedanticRegistry(),
-		// The tests of rates have some. Others would not notice what is refused in place of an answer.
+		// Only the tests of rates set limits. In other tests a refusal could hide a defect.
 		ClientRate: server.Rate{QPS: -1}, UserRate: server.Rate{QPS: -1},
 	}
 	return s
 }
 
-// start serves s as it is now.
+// start serves s with its current fields.
 func (s *site) start(t testing.TB) {
 	t.Helper()
 	certificate := &servingcert.Issued{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
@@ -97,7 +97,7 @@ func (s *site) start(t testing.TB) {
 		web.IdleTimeout = s.idle
 	}
 	limited := server.LimitHandshakes(listener)
-	if s.connState != nil { // which lifts no limit
+	if s.connState != nil { // this ConnState does not lift the limit of LimitHandshakes
 		web.ConnState, limited = s.connState, listener
 	}
 	go func() { _ = web.ServeTLS(limited, "", "") }()
@@ -112,7 +112,7 @@ func (s *site) start(t testing.TB) {
 
 func (s *site) registry() *prometheus.Registry { return s.Registerer.(*prometheus.Registry) }
 
-// gauge is the value of a metric without labels, or with the one value given.
+// gauge returns the value of a metric without labels, or of the one whose first label has that value.
 func (s *site) gauge(t testing.TB, name, label string) float64 {
 	t.Helper()
 	families, err := s.registry().Gather()
@@ -164,7 +164,7 @@ func (s *site) do(t *testing.T, method, path, bearer, contentType, body string) 
 	return reply{response.StatusCode, response.Header, string(content)}
 }
 
-// parseLine takes a join command apart as kubeadm would.
+// parseLine parses a join command as kubeadm would.
 func parseLine(t *testing.T, line string) (endpoint string, token tokens.Token, pins []string) {
 	t.Helper()
 	if strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "\n") {

@@ -21,7 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// dial makes a TLS connection of its own that speaks the protocol given.
+// dial opens a new TLS connection with that ALPN protocol.
 func (s *site) dial(t testing.TB, protocol string) *tls.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
@@ -29,7 +29,7 @@ func (s *site) dial(t testing.TB, protocol string) *tls.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.(*net.TCPConn).SetReadBuffer(32 << 10); err != nil { // what is not read stays with the server
+	if err := conn.(*net.TCPConn).SetReadBuffer(32 << 10); err != nil { // so that unread data stays with the server
 		t.Fatal(err)
 	}
 	roots := x509.NewCertPool()
@@ -41,7 +41,7 @@ func (s *site) dial(t testing.TB, protocol string) *tls.Conn {
 	return c
 }
 
-// drip sends one byte after the other, for ever.
+// drip sends one every 50 ms until the connection fails.
 func drip(w io.Writer, one string) error {
 	for {
 		if _, err := io.WriteString(w, one); err != nil {
@@ -51,7 +51,7 @@ func drip(w io.Writer, one string) error {
 	}
 }
 
-// frame is one of HTTP/2 (RFC 9113, section 4.1), of which the payload may be shorter than said.
+// frame returns an HTTP/2 frame (RFC 9113, section 4.1). The payload may be shorter than length.
 func frame(length int, kind, flags byte, stream uint32, payload []byte) []byte {
 	head := make([]byte, 9)
 	binary.BigEndian.PutUint32(head, uint32(length)<<8)
@@ -62,8 +62,8 @@ func frame(length int, kind, flags byte, stream uint32, payload []byte) []byte {
 
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// TestDisconnectsSlowClients has one of each kind at once. Those that are still there after twice
-// the longest timeout have won.
+// TestDisconnectsSlowClients runs one client of each kind concurrently. Catches one that stays connected for longer
+// than twice the longest timeout.
 func TestDisconnectsSlowClients(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
@@ -71,9 +71,9 @@ func TestDisconnectsSlowClients(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.Advertise = "127.0.0.1:9443"
-	s.Logger = nil // they log at the same time as the test reads
+	s.Logger = nil // the clients would log while the test reads the log
 	s.fill(t, 12_000)
-	s.idle = 3 * time.Second // in place of a minute
+	s.idle = 3 * time.Second // the default is a minute
 	s.start(t)
 	before := runtime.NumGoroutine()
 	head := func(method, path, more string) string {
@@ -143,25 +143,25 @@ func TestDisconnectsSlowClients(t *testing.T) {
 		c := s.dial(t, protocol)
 		start := time.Now()
 		sent := make(chan struct{})
-		go func() { defer close(sent); _ = send(c) }() // the end of a drip is what the test is about
+		go func() { defer close(sent); _ = send(c) }() // the error is expected when the server disconnects
 		all.Go(func() {
 			<-sent
 			if name == "does not read 1 MiB" {
-				time.Sleep(15 * time.Second) // until the server has given up: what is read now is what it sent
+				time.Sleep(15 * time.Second) // until the server has disconnected
 				_ = c.NetConn().(*net.TCPConn).SetReadBuffer(1 << 20)
 			}
 			_ = c.SetReadDeadline(start.Add(40 * time.Second))
 			n, err := io.Copy(io.Discard, c)
 			if nerr, ok := err.(net.Error); ok && nerr.Timeout() {
-				t.Errorf("%s: still there after %s", name, time.Since(start))
+				t.Errorf("%s: still connected after %s", name, time.Since(start))
 			}
 			if name == "does not read 1 MiB" && n > 1<<20 {
-				t.Errorf("%s: the answer of %d bytes came through", name, n)
+				t.Errorf("%s: got %d bytes of the response, want it cut off before 1 MiB", name, n)
 			}
-			t.Logf("%-28s gone after %4.1f s", name, time.Since(start).Seconds())
+			t.Logf("%-28s disconnected after %4.1f s", name, time.Since(start).Seconds())
 		})
 	}
-	// Meanwhile others are served.
+	// Other clients are served during that time.
 	if got := s.do(t, "POST", commandPath, adminBearer, "", ""); got.status != 200 {
 		t.Errorf("%d %s", got.status, got.body)
 	}
@@ -185,7 +185,7 @@ func (s *site) waitFor(t testing.TB, what string, count func() int) {
 	}
 }
 
-// Too much of anything is refused, and little of it is read.
+// Catches an oversized header, request line or body that is accepted or read in full.
 func TestRefusesOversizedRequests(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
@@ -197,7 +197,7 @@ func TestRefusesOversizedRequests(t *testing.T) {
 	} {
 		c := s.dial(t, "http/1.1")
 		if _, err := io.WriteString(c, request); err != nil {
-			continue // refused before all of it was sent
+			continue // the server refused it before it was sent completely
 		}
 		answer, err := io.ReadAll(c)
 		if len(answer) > 0 && !strings.HasPrefix(string(answer), "HTTP/1.1 431 ") {
@@ -247,8 +247,8 @@ func (c *counter) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Of too many connections those without a request go, the oldest first; those in the middle of
-// one stay.
+// Above the limit the server closes the oldest connections without a request. Catches one that is closed during a
+// request, or silent connections that keep new ones out.
 func TestClosesOldestIdleConnections(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
@@ -282,7 +282,7 @@ func TestClosesOldestIdleConnections(t *testing.T) {
 		if answer, err := read(c); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
 			t.Fatalf("%q %v", answer, err)
 		}
-		<-idled // a while after the answer
+		<-idled // shortly after the response
 		return c
 	}
 	busy := s.dial(t, "http/1.1")
@@ -293,7 +293,7 @@ func TestClosesOldestIdleConnections(t *testing.T) {
 	first, second, third := idle(), idle(), idle()
 	fresh := idle() // the fifth
 	if answer, err := read(first); err == nil {
-		t.Errorf("the oldest connection without a request is not closed: %q", answer)
+		t.Errorf("got %q from the oldest idle connection, want it closed", answer)
 	}
 	for name, c := range map[string]*tls.Conn{"second": second, "third": third, "fresh": fresh} {
 		if err := ask(c, "/healthz"); err != nil {
@@ -303,7 +303,7 @@ func TestClosesOldestIdleConnections(t *testing.T) {
 			t.Errorf("the %s: %q %v", name, answer, err)
 		}
 	}
-	for range 2 * most { // those that never ask for anything do not keep others out
+	for range 2 * most { // connections that never send anything do not keep others out
 		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
 		if err != nil {
 			t.Fatal(err)
@@ -313,14 +313,15 @@ func TestClosesOldestIdleConnections(t *testing.T) {
 	idle()
 	close(h.free)
 	if answer, err := read(busy); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
-		t.Errorf("the one with a request in flight: %q %v", answer, err)
+		t.Errorf("connection with a request in flight: got %q %v, want 200", answer, err)
 	}
 	if shed := s.gauge(t, "kubejoin_http_connections_shed_total", ""); shed < 2*most {
-		t.Errorf("%v connections shed, want %d at least", shed, 2*most)
+		t.Errorf("got %v closed connections, want at least %d", shed, 2*most)
 	}
 }
 
-// An answer does not wait for a body that nobody reads, and a connection whose body has come stays.
+// Catches a response that waits for a body that the handler does not read, and a connection that is closed although its
+// body arrived.
 func TestRespondsBeforeTheBodyArrives(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -368,20 +369,20 @@ func TestRespondsBeforeTheBodyArrives(t *testing.T) {
 				for range 3 {
 					send(10, 10)
 					if r := answer(); r.Close || r.Status[:3] != test.want {
-						t.Errorf("a short body: %s, and closed: %t", r.Status, r.Close)
+						t.Errorf("short body: got %s and Connection: close %t, want %s and false", r.Status, r.Close, test.want)
 					}
 				}
 			}
 			start := time.Now()
 			send(test.length, min(test.length-1, server.MaxBody+1))
 			if r := answer(); !r.Close || r.Status[:3] != test.want {
-				t.Errorf("%s, and closed: %t; want %s", r.Status, r.Close, test.want)
+				t.Errorf("got %s and Connection: close %t, want %s and true", r.Status, r.Close, test.want)
 			}
 			if _, err := from.ReadByte(); err == nil {
-				t.Error("there is more")
+				t.Error("got data after the response, want the connection closed")
 			}
 			if took := time.Since(start); took > 5*time.Second { // 10 s if it waits for the body
-				t.Errorf("gone after %s", took)
+				t.Errorf("got the end after %s, want it within 5s", took)
 			}
 		})
 	}

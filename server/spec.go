@@ -10,10 +10,11 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// MaxTTL is the longest time that a token may live, short of for ever.
+// MaxTTL is the longest lifetime of a token that expires.
 const MaxTTL = 10 * 365 * 24 * time.Hour
 
-// newRecord is the token that a request asks for with a spec. Whoever sends it may make that token.
+// newRecord returns the record that a request's spec describes. It returns a problem if the spec is invalid or the user
+// may not create such a token.
 func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
 	if h.UserTokens >= 0 {
@@ -52,8 +53,8 @@ func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now tim
 	return record, h.checkExtraPermissions(r, record)
 }
 
-// limits is what a spec limits a token to. The Node to replace is looked up: the token is to be
-// for the one that is there now.
+// limits returns the limits of a spec. It reads the Node to replace, because the token is only for the Node
+// that exists now.
 func (h *handler) limits(r *call, spec api.TokenSpec) (tokens.Limits, error) {
 	limits := tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role}
 	if s := spec.CertificateDuration; s != "" {
@@ -71,7 +72,7 @@ func (h *handler) limits(r *call, spec api.TokenSpec) (tokens.Limits, error) {
 		return limits, badField("replaceNode", "%v", err)
 	}
 	if h.Node == nil {
-		return limits, badField("replaceNode", "there are no Nodes here, since this kubejoin works on no cluster")
+		return limits, badField("replaceNode", "this kubejoin runs without a cluster, so there is no Node to replace")
 	}
 	if err := h.mayReplace(r, name); err != nil {
 		return limits, err
@@ -79,9 +80,9 @@ func (h *handler) limits(r *call, spec api.TokenSpec) (tokens.Limits, error) {
 	node, err := h.Node(r.Context(), name)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return limits, badField("replaceNode", "there is no Node %s, so that a token without it will do", name)
+		return limits, badField("replaceNode", "there is no Node %s to replace; an ordinary token is enough", name)
 	case err != nil:
-		p := newProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; try again", name)
+		p := newProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; retry", name)
 		p.cause, p.retryAfter = err, retryAfter
 		return limits, p
 	}
@@ -89,18 +90,18 @@ func (h *handler) limits(r *call, spec api.TokenSpec) (tokens.Limits, error) {
 	return limits, nil
 }
 
-// expiry is the end that is asked for in one of two ways; the zero time is never.
+// expiry returns when a token expires, by ttl or expires, of which only one may be given. The zero time is never.
 func expiry(ttl, expires string, now time.Time) (time.Time, error) {
 	if expires != "" {
 		at, err := time.Parse(time.RFC3339, expires)
 		at = at.UTC().Truncate(time.Second)
 		switch {
 		case ttl != "":
-			return at, badField("expires", "give this or ttl")
+			return at, badField("expires", "cannot be combined with ttl")
 		case err != nil:
 			return at, badField("expires", "%.40q is not a time such as %s", expires, now.Add(tokens.DefaultTTL).UTC().Format(time.RFC3339))
 		case at.Before(now.Add(time.Second)) || at.After(now.Add(MaxTTL)):
-			return at, badField("expires", "%s given; want a time in the future, within %s", expires, MaxTTL)
+			return at, badField("expires", "%s given; want a time in the future, at most %s from now", expires, MaxTTL)
 		}
 		return at, nil
 	}
@@ -110,15 +111,15 @@ func expiry(ttl, expires string, now time.Time) (time.Time, error) {
 		lifetime, err = time.ParseDuration(ttl)
 		switch {
 		case err != nil:
-			return time.Time{}, badField("ttl", "%.40q is not a duration; want one such as 2h or 30m, or 0 for ever", ttl)
+			return time.Time{}, badField("ttl", "%.40q is not a duration; want one such as 2h or 30m, or 0 to never expire", ttl)
 		case lifetime != 0 && (lifetime < time.Second || lifetime > MaxTTL):
-			return time.Time{}, badField("ttl", "%s given; want 1s to %s, or 0 for ever", lifetime, MaxTTL)
+			return time.Time{}, badField("ttl", "%s given; want 1s to %s, or 0 to never expire", lifetime, MaxTTL)
 		}
 	}
 	if lifetime == 0 {
 		return time.Time{}, nil
 	}
-	// Times of tokens are whole seconds, and a token lives as long as it was asked to at least.
+	// Stores keep whole seconds. Round up, so that the token lives at least as long as requested.
 	end := now.Add(lifetime).UTC().Truncate(time.Second)
 	if end.Before(now.Add(lifetime)) {
 		end = end.Add(time.Second)
@@ -126,7 +127,7 @@ func expiry(ttl, expires string, now time.Time) (time.Time, error) {
 	return end, nil
 }
 
-// fieldNames has the fields of package tokens that have another name in requests.
+// fieldNames maps field names of package tokens to those of requests, where they differ.
 var fieldNames = map[string]string{
 	"expiration":           "expires",
 	"max-nodes":            "maxNodes",
@@ -135,7 +136,7 @@ var fieldNames = map[string]string{
 	"replaces-node":        "replaceNode",
 }
 
-// badRecord returns the problem of what tokens.Record.Check finds wrong with a request.
+// badRecord returns the problem of an error of tokens.Record.CheckNew.
 func badRecord(err error) *problem {
 	var all []api.FieldProblem
 	for _, e := range tokens.FieldErrors(err) {

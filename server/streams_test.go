@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// Frames of HTTP/2 (RFC 9113, section 6) and their flags.
+// Types and flags of HTTP/2 frames (RFC 9113, section 6).
 const (
 	frameHeaders  = 1
 	frameReset    = 3
@@ -27,7 +27,7 @@ const (
 	ack           = 1
 )
 
-// block is a list of headers as literals that go into no table (RFC 7541, section 6.2.2).
+// block encodes headers as literals without indexing (RFC 7541, section 6.2.2).
 func block(pairs ...string) []byte {
 	var b []byte
 	for i, text := range pairs {
@@ -39,7 +39,7 @@ func block(pairs ...string) []byte {
 	return b
 }
 
-// h2 is a connection of HTTP/2 on which the settings are exchanged.
+// h2 opens an HTTP/2 connection and exchanges the settings.
 func (s *site) h2(t testing.TB) (*tls.Conn, *bufio.Reader) {
 	t.Helper()
 	c := s.dial(t, "h2")
@@ -71,8 +71,8 @@ func readFrame(r io.Reader) (kind, flags byte, stream uint32, payload []byte, er
 	return head[3], head[4], binary.BigEndian.Uint32(head[5:]), payload, err
 }
 
-// busy is a cluster-info that takes until it is let go, whoever has left meanwhile, and says how many have waited at
-// most.
+// busy is a cluster-info whose JSON blocks until free is closed, even for canceled requests. most is the highest number
+// of concurrent calls.
 type busy struct {
 	server.ClusterInfo
 	free      chan struct{}
@@ -88,7 +88,7 @@ func (b *busy) JSON(ctx context.Context) ([]byte, error) {
 	return b.ClusterInfo.JSON(ctx)
 }
 
-// What can be done with the streams of HTTP/2 takes the room of one connection, and nothing stays.
+// Catches HTTP/2 streams that take more resources than one connection may, or that leave goroutines or requests behind.
 func TestLimitsHTTP2Streams(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
@@ -119,7 +119,7 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 				all.Write(frame(len(get), frameHeaders, endStream|endHeaders, id, get))
 				all.Write(frame(4, frameReset, 0, id, []byte{0, 0, 0, 8})) // CANCEL
 			}
-			_, _ = c.Write(all.Bytes()) // fails when the server has had enough
+			_, _ = c.Write(all.Bytes()) // fails when the server closes the connection
 		}()
 		last := byte(0)
 		for {
@@ -128,14 +128,14 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 				break
 			}
 			if last = kind; kind == frameGoAway && binary.BigEndian.Uint32(payload[4:]) != 11 { // ENHANCE_YOUR_CALM
-				t.Errorf("told to go for error %d", binary.BigEndian.Uint32(payload[4:]))
+				t.Errorf("got GOAWAY with error %d, want 11", binary.BigEndian.Uint32(payload[4:]))
 			}
 		}
 		if last != frameGoAway {
-			t.Errorf("the last frame is of type %d, want GOAWAY", last)
+			t.Errorf("got last frame of type %d, want GOAWAY", last)
 		}
 		if most := b.most.Load(); most < 1 || most > 64 {
-			t.Errorf("%d requests of one connection at once, want 64 at most", most)
+			t.Errorf("got %d concurrent requests of one connection, want 1 to 64", most)
 		}
 		if got := s.do(t, "POST", commandPath, adminBearer, "", ""); got.status != 500 && got.status != 200 {
 			t.Errorf("meanwhile: %d %s", got.status, got.body)
@@ -160,13 +160,13 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 			if err != nil {
 				t.Fatalf("after %d refusals: %v", len(refused), err)
 			}
-			// REFUSED_STREAM, or PROTOCOL_ERROR to who has been told how many there may be (RFC 9113, section 5.1.2).
+			// REFUSED_STREAM, or PROTOCOL_ERROR once the client knows the limit (RFC 9113, section 5.1.2).
 			if kind == frameReset && (binary.BigEndian.Uint32(payload) == 7 || binary.BigEndian.Uint32(payload) == 1) {
 				refused[stream] = true
 			}
 		}
 		if n := s.inFlight(t, "join-command"); n > 64 {
-			t.Errorf("%v requests in flight", n)
+			t.Errorf("got %v requests in flight, want at most 64", n)
 		}
 		if got := s.do(t, "POST", commandPath, adminBearer, "", ""); got.status != 200 {
 			t.Errorf("meanwhile: %d %s", got.status, got.body)
@@ -174,10 +174,10 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 		_ = c.Close()
 	})
 
-	idle() // what the requests above still allocate does not count below
+	idle() // so that allocations of the requests above do not count below
 	t.Run("compressed headers", func(t *testing.T) {
 		c, r := s.h2(t)
-		// One header of 3 kB goes into the table (RFC 7541, section 6.2.1), and stands there for 12,000 more.
+		// A header of 3 kB goes into the table (RFC 7541, section 6.2.1), and 12,000 more refer to it.
 		bomb := append(bytes.Clone(get), 0x40, 1, 'x', 0x7f)
 		for n := 3000 - 127; ; n >>= 7 {
 			if n < 128 {
@@ -197,7 +197,7 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 		}
 		answered := kind == frameHeaders && bytes.Contains(payload, []byte("431"))
 		if took := allocatedBytes() - before; !answered && kind != frameGoAway && err == nil || took > 4<<20 {
-			t.Errorf("frame of type %d %q %v after %d bytes of memory, want 431 or the end", kind, payload, err, took)
+			t.Errorf("got frame of type %d %q %v after %d bytes of memory, want 431 or a closed connection", kind, payload, err, took)
 		}
 		_ = c.Close()
 	})

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// listTokens answers all tokens, or a page of them, without their secrets.
+// listTokens returns all tokens, or a page of them, without their secrets.
 func (h *handler) listTokens(r *call) (response, error) {
 	var req api.ListPage
 	if err := readRequest(r, &req); err != nil {
@@ -35,7 +35,7 @@ func (h *handler) listTokens(r *call) (response, error) {
 	return object(http.StatusOK, list)
 }
 
-// getToken answers one token without its secret.
+// getToken returns one token without its secret.
 func (h *handler) getToken(r *call) (response, error) {
 	if err := readRequest(r, &struct{}{}); err != nil {
 		return response{}, err
@@ -47,7 +47,7 @@ func (h *handler) getToken(r *call) (response, error) {
 	return h.shown(r.Context(), http.StatusOK, record, false)
 }
 
-// shown answers a token as it is, or would be, after something was done.
+// shown returns the response with a token after a change, or as a dry run would leave it.
 func (h *handler) shown(ctx context.Context, status int, record tokens.Record, dryRun bool) (response, error) {
 	v := h.view(ctx, time.Now())
 	t := v.token(record)
@@ -55,7 +55,7 @@ func (h *handler) shown(ctx context.Context, status int, record tokens.Record, d
 	return object(status, t)
 }
 
-// find reads the token that the path names.
+// find reads the token whose ID is in the path.
 func (h *handler) find(r *call) (tokens.Record, error) {
 	id := chi.URLParam(r.Request, "id")
 	if err := tokens.CheckID(id); err != nil {
@@ -73,22 +73,22 @@ func (h *handler) find(r *call) (tokens.Record, error) {
 }
 
 func noToken(id string) *problem {
-	return newProblem(http.StatusNotFound, "no-token", "there is no token %s; it may have expired, or been deleted", id)
+	return newProblem(http.StatusNotFound, "no-token", "there is no token %s; it may have expired or been deleted", id)
 }
 
-// unavailable is the answer where the store of tokens or claims does not do what it is asked for.
+// unavailable returns the problem of an error of the store of tokens or claims.
 func (h *handler) unavailable(err error) *problem {
 	if refused(err) {
-		p := newProblem(http.StatusServiceUnavailable, "store-refuses", "the store of tokens refuses this")
+		p := newProblem(http.StatusServiceUnavailable, "store-refuses", "the token store refused this request")
 		p.cause = err
 		return p
 	}
-	p := newProblem(http.StatusServiceUnavailable, "store-unavailable", "the store of tokens does not answer now; try again")
+	p := newProblem(http.StatusServiceUnavailable, "store-unavailable", "the token store is unavailable now; retry")
 	p.cause, p.retryAfter = err, retryAfter
 	return p
 }
 
-// deleteToken deletes the token that is there when it is asked.
+// deleteToken deletes a token. If the token changes meanwhile, it retries, but it does not delete a replacement.
 func (h *handler) deleteToken(r *call) (response, error) {
 	var req api.DeleteToken
 	if err := readRequest(r, &req); err != nil {
@@ -111,17 +111,17 @@ func (h *handler) deleteToken(r *call) (response, error) {
 		case !errors.Is(err, tokens.ErrConflict):
 			return response{}, h.unavailable(err)
 		}
-		// It has changed meanwhile, by a node that joined perhaps.
+		// The token changed meanwhile, for example because a node joined.
 		if record, err = h.find(r); err != nil {
 			return response{}, err
 		}
 		if record.UID != first.UID {
-			return response{}, newProblem(http.StatusConflict, "token-replaced", "token %s was deleted and made again meanwhile; see whether this one is to go, too", record.Token.ID())
+			return response{}, newProblem(http.StatusConflict, "token-replaced", "token %s was deleted and created again during this request; check the new token before you delete it", record.Token.ID())
 		}
 	}
 }
 
-// renewToken sets another end of a token, if it has not changed since it was judged.
+// renewToken changes when a token expires. The check and the change are one atomic update.
 func (h *handler) renewToken(r *call) (response, error) {
 	var req api.RenewToken
 	if err := readRequest(r, &req); err != nil {
@@ -165,31 +165,31 @@ func (h *handler) renewToken(r *call) (response, error) {
 	return h.shown(r.Context(), http.StatusOK, record, req.DryRun)
 }
 
-// renewable says why a record may not end at expires, or nil.
+// renewable returns the problem of letting a record expire at expires, or nil.
 func renewable(record tokens.Record, expires time.Time, shorten bool) error {
 	id := record.Token.ID()
 	switch {
 	case record.Problem != nil || record.Limits.Problem != nil:
-		return newProblem(http.StatusConflict, "token-invalid", "token %s is no good, and would still not be: %s; delete it with: kubejoin token delete %s", id, problemOf(record), id)
+		return newProblem(http.StatusConflict, "token-invalid", "token %s is malformed, and renewing it does not help: %s; delete it with: kubejoin token delete %s", id, problemOf(record), id)
 	case record.Spent():
-		return newProblem(http.StatusConflict, api.ProblemSpent, "token %s is spent, taken by %s, and another end would change nothing; make another with: %s",
+		return newProblem(http.StatusConflict, api.ProblemSpent, "token %s is spent (used by %s), so renewing it has no effect; create another token with: %s",
 			id, strings.Join(record.Nodes, ", "), recreateCommand(record.Limits))
 	case shorten || expires.IsZero():
 	case record.Expires.IsZero():
-		return wouldShorten("token %s never expires, and would at %s", id, expires)
+		return wouldShorten("token %s never expires, and this renewal would make it expire at %s", id, expires)
 	case expires.Before(record.Expires):
-		return wouldShorten("token %s expires at "+record.Expires.Format(time.RFC3339)+", and would sooner, at %s", id, expires)
+		return wouldShorten("token %s expires at "+record.Expires.Format(time.RFC3339)+", and this renewal would make it expire sooner, at %s", id, expires)
 	}
 	return nil
 }
 
 func wouldShorten(format, id string, expires time.Time) error {
-	p := newProblem(http.StatusConflict, api.ProblemWouldShorten, format+"; ask for it with shorten", id, expires.UTC().Format(time.RFC3339))
+	p := newProblem(http.StatusConflict, api.ProblemWouldShorten, format+"; set shorten to allow this", id, expires.UTC().Format(time.RFC3339))
 	p.Field = "shorten"
 	return p
 }
 
-// recreateCommand is the command for a token with the limits of a spent one.
+// recreateCommand returns the command that creates a token with the same limits.
 func recreateCommand(l tokens.Limits) string {
 	var b strings.Builder
 	b.WriteString("kubejoin token create")

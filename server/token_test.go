@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// stored puts a record into the store.
+// stored creates a token in the store and returns its record.
 func (s *site) stored(t *testing.T, change func(*tokens.Record)) tokens.Record {
 	t.Helper()
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
@@ -30,7 +30,7 @@ func (s *site) stored(t *testing.T, change func(*tokens.Record)) tokens.Record {
 	return r
 }
 
-// listed is a store whose list and records are altered on the way.
+// listed is a store that alters the records that it returns.
 type listed struct {
 	tokens.Store
 	alter func(*tokens.Record)
@@ -90,7 +90,7 @@ func TestTokenStatusAndFields(t *testing.T) {
 	}
 	for _, r := range []tokens.Record{plain, expired, spent, limited, unsigned, forged, silent, bad, badLimits} {
 		if strings.Contains(got.body, r.Token.RevealSecret()) {
-			t.Error("a secret is in the list")
+			t.Error("the list shows a token secret")
 		}
 	}
 	for _, test := range []struct {
@@ -132,7 +132,7 @@ func TestTokenStatusAndFields(t *testing.T) {
 	}
 }
 
-// withoutSignature is a cluster-info that lacks the signature of one token, which another has.
+// withoutSignature is a cluster-info where the signature of token id stands under the ID of the token other.
 type withoutSignature struct {
 	server.ClusterInfo
 	id, other string
@@ -144,20 +144,20 @@ func (c withoutSignature) JSON(ctx context.Context) ([]byte, error) {
 	return []byte(strings.ReplaceAll(text, "jws-kubeconfig-"+c.id, "jws-kubeconfig-"+c.other)), err
 }
 
-// undecoded is a cluster-info whose data can be had without its JSON.
+// undecoded is a cluster-info with Data, whose JSON must not be called.
 type undecoded struct {
 	server.ClusterInfo
 	t *testing.T
 }
 
 func (u undecoded) JSON(context.Context) ([]byte, error) {
-	u.t.Error("cluster-info is encoded and decoded for one signature")
+	u.t.Error("JSON was called, want only Data")
 	return nil, errors.New("not to be asked for")
 }
 
 func (undecoded) Data(context.Context) (map[string]string, error) { return map[string]string{}, nil }
 
-// Cluster-info may have megabytes of signatures.
+// Catches a token list that encodes and decodes all of cluster-info, which may have megabytes of signatures.
 func TestListReadsSignaturesWithoutDecoding(t *testing.T) {
 	s := newSite(t)
 	s.stored(t, nil)
@@ -168,7 +168,7 @@ func TestListReadsSignaturesWithoutDecoding(t *testing.T) {
 	}
 }
 
-// unreadable is what cannot be read.
+// unreadable is a cluster-info and a claims store that cannot be read.
 type unreadable struct {
 	server.ClusterInfo
 	tokens.Claims
@@ -178,9 +178,10 @@ func (unreadable) JSON(context.Context) ([]byte, error) { return nil, errors.New
 
 func (unreadable) List(context.Context) ([]tokens.Claim, error) { return nil, errors.New("flooded") }
 
-// What tokens can do without is said to be missing, and no more than that to strangers.
+// Catches a token list that fails without cluster-info or claims, or that shows internal causes unless ShowCauses is
+// set.
 func TestListWarnsOfUnreadableFacts(t *testing.T) {
-	for causes, want := range map[bool]string{false: "cluster-info cannot be read\nclaims cannot be read", true: "on fire\nflooded"} {
+	for causes, want := range map[bool]string{false: "cannot read cluster-info, so the status does not show whether tokens are signed\ncannot read claims, so the node names of tokens may be incomplete", true: "on fire\nflooded"} {
 		s := newSite(t)
 		s.stored(t, nil)
 		s.ClusterInfo, s.Claims, s.ShowCauses = unreadable{}, unreadable{}, causes
@@ -236,7 +237,7 @@ func TestDeleteToken(t *testing.T) {
 	}
 }
 
-// racing lets something happen before the first deletion.
+// racing is a store that calls then before the first deletion.
 type racing struct {
 	tokens.Store
 	once sync.Once
@@ -248,8 +249,8 @@ func (s *racing) Delete(ctx context.Context, r tokens.Record) error {
 	return s.Store.Delete(ctx, r)
 }
 
-// A token that changes while it is deleted goes all the same; one that was made anew, or renewed
-// when only expired ones are to go, stays.
+// Catches a deletion that fails because the token changed, and one that deletes a token that was created again or, with
+// onlyExpired, renewed.
 func TestDeleteRereadsChangedToken(t *testing.T) {
 	for _, test := range []struct {
 		name, query string
@@ -320,9 +321,9 @@ func TestRenewToken(t *testing.T) {
 		{name: "for ever", body: `{"ttl":"0"}`},
 		{name: "for ever again", body: `{"ttl":"0"}`, record: func(r *tokens.Record) { r.Expires = time.Time{} }},
 		{name: "expired", body: `{"ttl":"1h"}`, record: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) }, expires: hours(1)},
-		{name: "shorter", body: `{"ttl":"1m"}`, status: 409, problem: api.ProblemWouldShorten, detail: "would sooner, at", expires: hours(2)},
+		{name: "shorter", body: `{"ttl":"1m"}`, status: 409, problem: api.ProblemWouldShorten, detail: "would make it expire sooner, at", expires: hours(2)},
 		{name: "shorter on purpose", body: `{"ttl":"1h","shorten":true}`, expires: hours(1)},
-		{name: "shorter than for ever", body: `{"ttl":"87000h"}`, record: func(r *tokens.Record) { r.Expires = time.Time{} }, status: 409, problem: api.ProblemWouldShorten, detail: "never expires, and would at"},
+		{name: "shorter than for ever", body: `{"ttl":"87000h"}`, record: func(r *tokens.Record) { r.Expires = time.Time{} }, status: 409, problem: api.ProblemWouldShorten, detail: "never expires, and this renewal would make it expire at"},
 		{name: "dry run", body: `{"ttl":"48h","dryRun":true}`, expires: hours(2)},
 		{name: "negative", body: `{"ttl":"-1s"}`, status: 400, problem: "invalid-field", detail: "ttl: -1s given", expires: hours(2)},
 		{
@@ -330,7 +331,7 @@ func TestRenewToken(t *testing.T) {
 			record: func(r *tokens.Record) {
 				r.Limits, r.Nodes = tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-*"}, CertificateDuration: 48 * time.Hour}, []string{"worker-3"}
 			},
-			detail: "taken by worker-3, and another end would change nothing; make another with: kubejoin token create --max-nodes 1 --node-name 'worker-*' --certificate-duration 48h0m0s",
+			detail: "is spent (used by worker-3), so renewing it has no effect; create another token with: kubejoin token create --max-nodes 1 --node-name 'worker-*' --certificate-duration 48h0m0s",
 		},
 		{
 			name: "spent on a Node", status: 409, problem: api.ProblemSpent, expires: hours(2),
@@ -368,7 +369,7 @@ func TestRenewToken(t *testing.T) {
 	}
 }
 
-// A token that others have stored badly is not renewed into something that looks good.
+// Catches a malformed token that is renewed, as if it could then be used.
 func TestRefusesToRenewMalformedToken(t *testing.T) {
 	for problem, alter := range map[string]func(*tokens.Record){
 		"max-nodes: many":         func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") },
@@ -378,13 +379,13 @@ func TestRefusesToRenewMalformedToken(t *testing.T) {
 		r := s.stored(t, nil)
 		s.Tokens = updated{s.store, alter}
 		s.start(t)
-		if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 409 || !strings.Contains(p.Detail, "is no good, and would still not be: "+problem) {
+		if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 409 || !strings.Contains(p.Detail, "is malformed, and renewing it does not help: "+problem) {
 			t.Errorf("%d %s", got.status, got.body)
 		}
 	}
 }
 
-// deletedBeforeUpdate is a store whose records another caller deletes before a change.
+// deletedBeforeUpdate is a store where another caller deletes the record before each update.
 type deletedBeforeUpdate struct{ tokens.Store }
 
 func (s deletedBeforeUpdate) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
@@ -408,7 +409,7 @@ func TestRefusesToRenewTokenDeletedMeanwhile(t *testing.T) {
 	}
 }
 
-// updated is a store whose records are altered before a change.
+// updated is a store that alters the record before each update.
 type updated struct {
 	tokens.Store
 	alter func(*tokens.Record)
@@ -418,7 +419,7 @@ func (s updated) Update(ctx context.Context, id string, change func(*tokens.Reco
 	return s.Store.Update(ctx, id, func(r *tokens.Record) error { s.alter(r); return change(r) })
 }
 
-// Each route asks for a right of its own.
+// Catches a route that checks the permission of another route, or none.
 func TestEachRouteNeedsItsPermission(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
@@ -442,10 +443,10 @@ func TestEachRouteNeedsItsPermission(t *testing.T) {
 	} {
 		asked = nil
 		if got := s.do(t, test.method, test.path, "", "", ""); got.status != 401 || len(asked) != 0 {
-			t.Errorf("%s %s for anybody: %d", test.method, test.path, got.status)
+			t.Errorf("%s %s without a credential: got %d and permission checks %q, want 401 and none", test.method, test.path, got.status, asked)
 		}
 		if got := s.do(t, test.method, test.path, viewerBearer, "", ""); got.status != 403 || !slices.Equal(asked, []string{test.right}) {
-			t.Errorf("%s %s: %d after %q, want %q", test.method, test.path, got.status, asked, test.right)
+			t.Errorf("%s %s: got %d and permission checks %q, want 403 and %q", test.method, test.path, got.status, asked, test.right)
 		}
 	}
 }

@@ -16,35 +16,35 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// reviewTimeout is how long the store may take. kube-apiserver gives a review 30 s in all.
+// reviewTimeout limits reading the store. kube-apiserver allows 30 s for a whole review.
 const reviewTimeout = 10 * time.Second
 
-// A TokenReview lets kube-apiserver accept the tokens of a Server that has its own store: it is
-// the webhook of --authentication-token-webhook-config-file. A token is the same user, in the
-// same groups and under the same conditions, as for kube-apiserver's own bootstrap token
-// authenticator, which need not be enabled beside it.
+// A TokenReview configures the webhook by which kube-apiserver accepts the tokens of a Server with its own
+// store (--authentication-token-webhook-config-file). A token authenticates the same user, with the same
+// groups and under the same conditions, as in kube-apiserver's own bootstrap token authenticator. That
+// authenticator need not be enabled.
 type TokenReview struct {
-	// Authenticate knows kube-apiserver: whoever it knows may ask. An error that wraps
-	// [auth.ErrForbidden] is about somebody whom it knows as another. nil refuses everybody. For a bearer
-	// token or a client certificate it is [auth.HeaderOrCertificate].
+	// Authenticate accepts only kube-apiserver: every caller that it accepts may create token reviews.
+	// An error that wraps [auth.ErrForbidden] means that the caller is a known user but not
+	// kube-apiserver. Nil refuses every caller. For a bearer token or a client certificate use
+	// [auth.HeaderOrCertificate].
 	Authenticate auth.Authenticate
-	// Audiences are the API server's --api-audiences, by default its service account issuer. A
-	// review for others alone is answered no. Empty leaves that to the API server: an answer
-	// without audiences is for its own, as the TokenReview API has it.
+	// Audiences are the --api-audiences of kube-apiserver, by default its service account issuer. A
+	// review that requests only other audiences gets authenticated: false. If Audiences is empty, the
+	// response names no audiences, which in the TokenReview API means those of kube-apiserver.
 	Audiences []string
-	// Now is the clock; nil is time.Now.
+	// Now is the clock for the expiry of tokens; nil is time.Now.
 	Now func() time.Time
 }
 
-// reviewVersions are the versions of the API. Their objects are the same in JSON.
+// reviewVersions are the versions of the TokenReview API. Their objects are the same in JSON.
 var reviewVersions = []string{"v1", "v1beta1"}
 
 func reviewPath(version string) string {
 	return "/apis/" + authenticationv1.GroupName + "/" + version + "/tokenreviews"
 }
 
-// tokenReview says whose token it is that kube-apiserver was shown, in the version that it was
-// asked in.
+// tokenReview returns the user of a token to kube-apiserver, in the API version of the request.
 func (h *handler) tokenReview(r *call) (response, error) {
 	if err := h.checkReviewer(r); err != nil {
 		return response{}, err
@@ -56,8 +56,8 @@ func (h *handler) tokenReview(r *call) (response, error) {
 	status, err := h.review(r, req.Spec.Token, req.Spec.Audiences)
 	if err != nil {
 		h.tokenReviews.WithLabelValues("failed").Inc()
-		// Not a no, which kube-apiserver would remember.
-		p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; try again")
+		// Do not return authenticated: false, because kube-apiserver would cache it.
+		p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
 		p.cause, p.retryAfter = err, retryAfter
 		return response{}, p
 	}
@@ -67,33 +67,33 @@ func (h *handler) tokenReview(r *call) (response, error) {
 	return object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: req.TypeMeta, Status: status})
 }
 
-// checkReviewer lets nobody ask but kube-apiserver: an answer tells whether a guess was right.
+// checkReviewer refuses every caller except kube-apiserver: a response reveals whether a guessed token is right.
 func (h *handler) checkReviewer(r *call) error {
 	if h.TokenReview.Authenticate == nil {
-		return newProblem(http.StatusForbidden, "forbidden", "nobody may create tokenreviews here: no way to authenticate kube-apiserver is configured")
+		return newProblem(http.StatusForbidden, "forbidden", "no user may create tokenreviews, because this server has no authentication of kube-apiserver configured")
 	}
 	user, err := h.TokenReview.Authenticate(r.Request)
 	switch {
 	case err == nil:
-		r.identify(user) // without the rate of a user: it asks for all its clients
+		r.identify(user) // without the rate of a user: kube-apiserver sends reviews for all its clients
 		return nil
 	case errors.Is(err, auth.ErrForbidden):
 		p := newProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create tokenreviews")
 		p.cause = err
 		return p
 	case errors.Is(err, auth.ErrNoCredentials):
-		return newProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create tokenreviews, with the credential that 'kubejoin webhook-config' gives it")
+		return newProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create tokenreviews, with the credential from 'kubejoin webhook-config'")
 	case errors.Is(err, auth.ErrBadCredentials):
-		p := newProblem(http.StatusUnauthorized, "unauthorized", "the credentials sent are not kube-apiserver's")
+		p := newProblem(http.StatusUnauthorized, "unauthorized", "these credentials are not those of kube-apiserver")
 		p.cause = err
 		return p
 	}
-	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "cannot tell now who is asking; try again")
+	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "the caller cannot be authenticated now; retry")
 	p.cause, p.retryAfter = err, retryAfter
 	return p
 }
 
-// reviewRequest is what counts in a review that is asked for.
+// reviewRequest is a TokenReview with only the fields that kubejoin reads.
 type reviewRequest struct {
 	metav1.TypeMeta `json:",inline"`
 	Spec            struct {
@@ -102,8 +102,8 @@ type reviewRequest struct {
 	} `json:"spec"`
 }
 
-// readTokenReview reads a body of either version, whatever the path says: kube-apiserver sends
-// v1beta1 unless it is told otherwise, and reads the answer in the version that it sent.
+// readTokenReview reads a body of either version, whatever version the path has. kube-apiserver sends
+// v1beta1 by default, and expects the response in the same version.
 func readTokenReview(r *call) (reviewRequest, error) {
 	var req reviewRequest
 	if !hasType(r, "application/json") {
@@ -113,9 +113,9 @@ func readTokenReview(r *call) (reviewRequest, error) {
 	if err != nil {
 		return req, err
 	}
-	// Fields that are not known are a newer API server's.
+	// Ignore unknown fields: a newer kube-apiserver may send them.
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &req); err != nil {
-		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is no TokenReview in JSON")
+		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a TokenReview in JSON")
 	}
 	if req.Kind != "TokenReview" || req.APIVersion != authenticationv1.SchemeGroupVersion.String() && req.APIVersion != authenticationv1beta1.SchemeGroupVersion.String() {
 		return req, newProblem(http.StatusBadRequest, "invalid-body", "want kind TokenReview and apiVersion %s or %s", authenticationv1.SchemeGroupVersion, authenticationv1beta1.SchemeGroupVersion)
@@ -123,12 +123,12 @@ func readTokenReview(r *call) (reviewRequest, error) {
 	return req, nil
 }
 
-// review judges a token. Whose it is not is a no without a reason, be it malformed, unknown,
-// wrong or expired; an error means that nobody can tell.
+// review checks a token. A malformed, unknown, wrong or expired token gets authenticated: false without a
+// reason. An error means that the store could not be read.
 func (h *handler) review(r *call, shown string, audiences []string) (no authenticationv1.TokenReviewStatus, err error) {
 	token, err := tokens.Parse(shown)
 	if err != nil {
-		return no, nil // every bearer that no other authenticator knows comes here
+		return no, nil // kube-apiserver sends every bearer token that no other authenticator accepts
 	}
 	user, why, err := h.bootstrapUser(r, token, h.TokenReview.Now)
 	if err != nil {
@@ -139,7 +139,7 @@ func (h *handler) review(r *call, shown string, audiences []string) (no authenti
 		why = "for another audience"
 	}
 	if why != "" {
-		r.log(slog.String("reason", why)) // for the operator alone
+		r.log(slog.String("reason", why)) // only for the operator
 		return no, nil
 	}
 	return authenticationv1.TokenReviewStatus{
@@ -149,16 +149,16 @@ func (h *handler) review(r *call, shown string, audiences []string) (no authenti
 	}, nil
 }
 
-// bootstrapUser is whose token it is that was shown, under the conditions of kube-apiserver's
-// bootstrap token authenticator, or why nobody's. An error means that nobody can tell. A now of
-// nil is time.Now.
+// bootstrapUser returns the user of a token, under the conditions of kube-apiserver's bootstrap token
+// authenticator. If those refuse the token, it returns why. An error means that the store could not be read.
+// A nil now is time.Now.
 func (h *handler) bootstrapUser(r *call, shown tokens.Token, now func() time.Time) (user auth.User, why string, err error) {
 	r.log(slog.String("token", shown.ID()))
 	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
 	defer cancel()
 	record, err := h.Tokens.Get(ctx, shown.ID())
 	if errors.Is(err, tokens.ErrNotFound) {
-		record, err = h.absentToken, nil // as much work as with one that is there
+		record, err = h.absentToken, nil // an unknown token takes as long as a wrong secret
 	}
 	if err != nil {
 		return auth.User{}, "", err
@@ -172,10 +172,10 @@ func (h *handler) bootstrapUser(r *call, shown tokens.Token, now func() time.Tim
 	return auth.User{Name: tokens.BootstrapUserPrefix + shown.ID(), Groups: bootstrapGroups(record)}, "", nil
 }
 
-// isToken is whether a request shows a bootstrap token that there is, as far as kubejoin remembers: no
-// store is asked.
+// isToken reports whether a request has an existing bootstrap token. It uses Find, which costs little but
+// may lag behind writes.
 func (h *handler) isToken(r *http.Request) bool {
-	bearer, _ := auth.Bearer(r) // empty beside an error, which is no token
+	bearer, _ := auth.Bearer(r) // empty with an error, which is not a token
 	shown, err := tokens.Parse(bearer)
 	if err != nil {
 		return false
@@ -186,11 +186,10 @@ func (h *handler) isToken(r *http.Request) bool {
 	return err == nil && record.Token.Equal(shown)
 }
 
-// unknownToken is why a token is nobody's that is not in the store.
-const unknownToken = "unknown or another secret"
+// unknownToken is the reason for refusing a token that is not in the store or has another secret.
+const unknownToken = "unknown token ID or wrong secret"
 
-// refusal is why kube-apiserver's bootstrap token authenticator would not accept the token that
-// was shown, or nothing.
+// refusal returns why kube-apiserver's bootstrap token authenticator would refuse the token, or nothing.
 func refusal(record tokens.Record, shown tokens.Token, now time.Time) string {
 	same := record.Token.Equal(shown) // in constant time, and always
 	switch {
@@ -213,9 +212,8 @@ func bootstrapGroups(r tokens.Record) []string {
 	return slices.Compact(groups)
 }
 
-// accepted are those of the audiences asked for that are the API server's, and whether the token
-// is meant for any. Where nothing is known of either they are not named: that stands for the API
-// server's own.
+// accepted returns the requested audiences that are also kube-apiserver's own, and whether there are any. If
+// either list is empty, it returns true and no audiences, which means kube-apiserver's own.
 func accepted(req, own []string) (both []string, meant bool) {
 	if len(req) == 0 || len(own) == 0 {
 		return nil, true

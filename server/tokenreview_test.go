@@ -3,9 +3,6 @@ package server_test
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -13,7 +10,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -24,6 +20,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -37,7 +34,7 @@ const (
 	reviewerBearer = "reviewer-bearer-0123456789"
 )
 
-// reviewed is a site that kube-apiserver may ask.
+// reviewed returns a site that reviews tokens for kube-apiserver.
 func reviewed(t testing.TB) *site {
 	t.Helper()
 	s := newSite(t)
@@ -80,7 +77,7 @@ func send(handler http.Handler, path, bearer, contentType string, body io.Reader
 	return w
 }
 
-// brokenStore is a store with one record as somebody has broken it.
+// brokenStore is a store that changes the records that it returns, as if a person had edited them.
 type brokenStore struct {
 	tokens.Store
 	change func(*tokens.Record)
@@ -105,7 +102,7 @@ func TestTokenReviewStatus(t *testing.T) {
 		name      string
 		shown     string
 		change    func(*tokens.Record) // before it is stored
-		broken    func(*tokens.Record) // after
+		broken    func(*tokens.Record) // after it is stored
 		later     time.Duration
 		asked     []string
 		own       []string
@@ -125,9 +122,9 @@ func TestTokenReviewStatus(t *testing.T) {
 		{name: "expired", later: time.Hour, reason: "expired"},
 		{name: "not for authentication", change: func(r *tokens.Record) { r.Authentication, r.Groups = false, nil }, reason: "not for authentication"},
 		{name: "malformed record", broken: func(r *tokens.Record) { r.Problem = errors.New("bad group") }, reason: "malformed record"},
-		{name: "record without its secret", broken: func(r *tokens.Record) { r.Token, _ = tokens.OnlyID(id) }, reason: "unknown or another secret"},
-		{name: "unknown", shown: tokens.Generate().Reveal(), reason: "unknown or another secret"},
-		{name: "another secret", shown: id + "." + tokens.Generate().RevealSecret(), reason: "unknown or another secret"},
+		{name: "record without its secret", broken: func(r *tokens.Record) { r.Token, _ = tokens.OnlyID(id) }, reason: "unknown token ID or wrong secret"},
+		{name: "unknown", shown: tokens.Generate().Reveal(), reason: "unknown token ID or wrong secret"},
+		{name: "another secret", shown: id + "." + tokens.Generate().RevealSecret(), reason: "unknown token ID or wrong secret"},
 		{name: "secret alone", shown: secret},
 		{name: "ID alone", shown: id},
 		{name: "something else", shown: "eyJhbGciOiJSUzI1NiJ9.e30.AAAA"},
@@ -167,32 +164,32 @@ func TestTokenReviewStatus(t *testing.T) {
 					t.Errorf("%s: %+v, want %+v", version, got.Status, want)
 				}
 				if strings.Contains(w.Body.String(), secret) {
-					t.Errorf("the answer repeats the secret: %s", w.Body)
+					t.Errorf("the response shows the token secret: %s", w.Body)
 				}
 				if !want.Authenticated && !reflect.DeepEqual(got.Status, no) {
-					t.Errorf("the answer says why: %s", w.Body)
+					t.Errorf("got %s, want a refusal without a reason", w.Body)
 				}
 			}
 			if strings.Contains(s.logs.String(), secret) || strings.Contains(s.logs.String(), shown) && len(shown) > 6 {
-				t.Errorf("what was shown is in the log:\n%s", s.logs)
+				t.Errorf("the log shows the reviewed token:\n%s", s.logs)
 			}
 		})
 	}
 }
 
-// The reason of a no is the operator's, at the verbosity that has every request.
+// Catches a refused review whose reason is not in the debug log. The response must not have it.
 func TestTokenReviewLogsTheReason(t *testing.T) {
 	s := reviewed(t)
 	token := tokens.Generate()
 	ask(t, s.Handler(), "v1", token.Reveal())
-	for _, want := range []string{"user=kube-apiserver", "token=" + token.ID(), "result=refused", `reason="unknown or another secret"`} {
+	for _, want := range []string{"user=kube-apiserver", "token=" + token.ID(), "result=refused", `reason="unknown token ID or wrong secret"`} {
 		if !strings.Contains(s.logs.String(), want) {
-			t.Errorf("no %s in the log:\n%s", want, s.logs)
+			t.Errorf("the log lacks %s:\n%s", want, s.logs)
 		}
 	}
 }
 
-// kube-apiserver remembers a no, but not that nobody could tell.
+// kube-apiserver caches a refusal, but not an error. Catches a refusal when the store is unavailable.
 func TestTokenReviewFailsWithoutStore(t *testing.T) {
 	s := reviewed(t)
 	s.Tokens = &failingStore{Store: s.store, before: always}
@@ -213,12 +210,12 @@ func TestTokenReviewRequests(t *testing.T) {
 		{name: "the other path", path: "/apis/authentication.k8s.io/v1beta1/tokenreviews", body: good, status: 200, want: `authentication.k8s.io/v1"`},
 		{name: "null metadata and what may come", body: `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1beta1","metadata":{"creationTimestamp":null},"spec":{"token":"x","more":1},"status":{"user":{}}}`, status: 200, want: `v1beta1"`},
 		{name: "no credential", bearer: "-", body: good, status: 401, want: "kubejoin webhook-config"},
-		{name: "an operator", bearer: adminBearer, body: good, status: 401, want: "are not kube-apiserver's"},
+		{name: "an operator", bearer: adminBearer, body: good, status: 401, want: "are not those of kube-apiserver"},
 		{name: "another version", body: `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v2"}`, status: 400, want: "want kind TokenReview"},
 		{name: "another kind", body: `{"kind":"SubjectAccessReview","apiVersion":"authentication.k8s.io/v1"}`, status: 400, want: "want kind TokenReview"},
-		{name: "no JSON", body: `{"kind"`, status: 400, want: "no TokenReview in JSON"},
-		{name: "a number", body: `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":1}}`, status: 400, want: "no TokenReview in JSON"},
-		{name: "empty", status: 400, want: "no TokenReview in JSON"},
+		{name: "no JSON", body: `{"kind"`, status: 400, want: "not a TokenReview in JSON"},
+		{name: "a number", body: `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":1}}`, status: 400, want: "not a TokenReview in JSON"},
+		{name: "empty", status: 400, want: "not a TokenReview in JSON"},
 		{name: "another type", contentType: "application/vnd.kubernetes.protobuf", body: good, status: 415, want: "application/json"},
 		{name: "too large", body: `{"spec":{"token":"` + strings.Repeat("x", server.MaxBody) + `"}}`, status: 413, want: "more than 65536 bytes"},
 		{name: "another version's path", path: "/apis/authentication.k8s.io/v2/tokenreviews", body: good, status: 404, want: "nothing at this path"},
@@ -245,7 +242,7 @@ func TestTokenReviewRequests(t *testing.T) {
 			}
 			var status metav1.Status
 			if test.status != 200 && (json.Unmarshal(w.Body.Bytes(), &status) != nil || status.Kind != "Status" || int(status.Code) != test.status) {
-				t.Errorf("no Status of the Kubernetes API: %s", w.Body)
+				t.Errorf("got %s, want a Status with code %d", w.Body, test.status)
 			}
 		})
 	}
@@ -265,41 +262,18 @@ func TestTokenReviewRequests(t *testing.T) {
 		s := reviewed(t)
 		s.TokenReview.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("away") }
 		if w := send(s.Handler(), reviewPath, reviewerBearer, "application/json", strings.NewReader(good)); w.Code != 503 || w.Header().Get("Retry-After") == "" {
-			t.Errorf("%d %v, want 503 and when to try again", w.Code, w.Header())
+			t.Errorf("got %d %v, want 503 with Retry-After", w.Code, w.Header())
 		}
 	})
 }
 
-// certificate is a client certificate, of an issuer or self-signed.
+// certificate returns a client certificate. Without an issuer it is a self-signed CA.
 func certificate(t *testing.T, name string, issuer *tls.Certificate, usage x509.ExtKeyUsage) *tls.Certificate {
 	t.Helper()
-	return issued(t, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name, Organization: []string{"kubeadm:cluster-admins"}},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	return certtest.Issue(t, &x509.Certificate{
+		Subject:     pkix.Name{CommonName: name, Organization: []string{"kubeadm:cluster-admins"}},
 		ExtKeyUsage: []x509.ExtKeyUsage{usage}, BasicConstraintsValid: true, IsCA: issuer == nil, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}, issuer)
-}
-
-// issued is a certificate with a new key. Nil is an issuer that is the certificate itself.
-func issued(t *testing.T, template *x509.Certificate, issuer *tls.Certificate) *tls.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	parent, signer := template, any(key)
-	if issuer != nil {
-		parent, signer = issuer.Leaf, issuer.PrivateKey
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
 func TestTokenReviewByClientCertificate(t *testing.T) {
@@ -360,9 +334,9 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 	if _, err := (auth.ClientCertificate{CAs: way.CAs}).Authenticate(&http.Request{TLS: &tls.ConnectionState{
 		PeerCertificates: []*x509.Certificate{certificate(t, "", ca, x509.ExtKeyUsageClientAuth).Leaf},
 	}}); !errors.Is(err, auth.ErrForbidden) {
-		t.Errorf("no name and a certificate without one: %v", err)
+		t.Errorf("neither a configured name nor one in the certificate: got %v, want %v", err, auth.ErrForbidden)
 	}
-	const token = "8w4usg.qwertzuiopasdfgh" // pasted into a name that the error cuts
+	const token = "8w4usg.qwertzuiopasdfgh" // part of a name that the error shortens
 	for n := range 100 {
 		if _, err := way.Authenticate(&http.Request{TLS: &tls.ConnectionState{
 			PeerCertificates: []*x509.Certificate{certificate(t, strings.Repeat("-", n)+token, ca, x509.ExtKeyUsageClientAuth).Leaf},
@@ -372,8 +346,7 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 	}
 }
 
-// Reviews have room of their own: neither a flood of discovery nor one of reviews takes the
-// other's.
+// Token reviews have slots of their own. Catches a flood of discovery that blocks them.
 func TestDiscoveryFloodLeavesTokenReviewsFree(t *testing.T) {
 	s := reviewed(t)
 	s.Logger = nil
@@ -396,7 +369,7 @@ func TestDiscoveryFloodLeavesTokenReviewsFree(t *testing.T) {
 	for range httplimit.MaxTokenReviews {
 		reviews.Go(func() {
 			if _, w := ask(t, handler, "v1", tokens.Generate().Reveal()); w.Code != 200 {
-				t.Errorf("within the bound: %d %s", w.Code, w.Body)
+				t.Errorf("within the limit: got %d %s, want 200", w.Code, w.Body)
 			}
 		})
 	}
@@ -405,18 +378,18 @@ func TestDiscoveryFloodLeavesTokenReviewsFree(t *testing.T) {
 	}
 	w := send(handler, reviewPath, reviewerBearer, "application/json", unread{t})
 	if w.Code != 503 || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), `"kind":"Status"`) {
-		t.Errorf("beyond the bound: %d %v %s", w.Code, w.Header(), w.Body)
+		t.Errorf("above the limit: got %d %v %s, want 503 and Retry-After 1", w.Code, w.Header(), w.Body)
 	}
 	close(away)
 	reviews.Wait()
 	close(h.free)
 	flood.Wait()
 	if n := s.inFlight(t, "token-review"); n != 0 {
-		t.Errorf("%v reviews in flight at the end", n)
+		t.Errorf("got %v reviews in flight at the end, want 0", n)
 	}
 }
 
-// waiting is a store that answers when it is let go.
+// waiting is a store whose Get sends on entered and then blocks until free is closed.
 type waiting struct {
 	tokens.Store
 	entered chan<- struct{}
@@ -429,7 +402,7 @@ func (s waiting) Get(ctx context.Context, id string) (tokens.Record, error) {
 	return s.Store.Get(ctx, id)
 }
 
-// FuzzTokenReview sends any body: nobody is authenticated but by the token itself.
+// FuzzTokenReview sends any body. Only a body with the token may be authenticated.
 func FuzzTokenReview(f *testing.F) {
 	s := reviewed(f)
 	s.Logger = slog.New(slog.DiscardHandler)
@@ -460,13 +433,13 @@ func FuzzTokenReview(f *testing.F) {
 			switch {
 			case w.Code == 200 && err == nil && answer.Kind == "TokenReview":
 				if answer.Status.Authenticated && (!bytes.Contains(body, []byte(token)) || answer.Status.User.Username != "system:bootstrap:"+record.Token.ID()) {
-					t.Errorf("%s is answered %s", body, w.Body)
+					t.Errorf("%s: got %s, want it unauthenticated", body, w.Body)
 				}
 			case w.Code < 400 || w.Code > 499 || !strings.HasPrefix(w.Body.String(), `{"kind":"Status"`):
 				t.Errorf("%d %s", w.Code, w.Body)
 			}
 			if strings.Contains(w.Body.String(), record.Token.RevealSecret()) {
-				t.Errorf("the secret is repeated: %s", w.Body)
+				t.Errorf("the response shows the token secret: %s", w.Body)
 			}
 		})
 	})

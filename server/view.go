@@ -17,21 +17,20 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// viewTimeout is how long cluster-info and claims may take to be read, which a look at tokens can
-// do without.
+// viewTimeout limits reading cluster-info and claims. A response about tokens can do without them.
 const viewTimeout = 5 * time.Second
 
-// A view is what is known beside the tokens themselves when they are shown.
+// A view is the data beside tokens that responses about tokens need.
 type view struct {
 	now time.Time
-	// data is that of cluster-info; nil if it cannot be read.
+	// data is the data of cluster-info: nil if it cannot be read, empty if there is none.
 	data map[string]string
-	// claimed are the names that were taken, by the UID of the token.
+	// claimed has the claimed node names by token UID.
 	claimed  map[string][]string
 	warnings []string
 }
 
-// view looks at cluster-info and claims.
+// view reads cluster-info and claims. What it cannot read becomes a warning.
 func (h *handler) view(ctx context.Context, now time.Time) view {
 	ctx, cancel := context.WithTimeout(ctx, viewTimeout)
 	defer cancel()
@@ -40,14 +39,14 @@ func (h *handler) view(ctx context.Context, now time.Time) view {
 	if v.data, err = h.clusterInfo(ctx); errors.Is(err, clusterinfo.ErrNotFound) {
 		v.data = map[string]string{}
 	} else if err != nil {
-		v.warnings = append(v.warnings, h.warning("whether tokens are signed is not known, since cluster-info cannot be read", err))
+		v.warnings = append(v.warnings, h.warning("cannot read cluster-info, so the status does not show whether tokens are signed", err))
 	}
 	if h.Claims == nil {
 		return v
 	}
 	claims, err := h.Claims.List(ctx)
 	if err != nil {
-		v.warnings = append(v.warnings, h.warning("which nodes have joined may be incomplete, since claims cannot be read", err))
+		v.warnings = append(v.warnings, h.warning("cannot read claims, so the node names of tokens may be incomplete", err))
 	}
 	for _, c := range slices.DeleteFunc(claims, tokens.Claim.Released) {
 		v.claimed[c.TokenUID] = append(v.claimed[c.TokenUID], c.Node)
@@ -63,11 +62,11 @@ func (h *handler) warning(text string, err error) string {
 	return text
 }
 
-// clusterInfo is the data of cluster-info now.
+// clusterInfo returns the current data of cluster-info.
 func (h *handler) clusterInfo(ctx context.Context) (map[string]string, error) {
 	if live, found := h.ClusterInfo.(interface {
 		Data(context.Context) (map[string]string, error)
-	}); found { // megabytes are not decoded to look at one signature
+	}); found { // avoids decoding megabytes for one signature
 		return live.Data(ctx)
 	}
 	body, err := h.ClusterInfo.JSON(ctx)
@@ -79,7 +78,7 @@ func (h *handler) clusterInfo(ctx context.Context) (map[string]string, error) {
 	return object.Data, err
 }
 
-// token is a record as it is shown: without its secret.
+// token returns a record as the API shows it, without its secret.
 func (v view) token(r tokens.Record) api.Token {
 	t := api.Token{
 		APIVersion: api.Version, Kind: api.KindToken,
@@ -104,7 +103,7 @@ func (v view) token(r tokens.Record) api.Token {
 	return t
 }
 
-// status is a record in one word.
+// status returns the status of a record.
 func (v view) status(r tokens.Record) string {
 	switch {
 	case r.Problem != nil || r.Limits.Problem != nil:
@@ -123,8 +122,8 @@ func (v view) signed(t tokens.Token) bool {
 	return clusterinfo.Verify([]byte(v.data[clusterinfo.KubeconfigKey]), v.data[clusterinfo.SignatureKey(t.ID())], t) == nil
 }
 
-// nodes are the names that were taken with a token: those that are counted, and those that are
-// about to be.
+// nodes returns the node names taken with a token: those that the token counts, and those that have a claim
+// but are not counted yet.
 func (v view) nodes(r tokens.Record) []string {
 	nodes := slices.Clone(r.Nodes)
 	for _, name := range v.claimed[r.UID] {
@@ -135,7 +134,7 @@ func (v view) nodes(r tokens.Record) []string {
 	return nodes
 }
 
-// problemOf is what is wrong with a record, in one line.
+// problemOf returns what is wrong with a record, in one line, or an empty string.
 func problemOf(r tokens.Record) string {
 	err := errors.Join(r.Problem, r.Limits.Problem)
 	if err == nil {
@@ -146,9 +145,9 @@ func problemOf(r tokens.Record) string {
 
 func decimal(n int) string { return strconv.Itoa(n) }
 
-// page is the part of a list that is asked for, and the Continue of the one behind it. The list is
-// in the order of its keys, and what continues it is the last key that was shown: what comes and
-// goes meanwhile neither repeats nor hides anything else. Without a limit it is all that is left.
+// page returns the requested part of a list, and the Continue of the next part. The list must be sorted by
+// key. Continue encodes the last key of a part, so that items added or deleted meanwhile do not repeat or
+// hide others. Without a limit, page returns the rest of the list.
 func page[T any](list []T, kind string, key func(T) string, req api.ListPage) (part []T, next string, err error) {
 	if req.Limit < 0 || req.Limit > api.MaxPage {
 		return nil, "", badField("limit", "%d given, want 1 to %d", req.Limit, api.MaxPage)
@@ -156,7 +155,7 @@ func page[T any](list []T, kind string, key func(T) string, req api.ListPage) (p
 	if req.Continue != "" {
 		last, known := readCursor(kind, req.Continue)
 		if !known {
-			return nil, "", badField("continue", "want what a page of this list ended with")
+			return nil, "", badField("continue", "malformed; want the continue value of another page of this list")
 		}
 		at, found := slices.BinarySearchFunc(list, last, func(item T, last string) int { return cmp.Compare(key(item), last) })
 		if found {
@@ -171,7 +170,7 @@ func page[T any](list []T, kind string, key func(T) string, req api.ListPage) (p
 	return list, cursor(kind, key(list[len(list)-1])), nil
 }
 
-// cursor says nothing to whoever has it, and fits no list of another kind.
+// cursor returns the Continue for a key. It is opaque to clients, and valid only for lists of that kind.
 func cursor(kind, key string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(kind + "/" + key))
 }
