@@ -18,24 +18,23 @@ import (
 // ErrUnknownSigner is wrapped when a signer name is not configured.
 var ErrUnknownSigner = errors.New("signer is not configured")
 
-// A Signer is one kind of certificate that is given out.
+// A Signer issues one kind of certificate.
 type Signer struct {
-	// CA is called for each certificate, so that it can follow its files. See [Fixed].
+	// CA returns the CA. It is called for each certificate, so that it can follow its files. See [Fixed].
 	CA func() (*CA, error)
-	// Profile is what the certificates are like.
+	// Profile sets the usages, lifetimes and keys of the certificates.
 	Profile Profile
-	// Check says why a request is not one for this signer, or nil; its message goes to the
-	// requester. The signers that Kubernetes names have their own rules, and Check is in
-	// addition. Every other signer needs it.
+	// Check returns an error if a request is not for this signer; the requester sees its message. For signers of
+	// Kubernetes, Check applies in addition to their own rules. Every other signer needs a Check.
 	Check func(approval.Request) error
-	// Rules approve requests, in this order. None leaves every request to others.
+	// Rules approve requests, in this order. Without rules, other approvers decide every request.
 	Rules []approval.Rule
 }
 
-// KubernetesSigners are the signers that kube-controller-manager has, with its rules, each with
-// certificates from ca that last for duration unless less is asked for (zero: 365 days):
-// kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving and
-// kubernetes.io/kube-apiserver-client. As there, requests of the first alone are approved.
+// KubernetesSigners returns signers with the rules of kube-controller-manager:
+// kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving and kubernetes.io/kube-apiserver-client.
+// They issue certificates from ca that last for duration unless the request asks for less (zero: 365 days). As in
+// kube-controller-manager, only requests of the first signer are approved automatically.
 func KubernetesSigners(ca func() (*CA, error), duration time.Duration) map[string]Signer {
 	client := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageClientAuth}
 	serving := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth}
@@ -63,23 +62,23 @@ func (m *Admission) Keys() (keys int, tokenID string) { return m.admitted.Keys, 
 // admissionTTL is how long an [Admission] is valid. There is one write between a decision and the certificate.
 const admissionTTL = time.Second
 
-// An Authority is the one door to a certificate. Its zero value approves and signs nothing. It
-// must not be copied or changed once it is used.
+// An Authority decides certificate requests and signs them. The zero Authority approves and signs nothing. An
+// Authority must not be copied or changed after first use.
 type Authority struct {
-	// Signers gives the kinds of certificates that can be had, by signer name. It is called for
-	// each request, so that it can follow a configuration; what it returned must not be changed.
-	// See [FixedSigners]. Nil is none.
+	// Signers returns the signers by name. It is called for each request, so that it can follow a configuration. The
+	// returned map must not be changed. See [FixedSigners]. Nil means no signers.
 	Signers func() map[string]Signer
-	// Facts is what the rules may ask.
+	// Facts gives the rules the facts that they need.
 	Facts approval.Facts
-	// Nodes says who may have which node's name. Nil refuses every bootstrap token.
+	// Nodes decides which requester may have which node name. Nil refuses every bootstrap token.
 	Nodes *admission.Nodes
-	// Record has every certificate that is issued, refused or could not be issued. What it cannot
-	// keep is not issued. Nil keeps no record.
+	// Record stores an entry for every request that was signed, refused or failed. If it cannot store the entry, no
+	// certificate is issued. Nil keeps no record.
 	Record issuance.Log
-	// Unthrottled leaves requesters without a rate. Otherwise a machine gets 60 certificates at once and
-	// 4 more a minute, whatever it asks for, and so does each key of others; a bootstrap token gets
-	// 10,000 and one more a second. The rates are of this process and are not stored. See [TooMany].
+	// Unthrottled turns off the rate limits of requesters. With limits, a machine gets 60 certificates at once and
+	// then 4 a minute, for all its requests together. So does each key of other requesters. A bootstrap token gets
+	// 10,000 at once and then one a second. The counters are kept in memory, separately in each process. See
+	// [TooMany].
 	Unthrottled bool
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
@@ -88,19 +87,19 @@ type Authority struct {
 	rates        rates
 }
 
-// maxCALifetime is longer than anybody keeps a CA.
+// maxCALifetime is longer than any CA is kept.
 const maxCALifetime = 100 * 365 * 24 * time.Hour
 
-// MaxRemainingLifetime is how long a certificate of its signers may still be valid, whatever lifetimes they gave
-// when it was issued: none outlives its CA. It is zero if there are no signers, and a hundred years at
-// the most or where a CA cannot be read.
+// MaxRemainingLifetime returns how long a certificate of these signers may still be valid, including certificates issued with
+// other lifetimes. It is the rest of the lifetime of the CAs, because no certificate outlives its CA. It is zero
+// without signers, at most 100 years, and 100 years if a CA cannot be read.
 func (a *Authority) MaxRemainingLifetime() time.Duration {
 	longest := time.Duration(0)
 	if a.Signers == nil {
 		return longest
 	}
 	for _, s := range a.Signers() {
-		if s.CA == nil { // it issues nothing
+		if s.CA == nil { // without a CA the signer issues nothing
 			continue
 		}
 		ca, err := s.CA()
@@ -114,12 +113,12 @@ func (a *Authority) MaxRemainingLifetime() time.Duration {
 	return min(longest, maxCALifetime)
 }
 
-// FixedSigners is the source of signers that do not change, for [Authority.Signers].
+// FixedSigners returns a source of signers that do not change, for [Authority.Signers].
 func FixedSigners(signers map[string]Signer) func() map[string]Signer {
 	return func() map[string]Signer { return signers }
 }
 
-// Signer gives the signer of that name, if there is one.
+// Signer returns the signer of that name, if there is one.
 func (a *Authority) Signer(name string) (Signer, bool) {
 	if a.Signers == nil {
 		return Signer{}, false
@@ -128,7 +127,7 @@ func (a *Authority) Signer(name string) (Signer, bool) {
 	return s, ok
 }
 
-// Check says what is wrong with the authority's signers, or nil.
+// Check returns an error if the authority's signers are invalid.
 func (a *Authority) Check() error {
 	if a.Signers == nil {
 		return nil
@@ -136,14 +135,14 @@ func (a *Authority) Check() error {
 	return CheckSigners(a.Signers())
 }
 
-// CheckSigners says what is wrong with signers, or nil.
+// CheckSigners returns an error if one of the signers is invalid.
 func CheckSigners(signers map[string]Signer) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(signers)) {
 		s := signers[name]
 		err := s.check(name)
 		if err == nil {
-			// A CA that cannot be had now may be later.
+			// A CA that cannot be read now may be readable later.
 			if ca, caErr := s.CA(); caErr == nil && ca != nil && ca.cert != nil {
 				err = ca.checkUsages(s.Profile.Usages)
 			}
@@ -161,7 +160,7 @@ func (s Signer) check(name string) error {
 		return fmt.Errorf("signer %s has no CA", name)
 	}
 	if s.Check == nil && kubernetesChecks[name] == nil {
-		return fmt.Errorf("signer %s has no check, and would sign anything", name)
+		return fmt.Errorf("signer %s has no check and would sign any request", name)
 	}
 	if err := s.Profile.Check(); err != nil {
 		return fmt.Errorf("signer %s: %w", name, err)
@@ -192,7 +191,7 @@ func (s Signer) validate(r approval.Request) (valid, error) {
 	return valid{s, request}, nil
 }
 
-// What stands in Decision.Rule where it is not a rule that decided.
+// Values of Decision.Rule if it was not a rule that decided.
 const (
 	ruleSigner = "signer"
 	ruleNodes  = "node-admission"
@@ -256,7 +255,7 @@ func unavailable(err error, rule string) approval.Decision {
 	if d := WaitDecision(err); d != nil {
 		return *d
 	}
-	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: foreign.Text(fmt.Sprintf("cannot be decided yet: %v", err), foreign.MaxMessage), Rule: rule}
+	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: foreign.Text(fmt.Sprintf("kubejoin cannot decide the request yet: %v", err), foreign.MaxMessage), Rule: rule}
 }
 
 // Sign issues the certificate of a request that was approved. It returns PEM with the intermediates that a client
@@ -331,7 +330,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	return done, nil
 }
 
-// take is the [*TooMany] of a requester that has had enough for now.
+// take returns a [*TooMany] if the requester has used up its rate.
 func (a *Authority) take(r approval.Request, refusal, spend bool) error {
 	if a.Unthrottled {
 		return nil

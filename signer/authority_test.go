@@ -21,7 +21,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// kubernetesRequest is a request that the signer of that name signs.
+// kubernetesRequest returns a request that the given Kubernetes signer signs.
 func kubernetesRequest(t testing.TB, signerName string, key crypto.Signer) approval.Request {
 	t.Helper()
 	r := approval.Request{SignerName: signerName, User: "kubelet-bootstrap"}
@@ -47,7 +47,7 @@ func kubernetesRequest(t testing.TB, signerName string, key crypto.Signer) appro
 	return r
 }
 
-// nodeRequest is a request of a user for the client certificate of a node.
+// nodeRequest returns a request of user for the client certificate of node.
 func nodeRequest(t testing.TB, user, node string) approval.Request {
 	t.Helper()
 	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
@@ -257,7 +257,7 @@ func TestCustomSignerChecksAndProfileApply(t *testing.T) {
 	}
 }
 
-// allowsAll lets everybody do everything, and knows nothing else.
+// allowsAll grants every permission. It has no other facts.
 type allowsAll struct{ approval.Facts }
 
 func (allowsAll) Allowed(context.Context, approval.Request, approval.Permission) (bool, error) {
@@ -269,21 +269,21 @@ func TestIssueFollowsDecision(t *testing.T) {
 	authority := signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0))}
 	answer, d, err := authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
 	if err != nil || d.Verdict != approval.Approve || answer == nil {
-		t.Errorf("kubelet: %v, %v", d, err)
+		t.Errorf("kubelet: got %v, %v, want an approval and a certificate", d, err)
 	}
 	answer, d, err = authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientSignerName, nil))
 	if err != nil || d.Verdict != approval.None || answer != nil {
-		t.Errorf("user: %v, %v, want nothing decided and nothing signed", d, err)
+		t.Errorf("user: got %v, %v, want no decision and no certificate", d, err)
 	}
 	authority.Facts = nil
 	answer, d, err = authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
 	if err == nil || d.Verdict != approval.Wait || answer != nil {
-		t.Errorf("without facts: %v, %v, want to wait", d, err)
+		t.Errorf("without facts: got %v, %v, want verdict wait", d, err)
 	}
 }
 
-// A certificate lasts no longer than its CA, and as long as that it may: what its signer gives now says
-// nothing of what was given before.
+// The present duration of certificates must not limit the result: earlier certificates may have been issued for up
+// to the lifetime of the CA.
 func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 	const days = 24 * time.Hour
 	ca := func(lasts time.Duration) func() (*signer.CA, error) {
@@ -294,20 +294,20 @@ func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 		signers map[string]signer.Signer
 		want    time.Duration
 	}{
-		"no signer":            {},
-		"no CA":                {signers: map[string]signer.Signer{"example.com/a": {}}},
-		"short certificates":   {signer.KubernetesSigners(ca(3650*days), time.Hour), 3650 * days},
-		"of several":           {map[string]signer.Signer{"example.com/a": {CA: ca(3650 * days)}, "example.com/b": {CA: ca(30 * days)}}, 3650 * days},
-		"a CA without end":     {map[string]signer.Signer{"example.com/a": {CA: ca(280 * 365 * days)}}, 100 * 365 * days},
-		"a CA that is not had": {map[string]signer.Signer{"example.com/a": {CA: func() (*signer.CA, error) { return nil, errors.New("no file") }}}, 100 * 365 * days},
+		"no signer":           {},
+		"no CA":               {signers: map[string]signer.Signer{"example.com/a": {}}},
+		"short certificates":  {signer.KubernetesSigners(ca(3650*days), time.Hour), 3650 * days},
+		"of several":          {map[string]signer.Signer{"example.com/a": {CA: ca(3650 * days)}, "example.com/b": {CA: ca(30 * days)}}, 3650 * days},
+		"CA without end":      {map[string]signer.Signer{"example.com/a": {CA: ca(280 * 365 * days)}}, 100 * 365 * days},
+		"CA cannot be loaded": {map[string]signer.Signer{"example.com/a": {CA: func() (*signer.CA, error) { return nil, errors.New("no file") }}}, 100 * 365 * days},
 	} {
 		got := (&signer.Authority{Signers: signer.FixedSigners(test.signers)}).MaxRemainingLifetime()
 		if got > test.want || got < test.want-time.Hour {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
+			t.Errorf("%s: got %s, want %s", name, got, test.want)
 		}
 	}
 	if got := (&signer.Authority{}).MaxRemainingLifetime(); got != 0 {
-		t.Errorf("no signers: %s", got)
+		t.Errorf("no signers: got %s, want 0", got)
 	}
 }
 

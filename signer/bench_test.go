@@ -16,10 +16,9 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
-// BenchmarkIssue is all that is done for one kubelet, from its request in PEM to the certificate
-// in PEM, beside the least that can be done with crypto/x509: parse the request, verify its
-// signature, make the certificate; and beside cfssl alone, as its documentation has it. CA and
-// requester have keys of the same kind.
+// BenchmarkIssue measures the whole work for one kubelet, from CSR in PEM to certificate in PEM. "bare" is the
+// minimum with crypto/x509, "cfssl" is cfssl as its documentation shows. CA and requester have keys of the same
+// type.
 func BenchmarkIssue(b *testing.B) {
 	for _, kind := range []struct {
 		name string

@@ -15,23 +15,23 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A CA is a certificate authority that can sign: a certificate, its key, and the certificates
-// that are trusted beside it. It is made by [NewCA], [LoadCA] or [GenerateCA], does not change,
-// and may be used from many goroutines. It never prints its key.
+// A CA is a certificate authority that can sign: a certificate, its private key, and the other certificates that are
+// trusted. [NewCA], [LoadCA] and [GenerateCA] make one. A CA is immutable and safe for concurrent use. It never
+// prints its key.
 type CA struct {
 	cert   *x509.Certificate
 	key    crypto.Signer
 	bundle []*x509.Certificate
-	chain  []byte // PEM of what follows a certificate that was issued
+	chain  []byte // PEM of the intermediates that are appended to an issued certificate
 }
 
-// publicKey is what every public key of the standard library has.
+// publicKey is implemented by every public key of the standard library.
 type publicKey interface{ Equal(crypto.PublicKey) bool }
 
-// NewCA makes a CA of its certificates and the key of one of them. The certificate that matches
-// the key signs, and of several that are valid now the one that lasts longest; the others are only
-// trusted, so that a CA can be replaced step by step. Every certificate must be a CA that may sign
-// certificates. The one that signs must be valid now.
+// NewCA makes a CA from its certificates and the private key of one of them. The certificate that matches the key
+// signs. If several match, the one that is already valid and expires last signs. The others are only trusted, so that
+// a CA can be replaced step by step. Every certificate must be a CA that may sign certificates. The one that signs
+// must be valid now.
 func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 	if key == nil {
 		return nil, errors.New("no CA key given")
@@ -60,11 +60,11 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 		return nil, fmt.Errorf("the CA key matches none of the %d certificates given", len(certs))
 	}
 	if !begun(ca.cert, now) {
-		return nil, fmt.Errorf("the CA is not valid yet: %s is valid from %s, it is %s; check the clock of this machine, and of the one that made the CA", ca.cert.Subject,
+		return nil, fmt.Errorf("the CA is not valid yet: %s is valid from %s, the time is %s; check the clock of this machine and of the machine that created the CA", ca.cert.Subject,
 			ca.cert.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	if !now.Before(ca.cert.NotAfter) {
-		return nil, fmt.Errorf("%w: %s ended at %s, it is %s", ErrExpiredCA, ca.cert.Subject,
+		return nil, fmt.Errorf("%w: %s expired at %s, the time is %s", ErrExpiredCA, ca.cert.Subject,
 			ca.cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	for _, cert := range ca.path() {
@@ -75,9 +75,8 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 
 func begun(cert *x509.Certificate, now time.Time) bool { return !now.Before(cert.NotBefore) }
 
-// checkUsages says why certificates of these usages would be good for nothing, or nil: a CA that is
-// limited to extended usages, or one between it and the root, limits what is below it as well
-// (crypto/x509 and others hold chains to that).
+// checkUsages returns an error if clients would not accept certificates with these usages. Extended usages of the CA,
+// or of an intermediate up to the root, also limit the certificates below it (crypto/x509 and others enforce that).
 func (ca *CA) checkUsages(usages []certificates.KeyUsage) error {
 	_, wanted, err := approval.X509Usages(usages)
 	if err != nil {
@@ -89,30 +88,29 @@ func (ca *CA) checkUsages(usages []certificates.KeyUsage) error {
 		}
 		for _, usage := range wanted {
 			if !slices.Contains(cert.ExtKeyUsage, usage) {
-				return fmt.Errorf("CA %q is limited by its extended key usage, and certificates for %q that it signs are not accepted; want a CA without that limit", cert.Subject, usages)
+				return fmt.Errorf("the extended key usage of CA %q excludes certificates for %q, so clients would not accept them; want a CA without extended key usage", cert.Subject, usages)
 			}
 		}
 	}
 	return nil
 }
 
-// checkCA says why a certificate cannot sign others, or nil (RFC 5280, sections 4.2.1.3 and
-// 4.2.1.9: without a key usage extension every usage is allowed).
+// checkCA returns an error if a certificate may not sign others (RFC 5280, sections 4.2.1.3 and 4.2.1.9). Without a
+// key usage extension every usage is allowed.
 func checkCA(cert *x509.Certificate) error {
 	switch {
 	case cert == nil:
-		return errors.New("none given")
+		return errors.New("missing certificate")
 	case !cert.BasicConstraintsValid || !cert.IsCA:
 		return fmt.Errorf("%q is not a CA: want basic constraints with CA set", cert.Subject)
 	case cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0:
-		return fmt.Errorf("%q may not sign certificates: want key usage certificate signing", cert.Subject)
+		return fmt.Errorf("%q may not sign certificates: want key usage \"certificate signing\"", cert.Subject)
 	}
 	return nil
 }
 
-// path is what a client must be sent along to get from a certificate of this CA to a root: the
-// signing CA if it is an intermediate, its issuer, and so on. The root is never in it: a client
-// has it or does not trust it.
+// path returns the certificates between an issued certificate and the root, which clients need: the signing CA if it
+// is an intermediate, its issuer, and so on. It never contains the root: a client has it or does not trust it.
 func (ca *CA) path() []*x509.Certificate {
 	var path []*x509.Certificate
 	for cert := ca.cert; cert != nil && !selfSigned(cert) && !slices.ContainsFunc(path, cert.Equal); {
@@ -133,17 +131,16 @@ func selfSigned(cert *x509.Certificate) bool {
 	return bytes.Equal(cert.RawIssuer, cert.RawSubject) && cert.CheckSignatureFrom(cert) == nil
 }
 
-// Certificate is the certificate that signs. It must not be changed.
+// Certificate returns the certificate that signs. It must not be changed.
 func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
 
-// Bundle is every certificate that is trusted, in the order given, each once. The certificates
-// must not be changed.
+// Bundle returns every trusted certificate once, in the order given. The certificates must not be changed.
 func (ca *CA) Bundle() []*x509.Certificate { return slices.Clone(ca.bundle) }
 
-// Fixed is the source of a CA that does not change, for [Signer.CA].
+// Fixed returns a source of a CA that does not change, for [Signer.CA].
 func Fixed(ca *CA) func() (*CA, error) { return func() (*CA, error) { return ca, nil } }
 
-// String is the subject of the certificate that signs.
+// String returns the subject of the certificate that signs.
 func (ca CA) String() string {
 	if ca.cert == nil {
 		return "<no CA>"
@@ -151,9 +148,8 @@ func (ca CA) String() string {
 	return "CA " + ca.cert.Subject.String()
 }
 
-// Format shows what String does whatever the verb: fmt would print a key that it finds in a
-// struct.
+// Format prints String for every verb. Otherwise fmt would print the private key, which is in the struct.
 func (ca CA) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, ca.String()) }
 
-// LogValue shows what String does.
+// LogValue returns String.
 func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }

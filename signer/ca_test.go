@@ -65,7 +65,7 @@ func TestNewCAFindsCertificateOfKey(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !ca.Certificate().Equal(test.signs) {
-				t.Errorf("%s signs, want %s", ca.Certificate().Subject, test.signs.Subject)
+				t.Errorf("got issuer %s, want %s", ca.Certificate().Subject, test.signs.Subject)
 			}
 		})
 	}
@@ -109,7 +109,7 @@ func TestChainEndsBeforeRoot(t *testing.T) {
 			if fmt.Sprint(names) != fmt.Sprint(test.want) {
 				t.Errorf("chain is %q, want %q", names, test.want)
 			}
-			if len(test.certs) > 1 { // the way to the root is there
+			if len(test.certs) > 1 { // the bundle has the path to the root
 				roots, between := x509.NewCertPool(), x509.NewCertPool()
 				roots.AddCert(root)
 				for _, c := range certs[1:] {
@@ -181,7 +181,7 @@ func TestLoadCAReadsKeyFormats(t *testing.T) {
 					t.Fatal(err)
 				}
 				if ca.Certificate().Subject.CommonName != "ca" {
-					t.Errorf("subject is %s", ca.Certificate().Subject)
+					t.Errorf("got subject %s, want CN=ca", ca.Certificate().Subject)
 				}
 				return
 			}
@@ -224,13 +224,13 @@ func TestGeneratedCACanBeWrittenAndLoaded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !again.Certificate().Equal(cert) {
-		t.Error("the CA that was written is not the one that was read")
+		t.Error("loaded CA differs from the one written")
 	}
 	if _, err := signer.GenerateCA("", now, time.Hour); err == nil {
-		t.Error("a CA without a name was made")
+		t.Error("GenerateCA without a name: got no error")
 	}
 	if _, err := signer.GenerateCA("x", now, time.Minute); err == nil {
-		t.Error("a CA for a minute was made")
+		t.Error("GenerateCA for one minute: got no error")
 	}
 }
 
@@ -248,18 +248,18 @@ func TestFormattedCAHidesItsKey(t *testing.T) {
 		}
 	}
 	if got := fmt.Sprint(ca); got != "CA CN=ca" {
-		t.Errorf("shown as %q", got)
+		t.Errorf("got %q, want \"CA CN=ca\"", got)
 	}
 	if _, ok := any(key).(*rsa.PrivateKey); !ok {
 		t.Fatal("the test has no RSA key")
 	}
 }
 
-// A CA key that every user may read is nobody's secret, and what every user may write is not the
-// operator's. A group may have it, as with a Secret volume in a pod.
+// LoadCA refuses a key that every user can read and files that every user can write. A group may read the key, as
+// in a Secret volume of a pod.
 func TestLoadCARefusesFilesOpenToEveryUser(t *testing.T) {
 	if runtime.GOOS == "windows" {
-		t.Skip("modes are Unix's")
+		t.Skip("Windows has no Unix file modes")
 	}
 	certs, key, err := newCA(t).PEM()
 	if err != nil {
@@ -286,32 +286,31 @@ func TestLoadCARefusesFilesOpenToEveryUser(t *testing.T) {
 			named = certFile
 		}
 		if test.good && err != nil || !test.good && (!errors.Is(err, signer.ErrExposed) || !strings.Contains(err.Error(), named)) {
-			t.Errorf("certificate %04o, key %04o: %v, want it good: %t", test.cert, test.key, err, test.good)
+			t.Errorf("certificate %04o, key %04o: got %v, want it to load: %t", test.cert, test.key, err, test.good)
 		}
 	}
 }
 
-// A CA of tomorrow signs nothing today: nobody would accept it. If there is one of the same key for
-// today, that one signs.
+// Clients would reject certificates of a CA that is not valid yet. If another certificate of the same key is valid,
+// the CA uses that one.
 func TestNewCARefusesCertificateNotYetValid(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	start := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	tomorrow := caCertificate(t, "kubernetes", key, nil, nil, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = start, start.AddDate(10, 0, 0) })
 	_, err := signer.NewCA([]*x509.Certificate{tomorrow}, key)
 	if err == nil || !strings.Contains(err.Error(), "not valid yet") || !strings.Contains(err.Error(), start.Format(time.RFC3339)) {
-		t.Errorf("%v, want an error that says from when it is valid", err)
+		t.Errorf("got %v, want an error with the start of the validity", err)
 	}
 	today := caCertificate(t, "kubernetes", key, nil, nil, nil)
 	for _, certs := range [][]*x509.Certificate{{today, tomorrow}, {tomorrow, today}} {
 		ca, err := signer.NewCA(certs, key)
 		if err != nil || !ca.Certificate().Equal(today) {
-			t.Errorf("%v %v, want the one of today", ca, err)
+			t.Errorf("got %v, %v, want the certificate that is valid today", ca, err)
 		}
 	}
 }
 
-// A CA that is limited to servers signs no client certificate, and neither does one below it: clients
-// of Go would be refused with it.
+// Go clients reject a client certificate of a CA that is limited to server auth, and of any CA below it.
 func TestIssueRefusesUsagesOutsideThoseOfTheCA(t *testing.T) {
 	servers := func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }
 	rootKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
@@ -347,11 +346,11 @@ func TestIssueRefusesUsagesOutsideThoseOfTheCA(t *testing.T) {
 		}{{clientUsages, test.client}, {servingUsages, test.serving}} {
 			_, err := signer.Profile{Usages: of.usages}.Issue(ca, signer.Template{CSR: csr, Usages: of.usages}, time.Now())
 			if (err == nil) != of.good || errors.As(err, new(*approval.Refused)) {
-				t.Errorf("%s for %q: %v, want it issued: %t", ca, of.usages, err, of.good)
+				t.Errorf("%s for %q: got %v, want a certificate: %t", ca, of.usages, err, of.good)
 			}
 		}
 		if err := signer.CheckSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)); (err == nil) != (test.client && test.serving) {
-			t.Errorf("%s: the signers' check says %v", ca, err)
+			t.Errorf("%s: CheckSigners = %v", ca, err)
 		}
 	}
 }

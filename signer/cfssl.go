@@ -13,10 +13,9 @@ import (
 	cfssl "github.com/cloudflare/cfssl/signer"
 )
 
-// subjectOverride is the subject that cfssl is to use in place of the request's, or nil if the
-// request's will do. cfssl copies attributes that it does not know, such as an email address
-// that openssl asked for; KCM drops them. cfssl has no way to give a street or postal code, so
-// these beside an unknown attribute are refused.
+// subjectOverride returns the subject that cfssl must use instead of the request's; nil if it may use the request's.
+// cfssl copies unknown attributes, for example an email address from openssl. kube-controller-manager drops them.
+// cfssl cannot set a street or postal code, so a subject with one of these and an unknown attribute is refused.
 func subjectOverride(request *x509.CertificateRequest) (*cfssl.Subject, error) {
 	var unknown asn1.ObjectIdentifier
 	for _, attribute := range request.Subject.Names {
@@ -29,7 +28,7 @@ func subjectOverride(request *x509.CertificateRequest) (*cfssl.Subject, error) {
 	}
 	from := request.Subject
 	if len(from.StreetAddress) > 0 || len(from.PostalCode) > 0 {
-		return nil, approval.Refuse("the subject has attribute %s beside a street or postal code: leave one of them out", unknown)
+		return nil, approval.Refuse("the subject has attribute %s together with a street or postal code: leave out one of them", unknown)
 	}
 	to := &cfssl.Subject{CN: from.CommonName, SerialNumber: from.SerialNumber}
 	for _, v := range from.Country {
@@ -50,11 +49,11 @@ func subjectOverride(request *x509.CertificateRequest) (*cfssl.Subject, error) {
 	return to, nil
 }
 
-// cfsslUsages are the same usages by cfssl's names, in an order that gives the extended ones
-// sorted: cfssl keeps the order and does not remove what is there twice.
+// cfsslUsages returns the usages by cfssl's names, the extended ones sorted and without duplicates. cfssl keeps the
+// order and the duplicates that it is given.
 func cfsslUsages(usages []certificates.KeyUsage) []string {
-	number := func(u certificates.KeyUsage) int { // of an extended usage; -1 of others
-		if _, extended, _ := approval.X509Usages([]certificates.KeyUsage{u}); len(extended) > 0 { // they are known
+	number := func(u certificates.KeyUsage) int { // number of an extended usage; -1 for others
+		if _, extended, _ := approval.X509Usages([]certificates.KeyUsage{u}); len(extended) > 0 { // no error: all usages are known here
 			return int(extended[0])
 		}
 		return -1

@@ -10,14 +10,14 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// requestOf is a request with these attributes in its subject.
+// requestOf returns a request with these subject attributes.
 func requestOf(attributes ...pkix.AttributeTypeAndValue) *x509.CertificateRequest {
 	csr := &x509.CertificateRequest{}
 	csr.Subject.Names = attributes
 	return csr
 }
 
-// cfssl would drop a street or postal code of a subject that kubejoin gives it.
+// cfssl would drop the street or postal code from a subject that kubejoin passes to it.
 func TestRefusesUnknownAttributeWithStreetOrPostalCode(t *testing.T) {
 	unknown := pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}, Value: "a@example.com"}
 	street, postal := requestOf(unknown), requestOf(unknown)

@@ -1,10 +1,9 @@
-// Package signer issues certificates from a cluster's CA: [Authority] is the one door to a
-// certificate, and checks every request against the rules of its signer, whoever approved it.
-// Who may have which node's name is package signer/admission's to decide, and whether a requester
-// may have a certificate at all package signer/approval's. CertificateSigningRequest objects are
-// handled by package signer/csr.
+// Package signer issues certificates from a cluster's CA. [Authority] checks every request against the rules of its
+// signer, regardless of who approved it, and signs it. Package signer/approval decides whether a requester may have a
+// certificate. Package signer/admission decides which machine may have which node name. Package signer/csr handles
+// CertificateSigningRequest objects.
 //
-// Signing itself is cfssl's. Its own log, a line for each certificate to the standard logger, is
-// turned off when this package is imported: its errors are returned. A program that wants it sets
-// Level in github.com/cloudflare/cfssl/log when it starts.
+// cfssl makes the certificates. It logs a line for each one to the standard logger. Importing this package turns that
+// log off, because cfssl also returns its errors. To turn it on, set Level in github.com/cloudflare/cfssl/log when
+// the program starts.
 package signer

@@ -19,7 +19,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// exampleCSR is what a machine sends.
+// exampleCSR returns a CSR as a machine sends it.
 func exampleCSR(commonName string) *x509.CertificateRequest {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -37,8 +37,8 @@ func exampleCSR(commonName string) *x509.CertificateRequest {
 	return csr
 }
 
-// exampleAuthority signs with a CA of its own. signer.LoadCA reads one from files, and
-// signer.NewCA takes any crypto.Signer.
+// exampleAuthority signs with a generated CA. Use signer.LoadCA to read a CA from files, or signer.NewCA for any
+// crypto.Signer.
 func exampleAuthority() *signer.Authority {
 	ca, err := signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour)
 	if err != nil {
@@ -76,15 +76,15 @@ func ExampleAuthority_Sign() {
 	// SignerValidationFailure
 }
 
-// rack approves machines that a site's own list names. A rule that cannot tell returns an
-// error, and the request waits.
+// rack approves the machines on a site's own list. A rule that cannot decide yet returns an error, and the request
+// waits.
 type rack map[string]bool
 
 func (rack) Name() string { return "rack" }
 
 func (known rack) Decide(_ context.Context, r approval.Request, _ approval.Facts) (approval.Decision, error) {
 	if approval.CheckKubeletClient(r) != nil {
-		return approval.Decision{}, nil // not this rule's to decide
+		return approval.Decision{}, nil // leave the decision to other rules
 	}
 	if name := r.CSR.Subject.CommonName; !known[name] {
 		return approval.Decision{Verdict: approval.Deny, Reason: "NotInRack", Message: name + " is not in the rack's list"}, nil
@@ -92,7 +92,7 @@ func (known rack) Decide(_ context.Context, r approval.Request, _ approval.Facts
 	return approval.Decision{Verdict: approval.Approve, Reason: "InRack"}, nil
 }
 
-// A rule of one's own decides before anything is signed.
+// A custom rule decides on each request before the signer issues a certificate.
 func ExampleAuthority_Issue() {
 	authority := exampleAuthority()
 	kubelet := authority.Signers()[certificates.KubeAPIServerClientKubeletSignerName]
@@ -101,7 +101,7 @@ func ExampleAuthority_Issue() {
 	for _, name := range []string{"system:node:worker-1", "system:node:worker-2"} {
 		chain, decision, err := authority.Issue(context.Background(), approval.Request{
 			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
-			User:       "kubelet-bootstrap", // who has sent the request, as authenticated
+			User:       "kubelet-bootstrap", // the authenticated requester
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			CSR:        exampleCSR(name),
 		})
@@ -115,7 +115,7 @@ func ExampleAuthority_Issue() {
 	// deny NotInRack by rack certificate: false
 }
 
-// Validity needs no clock and no CA key: what a certificate would be like can be shown before.
+// Validity needs neither a clock nor a CA key. A program can show the validity before it requests a certificate.
 func ExampleProfile_Validity() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	caEnds := now.Add(30 * 24 * time.Hour)

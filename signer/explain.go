@@ -12,24 +12,23 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
-// An Explanation is what an authority says about a request, and why.
+// An Explanation is the decision of an authority about a request, and why.
 type Explanation struct {
-	// Decision is what would be decided.
+	// Decision is the decision that the authority would make.
 	Decision approval.Decision
-	// Steps are what each rule of the signer says, in their order and each for itself, then what
-	// the signer says whoever approves the request (rule "signer"), and who may have which node's
-	// name (rule "node-admission").
+	// Steps are the decisions of each rule of the signer, in order and independent of each other. Then follow the
+	// checks of the signer, regardless of who approves (rule "signer"), and of the node name (rule "node-admission").
 	Steps []approval.Decision
-	// NotBefore and NotAfter are what the certificate would have, if it were signed now; zero if
-	// it would not be.
+	// NotBefore and NotAfter are the validity of the certificate if it were signed now; zero if it would not be
+	// signed.
 	NotBefore, NotAfter time.Time
 }
 
-// Reasons of steps that have nothing against a request.
+// Reasons of steps in [Explanation.Steps] that no rule made.
 const (
-	// ReasonInOrder: it is a request that the signer would sign.
+	// ReasonInOrder: the signer would sign the request.
 	ReasonInOrder = "InOrder"
-	// ReasonAdmitted: its requester may have the name.
+	// ReasonAdmitted: the requester may have the name.
 	ReasonAdmitted = "Admitted"
 	// ReasonUnknownSigner: the signer is not configured.
 	ReasonUnknownSigner = "SignerNotConfigured"
@@ -66,7 +65,7 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	return e
 }
 
-// validity is zero where the signer has no CA to sign with.
+// validity returns the validity of the certificate; zero if the signer has no CA to sign with.
 func (a *Authority) validity(s Signer, r approval.Request, admitted *admission.Admitted) (notBefore, notAfter time.Time) {
 	if s.CA == nil {
 		return notBefore, notAfter
@@ -79,7 +78,7 @@ func (a *Authority) validity(s Signer, r approval.Request, admitted *admission.A
 	return notBefore, notAfter
 }
 
-// step is what the signer or Nodes say, in the form of a rule's word.
+// step returns the result of the signer or of Nodes as a Decision. The reason and message are for a nil error.
 func step(rule string, err error, reason, message string) approval.Decision {
 	var (
 		refused *approval.Refused

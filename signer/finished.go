@@ -17,7 +17,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// expected is what a finished certificate must be.
+// expected describes what a finished certificate must be.
 type expected struct {
 	csr       *x509.CertificateRequest
 	usages    []certificates.KeyUsage
@@ -37,13 +37,13 @@ var allowedExtensions = []asn1.ObjectIdentifier{
 	{2, 5, 29, 37}, // extended key usage
 }
 
-// check parses a finished certificate and says what is wrong with it: it is the last look before
-// the certificate leaves. It trusts nothing of what made it but crypto/x509, which has verified the
-// signature with the CA's public key and would not have returned it otherwise.
+// check parses a finished certificate and returns an error if it is not as expected. It is the last check before the
+// certificate is returned. It trusts only crypto/x509, which created the certificate and verified the signature with
+// the CA's public key.
 func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 	block, rest := pem.Decode(certificate)
 	if block == nil || block.Type != certificateBlock || len(rest) > 0 {
-		return nil, errors.New("it is something else than one certificate in PEM")
+		return nil, errors.New("not a single certificate in PEM")
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
@@ -60,7 +60,7 @@ func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 	public, ok := cert.PublicKey.(publicKey)
 	switch {
 	case !ok || !public.Equal(want.csr.PublicKey):
-		return nil, errors.New("public key is not the one of the request")
+		return nil, errors.New("public key differs from that of the request")
 	case !bytes.Equal(cert.RawSubject, subject):
 		return nil, fmt.Errorf("subject is %q, want %q", cert.Subject, want.csr.Subject)
 	case !slices.Equal(cert.DNSNames, want.csr.DNSNames):
@@ -76,19 +76,19 @@ func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 	case !slices.Equal(cert.ExtKeyUsage, extended) || len(cert.UnknownExtKeyUsage) > 0:
 		return nil, fmt.Errorf("extended key usage is %v %v, want %v", cert.ExtKeyUsage, cert.UnknownExtKeyUsage, extended)
 	case !cert.BasicConstraintsValid || cert.IsCA:
-		return nil, errors.New("basic constraints do not say that it is no CA")
+		return nil, errors.New("basic constraints are missing or allow a CA")
 	case !cert.NotBefore.Equal(want.notBefore) || !cert.NotAfter.Equal(want.notAfter):
 		return nil, fmt.Errorf("valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, want.notBefore, want.notAfter)
 	case cert.NotAfter.After(want.ca.NotAfter):
-		return nil, fmt.Errorf("valid to %s, the CA only to %s", cert.NotAfter, want.ca.NotAfter)
+		return nil, fmt.Errorf("valid to %s, after the CA expires at %s", cert.NotAfter, want.ca.NotAfter)
 	case cert.SerialNumber.Cmp(want.serial) != 0:
-		return nil, errors.New("serial number is not the one given")
+		return nil, errors.New("serial number differs from the requested one")
 	case !bytes.Equal(cert.RawIssuer, want.ca.RawSubject):
 		return nil, fmt.Errorf("issuer is %q, want %q", cert.Issuer, want.ca.Subject)
 	}
 	for _, ext := range cert.Extensions {
 		if !slices.ContainsFunc(allowedExtensions, ext.Id.Equal) {
-			return nil, fmt.Errorf("extension %s, which nobody asked for", ext.Id)
+			return nil, fmt.Errorf("unexpected extension %s", ext.Id)
 		}
 	}
 	return cert, nil

@@ -19,8 +19,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A finished certificate that says anything else than was asked for does not leave, whatever library
-// made it.
+// The signer never returns a certificate that differs from the request, whichever library has created it.
 func TestRejectsIssuedCertificateThatDiffersFromRequest(t *testing.T) {
 	now := time.Now().UTC().Truncate(time.Second)
 	ca, err := GenerateCA("kubernetes", now, 24*time.Hour)
@@ -56,10 +55,10 @@ func TestRejectsIssuedCertificateThatDiffersFromRequest(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*parts)
-		says   string // empty is nothing
+		says   string // part of the error; empty: accepted
 	}{
 		"as it was meant":      {func(*parts) {}, ""},
-		"another key":          {func(p *parts) { p.key = newKey() }, "public key is not the one of the request"},
+		"another key":          {func(p *parts) { p.key = newKey() }, "public key differs from that of the request"},
 		"another subject":      {func(p *parts) { p.template.Subject.CommonName = "system:node:worker-2" }, "subject is"},
 		"another group":        {func(p *parts) { p.template.Subject.Organization = []string{"system:masters"} }, "subject is"},
 		"another DNS name":     {func(p *parts) { p.template.DNSNames = []string{"worker-2"} }, "DNS names are"},
@@ -81,21 +80,21 @@ func TestRejectsIssuedCertificateThatDiffersFromRequest(t *testing.T) {
 		"begins later":            {func(p *parts) { p.template.NotBefore = now.Add(time.Second) }, "valid from"},
 		"ends later":              {func(p *parts) { p.template.NotAfter = p.template.NotAfter.Add(time.Second) }, "valid from"},
 		"ends sooner":             {func(p *parts) { p.template.NotAfter = p.template.NotAfter.Add(-time.Second) }, "valid from"},
-		"outlives its CA":         {func(p *parts) { p.want.notAfter = now.Add(25 * time.Hour); p.template.NotAfter = p.want.notAfter }, "the CA only to"},
+		"outlives its CA":         {func(p *parts) { p.want.notAfter = now.Add(25 * time.Hour); p.template.NotAfter = p.want.notAfter }, "after the CA expires"},
 		"another serial number":   {func(p *parts) { p.template.SerialNumber = big.NewInt(1) }, "serial number"},
 		"another CA":              {func(p *parts) { p.by, err = GenerateCA("other", now, 48*time.Hour) }, "issuer is"},
 		"one more extension": {func(p *parts) {
 			p.template.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Value: []byte{5, 0}}}
 		}, "extension 1.2.3"},
-		"where to ask of it": {func(p *parts) { p.template.OCSPServer = []string{"http://example.com"} }, "extension 1.3.6.1.5.5.7.1.1"},
+		"an OCSP server URL": {func(p *parts) { p.template.OCSPServer = []string{"http://example.com"} }, "extension 1.3.6.1.5.5.7.1.1"},
 		"a revocation list":  {func(p *parts) { p.template.CRLDistributionPoints = []string{"http://example.com"} }, "extension 2.5.29.31"},
-		"two certificates":   {func(p *parts) { p.pem = func(one []byte) []byte { return append(one, one...) } }, "something else than one certificate"},
+		"two certificates":   {func(p *parts) { p.pem = func(one []byte) []byte { return append(one, one...) } }, "not a single certificate"},
 		"another block": {func(p *parts) {
 			p.pem = func([]byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der}) }
-		}, "something else than one certificate"},
-		"nothing":                  {func(p *parts) { p.pem = func([]byte) []byte { return nil } }, "something else than one certificate"},
+		}, "not a single certificate"},
+		"nothing":                  {func(p *parts) { p.pem = func([]byte) []byte { return nil } }, "not a single certificate"},
 		"what is no certificate":   {func(p *parts) { p.pem = func([]byte) []byte { return encodeCertificate(der) } }, "x509: "},
-		"usages that nobody knows": {func(p *parts) { p.want.usages = []certificates.KeyUsage{"cert sign"} }, "cannot be given"},
+		"usages that nobody knows": {func(p *parts) { p.want.usages = []certificates.KeyUsage{"cert sign"} }, "is not supported"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := parts{
@@ -118,9 +117,9 @@ func TestRejectsIssuedCertificateThatDiffersFromRequest(t *testing.T) {
 			cert, err := p.want.check(p.pem(encodeCertificate(made)))
 			switch {
 			case test.says == "" && (err != nil || cert == nil):
-				t.Errorf("%v, want it let through", err)
+				t.Errorf("got %v, want no error", err)
 			case test.says != "" && (err == nil || cert != nil || !strings.Contains(err.Error(), test.says)):
-				t.Errorf("%v, want an error with %q", err, test.says)
+				t.Errorf("got %v, want an error with %q", err, test.says)
 			}
 		})
 	}

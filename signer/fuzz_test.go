@@ -16,8 +16,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-// hugeKey is a request with an RSA key of 180,000 bits, about as much as MaxRequest has room for,
-// and a forged signature: to verify that would take a second.
+// hugeKey returns a CSR with an RSA key of 180,000 bits, close to the size limit MaxRequest, and a forged
+// signature. Verifying that signature would take a second.
 func hugeKey(t testing.TB) []byte {
 	t.Helper()
 	const bits = 180_000
@@ -56,7 +56,7 @@ func hugeKey(t testing.TB) []byte {
 	})
 }
 
-// FuzzLoadCA has files as operators and half-finished copies make them.
+// FuzzLoadCA loads CA files as operators write them and as interrupted copies leave them.
 func FuzzLoadCA(f *testing.F) {
 	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
 	if err != nil {
@@ -91,7 +91,7 @@ func FuzzLoadCA(f *testing.F) {
 			if err != nil {
 				for line := range strings.Lines(string(key)) {
 					if line = strings.TrimSpace(line); len(line) > 30 && !strings.Contains(line, "-----") && !bytes.Contains(cert, []byte(line)) && strings.Contains(err.Error(), line) {
-						t.Errorf("a line of the key is in %v", err)
+						t.Errorf("error contains a line of the key: %v", err)
 					}
 				}
 				return
@@ -101,7 +101,7 @@ func FuzzLoadCA(f *testing.F) {
 				t.Fatal(err)
 			}
 			if len(ca.Bundle()) == 0 || !bytes.Contains(bundle, []byte("CERTIFICATE")) || len(key) == 0 || ca.Certificate().PublicKey == nil {
-				t.Error("a CA with nothing in it")
+				t.Error("got a CA without certificate or key")
 			}
 		})
 	})

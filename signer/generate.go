@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// GenerateCA makes a self-signed CA with a new ECDSA P-256 key, for a cluster that has none.
-// kubeadm's common name is "kubernetes" and its lifetime ten years. It is valid from five minutes
-// before now, for machines whose clock is late.
+// GenerateCA makes a self-signed CA with a new ECDSA P-256 key, for a cluster that has none. kubeadm uses the common
+// name "kubernetes" and a lifetime of ten years. The CA is valid from five minutes before now, for machines whose
+// clock is slow.
 func GenerateCA(commonName string, now time.Time, lifetime time.Duration) (*CA, error) {
 	if commonName == "" {
 		return nil, errors.New("CA common name is empty")
@@ -46,8 +46,8 @@ func GenerateCA(commonName string, now time.Time, lifetime time.Duration) (*CA, 
 	return NewCA([]*x509.Certificate{cert}, key)
 }
 
-// newSerial is a random positive number of at most 128 bits, as kube-controller-manager has it
-// (RFC 5280, section 4.1.2.2, wants at most 160 bits and not zero).
+// newSerial returns a random positive number of at most 128 bits, as kube-controller-manager does. RFC 5280, section
+// 4.1.2.2, requires at most 160 bits and not zero.
 func newSerial() *big.Int {
 	for {
 		var b [16]byte

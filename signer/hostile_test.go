@@ -23,7 +23,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// hostileAuthority has the signers of Kubernetes and one that takes anything.
+// hostileAuthority has the Kubernetes signers and a custom signer whose check allows everything.
 func hostileAuthority(t testing.TB) *signer.Authority {
 	ca := newCA(t)
 	signers := signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)
@@ -34,7 +34,7 @@ func hostileAuthority(t testing.TB) *signer.Authority {
 	return &signer.Authority{Signers: signer.FixedSigners(signers), Nodes: &admission.Nodes{}}
 }
 
-// maxAllocated is what a refusal may take of memory.
+// maxAllocated is the number of bytes that one refusal may allocate.
 const maxAllocated = 10 << 20
 
 // The signer refuses each request of the corpus with a message of its own and little work, even if somebody
@@ -76,7 +76,7 @@ func TestRefusesHostileCorpus(t *testing.T) {
 	}
 }
 
-// reportsEverything says that each node reports all that it asks for.
+// reportsEverything has facts in which each Node reports all names and addresses of its request.
 type reportsEverything struct{ approval.Facts }
 
 func (reportsEverything) Node(_ context.Context, r approval.Request, name string) (approval.Node, error) {
@@ -98,8 +98,8 @@ func (reportsEverything) Reserved(context.Context) (approval.Reserved, error) {
 	return approval.Reserved{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, APIServer: []string{"10.0.0.1", "api.example.com"}}, nil
 }
 
-// A node asks for itself, its Node reports whatever it asks for, and all addresses are in scope:
-// each is denied for a reason of its own, at little cost.
+// A node requests a serving certificate for names that its Node reports and that are in scope. The rules must deny
+// each forbidden name with its own reason and little work.
 func TestDeniesHostileServingRequests(t *testing.T) {
 	authority := hostileAuthority(t)
 	const serving = certificates.KubeletServingSignerName
@@ -113,7 +113,7 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		names  []asn1.RawValue
-		reason string // empty is that it is issued
+		reason string // empty: issued
 		want   string // part of the message
 	}{
 		{name: "good", names: []asn1.RawValue{address("10.0.0.5"), crafted.DNSName("worker-1.example.com")}},
@@ -125,7 +125,7 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 		{"name of Services", []asn1.RawValue{crafted.DNSName("kubernetes.default.svc")}, approval.ReasonNameForbidden, "kubernetes.default.svc"},
 		{"another node", []asn1.RawValue{address("10.0.0.6")}, approval.ReasonNameOfOther, "worker-2"},
 		{"look-alike", []asn1.RawValue{crafted.DNSName("xn--wrker-1-90a.example.com")}, approval.ReasonNameForbidden, "xn--"},
-		{"NUL", []asn1.RawValue{crafted.DNSName("worker-1\x00.example.com")}, approval.ReasonNameForbidden, "not the DNS name"},
+		{"NUL", []asn1.RawValue{crafted.DNSName("worker-1\x00.example.com")}, approval.ReasonNameForbidden, "want labels of 1 to 63"},
 		{"loopback", []asn1.RawValue{address("127.0.0.1")}, approval.ReasonNameForbidden, "loopback"},
 		{"out of scope", []asn1.RawValue{crafted.DNSName("worker-1.example.org")}, approval.ReasonNameOutOfScope, "worker-1.example.org"},
 	} {
@@ -151,10 +151,10 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 				return
 			}
 			if d.Verdict != approval.Deny || d.Reason != test.reason || !strings.Contains(d.Message, test.want) || answer != nil {
-				t.Errorf("decision is %+v, want to deny for %s about %q", d, test.reason, test.want)
+				t.Errorf("got decision %+v, want deny with reason %s and %q in the message", d, test.reason, test.want)
 			}
 			if took := allocated(ask); took > maxAllocated {
-				t.Errorf("takes %d bytes of memory, at most %d are allowed", took, maxAllocated)
+				t.Errorf("allocated %d bytes, want at most %d", took, maxAllocated)
 			}
 		})
 	}
@@ -192,7 +192,7 @@ func TestIssuesUnusualButValidRequests(t *testing.T) {
 	}
 }
 
-// allocated is the least memory that act takes in three tries.
+// allocated returns the bytes that act allocates: the lowest of three runs.
 func allocated(act func()) uint64 {
 	least := ^uint64(0)
 	for range 3 {

@@ -18,14 +18,14 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A Template is what a certificate is made from.
+// A Template describes the certificate that [Profile.Issue] makes.
 type Template struct {
-	// CSR has the public key, the subject and the subject alternative names. Nothing else of
-	// it gets into a certificate.
+	// CSR contains the public key, the subject and the subject alternative names. Nothing else of it gets into the
+	// certificate.
 	CSR *x509.CertificateRequest
 	// Usages are the usages of the certificate; at least one.
 	Usages []certificates.KeyUsage
-	// Duration is the lifetime asked for; zero leaves it to the profile.
+	// Duration is the requested lifetime; zero leaves it to the profile.
 	Duration time.Duration
 }
 
@@ -51,11 +51,11 @@ func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
 	return done.chain, err
 }
 
-// An issued certificate.
+// issued is an issued certificate with its chain.
 type issued struct {
 	chain []byte            // in PEM
-	own   int               // how much of the chain is the certificate itself
-	cert  *x509.Certificate // the same, parsed
+	own   int               // length of the certificate itself, in bytes of chain
+	cert  *x509.Certificate // the certificate, parsed
 }
 
 // A valid is a request that its signer would sign. Only Signer.validate and [Profile.Issue] make one, and nothing
@@ -99,7 +99,7 @@ func (v valid) issue(ca *CA, lifetime time.Duration, now time.Time) (issued, err
 // cfssl reads the level without synchronization, so it must be set at the start.
 func init() { log.Level = log.LevelFatal }
 
-// profileName of the one profile that a cfssl signer has here.
+// profileName is the name of the one profile in a cfssl signer.
 const profileName = "kubejoin"
 
 // sign makes the certificate with cfssl and returns it as PEM. It makes a cfssl signer for each certificate, which

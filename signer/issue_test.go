@@ -17,8 +17,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// kcmIssue makes a certificate the way kube-controller-manager does
-// (pkg/controller/certificates/authority), for a CSR that was parsed already.
+// kcmIssue creates a certificate as kube-controller-manager does (pkg/controller/certificates/authority), for a
+// parsed CSR.
 func kcmIssue(csr *x509.CertificateRequest, ca *x509.Certificate, key crypto.Signer, usage x509.KeyUsage, extended []x509.ExtKeyUsage, begins, ends time.Time) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
 	if err != nil {
@@ -33,8 +33,8 @@ func kcmIssue(csr *x509.CertificateRequest, ca *x509.Certificate, key crypto.Sig
 	}, ca, csr.PublicKey, key)
 }
 
-// The certificate is the one that kube-controller-manager makes of the same request, but for the
-// serial number and the subject key identifier.
+// Certificates equal those that kube-controller-manager issues for the same request, except for the serial number
+// and the subject key identifier.
 func TestIssuesSameCertificateAsKCM(t *testing.T) {
 	for caName, key := range map[string]crypto.Signer{"P-384": csrtest.ECDSA(elliptic.P384()), "RSA": csrtest.RSA2048()} {
 		root := caCertificate(t, "kubernetes", key, nil, nil, nil)
@@ -52,7 +52,7 @@ func TestIssuesSameCertificateAsKCM(t *testing.T) {
 			},
 			{certificates.KubeletServingSignerName, servingUsages, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
 			{certificates.KubeAPIServerClientSignerName, []certificates.KeyUsage{certificates.UsageClientAuth}, 0, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
-			{ // of no signer of Kubernetes: extended usages are sorted, each once
+			{ // usages of no Kubernetes signer: extended usages are sorted and unique
 				certificates.KubeAPIServerClientSignerName,
 				[]certificates.KeyUsage{certificates.UsageSMIME, certificates.UsageClientAuth, certificates.UsageEmailProtection, certificates.UsageSigning, certificates.UsageServerAuth},
 				x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageEmailProtection},
@@ -77,7 +77,7 @@ func TestIssuesSameCertificateAsKCM(t *testing.T) {
 	}
 }
 
-// describe is all of a certificate that does not differ by chance, as text.
+// describe lists all parts of a certificate that do not differ by chance.
 func describe(cert *x509.Certificate) string {
 	var lines []string
 	add := func(what string, der []byte) { lines = append(lines, what+" "+new(big.Int).SetBytes(der).Text(16)) }
@@ -93,7 +93,7 @@ func describe(cert *x509.Certificate) string {
 	return strings.Join(lines, "\n")
 }
 
-// signsOtherDigest is a key that signs something else than it is given.
+// signsOtherDigest is a defective key: it signs another digest than the given one.
 type signsOtherDigest struct{ crypto.Signer }
 
 func (l signsOtherDigest) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
@@ -106,11 +106,11 @@ func TestIssueVerifiesSignatureOfCAKey(t *testing.T) {
 	csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
 	answer, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 	if err == nil || answer != nil {
-		t.Errorf("a certificate with a wrong signature was issued: %v", err)
+		t.Errorf("got a certificate with an invalid signature, or no error: %v", err)
 	}
 }
 
-// A parsed request that was altered afterwards is not what its signature covers.
+// The signature of a CSR does not cover fields that somebody changed after parsing.
 func TestIssueRefusesRequestChangedAfterParsing(t *testing.T) {
 	ca := newCA(t)
 	for name, change := range map[string]func(*x509.CertificateRequest){
@@ -126,7 +126,7 @@ func TestIssueRefusesRequestChangedAfterParsing(t *testing.T) {
 			csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
 			change(csr)
 			if _, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err == nil {
-				t.Error("issued")
+				t.Error("got a certificate, want an error")
 			}
 		})
 	}

@@ -14,20 +14,19 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
-// A KeyPolicy says which public keys are given a certificate. The zero KeyPolicy is RSA with 2048
-// to 8192 bits, ECDSA on P-256, P-384 and P-521, and Ed25519; any other allows what it names
-// alone.
+// A KeyPolicy limits which public keys get a certificate. The zero KeyPolicy allows RSA with 2048 to 8192 bits, ECDSA
+// on P-256, P-384 and P-521, and Ed25519. Any other KeyPolicy allows only what it names.
 type KeyPolicy struct {
-	// MinRSA and MaxRSA are the least and the most bits of an RSA key. MaxRSA zero allows no RSA
-	// keys; MinRSA zero is [pkcs10.MinRSABits].
+	// MinRSA and MaxRSA are the minimum and the maximum size of an RSA key in bits. MaxRSA zero allows no RSA keys;
+	// MinRSA zero is [pkcs10.MinRSABits].
 	MinRSA, MaxRSA int
-	// Curves are those that ECDSA keys may be on, of [pkcs10.Curves]. None allows no ECDSA keys.
+	// Curves lists the allowed curves of ECDSA keys, out of [pkcs10.Curves]. Empty allows no ECDSA keys.
 	Curves []elliptic.Curve
-	// Ed25519 allows keys of that type.
+	// Ed25519 allows Ed25519 keys.
 	Ed25519 bool
 }
 
-// allKeys is what the zero KeyPolicy stands for.
+// allKeys is the policy that the zero KeyPolicy stands for.
 var allKeys = KeyPolicy{MinRSA: pkcs10.MinRSABits, MaxRSA: pkcs10.MaxRSABits, Curves: pkcs10.Curves(), Ed25519: true}
 
 func (k KeyPolicy) withDefaults() KeyPolicy {
@@ -57,7 +56,7 @@ func (k KeyPolicy) Check() error {
 	return nil
 }
 
-// String is such as "RSA 2048 to 8192 bits, ECDSA P-256, Ed25519".
+// String returns the allowed keys for people, for example "RSA 2048 to 8192 bits, ECDSA P-256, Ed25519".
 func (k KeyPolicy) String() string {
 	k = k.withDefaults()
 	var kinds []string
@@ -73,21 +72,21 @@ func (k KeyPolicy) String() string {
 	return strings.Join(kinds, ", ")
 }
 
-// check refuses a key that [pkcs10.Check] has passed and the policy does not allow.
+// check refuses a key that [pkcs10.Check] accepts and the policy does not allow.
 func (k KeyPolicy) check(key any) error {
 	k = k.withDefaults()
 	switch key := key.(type) {
 	case *rsa.PublicKey:
 		if bits := key.N.BitLen(); bits < k.MinRSA || bits > k.MaxRSA {
-			return approval.Refuse("an RSA key of %d bits is given, want %s", bits, k)
+			return approval.Refuse("the RSA key has %d bits, want %s", bits, k)
 		}
 	case *ecdsa.PublicKey:
 		if !slices.Contains(k.Curves, key.Curve) {
-			return approval.Refuse("an ECDSA key on %s is given, want %s", key.Curve.Params().Name, k)
+			return approval.Refuse("the ECDSA key is on curve %s, want %s", key.Curve.Params().Name, k)
 		}
 	case ed25519.PublicKey:
 		if !k.Ed25519 {
-			return approval.Refuse("an Ed25519 key is given, want %s", k)
+			return approval.Refuse("the key is Ed25519, want %s", k)
 		}
 	}
 	return nil

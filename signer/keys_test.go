@@ -41,7 +41,7 @@ func TestKeyPolicyLimitsKeys(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := test.policy.String(); got != test.want {
-				t.Errorf("%q, want %q", got, test.want)
+				t.Errorf("got %q, want %q", got, test.want)
 			}
 			profile := signer.Profile{Usages: clientUsages, Keys: test.policy}
 			issue := func(key crypto.Signer) error {
@@ -56,7 +56,7 @@ func TestKeyPolicyLimitsKeys(t *testing.T) {
 			}
 			for _, key := range test.no {
 				if err := issue(key); !errors.As(err, new(*approval.Refused)) {
-					t.Errorf("%T: %v, want it refused", key, err)
+					t.Errorf("%T: got %v, want a refusal", key, err)
 				}
 			}
 		})
@@ -68,19 +68,19 @@ func TestKeyPolicyCheckRefusesInvalidRanges(t *testing.T) {
 		policy signer.KeyPolicy
 		want   string
 	}{
-		{signer.KeyPolicy{MinRSA: 1024, MaxRSA: 4096}, "1024 to 4096 bits given, want a range within 2048 to 8192"},
+		{signer.KeyPolicy{MinRSA: 1024, MaxRSA: 4096}, "RSA key sizes are 1024 to 4096 bits, want a range within 2048 to 8192"},
 		{signer.KeyPolicy{MaxRSA: 16384}, "2048 to 16384"},
 		{signer.KeyPolicy{MinRSA: 4096, MaxRSA: 3072}, "4096 to 3072"},
 		{signer.KeyPolicy{MaxRSA: 1024}, "2048 to 1024"},
-		{signer.KeyPolicy{MinRSA: 4096}, "of at most none"},
+		{signer.KeyPolicy{MinRSA: 4096}, "without a maximum"},
 		{signer.KeyPolicy{Ed25519: true, MinRSA: -1, MaxRSA: -1}, "-1"},
-		{signer.KeyPolicy{Curves: []elliptic.Curve{elliptic.P224()}}, "none of P-256"},
+		{signer.KeyPolicy{Curves: []elliptic.Curve{elliptic.P224()}}, "unsupported elliptic curve, want P-256"},
 	} {
 		if err := test.policy.Check(); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: %v, want %q", test.policy, err, test.want)
 		}
 		if err := (signer.Profile{Usages: clientUsages, Keys: test.policy}).Check(); err == nil {
-			t.Errorf("a profile has %+v", test.policy)
+			t.Errorf("Profile.Check accepts the key policy %+v", test.policy)
 		}
 	}
 }
@@ -129,7 +129,7 @@ func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 	}
 }
 
-// RSA with an even exponent or below 3 is none: everybody could sign for such a key, or nobody.
+// An RSA exponent that is even or below 3 makes a useless key: signatures are forgeable or impossible.
 func TestRefusesInvalidRSAExponents(t *testing.T) {
 	ca := newCA(t)
 	csr := csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, csrtest.RSA2048())
@@ -139,7 +139,7 @@ func TestRefusesInvalidRSAExponents(t *testing.T) {
 		_, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: &other, Usages: clientUsages}, time.Now())
 		refused := errors.As(err, new(*approval.Refused)) && strings.Contains(err.Error(), "public exponent")
 		if refused == good {
-			t.Errorf("exponent %d: %v, want it refused for the exponent: %t", exponent, err, !good)
+			t.Errorf("exponent %d: got %v, want a refusal: %t", exponent, err, !good)
 		}
 	}
 }

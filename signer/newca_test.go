@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-// opaque is a key that is none of the standard library's.
+// opaque is a key whose public key has a type that the standard library does not know.
 type opaque struct{ crypto.Signer }
 
 func (opaque) Public() crypto.PublicKey { return struct{}{} }
@@ -30,7 +30,7 @@ func TestNewCARefusesUnusableCertificatesAndKeys(t *testing.T) {
 		key   crypto.Signer
 		want  string
 	}{
-		"nil certificate":           {[]*x509.Certificate{good, nil}, key, "certificate 2 of 2: none given"},
+		"nil certificate":           {[]*x509.Certificate{good, nil}, key, "certificate 2 of 2: missing certificate"},
 		"without basic constraints": {[]*x509.Certificate{&without}, key, "is not a CA"},
 		"key of an unknown type":    {[]*x509.Certificate{good}, opaque{key}, "want RSA, ECDSA or Ed25519"},
 	} {
@@ -40,8 +40,8 @@ func TestNewCARefusesUnusableCertificatesAndKeys(t *testing.T) {
 	}
 }
 
-// A new root that the old one has signed has one name as subject and issuer. Clients that have the old root
-// alone need it in the chain.
+// A new root that the old root has signed has the same subject and issuer. Clients that only trust the old root
+// need it in the chain.
 func TestChainIncludesCrossSignedRoot(t *testing.T) {
 	oldKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "kubernetes", oldKey, nil, nil, nil)
@@ -56,7 +56,7 @@ func TestChainIncludesCrossSignedRoot(t *testing.T) {
 	}
 }
 
-// A CA with a new name and the key of the old one is not self-signed, although its own key verifies it.
+// A renamed CA keeps the key of the old one. It is not self-signed, although its own key verifies its signature.
 func TestChainIncludesRenamedCA(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "old", key, nil, nil, nil)
@@ -114,7 +114,7 @@ func TestLoadCAReportsMissingFile(t *testing.T) {
 	}
 }
 
-// inDevice is a key that signs and cannot be read.
+// inDevice is a key that can sign but cannot be exported.
 type inDevice struct{ crypto.Signer }
 
 func TestPEMFailsForKeyThatCannotBeExported(t *testing.T) {

@@ -20,11 +20,10 @@ func encodeCertificate(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: der})
 }
 
-// LoadCA reads a CA from PEM files: certFile holds one or more certificates, keyFile the private
-// key of one of them (PKCS #8, PKCS #1 or SEC 1; RSA, ECDSA or Ed25519; not encrypted). The
-// files may be the same one. Errors name the file, and never hold anything of a key. A key file that
-// every user may read or write is refused with [ErrExposed], and so is a certificate file that every
-// user may write: what is in it, machines trust.
+// LoadCA reads a CA from PEM files. certFile holds one or more certificates. keyFile holds the private key of one of
+// them: RSA, ECDSA or Ed25519, as PKCS #8, PKCS #1 or SEC 1, not encrypted. Both may be the same file. Errors name
+// the file, and never contain a part of the key. LoadCA refuses with [ErrExposed] a key file that every user may read
+// or write. It also refuses a certificate file that every user may write, because machines trust its content.
 func LoadCA(certFile, keyFile string) (*CA, error) {
 	certPEM, err := readPrivate(certFile, 0o002)
 	if err != nil {
@@ -49,11 +48,11 @@ func LoadCA(certFile, keyFile string) (*CA, error) {
 	return ca, nil
 }
 
-// ErrExposed is wrapped when every user of the machine may read or write a file of a CA.
-var ErrExposed = errors.New("file is open to every user")
+// ErrExposed is wrapped if every user of the machine may read or write a file of a CA.
+var ErrExposed = errors.New("file is accessible to every user")
 
-// readPrivate reads a file whose mode has none of the bits. A group may have it: the files of a Secret
-// in a pod belong to one.
+// readPrivate reads a file whose mode has none of the given bits. The group may have access: the files of a Secret in
+// a pod belong to one.
 func readPrivate(path string, bits fs.FileMode) (content []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -65,13 +64,13 @@ func readPrivate(path string, bits fs.FileMode) (content []byte, err error) {
 		return nil, err
 	}
 	if mode := info.Mode(); runtime.GOOS != "windows" && mode.IsRegular() && mode.Perm()&bits != 0 {
-		return nil, fmt.Errorf("%s: %w: mode %04o, want %04o or less (in a Secret volume: defaultMode)", path, ErrExposed, mode.Perm(), mode.Perm()&^bits)
+		return nil, fmt.Errorf("%s: %w: mode is %04o, want at most %04o (in a Secret volume, set defaultMode)", path, ErrExposed, mode.Perm(), mode.Perm()&^bits)
 	}
 	return io.ReadAll(f)
 }
 
-// PEM encodes what [LoadCA] reads: the bundle, and the key as PKCS #8. A key that is not in
-// memory, such as one in an HSM, cannot be encoded.
+// PEM encodes the bundle and the key (PKCS #8) for [LoadCA]. It fails for a key that is not in memory, for example in
+// an HSM.
 func (ca *CA) PEM() (certs, key []byte, err error) {
 	der, err := x509.MarshalPKCS8PrivateKey(ca.key)
 	if err != nil {
@@ -83,9 +82,8 @@ func (ca *CA) PEM() (certs, key []byte, err error) {
 	return certs, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// pemBlocks gives all blocks of a PEM file. encoding/pem skips what it cannot read without a
-// word: here a block that begins and cannot be read is an error, since a file that is still
-// being written would have fewer certificates than it is to have.
+// pemBlocks returns all blocks of a PEM file. It fails if a block begins and cannot be read, which encoding/pem
+// silently skips. Otherwise a file that is still being written would seem to have fewer certificates.
 func pemBlocks(data []byte) ([]*pem.Block, error) {
 	begins := bytes.Count(append([]byte{'\n'}, data...), []byte("\n-----BEGIN "))
 	var blocks []*pem.Block
@@ -93,13 +91,12 @@ func pemBlocks(data []byte) ([]*pem.Block, error) {
 		blocks = append(blocks, block)
 	}
 	if len(blocks) < begins {
-		return nil, fmt.Errorf("%d PEM blocks begin and %d can be read: one is damaged or cut off", begins, len(blocks))
+		return nil, fmt.Errorf("%d PEM blocks begin, but only %d can be read: a block is damaged or truncated", begins, len(blocks))
 	}
 	return blocks, nil
 }
 
-// parseCertificates reads all certificates of a PEM file, and skips blocks of other types and
-// text between blocks, as such files have it.
+// parseCertificates reads all certificates of a PEM file. It skips blocks of other types, and text between blocks.
 func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	blocks, err := pemBlocks(data)
 	if err != nil {
@@ -122,8 +119,8 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// parseKey reads the one private key of a PEM file. What crypto/x509 says about a malformed key
-// is not passed on: nothing of a key may get into a log.
+// parseKey reads the only private key of a PEM file. It drops the errors of crypto/x509, because no part of a key may
+// get into a log.
 func parseKey(data []byte) (crypto.Signer, error) {
 	blocks, err := pemBlocks(data)
 	if err != nil {
@@ -132,10 +129,10 @@ func parseKey(data []byte) (crypto.Signer, error) {
 	var key crypto.Signer
 	for _, block := range blocks {
 		if !strings.HasSuffix(block.Type, "PRIVATE KEY") {
-			continue // such as EC PARAMETERS, which openssl writes before the key
+			continue // for example EC PARAMETERS, which openssl writes before the key
 		}
 		if block.Type == "ENCRYPTED PRIVATE KEY" || bytes.Contains([]byte(block.Headers["Proc-Type"]), []byte("ENCRYPTED")) {
-			return nil, errors.New("the key is encrypted: want it in clear text, readable by its owner only")
+			return nil, errors.New("the key is encrypted: want an unencrypted key that only its owner may read")
 		}
 		if key != nil {
 			return nil, errors.New("more than one private key found: want one")

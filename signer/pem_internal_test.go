@@ -28,10 +28,10 @@ func TestReportsMalformedPEM(t *testing.T) {
 		want  string
 	}{
 		"no certificate":         {certificates, nil, "no certificate found"},
-		"certificate cut off":    {certificates, cut, "damaged or cut off"},
+		"certificate cut off":    {certificates, cut, "damaged or truncated"},
 		"malformed certificate":  {certificates, block("CERTIFICATE"), "certificate 1: x509"},
 		"no key":                 {key, nil, "no private key found"},
-		"key beside a cut block": {key, append(block("EC PARAMETERS"), cut...), "damaged or cut off"},
+		"key beside a cut block": {key, append(block("EC PARAMETERS"), cut...), "damaged or truncated"},
 		"malformed key":          {key, block("PRIVATE KEY"), "holds no valid key"},
 		"key that cannot sign":   {key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), "cannot sign"},
 		"key of another type":    {key, block("DSA PRIVATE KEY"), "PEM block of type DSA PRIVATE KEY"},

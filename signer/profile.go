@@ -11,44 +11,41 @@ import (
 )
 
 const (
-	// backdate is how long before now a certificate begins, for machines whose clock is late.
+	// backdate is how long before its issuance a certificate begins, for machines whose clock is slow.
 	backdate = 5 * time.Minute
-	// shortLived certificates are not made shorter by backdate at their end: it is one percent
-	// of 8 hours.
+	// shortLived is the lifetime below which a certificate does not end earlier by backdate. Five minutes are one
+	// percent of 8 hours.
 	shortLived = 8 * time.Hour
 
-	// DefaultDuration is the lifetime of certificates unless [Profile.Default] says otherwise,
-	// as in kube-controller-manager.
+	// DefaultDuration is the default of [Profile.Default], as in kube-controller-manager.
 	DefaultDuration = 365 * 24 * time.Hour
-	// DefaultMin is the shortest lifetime that can be asked for unless [Profile.Min] says
-	// otherwise, as in kube-controller-manager.
+	// DefaultMin is the default of [Profile.Min], as in kube-controller-manager.
 	DefaultMin = 10 * time.Minute
-	// MinDuration is the shortest lifetime that any profile may have. A kubelet renews when 70
-	// to 90 percent of a certificate's time have passed, counted from its beginning, which is
-	// five minutes ago: with less than three minutes to come that is at once, and for ever.
+	// MinDuration is the shortest lifetime that a profile may have. A kubelet renews after 70 to 90 percent of a
+	// certificate's validity, which begins five minutes before its issuance. With a lifetime below three minutes it
+	// could renew at once, in a loop.
 	MinDuration = 3 * time.Minute
 )
 
-// ErrExpiredCA is wrapped when the CA has expired: nothing can be issued until it is replaced.
+// ErrExpiredCA is wrapped if the CA has expired: nothing can be issued until it is replaced.
 var ErrExpiredCA = errors.New("the CA has expired")
 
-// A Profile is what certificates of one signer are like. The zero Profile issues nothing, since
-// it allows no usages.
+// A Profile sets the usages, lifetimes and keys of one signer's certificates. The zero Profile issues nothing,
+// because it allows no usages.
 type Profile struct {
-	// Usages are those that may be asked for. A request need not ask for all of them.
+	// Usages are the allowed usages. A request need not ask for all of them.
 	Usages []certificates.KeyUsage
-	// Min is the shortest lifetime that can be asked for; less is raised to it. Zero is
-	// [DefaultMin].
+	// Min is the shortest lifetime; a shorter request is raised to it. Zero means [DefaultMin].
 	Min time.Duration
-	// Default is the lifetime where none is asked for. Zero is [DefaultDuration].
+	// Default is the lifetime if the request asks for none. Zero means [DefaultDuration].
 	Default time.Duration
-	// Max is the longest lifetime that can be asked for; more is cut to it. Zero is Default.
+	// Max is the longest lifetime; a longer request is cut to it. Zero means Default.
 	Max time.Duration
-	// Keys are the public keys that may have one. Zero is all that are any good.
+	// Keys limits the public keys. The zero KeyPolicy allows all keys that are strong enough.
 	Keys KeyPolicy
 }
 
-// Check says what is wrong with the profile, or nil.
+// Check returns an error if the profile is invalid.
 func (p Profile) Check() error {
 	if len(p.Usages) == 0 {
 		return errors.New("profile without usages: want at least one")
@@ -66,17 +63,17 @@ func (p Profile) Check() error {
 	}{{"shortest", minimum}, {"default", standard}, {"longest", maximum}} {
 		if d.value < MinDuration {
 			return fmt.Errorf("%s duration of certificates is %s, want at least %s: a certificate begins %s before it is issued, "+
-				"and a kubelet would renew a shorter one again at once", d.what, d.value, MinDuration, backdate)
+				"so a kubelet would renew a shorter one at once", d.what, d.value, MinDuration, backdate)
 		}
 	}
 	if standard > maximum {
-		return fmt.Errorf("default duration of certificates is %s, and the longest %s", standard, maximum)
+		return fmt.Errorf("default duration of certificates is %s, want at most the longest duration %s", standard, maximum)
 	}
 	if p.Min > maximum {
-		return fmt.Errorf("shortest duration of certificates is %s, and the longest %s", p.Min, maximum)
+		return fmt.Errorf("shortest duration of certificates is %s, want at most the longest duration %s", p.Min, maximum)
 	}
-	if p.Min > standard { // a Default below DefaultMin is meant, and used as it is
-		return fmt.Errorf("default duration of certificates is %s, and the shortest %s", standard, p.Min)
+	if p.Min > standard { // a Default below DefaultMin is allowed, and used as it is
+		return fmt.Errorf("default duration of certificates is %s, want at least the shortest duration %s", standard, p.Min)
 	}
 	return nil
 }
@@ -111,20 +108,23 @@ func (p Profile) durations() (minimum, standard, maximum time.Duration) {
 	return minimum, standard, maximum
 }
 
-// Validity is when a certificate that is issued now begins and ends, in whole seconds, if a
-// lifetime of requested is asked for (zero: none) and the CA ends at caNotAfter. It is the
-// arithmetic of kube-controller-manager: a lifetime asked for is held between Min and Max; the
-// beginning is five minutes before now; the end is now and the lifetime, less five minutes if
-// that is 8 hours or more, and never after the CA's. The error wraps [ErrExpiredCA].
+// Validity returns when a certificate that is issued now begins and ends, in whole seconds. The arithmetic is that of
+// kube-controller-manager:
+//
+//   - The requested lifetime is kept between Min and Max; zero means Default.
+//   - The certificate begins five minutes before now.
+//   - It ends after the lifetime, less five minutes if that is 8 hours or more, and never after caNotAfter.
+//
+// The error wraps [ErrExpiredCA].
 func (p Profile) Validity(caNotAfter time.Time, requested time.Duration, now time.Time) (notBefore, notAfter time.Time, err error) {
 	if !now.Before(caNotAfter) {
-		return time.Time{}, time.Time{}, fmt.Errorf("%w: it ended at %s, it is %s", ErrExpiredCA,
+		return time.Time{}, time.Time{}, fmt.Errorf("%w: it expired at %s, the time is %s", ErrExpiredCA,
 			caNotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	minimum, d, maximum := p.durations()
 	switch {
 	case requested == 0:
-	case requested > maximum: // before the minimum, which may be more
+	case requested > maximum: // checked before the minimum, which may be larger
 		d = maximum
 	case requested < minimum:
 		d = minimum
@@ -139,6 +139,6 @@ func (p Profile) Validity(caNotAfter time.Time, requested time.Duration, now tim
 	if notAfter.After(caNotAfter) {
 		notAfter = caNotAfter
 	}
-	// X.509 has no fractions of seconds; truncated here, the times can be compared later.
+	// X.509 has no fractions of seconds. After truncation, the times can be compared with those of the certificate.
 	return notBefore.UTC().Truncate(time.Second), notAfter.UTC().Truncate(time.Second), nil
 }

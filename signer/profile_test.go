@@ -24,23 +24,23 @@ func TestValidityWithinBoundsOfProfileAndCA(t *testing.T) {
 	}{
 		{name: "zero profile", ca: far, ends: 365*24*h - 5*time.Minute},
 		{name: "default", profile: signer.Profile{Default: 24 * h}, ca: far, ends: 24*h - 5*time.Minute},
-		{name: "asked for less", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 12 * h, ends: 12*h - 5*time.Minute},
-		{name: "asked for more", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 48 * h, ends: 24*h - 5*time.Minute},
-		{name: "asked for more, within max", profile: signer.Profile{Default: 24 * h, Max: 72 * h}, ca: far, requested: 48 * h, ends: 48*h - 5*time.Minute},
+		{name: "requested less", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 12 * h, ends: 12*h - 5*time.Minute},
+		{name: "requested more", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 48 * h, ends: 24*h - 5*time.Minute},
+		{name: "requested more, within max", profile: signer.Profile{Default: 24 * h, Max: 72 * h}, ca: far, requested: 48 * h, ends: 48*h - 5*time.Minute},
 		{name: "exactly max", profile: signer.Profile{Default: 24 * h, Max: 48 * h}, ca: far, requested: 48 * h, ends: 48*h - 5*time.Minute},
 		{name: "more than max", profile: signer.Profile{Default: 24 * h, Max: 48 * h}, ca: far, requested: 48*h + 1, ends: 48*h - 5*time.Minute},
 		{name: "8 h", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 8 * h, ends: 8*h - 5*time.Minute},
 		{name: "less than 8 h", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 8*h - time.Second, ends: 8*h - time.Second},
-		{name: "the API's least", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 10 * time.Minute, ends: 10 * time.Minute},
-		{name: "less than the least", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 9 * time.Minute, ends: 10 * time.Minute},
+		{name: "minimum of the API", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 10 * time.Minute, ends: 10 * time.Minute},
+		{name: "below the minimum", profile: signer.Profile{Default: 24 * h}, ca: far, requested: 9 * time.Minute, ends: 10 * time.Minute},
 		{name: "negative", profile: signer.Profile{Default: 24 * h}, ca: far, requested: -h, ends: 10 * time.Minute},
-		{name: "own least", profile: signer.Profile{Default: 24 * h, Min: h}, ca: far, requested: 30 * time.Minute, ends: h},
-		{name: "a short default is used as it is", profile: signer.Profile{Default: 5 * time.Minute}, ca: far, ends: 5 * time.Minute},
-		{name: "a short maximum holds against the least", profile: signer.Profile{Default: 5 * time.Minute}, ca: far, requested: 10 * time.Minute, ends: 5 * time.Minute},
-		{name: "the CA ends before", profile: signer.Profile{Default: 24 * h}, ca: second.Add(h), ends: h},
-		{name: "the CA ends a second before", profile: signer.Profile{Default: h}, ca: second.Add(h - time.Second), ends: h - time.Second},
-		{name: "the CA ends with it", profile: signer.Profile{Default: h}, ca: second.Add(h), ends: h},
-		{name: "the CA ends in the next instant", profile: signer.Profile{Default: h}, ca: second.Add(time.Second), ends: time.Second},
+		{name: "configured minimum", profile: signer.Profile{Default: 24 * h, Min: h}, ca: far, requested: 30 * time.Minute, ends: h},
+		{name: "short default is used unchanged", profile: signer.Profile{Default: 5 * time.Minute}, ca: far, ends: 5 * time.Minute},
+		{name: "short maximum wins over the minimum", profile: signer.Profile{Default: 5 * time.Minute}, ca: far, requested: 10 * time.Minute, ends: 5 * time.Minute},
+		{name: "CA ends first", profile: signer.Profile{Default: 24 * h}, ca: second.Add(h), ends: h},
+		{name: "CA ends a second before", profile: signer.Profile{Default: h}, ca: second.Add(h - time.Second), ends: h - time.Second},
+		{name: "CA ends at the same time", profile: signer.Profile{Default: h}, ca: second.Add(h), ends: h},
+		{name: "CA ends a second from now", profile: signer.Profile{Default: h}, ca: second.Add(time.Second), ends: time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			begins, ends, err := test.profile.Validity(test.ca, test.requested, now)
@@ -54,13 +54,13 @@ func TestValidityWithinBoundsOfProfileAndCA(t *testing.T) {
 				t.Errorf("ends %s, want %s", ends, want)
 			}
 			if begins.Location() != time.UTC || ends.Location() != time.UTC {
-				t.Error("not in UTC")
+				t.Error("got times that are not in UTC")
 			}
 		})
 	}
 	for _, ca := range []time.Time{now, second, now.Add(-h)} {
 		if _, _, err := (signer.Profile{}).Validity(ca, 0, now); !errors.Is(err, signer.ErrExpiredCA) {
-			t.Errorf("CA that ended %s before: error is %v", now.Sub(ca), err)
+			t.Errorf("CA expired %s ago: got error %v, want ErrExpiredCA", now.Sub(ca), err)
 		}
 	}
 }
@@ -81,10 +81,10 @@ func TestProfileCheckRefusesInvalidDurationsAndUsages(t *testing.T) {
 		{name: "under three minutes", profile: signer.Profile{Usages: clientUsages, Default: 3*time.Minute - 1}, want: "renew"},
 		{name: "least under three minutes", profile: signer.Profile{Usages: clientUsages, Min: time.Minute}, want: "shortest"},
 		{name: "negative", profile: signer.Profile{Usages: clientUsages, Max: -h}, want: "longest"},
-		{name: "default over max", profile: signer.Profile{Usages: clientUsages, Default: 3 * h, Max: 2 * h}, want: "default duration of certificates is 3h0m0s, and the longest 2h0m0s"},
-		{name: "least over default", profile: signer.Profile{Usages: clientUsages, Min: h, Default: 5 * time.Minute, Max: 2 * h}, want: "default duration of certificates is 5m0s, and the shortest 1h0m0s"},
+		{name: "default over max", profile: signer.Profile{Usages: clientUsages, Default: 3 * h, Max: 2 * h}, want: "default duration of certificates is 3h0m0s, want at most the longest duration 2h0m0s"},
+		{name: "least over default", profile: signer.Profile{Usages: clientUsages, Min: h, Default: 5 * time.Minute, Max: 2 * h}, want: "default duration of certificates is 5m0s, want at least the shortest duration 1h0m0s"},
 		{name: "default under the usual least", profile: signer.Profile{Usages: clientUsages, Default: 5 * time.Minute, Max: 2 * h}},
-		{name: "least over max", profile: signer.Profile{Usages: clientUsages, Min: 3 * h, Default: 2 * h}, want: "shortest duration of certificates is 3h0m0s, and the longest 2h0m0s"},
+		{name: "least over max", profile: signer.Profile{Usages: clientUsages, Min: 3 * h, Default: 2 * h}, want: "shortest duration of certificates is 3h0m0s, want at most the longest duration 2h0m0s"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := test.profile.Check()

@@ -11,47 +11,47 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// ReasonTooManyCertificates: the requester has used up its rate of certificates or of refusals. It is a
-// reason to wait.
+// ReasonTooManyCertificates: the requester has used up its rate of certificates or of refusals. The request waits.
 const ReasonTooManyCertificates = "TooManyCertificates"
 
-// Rates of certificates. Each one is an entry of the record, of 3 KB.
+// Rates of certificates. Each certificate is an entry of 3 KB in the record.
 const (
-	// machineEvery and machineBurst are for one machine, or for one key of somebody who has them signed
-	// for many. A kubelet whose two certificates last for [MinDuration] renews three times a minute.
+	// machineEvery and machineBurst apply to one machine. They also apply to each key of a requester that has keys of
+	// many machines signed. A kubelet whose two certificates last for [MinDuration] renews three times a minute.
 	machineEvery, machineBurst = 15 * time.Second, 60
-	// manyEvery and manyBurst are for a bootstrap token, on which thousands of machines may join at once,
-	// and for the refusals of a requester that asks for thousands of certificates.
+	// manyEvery and manyBurst apply to a bootstrap token, with which thousands of machines may join at once. They
+	// also apply to the refusals of a requester that requests thousands of certificates.
 	manyEvery, manyBurst = time.Second, 10_000
 )
 
-// TooMany is the error of a requester that has to wait for its next certificate. [Waits] gives its verdict.
+// TooMany is the error if a requester has used up its rate. [WaitDecision] returns its verdict.
 type TooMany struct {
-	// After is how long it has to wait.
+	// After is how long the requester has to wait.
 	After time.Duration
 
 	requester string
 }
 
-// Error says who has to wait, and for how long.
+// Error names the requester and how long it has to wait.
 func (t *TooMany) Error() string {
 	return fmt.Sprintf("%.300s has used up its rate of certificates; retry in %s", t.requester, t.After.Round(time.Second))
 }
 
-// An allowance is burst certificates at once, and one more each time every has passed.
+// An allowance is a rate limit: burst certificates at once, and one more each time every has passed.
 type allowance struct {
 	key   digest
 	every time.Duration
 	burst int
 }
 
-// allowances are what one more certificate, or one more refusal, of a request is taken from.
+// allowances returns the rate limits that one more certificate, or one more refusal, counts against.
 //
-// A node has one allowance, whatever it asks for. A bootstrap token has one, and each machine that
-// joins on it another, so that one that asks without end leaves others theirs. Everybody else may have
-// certificates signed for thousands of machines: the allowance is for each key. Refusals have their own,
-// so that what a machine asks for in vain does not keep it from renewing; they are not counted by key,
-// since a key costs nothing.
+// A node has one allowance for all its requests. A bootstrap token has one, and each machine that joins with it has
+// another. So one machine that requests without end leaves some for the others. Any other requester may have
+// certificates signed for thousands of machines, so it has an allowance for each key.
+//
+// Refusals have allowances of their own, so that refused requests do not keep a machine from renewing. They are not
+// counted by key, because a new key costs nothing.
 func allowances(r approval.Request, refusal bool) []allowance {
 	kind := "issued"
 	if refusal {
@@ -72,11 +72,11 @@ func allowances(r approval.Request, refusal bool) []allowance {
 	return []allowance{machine(pkcs10.KeyID(r.CSR))}
 }
 
-// rates keep what is left of each allowance. An allowance that is not used for long is dropped, and is whole
-// at its next use.
+// rates keeps what is left of each allowance. It drops an allowance that is not used for long, which is full at its
+// next use.
 type rates struct{ left twoGenCache[*rate.Limiter] }
 
-// take takes one of each allowance, or is a [*TooMany] and takes none. With spend false nothing is taken.
+// take takes one from each allowance, or returns a [*TooMany] and takes none. If spend is false, it takes nothing.
 func (l *rates) take(r approval.Request, refusal, spend bool, now time.Time) error {
 	l.left.Lock()
 	defer l.left.Unlock()

@@ -16,7 +16,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A throttled authority has a clock that stands.
+// throttled is an authority whose clock only moves when the test moves it.
 type throttled struct {
 	*signer.Authority
 	log *entries
@@ -31,7 +31,7 @@ func newThrottled(t *testing.T) *throttled {
 	return all
 }
 
-// ask asks so many times with a pause before each, and gives how many certificates that made.
+// ask makes the given number of requests with a pause before each and returns how many got a certificate.
 func (a *throttled) ask(t *testing.T, times int, pause time.Duration, request func(i int) approval.Request) (issued int) {
 	t.Helper()
 	for i := range times {
@@ -54,8 +54,7 @@ func renewalOf(t *testing.T, name, user string) func(int) approval.Request {
 	return func(int) approval.Request { return r }
 }
 
-// Whatever a node does, its entries in the record take few megabytes a day: they took 24 GB, of 100
-// requests a second.
+// Without a limit, one node with 100 requests a second wrote 24 GB a day to the issuance record.
 func TestOneNodeCannotFillTheRecord(t *testing.T) {
 	a := newThrottled(t)
 	client := renewalOf(t, "worker-1", "system:node:worker-1")
@@ -76,20 +75,20 @@ func TestOneNodeCannotFillTheRecord(t *testing.T) {
 		bytes += len(line) + 1
 	}
 	if day := 24 * bytes; issued > 300 || issued < 299 || day > 30<<20 {
-		t.Errorf("a node has %d certificates in an hour, which is %d bytes a day; want 60 and 240 more", issued, day)
+		t.Errorf("got %d certificates in an hour and %d bytes a day, want 60 at once, 240 later and at most 30 MiB", issued, day)
 	}
-	// Others have theirs, and it has its next one when that was said.
+	// Other nodes are not limited by it. The node gets its next certificate after the stated time.
 	if n := a.ask(t, 60, 0, renewalOf(t, "worker-2", "system:node:worker-2")); n != 60 {
-		t.Errorf("another node has %d certificates at once, want 60", n)
+		t.Errorf("another node got %d certificates at once, want 60", n)
 	}
 	_, _, err := a.Issue(t.Context(), client(0))
 	var many *signer.TooMany
 	if !errors.As(err, &many) || many.After > 15*time.Second {
-		t.Fatalf("%v, want to wait for 15s at most", err)
+		t.Fatalf("got %v, want TooMany with at most 15s to wait", err)
 	}
 	a.now = a.now.Add(many.After)
 	if _, _, err := a.Issue(t.Context(), client(0)); err != nil {
-		t.Errorf("when it is its turn: %v", err)
+		t.Errorf("after the stated time: %v", err)
 	}
 }
 
@@ -126,18 +125,19 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	}
 }
 
-// A request that its rule denies is not denied where there is no room for it: it waits.
+// A request that a rule denies waits if the rate of its requester is used up: the record has no slot for the
+// denial.
 func TestDenialBeyondTheRateWaits(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
 	for i := range 70 {
 		r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 		_, d, err := a.Issue(t.Context(), r)
 		if want := i < 60; (d.Verdict == approval.Deny) != want || (err == nil) != want || !want && (d.Verdict != approval.Wait || d.Reason != signer.ReasonTooManyCertificates) {
-			t.Fatalf("request %d: %+v %v", i, d, err)
+			t.Fatalf("request %d: got %+v, %v", i, d, err)
 		}
 	}
 	if len(log.all) != 60 {
-		t.Errorf("%d are recorded, want 60", len(log.all))
+		t.Errorf("got %d recorded denials, want 60", len(log.all))
 	}
 }
 
@@ -145,7 +145,7 @@ func TestUnthrottledAuthorityHasNoRate(t *testing.T) {
 	a := newThrottled(t)
 	a.Unthrottled = true
 	if n := a.ask(t, 500, 0, renewalOf(t, "worker-1", "system:node:worker-1")); n != 500 {
-		t.Errorf("%d certificates of 500", n)
+		t.Errorf("got %d certificates, want 500", n)
 	}
 }
 

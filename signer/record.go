@@ -18,10 +18,10 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// self is the approver of what the rules have approved.
+// self is the approver of requests that the rules have approved.
 const self = "kubejoin"
 
-// recordTimeout is how long a record may take to keep an entry.
+// recordTimeout is the timeout for storing an entry.
 const recordTimeout = 10 * time.Second
 
 // record stores the outcome of signing a request. Its error never wraps a [*approval.Refused]: a refusal that is not
@@ -59,26 +59,26 @@ func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done iss
 	return nil
 }
 
-// recordRefusal keeps a refusal, once for as long as it is the last thing that is known of the
-// request: it may be told again because the first time could not be written.
+// recordRefusal records a refusal, once for as long as it is the last known outcome of the request. The same refusal
+// may come again, because writing it to the CertificateSigningRequest failed.
 func (a *Authority) recordRefusal(ctx context.Context, r approval.Request, e issuance.Entry, reason, message string) error {
 	e.Outcome, e.Reason, e.Message = issuance.Refused, reason, message
 	return a.recordOnce(ctx, r, e)
 }
 
-// repeatAfter is for how long a machine that asks in vain over HTTP is not recorded again: whoever looks
-// for what was refused in the last day finds one that has tried for a week.
+// repeatAfter is how long an outcome of requests over HTTP is not recorded again. So a search for refusals of the last
+// day also finds a machine that has retried for a week.
 const repeatAfter = time.Hour
 
-// recordOnce keeps what the record does not end with about a request, if its requester has not had too
-// many entries for now: that is a [*TooMany].
+// recordOnce records an outcome unless it is the last one recorded for the request. It returns a [*TooMany] if the
+// requester has used up its rate of such entries.
 func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuance.Entry) error {
 	if a.Record == nil {
 		return nil
 	}
 	request, what := key(e), sha256.Sum256([]byte(e.Outcome+" "+e.Message))
 	oldest := time.Time{}
-	if e.RequestUID == "" { // no object that is tried again and again, but a machine that asks
+	if e.RequestUID == "" { // a request over HTTP has no object, and its client retries it
 		oldest = e.Time.Add(-repeatAfter)
 	}
 	if a.lastRecorded.has(request, what, oldest) {
@@ -94,8 +94,7 @@ func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuan
 	return nil
 }
 
-// append keeps an entry, also if whoever asked has left meanwhile: a certificate that was signed
-// is recorded.
+// append stores an entry, even if the client has disconnected: a certificate that was signed must be recorded.
 func (a *Authority) append(ctx context.Context, e issuance.Entry) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
@@ -146,8 +145,8 @@ func (a *Authority) entry(r approval.Request, d approval.Decision) issuance.Entr
 	return e
 }
 
-// Bounds of an entry, in bytes of its JSON: a refused request may hold ten thousand names, and
-// anybody's can be. What a certificate that was issued says is in the certificate as well.
+// Bounds of an entry, in bytes of its JSON. Anybody's request can be refused, and may hold ten thousand names. An
+// issued certificate contains the full values itself.
 const (
 	maxText  = 1024
 	maxList  = 100
@@ -157,8 +156,8 @@ const (
 	maxRefusedLists = 1024
 )
 
-// bounded is an entry of a size that anybody's requests may have, without the secrets of tokens, which
-// people paste anywhere, and without control characters.
+// bounded returns an entry of limited size, because anybody can cause one. It removes the secrets of tokens, which
+// people paste anywhere, and control characters.
 func bounded(e issuance.Entry) issuance.Entry {
 	most, left := maxText, maxLists
 	if e.Outcome != issuance.Issued {
@@ -183,7 +182,7 @@ func bounded(e issuance.Entry) issuance.Entry {
 	return e
 }
 
-// short is a text of which most bytes of JSON are left at most, and how many it takes.
+// short cuts text to at most most bytes of JSON, before the ellipsis, and returns how many bytes it takes.
 func short(text string, most int) (cut string, size int) {
 	text = foreign.Text(text, most)
 	for i, r := range text {
@@ -202,12 +201,12 @@ func short(text string, most int) (cut string, size int) {
 	return text, size
 }
 
-// key tells requests apart: a machine makes a new key for each.
+// key identifies a request. A machine makes a new key pair for each request.
 func key(e issuance.Entry) digest { return digestOf(e.Signer, e.RequestUID, e.Requester, e.SPKI) }
 
 type digest = [sha256.Size]byte
 
-// digestOf tells lists of texts apart.
+// digestOf returns a different digest for each list of texts.
 func digestOf(texts ...string) digest {
 	var all []byte
 	for _, text := range texts {
@@ -216,11 +215,10 @@ func digestOf(texts ...string) digest {
 	return sha256.Sum256(all)
 }
 
-// maxRecent is how many values are remembered at least, if there are as many. It takes 130 bytes
-// for each, and twice as many are the most.
+// maxRecent is how many values a twoGenCache keeps at least. It keeps at most twice as many. A value takes 130 bytes.
 const maxRecent = 16384
 
-// twoGenCache remembers values that were put last, for who holds its lock.
+// twoGenCache is a cache of the values that were put last. The caller must hold its lock.
 type twoGenCache[V any] struct {
 	sync.Mutex
 	last, earlier map[digest]V
@@ -241,17 +239,17 @@ func (m *twoGenCache[V]) put(key digest, v V) {
 	m.last[key] = v
 }
 
-// lastRecorded knows what was recorded last of requests that were not signed. What it forgets is recorded
-// twice, to no harm.
+// lastRecorded caches the last recorded outcome of requests that were not signed. An outcome that it has dropped is recorded
+// twice, which does no harm.
 type lastRecorded struct{ twoGenCache[recordedRefusal] }
 
-// recordedRefusal is what was recorded, and when.
+// recordedRefusal is the digest of a recorded outcome, and when it was recorded.
 type recordedRefusal struct {
 	what digest
 	at   time.Time
 }
 
-// has reports whether what is the last that was noted under key, and that after oldest.
+// has reports whether what is the last outcome noted under key, and was noted after oldest.
 func (t *lastRecorded) has(key, what digest, oldest time.Time) bool {
 	t.Lock()
 	defer t.Unlock()

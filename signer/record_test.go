@@ -28,7 +28,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// entries is a record in memory that keeps nothing while it is full.
+// entries is an issuance record in memory. While full is set, Append fails with it.
 type entries struct {
 	mu   sync.Mutex
 	all  []issuance.Entry
@@ -45,7 +45,7 @@ func (l *entries) Append(ctx context.Context, e issuance.Entry) error {
 	return nil
 }
 
-// outcomes are those of all entries, in their order.
+// outcomes lists the outcomes of all entries in order.
 func (l *entries) outcomes() string {
 	var all []string
 	for _, e := range l.all {
@@ -54,7 +54,7 @@ func (l *entries) outcomes() string {
 	return strings.Join(all, " ")
 }
 
-// A rule approves or denies everything.
+// rule is an approval rule that gives every request the same decision.
 type rule approval.Decision
 
 func (rule) Name() string { return "test" }
@@ -63,7 +63,7 @@ func (r rule) Decide(context.Context, approval.Request, approval.Facts) (approva
 	return approval.Decision(r), nil
 }
 
-// recorded is an authority with a record, whose CA can be taken away, and whose one rule is given.
+// recorded returns an authority with a record and one rule. Setting caErr makes its CA unavailable.
 func recorded(t *testing.T, r rule) (a *signer.Authority, log *entries, caErr *error) {
 	ca, log, caErr := newCA(t), &entries{}, new(error)
 	signers := signer.KubernetesSigners(func() (*signer.CA, error) { return ca, *caErr }, time.Hour)
@@ -188,7 +188,7 @@ func TestRecordsEachRefusalOnce(t *testing.T) {
 	}
 }
 
-// What is refused before the authority is asked is recorded as well, once.
+// Refuse records a request that the caller refused before it reached the authority, once for each requester.
 func TestRefuseRecordsOncePerRequester(t *testing.T) {
 	a, log, _ := recorded(t, rule{})
 	r := approval.Request{SignerName: certificates.KubeletServingSignerName, UID: "uid-1", User: "jane"}
@@ -200,17 +200,17 @@ func TestRefuseRecordsOncePerRequester(t *testing.T) {
 		}
 	}
 	if len(log.all) != 1 || log.all[0].Message != "no PEM: 8w4usg.<redacted>" || log.all[0].Requester != "jane" || log.all[0].SPKI != "" {
-		t.Errorf("recorded %+v, want one refusal of jane's request", log.all)
+		t.Errorf("got entries %+v, want one refusal of jane's request", log.all)
 	}
-	// Another requester's with the same key, or none, is another request.
+	// The same request from another requester has its own entry.
 	r.User = "joe"
 	if err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"}); err == nil || len(log.all) != 2 {
-		t.Errorf("%v, recorded %+v, want joe's as well", err, log.all)
+		t.Errorf("got %v, entries %+v, want another entry for joe", err, log.all)
 	}
 }
 
-// A machine that asks for days is found in the record of the last hour, and does not fill it: over HTTP
-// there is no object of which the first line would be the whole story.
+// Over HTTP, a machine that retries for days has one entry an hour: it does not fill the record, and the last hour
+// shows it. A CSR object (with UID) has one entry in total.
 func TestRecordsRepeatedRefusalOncePerHour(t *testing.T) {
 	for uid, want := range map[string]int{"": 48, "uid-1": 1} {
 		a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
@@ -225,7 +225,7 @@ func TestRecordsRepeatedRefusalOncePerHour(t *testing.T) {
 			now = now.Add(time.Minute)
 		}
 		if len(log.all) != want {
-			t.Errorf("UID %q: %d lines of two days in which a machine asks every minute, want %d", uid, len(log.all), want)
+			t.Errorf("UID %q: got %d entries for two days with a request each minute, want %d", uid, len(log.all), want)
 		}
 	}
 }
@@ -338,20 +338,20 @@ func TestRecordsCertificateOfCanceledRequest(t *testing.T) {
 	}
 }
 
-// Entries have a size that does not depend on what is asked for, and hold no token's secret: one of no
-// certificate, which anybody can have written, takes a few kilobytes.
+// Anybody can cause refusals. Their entries take at most 6 KiB, whatever the request contains, and hold no token
+// secret.
 func TestBoundsSizeOfRefusalEntries(t *testing.T) {
 	for name, test := range map[string]struct {
 		text, address string
 	}{
-		"names":         {"ä", "worker-%d.example.com"},
-		"of JSON":       {`"\`, `"\"\%d`},
-		"of HTML":       {"<&>", "<&><&><&><&>%d"},
-		"of control":    {"\n\x01", "\x01\x02\x7f%d"},
-		"long":          {"ä", strings.Repeat("x", 900) + "%d"},
-		"line of Java":  {"\u2028", "worker-%d"},
-		"empty":         {"", ""},
-		"nothing valid": {"\xff", "\xff%d"},
+		"names":             {"ä", "worker-%d.example.com"},
+		"of JSON":           {`"\`, `"\"\%d`},
+		"of HTML":           {"<&>", "<&><&><&><&>%d"},
+		"of control":        {"\n\x01", "\x01\x02\x7f%d"},
+		"long":              {"ä", strings.Repeat("x", 900) + "%d"},
+		"line break U+2028": {"\u2028", "worker-%d"},
+		"empty":             {"", ""},
+		"nothing valid":     {"\xff", "\xff%d"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: strings.Repeat(test.text, 100_000)})
@@ -370,16 +370,16 @@ func TestBoundsSizeOfRefusalEntries(t *testing.T) {
 			}
 			entry, err := json.Marshal(log.all[0])
 			if err != nil || len(entry) > 6<<10 {
-				t.Errorf("%d bytes are recorded: %.300s %v", len(entry), entry, err)
+				t.Errorf("got an entry of %d bytes, want at most 6 KiB: %.300s %v", len(entry), entry, err)
 			}
 			if text := string(entry); strings.Contains(text, "qwertzuiopasdf") || !strings.Contains(text, `8w4usg.\u003credacted\u003e`) || !strings.Contains(text, "more)") {
-				t.Errorf("recorded %.300s", text)
+				t.Errorf("got entry %.300s, want a redacted token and a note about cut text", text)
 			}
 		})
 	}
 }
 
-// Wherever an entry is cut, it has no part of a token's secret.
+// An entry must hold no part of a token secret, wherever its text is cut.
 func TestEntriesHoldNoPartOfAToken(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 1200 {
@@ -390,7 +390,7 @@ func TestEntriesHoldNoPartOfAToken(t *testing.T) {
 			r.Name = strings.Repeat(filler, n) + " " + token + " " + token + strings.Repeat(" -", 600)
 			r.Usages = []certificates.KeyUsage{certificates.KeyUsage(strings.Repeat("-", n%512)), certificates.KeyUsage(r.Name), certificates.KeyUsage(r.Name)}
 			if err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: r.Name}); err == nil {
-				t.Fatal("not refused")
+				t.Fatal("got no refusal")
 			}
 			e := log.all[0]
 			for _, text := range append([]string{e.Request, e.Message}, e.Usages...) {
@@ -402,13 +402,13 @@ func TestEntriesHoldNoPartOfAToken(t *testing.T) {
 	}
 }
 
-// countsOnly keeps no entries.
+// countsOnly counts entries and keeps none.
 type countsOnly struct{ n int }
 
 func (n *countsOnly) Append(context.Context, issuance.Entry) error { n.n++; return nil }
 
-// However many requests fail, what is remembered of them has a bound; and as many as a large
-// cluster has at once are each recorded once.
+// The authority keeps a bounded number of recorded requests in memory, but enough for a large cluster: 15,000
+// requests are each recorded once.
 func TestBoundsMemoryOfRecordedRequests(t *testing.T) {
 	log := &countsOnly{}
 	a := &signer.Authority{Record: log}
@@ -429,13 +429,13 @@ func TestBoundsMemoryOfRecordedRequests(t *testing.T) {
 		}
 	}
 	if log.n != 15_000 {
-		t.Errorf("%d requests are recorded, want each of 15,000 once", log.n)
+		t.Errorf("got %d entries, want one for each of 15,000 requests", log.n)
 	}
 	for i := range 100_000 {
 		refuse(i)
 	}
 	if grown := int64(heap() - before); grown > 10<<20 {
-		t.Errorf("%d bytes are kept", grown)
+		t.Errorf("got %d bytes more memory, want at most 10 MiB", grown)
 	}
 	runtime.KeepAlive(a)
 }

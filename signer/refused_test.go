@@ -19,7 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
-// Each kind of key, because each has a signature of its own.
+// The CSR signature is verified for each type of key.
 func TestIssueRefusesForgedSignatures(t *testing.T) {
 	ca := newCA(t)
 	for name, key := range map[string]crypto.Signer{"RSA": csrtest.RSA2048(), "P-256": csrtest.ECDSA(elliptic.P256()), "P-384": csrtest.ECDSA(elliptic.P384()), "Ed25519": csrtest.Ed25519()} {
@@ -37,7 +37,7 @@ func TestIssueRefusesForgedSignatures(t *testing.T) {
 	}
 }
 
-// attribute makes a subject attribute that pkix.Name has no field for.
+// attribute returns a subject attribute that has no field in pkix.Name.
 func attribute(value any, oid ...int) pkix.AttributeTypeAndValue {
 	return pkix.AttributeTypeAndValue{Type: oid, Value: value}
 }
@@ -62,7 +62,7 @@ func TestIssueRefusesInvalidKeysAndExtensions(t *testing.T) {
 		name     string
 		template *x509.CertificateRequest
 		key      crypto.Signer
-		want     string // part of the refusal; empty is none
+		want     string // part of the refusal; empty: issued
 	}{
 		{name: "P-256", template: named()},
 		{name: "P-384", template: named(), key: csrtest.ECDSA(elliptic.P384())},
@@ -79,7 +79,7 @@ func TestIssueRefusesInvalidKeysAndExtensions(t *testing.T) {
 		{name: "user ID of Kubernetes", template: named(attribute("0", 1, 3, 6, 1, 4, 1, 57683, 2)), want: "UID"},
 		{name: "user ID of LDAP", template: named(attribute("0", 0, 9, 2342, 19200300, 100, 1, 1)), want: "UID"},
 		{name: "email in the subject is dropped", template: named(attribute("a@b", 1, 2, 840, 113549, 1, 9, 1))},
-		{name: "and refused beside a street", template: street, want: "street"},
+		{name: "email in the subject with a street", template: street, want: "street"},
 		{name: "empty attribute", template: &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{""}}}, want: "empty"},
 		{name: "other extensions are dropped", template: extended(
 			pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 15}, Value: []byte{3, 2, 1, 6}},           // key usage cert sign
@@ -102,17 +102,16 @@ func TestIssueRefusesInvalidKeysAndExtensions(t *testing.T) {
 			}
 			cert := decode(t, answer)[0]
 			if got := cert.Subject.String(); got != "CN=jane" {
-				t.Errorf("subject is %s", got)
+				t.Errorf("got subject %s, want CN=jane", got)
 			}
 			if cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature || len(cert.Extensions) != 5 {
-				t.Errorf("CA %v, key usage %b, %d extensions", cert.IsCA, cert.KeyUsage, len(cert.Extensions))
+				t.Errorf("got CA %v, key usage %b, %d extensions", cert.IsCA, cert.KeyUsage, len(cert.Extensions))
 			}
 		})
 	}
 }
 
-// What a stranger sends is refused or signed: there is no third way, which would be tried again
-// and again.
+// Each CSR is either issued or refused. Any other error would make the controller retry it forever.
 func FuzzParseCSR(f *testing.F) {
 	ca := newCA(f)
 	profile := signer.Profile{Usages: clientUsages}
@@ -133,22 +132,22 @@ func FuzzParseCSR(f *testing.F) {
 			csr, err := pkcs10.Parse(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 			if err != nil {
 				if !errors.As(err, &refused) {
-					t.Errorf("not a refusal: %v", err)
+					t.Errorf("got error %v, want a refusal", err)
 				}
 				return
 			}
 			answer, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 			if err != nil {
 				if !errors.As(err, &refused) {
-					t.Errorf("neither signed nor refused: %v", err)
+					t.Errorf("got error %v, want a certificate or a refusal", err)
 				}
 				return
 			}
 			if err := csr.CheckSignature(); err != nil {
-				t.Errorf("signed without a signature of the requester: %v", err)
+				t.Errorf("issued for a CSR with an invalid signature: %v", err)
 			}
 			if cert := decode(t, answer)[0]; cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature {
-				t.Errorf("CA %v, key usage %b", cert.IsCA, cert.KeyUsage)
+				t.Errorf("got CA %v, key usage %b", cert.IsCA, cert.KeyUsage)
 			}
 		})
 	})

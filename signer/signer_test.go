@@ -31,7 +31,7 @@ func newCA(t testing.TB) *signer.CA {
 	return ca
 }
 
-// caCertificate makes a CA certificate; parent nil is self-signed.
+// caCertificate creates a CA certificate. Without a parent it is self-signed.
 func caCertificate(t testing.TB, name string, key crypto.Signer, parent *x509.Certificate, parentKey crypto.Signer, change func(*x509.Certificate)) *x509.Certificate {
 	t.Helper()
 	template := &x509.Certificate{
@@ -56,8 +56,7 @@ func caCertificate(t testing.TB, name string, key crypto.Signer, parent *x509.Ce
 	return must(x509.ParseCertificate(der))
 }
 
-// decode reads all certificates of a PEM answer. The first one, which was issued, has to be in
-// order.
+// decode returns all certificates of a PEM response and lints the first one, the issued certificate.
 func decode(t testing.TB, data []byte) []*x509.Certificate {
 	t.Helper()
 	var certs []*x509.Certificate
@@ -65,13 +64,13 @@ func decode(t testing.TB, data []byte) []*x509.Certificate {
 		certs = append(certs, must(x509.ParseCertificate(block.Bytes)))
 	}
 	if len(certs) == 0 {
-		t.Fatal("no certificate in the answer")
+		t.Fatal("got no certificate in the response")
 	}
 	lintCertificate(t, certs[0])
 	return certs
 }
 
-// lintCertificate fails the test for what zlint has against a certificate.
+// lintCertificate fails the test for each zlint finding.
 func lintCertificate(t testing.TB, cert *x509.Certificate) {
 	t.Helper()
 	findings, err := certlint.Check(cert.Raw)

@@ -34,7 +34,7 @@ func TestCheckSignersReportsEachSigner(t *testing.T) {
 		}
 	}
 	if err != nil && strings.Contains(err.Error(), "example.com/good") {
-		t.Errorf("CheckSigners = %v, with the good signer in it", err)
+		t.Errorf("CheckSigners = %v, want no error about example.com/good", err)
 	}
 }
 
@@ -51,7 +51,7 @@ func TestSignRefusesMalformedProfile(t *testing.T) {
 	}
 }
 
-// The caller logs the error of a decision to wait.
+// Without the error, the caller could not log why the request waits.
 func TestDecideReturnsErrorOfNodeRead(t *testing.T) {
 	broken := errors.New("connection refused")
 	authority := &signer.Authority{
@@ -128,7 +128,7 @@ func TestStandaloneAllowsOnlyPermissionsOfKubeadm(t *testing.T) {
 	}
 }
 
-// A claim of a node name that reads as an address says nothing about who has the address.
+// A claim of a node name that looks like an IP address does not show which machine has that address.
 func TestStandaloneReportersIgnoreAddresses(t *testing.T) {
 	claims := openStore(t).Claims()
 	if _, err := claims.Create(t.Context(), tokens.Claim{Node: "10.0.0.5", TokenID: "abc123"}); err != nil {

@@ -12,16 +12,15 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Standalone is [approval.Facts] where there is no cluster, and so neither RBAC nor Nodes: what
-// kubeadm's bindings permit is permitted, and of a machine is known from where it asks. The zero
-// Standalone knows of no names but a node's own.
+// Standalone is [approval.Facts] without a cluster, and so without RBAC and Nodes. It permits what kubeadm's bindings
+// permit. Of a machine it knows only its name and the address that it connects from. The zero Standalone knows no DNS
+// names except a node's own name.
 type Standalone struct {
-	// Claims are the names that nodes have taken; nil is that there are none.
+	// Claims are the names that nodes have taken; nil means none.
 	Claims tokens.Claims
-	// DNSSuffixes are those under which a node has its name in DNS, such as "example.com" or
-	// ".example.com".
+	// DNSSuffixes are the domains that contain the nodes' DNS names, for example "example.com" or ".example.com".
 	DNSSuffixes []string
-	// Keep is what no node may have in a serving certificate.
+	// Keep lists what no node may have in a serving certificate.
 	Keep approval.Reserved
 }
 
@@ -43,14 +42,14 @@ func (s Standalone) Allowed(_ context.Context, r approval.Request, p approval.Pe
 	return false, nil
 }
 
-// Node is the machine that asks, and no other one: its addresses are the one that it asks from,
-// its name, and its name under each suffix. The name is its own by its client certificate.
+// Node returns the requesting machine, and fails for any other. Its addresses are the one that it connects from, its
+// name, and its name under each suffix. Its client certificate proves its name.
 func (s Standalone) Node(_ context.Context, r approval.Request, name string) (approval.Node, error) {
 	if r.User != tokens.NodeUserPrefix+name || !approval.IsNode(r.User, r.Groups) {
-		return approval.Node{}, fmt.Errorf("node %s: %w: nothing is known of machines that do not ask themselves", name, approval.ErrNoNode)
+		return approval.Node{}, fmt.Errorf("node %s: %w: without a cluster, only the requesting node itself is known", name, approval.ErrNoNode)
 	}
 	if !r.From.IsValid() {
-		return approval.Node{}, errors.New("it is not known from which address the machine asks")
+		return approval.Node{}, errors.New("the client address of the machine is unknown")
 	}
 	n := approval.Node{Name: name, NoNodeObject: true, Addresses: []string{r.From.Unmap().WithZone("").String(), name}}
 	for _, suffix := range s.DNSSuffixes {
@@ -59,8 +58,8 @@ func (s Standalone) Node(_ context.Context, r approval.Request, name string) (ap
 	return n, nil
 }
 
-// Reporters gives the nodes that have claimed a name which is among the addresses. Nothing is
-// known of other machines' IP addresses.
+// Reporters returns the nodes that have claimed a name which is among the addresses. It does not know the IP
+// addresses of other machines.
 func (s Standalone) Reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
 	reporters := map[string][]string{}
 	if s.Claims == nil {
@@ -82,5 +81,5 @@ func (s Standalone) Reporters(ctx context.Context, name string, addresses []stri
 	return reporters, nil
 }
 
-// Reserved is Keep.
+// Reserved returns Keep.
 func (s Standalone) Reserved(context.Context) (approval.Reserved, error) { return s.Keep, nil }

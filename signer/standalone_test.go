@@ -30,11 +30,11 @@ func TestStandaloneAllowsFirstCertificateAndRenewal(t *testing.T) {
 		allows []approval.Permission
 	}{
 		{name: "token", user: "system:bootstrap:abcdef", groups: []string{"system:bootstrappers", tokens.DefaultGroup}, cn: "system:node:w", allows: []approval.Permission{first}},
-		{name: "called like a token", user: "system:bootstrap:abcdef", cn: "system:node:w"},
+		{name: "user name of a token", user: "system:bootstrap:abcdef", cn: "system:node:w"},
 		{name: "in the group of tokens", user: "ada", groups: []string{"system:bootstrappers"}, cn: "system:node:w"},
 		{name: "node", user: "system:node:w", groups: []string{"system:nodes"}, cn: "system:node:w", allows: []approval.Permission{renewal}},
 		{name: "another node", user: "system:node:v", groups: []string{"system:nodes"}, cn: "system:node:w"},
-		{name: "called like a node", user: "system:node:w", cn: "system:node:w"},
+		{name: "user name of a node", user: "system:node:w", cn: "system:node:w"},
 		{name: "admin", user: "ada", groups: []string{"kubejoin:admins"}, cn: "system:node:w"},
 		{name: "node in the group of admins", user: "system:node:w", groups: []string{"system:nodes", "kubejoin:admins"}, cn: "system:node:w", allows: []approval.Permission{renewal}},
 		{name: "masters", user: "root", groups: []string{"system:masters"}, cn: "root"},
@@ -59,15 +59,15 @@ func TestStandaloneNodeHasAddressOfConnectionAndSuffixes(t *testing.T) {
 		t.Errorf("%+v %v, want %q", got, err, want)
 	}
 	if got, err := facts.Node(t.Context(), request, "v"); !errors.Is(err, approval.ErrNoNode) {
-		t.Errorf("of another node %+v is known: %v", got, err)
+		t.Errorf("another node: got %+v, %v, want ErrNoNode", got, err)
 	}
 	request.Groups = nil
 	if got, err := facts.Node(t.Context(), request, "w"); !errors.Is(err, approval.ErrNoNode) {
-		t.Errorf("of somebody who is no node %+v is known: %v", got, err)
+		t.Errorf("requester is not a node: got %+v, %v, want ErrNoNode", got, err)
 	}
 	request.Groups, request.From = []string{"system:nodes"}, netip.Addr{}
 	if got, err := facts.Node(t.Context(), request, "w"); err == nil || errors.Is(err, approval.ErrNoNode) {
-		t.Errorf("without an address: %+v %v, want another error", got, err)
+		t.Errorf("without an address: got %+v, %v, want an error other than ErrNoNode", got, err)
 	}
 }
 
@@ -86,14 +86,14 @@ func TestStandaloneReportersComeFromClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := facts.Reporters(t.Context(), "w", []string{"v"}); err == nil {
-		t.Errorf("%q without the claims", got)
+		t.Errorf("closed store: got %q and no error", got)
 	}
 	if got, err := (signer.Standalone{}).Reporters(t.Context(), "w", []string{"v"}); err != nil || len(got) > 0 {
 		t.Errorf("%q %v", got, err)
 	}
 }
 
-// A node does not serve as another one by that one's name under a suffix.
+// A node must not get a serving certificate for the name of another node under a DNS suffix.
 func TestStandaloneDeniesServingNameOfOtherNode(t *testing.T) {
 	file := openStore(t)
 	must(file.Claims().Create(t.Context(), tokens.Claim{Node: "v", TokenID: "abcdef"}))

@@ -19,7 +19,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// swaps is how many certificates TestCertificateComesFromOneCA has issued.
+// swaps is the number of certificates that TestCertificateComesFromOneCA issues.
 const swaps = 100_000
 
 // While the CA is replaced every millisecond, each certificate must come from one CA: its issuer signed it, it
@@ -108,8 +108,8 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 	t.Logf("%d certificates, %d swaps in %s, by CA: %v", swaps, swapped.Load(), took, counts)
 }
 
-// Cut off anywhere, the files of a CA are refused, or are what they look like: an end between
-// two certificates cannot be told.
+// LoadCA refuses truncated files. It cannot detect a cut between two certificates and then loads those that are
+// there.
 func TestLoadCADetectsTruncatedFiles(t *testing.T) {
 	dir := t.TempDir()
 	oldKey, key := csrtest.Ed25519(), csrtest.Ed25519()
@@ -118,7 +118,7 @@ func TestLoadCADetectsTruncatedFiles(t *testing.T) {
 	for i, c := range []*x509.Certificate{caCertificate(t, "new", key, nil, nil, nil), caCertificate(t, "old", oldKey, nil, nil, nil)} {
 		certs = append(certs, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
 		boundaries[len(certs)] = i + 1
-		boundaries[len(certs)-1] = i + 1 // less a newline
+		boundaries[len(certs)-1] = i + 1 // without the last newline
 	}
 	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))})
 	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
@@ -134,7 +134,7 @@ func TestLoadCADetectsTruncatedFiles(t *testing.T) {
 	}
 	for end := range len(certs) {
 		want := boundaries[end]
-		// The next certificate has not begun as far as can be seen.
+		// LoadCA does not detect an incomplete "-----BEGIN " of the next certificate.
 		for begun := 1; begun < len("-----BEGIN ") && want == 0; begun++ {
 			want = boundaries[end-begun]
 		}
@@ -145,12 +145,12 @@ func TestLoadCADetectsTruncatedFiles(t *testing.T) {
 	}
 	for end := range len(keyPEM) - 1 {
 		if _, err := load(certs, keyPEM[:end]); err == nil {
-			t.Errorf("%d of %d bytes of the key are taken", end, len(keyPEM))
+			t.Errorf("%d of %d bytes of the key: got no error", end, len(keyPEM))
 		} else if len(err.Error()) > 600 || end > 80 && bytes.Contains([]byte(err.Error()), keyPEM[60:80]) {
 			t.Errorf("error shows the key or too much: %v", err)
 		}
 	}
 	if ca, err := load(certs, keyPEM); err != nil || ca.Certificate().Subject.CommonName != "new" || len(ca.Bundle()) != 2 {
-		t.Errorf("whole: %v, %v", ca, err)
+		t.Errorf("complete files: got %v, %v", ca, err)
 	}
 }

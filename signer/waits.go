@@ -7,9 +7,9 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// WaitDecision gives, of an error of [Authority.Sign], the verdict to wait if the request is in order and
-// waits for something that may come, such as its Node, or for its turn ([*TooMany]). It is nil of every
-// other error, and of none.
+// WaitDecision returns the verdict to wait if an error of [Authority.Sign] means that the request is valid but has to wait.
+// It may wait for a fact, for example its Node, or for the rate limit ([*TooMany]). For any other error, and for nil,
+// WaitDecision returns nil.
 func WaitDecision(err error) *approval.Decision {
 	var w *admission.Waiting
 	var many *TooMany

@@ -9,10 +9,10 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// memory is facts that are at hand, of a cluster with many nodes.
+// memory holds the facts of a cluster with many nodes.
 type memory struct {
 	nodes     map[string]approval.Node
-	reporters map[string][]string // by address
+	reporters map[string][]string // node names by address
 	reserved  approval.Reserved
 }
 
@@ -60,7 +60,7 @@ func (m *memory) Reporters(_ context.Context, name string, addresses []string) (
 
 func (m *memory) Reserved(context.Context) (approval.Reserved, error) { return m.reserved, nil }
 
-// BenchmarkDecide is a decision by itself: the request is read, and facts are in memory.
+// BenchmarkDecide measures one decision with a parsed request and facts in memory.
 func BenchmarkDecide(b *testing.B) {
 	rules, err := approval.Rules(approval.RuleNames(), scope)
 	if err != nil {

@@ -9,22 +9,22 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 )
 
-// A Verdict is what is to be done about a request.
+// A Verdict is the outcome of a decision about a request.
 type Verdict int
 
 const (
 	// None leaves the request alone: other approvers and people may decide it. It is the zero
 	// Verdict.
 	None Verdict = iota
-	// Approve grants it.
+	// Approve approves the request.
 	Approve
-	// Deny refuses it for good.
+	// Deny denies the request permanently.
 	Deny
-	// Wait asks the rules again later: something that they need to know is not known.
+	// Wait asks the rules again later, because a fact that they need is missing.
 	Wait
 )
 
-// String is the verdict in lower case, as metrics and logs have it.
+// String returns the verdict in lower case, as metrics and logs use it.
 func (v Verdict) String() string {
 	switch v {
 	case None:
@@ -41,51 +41,49 @@ func (v Verdict) String() string {
 
 // Reasons of the rules of this package.
 const (
-	// ReasonAutoApproved is the reason that kube-controller-manager gives, too.
+	// ReasonAutoApproved is given with Approve. kube-controller-manager uses the same reason.
 	ReasonAutoApproved = "AutoApproved"
-	// ReasonNotPermitted is given with None for a request that a rule knows, where the
-	// requester lacks the RBAC permission for automatic approval.
+	// ReasonNotPermitted is given with None if a rule recognizes the request, but the requester lacks the RBAC
+	// permission for automatic approval.
 	ReasonNotPermitted = "NotPermitted"
-	// ReasonNotRecognized is given with None where no rule knows the request.
+	// ReasonNotRecognized is given with None if no rule recognizes the request.
 	ReasonNotRecognized = "NotRecognized"
-	// ReasonFactsUnavailable is given with Wait where a rule returned an error.
+	// ReasonFactsUnavailable is given with Wait if a rule returned an error.
 	ReasonFactsUnavailable = "FactsUnavailable"
 )
 
-// MaxWait is how long after its creation a request is waited for at most. A kubelet has given up
-// its request by then: it waits 15 minutes, or an hour where its client certificate does not
-// rotate, and asks anew. What a fact could not be had for, because somebody did not answer, waits
-// on.
+// MaxWait is how long a request may wait, counted from its creation. By then the kubelet has given up the request: it
+// waits 15 minutes, or an hour if it does not rotate its client certificate, and then makes another one. A request
+// waits longer if a rule could not read a fact because of an error.
 const MaxWait = time.Hour
 
-// A Decision is a verdict and why. The zero Decision leaves the request alone without a reason.
+// A Decision is a verdict and its reason. The zero Decision leaves the request alone and gives no reason.
 type Decision struct {
 	Verdict Verdict
-	// Reason is for machines: one word in CamelCase out of a fixed set.
+	// Reason is machine-readable: one word in CamelCase out of a fixed set.
 	Reason string
 	// Message is a sentence for people.
 	Message string
-	// Rule is the name of the rule that decided; empty if none knew the request.
+	// Rule is the name of the rule that decided; empty if none recognized the request.
 	Rule string
-	// Evidence is what the rule has seen, a short sentence for each fact.
+	// Evidence lists what the rule found out, in a short sentence for each fact.
 	Evidence []string
 }
 
-// A Rule decides the requests that it knows and leaves the others alone with the zero Decision.
+// A Rule decides the requests that it recognizes. It leaves all others alone with the zero Decision.
 type Rule interface {
-	// Name is short, fixed, and stands in Decision.Rule.
+	// Name returns a short, constant name for Decision.Rule.
 	Name() string
-	// Decide looks at one request. An error says that a fact could not be had: it means
-	// wait, whatever the Decision beside it.
+	// Decide decides one request. An error means that a fact is unavailable: the verdict is Wait, whatever the
+	// returned Decision says.
 	Decide(ctx context.Context, r Request, f Facts) (Decision, error)
 }
 
-// Decide asks the rules in order. The first verdict other than None is the answer; if there is
-// none, the first None that has a reason. An error of a rule ends it with Wait and is returned
-// for the log: a later rule must not grant what an earlier one could not judge. No rules leave
-// everything alone.
+// Decide asks the rules in order and returns the first verdict other than None. If there is none, it returns the
+// first None with a reason. If a rule fails, Decide returns Wait, and the error for the log: a later rule must
+// not approve what an earlier one could not decide. Without rules it leaves every request alone.
 func Decide(ctx context.Context, rules []Rule, r Request, f Facts) (Decision, error) {
-	undecided := Decision{Reason: ReasonNotRecognized, Message: "no rule of automatic approval applies to this request"}
+	undecided := Decision{Reason: ReasonNotRecognized, Message: "no approval rule applies to this request"}
 	for _, rule := range rules {
 		d, err := ask(ctx, rule, r, f)
 		if err != nil || d.Verdict != None {
@@ -98,12 +96,11 @@ func Decide(ctx context.Context, rules []Rule, r Request, f Facts) (Decision, er
 	return undecided, nil
 }
 
-// Explain asks all rules, each for itself, and gives what they say in their order. [Decide] would
-// not have asked those that come after the first verdict.
+// Explain asks each rule independently and returns all their decisions in order. [Decide] stops at the first verdict.
 func Explain(ctx context.Context, rules []Rule, r Request, f Facts) []Decision {
 	decisions := make([]Decision, 0, len(rules))
 	for _, rule := range rules {
-		d, _ := ask(ctx, rule, r, f) // which says the error, too
+		d, _ := ask(ctx, rule, r, f) // the Decision contains the error
 		if d.Verdict == None && d.Reason == "" {
 			d.Reason, d.Message = ReasonNotRecognized, "the rule does not apply to this request"
 		}
@@ -124,7 +121,7 @@ func ask(ctx context.Context, rule Rule, r Request, f Facts) (Decision, error) {
 		err = fmt.Errorf("rule %s: %w", rule.Name(), err)
 	}
 	d.Rule = rule.Name()
-	// Both repeat what the requester chose, and go to conditions, Events and logs.
+	// Both may contain text that the requester chose. They go to conditions, Events and logs.
 	d.Message, d.Evidence = foreign.Text(d.Message, foreign.MaxMessage), slices.Clone(d.Evidence)
 	for i, seen := range d.Evidence {
 		d.Evidence[i] = foreign.Text(seen, foreign.MaxMessage)

@@ -1,6 +1,6 @@
-// Package approval decides whether a requester may have the certificate it asks for: ordered
-// rules look at a [Request] and at [Facts], and answer approve, deny or wait with a reason.
+// Package approval decides whether a requester may have the certificate it requests. Ordered rules examine a
+// [Request] and [Facts], and return approve, deny or wait with a reason.
 //
-// It signs nothing and talks to nobody: signing is package signer's, and the Facts of a cluster
-// are package signer/csr's.
+// This package signs nothing and uses no network. Package signer signs, and package signer/csr provides the Facts of
+// a cluster.
 package approval

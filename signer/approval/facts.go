@@ -6,16 +6,15 @@ import (
 	"net/netip"
 )
 
-// A Permission is what RBAC may grant to a requester, on a resource in API group
-// certificates.k8s.io.
+// A Permission is an RBAC permission on a resource in API group certificates.k8s.io.
 type Permission struct {
-	Verb        string // such as "create"
-	Resource    string // such as "certificatesigningrequests"
-	Subresource string // such as "nodeclient"; empty is the resource itself
-	Name        string // of one object; empty is every one
+	Verb        string // for example "create"
+	Resource    string // for example "certificatesigningrequests"
+	Subresource string // for example "nodeclient"; empty means the resource itself
+	Name        string // of one object; empty means all objects
 }
 
-// String is such as "create certificatesigningrequests/nodeclient".
+// String returns the permission for people, for example "create certificatesigningrequests/nodeclient".
 func (p Permission) String() string {
 	s := p.Verb + " " + p.Resource
 	if p.Subresource != "" {
@@ -27,43 +26,42 @@ func (p Permission) String() string {
 	return s
 }
 
-// ErrNoNode is wrapped by [Facts] where there is no Node of a name.
+// ErrNoNode is wrapped by errors of [Facts] if there is no Node of that name.
 var ErrNoNode = errors.New("no such Node")
 
-// A Node is what a rule may know of a Node. Its kubelet writes all of it: it is evidence that is
-// necessary and never sufficient.
+// A Node is what rules know of a Node object. Its kubelet writes all of it, so it is necessary evidence but never
+// sufficient.
 type Node struct {
 	Name string
 	UID  string
-	// Addresses are what it reports in its status: IP addresses and DNS names as they stand
-	// there.
+	// Addresses are the IP addresses and DNS names in the Node's status, unchanged.
 	Addresses []string
-	// Final is that it will report no others, however long one waits: there is no Node, and
-	// Addresses are what is known of the machine that asks.
+	// NoNodeObject means that waiting adds no address: there is no Node object, and Addresses are those of the
+	// requesting machine.
 	NoNodeObject bool
 }
 
-// Reserved is what no node may have in a serving certificate.
+// Reserved lists what no node may have in a serving certificate.
 type Reserved struct {
-	// Prefixes are addresses of Services.
+	// Prefixes are the address ranges of Services.
 	Prefixes []netip.Prefix
-	// APIServer are the addresses and names at which the API server is reached, or kubejoin.
+	// APIServer lists the addresses and names of the API server and of kubejoin. Nodes that
+	// [ServingScope.ControlPlane] names may have them.
 	APIServer []string
-	// Source says where this is from, for people.
+	// Source tells people where these values come from.
 	Source string
 }
 
-// Facts is what rules may ask about the world. Its methods fail rather than guess.
+// Facts gives rules the facts about the cluster that they need. Its methods return an error rather than guess.
 type Facts interface {
-	// Allowed reports whether the requester has a permission: a SubjectAccessReview.
+	// Allowed reports whether the requester has a permission, in a cluster by SubjectAccessReview.
 	Allowed(ctx context.Context, r Request, p Permission) (bool, error)
-	// Node gives the Node of that name as it is now, not from a cache. The error wraps
-	// [ErrNoNode] if there is none. Where there are no Nodes it is what is known of the machine
-	// that asks.
+	// Node returns the Node of that name, read live and not from a cache. The error wraps [ErrNoNode] if there is
+	// none. Where there are no Nodes, it returns the facts about the requesting machine.
 	Node(ctx context.Context, r Request, name string) (Node, error)
-	// Reporters gives the names of other Nodes than name that report one of the addresses, in any
-	// writing of it, or have it for a name: by address.
+	// Reporters returns, by address, the names of other Nodes than name that report the address in any notation, or
+	// whose name it is.
 	Reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error)
-	// Reserved gives what no node may have.
+	// Reserved returns what no node may have.
 	Reserved(ctx context.Context) (Reserved, error)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/dnsname"
 )
 
-// forbiddenPrefixes are addresses that are not one machine's, or another's in disguise, the
-// narrower before the wider.
+// forbiddenPrefixes are addresses that do not belong to one machine, or that embed an IPv4 address. Narrower ranges
+// come before wider ones.
 var forbiddenPrefixes = []struct {
 	kind   string
 	prefix netip.Prefix
@@ -32,7 +32,7 @@ var forbiddenPrefixes = []struct {
 	{"multicast", netip.MustParsePrefix("ff00::/8")},
 }
 
-// forbiddenAddress says what kind of address it is that no kubelet may have, or nothing.
+// forbiddenAddress returns the kind of an address that no kubelet may have; empty if a kubelet may have it.
 func forbiddenAddress(a netip.Addr) string {
 	for _, f := range forbiddenPrefixes {
 		if f.prefix.Contains(a) {
@@ -46,21 +46,22 @@ func forbiddenAddress(a netip.Addr) string {
 	return ""
 }
 
-// forbiddenName says what a name in lower case is that no kubelet may have, or nothing.
+// forbiddenName returns whose name it is if no kubelet may have it, or else an empty string. The name must be in lower
+// case.
 func forbiddenName(name string) string {
 	labels := strings.Split(name, ".")
 	last := labels[len(labels)-1]
 	switch {
 	case last == "localhost", last == "localdomain", name == "localhost6":
-		return "the machine itself"
+		return "the local machine"
 	case labels[0] == "kubernetes":
-		return "the API server in the cluster"
+		return "the API server"
 	case strings.HasSuffix("."+name, ".cluster.local"):
-		return "the cluster's Services"
+		return "Services"
 	}
 	for _, label := range labels[1:] { // NAME.NAMESPACE.svc of any cluster domain
 		if label == "svc" {
-			return "the cluster's Services"
+			return "Services"
 		}
 	}
 	return ""

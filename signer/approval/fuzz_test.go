@@ -15,8 +15,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// FuzzKubelet asks the rules about any subject, name and usage, for a requester that may do
-// everything: what they approve is a kubelet's client certificate and nothing else.
+// FuzzKubelet decides requests with any subject, name and usage for a requester with all permissions. The rules may
+// only approve client certificates of kubelets.
 func FuzzKubelet(f *testing.F) {
 	const kubelet = certificates.KubeAPIServerClientKubeletSignerName
 	f.Add(kubelet, bootstrap, node, "system:nodes", "digital signature,client auth", uint8(0))
@@ -54,13 +54,13 @@ func FuzzKubelet(f *testing.F) {
 		fuzzing.RunWithinLimit(t, func() {
 			d, err := approval.Decide(context.Background(), approval.Kubelet(), r, &facts{allowed: map[string]bool{"selfnodeclient": true, "nodeclient": true}})
 			if err != nil || d.Reason == "" || d.Message == "" {
-				t.Errorf("%+v, %v: want a reason and a sentence", d, err)
+				t.Errorf("got %+v, %v, want a reason and a message", d, err)
 			}
 			if (d.Verdict == approval.Approve) != want || d.Verdict != approval.Approve && d.Verdict != approval.None {
-				t.Errorf("%s of %q for %q: %+v", usages, cn, user, d)
+				t.Errorf("usages %s, common name %q, user %q: got %+v", usages, cn, user, d)
 			}
 			if want && (d.Rule == "selfnodeclient") != (user == cn) {
-				t.Errorf("%q asks for %q: rule %s", user, cn, d.Rule)
+				t.Errorf("user %q, common name %q: got rule %s", user, cn, d.Rule)
 			}
 		})
 	})

@@ -12,24 +12,24 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Kubelet rules in the order of kube-controller-manager.
+// Kubelet returns the rules of kube-controller-manager for kubelets, in its order.
 func Kubelet() []Rule { return []Rule{SelfNodeClient{}, NodeClient{}} }
 
-// SelfNodeClient approves the renewal of a kubelet's client certificate, asked for by the node
-// itself, if the node may create certificatesigningrequests/selfnodeclient.
+// SelfNodeClient approves the renewal of a kubelet's client certificate. The node itself must request it, and must
+// have permission to create certificatesigningrequests/selfnodeclient.
 type SelfNodeClient struct{}
 
 // NodeClient approves a kubelet's client certificate for any requester that may create
-// certificatesigningrequests/nodeclient: first certificates, asked for with a bootstrap token.
+// certificatesigningrequests/nodeclient. These are first certificates, requested with a bootstrap token.
 type NodeClient struct{}
 
-// Name is "selfnodeclient".
+// Name returns "selfnodeclient".
 func (SelfNodeClient) Name() string { return "selfnodeclient" }
 
-// Name is "nodeclient".
+// Name returns "nodeclient".
 func (NodeClient) Name() string { return "nodeclient" }
 
-// Decide never denies: without the permission people may still approve by hand.
+// Decide never denies: if the permission is missing, people may still approve by hand.
 func (SelfNodeClient) Decide(ctx context.Context, r Request, f Facts) (Decision, error) {
 	if r.CSR == nil || r.User != r.CSR.Subject.CommonName || CheckKubeletClient(r) != nil {
 		return Decision{}, nil
@@ -37,7 +37,7 @@ func (SelfNodeClient) Decide(ctx context.Context, r Request, f Facts) (Decision,
 	return ifAllowed(ctx, r, f, "selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview.")
 }
 
-// Decide never denies: without the permission people may still approve by hand.
+// Decide never denies: if the permission is missing, people may still approve by hand.
 func (NodeClient) Decide(ctx context.Context, r Request, f Facts) (Decision, error) {
 	if CheckKubeletClient(r) != nil {
 		return Decision{}, nil
@@ -47,17 +47,17 @@ func (NodeClient) Decide(ctx context.Context, r Request, f Facts) (Decision, err
 
 func ifAllowed(ctx context.Context, r Request, f Facts, subresource, message string) (Decision, error) {
 	if f == nil {
-		return Decision{}, errors.New("no facts to ask for permissions")
+		return Decision{}, errors.New("cannot check permissions: want Facts")
 	}
 	permission := Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource}
 	allowed, err := f.Allowed(ctx, r, permission)
 	if err != nil {
-		return Decision{}, fmt.Errorf("may %q %s: %w", userName(r), permission, err)
+		return Decision{}, fmt.Errorf("check whether %q may %s: %w", userName(r), permission, err)
 	}
 	if !allowed {
 		return Decision{
 			Reason:   ReasonNotPermitted,
-			Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so that automatic approval does not apply; 'kubectl certificate approve' does", userName(r), permission),
+			Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so kubejoin does not approve the request automatically; to approve it by hand: kubectl certificate approve", userName(r), permission),
 			Evidence: []string{fmt.Sprintf("%q may not %s", userName(r), permission)},
 		}, nil
 	}
@@ -67,14 +67,17 @@ func ifAllowed(ctx context.Context, r Request, f Facts, subresource, message str
 	}, nil
 }
 
-// userName is the requester, in a sentence.
+// userName returns the requester for a sentence: redacted, printable and short.
 func userName(r Request) string { return foreign.Text(r.User, foreign.MaxName) }
 
-// CheckKubeletClient says why a request is not one for a kubelet's client certificate, or nil:
-// signer kubernetes.io/kube-apiserver-client-kubelet, organization exactly system:nodes, common
-// name system:node:NAME, no subject alternative names, usages digital signature and client auth,
-// with or without key encipherment. These are kube-controller-manager's rules, except that it
-// lets an empty NAME pass.
+// CheckKubeletClient returns an error unless a request is for a kubelet's client certificate:
+//
+//   - signer kubernetes.io/kube-apiserver-client-kubelet,
+//   - organization exactly system:nodes, common name system:node:NAME,
+//   - no subject alternative names,
+//   - usages digital signature and client auth, with or without key encipherment.
+//
+// These are kube-controller-manager's rules, except that it accepts an empty NAME.
 func CheckKubeletClient(r Request) error {
 	if r.SignerName != certificates.KubeAPIServerClientKubeletSignerName {
 		return fmt.Errorf("signer name is %q, want %q", r.SignerName, certificates.KubeAPIServerClientKubeletSignerName)
@@ -94,8 +97,8 @@ func CheckKubeletClient(r Request) error {
 	return CheckUsages(r, certificates.UsageDigitalSignature, certificates.UsageClientAuth)
 }
 
-// CheckNodeSubject says why the subject of a request is not that of a node, or nil: organization
-// exactly system:nodes, common name system:node:NAME.
+// CheckNodeSubject returns an error unless the subject of a request is that of a node: organization exactly
+// system:nodes, common name system:node:NAME, NAME not empty.
 func CheckNodeSubject(r Request) error {
 	if r.CSR == nil {
 		return errors.New("no certificate request given")
@@ -114,18 +117,17 @@ func CheckNodeSubject(r Request) error {
 	return nil
 }
 
-// CheckUsages says why the usages of a request are not exactly the set of those required, with
-// or without key encipherment, or nil. RSA keys have that in TLS 1.2, others have no use for it;
-// Kubernetes lets every key ask for it.
+// CheckUsages returns an error unless a request has exactly the required usages, with or without key encipherment.
+// RSA keys use key encipherment in TLS 1.2, others do not need it. Kubernetes allows it for every key.
 func CheckUsages(r Request, required ...certificates.KeyUsage) error {
 	for _, u := range required {
 		if !slices.Contains(r.Usages, u) {
-			return fmt.Errorf("usages are %q, want %q and at most key encipherment beside", r.Usages, required)
+			return fmt.Errorf("usages are %q, want %q and optionally \"key encipherment\"", r.Usages, required)
 		}
 	}
 	for _, u := range r.Usages {
 		if u != certificates.UsageKeyEncipherment && !slices.Contains(required, u) {
-			return fmt.Errorf("usages are %q, want %q and at most key encipherment beside", r.Usages, required)
+			return fmt.Errorf("usages are %q, want %q and optionally \"key encipherment\"", r.Usages, required)
 		}
 	}
 	return nil

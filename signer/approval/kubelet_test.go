@@ -15,9 +15,9 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// facts answers the review of a subresource with what it holds, and notes what was asked.
+// facts answers access reviews from a map and records the reviewed subresources.
 type facts struct {
-	approval.Facts // nothing else is asked
+	approval.Facts // the rules use no other facts
 
 	allowed map[string]bool
 	err     map[string]error
@@ -108,19 +108,19 @@ func TestKubeletRulesDecideOnPermission(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			d, err := approval.Decide(t.Context(), approval.Kubelet(), test.request, &test.facts)
 			if (err != nil) != (test.verdict == approval.Wait) {
-				t.Errorf("error is %v with verdict %v", err, d.Verdict)
+				t.Errorf("got error %v with verdict %v", err, d.Verdict)
 			}
 			if err != nil && !errors.Is(err, down) {
-				t.Errorf("error is %v, want it to wrap %v", err, down)
+				t.Errorf("got error %v, want it to wrap %v", err, down)
 			}
 			if d.Verdict != test.verdict || d.Reason != test.reason || d.Rule != test.rule {
-				t.Errorf("decision is %+v, want %v, %s by rule %q", d, test.verdict, test.reason, test.rule)
+				t.Errorf("got decision %+v, want %v, %s by rule %q", d, test.verdict, test.reason, test.rule)
 			}
 			if d.Message == "" {
-				t.Error("no message for people")
+				t.Error("got no message")
 			}
 			if !slices.Equal(test.facts.asked, test.asked) {
-				t.Errorf("asked for %q, want %q", test.facts.asked, test.asked)
+				t.Errorf("got access reviews for %q, want %q", test.facts.asked, test.asked)
 			}
 		})
 	}
@@ -129,11 +129,11 @@ func TestKubeletRulesDecideOnPermission(t *testing.T) {
 func TestDecideWithoutRulesOrFacts(t *testing.T) {
 	d, err := approval.Decide(t.Context(), nil, kubeletRequest(bootstrap, nil), nil)
 	if d.Verdict != approval.None || err != nil {
-		t.Errorf("no rules: %+v, %v", d, err)
+		t.Errorf("no rules: got %+v, %v", d, err)
 	}
 	d, err = approval.Decide(t.Context(), approval.Kubelet(), kubeletRequest(bootstrap, nil), nil)
 	if d.Verdict != approval.Wait || err == nil {
-		t.Errorf("no facts: %+v, %v, want wait and an error", d, err)
+		t.Errorf("no facts: got %+v, %v, want verdict wait and an error", d, err)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestCheckKubeletClientRefusesOtherRequests(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*approval.Request)
-		want   string // part of the error; empty is none
+		want   string // part of the error; empty: no error
 	}{
 		{name: "as a kubelet asks"},
 		{name: "with key encipherment", change: func(r *approval.Request) { r.Usages = append(r.Usages, certificates.UsageKeyEncipherment) }},
@@ -174,7 +174,7 @@ func TestCheckKubeletClientRefusesOtherRequests(t *testing.T) {
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error is %v, want one about %q", err, test.want)
+				t.Errorf("got error %v, want one with %q", err, test.want)
 			}
 		})
 	}

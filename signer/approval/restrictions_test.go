@@ -18,7 +18,7 @@ func TestCheckAdmissionRestrictsNodesAndMasters(t *testing.T) {
 		groups             []string
 		cn                 string
 		organizations      []string
-		want               string // reason; empty is none
+		want               string // reason; empty: no refusal
 	}{
 		{name: "itself", signer: kubelet, user: "system:node:w", groups: nodes, cn: "system:node:w", organizations: []string{"system:nodes"}},
 		{name: "itself, serving", signer: serving, user: "system:node:w", groups: nodes, cn: "system:node:w"},
@@ -26,9 +26,9 @@ func TestCheckAdmissionRestrictsNodesAndMasters(t *testing.T) {
 		{name: "another node, serving", signer: serving, user: "system:node:w", groups: nodes, cn: "system:node:v", want: approval.ReasonNodeRestriction},
 		{name: "another node of another signer", signer: other, user: "system:node:w", groups: nodes, cn: "system:node:v", want: approval.ReasonNodeRestriction},
 		{name: "no node", signer: kubelet, user: "system:node:w", groups: nodes, cn: "jane", want: approval.ReasonNodeRestriction},
-		{name: "letters", signer: kubelet, user: "system:node:w", groups: nodes, cn: "system:node:W", want: approval.ReasonNodeRestriction},
+		{name: "other case", signer: kubelet, user: "system:node:w", groups: nodes, cn: "system:node:W", want: approval.ReasonNodeRestriction},
 		{name: "a name of another signer", signer: other, user: "system:node:w", groups: nodes, cn: "etcd-w"},
-		{name: "called like a node", signer: kubelet, user: "system:node:w", groups: []string{"system:authenticated"}, cn: "system:node:v"},
+		{name: "user name of a node, not in its group", signer: kubelet, user: "system:node:w", groups: []string{"system:authenticated"}, cn: "system:node:v"},
 		{name: "a token", signer: kubelet, user: "system:bootstrap:abcdef", groups: []string{"system:bootstrappers"}, cn: "system:node:v"},
 		{name: "masters", signer: kubelet, user: "ada", cn: "ada", organizations: []string{"system:masters"}, want: approval.ReasonSubjectRestriction},
 		{name: "masters of another signer", signer: other, user: "ada", cn: "ada", organizations: []string{"a", "system:masters"}, want: approval.ReasonSubjectRestriction},
@@ -41,11 +41,11 @@ func TestCheckAdmissionRestrictsNodesAndMasters(t *testing.T) {
 			})
 			var refused *approval.Refused
 			if test.want == "" && err != nil || test.want != "" && (!errors.As(err, &refused) || refused.Reason != test.want) {
-				t.Errorf("%v, want reason %q", err, test.want)
+				t.Errorf("got %v, want reason %q", err, test.want)
 			}
 		})
 	}
 	if err := approval.CheckAdmission(approval.Request{}); err == nil {
-		t.Error("nothing at all passes")
+		t.Error("empty request: got no error")
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// RuleNames are the names that [Rules] knows.
+// RuleNames returns the names that [Rules] accepts.
 func RuleNames() []string {
 	var names []string
 	for _, rule := range known(ServingScope{}) {
@@ -19,8 +19,8 @@ func known(scope ServingScope) []Rule {
 	return []Rule{SelfNodeClient{}, NodeClient{}, KubeletServing{scope}, MaySign{}}
 }
 
-// Rules gives rules by name, in that order, the one for serving certificates with scope. A name
-// that is unknown or given twice is an error, and so is what is wrong with the scope.
+// Rules returns the named rules in the given order. KubeletServing gets scope. An unknown or repeated name is an
+// error, and so is an invalid scope.
 func Rules(names []string, scope ServingScope) ([]Rule, error) {
 	if err := scope.Check(); err != nil {
 		return nil, err
@@ -30,10 +30,10 @@ func Rules(names []string, scope ServingScope) ([]Rule, error) {
 	for i, name := range names {
 		at := slices.IndexFunc(all, func(rule Rule) bool { return rule.Name() == name })
 		if at < 0 {
-			return nil, fmt.Errorf("rule %.100q is not known, want one of %s", name, strings.Join(RuleNames(), ", "))
+			return nil, fmt.Errorf("unknown approval rule %.100q: want one of %s", name, strings.Join(RuleNames(), ", "))
 		}
 		if slices.Contains(names[:i], name) {
-			return nil, fmt.Errorf("rule %s is given twice, want each of %s at most once", name, strings.Join(RuleNames(), ", "))
+			return nil, fmt.Errorf("approval rule %s is listed twice: want each of %s at most once", name, strings.Join(RuleNames(), ", "))
 		}
 		rules = append(rules, all[at])
 	}

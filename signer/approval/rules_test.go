@@ -22,18 +22,18 @@ func TestRulesByName(t *testing.T) {
 	for _, rule := range rules {
 		got = append(got, rule.Name())
 		if k, ok := rule.(approval.KubeletServing); ok && !slices.Equal(k.CIDRs, scope.CIDRs) {
-			t.Errorf("the scope of %s is %+v, want the one given", rule.Name(), k)
+			t.Errorf("%s: got scope %+v, want the given one", rule.Name(), k)
 		}
 	}
 	if !slices.Equal(got, names) {
-		t.Errorf("rules are %q, want %q", got, names)
+		t.Errorf("got rules %q, want %q", got, names)
 	}
 	slices.Sort(names)
 	if known := slices.Sorted(slices.Values(approval.RuleNames())); !slices.Equal(known, names) {
-		t.Errorf("known are %q, want %q", known, names)
+		t.Errorf("got known rules %q, want %q", known, names)
 	}
 	if rules, err := approval.Rules(nil, approval.ServingScope{}); err != nil || len(rules) != 0 {
-		t.Errorf("no names: %v, %v", rules, err)
+		t.Errorf("no names: got %v, %v", rules, err)
 	}
 	for _, test := range []struct {
 		names []string
@@ -47,12 +47,12 @@ func TestRulesByName(t *testing.T) {
 		{names: []string{"nodeclient"}, scope: approval.ServingScope{ControlPlane: []string{"A*"}}, want: "pattern"},
 	} {
 		if rules, err := approval.Rules(test.names, test.scope); err == nil || !strings.Contains(err.Error(), test.want) || rules != nil {
-			t.Errorf("%q: %v, %v, want an error about %q", test.names, rules, err, test.want)
+			t.Errorf("%q: got %v, %v, want an error with %q", test.names, rules, err, test.want)
 		}
 	}
 }
 
-// signers answers who may sign for which.
+// signers answers access reviews from a list of signers that the requester may use.
 type signers struct {
 	approval.Facts
 
@@ -66,7 +66,7 @@ func (s *signers) Allowed(_ context.Context, _ approval.Request, p approval.Perm
 	return slices.Contains(s.may, p.Name), s.err
 }
 
-// A name that Kubernetes has for itself takes the permission to approve as well.
+// Names that Kubernetes reserves also require the permission to approve.
 func TestMaySignNeedsApprovePermissionForReservedNames(t *testing.T) {
 	const name = "example.com/users"
 	for _, test := range []struct {
@@ -81,12 +81,12 @@ func TestMaySignNeedsApprovePermissionForReservedNames(t *testing.T) {
 	} {
 		r := kubeletRequest("jane", func(r *approval.Request) { r.SignerName, r.CSR = name, &x509.CertificateRequest{Subject: test.subject} })
 		if d, err := approval.Decide(t.Context(), []approval.Rule{approval.MaySign{}}, r, &verbs{may: test.may}); err != nil || d.Verdict != test.verdict {
-			t.Errorf("%s for who may %v: %+v %v", test.subject, test.may, d, err)
+			t.Errorf("%s with permissions %v: got %+v, %v", test.subject, test.may, d, err)
 		}
 	}
 }
 
-// verbs allows verbs, whatever they are for.
+// verbs allows verbs, whatever the object is.
 type verbs struct {
 	approval.Facts
 	may map[string]bool

@@ -10,24 +10,24 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A ServingScope is what an operator lets kubelets serve as. The zero ServingScope is none: no
+// A ServingScope limits the addresses and names in serving certificates of kubelets. With the zero ServingScope no
 // serving certificate is approved.
 type ServingScope struct {
-	// CIDRs hold every address that a kubelet may have, as [ParseServingCIDR] gives them.
+	// CIDRs contain every address that a kubelet may have, as [ParseServingCIDR] returns them.
 	CIDRs []netip.Prefix
-	// DNSSuffixes are the domains below which a kubelet may have names, as
-	// [ParseServingSuffix] gives them. The name of its Node it may have anyway.
+	// DNSSuffixes are the domains below which a kubelet may have names, as [ParseServingSuffix] returns them. A
+	// kubelet may always have the name of its Node.
 	DNSSuffixes []string
-	// ControlPlane are names and patterns, as [tokens.MatchNodeName] has them, of nodes that
-	// may have the API server's own addresses and names: on such a machine both answer at the
-	// same ones. It must be names that only the operator gives out.
+	// ControlPlane lists names and patterns, as in [tokens.MatchNodeName], of nodes that may have the addresses and
+	// names of the API server. On such a machine the kubelet and the API server share them. Only the operator may be
+	// able to give out these node names.
 	ControlPlane []string
 }
 
-// IsZero reports whether no address and no name is in the scope.
+// IsZero reports whether the scope contains no address and no name.
 func (s ServingScope) IsZero() bool { return len(s.CIDRs) == 0 && len(s.DNSSuffixes) == 0 }
 
-// Check says what is wrong with the scope, or nil.
+// Check returns an error if the scope is invalid.
 func (s ServingScope) Check() error {
 	var errs []error
 	for _, p := range s.CIDRs {
@@ -48,12 +48,12 @@ func (s ServingScope) Check() error {
 	return errors.Join(errs...)
 }
 
-// ParseServingCIDR reads one of [ServingScope.CIDRs], such as 10.0.0.0/16 or 2001:db8::/48. A
-// single address is its own range with /32 or /128.
+// ParseServingCIDR parses one of [ServingScope.CIDRs], for example 10.0.0.0/16 or 2001:db8::/48. A single address has
+// /32 or /128.
 func ParseServingCIDR(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("range of addresses %.300q, want one such as 10.0.0.0/16 or 2001:db8::/48", text)
+		return netip.Prefix{}, fmt.Errorf("invalid address range %.300q: want a CIDR such as 10.0.0.0/16 or 2001:db8::/48", text)
 	}
 	if err := checkServingCIDR(p); err != nil {
 		return netip.Prefix{}, err
@@ -64,42 +64,42 @@ func ParseServingCIDR(text string) (netip.Prefix, error) {
 func checkServingCIDR(p netip.Prefix) error {
 	switch {
 	case !p.IsValid():
-		return errors.New("range of addresses that is none, want one such as 10.0.0.0/16 or 2001:db8::/48")
+		return errors.New("invalid address range: want a CIDR such as 10.0.0.0/16 or 2001:db8::/48")
 	case p.Addr().Is4In6():
-		return fmt.Errorf("range of addresses %s is of IPv4 addresses written as IPv6, want it as IPv4", p)
+		return fmt.Errorf("invalid address range %s: want IPv4 addresses in IPv4 notation", p)
 	case p != p.Masked():
-		return fmt.Errorf("range of addresses %s has bits after its length, want %s, or %s/%d for that address alone", p, p.Masked(), p.Addr(), p.Addr().BitLen())
+		return fmt.Errorf("invalid address range %s: want %s, or %s/%d for the single address", p, p.Masked(), p.Addr(), p.Addr().BitLen())
 	case p.Bits() == 0:
-		return fmt.Errorf("range of addresses %s is all of them, and what a Node says of itself is not enough: want those of the machines", p)
+		return fmt.Errorf("invalid address range %s: it contains every address, and a kubelet can report any; want the ranges of your machines", p)
 	}
 	for _, f := range forbiddenPrefixes {
 		if f.prefix.Bits() <= p.Bits() && f.prefix.Contains(p.Addr()) {
-			return fmt.Errorf("range of addresses %s is of %s addresses, which no kubelet may have", p, f.kind)
+			return fmt.Errorf("invalid address range %s: no kubelet may have %s addresses", p, f.kind)
 		}
 	}
 	return nil
 }
 
-// ParseServingSuffix reads one of [ServingScope.DNSSuffixes]: example.com, with or without a dot
-// before it, is every name below it and not itself. It gives it without the dot.
+// ParseServingSuffix parses one of [ServingScope.DNSSuffixes] and returns it without a leading dot. The suffix
+// example.com allows every name below it, but not example.com itself.
 func ParseServingSuffix(text string) (string, error) {
 	suffix := strings.TrimPrefix(text, ".")
 	if suffix == "" {
-		return "", fmt.Errorf("DNS suffix %q is every name, want a domain such as node.example.com", text)
+		return "", fmt.Errorf("invalid DNS suffix %q: it matches every name; want a domain such as node.example.com", text)
 	}
 	if err := checkDNSName(suffix); err != nil {
 		return "", fmt.Errorf("DNS suffix: %w", err)
 	}
 	if suffix != strings.ToLower(suffix) {
-		return "", fmt.Errorf("DNS suffix %q has upper case letters, want %q", text, strings.ToLower(suffix))
+		return "", fmt.Errorf("invalid DNS suffix %q: it has upper-case letters, want %q", text, strings.ToLower(suffix))
 	}
 	if kind := forbiddenName("x." + suffix); kind != "" {
-		return "", fmt.Errorf("DNS suffix %q is of %s, which no kubelet may have", text, kind)
+		return "", fmt.Errorf("invalid DNS suffix %q: no kubelet may have names of %s", text, kind)
 	}
 	return suffix, nil
 }
 
-// cidr is the range that an address is in.
+// cidr returns the first range that contains an address.
 func (s ServingScope) cidr(a netip.Addr) (netip.Prefix, bool) {
 	i := slices.IndexFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Contains(a) && checkServingCIDR(p) == nil })
 	if i < 0 {
@@ -108,7 +108,7 @@ func (s ServingScope) cidr(a netip.Addr) (netip.Prefix, bool) {
 	return s.CIDRs[i], true
 }
 
-// suffix is the longest suffix that a name in lower case is below.
+// suffix returns the longest suffix that a name is below. The name must be in lower case.
 func (s ServingScope) suffix(name string) (string, bool) {
 	longest := ""
 	for _, text := range s.DNSSuffixes {
@@ -120,7 +120,7 @@ func (s ServingScope) suffix(name string) (string, bool) {
 	return longest, longest != ""
 }
 
-// labels are what is left of a name in lower case before each suffix that it is below.
+// labels returns, for each suffix that a name is below, the part before the suffix. The name must be in lower case.
 func (s ServingScope) labels(name string) []string {
 	var labels []string
 	for _, text := range s.DNSSuffixes {

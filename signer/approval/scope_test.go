@@ -33,8 +33,8 @@ func TestServingScopeCheck(t *testing.T) {
 		scope approval.ServingScope
 		want  string
 	}{
-		"zero range":      {approval.ServingScope{CIDRs: []netip.Prefix{{}}}, "range of addresses that is none"},
-		"every address":   {approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, "all of them"},
+		"zero range":      {approval.ServingScope{CIDRs: []netip.Prefix{{}}}, "invalid address range: want a CIDR"},
+		"every address":   {approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, "it contains every address"},
 		"every name":      {approval.ServingScope{DNSSuffixes: []string{"."}}, "every name"},
 		"malformed names": {approval.ServingScope{ControlPlane: []string{"A*"}}, "pattern"},
 	} {
@@ -46,7 +46,7 @@ func TestServingScopeCheck(t *testing.T) {
 
 func TestParseServingCIDRQuotesInput(t *testing.T) {
 	if _, err := approval.ParseServingCIDR("10.0.0.0/33"); err == nil || !strings.Contains(err.Error(), `"10.0.0.0/33"`) {
-		t.Errorf("error is %v, want the text in it", err)
+		t.Errorf("got error %v, want the input in it", err)
 	}
 }
 
@@ -57,7 +57,7 @@ func TestMaySignWaitsWithoutFacts(t *testing.T) {
 	}
 }
 
-// reportsNothing has an entry for each address, and no Node in it.
+// reportsNothing returns an entry without Nodes for each address.
 type reportsNothing struct{ *world }
 
 func (reportsNothing) Reporters(_ context.Context, _ string, addresses []string) (map[string][]string, error) {

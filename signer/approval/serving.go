@@ -15,51 +15,51 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// MaxServingNames is how many names and addresses a kubelet's serving certificate may have. A
-// kubelet asks for what its Node reports, which is a handful.
+// MaxServingNames is how many names and addresses a kubelet's serving certificate may have. A kubelet requests what
+// its Node reports, which is a handful.
 const MaxServingNames = 100
 
 // Reasons of [KubeletServing].
 const (
-	// ReasonNotByNode is given with None: somebody else asks than the node.
+	// ReasonNotByNode is given with None: the requester is not the node itself.
 	ReasonNotByNode = "NotRequestedByNode"
-	// ReasonScopeNotConfigured is given with Wait: the operator has said nothing of what
-	// kubelets may serve as.
+	// ReasonScopeNotConfigured is given with Wait: the operator has not configured what kubelets may serve as.
 	ReasonScopeNotConfigured = "ServingScopeNotConfigured"
-	// ReasonTooManyNames is given with Deny: more than [MaxServingNames].
+	// ReasonTooManyNames is given with Deny: the request has more than [MaxServingNames] names and addresses.
 	ReasonTooManyNames = "ServingTooManyNames"
 	// ReasonNameForbidden is given with Deny: no kubelet may have this address or name.
 	ReasonNameForbidden = "ServingNameForbidden"
-	// ReasonNameReserved is given with Deny: it is the API server's, or a Service's.
+	// ReasonNameReserved is given with Deny: the name or address is that of the API server, kubejoin or a Service.
 	ReasonNameReserved = "ServingNameReserved"
-	// ReasonNameOutOfScope is given with Deny: the operator has not allowed it.
+	// ReasonNameOutOfScope is given with Deny: the operator has not allowed the name or address.
 	ReasonNameOutOfScope = "ServingNameOutOfScope"
-	// ReasonNameOfOther is given with Deny: another Node reports it.
+	// ReasonNameOfOther is given with Deny: another Node reports the name or address, or it is the name of another
+	// Node.
 	ReasonNameOfOther = "ServingNameOfAnotherNode"
-	// ReasonNodeNotFound is given with Wait: the Node does not exist, not yet or not any more.
+	// ReasonNodeNotFound is given with Wait: the Node does not exist, or not yet.
 	ReasonNodeNotFound = "NodeNotFound"
-	// ReasonAddressNotReported is given with Wait: the Node does not report it, or not yet. It is
-	// given with None where there are no Nodes ([Node.Final]) and waiting would be in vain.
+	// ReasonAddressNotReported is given with Wait: the Node does not report the name or address, or not yet. Where
+	// there are no Node objects ([Node.NoNodeObject]) it is given with None, because waiting does not help.
 	ReasonAddressNotReported = "AddressNotReported"
 )
 
-// KubeletServing approves a kubelet's serving certificate, the first one and each renewal, on
-// evidence: the node itself asks, and every name and address is in the scope that the operator
-// has configured, is among those that its Node reports, and is nobody else's. What a Node reports
-// its kubelet writes, so that it is never enough. In a zero scope every request waits.
+// KubeletServing approves the first serving certificate of a kubelet and each renewal, if all of these hold: The node
+// itself requests it. Every name and address is in the scope that the operator configured. The Node reports each of
+// them, and no other Node does. A kubelet writes its own Node, so the report alone is never enough. With a zero scope
+// every request waits.
 //
-// Addresses are compared as such, names without regard to case. IPv4 in IPv6 in any form is
-// refused, as are names that are not ASCII. Parts of names that begin with xn-- are refused
-// except in a suffix of the scope, since they look like others to people.
+// KubeletServing compares addresses by value, and names without regard to case. It denies IPv4 addresses in any IPv6
+// form and names that are not ASCII. It also denies labels that begin with xn--, because people may mistake them for
+// another name. Only a suffix of the scope may have such labels.
 type KubeletServing struct {
 	ServingScope
 }
 
-// Name is "kubelet-serving".
+// Name returns "kubelet-serving".
 func (KubeletServing) Name() string { return "kubelet-serving" }
 
-// Decide denies what no kubelet may have, what is out of scope, and what is another's, before it
-// waits for the Node to report the rest.
+// Decide first denies what no kubelet may have, what is out of scope, and what belongs to another. Then it waits for
+// the Node to report the rest.
 func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decision, error) {
 	if r.SignerName != certificates.KubeletServingSignerName || CheckKubeletServing(r) != nil {
 		return Decision{}, nil
@@ -68,14 +68,14 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 	if r.User != r.CSR.Subject.CommonName || !slices.Contains(r.Groups, tokens.NodesGroup) {
 		return Decision{
 			Reason:   ReasonNotByNode,
-			Message:  fmt.Sprintf("%q asks for the serving certificate of node %q, which only the node itself gets automatically; 'kubectl certificate approve' does", userName(r), foreign.Text(node, foreign.MaxName)),
+			Message:  fmt.Sprintf("%q requests the serving certificate of node %q, but kubejoin approves it automatically only for the node itself; to approve it by hand: kubectl certificate approve", userName(r), foreign.Text(node, foreign.MaxName)),
 			Evidence: []string{fmt.Sprintf("the requester is %q", userName(r))},
 		}, nil
 	}
 	if k.IsZero() {
 		return Decision{
 			Verdict: Wait, Reason: ReasonScopeNotConfigured,
-			Message: "no addresses or names are configured that kubelets may serve as (--serving-allowed-cidr, --serving-allowed-dns-suffix), so that a person has to approve",
+			Message: "kubejoin approves no serving certificates of kubelets: set --serving-allowed-cidr or --serving-allowed-dns-suffix, or approve by hand: kubectl certificate approve",
 		}, nil
 	}
 	names, refusal := k.parse(node, r)
@@ -83,7 +83,7 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 		return *refusal, nil
 	}
 	if f == nil {
-		return Decision{}, errors.New("no facts to ask for Nodes")
+		return Decision{}, errors.New("cannot look up Nodes: want Facts")
 	}
 	e := evidence{names: names, seen: []string{fmt.Sprintf("the requester is the node itself, %q", r.User)}}
 	for _, n := range names {
@@ -105,23 +105,23 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 	}, nil
 }
 
-// A servingName is one that is asked for.
+// A servingName is a requested name or address.
 type servingName struct {
 	text    string     // canonical: an address, or a name in lower case
 	address netip.Addr // not valid for a name
-	allowed string     // by what, for people
+	allowed string     // what in the scope allows it, for people
 }
 
 func (n servingName) String() string { return n.text }
 
-// evidence is what has been seen so far.
+// evidence is what the rule has found out so far.
 type evidence struct {
 	names []servingName
 	seen  []string
 }
 
 func (e *evidence) saw(format string, args ...any) {
-	foreign.Args(args) // before a verb cuts them
+	foreign.Args(args) // redact first: a verb such as %.100q may cut a token
 	e.seen = append(e.seen, fmt.Sprintf(format, args...))
 }
 
@@ -138,14 +138,13 @@ func deny(reason, format string, args ...any) *Decision {
 	return &Decision{Verdict: Deny, Reason: reason, Message: message, Evidence: []string{message}}
 }
 
-// parse gives the names and addresses of a request, or why it is denied whatever the world is
-// like.
+// parse returns the names and addresses of a request, or a denial that holds whatever the facts are.
 func (k KubeletServing) parse(node string, r Request) ([]servingName, *Decision) {
 	if n := len(r.CSR.DNSNames) + len(r.CSR.IPAddresses); n > MaxServingNames {
-		return nil, deny(ReasonTooManyNames, "%d names and addresses are asked for, at most %d are allowed", n, MaxServingNames)
+		return nil, deny(ReasonTooManyNames, "the request has %d names and addresses, want at most %d", n, MaxServingNames)
 	}
 	if err := tokens.CheckNodeName(node); err != nil {
-		return nil, deny(ReasonNameForbidden, "no Node can have this name: %v", err)
+		return nil, deny(ReasonNameForbidden, "invalid subject: %v", err)
 	}
 	var names []servingName
 	add := func(n servingName) {
@@ -153,7 +152,7 @@ func (k KubeletServing) parse(node string, r Request) ([]servingName, *Decision)
 			names = append(names, n)
 		}
 	}
-	// What is forbidden is said before what is out of scope: no scope would help.
+	// Report what is forbidden before what is out of scope, because no other scope would allow it.
 	for _, ip := range r.CSR.IPAddresses {
 		a, refusal := checkAddress(ip)
 		if refusal != nil {
@@ -167,7 +166,7 @@ func (k KubeletServing) parse(node string, r Request) ([]servingName, *Decision)
 		}
 		name := strings.ToLower(text)
 		if kind := forbiddenName(name); kind != "" {
-			return nil, deny(ReasonNameForbidden, "%s is a name of %s, which no kubelet may have", name, kind)
+			return nil, deny(ReasonNameForbidden, "no kubelet may have DNS name %s: it is a name of %s", name, kind)
 		}
 		add(servingName{text: name})
 	}
@@ -179,25 +178,25 @@ func (k KubeletServing) parse(node string, r Request) ([]servingName, *Decision)
 	return names, nil
 }
 
-// checkAddress takes the bytes of an address as they stand in the request: 16 of them are IPv6,
-// also where they hold an IPv4 address, which net.IP would hide.
+// checkAddress parses the bytes of an address from the request. 16 bytes are an IPv6 address, even if they hold an
+// IPv4 address. net.IP would hide that.
 func checkAddress(ip net.IP) (netip.Addr, *Decision) {
 	a, ok := netip.AddrFromSlice(ip)
 	if !ok {
-		return a, deny(ReasonNameForbidden, "an address of %d bytes is asked for, want 4 or 16", len(ip))
+		return a, deny(ReasonNameForbidden, "the request has an IP address of %d bytes, want 4 or 16", len(ip))
 	}
 	if kind := forbiddenAddress(a); kind != "" {
-		return a, deny(ReasonNameForbidden, "%s is an address of kind %s, which no kubelet may have", a, kind)
+		return a, deny(ReasonNameForbidden, "no kubelet may have address %s (%s)", a, kind)
 	}
 	return a, nil
 }
 
-// allow finds what in the scope allows a name.
+// allow records which entry of the scope allows a name or address, or returns a denial.
 func (k KubeletServing) allow(node string, n *servingName) *Decision {
 	if n.address.IsValid() {
 		p, ok := k.cidr(n.address)
 		if !ok {
-			return deny(ReasonNameOutOfScope, "%s is not in the configured ranges of addresses (--serving-allowed-cidr)", n)
+			return deny(ReasonNameOutOfScope, "address %s is not in any allowed range (--serving-allowed-cidr)", n)
 		}
 		n.allowed = fmt.Sprintf("in the configured range %s", p)
 		return nil
@@ -206,45 +205,45 @@ func (k KubeletServing) allow(node string, n *servingName) *Decision {
 	label := strings.TrimSuffix(n.text, "."+suffix)
 	switch {
 	case strings.HasPrefix(label, "xn--"), strings.Contains(label, ".xn--"):
-		return deny(ReasonNameForbidden, "%s has a part that begins with xn--, which may look like another name; only a configured DNS suffix may have such", n)
+		return deny(ReasonNameForbidden, "DNS name %s has a label that begins with xn-- and may look like another name; such labels are allowed only in a configured DNS suffix", n)
 	case below:
 		n.allowed = fmt.Sprintf("below the configured DNS suffix %s", suffix)
 	case n.text == node:
 		n.allowed = "the node's name"
 	default:
-		return deny(ReasonNameOutOfScope, "%s is neither the node's name nor below a configured DNS suffix (--serving-allowed-dns-suffix)", n)
+		return deny(ReasonNameOutOfScope, "DNS name %s is neither the node's name nor below an allowed DNS suffix (--serving-allowed-dns-suffix)", n)
 	}
 	return nil
 }
 
-// reserved denies what is the API server's or a Service's.
+// reserved denies addresses and names of the API server and of Services.
 func (k KubeletServing) reserved(ctx context.Context, node string, _ Request, f Facts, e *evidence) (Decision, error) {
 	reserved, err := f.Reserved(ctx)
 	if err != nil {
-		return Decision{}, fmt.Errorf("addresses of Services and of the API server: %w", err)
+		return Decision{}, fmt.Errorf("read addresses of Services and the API server: %w", err)
 	}
-	e.saw("reserved are %q for Services and %q for the API server (%s)", reserved.Prefixes, reserved.APIServer, reserved.Source)
+	e.saw("reserved addresses: %q for Services, %q for the API server (source: %s)", reserved.Prefixes, reserved.APIServer, reserved.Source)
 	controlPlane := k.controlPlane(node)
 	for _, n := range e.names {
 		if i := slices.IndexFunc(reserved.Prefixes, func(p netip.Prefix) bool { return unmapped(p).Contains(n.address) }); i >= 0 {
-			return *deny(ReasonNameReserved, "%s is in %s, the addresses of Services", n, reserved.Prefixes[i]), nil
+			return *deny(ReasonNameReserved, "address %s is in %s, an address range of Services", n, reserved.Prefixes[i]), nil
 		}
 		for _, host := range reserved.APIServer {
 			if reservedHost(host) != n.text {
 				continue
 			}
 			if !controlPlane {
-				return *deny(ReasonNameReserved, "%s is where the API server or kubejoin is reached; only a node whose name the operator reserves for the control plane (--reserved-node-names) may have it", n), nil
+				return *deny(ReasonNameReserved, "%s is a name or address of the API server or kubejoin; only nodes whose names are reserved for the control plane (--reserved-node-names) may have it", n), nil
 			}
-			e.saw("%s is the API server's, and %s is a name reserved for the control plane", n, node)
+			e.saw("%s belongs to the API server, and node name %s is reserved for the control plane", n, node)
 			break
 		}
 	}
 	return Decision{}, nil
 }
 
-// others denies what another Node reports, and another Node's name below a suffix, whether that
-// reports it or not.
+// others denies what another Node reports. It also denies another Node's name below a suffix, even if that Node does
+// not report it.
 func (k KubeletServing) others(ctx context.Context, node string, _ Request, f Facts, e *evidence) (Decision, error) {
 	asked := e.texts()
 	for _, n := range e.names {
@@ -252,31 +251,31 @@ func (k KubeletServing) others(ctx context.Context, node string, _ Request, f Fa
 	}
 	reporters, err := f.Reporters(ctx, node, asked)
 	if err != nil {
-		return Decision{}, fmt.Errorf("who reports the same addresses: %w", err)
+		return Decision{}, fmt.Errorf("look up other Nodes with these addresses: %w", err)
 	}
 	for _, address := range slices.Sorted(maps.Keys(reporters)) {
 		nodes := reporters[address]
 		if len(nodes) == 0 {
 			continue
 		}
-		return *deny(ReasonNameOfOther, "Node %s has %s, too; if that machine is gone: kubectl delete node %s", nodes[0], address, nodes[0]), nil
+		return *deny(ReasonNameOfOther, "Node %s already has %s; if that machine no longer exists: kubectl delete node %s", nodes[0], address, nodes[0]), nil
 	}
-	e.saw("no other Node reports any of them")
+	e.saw("no other Node has any of these names and addresses")
 	return Decision{}, nil
 }
 
-// reported waits until the Node reports everything, if it ever will.
+// reported waits until the Node reports every name and address. It does not wait if Node.NoNodeObject is set.
 func (k KubeletServing) reported(ctx context.Context, node string, r Request, f Facts, e *evidence) (Decision, error) {
 	n, err := f.Node(ctx, r, node)
 	if errors.Is(err, ErrNoNode) {
-		return Decision{Verdict: Wait, Reason: ReasonNodeNotFound, Message: fmt.Sprintf("there is no Node %s: the request waits until there is", node)}, nil
+		return Decision{Verdict: Wait, Reason: ReasonNodeNotFound, Message: fmt.Sprintf("the request waits until Node %s exists", node)}, nil
 	}
 	if err != nil {
 		return Decision{}, fmt.Errorf("node %s: %w", node, err)
 	}
 	known := n.Addresses[:min(len(n.Addresses), MaxServingNames)]
 	if n.NoNodeObject {
-		e.saw("the machine that asks has %.100q", known)
+		e.saw("the requesting machine has %.100q", known)
 	} else {
 		e.saw("Node %s (UID %s) reports %.100q", n.Name, n.UID, known)
 	}
@@ -288,21 +287,20 @@ func (k KubeletServing) reported(ctx context.Context, node string, r Request, f 
 		if !reports[name.text] && n.NoNodeObject {
 			from := ""
 			if name.address.IsValid() {
-				from = fmt.Sprintf("ask from %s, or ", name)
+				from = fmt.Sprintf("send the request from %s, or ", name)
 			}
-			return Decision{Reason: ReasonAddressNotReported, Message: fmt.Sprintf("kubejoin knows of this machine only the address that it asks from and its name (%s), and %s is not among them: "+
-				"%shave an operator sign it with 'kubejoin sign --signer %s'", strings.Join(known, ", "), name, from, certificates.KubeletServingSignerName)}, nil
+			return Decision{Reason: ReasonAddressNotReported, Message: fmt.Sprintf("kubejoin knows only the client address and the names of this machine (%s), and %s is not one of them; "+
+				"%shave an operator sign it with: kubejoin sign --signer %s", strings.Join(known, ", "), name, from, certificates.KubeletServingSignerName)}, nil
 		}
 		if !reports[name.text] {
-			return Decision{Verdict: Wait, Reason: ReasonAddressNotReported, Message: fmt.Sprintf("Node %s does not report %s among its %d addresses: the request waits until it does", node, name, len(n.Addresses))}, nil
+			return Decision{Verdict: Wait, Reason: ReasonAddressNotReported, Message: fmt.Sprintf("the request waits until Node %s reports %s; it now reports %d addresses", node, name, len(n.Addresses))}, nil
 		}
 	}
 	return Decision{}, nil
 }
 
-// canonicalHost writes a reported address as a servingName has it. An IPv4-mapped
-// address stays one, as does what is neither an address nor a name: they equal nothing that can be
-// asked for.
+// canonicalHost returns a reported address in the form of servingName.text. It leaves IPv4-mapped addresses and
+// malformed text as they are: they equal nothing that can be requested.
 func canonicalHost(text string) string {
 	if a, err := netip.ParseAddr(text); err == nil {
 		return a.String()
@@ -313,8 +311,8 @@ func canonicalHost(text string) string {
 	return strings.ToLower(text)
 }
 
-// reservedHost writes what is reserved as a servingName has it, however it is written: a final dot,
-// IPv4 in IPv6 and a zone would make it reserve nothing.
+// reservedHost returns a reserved address or name in the form of servingName.text. It removes a final dot, a zone and
+// the IPv6 form of IPv4, which would otherwise keep it from matching.
 func reservedHost(text string) string {
 	text = strings.TrimSuffix(text, ".")
 	if a, err := netip.ParseAddr(text); err == nil {
@@ -323,7 +321,7 @@ func reservedHost(text string) string {
 	return canonicalHost(text)
 }
 
-// unmapped is the range of IPv4 addresses where one is written as IPv6.
+// unmapped returns an IPv4-mapped IPv6 range as the IPv4 range, and other ranges unchanged.
 func unmapped(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
@@ -331,10 +329,13 @@ func unmapped(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// CheckKubeletServing says why a request is not one for a kubelet's serving certificate, or nil:
-// the subject of a node, at least one DNS or IP name, no other names, usages digital signature
-// and server auth with or without key encipherment. These are kube-controller-manager's rules for
-// signing it. The signer's name is not looked at.
+// CheckKubeletServing returns an error unless a request is for a kubelet's serving certificate:
+//
+//   - the subject of a node,
+//   - at least one DNS name or IP address, no email addresses and no URIs,
+//   - usages digital signature and server auth, with or without key encipherment.
+//
+// These are kube-controller-manager's rules for signing it. CheckKubeletServing does not check the signer name.
 func CheckKubeletServing(r Request) error {
 	if err := CheckNodeSubject(r); err != nil {
 		return err

@@ -14,9 +14,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// FuzzKubeletServing asks for any names and addresses, of which the Node reports some. An oracle
-// that knows nothing of the rule's ways says what may be approved: each of them is in scope, is
-// reported, and is not forbidden.
+// FuzzKubeletServing requests any names and addresses, some of which the Node reports. The checks below do not
+// share code with the rule: each approved name must be in scope, reported and not forbidden.
 func FuzzKubeletServing(f *testing.F) {
 	f.Add("worker-1", "worker-1,worker-1.example.com", "0a000005,20010db8000000000000000000000005", "10.0.0.5,2001:db8::5,WORKER-1,worker-1.example.com")
 	f.Add("worker-1", "*.example.com", "7f000001", "127.0.0.1,*.example.com")
@@ -45,50 +44,50 @@ func FuzzKubeletServing(f *testing.F) {
 		fuzzing.RunWithinLimit(t, func() {
 			d, err := approval.Decide(context.Background(), []approval.Rule{rule}, r, w)
 			if err != nil || d.Reason == "" || d.Message == "" {
-				t.Errorf("%+v, %v: want a reason and a sentence", d, err)
+				t.Errorf("got %+v, %v, want a reason and a message", d, err)
 			}
 			if len(d.Message) > 2000 {
-				t.Errorf("a message of %d characters", len(d.Message))
+				t.Errorf("got a message of %d bytes, want at most 2000", len(d.Message))
 			}
 			if d.Verdict != approval.Approve {
 				return
 			}
 			if n := len(r.CSR.DNSNames) + len(r.CSR.IPAddresses); n == 0 || n > 100 {
-				t.Errorf("%d names approved", n)
+				t.Errorf("approved %d names, want 1 to 100", n)
 			}
 			reported := func(equal func(string) bool) bool { return slices.ContainsFunc(w.nodes[node], equal) }
 			for _, ip := range r.CSR.IPAddresses {
 				in4 := len(ip) == 4 && ip[0] == 10 && !(ip[1] >= 96 && ip[1] < 112)
 				in6 := len(ip) == 16 && strings.HasPrefix(hex.EncodeToString(ip), "20010db8") && !strings.HasPrefix(hex.EncodeToString(ip), "20010db8000000010000000000")
 				if !in4 && !in6 {
-					t.Errorf("%x approved, which is out of scope or reserved", []byte(ip))
+					t.Errorf("approved %x, which is out of scope or reserved", []byte(ip))
 				}
 				a, _ := netip.AddrFromSlice(ip)
 				if !reported(func(s string) bool { b, err := netip.ParseAddr(s); return err == nil && a == b }) {
-					t.Errorf("%s approved, which the node does not report", a)
+					t.Errorf("approved %s, which the node does not report", a)
 				}
 				if s := a.String(); s == "10.0.0.1" || s == "10.0.0.6" || s == "2001:db8::1" || s == "10.0.0.5" && node != "worker-1" {
-					t.Errorf("%s approved, which is another's", a)
+					t.Errorf("approved %s, which belongs to another host", a)
 				}
 			}
 			for _, name := range r.CSR.DNSNames {
 				lower := strings.ToLower(name)
 				if !host.MatchString(name) || len(name) > 253 {
-					t.Errorf("%q approved, which is no host's name", name)
+					t.Errorf("approved %q, which is not a host name", name)
 				}
 				if lower != node && !strings.HasSuffix(lower, ".example.com") && !strings.HasSuffix(lower, ".xn--bcher-kva.example") {
-					t.Errorf("%q approved, which is out of scope", name)
+					t.Errorf("approved %q, which is out of scope", name)
 				}
 				for _, part := range []string{".svc.", ".localhost.", ".kubernetes.default.", ".cluster.local."} {
 					if strings.Contains("."+lower+".", part) && !strings.HasPrefix(lower, "svc.") {
-						t.Errorf("%q approved, with %s", name, part)
+						t.Errorf("approved %q, which contains %s", name, part)
 					}
 				}
 				if lower == "kubernetes" || strings.HasPrefix(lower, "kubernetes.") || lower == "api.example.com" || lower == "worker-2.example.com" {
-					t.Errorf("%q approved, which is another's", name)
+					t.Errorf("approved %q, which belongs to another host", name)
 				}
 				if !reported(func(s string) bool { return strings.EqualFold(s, name) }) {
-					t.Errorf("%q approved, which the node does not report", name)
+					t.Errorf("approved %q, which the node does not report", name)
 				}
 			}
 		})

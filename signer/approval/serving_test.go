@@ -17,11 +17,11 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// world is what the rule for serving certificates may ask about.
+// world holds the facts that the rule for serving certificates reads.
 type world struct {
-	approval.Facts // nothing else is asked
+	approval.Facts // the rule uses no other facts
 
-	nodes     map[string][]string // what each reports
+	nodes     map[string][]string // reported addresses by node
 	final     bool                // of Nodes
 	services  []netip.Prefix
 	apiServer []string
@@ -59,7 +59,7 @@ func (w *world) Reserved(context.Context) (approval.Reserved, error) {
 	return approval.Reserved{Prefixes: w.services, APIServer: w.apiServer, Source: "a table"}, w.err["Reserved"]
 }
 
-// servingWorld has two nodes, of which worker-1 reports whatever it likes.
+// servingWorld has two nodes. worker-1 reports the given addresses.
 func servingWorld(reports ...string) *world {
 	return &world{
 		nodes: map[string][]string{
@@ -77,13 +77,13 @@ var scope = approval.ServingScope{
 	DNSSuffixes: []string{"example.com", "xn--bcher-kva.example"},
 }
 
-// servingRequest is one of a node for what a kubelet asks, with other names.
+// servingRequest returns the request of a kubelet for a serving certificate with the given names.
 func servingRequest(node string, names ...string) approval.Request {
 	user := "system:node:" + node
 	c := &x509.CertificateRequest{Subject: pkix.Name{CommonName: user, Organization: []string{"system:nodes"}}}
 	for _, name := range names {
 		if a, err := netip.ParseAddr(name); err == nil {
-			c.IPAddresses = append(c.IPAddresses, net.IP(a.AsSlice())) // as its bytes stand in a request
+			c.IPAddresses = append(c.IPAddresses, net.IP(a.AsSlice())) // the bytes as in a request
 		} else {
 			c.DNSNames = append(c.DNSNames, name)
 		}
@@ -107,13 +107,13 @@ func TestKubeletServingDecidesOnEvidence(t *testing.T) {
 	type change func(*approval.Request, *approval.ServingScope, *world)
 	for _, test := range []struct {
 		name    string
-		names   []string // which the Node reports, unless hidden
+		names   []string // reported by the Node, unless hidden
 		node    string   // default: worker-1
 		hidden  bool     // the Node does not report the names
 		change  change
 		verdict approval.Verdict
 		reason  string
-		message string // a part of it
+		message string // part of the message
 	}{
 		{name: "as a kubelet asks", names: []string{"10.0.0.5", "worker-1"}, verdict: approval.Approve, reason: approval.ReasonAutoApproved},
 		{name: "two stacks and a domain", names: []string{"10.0.0.5", "2001:db8::5", "worker-1", "worker-1.example.com"}, verdict: approval.Approve, reason: approval.ReasonAutoApproved},
@@ -175,32 +175,32 @@ func TestKubeletServingDecidesOnEvidence(t *testing.T) {
 		},
 			verdict: approval.Deny, reason: forbidden, message: "5 bytes"},
 
-		{name: "wildcard", names: []string{"*.example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "wildcard inside", names: []string{"a*.example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "trailing dot", names: []string{"worker-1."}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "leading dot", names: []string{".example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "two dots", names: []string{"a..example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "empty name", names: []string{""}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "white space", names: []string{"worker-1 "}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "NUL", names: []string{"worker-1\x00.example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "underscore", names: []string{"_x.example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "hyphen first", names: []string{"-x.example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "hyphen last", names: []string{"x-.example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "long label", names: []string{long}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
+		{name: "wildcard", names: []string{"*.example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "wildcard inside", names: []string{"a*.example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "trailing dot", names: []string{"worker-1."}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "leading dot", names: []string{".example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "two dots", names: []string{"a..example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "empty name", names: []string{""}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "white space", names: []string{"worker-1 "}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "NUL", names: []string{"worker-1\x00.example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "underscore", names: []string{"_x.example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "hyphen first", names: []string{"-x.example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "hyphen last", names: []string{"x-.example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "long label", names: []string{long}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
 		{name: "long name", names: []string{strings.Repeat("a.", 127) + "example.com"}, verdict: approval.Deny, reason: forbidden, message: "253"},
-		{name: "not ASCII", names: []string{"bücher.example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"},
-		{name: "lower case only in Unicode", names: []string{"\u212aube.example.com"}, verdict: approval.Deny, reason: forbidden, message: "not the DNS name"}, // Kelvin sign
+		{name: "not ASCII", names: []string{"bücher.example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"},
+		{name: "lower case only in Unicode", names: []string{"\u212aube.example.com"}, verdict: approval.Deny, reason: forbidden, message: "want labels of 1 to 63"}, // Kelvin sign
 		{name: "Punycode", names: []string{"xn--wrker-1-90a.example.com"}, verdict: approval.Deny, reason: forbidden, message: "xn--"},
 		{name: "Punycode, upper case", names: []string{"a.XN--wrker-1-90a.example.com"}, verdict: approval.Deny, reason: forbidden, message: "xn--"},
 		{name: "Punycode as the node", node: "xn--wrker-1-90a", names: []string{"xn--wrker-1-90a"}, verdict: approval.Deny, reason: forbidden, message: "xn--"},
 		{name: "an address as a name", change: func(r *approval.Request, _ *approval.ServingScope, _ *world) { r.CSR.DNSNames = []string{"10.0.0.5"} },
-			verdict: approval.Deny, reason: forbidden, message: "taken for an address"},
+			verdict: approval.Deny, reason: forbidden, message: "looks like an IP address"},
 		{name: "an address to some", change: func(r *approval.Request, _ *approval.ServingScope, _ *world) { r.CSR.DNSNames = []string{"0x0a.0X5"} },
-			verdict: approval.Deny, reason: forbidden, message: "taken for an address"},
-		{name: "localhost", names: []string{"localhost"}, verdict: approval.Deny, reason: forbidden, message: "itself"},
-		{name: "localhost as the node", node: "localhost", names: []string{"LOCALHOST"}, verdict: approval.Deny, reason: forbidden, message: "itself"},
-		{name: "below localhost", names: []string{"x.localhost"}, verdict: approval.Deny, reason: forbidden, message: "itself"},
-		{name: "localhost.localdomain", names: []string{"localhost.localdomain"}, verdict: approval.Deny, reason: forbidden, message: "itself"},
+			verdict: approval.Deny, reason: forbidden, message: "looks like an IP address"},
+		{name: "localhost", names: []string{"localhost"}, verdict: approval.Deny, reason: forbidden, message: "local machine"},
+		{name: "localhost as the node", node: "localhost", names: []string{"LOCALHOST"}, verdict: approval.Deny, reason: forbidden, message: "local machine"},
+		{name: "below localhost", names: []string{"x.localhost"}, verdict: approval.Deny, reason: forbidden, message: "local machine"},
+		{name: "localhost.localdomain", names: []string{"localhost.localdomain"}, verdict: approval.Deny, reason: forbidden, message: "local machine"},
 		{name: "kubernetes", names: []string{"kubernetes"}, verdict: approval.Deny, reason: forbidden, message: "API server"},
 		{name: "kubernetes as the node", node: "kubernetes", names: []string{"kubernetes"}, verdict: approval.Deny, reason: forbidden, message: "API server"},
 		{name: "kubernetes.default", names: []string{"Kubernetes.default"}, verdict: approval.Deny, reason: forbidden, message: "API server"},
@@ -283,9 +283,9 @@ func TestKubeletServingDecidesOnEvidence(t *testing.T) {
 		{name: "one address not reported yet", names: []string{"10.0.0.5", "10.0.0.9"}, hidden: true, verdict: approval.Wait, reason: approval.ReasonAddressNotReported, message: "10.0.0.9"},
 		{name: "one name not reported", names: []string{"10.0.0.5", "other.example.com"}, hidden: true, verdict: approval.Wait, reason: approval.ReasonAddressNotReported, message: "other.example.com"},
 		{name: "an address that will never be reported", names: []string{"10.0.0.9"}, hidden: true, change: func(_ *approval.Request, _ *approval.ServingScope, w *world) { w.final = true },
-			verdict: approval.None, reason: approval.ReasonAddressNotReported, message: "10.0.0.9 is not among them: ask from 10.0.0.9, or have an operator sign it with 'kubejoin sign --signer kubernetes.io/kubelet-serving'"},
+			verdict: approval.None, reason: approval.ReasonAddressNotReported, message: "10.0.0.9 is not one of them; send the request from 10.0.0.9, or have an operator sign it with: kubejoin sign --signer kubernetes.io/kubelet-serving"},
 		{name: "a name that will never be reported", names: []string{"10.0.0.5", "other.example.com"}, hidden: true, change: func(_ *approval.Request, _ *approval.ServingScope, w *world) { w.final = true },
-			verdict: approval.None, reason: approval.ReasonAddressNotReported, message: "other.example.com is not among them: have an operator sign it"},
+			verdict: approval.None, reason: approval.ReasonAddressNotReported, message: "other.example.com is not one of them; have an operator sign it"},
 		{name: "reported as IPv4-mapped", names: []string{"10.0.0.9"}, hidden: true,
 			change: func(_ *approval.Request, _ *approval.ServingScope, w *world) {
 				w.nodes["worker-1"] = []string{"::ffff:10.0.0.9"}
@@ -309,20 +309,20 @@ func TestKubeletServingDecidesOnEvidence(t *testing.T) {
 				t.Fatal(err)
 			}
 			if d.Verdict != test.verdict || d.Reason != test.reason || d.Message == "" || !strings.Contains(d.Message, test.message) {
-				t.Errorf("decision is %+v, want %v, %s with %q", d, test.verdict, test.reason, test.message)
+				t.Errorf("got decision %+v, want %v, %s with %q", d, test.verdict, test.reason, test.message)
 			}
 			if (d.Verdict == approval.Approve || d.Verdict == approval.Deny) && len(d.Evidence) == 0 {
-				t.Errorf("%+v without evidence", d)
+				t.Errorf("got %+v, want evidence", d)
 			}
 			if d.Verdict == approval.Approve {
 				for _, want := range append([]string{"uid-" + node, "a table", "no other Node", "the node itself"}, test.names...) {
 					if !strings.Contains(strings.ToLower(strings.Join(d.Evidence, "\n")), strings.ToLower(want)) {
-						t.Errorf("evidence is %q, without %q", d.Evidence, want)
+						t.Errorf("got evidence %q, want %q in it", d.Evidence, want)
 					}
 				}
 			}
 			if static := slices.Contains([]string{forbidden, outside, approval.ReasonTooManyNames, approval.ReasonScopeNotConfigured, approval.ReasonNotByNode}, d.Reason); static && len(w.asked) > 0 {
-				t.Errorf("asked %q for what needs no facts", w.asked)
+				t.Errorf("got facts read: %q, want none", w.asked)
 			}
 		})
 	}
@@ -336,7 +336,7 @@ func manyNames(n int) []string {
 	return names
 }
 
-// TestKubeletServingWaitsIfFactsFail shows that a fact that cannot be had is waited for.
+// If a fact cannot be read, the request waits.
 func TestKubeletServingWaitsIfFactsFail(t *testing.T) {
 	down := errors.New("connection refused")
 	rules := []approval.Rule{approval.KubeletServing{ServingScope: scope}}
@@ -345,16 +345,16 @@ func TestKubeletServingWaitsIfFactsFail(t *testing.T) {
 		w.err = map[string]error{method: down}
 		d, err := approval.Decide(t.Context(), rules, servingRequest("worker-1", "10.0.0.5"), w)
 		if !errors.Is(err, down) || d.Verdict != approval.Wait || d.Reason != approval.ReasonFactsUnavailable {
-			t.Errorf("%s fails: %+v, %v", method, d, err)
+			t.Errorf("%s fails: got %+v, %v, want verdict wait", method, d, err)
 		}
 	}
 	if d, err := approval.Decide(t.Context(), rules, servingRequest("worker-1", "10.0.0.5"), nil); err == nil || d.Verdict != approval.Wait {
-		t.Errorf("no facts: %+v, %v", d, err)
+		t.Errorf("no facts: got %+v, %v, want verdict wait", d, err)
 	}
 }
 
 func TestParseServingCIDR(t *testing.T) {
-	for text, want := range map[string]string{ // part of the error; empty is none
+	for text, want := range map[string]string{ // part of the error; empty: no error
 		"10.0.0.0/16":            "",
 		"10.0.0.5/32":            "",
 		"2001:db8::/48":          "",
@@ -362,29 +362,29 @@ func TestParseServingCIDR(t *testing.T) {
 		"240.0.0.0/4":            "",
 		"10.0.0.5/16":            "10.0.0.0/16, or 10.0.0.5/32",
 		"2001:db8::1/48":         "2001:db8::/48, or 2001:db8::1/128",
-		"10.0.0.0":               "want one such as",
-		"10.0.0.0/33":            "want one such as",
-		"10.0.0.0/016":           "want one such as",
-		"010.0.0.0/8":            "want one such as",
-		"fe80::%eth0/64":         "want one such as",
-		"":                       "want one such as",
-		" 10.0.0.0/16":           "want one such as",
-		"::ffff:10.0.0.0/112":    "want it as IPv4",
-		"::ffff:0.0.0.0/96":      "want it as IPv4",
-		"0.0.0.0/0":              "all of them",
-		"::/0":                   "all of them",
+		"10.0.0.0":               "want a CIDR such as",
+		"10.0.0.0/33":            "want a CIDR such as",
+		"10.0.0.0/016":           "want a CIDR such as",
+		"010.0.0.0/8":            "want a CIDR such as",
+		"fe80::%eth0/64":         "want a CIDR such as",
+		"":                       "want a CIDR such as",
+		" 10.0.0.0/16":           "want a CIDR such as",
+		"::ffff:10.0.0.0/112":    "want IPv4 addresses in IPv4 notation",
+		"::ffff:0.0.0.0/96":      "want IPv4 addresses in IPv4 notation",
+		"0.0.0.0/0":              "it contains every address",
+		"::/0":                   "it contains every address",
 		"127.0.0.0/8":            "loopback",
 		"169.254.1.0/24":         "link-local",
 		"fe80::/64":              "link-local",
 		"::1/128":                "loopback",
 		"239.0.0.0/8":            "multicast",
 		"255.255.255.255/32":     "broadcast",
-		strings.Repeat("1", 1e5): "want one such as",
+		strings.Repeat("1", 1e5): "want a CIDR such as",
 	} {
 		p, err := approval.ParseServingCIDR(text)
 		checkParsed(t, text, err, want)
 		if (err == nil) != p.IsValid() {
-			t.Errorf("%.100q: %v beside %v", text, p, err)
+			t.Errorf("%.100q: got %v with error %v", text, p, err)
 		}
 	}
 }
@@ -397,23 +397,23 @@ func TestParseServingSuffix(t *testing.T) {
 		"xn--bcher-kva.example":   "",
 		"":                        "every name",
 		".":                       "every name",
-		"..":                      "not the DNS name",
-		"..example.com":           "not the DNS name",
-		"example.com.":            "not the DNS name",
-		"*.example.com":           "not the DNS name",
+		"..":                      "want labels of 1 to 63",
+		"..example.com":           "want labels of 1 to 63",
+		"example.com.":            "want labels of 1 to 63",
+		"*.example.com":           "want labels of 1 to 63",
 		"Example.com":             `want "example.com"`,
-		"bücher.example":          "not the DNS name",
-		"10.0":                    "taken for an address",
+		"bücher.example":          "want labels of 1 to 63",
+		"10.0":                    "looks like an IP address",
 		"cluster.local":           "Services",
 		"svc":                     "Services",
 		"svc.example.com":         "Services",
-		"localhost":               "itself",
+		"localhost":               "local machine",
 		strings.Repeat("a.", 1e5): "253",
 	} {
 		suffix, err := approval.ParseServingSuffix(text)
 		checkParsed(t, text, err, want)
 		if err == nil && suffix != strings.TrimPrefix(text, ".") || err != nil && suffix != "" {
-			t.Errorf("%.100q: %q, %v", text, suffix, err)
+			t.Errorf("%.100q: got %q, %v", text, suffix, err)
 		}
 	}
 }
@@ -422,9 +422,9 @@ func checkParsed(t *testing.T, text string, err error, want string) {
 	t.Helper()
 	switch {
 	case (err == nil) != (want == ""), err != nil && !strings.Contains(err.Error(), want):
-		t.Errorf("%.100q: error is %v, want one about %q", text, err, want)
+		t.Errorf("%.100q: got error %v, want one with %q", text, err, want)
 	case err != nil && len(err.Error()) > 1000:
-		t.Errorf("%.100q: an error of %d characters", text, len(err.Error()))
+		t.Errorf("%.100q: got an error of %d bytes", text, len(err.Error()))
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// The usages that certificates.k8s.io knows. They are cfssl's names as well. "cert sign" and
-// "crl sign" are left out: nothing here issues a CA.
+// The usages of certificates.k8s.io. cfssl has the same names. "cert sign" and "crl sign" are left out, because
+// kubejoin issues no CA certificates.
 var (
 	keyUsages = map[certificates.KeyUsage]x509.KeyUsage{
 		certificates.UsageSigning:           x509.KeyUsageDigitalSignature,
@@ -38,15 +38,15 @@ var (
 	}
 )
 
-// KnownUsage reports whether a certificate can have the usage.
+// KnownUsage reports whether kubejoin can issue a certificate with the usage.
 func KnownUsage(u certificates.KeyUsage) bool {
 	_, isBit := keyUsages[u]
 	_, isExtended := extKeyUsages[u]
 	return isBit || isExtended
 }
 
-// X509Usages translates usages; the extended ones come sorted, each once, as
-// kube-controller-manager has them.
+// X509Usages converts usages to X.509. The extended ones are sorted and without duplicates, as in
+// kube-controller-manager.
 func X509Usages(usages []certificates.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsage, error) {
 	var bits x509.KeyUsage
 	var extended []x509.ExtKeyUsage
@@ -56,7 +56,7 @@ func X509Usages(usages []certificates.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsa
 		} else if e, ok := extKeyUsages[u]; ok {
 			extended = append(extended, e)
 		} else {
-			return 0, nil, fmt.Errorf("usage %q cannot be given to a certificate", u)
+			return 0, nil, fmt.Errorf("usage %q is not supported", u)
 		}
 	}
 	slices.Sort(extended)

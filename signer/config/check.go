@@ -11,8 +11,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// check says why a request is not one for this signer, or nil. It is beside what signer.Authority
-// looks at whatever the signer.
+// check returns why this signer does not allow a request, or nil. signer.Authority has more checks, which
+// apply to every signer.
 func (s *Signer) check(r approval.Request) error {
 	if r.CSR == nil {
 		return errors.New("no certificate request given")
@@ -20,7 +20,7 @@ func (s *Signer) check(r approval.Request) error {
 	subject, names := s.Subject, s.Names
 	if _, known := builtIn()[s.Name]; !known {
 		if !slices.ContainsFunc(r.Usages, extended) {
-			return fmt.Errorf("usages are %q, want one among them that says what for: a certificate without is good for everything", r.Usages)
+			return fmt.Errorf("usages are %q, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", r.Usages)
 		}
 		if subject == nil {
 			subject = &Subject{}
@@ -44,15 +44,15 @@ func (s *Subject) check(r approval.Request) error {
 	subject := r.CSR.Subject
 	for _, attribute := range subject.Names {
 		if oid := attribute.Type.String(); oid != "2.5.4.3" && oid != "2.5.4.10" {
-			return fmt.Errorf("the subject has attribute %s, want common name and organization alone", oid)
+			return fmt.Errorf("the subject has attribute %s, want only common name and organization", oid)
 		}
 	}
 	if name := subject.CommonName; name != "" && !slices.ContainsFunc(s.CommonNames, func(p string) bool { return matchText(p, name) }) {
-		return fmt.Errorf("common name %.100q is asked for, %s", foreign.Redact(name), allowed(s.CommonNames))
+		return fmt.Errorf("common name %.100q is not allowed, %s", foreign.Redact(name), allowed(s.CommonNames))
 	}
 	for _, name := range subject.Organization {
 		if !slices.ContainsFunc(s.Organizations, func(p string) bool { return matchText(p, name) }) {
-			return fmt.Errorf("subject organization %.100q is asked for, %s", foreign.Redact(name), allowed(s.Organizations))
+			return fmt.Errorf("subject organization %.100q is not allowed, %s", foreign.Redact(name), allowed(s.Organizations))
 		}
 	}
 	return nil
@@ -61,40 +61,40 @@ func (s *Subject) check(r approval.Request) error {
 func (n *Names) check(r approval.Request) error {
 	for _, name := range r.CSR.DNSNames {
 		if !slices.ContainsFunc(n.DNS, func(p string) bool { return matchDNS(p, name) }) && !slices.Contains(n.Wildcards, strings.ToLower(name)) {
-			return fmt.Errorf("DNS name %.100q is asked for, %s", foreign.Redact(name), allowed(slices.Concat(n.DNS, n.Wildcards)))
+			return fmt.Errorf("DNS name %.100q is not allowed, %s", foreign.Redact(name), allowed(slices.Concat(n.DNS, n.Wildcards)))
 		}
 	}
 	for _, ip := range r.CSR.IPAddresses {
 		if !slices.ContainsFunc(n.IPs, func(p netip.Prefix) bool { return matchIP(p, ip) }) {
-			return fmt.Errorf("address %s is asked for, %s", ip, allowed(texts(n.IPs)))
+			return fmt.Errorf("address %s is not allowed, %s", ip, allowed(texts(n.IPs)))
 		}
 	}
 	for _, address := range r.CSR.EmailAddresses {
 		if !slices.ContainsFunc(n.Emails, func(p string) bool { return matchEmail(p, address) }) {
-			return fmt.Errorf("email address %.100q is asked for, %s", foreign.Redact(address), allowed(n.Emails))
+			return fmt.Errorf("email address %.100q is not allowed, %s", foreign.Redact(address), allowed(n.Emails))
 		}
 	}
 	for _, u := range r.CSR.URIs {
 		if !slices.ContainsFunc(n.URIs, func(p string) bool { return matchURI(p, u) }) {
-			return fmt.Errorf("URI %.100q is asked for, %s", foreign.Redact(u.String()), allowed(n.URIs))
+			return fmt.Errorf("URI %.100q is not allowed, %s", foreign.Redact(u.String()), allowed(n.URIs))
 		}
 	}
 	if len(r.CSR.Subject.CommonName)+len(r.CSR.DNSNames)+len(r.CSR.IPAddresses)+len(r.CSR.EmailAddresses)+len(r.CSR.URIs) == 0 {
-		return errors.New("no name is asked for, want a common name or a subject alternative name")
+		return errors.New("the request has no name, want a common name or a subject alternative name")
 	}
 	return nil
 }
 
-// allowed says what would have been.
+// allowed lists the allowed patterns for an error message.
 func allowed(patterns []string) string {
 	const most = 5
 	switch {
 	case len(patterns) == 0:
-		return "none is allowed"
+		return "want none"
 	case len(patterns) > most:
-		return fmt.Sprintf("allowed are %q and %d more", patterns[:most], len(patterns)-most)
+		return fmt.Sprintf("want one of %q or %d more", patterns[:most], len(patterns)-most)
 	}
-	return fmt.Sprintf("allowed are %q", patterns)
+	return fmt.Sprintf("want one of %q", patterns)
 }
 
 func texts(prefixes []netip.Prefix) []string {

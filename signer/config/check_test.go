@@ -23,7 +23,7 @@ import (
 
 const peer = "example.com/etcd-peer"
 
-// build reads signers, with the head of a file before them.
+// build compiles signers after it has added the head of a configuration file.
 func build(t testing.TB, signers string, d config.Defaults) map[string]signer.Signer {
 	t.Helper()
 	c, err := config.Parse(filepath.Join(t.TempDir(), "signers.yaml"), []byte("apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"+signers))
@@ -266,7 +266,7 @@ func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 	}
 }
 
-// What can be wrong only when CAs and defaults are known.
+// Some errors can only be found when CAs and defaults are known.
 func TestBuildReportsErrorsOfCAsAndDefaults(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "signers.yaml")
@@ -291,16 +291,16 @@ signers:
 		t.Fatal(err)
 	}
 	_, err = c.Build(config.Defaults{Duration: 24 * time.Hour})
-	want := strings.ReplaceAll(`FILE:4: signers[0].ca: missing, and the cluster has none either: give it here or with --cluster-signing-cert-file and --cluster-signing-key-file
+	want := strings.ReplaceAll(`FILE:4: signers[0].ca: missing, and no cluster CA is configured: set ca here, or --cluster-signing-cert-file and --cluster-signing-key-file
 FILE:6: signers[1].ca: CA certificate DIR/text: no certificate found: want a PEM block of type CERTIFICATE
 FILE:10: signers[2].ca: CA certificate: open DIR/none: no such file or directory
-FILE:13: signers[2].duration: shortest duration of certificates is 48h0m0s, and the longest 24h0m0s`, "DIR", dir)
+FILE:13: signers[2].duration: shortest duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s`, "DIR", dir)
 	if want = strings.ReplaceAll(want, "FILE", file); err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}
 }
 
-// A name that is cut in a refusal has no part of a token's secret.
+// A refusal shortens long names. It must hold no part of a token secret wherever the name is cut.
 func TestRefusedNamesHoldNoPartOfAToken(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	check := build(t, `
@@ -320,7 +320,7 @@ func TestRefusedNamesHoldNoPartOfAToken(t *testing.T) {
 		} {
 			err := check(request(t, peer, template, certificates.UsageServerAuth))
 			if err == nil || !strings.HasPrefix(err.Error(), about+" ") || strings.Contains(err.Error(), "8w4usg.q") {
-				t.Fatalf("%s after %d: %v", about, n, err)
+				t.Fatalf("%s after %d: got %v", about, n, err)
 			}
 		}
 	}

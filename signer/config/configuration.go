@@ -17,82 +17,82 @@ import (
 )
 
 const (
-	// APIVersion and Kind begin every file.
+	// APIVersion and Kind are required in every file.
 	APIVersion = "kubejoin.io/v1alpha1"
 	Kind       = "SignerConfiguration"
 
-	// MaxSize is the most bytes of a file.
+	// MaxSize is the maximum size of a file in bytes.
 	MaxSize = 64 << 10
 
 	maxSigners = 100
-	// maxItems of a list of patterns: each name that is asked for is held against all of them.
+	// maxItems limits each list of patterns: every requested name is compared with all of them.
 	maxItems = 100
 )
 
-// A Configuration is what a file says. It is made by [Load] and [Parse], and must not be changed.
+// A Configuration is the content of a file. [Load] and [Parse] create it. It must not be changed.
 type Configuration struct {
-	// Signers are all that there are, in the order of the file.
+	// Signers are all signers, in the order of the file.
 	Signers []Signer
 
 	file string
 }
 
-// A Signer is one signer of a file.
+// A Signer is one signer in a file.
 type Signer struct {
-	// Name is as in a request's spec.signerName.
+	// Name is the spec.signerName of its requests.
 	Name string
-	// CA is the CA that signs; zero is the cluster's.
+	// CA is the CA that signs; the zero value means the CA of the cluster.
 	CA CAFiles
-	// Duration is how long certificates last.
+	// Duration is the lifetime of certificates.
 	Duration Duration
-	// Usages are those that may be asked for; none are the built-in ones of a signer that
-	// Kubernetes names.
+	// Usages are the allowed usages. None means the built-in usages of a signer that Kubernetes defines.
 	Usages []certificates.KeyUsage
-	// Subject is what a subject may be. Nil is any that the signer's built-in rules let pass, and
-	// none where it has none.
+	// Subject is what subjects are allowed. Nil allows those that the signer's built-in rules allow, or
+	// none if the signer has no such rules.
 	Subject *Subject
-	// Names are the subject alternative names that may be asked for. Nil is as with Subject.
+	// Names are the allowed subject alternative names. Nil is as with Subject.
 	Names *Names
-	// Keys are the public keys that may have a certificate.
+	// Keys are the allowed public keys.
 	Keys signer.KeyPolicy
-	// Approval are the names of rules, in their order. None leaves requests to others.
+	// Approval are the names of approval rules, in order. None means that kubejoin approves no request of
+	// this signer.
 	Approval []string
 
-	path  string          // such as signers[2]
+	path  string          // for example signers[2]
 	line  int             // of the signer
 	lines map[string]int  // of its fields
-	wrong map[string]bool // fields that there is an error about
+	wrong map[string]bool // fields with an error
 }
 
-// CAFiles are the files of a CA, as [signer.LoadCA] reads them, with their paths relative to the
-// working directory or absolute.
+// CAFiles are the files of a CA for [signer.LoadCA]. Their paths are absolute or relative to the working
+// directory.
 type CAFiles struct{ CertFile, KeyFile string }
 
-// A Duration is what may be asked for and what is given if nothing is. Zero leaves a bound to the
-// others: Default is Max, and Max is Default.
+// A Duration limits the lifetime of certificates; Default is for requests that ask for none. If only one of
+// Default and Max is set, it is used for both.
 type Duration struct{ Min, Default, Max time.Duration }
 
-// A Subject is what may stand in a subject: common name and organizations, each a pattern in which
-// * stands for any characters. Other attributes may not.
+// A Subject holds patterns for the allowed common names and organizations. A * matches any characters.
+// Other attributes of a subject are not allowed.
 type Subject struct{ CommonNames, Organizations []string }
 
-// Names are what may stand in subject alternative names.
+// Names are the allowed subject alternative names.
 type Names struct {
-	// DNS are patterns; a * stands for one or more characters of one label, and never for a *.
+	// DNS are patterns. A * matches one or more characters of one label, and never a literal *.
 	DNS []string
-	// Wildcards are names such as *.example.com, each for itself.
+	// Wildcards are literal names such as *.example.com.
 	Wildcards []string
-	// IPs are ranges of addresses.
+	// IPs are address ranges.
 	IPs []netip.Prefix
 	// Emails are patterns such as *@example.com.
 	Emails []string
-	// URIs are patterns such as spiffe://example.com/ns/*/sa/*, in which a * stands for one or
-	// more characters between two slashes or, in the host, two dots.
+	// URIs are patterns such as spiffe://example.com/ns/*/sa/*. A * matches one or more characters of one
+	// path segment or of one label of the host.
 	URIs []string
 }
 
-// Load reads a file. What is wrong with it is an [Errors]; that it cannot be read at all is another
-// error. Paths in it are relative to its folder.
+// Load reads a file. An [Errors] holds the mistakes in it. Any other error means that the file could not be
+// read. Paths in the file are relative to its directory.
 func Load(file string) (*Configuration, error) {
 	content, err := read(file)
 	if err != nil {
@@ -110,8 +110,8 @@ func Open(file string, d Defaults) (*Configuration, map[string]signer.Signer, er
 	return Compile(file, content, d)
 }
 
-// Compile is [Parse] and [Configuration.Build], with all that is wrong for either in one [Errors]: what
-// could be read of a file that is wrong somewhere is built as far as that goes.
+// Compile is [Parse] and [Configuration.Build]. One [Errors] holds the mistakes that either finds: Build
+// also checks the valid parts of a file with mistakes.
 func Compile(file string, content []byte, d Defaults) (*Configuration, map[string]signer.Signer, error) {
 	c, errs := parse(file, content)
 	signers, more := c.build(d)
@@ -142,7 +142,7 @@ func Parse(file string, content []byte) (*Configuration, error) {
 	return c, nil
 }
 
-// parse gives what could be read, and what is wrong.
+// parse returns what could be read, and the mistakes.
 func parse(file string, content []byte) (*Configuration, Errors) {
 	c := &Configuration{file: file}
 	r := &nodes{file: file}
@@ -152,7 +152,7 @@ func parse(file string, content []byte) (*Configuration, Errors) {
 	return c, r.errs
 }
 
-// Files are the files of all CAs that are named.
+// Files returns the certificate and key files of all CAs in the configuration.
 func (c *Configuration) Files() []string {
 	var files []string
 	for _, s := range c.Signers {
@@ -163,17 +163,17 @@ func (c *Configuration) Files() []string {
 	return files
 }
 
-// document gives the one document of a file, or nil.
+// document returns the only YAML document of a file, or nil after an error.
 func (r *nodes) document(content []byte) *yaml.Node {
 	if len(content) > MaxSize {
-		r.fail(0, "", "longer than %d bytes", MaxSize)
+		r.fail(0, "", "the file is larger than %d bytes", MaxSize)
 		return nil
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	var first, second yaml.Node
 	err := decoder.Decode(&first)
 	if errors.Is(err, io.EOF) || err == nil && len(first.Content) != 1 {
-		r.fail(0, "", "empty, want a %s", Kind)
+		r.fail(0, "", "the file is empty, want a %s", Kind)
 		return nil
 	}
 	if err == nil {
@@ -181,7 +181,7 @@ func (r *nodes) document(content []byte) *yaml.Node {
 			return nil
 		}
 		if err = decoder.Decode(&second); err == nil {
-			r.fail(second.Line, "", "another document begins, want one alone")
+			r.fail(second.Line, "", "a second YAML document begins here, want only one")
 			return nil
 		}
 	}
@@ -200,10 +200,10 @@ var (
 func (r *nodes) notYAML(content []byte, err error) {
 	text, line := err.Error(), 0
 	if match := yamlLine.FindStringSubmatch(text); match != nil {
-		line, _ = strconv.Atoi(match[1]) // 0 if it says none
+		line, _ = strconv.Atoi(match[1]) // 0 if the error has no line
 		text = text[len(match[0]):]
 	}
-	const quotes = "a value that begins with * has to be in quotes" // as many patterns do
+	const quotes = "put a value that begins with * in quotes" // many patterns do
 	if match := yamlUnknown.FindStringSubmatch(text); match != nil {
 		before, _, _ := bytes.Cut(content, []byte("*"+match[1]))
 		r.fail(bytes.Count(before, []byte("\n"))+1, "", "%s given: %s", quoted("*"+match[1]), quotes)
@@ -212,5 +212,5 @@ func (r *nodes) notYAML(content []byte, err error) {
 	if strings.Contains(text, "expected alphabetic or numeric character") {
 		text += ": " + quotes
 	}
-	r.fail(line, "", "not YAML: %s", strings.ToValidUTF8(text, ""))
+	r.fail(line, "", "invalid YAML: %s", strings.ToValidUTF8(text, ""))
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/config"
 )
 
-// checkCombined is a file with every field.
+// whole is a configuration file with every field.
 const whole = `apiVersion: kubejoin.io/v1alpha1
 kind: SignerConfiguration
 signers:
@@ -43,14 +43,14 @@ func TestParseReadsEveryField(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	if want := []string{"/etc/kubejoin/etcd/ca.crt", "/etc/etcd/ca.key"}; !slices.Equal(c.Files(), want) {
-		t.Errorf("files %q, want %q", c.Files(), want)
+		t.Errorf("got files %q, want %q", c.Files(), want)
 	}
 	if got := c.Signers[2].Keys.String(); got != "RSA 3072 to 4096 bits, ECDSA P-256, ECDSA P-384, Ed25519" {
-		t.Errorf("keys %q", got)
+		t.Errorf("got keys %q", got)
 	}
 }
 
-// Without a file there is what the file that is printed says.
+// The default configuration that kubejoin prints must give the same signers as no file.
 func TestDefaultFileMatchesDefaults(t *testing.T) {
 	c, err := config.Parse("default.yaml", []byte(config.Default))
 	if err != nil {
@@ -67,47 +67,46 @@ func TestDefaultFileMatchesDefaults(t *testing.T) {
 	}
 	for name, s := range want {
 		if !reflect.DeepEqual(signers[name].Profile, s.Profile) {
-			t.Errorf("%s: profile %+v, want %+v", name, signers[name].Profile, s.Profile)
+			t.Errorf("%s: got profile %+v, want %+v", name, signers[name].Profile, s.Profile)
 		}
 	}
 }
 
-// Each error names file, line and field.
 func TestErrorsNameFileLineAndField(t *testing.T) {
 	const head = "apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"
-	const known = head + "- name: kubernetes.io/kube-apiserver-client\n  " // line 5 follows
+	const known = head + "- name: kubernetes.io/kube-apiserver-client\n  " // the next line is line 5
 	const custom = head + "- name: example.com/x\n  subject: {commonNames: [x]}\n  usages: [server auth]\n  "
 	for _, test := range []struct {
 		name, file string
 		want       []string // without the file name
 	}{
-		{"empty", "", []string{": empty, want a SignerConfiguration"}},
-		{"comment", "# nothing\n", []string{": empty, want a SignerConfiguration"}},
+		{"empty", "", []string{": the file is empty, want a SignerConfiguration"}},
+		{"comment", "# nothing\n", []string{": the file is empty, want a SignerConfiguration"}},
 		{"null", "~\n", []string{":1: nothing given, want the fields apiVersion, kind, signers"}},
 		{"list", "- a\n", []string{":1: a list given, want the fields apiVersion, kind, signers"}},
-		{"no YAML", "a: [\n", []string{`:1: not YAML: did not find expected node content`}},
-		{"tab", "a:\n\tb: c\n", []string{`:2: not YAML: found character that cannot start any token`}},
-		{"too long", strings.Repeat("#\n", config.MaxSize/2) + "\n", []string{": longer than 65536 bytes"}},
-		{"two documents", head + "- name: kubernetes.io/kubelet-serving\n---\na: b\n", []string{":5: another document begins, want one alone"}},
-		{"anchor", head + "- &a\n  name: kubernetes.io/kubelet-serving\n", []string{":4: anchors (&) and aliases (*) are not read: write out what they stand for, and put a value that begins with * in quotes"}},
-		{"alias", head + "- name: &x kubernetes.io/kubelet-serving\n- name: *x\n", []string{":4: anchors (&) and aliases (*) are not read: write out what they stand for, and put a value that begins with * in quotes"}},
-		{"no quotes", custom + "names: {dns: [*.example.com]}\n", []string{`:7: not YAML: did not find expected alphabetic or numeric character: a value that begins with * has to be in quotes`}},
-		{"no quotes at all", custom + "names: {dns: [*example]}\n", []string{`:7: "*example" given: a value that begins with * has to be in quotes`}},
-		{"merge", known + "<<: {approval: []}\n", []string{`:5: signers[0]: "<<" is no field, want name, ca, duration, usages, subject, names, keys, approval`}},
+		{"no YAML", "a: [\n", []string{`:1: invalid YAML: did not find expected node content`}},
+		{"tab", "a:\n\tb: c\n", []string{`:2: invalid YAML: found character that cannot start any token`}},
+		{"too long", strings.Repeat("#\n", config.MaxSize/2) + "\n", []string{": the file is larger than 65536 bytes"}},
+		{"two documents", head + "- name: kubernetes.io/kubelet-serving\n---\na: b\n", []string{":5: a second YAML document begins here, want only one"}},
+		{"anchor", head + "- &a\n  name: kubernetes.io/kubelet-serving\n", []string{":4: YAML anchors (&) and aliases (*) are not supported: repeat the value, and put a value that begins with * in quotes"}},
+		{"alias", head + "- name: &x kubernetes.io/kubelet-serving\n- name: *x\n", []string{":4: YAML anchors (&) and aliases (*) are not supported: repeat the value, and put a value that begins with * in quotes"}},
+		{"no quotes", custom + "names: {dns: [*.example.com]}\n", []string{`:7: invalid YAML: did not find expected alphabetic or numeric character: put a value that begins with * in quotes`}},
+		{"no quotes at all", custom + "names: {dns: [*example]}\n", []string{`:7: "*example" given: put a value that begins with * in quotes`}},
+		{"merge", known + "<<: {approval: []}\n", []string{`:5: signers[0]: unknown field "<<", want one of name, ca, duration, usages, subject, names, keys, approval`}},
 		{"missing", "kind: SignerConfiguration\n", []string{":1: apiVersion: missing", ":1: signers: missing"}},
 		{"other kind", "apiVersion: v1\nkind: Secret\nsigners: []\n", []string{
-			`:1: apiVersion: "v1" given, want kubejoin.io/v1alpha1`, `:2: kind: "Secret" given, want SignerConfiguration`, ":3: signers: none given, want one at least"}},
-		{"unknown field", known + "usage: [client auth]\n", []string{`:5: signers[0]: "usage" is no field, want name, ca, duration, usages, subject, names, keys, approval`}},
-		{"unknown field within", known + "duration:\n    minimum: 1h\n", []string{`:6: signers[0].duration: "minimum" is no field, want min, default, max`}},
-		{"key that is no text", known + "1: x\n", []string{`:5: signers[0]: "1" is no field, want name, ca, duration, usages, subject, names, keys, approval`}},
-		{"repeated field", known + "approval: []\n  keys: {ed25519: true}\n  approval: [may-sign]\n", []string{":7: signers[0].approval: given twice, first in line 5"}},
+			`:1: apiVersion: "v1" given, want kubejoin.io/v1alpha1`, `:2: kind: "Secret" given, want SignerConfiguration`, ":3: signers: the list is empty, want at least one item"}},
+		{"unknown field", known + "usage: [client auth]\n", []string{`:5: signers[0]: unknown field "usage", want one of name, ca, duration, usages, subject, names, keys, approval`}},
+		{"unknown field within", known + "duration:\n    minimum: 1h\n", []string{`:6: signers[0].duration: unknown field "minimum", want one of min, default, max`}},
+		{"key that is no text", known + "1: x\n", []string{`:5: signers[0]: unknown field "1", want one of name, ca, duration, usages, subject, names, keys, approval`}},
+		{"repeated field", known + "approval: []\n  keys: {ed25519: true}\n  approval: [may-sign]\n", []string{":7: signers[0].approval: duplicate field, first in line 5"}},
 		{"nothing", known + "duration:\n", []string{":5: signers[0].duration: nothing given, want the fields min, default, max"}},
 		{"no list", known + "approval: may-sign\n", []string{`:5: signers[0].approval: "may-sign" given, want a list of rules`}},
 		{"mapping for a text", known + "approval: [{a: b}]\n", []string{`:5: signers[0].approval[0]: a mapping given, want the name of a rule`}},
 		{"mapping of another tag", known + "duration: !x {max: 1h}\n", []string{`:5: signers[0].duration: a mapping given, want the fields min, default, max`}},
 		{"text tagged as a mapping", known + "duration: !!map 1h\n", []string{`:5: signers[0].duration: "1h" given, want the fields min, default, max`}},
-		{"list for a key", known + "? [approval]\n  : []\n", []string{`:5: signers[0]: a list is no field, want name, ca, duration, usages, subject, names, keys, approval`}},
-		{"key of another tag", known + "!x approval: []\n", []string{`:5: signers[0]: "approval" is no field, want name, ca, duration, usages, subject, names, keys, approval`}},
+		{"list for a key", known + "? [approval]\n  : []\n", []string{`:5: signers[0]: unknown field a list, want one of name, ca, duration, usages, subject, names, keys, approval`}},
+		{"key of another tag", known + "!x approval: []\n", []string{`:5: signers[0]: unknown field "approval", want one of name, ca, duration, usages, subject, names, keys, approval`}},
 		{"mapping tagged as a text", known + "approval: [!!str {a: b}]\n", []string{`:5: signers[0].approval[0]: a mapping given, want the name of a rule`}},
 		{"text tagged as a number", known + "keys: {rsa: {min: !!int x}}\n", []string{`:5: signers[0].keys.rsa.min: "x" given, want a number of bits from 2048 to 8192`}},
 		{"list tagged as a number", known + "keys: {rsa: {min: !!int [2048]}}\n", []string{`:5: signers[0].keys.rsa.min: a list given, want a number of bits from 2048 to 8192`}},
@@ -116,15 +115,15 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 
 		{"no name", head + "- approval: []\n", []string{":4: signers[0].name: missing"}},
 		{"number for a name", head + "- name: 5\n", []string{`:4: signers[0].name: "5" given, want DOMAIN/NAME`}},
-		{"no domain", head + "- name: etcd\n", []string{`:4: signers[0].name: "etcd" given, want a domain and a name such as example.com/etcd-peer`}},
-		{"two slashes", head + "- name: example.com/a/b\n", []string{`:4: signers[0].name: "example.com/a/b" given, want a domain and a name such as example.com/etcd-peer`}},
-		{"domain without a dot", head + "- name: local/x\n", []string{`:4: signers[0].name: "local/x" given, want a domain with a dot in it, in small letters, before the slash, such as example.com`}},
-		{"upper case", head + "- name: Example.com/x\n", []string{`:4: signers[0].name: "Example.com/x" given, want a domain with a dot in it, in small letters, before the slash, such as example.com`}},
+		{"no domain", head + "- name: etcd\n", []string{`:4: signers[0].name: "etcd" given, want DOMAIN/NAME such as example.com/etcd-peer`}},
+		{"two slashes", head + "- name: example.com/a/b\n", []string{`:4: signers[0].name: "example.com/a/b" given, want DOMAIN/NAME such as example.com/etcd-peer`}},
+		{"domain without a dot", head + "- name: local/x\n", []string{`:4: signers[0].name: "local/x" given, want a lower-case domain with a dot before the slash, such as example.com`}},
+		{"upper case", head + "- name: Example.com/x\n", []string{`:4: signers[0].name: "Example.com/x" given, want a lower-case domain with a dot before the slash, such as example.com`}},
 		{"path", head + "- name: example.com/etcd_peer\n", []string{`:4: signers[0].name: "example.com/etcd_peer" given, want [a-z0-9.-] after the slash, beginning and ending with a letter or digit, such as etcd-peer`}},
-		{"long label", head + "- name: " + strings.Repeat("a", 64) + ".example.com/x\n", []string{`:4: signers[0].name: "` + strings.Repeat("a", 60) + `"… given, want at most 63 characters between dots`}},
-		{"legacy", head + "- name: kubernetes.io/legacy-unknown\n", []string{":4: signers[0].name: kubernetes.io/legacy-unknown is not signed for: it has no rules, and what it signs is good for anything; give those who use it a signer of a name of yours"}},
-		{"of Kubernetes", head + "- name: kubernetes.io/mine\n", []string{`:4: signers[0].name: "kubernetes.io/mine" given, want one of kubernetes.io/kube-apiserver-client, kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving in that domain, or a domain of yours`}},
-		{"name twice", known + "approval: []\n- name: kubernetes.io/kube-apiserver-client\n", []string{":6: signers[1].name: kubernetes.io/kube-apiserver-client is given twice, first in line 4"}},
+		{"long label", head + "- name: " + strings.Repeat("a", 64) + ".example.com/x\n", []string{`:4: signers[0].name: "` + strings.Repeat("a", 60) + `"… given, want at most 63 characters in each label of the domain`}},
+		{"legacy", head + "- name: kubernetes.io/legacy-unknown\n", []string{":4: signers[0].name: kubernetes.io/legacy-unknown is not supported, because its certificates are valid for every purpose; use a signer in your own domain"}},
+		{"of Kubernetes", head + "- name: kubernetes.io/mine\n", []string{`:4: signers[0].name: "kubernetes.io/mine" given, want one of kubernetes.io/kube-apiserver-client, kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving, or a signer in your own domain`}},
+		{"name twice", known + "approval: []\n- name: kubernetes.io/kube-apiserver-client\n", []string{":6: signers[1].name: duplicate signer kubernetes.io/kube-apiserver-client, first defined in line 4"}},
 
 		{"half a CA", known + "ca: {certFile: ca.crt}\n", []string{":5: signers[0].ca.keyFile: missing"}},
 		{"a key for its path", known + "ca:\n    certFile: ca.crt\n    keyFile: |\n      -----BEGIN PRIVATE KEY-----\n      c2VjcmV0\n", []string{":7: signers[0].ca.keyFile: a text of 37 bytes given, want the path of a file"}},
@@ -136,43 +135,43 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"negative", known + "duration: {max: -24h}\n", []string{`:5: signers[0].duration.max: "-24h" given, want at least 3m0s: a certificate begins 5m before it is issued`}},
 		{"huge", known + "duration: {max: 999999999h}\n", []string{`:5: signers[0].duration.max: "999999999h" given, want at most 2562047h (292 years)`}},
 		{"huge, and more", known + "duration: {max: 300000000h5m1.5s}\n", []string{`:5: signers[0].duration.max: "300000000h5m1.5s" given, want at most 2562047h (292 years)`}},
-		{"default above max", known + "duration: {default: 48h, max: 24h}\n", []string{":5: signers[0].duration.default: default 48h0m0s and max 24h0m0s given, want the default not above"}},
-		{"default below min", known + "duration:\n    min: 1h\n    default: 5m\n    max: 2h\n", []string{":7: signers[0].duration.default: default 5m0s and min 1h0m0s given, want the default not below"}},
-		{"min above max", known + "duration: {min: 48h, max: 24h}\n", []string{":5: signers[0].duration.min: min 48h0m0s and at most 24h0m0s given, want the least not above"}},
-		{"min above default", known + "duration: {min: 48h, default: 24h}\n", []string{":5: signers[0].duration.min: min 48h0m0s and at most 24h0m0s given, want the least not above"}},
+		{"default above max", known + "duration: {default: 48h, max: 24h}\n", []string{":5: signers[0].duration.default: default 48h0m0s is larger than max 24h0m0s"}},
+		{"default below min", known + "duration:\n    min: 1h\n    default: 5m\n    max: 2h\n", []string{":7: signers[0].duration.default: default 5m0s is smaller than min 1h0m0s"}},
+		{"min above max", known + "duration: {min: 48h, max: 24h}\n", []string{":5: signers[0].duration.min: min 48h0m0s is larger than the maximum 24h0m0s"}},
+		{"min above default", known + "duration: {min: 48h, default: 24h}\n", []string{":5: signers[0].duration.min: min 48h0m0s is larger than the maximum 24h0m0s"}},
 
 		{"usage", known + "usages: [client auth, clientAuth]\n", []string{`:5: signers[0].usages[1]: "clientAuth" given, want a usage that a certificate can have, such as "server auth"`}},
 		{"cert sign", known + "usages: [cert sign]\n", []string{`:5: signers[0].usages[0]: "cert sign" given, want a usage that a certificate can have, such as "server auth"`}},
-		{"no usages", known + "usages: []\n", []string{":5: signers[0].usages: none given, want one at least"}},
-		{"wider", known + "usages: [client auth, server auth]\n", []string{`:5: signers[0].usages: "server auth" given, want some of ["digital signature" "key encipherment" "client auth"]: no others are known to the rules of kubernetes.io/kube-apiserver-client`}},
-		{"too narrow", known + "usages: [digital signature]\n", []string{`:5: signers[0].usages: "client auth" is missing, which every request for kubernetes.io/kube-apiserver-client has to have`}},
+		{"no usages", known + "usages: []\n", []string{":5: signers[0].usages: the list is empty, want at least one item"}},
+		{"wider", known + "usages: [client auth, server auth]\n", []string{`:5: signers[0].usages: "server auth" given, want some of ["digital signature" "key encipherment" "client auth"], the usages of signer kubernetes.io/kube-apiserver-client`}},
+		{"too narrow", known + "usages: [digital signature]\n", []string{`:5: signers[0].usages: "client auth" is missing, but every request for signer kubernetes.io/kube-apiserver-client needs it`}},
 		{"no usages of a custom signer", head + "- name: example.com/x\n  names: {dns: [x]}\n", []string{":4: signers[0].usages: missing"}},
-		{"good for everything", head + "- name: example.com/x\n  names: {dns: [x]}\n  usages: [digital signature]\n", []string{`:6: signers[0].usages: ["digital signature"] given, want one beside that says what for, such as "server auth": a certificate without is good for everything`}},
-		{"any", head + "- name: example.com/x\n  names: {dns: [x]}\n  usages: [any, server auth]\n", []string{`:6: signers[0].usages: "any" given, want what for: a certificate with it is good for everything`}},
+		{"good for everything", head + "- name: example.com/x\n  names: {dns: [x]}\n  usages: [digital signature]\n", []string{`:6: signers[0].usages: ["digital signature"] given, want at least one extended key usage such as "server auth": without one, a certificate is valid for every purpose`}},
+		{"any", head + "- name: example.com/x\n  names: {dns: [x]}\n  usages: [any, server auth]\n", []string{`:6: signers[0].usages: "any" given, want specific usages: with it, a certificate is valid for every purpose`}},
 
-		{"nobody", head + "- name: example.com/x\n  usages: [server auth]\n  names: {dns: []}\n", []string{":4: signers[0].subject: neither subject.commonNames nor names given, want one of them: no certificate could say whose it is"}},
-		{"masters", custom + "subject: {}\n", []string{":7: signers[0].subject: given twice, first in line 5"}},
-		{"system:masters", known + "subject: {organizations: ['system:masters']}\n", []string{`:5: signers[0].subject.organizations[0]: "system:masters" is given to nobody: no permission could be taken away from it`}},
-		{"control character", known + "subject: {commonNames: [\"a\\tb\"]}\n", []string{`:5: signers[0].subject.commonNames[0]: "a\tb" given, want characters that can be seen`}},
+		{"nobody", head + "- name: example.com/x\n  usages: [server auth]\n  names: {dns: []}\n", []string{":4: signers[0].subject: neither subject.commonNames nor names given, want one of them: otherwise a certificate identifies nobody"}},
+		{"masters", custom + "subject: {}\n", []string{":7: signers[0].subject: duplicate field, first in line 5"}},
+		{"system:masters", known + "subject: {organizations: ['system:masters']}\n", []string{`:5: signers[0].subject.organizations[0]: "system:masters" is not allowed: permissions of this group cannot be revoked`}},
+		{"control character", known + "subject: {commonNames: [\"a\\tb\"]}\n", []string{`:5: signers[0].subject.commonNames[0]: "a\tb" given, want only printable characters`}},
 		{"empty pattern", known + "subject: {commonNames: ['']}\n", []string{`:5: signers[0].subject.commonNames[0]: "" given, want one of common names`}},
 
 		{"DNS", custom + "names: {dns: [Example.com, 'a..b', '**.example.com', 'bücher.example.com', '10.0.0.1', 'x.', '-x.example.com']}\n", []string{
-			`:7: signers[0].names.dns[0]: "Example.com" given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form`,
-			`:7: signers[0].names.dns[1]: "a..b" given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form`,
-			`:7: signers[0].names.dns[2]: "**.example.com" given: a * stands for characters of one label, and two of them for no more`,
-			`:7: signers[0].names.dns[3]: "bücher.example.com" given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form`,
-			`:7: signers[0].names.dns[4]: "10.0.0.1" given, want a DNS name of 253 characters at most whose last part is no number`,
-			`:7: signers[0].names.dns[5]: "x." given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form`,
-			`:7: signers[0].names.dns[6]: "-x.example.com" given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form`,
+			`:7: signers[0].names.dns[0]: "Example.com" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.dns[1]: "a..b" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.dns[2]: "**.example.com" given, want * instead of **: a * matches characters of one label`,
+			`:7: signers[0].names.dns[3]: "bücher.example.com" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.dns[4]: "10.0.0.1" given, want a DNS name of at most 253 characters whose last label is not a number`,
+			`:7: signers[0].names.dns[5]: "x." given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.dns[6]: "-x.example.com" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
 		}},
 		{"wildcards", custom + "names: {wildcards: ['*.com', 'a.example.com', '*.*.example.com']}\n", []string{
 			`:7: signers[0].names.wildcards[0]: "*.com" given, want a name such as *.example.com`,
 			`:7: signers[0].names.wildcards[1]: "a.example.com" given, want a name such as *.example.com`,
-			`:7: signers[0].names.wildcards[2]: "*.example.com" given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form`,
+			`:7: signers[0].names.wildcards[2]: "*.example.com" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
 		}},
 		{"addresses", custom + "names:\n    ips:\n    - 10.0.0.1/8\n    - ::ffff:10.0.0.0/104\n    - fe80::1%eth0\n    - 10.0.0.0/33\n    - etcd-0\n", []string{
-			`:9: signers[0].names.ips[0]: "10.0.0.1/8" given, want 10.0.0.0/8, or 10.0.0.1 alone`,
-			`:10: signers[0].names.ips[1]: "::ffff:10.0.0.0/104" given, want IPv4 addresses written as such`,
+			`:9: signers[0].names.ips[0]: "10.0.0.1/8" given, want 10.0.0.0/8, or 10.0.0.1 for the single address`,
+			`:10: signers[0].names.ips[1]: "::ffff:10.0.0.0/104" given, want IPv4 addresses in IPv4 notation`,
 			`:11: signers[0].names.ips[2]: "fe80::1%eth0" given, want an address or a range such as 10.0.0.0/8`,
 			`:12: signers[0].names.ips[3]: "10.0.0.0/33" given, want an address or a range such as 10.0.0.0/8`,
 			`:13: signers[0].names.ips[4]: "etcd-0" given, want an address or a range such as 10.0.0.0/8`,
@@ -182,47 +181,47 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 			`:7: signers[0].names.emails[1]: "@example.com" given, want an address such as *@example.com`,
 			`:7: signers[0].names.emails[2]: "a@b@example.com" given, want an address such as *@example.com`,
 			`:7: signers[0].names.emails[3]: "a b@example.com" given, want an address such as *@example.com`,
-			`:7: signers[0].names.emails[4]: "**" given: a * stands for characters of one label, and two of them for no more`,
+			`:7: signers[0].names.emails[4]: "**" given, want * instead of **: a * matches characters of one label`,
 		}},
 		{"URIs", custom + "names: {uris: ['/x', '*://x', 'https://u@x/', 'https://x/?q', 'https://x/../y', 'https://x:1/', 'urn:x']}\n", []string{
-			`:7: signers[0].names.uris[0]: "/x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query and %`,
-			`:7: signers[0].names.uris[1]: "*://x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query and %`,
-			`:7: signers[0].names.uris[2]: "u@x" given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form`,
-			`:7: signers[0].names.uris[3]: "https://x/?q" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query and %`,
-			`:7: signers[0].names.uris[4]: "https://x/../y" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query and %`,
-			`:7: signers[0].names.uris[5]: "x:1" given, want a DNS name of [a-z0-9-] with dots between, and a domain of other letters in its xn-- form`,
-			`:7: signers[0].names.uris[6]: "urn:x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query and %`,
+			`:7: signers[0].names.uris[0]: "/x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
+			`:7: signers[0].names.uris[1]: "*://x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
+			`:7: signers[0].names.uris[2]: "u@x" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.uris[3]: "https://x/?q" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
+			`:7: signers[0].names.uris[4]: "https://x/../y" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
+			`:7: signers[0].names.uris[5]: "x:1" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.uris[6]: "urn:x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
 		}},
-		{"many", custom + "names: {dns: [" + strings.Repeat("x,", 101) + "]}\n", []string{":7: signers[0].names.dns: 101 items given, want 100 at most"}},
+		{"many", custom + "names: {dns: [" + strings.Repeat("x,", 101) + "]}\n", []string{":7: signers[0].names.dns: 101 items given, want at most 100"}},
 
-		{"no keys", known + "keys: {}\n", []string{":5: signers[0].keys: no kind of key is allowed, want one at least; without keys all that are any good are"}},
+		{"no keys", known + "keys: {}\n", []string{":5: signers[0].keys: no key type is allowed, want at least one of rsa, ecdsa and ed25519; leave out keys to allow all of them"}},
 		{"keys", known + "keys:\n    rsa: {min: 1024, max: 1e5}\n    ecdsa: [P-224]\n    ed25519: yes please\n", []string{
 			`:6: signers[0].keys.rsa.min: 1024 given, want a number of bits from 2048 to 8192`,
 			`:6: signers[0].keys.rsa.max: "1e5" given, want a number of bits from 2048 to 8192`,
 			`:7: signers[0].keys.ecdsa[0]: "P-224" given, want P-256, P-384 or P-521`,
 			`:8: signers[0].keys.ed25519: "yes please" given, want true or false`,
 		}},
-		{"keys the wrong way round", known + "keys: {rsa: {min: 4096, max: 3072}}\n", []string{":5: signers[0].keys.rsa: 4096 to 3072 bits given, want the least first"}},
+		{"keys the wrong way round", known + "keys: {rsa: {min: 4096, max: 3072}}\n", []string{":5: signers[0].keys.rsa: min 4096 is larger than max 3072"}},
 
-		{"rule", known + "approval: [may-sign, everybody]\n", []string{`:5: signers[0].approval: rule "everybody" is not known, want one of selfnodeclient, nodeclient, kubelet-serving, may-sign`}},
-		{"rule twice", known + "approval: [may-sign, may-sign]\n", []string{`:5: signers[0].approval: rule may-sign is given twice, want each of selfnodeclient, nodeclient, kubelet-serving, may-sign at most once`}},
-		{"rule of another signer", known + "approval: [kubelet-serving]\n", []string{`:5: signers[0].approval: rule kubelet-serving knows requests for kubernetes.io/kubelet-serving alone`}},
+		{"rule", known + "approval: [may-sign, everybody]\n", []string{`:5: signers[0].approval: unknown approval rule "everybody": want one of selfnodeclient, nodeclient, kubelet-serving, may-sign`}},
+		{"rule twice", known + "approval: [may-sign, may-sign]\n", []string{`:5: signers[0].approval: approval rule may-sign is listed twice: want each of selfnodeclient, nodeclient, kubelet-serving, may-sign at most once`}},
+		{"rule of another signer", known + "approval: [kubelet-serving]\n", []string{`:5: signers[0].approval: rule kubelet-serving only handles requests for signer kubernetes.io/kubelet-serving`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := config.Parse("dir/signers.yaml", []byte(test.file))
 			if err == nil {
-				t.Fatal("no error")
+				t.Fatal("got no error")
 			}
 			want := strings.Join(prefixed("dir/signers.yaml", test.want), "\n")
 			if err.Error() != want {
 				t.Errorf("got\n%s\nwant\n%s", err, want)
 			}
 			if strings.Contains(err.Error(), "c2Vj") {
-				t.Error("a key is in it")
+				t.Error("the error contains a key")
 			}
 			var first *config.Error
 			if !errors.As(err, &first) || first.File != "dir/signers.yaml" {
-				t.Errorf("%T has no *config.Error", err)
+				t.Errorf("got %T, want a *config.Error", err)
 			}
 		})
 	}
@@ -236,8 +235,7 @@ func prefixed(prefix string, lines []string) []string {
 	return all
 }
 
-// What is wrong in one place hides nothing of what is wrong in another, and nothing is said twice or
-// concluded from what could not be read.
+// One error must not hide another one. No error is reported twice or follows from a part that could not be read.
 func TestReportsIndependentErrorsOnce(t *testing.T) {
 	const content = `apiVersion: kubejoin.io/v1alpha1
 kind: SignerConfiguration
@@ -264,37 +262,37 @@ signers:
   approval: [selfnodeclient]
 `
 	want := []string{
-		`f:3: "extra" is no field, want apiVersion, kind, signers`,
-		`f:6: signers[0]: "usage" is no field, want name, ca, duration, usages, subject, names, keys, approval`,
-		`f:7: signers[0].duration.default: default 48h0m0s and max 24h0m0s given, want the default not above`,
+		`f:3: unknown field "extra", want one of apiVersion, kind, signers`,
+		`f:6: signers[0]: unknown field "usage", want one of name, ca, duration, usages, subject, names, keys, approval`,
+		`f:7: signers[0].duration.default: default 48h0m0s is larger than max 24h0m0s`,
 		`f:8: signers[0].ca: CA certificate: open none.crt: no such file or directory`,
 		`f:10: signers[1].usages[0]: "serving" given, want a usage that a certificate can have, such as "server auth"`,
 		`f:11: signers[1].keys.rsa.min: 5 given, want a number of bits from 2048 to 8192`,
 		`f:12: signers[1].duration.default: "1m" given, want at least 3m0s: a certificate begins 5m before it is issued`,
 		`f:13: signers[1].approval[1]: "5" given, want the name of a rule`,
-		`f:14: signers[2]: "nome" is no field, want name, ca, duration, usages, subject, names, keys, approval`,
+		`f:14: signers[2]: unknown field "nome", want one of name, ca, duration, usages, subject, names, keys, approval`,
 		`f:14: signers[2].name: missing`,
 		`f:15: signers[2].ca.keyFile: missing`,
-		`f:19: signers[3].subject: "commonName" is no field, want commonNames, organizations`,
-		`f:20: signers[3].duration: shortest duration of certificates is 2h0m0s, and the longest 1h0m0s`,
+		`f:19: signers[3].subject: unknown field "commonName", want one of commonNames, organizations`,
+		`f:20: signers[3].duration: shortest duration of certificates is 2h0m0s, want at most the longest duration 1h0m0s`,
 		`f:21: signers[4].usages: missing`,
-		`f:23: signers[4].approval: rule selfnodeclient knows requests for kubernetes.io/kube-apiserver-client-kubelet alone`,
+		`f:23: signers[4].approval: rule selfnodeclient only handles requests for signer kubernetes.io/kube-apiserver-client-kubelet`,
 	}
 	_, _, err := config.Compile("f", []byte(content), config.Defaults{CA: func() (*signer.CA, error) { return nil, nil }, Duration: time.Hour})
 	if got := strings.Split(fmt.Sprint(err), "\n"); !slices.Equal(got, want) {
-		t.Errorf("errors are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// Nobody reads a thousand errors.
+// Parse reports at most 100 errors and how many more there are.
 func TestLimitsNumberOfErrors(t *testing.T) {
 	_, err := config.Parse("x", []byte("a: 1\n"+strings.Repeat("b: 2\n", 10_000)))
 	if lines := strings.Count(err.Error(), "\n") + 1; lines != 101 || !strings.HasSuffix(err.Error(), "more errors") {
-		t.Errorf("%d lines", lines)
+		t.Errorf("got %d lines, want 101", lines)
 	}
 }
 
-// Compile builds what it could read. An item that is no mapping is one error, and no signer to build.
+// Compile builds the signers that it could read. An item that is not a mapping is one error and adds no signer.
 func TestSignerThatIsNoMappingIsOneError(t *testing.T) {
 	_, _, err := config.Compile("x", []byte("apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n- x\n"), config.Defaults{})
 	if err == nil || strings.Contains(err.Error(), "\n") {
@@ -313,12 +311,12 @@ func TestLoadReportsUnreadableFiles(t *testing.T) {
 	}
 	var unreadable *os.PathError
 	if _, err := config.Load(dir); !errors.As(err, &unreadable) {
-		t.Errorf("Load of a folder = %v, want the error of reading it", err)
+		t.Errorf("Load of a directory = %v, want the read error", err)
 	}
 	if err := os.WriteFile(file, make([]byte, 10*config.MaxSize), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := config.Load(file); err == nil || !strings.Contains(err.Error(), "longer than 65536 bytes") {
+	if _, err := config.Load(file); err == nil || !strings.Contains(err.Error(), "the file is larger than 65536 bytes") {
 		t.Error(err)
 	}
 	if err := os.WriteFile(file, []byte(whole), 0o600); err != nil {
@@ -326,6 +324,6 @@ func TestLoadReportsUnreadableFiles(t *testing.T) {
 	}
 	c, err := config.Load(file)
 	if err != nil || c.Files()[0] != filepath.Join(dir, "etcd/ca.crt") {
-		t.Errorf("%v %v", c, err)
+		t.Errorf("got %v, %v", c, err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package config reads a SignerConfiguration: which signers there are, each with its CA, its
-// durations and what may be asked of it. [Load] a file, and [Configuration.Build] makes of it what
-// signer.Authority goes by.
+// Package config reads a SignerConfiguration: the signers, and for each its CA, durations and what requests
+// it allows. [Load] reads a file, and [Configuration.Build] converts it to the signers of a
+// signer.Authority.
 //
-// It follows no file and prints nothing: what is wrong with a file is in [Errors], each with file,
-// line and field.
+// It watches no file and prints nothing. [Errors] holds the mistakes in a file, each with file, line and
+// field.
 package config

@@ -7,18 +7,19 @@ import (
 	"strings"
 )
 
-// An Error is one thing that is wrong with a file.
+// An Error is one mistake in a file.
 type Error struct {
-	File string // as it was given
-	// Line counts from 1; 0 is the file as a whole.
+	File string // as the caller gave it
+	// Line counts from 1; 0 means the whole file.
 	Line int
-	// Field is such as "signers[2].duration.max"; empty where the file is no YAML.
+	// Field is a path such as "signers[2].duration.max"; empty if the file is not YAML.
 	Field string
-	// Message says what was given and what is wanted.
+	// Message says what was given and what is expected.
 	Message string
 }
 
-// Error is such as `signers.yaml:14: signers[2].duration.max: "3y" given, want a duration such as 720h`.
+// Error returns text such as `signers.yaml:14: signers[2].duration.max: "3y" given, want a duration such as
+// 720h`.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.File)
@@ -31,10 +32,10 @@ func (e *Error) Error() string {
 	return b.String() + ": " + e.Message
 }
 
-// Errors is all that is wrong with a file, by line, and never empty.
+// Errors are all mistakes in a file, sorted by line, and never empty.
 type Errors []*Error
 
-// Error has one line for each.
+// Error returns one line for each mistake.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i, err := range e {
@@ -52,10 +53,10 @@ func (e Errors) Unwrap() []error {
 	return all
 }
 
-// maxErrors is as many as anybody reads.
+// maxErrors limits the number of reported mistakes.
 const maxErrors = 100
 
-// asError is nil without errors.
+// asError sorts and limits the errors. It returns nil if there are none.
 func (e Errors) asError() error {
 	if len(e) == 0 {
 		return nil

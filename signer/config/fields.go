@@ -25,7 +25,7 @@ func (r *nodes) configuration(n *yaml.Node, c *Configuration) {
 	}
 	r.mapping(n, "", field{"apiVersion", true, fixed(APIVersion)}, field{"kind", true, fixed(Kind)}, field{"signers", true, func(n *yaml.Node, path string) {
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			r.fail(n.Line, path, "none given, want one at least")
+			r.fail(n.Line, path, "the list is empty, want at least one item")
 		}
 		r.list(n, path, "signers", maxSigners, func(n *yaml.Node, path string) {
 			s := Signer{path: path, line: n.Line, lines: map[string]int{}, wrong: map[string]bool{}}
@@ -34,7 +34,7 @@ func (r *nodes) configuration(n *yaml.Node, c *Configuration) {
 			}
 			for _, other := range c.Signers {
 				if other.Name == s.Name && s.Name != "" {
-					r.fail(s.at("name"), path+".name", "%s is given twice, first in line %d", s.Name, other.at("name"))
+					r.fail(s.at("name"), path+".name", "duplicate signer %s, first defined in line %d", s.Name, other.at("name"))
 				}
 			}
 			c.Signers = append(c.Signers, s)
@@ -42,7 +42,7 @@ func (r *nodes) configuration(n *yaml.Node, c *Configuration) {
 	}})
 }
 
-// at is the line of a field, or of the signer if it is not given.
+// at returns the line of a field, or of the signer if the field is missing.
 func (s *Signer) at(name string) int {
 	if line := s.lines[name]; line > 0 {
 		return line
@@ -101,7 +101,7 @@ func (r *nodes) signer(n *yaml.Node, path string, s *Signer) bool {
 				s.Usages = append(s.Usages, usage)
 			})
 			if len(n.Content) == 0 && n.Kind == yaml.SequenceNode {
-				r.fail(n.Line, path, "none given, want one at least")
+				r.fail(n.Line, path, "the list is empty, want at least one item")
 			}
 		}),
 		note("subject", false, func(n *yaml.Node, path string) {
@@ -161,13 +161,13 @@ func (r *nodes) signer(n *yaml.Node, path string, s *Signer) bool {
 	return true
 }
 
-// isWrong reports whether there is an error about one of the fields: what is wrong with several as a
-// whole may come of what is wrong in one of them.
+// isWrong reports whether one of the fields has an error. Checks that combine several fields are skipped
+// then, because the same mistake could cause their errors.
 func (s *Signer) isWrong(fields ...string) bool {
 	return slices.ContainsFunc(fields, func(name string) bool { return s.wrong[name] })
 }
 
-// path reads the path of a file.
+// path reads a file path.
 func (r *nodes) path(n *yaml.Node, path string) string {
 	name, ok := r.text(n, path, "the path of a file")
 	if !ok {
@@ -207,13 +207,13 @@ func (r *nodes) duration(n *yaml.Node, path string) time.Duration {
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// overflows reports whether a duration that cannot be read is one of smaller numbers.
+// overflows reports whether a duration is invalid only because its numbers are too large.
 func overflows(text string) bool {
 	_, err := time.ParseDuration(digits.ReplaceAllString(text, "1"))
 	return err == nil
 }
 
-// patterns reads a list of texts that check has nothing against.
+// patterns reads a list of texts that pass check.
 func (r *nodes) patterns(n *yaml.Node, path, what string, check func(string) error) []string {
 	var list []string
 	r.list(n, path, what, maxItems, func(n *yaml.Node, path string) {
@@ -247,7 +247,7 @@ func (r *nodes) keys(n *yaml.Node, path string, k *signer.KeyPolicy) {
 			k.MinRSA, k.MaxRSA = pkcs10.MinRSABits, pkcs10.MaxRSABits
 			r.mapping(n, path, field{"min", false, bound(&k.MinRSA)}, field{"max", false, bound(&k.MaxRSA)})
 			if len(r.errs) == before && k.MinRSA > k.MaxRSA {
-				r.fail(n.Line, path, "%d to %d bits given, want the least first", k.MinRSA, k.MaxRSA)
+				r.fail(n.Line, path, "min %d is larger than max %d", k.MinRSA, k.MaxRSA)
 			}
 		}},
 		field{"ecdsa", false, func(n *yaml.Node, path string) {
@@ -271,6 +271,6 @@ func (r *nodes) keys(n *yaml.Node, path string, k *signer.KeyPolicy) {
 			}
 		}})
 	if ok && len(r.errs) == before && k.MaxRSA == 0 && len(k.Curves) == 0 && !k.Ed25519 {
-		r.fail(n.Line, path, "no kind of key is allowed, want one at least; without keys all that are any good are")
+		r.fail(n.Line, path, "no key type is allowed, want at least one of rsa, ecdsa and ed25519; leave out keys to allow all of them")
 	}
 }

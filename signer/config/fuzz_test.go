@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/config"
 )
 
-// FuzzParse has files of any kind. What is read can be used, and what is not names the file.
+// FuzzParse parses any file. Either the result can be used, or the error names the file.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(whole))
 	f.Add([]byte(config.Default))
@@ -34,7 +34,7 @@ func FuzzParse(f *testing.F) {
 				return
 			}
 			if len(c.Signers) == 0 || len(content) > config.MaxSize {
-				t.Errorf("%d signers out of %d bytes", len(c.Signers), len(content))
+				t.Errorf("got %d signers from %d bytes", len(c.Signers), len(content))
 			}
 			for _, s := range c.Signers {
 				if err := s.Keys.Check(); err != nil || s.Name == "" || strings.HasPrefix(s.Name, "kubernetes.io/") && s.Name == "kubernetes.io/legacy-unknown" {

@@ -8,7 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// nodes reads YAML nodes strictly and collects what is wrong with them.
+// nodes reads YAML nodes strictly and collects the mistakes in them.
 type nodes struct {
 	file string
 	errs Errors
@@ -18,15 +18,14 @@ func (r *nodes) fail(line int, field, format string, args ...any) {
 	r.errs = append(r.errs, &Error{File: r.file, Line: line, Field: field, Message: fmt.Sprintf(format, args...)})
 }
 
-// A field of a mapping.
+// A field is one possible key of a mapping.
 type field struct {
 	name     string
 	required bool
 	read     func(n *yaml.Node, path string)
 }
 
-// mapping reads a node that has these fields and no others, and reports whether it is a mapping at
-// all.
+// mapping reads a node that may have these fields and no others. It reports whether the node is a mapping.
 func (r *nodes) mapping(n *yaml.Node, path string, fields ...field) bool {
 	names := make([]string, len(fields))
 	for i, f := range fields {
@@ -42,16 +41,16 @@ func (r *nodes) mapping(n *yaml.Node, path string, fields ...field) bool {
 		key, value := n.Content[i], n.Content[i+1]
 		at := slices.Index(names, key.Value)
 		if key.ShortTag() != "!!str" || at < 0 {
-			r.fail(key.Line, path, "%s is no field, want %s", describe(key), want)
+			r.fail(key.Line, path, "unknown field %s, want one of %s", describe(key), want)
 			continue
 		}
 		if first, twice := given[key.Value]; twice {
-			r.fail(key.Line, join(path, key.Value), "given twice, first in line %d", first)
+			r.fail(key.Line, join(path, key.Value), "duplicate field, first in line %d", first)
 			continue
 		}
 		given[key.Value] = key.Line
 		if value.Kind != yaml.ScalarNode {
-			value.Line = key.Line // not that of the first thing in it
+			value.Line = key.Line // not the line of the first item in it
 		}
 		fields[at].read(value, join(path, key.Value))
 	}
@@ -70,14 +69,14 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// list reads each item of a list of what; most is the most that there may be.
+// list reads each item of a list. what describes the items, and most is the maximum number of them.
 func (r *nodes) list(n *yaml.Node, path, what string, most int, read func(n *yaml.Node, path string)) {
 	switch {
 	case n.Kind != yaml.SequenceNode || n.ShortTag() != "!!seq":
 		r.fail(n.Line, path, "%s given, want a list of %s", describe(n), what)
 		return
 	case len(n.Content) > most:
-		r.fail(n.Line, path, "%d items given, want %d at most", len(n.Content), most)
+		r.fail(n.Line, path, "%d items given, want at most %d", len(n.Content), most)
 		return
 	}
 	for i, item := range n.Content {
@@ -85,7 +84,7 @@ func (r *nodes) list(n *yaml.Node, path, what string, most int, read func(n *yam
 	}
 }
 
-// text reads a string that is not empty.
+// text reads a non-empty string.
 func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
 	if n.ShortTag() != "!!str" || n.Value == "" { // a list or mapping has no Value
 		r.fail(n.Line, path, "%s given, want %s", describe(n), want)
@@ -94,7 +93,7 @@ func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
 	return n.Value, true
 }
 
-// number reads a whole number.
+// number reads an integer.
 func (r *nodes) number(n *yaml.Node, path, want string) (int, bool) {
 	var i int
 	if n.ShortTag() != "!!int" || n.Decode(&i) != nil {
@@ -104,23 +103,23 @@ func (r *nodes) number(n *yaml.Node, path, want string) (int, bool) {
 	return i, true
 }
 
-// rejectAliases refuses anchors and aliases, by which few bytes can stand for very many, and reports
+// rejectAliases rejects anchors and aliases, because with them few bytes can expand to very many. It reports
 // whether there are none.
 func (r *nodes) rejectAliases(n *yaml.Node) bool {
-	if n.Anchor != "" { // which an alias has before it
-		r.fail(n.Line, "", "anchors (&) and aliases (*) are not read: write out what they stand for, and put a value that begins with * in quotes")
+	if n.Anchor != "" { // every alias needs an anchor before it
+		r.fail(n.Line, "", "YAML anchors (&) and aliases (*) are not supported: repeat the value, and put a value that begins with * in quotes")
 		return false
 	}
 	for _, child := range n.Content {
 		if !r.rejectAliases(child) {
-			return false // one is enough
+			return false // one error is enough
 		}
 	}
 	return true
 }
 
-// describe is what stands at a node, as far as it is fit to be shown: a key that somebody has put
-// into the file is not.
+// describe describes a node for an error message. It does not repeat private keys, which somebody may have
+// pasted into the file.
 func describe(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:

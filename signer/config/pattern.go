@@ -12,17 +12,17 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// checkText says why a text is no pattern of a common name, or nil.
+// checkText returns why a text is not a valid pattern of a common name, or nil.
 func checkText(pattern string) error {
 	if strings.ContainsFunc(pattern, func(c rune) bool { return !unicode.IsPrint(c) }) {
-		return fmt.Errorf("%s given, want characters that can be seen", quoted(pattern))
+		return fmt.Errorf("%s given, want only printable characters", quoted(pattern))
 	}
 	return nil
 }
 
 func checkOrganization(pattern string) error {
 	if pattern == tokens.MastersGroup {
-		return fmt.Errorf("%q is given to nobody: no permission could be taken away from it", pattern)
+		return fmt.Errorf("%q is not allowed: permissions of this group cannot be revoked", pattern)
 	}
 	return checkText(pattern)
 }
@@ -36,7 +36,7 @@ func matchText(pattern, value string) bool {
 	return tokens.MatchNodeName(pattern, value)
 }
 
-// matchPart matches what stands between two dots or slashes. A * is one character at least.
+// matchPart matches the text between two dots or slashes. A * matches one or more characters.
 func matchPart(pattern, value string) bool {
 	if !strings.Contains(pattern, "*") {
 		return pattern == value
@@ -88,7 +88,7 @@ func checkWildcard(name string) error {
 	return checkDNSName(domain, domain)
 }
 
-// parsePrefix reads an address, or a range of them.
+// parsePrefix parses an address or an address range.
 func parsePrefix(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	if addr, addrErr := netip.ParseAddr(text); addrErr == nil && addr.Zone() == "" {
@@ -98,14 +98,14 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	case err != nil:
 		return netip.Prefix{}, fmt.Errorf("%s given, want an address or a range such as 10.0.0.0/8", quoted(text))
 	case prefix.Addr().Is4In6():
-		return netip.Prefix{}, fmt.Errorf("%s given, want IPv4 addresses written as such", quoted(text))
+		return netip.Prefix{}, fmt.Errorf("%s given, want IPv4 addresses in IPv4 notation", quoted(text))
 	case prefix != prefix.Masked():
-		return netip.Prefix{}, fmt.Errorf("%s given, want %s, or %s alone", quoted(text), prefix.Masked(), prefix.Addr())
+		return netip.Prefix{}, fmt.Errorf("%s given, want %s, or %s for the single address", quoted(text), prefix.Masked(), prefix.Addr())
 	}
 	return prefix, nil
 }
 
-// matchIP matches an address. One of IPv4 that is written as IPv6 is in no range.
+// matchIP matches an address. An IPv4 address in IPv6 form matches no range.
 func matchIP(prefix netip.Prefix, ip net.IP) bool {
 	addr, _ := netip.AddrFromSlice(ip) // the zero Addr is in no range
 	return prefix.Contains(addr)
@@ -119,7 +119,7 @@ func checkEmailPattern(pattern string) error {
 	return checkDNSPattern(domain)
 }
 
-// matchEmail matches an address, the domain in any case. What is quoted is matched by none.
+// matchEmail matches an address, ignoring the case of the domain. No pattern matches a quoted local part.
 func matchEmail(pattern, address string) bool {
 	wantLocal, wantDomain, _ := strings.Cut(pattern, "@")
 	local, domain, _ := strings.Cut(address, "@") // matchDNS refuses an empty domain
@@ -131,12 +131,13 @@ func checkURIPattern(pattern string) error {
 	host, path, _ := strings.Cut(rest, "/")
 	if !found || scheme == "" || strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz0123456789+-.") != "" ||
 		strings.ContainsFunc(path, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`?#%"<>\^{|}`+"`", c) }) || !plainPath(path) {
-		return fmt.Errorf("%s given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query and %%", quoted(pattern))
+		return fmt.Errorf("%s given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %%", quoted(pattern))
 	}
 	return checkDNSPattern(host)
 }
 
-// plainPath reports whether a path, without the slash that it begins with, stands for itself.
+// plainPath reports whether a path has no ".", ".." or empty segments. The path begins after the first
+// slash, and may end with one.
 func plainPath(path string) bool {
 	parts := strings.Split(path, "/")
 	for i, part := range parts {
@@ -147,7 +148,7 @@ func plainPath(path string) bool {
 	return true
 }
 
-// matchURI matches a URI of scheme, host and path alone.
+// matchURI matches a URI that has only scheme, host and path.
 func matchURI(pattern string, u *url.URL) bool {
 	scheme, rest, _ := strings.Cut(u.String(), "://")
 	wantScheme, wantRest, _ := strings.Cut(pattern, "://")

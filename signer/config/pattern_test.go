@@ -100,6 +100,6 @@ func TestRefusesInvalidPatterns(t *testing.T) {
 
 func TestCheckRefusesMissingCSR(t *testing.T) {
 	if err := (&Signer{Name: "example.com/x"}).check(approval.Request{Usages: []certificates.KeyUsage{certificates.UsageServerAuth}}); err == nil {
-		t.Error("a request without CSR passes")
+		t.Error("got no error for a request without a CSR")
 	}
 }

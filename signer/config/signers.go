@@ -8,19 +8,19 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// Defaults are what a file leaves to others.
+// Defaults are the values for fields that a file leaves out.
 type Defaults struct {
-	// CA is the cluster's, for signers that name none. Nil is that there is none.
+	// CA returns the CA of the cluster, for signers without one. Nil means that the cluster has none.
 	CA func() (*signer.CA, error)
-	// Duration is how long certificates last, at most and by default, of signers that say
-	// neither. Zero is [signer.DefaultDuration].
+	// Duration is the default and maximum lifetime of certificates, for signers that set neither. Zero is
+	// [signer.DefaultDuration].
 	Duration time.Duration
-	// Scope is what kubelets may serve as, for rule kubelet-serving.
+	// Scope limits the names and addresses in kubelets' serving certificates, for rule kubelet-serving.
 	Scope approval.ServingScope
 }
 
-// Build loads the CAs that the file names and gives the signers by name, as signer.Authority
-// takes them. What cannot be used is an [Errors].
+// Build loads the CAs that the file names and returns the signers by name, as signer.Authority needs them.
+// Mistakes are returned as an [Errors].
 func (c *Configuration) Build(d Defaults) (map[string]signer.Signer, error) {
 	signers, errs := c.build(d)
 	if err := errs.asError(); err != nil {
@@ -29,7 +29,7 @@ func (c *Configuration) Build(d Defaults) (map[string]signer.Signer, error) {
 	return signers, nil
 }
 
-// build is Build that says nothing anew of fields that are known to be wrong.
+// build is Build without errors about fields that already have one.
 func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
 	r := &nodes{file: c.file}
 	signers := map[string]signer.Signer{}
@@ -46,7 +46,7 @@ func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
 			}
 			made.CA = signer.Fixed(ca)
 		case d.CA == nil:
-			fail("ca", "missing, and the cluster has none either: give it here or with --cluster-signing-cert-file and --cluster-signing-key-file")
+			fail("ca", "missing, and no cluster CA is configured: set ca here, or --cluster-signing-cert-file and --cluster-signing-key-file")
 		}
 		if !s.isWrong("name", "usages", "keys", "duration") {
 			if err := made.Profile.Check(); err != nil {
@@ -66,7 +66,7 @@ func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
 	return signers, r.errs
 }
 
-// profile is what certificates are like, where they last for d unless the file says something.
+// profile returns the certificate profile of the signer. d is the lifetime if the file sets none.
 func (s *Signer) profile(d time.Duration) signer.Profile {
 	p := signer.Profile{Usages: slices.Clone(s.Usages), Min: s.Duration.Min, Default: s.Duration.Default, Max: s.Duration.Max, Keys: s.Keys}
 	if len(p.Usages) == 0 {
@@ -81,9 +81,9 @@ func (s *Signer) profile(d time.Duration) signer.Profile {
 	return p
 }
 
-// Default is the file that says what kubejoin does without one.
-const Default = `# What kubejoin signs without a file: kubejoin serve --signer-config FILE has this instead.
-# All fields: docs/signer-configuration.md. To try a file: kubejoin signer-config check FILE.
+// Default is a file with the signers that kubejoin has without a file.
+const Default = `# The signers of kubejoin without --signer-config. To replace them: kubejoin serve --signer-config FILE.
+# All fields: docs/certificates.md. To check a file: kubejoin signer-config check FILE.
 apiVersion: kubejoin.io/v1alpha1
 kind: SignerConfiguration
 signers:

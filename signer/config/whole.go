@@ -12,25 +12,25 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// kubernetesDomain is where Kubernetes names signers. CertificateSigningRequests of signers in it
-// that are not its own are let in, and mean nothing.
+// kubernetesDomain is the domain of the signers that Kubernetes defines. kube-apiserver also accepts
+// CertificateSigningRequests for other names in this domain, which have no meaning.
 const kubernetesDomain = "kubernetes.io"
 
-// legacyUnknown has no rules at all: what it signs is good for whatever anybody takes it for.
+// legacyUnknown is a signer without rules: its certificates may be accepted for any purpose. kubejoin does
+// not serve it.
 const legacyUnknown = "kubernetes.io/legacy-unknown"
 
-// builtIn are the signers that Kubernetes names, as kubejoin has them.
+// builtIn returns the signers that Kubernetes defines, with kubejoin's profiles.
 func builtIn() map[string]signer.Signer { return signer.KubernetesSigners(nil, 0) }
 
-// required are the usages without which a signer that Kubernetes names gets no request that its
-// rules let pass.
+// required are the usages that the rules of a signer of Kubernetes require in every request.
 var required = map[string][]certificates.KeyUsage{
 	certificates.KubeAPIServerClientKubeletSignerName: {certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 	certificates.KubeletServingSignerName:             {certificates.UsageDigitalSignature, certificates.UsageServerAuth},
 	certificates.KubeAPIServerClientSignerName:        {certificates.UsageClientAuth},
 }
 
-// ruleSigners are the signers of rules that know the requests of one alone.
+// ruleSigners are the signers of those rules that handle requests of one signer only.
 var ruleSigners = map[string]string{
 	approval.SelfNodeClient{}.Name(): certificates.KubeAPIServerClientKubeletSignerName,
 	approval.NodeClient{}.Name():     certificates.KubeAPIServerClientKubeletSignerName,
@@ -61,7 +61,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// checkCombined says what is wrong with a signer, of fields that are in order one by one.
+// checkCombined reports mistakes that involve several fields of a signer, each of which is valid by itself.
 func (r *nodes) checkCombined(s *Signer) {
 	fail := func(field, format string, args ...any) {
 		r.fail(s.at(field), s.path+"."+field, format, args...)
@@ -74,45 +74,45 @@ func (r *nodes) checkCombined(s *Signer) {
 	case known && len(s.Usages) > 0:
 		for _, u := range s.Usages {
 			if !slices.Contains(kubernetes.Profile.Usages, u) {
-				fail("usages", "%q given, want some of %q: no others are known to the rules of %s", u, kubernetes.Profile.Usages, s.Name)
+				fail("usages", "%q given, want some of %q, the usages of signer %s", u, kubernetes.Profile.Usages, s.Name)
 			}
 		}
 		for _, u := range required[s.Name] {
 			if !slices.Contains(s.Usages, u) {
-				fail("usages", "%q is missing, which every request for %s has to have", u, s.Name)
+				fail("usages", "%q is missing, but every request for signer %s needs it", u, s.Name)
 			}
 		}
 	case known:
 	case len(s.Usages) == 0:
 		fail("usages", "missing")
 	case !slices.ContainsFunc(s.Usages, extended):
-		fail("usages", "%q given, want one beside that says what for, such as \"server auth\": a certificate without is good for everything", s.Usages)
+		fail("usages", "%q given, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", s.Usages)
 	case slices.Contains(s.Usages, certificates.UsageAny):
-		fail("usages", "%q given, want what for: a certificate with it is good for everything", certificates.UsageAny)
+		fail("usages", "%q given, want specific usages: with it, a certificate is valid for every purpose", certificates.UsageAny)
 	}
 	if !known && !s.isWrong("name", "subject", "names") && (s.Subject == nil || len(s.Subject.CommonNames) == 0) && (s.Names == nil || s.Names.empty()) {
-		fail("subject", "neither subject.commonNames nor names given, want one of them: no certificate could say whose it is")
+		fail("subject", "neither subject.commonNames nor names given, want one of them: otherwise a certificate identifies nobody")
 	}
 	if d := s.Duration; d != (Duration{}) && !s.isWrong("duration") {
 		switch longest := max(d.Default, d.Max); {
 		case d.Max > 0 && d.Default > d.Max:
-			fail("duration.default", "default %s and max %s given, want the default not above", d.Default, d.Max)
+			fail("duration.default", "default %s is larger than max %s", d.Default, d.Max)
 		case d.Default > 0 && d.Min > d.Default && d.Min <= longest:
-			fail("duration.default", "default %s and min %s given, want the default not below", d.Default, d.Min)
+			fail("duration.default", "default %s is smaller than min %s", d.Default, d.Min)
 		case longest > 0 && d.Min > longest:
-			fail("duration.min", "min %s and at most %s given, want the least not above", d.Min, longest)
+			fail("duration.min", "min %s is larger than the maximum %s", d.Min, longest)
 		}
 	}
 	if s.isWrong("name", "approval") {
 		return
 	}
-	// With the scope it is judged by what has one.
+	// Build checks the scope, which is not known here.
 	if _, err := approval.Rules(s.Approval, approval.ServingScope{}); err != nil {
 		fail("approval", "%v", err)
 	}
 	for _, name := range s.Approval {
 		if only := ruleSigners[name]; only != "" && only != s.Name {
-			fail("approval", "rule %s knows requests for %s alone", name, only)
+			fail("approval", "rule %s only handles requests for signer %s", name, only)
 		}
 	}
 }
@@ -121,7 +121,7 @@ func (n *Names) empty() bool {
 	return len(n.DNS)+len(n.Wildcards)+len(n.IPs)+len(n.Emails)+len(n.URIs) == 0
 }
 
-// extended reports whether a usage is an extended one, which says what a certificate is for.
+// extended reports whether a usage is an extended key usage, which limits the purpose of a certificate.
 func extended(u certificates.KeyUsage) bool {
 	switch u {
 	case certificates.UsageSigning, certificates.UsageDigitalSignature, certificates.UsageContentCommitment, certificates.UsageKeyEncipherment,

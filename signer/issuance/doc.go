@@ -1,5 +1,4 @@
-// Package issuance is the record of certificates that were issued, refused or could not be
-// issued: what an entry says, lines of JSON to write entries to, and what can be asked of a record
-// that is kept. Package signer decides what is recorded. Package
-// signer/issuance/boltrecord keeps a record that can be asked.
+// Package issuance defines the record of certificates that were issued, refused or could not be issued: its
+// entries, a log of JSON lines, and queries. Package signer decides what is recorded. Package
+// signer/issuance/boltrecord stores a record that can be queried.
 package issuance

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// How a request for a certificate ended: the values of [Entry.Outcome].
+// The values of [Entry.Outcome]: how a request for a certificate ended.
 const (
 	// Issued: the signer signed a certificate. It records that before the certificate leaves, so that
 	// the record also has a certificate that was never delivered because a write failed.
@@ -20,7 +20,7 @@ const (
 	Failed = "failed"
 )
 
-// An Entry is one line of the record.
+// An Entry is one entry of the record.
 type Entry struct {
 	Time    time.Time `json:"time"`
 	Outcome string    `json:"outcome"`
@@ -29,14 +29,14 @@ type Entry struct {
 	// Request and RequestUID are those of the CertificateSigningRequest object, if there is one.
 	Request    string `json:"request,omitempty"`
 	RequestUID string `json:"requestUID,omitempty"`
-	// Requester is the user that asked, TokenID the bootstrap token that it asked with.
+	// Requester is the user of the request, and TokenID the bootstrap token that authenticated it.
 	Requester string `json:"requester"`
 	TokenID   string `json:"tokenID,omitempty"`
-	// From is the address that it asked from, where it asked kubejoin itself.
+	// From is the client's address, if the request was made to kubejoin itself.
 	From string `json:"from,omitempty"`
 
-	// What was asked for. They are empty if the request cannot be read. Node is the node that the
-	// subject names.
+	// The requested names and usages. They are empty if the request cannot be parsed. Node is the node name
+	// in the subject.
 	Node           string   `json:"node,omitempty"`
 	Subject        string   `json:"subject,omitempty"` // RFC 2253
 	DNSNames       []string `json:"dnsNames,omitempty"`
@@ -44,36 +44,37 @@ type Entry struct {
 	EmailAddresses []string `json:"emailAddresses,omitempty"`
 	URIs           []string `json:"uris,omitempty"`
 	Usages         []string `json:"usages,omitempty"`
-	// SPKI is the SHA-256 of the public key (SubjectPublicKeyInfo), "sha256:" and hex, as CA
-	// pins have it.
+	// SPKI is the SHA-256 of the public key (SubjectPublicKeyInfo) in the format of a CA pin: "sha256:" and
+	// hexadecimal digits.
 	SPKI string `json:"spki,omitempty"`
 
-	// Of a certificate that was issued. Serial is as [ParseSerial] gives it.
+	// Fields of an issued certificate. Serial has the form that [ParseSerial] returns.
 	Serial      string    `json:"serial,omitempty"`
 	NotBefore   time.Time `json:"notBefore,omitzero"`
 	NotAfter    time.Time `json:"notAfter,omitzero"`
 	Certificate string    `json:"certificate,omitempty"` // PEM, without the chain
 
-	// Approver is who approved it, Rule the rule by which if it was kubejoin, and Evidence what
-	// that rule saw.
+	// Approver is who approved the request. If kubejoin did, Rule is the rule that approved it, and
+	// Evidence the facts that the rule found.
 	Approver string   `json:"approver,omitempty"`
 	Rule     string   `json:"rule,omitempty"`
 	Evidence []string `json:"evidence,omitempty"`
 
-	// Reason and Message say why it was refused or failed.
+	// Reason and Message say why the request was refused or failed.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 }
 
-// A Log keeps entries. Append returns once an entry is kept: what cannot be recorded is not
-// issued. It is called from many goroutines.
+// A Log stores entries. Append returns once the entry is stored: if that fails, the signer does not issue
+// the certificate. Many goroutines may call it at the same time.
 type Log interface {
 	Append(ctx context.Context, e Entry) error
 }
 
-// Copies keeps every entry in each of several logs, in their order. An entry is kept when one of them has
-// it: a disk that is full stops nothing while another log has room. failed is called for each log that
-// could not keep an entry; nil is nobody. Nil logs are left out; none at all is nil.
+// Copies returns a Log that appends every entry to each of several logs, in their order. Append succeeds if
+// at least one of them stores the entry, so that a full disk stops nothing while another log works. failed,
+// if set, is called for each log that could not store an entry. Nil logs are ignored; without any log,
+// Copies returns nil.
 func Copies(failed func(Log, error), logs ...Log) Log {
 	all := slices.DeleteFunc(slices.Clone(logs), func(l Log) bool { return l == nil })
 	if len(all) == 0 {

@@ -10,59 +10,58 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// ErrNotFound is wrapped where no certificate of a serial number is recorded.
+// ErrNotFound means that no certificate with this serial number is recorded.
 var ErrNotFound = errors.New("not in the issuance record")
 
-// ErrCursor is wrapped where Query.After is not the Next of a page.
-var ErrCursor = errors.New("not a place in the issuance record")
+// ErrCursor means that Query.After is not the Next of a page.
+var ErrCursor = errors.New("invalid page cursor of the issuance record")
 
-// A Store is a record that can be asked.
+// A Store is a record that can be queried.
 type Store interface {
 	Log
-	// List gives the entries that match, at most as many as the query's limit: the newest
-	// first, or, of a query about when certificates end, the one that ends first.
+	// List returns the entries that match, up to the limit of the query. The newest entry comes first. If
+	// the query is about the end of certificates ([Query.ByEnd]), the one that ends first comes first.
 	List(ctx context.Context, q Query) (Page, error)
-	// Get gives the entry of a certificate by its serial number, in any form that ParseSerial
-	// reads. The error wraps ErrNotFound if there is none.
+	// Get returns the entry of a certificate by its serial number, in any form that ParseSerial accepts.
+	// The error wraps ErrNotFound if there is none.
 	Get(ctx context.Context, serial string) (Entry, error)
 }
 
-// A Page is some of the entries that match a query.
+// A Page holds some of the entries that match a query.
 type Page struct {
 	Entries []Entry
-	// Next is the Query.After of the page that comes after this one; empty if this is the last.
+	// Next is the Query.After of the following page; empty if this is the last one.
 	Next string
 }
 
-// Limits of Query.Limit.
+// Values for Query.Limit.
 const (
 	DefaultLimit = 100
 	MaxLimit     = 1000
 )
 
-// A Query says which entries are wanted: those that match every field that is set. The zero Query
-// is all.
+// A Query selects the entries that match every field that is set. The zero Query selects all.
 type Query struct {
-	// TokenID is the bootstrap token that was asked with.
+	// TokenID is the bootstrap token that authenticated the request.
 	TokenID string
-	// Node is the node that a certificate names, or that asked for it.
+	// Node is the node name in the certificate, or the node that requested it.
 	Node      string
 	Requester string
 	Signer    string
 	Outcome   string
-	// Since leaves out what was recorded before.
+	// Since excludes entries that were recorded earlier.
 	Since time.Time
-	// EndsAfter and EndsBefore are about certificates that were issued: when they end. Both
-	// themselves are left out.
+	// EndsAfter and EndsBefore select issued certificates by their end. Both times themselves are excluded.
 	EndsAfter, EndsBefore time.Time
 
-	// Limit is the most entries of a page: zero is DefaultLimit, MaxLimit is the most.
+	// Limit is the maximum number of entries in a page: zero is DefaultLimit, and more than MaxLimit is
+	// MaxLimit.
 	Limit int
-	// After goes on behind a page, see [Page].
+	// After continues after a previous page, see [Page].
 	After string
 }
 
-// ByEnd reports whether the query is about when certificates end, and answered in that order.
+// ByEnd reports whether the query is about the end of certificates. Results are then ordered by it.
 func (q Query) ByEnd() bool { return !q.EndsAfter.IsZero() || !q.EndsBefore.IsZero() }
 
 // Match reports whether the query selects an entry.
@@ -82,17 +81,17 @@ func (q Query) Match(e Entry) bool {
 	return true
 }
 
-// maxSerial is the most hexadecimal digits of a serial number: 20 octets (RFC 5280, section
+// maxSerial is the maximum number of hexadecimal digits in a serial number: 20 octets (RFC 5280, section
 // 4.1.2.2).
 const maxSerial = 40
 
-// ParseSerial reads a serial number in hexadecimal as openssl and others print it, with colons, in
-// capitals, with zeros or 0x before it, and gives it as entries have it: lower case digits alone.
+// ParseSerial parses a hexadecimal serial number as openssl and other tools print it. It accepts colons,
+// upper case, leading zeros and the prefix 0x. It returns the form used in entries: only lower-case digits.
 func ParseSerial(s string) (string, error) {
 	digits := strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(s), "0x"), ":", "")
 	digits = strings.TrimLeft(digits, "0")
 	if digits == "" || len(digits) > maxSerial || strings.Trim(digits, "0123456789abcdef") != "" {
-		return "", fmt.Errorf("serial number %.60q: want 1 to %d hexadecimal digits", s, maxSerial)
+		return "", fmt.Errorf("invalid serial number %.60q: want 1 to %d hexadecimal digits", s, maxSerial)
 	}
 	return digits, nil
 }

@@ -17,39 +17,39 @@ func TestQueryMatchesAllConditions(t *testing.T) {
 		q    issuance.Query
 		want bool
 	}{
-		"everything":        {issuance.Query{}, true},
-		"token":             {issuance.Query{TokenID: "qwertz"}, true},
-		"another token":     {issuance.Query{TokenID: "qwerty"}, false},
-		"node":              {issuance.Query{Node: "worker-1"}, true},
-		"another node":      {issuance.Query{Node: "worker"}, false},
-		"requester":         {issuance.Query{Requester: "system:bootstrap:qwertz"}, true},
-		"another requester": {issuance.Query{Requester: "jane"}, false},
-		"signer":            {issuance.Query{Signer: "example.com/a"}, true},
-		"another signer":    {issuance.Query{Signer: "example.com/b"}, false},
-		"outcome":           {issuance.Query{Outcome: issuance.Issued}, true},
-		"another outcome":   {issuance.Query{Outcome: issuance.Failed}, false},
-		"since then":        {issuance.Query{Since: at}, true},
-		"since later":       {issuance.Query{Since: at.Add(1)}, false},
-		"ends before":       {issuance.Query{EndsBefore: at.Add(time.Hour + 1)}, true},
-		"ends at":           {issuance.Query{EndsBefore: at.Add(time.Hour)}, false},
-		"ends after":        {issuance.Query{EndsAfter: at.Add(time.Hour - 1)}, true},
-		"has ended":         {issuance.Query{EndsAfter: at.Add(time.Hour)}, false},
-		"all that hold":     {issuance.Query{TokenID: "qwertz", Node: "worker-1", Outcome: issuance.Issued, Since: at}, true},
-		"one does not":      {issuance.Query{TokenID: "qwertz", Node: "worker-2", Outcome: issuance.Issued, Since: at}, false},
+		"everything":            {issuance.Query{}, true},
+		"token":                 {issuance.Query{TokenID: "qwertz"}, true},
+		"another token":         {issuance.Query{TokenID: "qwerty"}, false},
+		"node":                  {issuance.Query{Node: "worker-1"}, true},
+		"another node":          {issuance.Query{Node: "worker"}, false},
+		"requester":             {issuance.Query{Requester: "system:bootstrap:qwertz"}, true},
+		"another requester":     {issuance.Query{Requester: "jane"}, false},
+		"signer":                {issuance.Query{Signer: "example.com/a"}, true},
+		"another signer":        {issuance.Query{Signer: "example.com/b"}, false},
+		"outcome":               {issuance.Query{Outcome: issuance.Issued}, true},
+		"another outcome":       {issuance.Query{Outcome: issuance.Failed}, false},
+		"since then":            {issuance.Query{Since: at}, true},
+		"since later":           {issuance.Query{Since: at.Add(1)}, false},
+		"ends before":           {issuance.Query{EndsBefore: at.Add(time.Hour + 1)}, true},
+		"ends at":               {issuance.Query{EndsBefore: at.Add(time.Hour)}, false},
+		"ends after":            {issuance.Query{EndsAfter: at.Add(time.Hour - 1)}, true},
+		"has ended":             {issuance.Query{EndsAfter: at.Add(time.Hour)}, false},
+		"several, all match":    {issuance.Query{TokenID: "qwertz", Node: "worker-1", Outcome: issuance.Issued, Since: at}, true},
+		"several, one does not": {issuance.Query{TokenID: "qwertz", Node: "worker-2", Outcome: issuance.Issued, Since: at}, false},
 	} {
 		if got := test.q.Match(e); got != test.want {
-			t.Errorf("%s: %t", name, got)
+			t.Errorf("%s: got %t, want %t", name, got, test.want)
 		}
 	}
 	renewal := issuance.Entry{Outcome: issuance.Refused, Requester: "system:node:worker-1", Node: "worker-2"}
 	for node, want := range map[string]bool{"worker-1": true, "worker-2": true, "worker-3": false} {
 		if got := (issuance.Query{Node: node}).Match(renewal); got != want {
-			t.Errorf("asked by worker-1 for worker-2, %s: %t", node, got)
+			t.Errorf("request of worker-1 for worker-2, query for %s: got %t", node, got)
 		}
 	}
 	for name, q := range map[string]issuance.Query{"before": {EndsBefore: at}, "after": {EndsAfter: at.Add(-time.Hour)}} {
 		if q.Match(issuance.Entry{Outcome: issuance.Refused, NotAfter: at.Add(-time.Minute)}) {
-			t.Errorf("ends %s: a query about the end of certificates matches a refusal", name)
+			t.Errorf("ends %s: a query for the end of certificates matches a refusal", name)
 		}
 	}
 }

@@ -17,29 +17,29 @@ import (
 	"unicode/utf8"
 )
 
-// A Writer is a [Log] of lines of JSON, an entry each. Each line is one write, so that several
-// programs that append to one file do not mix their lines, and a line that was cut off is ended
-// before the next. Whatever requests hold is escaped: a line is printable, and valid UTF-8.
+// A Writer is a [Log] that writes each entry as one line of JSON. Each line is a single write, so several
+// programs can append to one file without mixing their lines. If a line was cut off, the Writer ends it
+// before it writes the next. It escapes text from requests: a line is printable and valid UTF-8.
 //
-// An entry is kept when the operating system has it: it survives the end of the program, not that
-// of the machine.
+// Append returns when the operating system has the entry. The entry survives a crash of the program, but
+// not of the machine.
 type Writer struct {
 	mu      sync.Mutex
 	w       io.Writer
 	cut     bool // the last line is not ended
 	path    string
-	file    *os.File // nil for what is not ours to close
-	pipe    bool     // or a device: who reads it may stop
+	file    *os.File // nil if the Writer must not close it
+	pipe    bool     // or a device: its reader may stop
 	looked  time.Time
-	missing bool // the file is to be opened again
+	missing bool // the file must be opened again
 }
 
-// NewWriter writes to w, one Write for each line.
+// NewWriter returns a Writer that makes one call of w.Write for each line.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
-// OpenFile appends to the file at path, which is made with mode 0600 if it is not there. It may be
-// rotated in either way: emptied, or renamed, which is noticed within a second. A pipe has to have a
-// reader, and an Append fails that this one keeps waiting beyond its context.
+// OpenFile returns a Writer that appends to the file at path, and creates it with mode 0600 if it does not
+// exist. Log rotation may truncate the file, or rename it; the Writer notices that within a second. A pipe
+// must have a reader. Append fails if the reader is slower than the deadline of the context.
 func OpenFile(path string) (*Writer, error) {
 	w := &Writer{path: path}
 	if err := w.open(); err != nil {
@@ -48,7 +48,7 @@ func OpenFile(path string) (*Writer, error) {
 	return w, nil
 }
 
-// Close closes the file that OpenFile has opened.
+// Close closes the file that OpenFile opened.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -60,7 +60,7 @@ func (w *Writer) Close() error {
 	return err
 }
 
-// closed is where nothing can be written any more.
+// closed is the io.Writer of a closed Writer.
 type closed struct{}
 
 func (closed) Write([]byte) (int, error) { return 0, os.ErrClosed }
@@ -80,8 +80,8 @@ func (w *Writer) Append(ctx context.Context, e Entry) error {
 		line = append([]byte{'\n'}, line...)
 	}
 	if w.pipe {
-		end, _ := ctx.Deadline()         // zero is none
-		_ = w.file.SetWriteDeadline(end) // not all devices have one
+		end, _ := ctx.Deadline()         // a zero time means no deadline
+		_ = w.file.SetWriteDeadline(end) // not all devices support one
 	}
 	n, err := w.w.Write(line)
 	if err == nil && n < len(line) {
@@ -96,7 +96,7 @@ func (w *Writer) Append(ctx context.Context, e Entry) error {
 	return err
 }
 
-// unnamed is an error without the name of the file, which is said by others.
+// unnamed removes the file name from an error whose caller adds it.
 func unnamed(err error) error {
 	if named := (*fs.PathError)(nil); errors.As(err, &named) {
 		return named.Err
@@ -104,10 +104,10 @@ func unnamed(err error) error {
 	return err
 }
 
-// reopen is how often it is looked whether the file at path is another one.
+// reopen is how often the Writer checks whether path is another file.
 const reopen = time.Second
 
-// follow opens the file at path when it is not the one that is written to.
+// follow opens the file at path again if it is no longer the open one.
 func (w *Writer) follow(now time.Time) error {
 	if w.file == nil {
 		return nil
@@ -126,17 +126,17 @@ func (w *Writer) follow(now time.Time) error {
 		w.missing = true
 		return err
 	}
-	_ = before.Close() // every line of it was written, or said to have failed
+	_ = before.Close() // each of its lines was written or reported as failed
 	w.missing = false
 	return nil
 }
 
-// open opens the file at path, and sees whether it ends in the middle of a line.
+// open opens the file at path, and checks whether it ends in the middle of a line.
 func (w *Writer) open() error {
-	// Blocking, the open of a pipe waits until somebody opens it to read (fifo(7)).
+	// Without O_NONBLOCK, opening a pipe would block until another program opens it for reading (fifo(7)).
 	file, err := os.OpenFile(w.path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ENXIO) {
-		return &fs.PathError{Op: "open", Path: w.path, Err: fmt.Errorf("nobody reads this pipe, or it is none: want a file, or a pipe with a reader (%w)", unnamed(err))}
+		return &fs.PathError{Op: "open", Path: w.path, Err: fmt.Errorf("not a file, or a pipe without a reader: want a file or a pipe with a reader (%w)", unnamed(err))}
 	}
 	if err != nil {
 		return err
@@ -153,17 +153,16 @@ func (w *Writer) open() error {
 	return nil
 }
 
-// endsInPartialLine reports whether a file ends in the middle of a line, as a program that was killed and a
-// full disk leave it.
+// endsInPartialLine reports whether a file ends in the middle of a line, for example after a crash or on a full disk.
 func endsInPartialLine(path string, info fs.FileInfo) (bool, error) {
 	if info.Size() == 0 {
 		return false, nil
 	}
 	read, err := os.Open(path)
 	if err != nil {
-		return true, nil // it may be written and not read: an empty line does no harm
+		return true, nil // it may be writable but not readable: an empty line does no harm
 	}
-	defer func() { _ = read.Close() }() // was only read
+	defer func() { _ = read.Close() }() // it was only read
 	last := make([]byte, 1)
 	if _, err := read.ReadAt(last, info.Size()-1); err != nil && !errors.Is(err, io.EOF) {
 		return false, err
@@ -171,15 +170,15 @@ func endsInPartialLine(path string, info fs.FileInfo) (bool, error) {
 	return last[0] != '\n', nil
 }
 
-// encode makes the line of an entry.
+// encode returns the line of an entry.
 func encode(e Entry) ([]byte, error) {
 	content, err := json.Marshal(e)
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
 	line := make([]byte, 0, len(content)+1)
-	// What is not ASCII is within a string. encoding/json leaves characters there that a
-	// terminal takes for commands, or that turn the direction of text.
+	// All non-ASCII characters are inside strings. encoding/json does not escape those that a terminal
+	// interprets as commands, or that change the direction of text.
 	for rest := content; len(rest) > 0; {
 		ascii := bytes.IndexFunc(rest, func(r rune) bool { return r >= 0x7f })
 		if ascii < 0 {
@@ -198,7 +197,7 @@ func encode(e Entry) ([]byte, error) {
 	return append(line, '\n'), nil
 }
 
-// escape appends a character as JSON escapes it, in two halves beyond the first 65,536 (RFC 8259,
+// escape appends a character with JSON escapes: two surrogate halves for characters above U+FFFF (RFC 8259,
 // section 7).
 func escape(line []byte, r rune) []byte {
 	for _, unit := range utf16.AppendRune(nil, r) {

@@ -24,7 +24,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
-// TestMain is another program that writes to a record, too, when [writing] starts it.
+// TestMain appends entries until it is killed if ISSUANCE_TEST_FILE is set: TestConcurrentWritersKeepWholeLines
+// starts such programs.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("ISSUANCE_TEST_FILE"); path != "" {
 		w, err := issuance.OpenFile(path)
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// readRecord gives the entries of a record and the number of lines that are none.
+// readRecord returns the entries of a record and the number of malformed lines.
 func readRecord(t *testing.T, path string) (entries []issuance.Entry, torn int) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -98,11 +99,11 @@ func TestEntryIsOneJSONLine(t *testing.T) {
 	const want = `{"time":"2026-11-20T01:02:03.000004Z","outcome":"issued","signer":"kubernetes.io/kubelet-serving","requester":"system:node:worker-1","dnsNames":["worker-1"],` +
 		`"serial":"1f","notBefore":"2026-11-20T01:02:03.000004Z","notAfter":"2026-11-20T02:02:03.000004Z","certificate":"-----BEGIN CERTIFICATE-----\nx\n"}` + "\n"
 	if out.String() != want {
-		t.Errorf("the line is\n%swant\n%s", &out, want)
+		t.Errorf("got line\n%swant\n%s", &out, want)
 	}
 	var back issuance.Entry
 	if err := json.Unmarshal(out.Bytes(), &back); err != nil || !reflect.DeepEqual(back, e) {
-		t.Errorf("read back as %+v, %v", back, err)
+		t.Errorf("got %+v, %v, want the same entry", back, err)
 	}
 }
 
@@ -113,7 +114,7 @@ func TestAppendWritesNothingOfMalformedEntry(t *testing.T) {
 	}
 }
 
-// Whatever is in a subject, an entry is one line of printable, valid UTF-8, and reads back.
+// Whatever the subject contains, an entry is one line of printable, valid UTF-8 and reads back.
 func TestEntryWithHostileTextIsOneCleanLine(t *testing.T) {
 	for name, text := range map[string]string{
 		"line breaks": "a\nb\r\nc\u2028d\u2029e\u0085f\v\f", "quotes": `a"b\c`, "terminal": "\x1b[2J\u009b2J\x07\x7f", "NUL": "a\x00b",
@@ -128,22 +129,22 @@ func TestEntryWithHostileTextIsOneCleanLine(t *testing.T) {
 			if rest != "" || strings.ContainsFunc(line, func(r rune) bool {
 				return r < ' ' || r >= 0x7f && r <= 0x9f || strings.ContainsRune("\u2028\u2029\u202e\u2066\ufffd\u00a0\U000e0001\U0010ffff", r)
 			}) {
-				t.Errorf("the line is %q", out.String())
+				t.Errorf("got line %q", out.String())
 			}
 			var e issuance.Entry
 			if err := json.Unmarshal([]byte(line), &e); err != nil || e.Subject != text || e.DNSNames[0] != text {
-				t.Errorf("%q reads back as %q, %v", text, e.Subject, err)
+				t.Errorf("%q: got %q, %v after reading back", text, e.Subject, err)
 			}
 		})
 	}
 	var out bytes.Buffer
 	var e issuance.Entry
 	if err := errors.Join(issuance.NewWriter(&out).Append(t.Context(), issuance.Entry{Subject: "a\xff\xc3(b"}), json.Unmarshal(out.Bytes(), &e)); err != nil || e.Subject != "a\ufffd\ufffd(b" {
-		t.Errorf("invalid UTF-8 reads back as %q, %v", e.Subject, err)
+		t.Errorf("invalid UTF-8: got %q, %v after reading back", e.Subject, err)
 	}
 }
 
-// partialWriter takes so many bytes of each write, and all when that is negative.
+// partialWriter accepts only so many bytes of each write. A negative number means all.
 type partialWriter struct {
 	bytes.Buffer
 	accepts int
@@ -160,7 +161,7 @@ func (m *partialWriter) Write(p []byte) (int, error) {
 	return m.Buffer.Write(p)
 }
 
-// A line that was written in part is an error, and does not spoil the next.
+// A partial write is an error, and the next entry must start on a new line.
 func TestPartialWriteDoesNotSpoilNextLine(t *testing.T) {
 	full := errors.New("no space left on device")
 	for name, test := range map[string]struct {
@@ -169,10 +170,10 @@ func TestPartialWriteDoesNotSpoilNextLine(t *testing.T) {
 		want    error
 		blanks  int
 	}{
-		"nothing":             {0, full, full, 0},
-		"one byte":            {1, full, full, 1},
-		"all but the newline": {len(`{"time":"0001-01-01T00:00:00Z","outcome":"","signer":"","requester":"","serial":"2"}`), full, full, 1},
-		"and no error":        {10, nil, io.ErrShortWrite, 1},
+		"nothing":               {0, full, full, 0},
+		"one byte":              {1, full, full, 1},
+		"all but the newline":   {len(`{"time":"0001-01-01T00:00:00Z","outcome":"","signer":"","requester":"","serial":"2"}`), full, full, 1},
+		"short write, no error": {10, nil, io.ErrShortWrite, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := &partialWriter{accepts: -1}
@@ -188,18 +189,18 @@ func TestPartialWriteDoesNotSpoilNextLine(t *testing.T) {
 			mustAppend(t, w, "3")
 			mustAppend(t, w, "4")
 			if out.calls != 6 {
-				t.Errorf("%d writes of 6 lines", out.calls)
+				t.Errorf("got %d writes, want 6", out.calls)
 			}
 			lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 			var got []string
 			for _, line := range lines {
 				var e issuance.Entry
-				if json.Unmarshal([]byte(line), &e) == nil && e.Serial != "2" { // all but the newline is whole, and said to have failed
+				if json.Unmarshal([]byte(line), &e) == nil && e.Serial != "2" { // without its newline the failed entry is complete
 					got = append(got, e.Serial)
 				}
 			}
 			if strings.Join(got, " ") != "1 3 4" {
-				t.Errorf("the lines are\n%s", out)
+				t.Errorf("got lines\n%s", out)
 			}
 		})
 	}
@@ -211,7 +212,7 @@ func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 	mustAppend(t, w, "1")
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v, want mode 0600", info.Mode(), err)
+		t.Errorf("got %v, %v, want mode 0600", info.Mode(), err)
 	}
 	if err := errors.Join(w.Close(), w.Close()); err != nil {
 		t.Error(err)
@@ -219,7 +220,7 @@ func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 	if err := w.Append(t.Context(), issuance.Entry{}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Append after Close = %v", err)
 	}
-	// What was cut off when the program was killed is ended, and what is there stays.
+	// A line that was cut off when the program was killed is ended. Existing entries stay.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -230,7 +231,7 @@ func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 	_ = f.Close()
 	mustAppend(t, openFile(t, path), "2")
 	if entries, torn := readRecord(t, path); serials(entries) != "1 2" || torn != 1 {
-		t.Errorf("entries %s and %d torn lines, want 1 2 and 1", serials(entries), torn)
+		t.Errorf("got entries %s and %d torn lines, want 1 2 and 1", serials(entries), torn)
 	}
 	for _, bad := range []string{filepath.Dir(path), filepath.Join(path, "x"), filepath.Join(filepath.Dir(path), "no", "x")} {
 		if _, err := issuance.OpenFile(bad); err == nil || strings.Count(err.Error(), bad) != 1 {
@@ -239,7 +240,6 @@ func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 	}
 }
 
-// A disk that is full is an error that names the file.
 func TestFullDiskErrorNamesFile(t *testing.T) {
 	const full = "/dev/full"
 	if _, err := os.Stat(full); errors.Is(err, fs.ErrNotExist) {
@@ -263,21 +263,21 @@ func TestReopensRotatedFile(t *testing.T) {
 			if err := os.Rename(path, path+".1"); err != nil {
 				t.Fatal(err)
 			}
-			mustAppend(t, w, "2") // within the second
+			mustAppend(t, w, "2") // within one second, so still in the old file
 			time.Sleep(time.Second)
 			mustAppend(t, w, "3")
 			mustAppend(t, w, "4")
 			if err := os.Rename(path, path+".2"); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(path, nil, 0o640); err != nil { // as logrotate's create
+			if err := os.WriteFile(path, nil, 0o640); err != nil { // as logrotate does with "create"
 				t.Fatal(err)
 			}
 			time.Sleep(time.Second)
 			mustAppend(t, w, "5")
 			for file, want := range map[string]string{path + ".1": "1 2", path + ".2": "3 4", path: "5"} {
 				if entries, torn := readRecord(t, file); serials(entries) != want || torn > 0 {
-					t.Errorf("%s has %s, want %s", file, serials(entries), want)
+					t.Errorf("%s: got %s, want %s", file, serials(entries), want)
 				}
 			}
 		})
@@ -293,11 +293,11 @@ func TestReopensRotatedFile(t *testing.T) {
 		}
 		mustAppend(t, w, "3")
 		if entries, torn := readRecord(t, path); serials(entries) != "3" || torn > 0 {
-			t.Errorf("has %s, want 3 at the start of the file", serials(entries))
+			t.Errorf("got %s, want 3 at the start of the file", serials(entries))
 		}
 	})
-	// A file that cannot be opened again keeps nothing, until it can.
-	t.Run("in the way", func(t *testing.T) {
+	// While the file cannot be opened again, Append fails.
+	t.Run("directory in its place", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "record")
 			w := openFile(t, path)
@@ -315,14 +315,13 @@ func TestReopensRotatedFile(t *testing.T) {
 			}
 			mustAppend(t, w, "1")
 			if entries, _ := readRecord(t, path); serials(entries) != "1" {
-				t.Errorf("has %s", serials(entries))
+				t.Errorf("got %s, want 1", serials(entries))
 			}
 		})
 	})
 }
 
-// Lines of several programs, and of many goroutines in one, do not mix; programs that are killed
-// leave whole lines, but for the last of each.
+// Lines of several programs and goroutines do not mix. A killed program leaves at most one torn line.
 func TestConcurrentWritersKeepWholeLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record")
 	var children []*exec.Cmd
@@ -338,7 +337,7 @@ func TestConcurrentWritersKeepWholeLines(t *testing.T) {
 		}
 		children = append(children, child)
 		if ready := bufio.NewScanner(out); !ready.Scan() {
-			t.Error("a program has not begun")
+			t.Error("a program did not start")
 		}
 	}
 	w := openFile(t, path)
@@ -363,41 +362,41 @@ func TestConcurrentWritersKeepWholeLines(t *testing.T) {
 	for _, e := range entries {
 		count[e.Signer]++
 		if e.Signer != "" && e.Signer != "here" && e.Serial != fmt.Sprintf("%x", count[e.Signer]) {
-			t.Fatalf("entry %s of program %s is its %d.", e.Serial, e.Signer, count[e.Signer])
+			t.Fatalf("got entry %s of program %s at position %d", e.Serial, e.Signer, count[e.Signer])
 		}
 	}
 	if torn > len(children) || count["here"] != 400 || len(count) != 5 || entries[len(entries)-1].Serial != "last" {
-		t.Errorf("%d torn lines, entries by writer: %v", torn, count)
+		t.Errorf("got %d torn lines, entries by writer: %v", torn, count)
 	}
 }
 
-// An entry is kept if one log can keep it, and each failure is reported.
+// Append succeeds if one log has kept the entry. Each failure is reported.
 func TestCopiesSucceedIfOneLogSucceeds(t *testing.T) {
 	if issuance.Copies(nil) != nil || issuance.Copies(nil, nil, nil) != nil {
-		t.Error("no logs are a log")
+		t.Error("Copies without logs: got a log, want nil")
 	}
 	var a, b bytes.Buffer
 	mustAppend(t, issuance.Copies(nil, nil, issuance.NewWriter(&a)), "1")
 	mustAppend(t, issuance.Copies(nil, issuance.NewWriter(&a), issuance.NewWriter(&b)), "2")
 	if strings.Count(a.String(), "\n") != 2 || strings.Count(b.String(), "\n") != 1 {
-		t.Errorf("kept are\n%s and\n%s", &a, &b)
+		t.Errorf("got\n%s and\n%s", &a, &b)
 	}
 	full := &partialWriter{err: errors.New("no space left on device")}
 	good, bad, reported := issuance.NewWriter(&a), issuance.NewWriter(full), []issuance.Log(nil)
 	failed := func(l issuance.Log, err error) {
 		if reported = append(reported, l); !errors.Is(err, full.err) {
-			t.Errorf("told of %v", err)
+			t.Errorf("got report of %v", err)
 		}
 	}
 	for i, logs := range [][]issuance.Log{{good, bad}, {bad, good}} {
 		if err := issuance.Copies(failed, logs...).Append(t.Context(), issuance.Entry{Serial: "3"}); err != nil || strings.Count(a.String(), "\n") != 3+i {
-			t.Errorf("Append = %v, and kept are\n%s", err, &a)
+			t.Errorf("Append = %v, got entries\n%s", err, &a)
 		}
 	}
 	if err := issuance.Copies(failed, bad, bad).Append(t.Context(), issuance.Entry{}); !errors.Is(err, full.err) {
-		t.Errorf("Append = %v, want that all of them are full", err)
+		t.Errorf("Append = %v, want the error of the full logs", err)
 	}
 	if !slices.Equal(reported, []issuance.Log{bad, bad, bad, bad}) {
-		t.Errorf("told of %v", reported)
+		t.Errorf("got reports of %v", reported)
 	}
 }

@@ -25,7 +25,7 @@ func newPipe(t *testing.T) string {
 	return path
 }
 
-// within fails the test where f hangs.
+// within fails the test if f does not return in 30 seconds.
 func within(t *testing.T, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -36,38 +36,37 @@ func within(t *testing.T, f func()) {
 	select {
 	case <-done:
 	case <-time.After(30 * time.Second):
-		t.Fatal("it hangs")
+		t.Fatal("did not return within 30 s")
 	}
 }
 
-// A pipe that nobody reads is an error, and no reason to hang.
+// A pipe without a reader must be an error. OpenFile must not block.
 func TestPipeWithoutReaderIsAnError(t *testing.T) {
 	path := newPipe(t)
 	within(t, func() {
 		_, err := issuance.OpenFile(path)
-		if !errors.Is(err, syscall.ENXIO) || !strings.Contains(err.Error(), "nobody reads this pipe") || strings.Count(err.Error(), path) != 1 {
+		if !errors.Is(err, syscall.ENXIO) || !strings.Contains(err.Error(), "a pipe without a reader") || strings.Count(err.Error(), path) != 1 {
 			t.Errorf("OpenFile = %v", err)
 		}
 	})
 }
 
-// A reader of a pipe has each entry. While it does not read, what finds no room fails in time, and the
-// next line begins anew.
+// While the reader of a pipe does not read, Append fails at its deadline. The next entry starts on a new line.
 func TestFullPipeTimesOutAndNextLineIsWhole(t *testing.T) {
 	path := newPipe(t)
 	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = reader.Close() }() // was only read
+	defer func() { _ = reader.Close() }() // read only, so nothing can be lost
 	w := openFile(t, path)
 	mustAppend(t, w, "1")
 	lines := bufio.NewReader(reader)
 	if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, `"serial":"1"`) {
-		t.Fatalf("%q, %v", line, err)
+		t.Fatalf("got %q, %v", line, err)
 	}
 	within(t, func() {
-		large := issuance.Entry{Serial: "2", Message: strings.Repeat("x", 1<<20)} // more than a pipe holds
+		large := issuance.Entry{Serial: "2", Message: strings.Repeat("x", 1<<20)} // more than the buffer of a pipe
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		if err := w.Append(ctx, large); !errors.Is(err, os.ErrDeadlineExceeded) || !strings.HasPrefix(err.Error(), path+": ") {
@@ -79,10 +78,10 @@ func TestFullPipeTimesOutAndNextLineIsWhole(t *testing.T) {
 			}
 		}()
 		if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, `"serial":"2"`) {
-			t.Errorf("%.40q, %v, want the beginning of 2", line, err)
+			t.Errorf("got %.40q, %v, want the start of entry 2", line, err)
 		}
 		if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, `"serial":"3"`) {
-			t.Errorf("%.40q, %v, want 3 in a line of its own", line, err)
+			t.Errorf("got %.40q, %v, want entry 3 on its own line", line, err)
 		}
 	})
 }

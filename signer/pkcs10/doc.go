@@ -1,5 +1,5 @@
-// Package pkcs10 parses certificate requests (PKCS #10, RFC 2986) and refuses what no signer gives a certificate for,
-// whoever asks: weak keys, CAs, malformed or ambiguous subjects and names.
+// Package pkcs10 parses certificate requests (PKCS #10, RFC 2986). It refuses what no signer issues, regardless of
+// the requester: weak keys, CAs, and malformed or ambiguous subjects and names.
 //
-// Whether a requester may have the certificate is the question of package approval.
+// Package approval decides whether a requester may have the certificate.
 package pkcs10

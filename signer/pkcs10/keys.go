@@ -13,19 +13,19 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// RSA keys below and above these get no certificate, whatever a signer.KeyPolicy says: the
-// weaker can be broken, and the larger cost every TLS handshake more than they are worth.
+// RSA keys outside these sizes never get a certificate, whatever a signer.KeyPolicy says. Smaller keys can be broken.
+// Larger keys slow down every TLS handshake for no benefit.
 const (
 	MinRSABits = 2048
 	MaxRSABits = 8192
 )
 
-// Curves are those that ECDSA keys may be on. A signer.KeyPolicy may allow fewer.
+// Curves returns the curves that ECDSA keys may use. A signer.KeyPolicy may allow fewer.
 func Curves() []elliptic.Curve {
 	return []elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}
 }
 
-// checkKey refuses what no policy can allow.
+// checkKey refuses keys that no policy can allow.
 func checkKey(key any) error {
 	switch k := key.(type) {
 	case *rsa.PublicKey:
@@ -33,7 +33,7 @@ func checkKey(key any) error {
 			return approval.Refuse("the RSA key has %d bits, want %d to %d", bits, MinRSABits, MaxRSABits)
 		}
 		if k.E < 3 || k.E%2 == 0 {
-			return approval.Refuse("the RSA key has public exponent %d, want an odd one from 3 up", k.E)
+			return approval.Refuse("the RSA key has public exponent %d, want an odd number of at least 3", k.E)
 		}
 	case *ecdsa.PublicKey:
 		if !slices.Contains(Curves(), k.Curve) {
@@ -46,8 +46,8 @@ func checkKey(key any) error {
 	return nil
 }
 
-// KeyID names the public key of a request as CA pins do: "sha256:" and the SHA-256 of the SubjectPublicKeyInfo in
-// lower-case hex.
+// KeyID returns the public key of a request in the format of CA pins: "sha256:" and the SHA-256 of the
+// SubjectPublicKeyInfo in lower-case hex.
 func KeyID(csr *x509.CertificateRequest) string {
 	sum := sha256.Sum256(csr.RawSubjectPublicKeyInfo)
 	return "sha256:" + hex.EncodeToString(sum[:])

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// Letters of other alphabets, and colons, that look like those of ASCII and are not decomposed to
-// them by Unicode.
+// lookalikes maps letters of other alphabets and colons to the ASCII characters that they look like. Unicode
+// decomposition does not do that for them.
 var lookalikes = strings.NewReplacer(
 	"а", "a", "е", "e", "о", "o", "р", "p", "с", "c", "у", "y", "х", "x", "ѕ", "s", "і", "i", "ј", "j", "ԁ", "d", "һ", "h", "м", "m", "т", "t", // Cyrillic
 	"α", "a", "ε", "e", "ο", "o", "ρ", "p", "υ", "u", "ν", "v", "τ", "t", "ι", "i", "κ", "k", "γ", "y", "χ", "x", // Greek
@@ -18,8 +18,8 @@ var lookalikes = strings.NewReplacer(
 	"∶", ":", "꞉", ":", "ː", ":", "˸", ":", "։", ":", "׃", ":", "։", ":",
 )
 
-// foldName is what a person, or a program that folds names, may take a name for: in lower case,
-// without spaces, marks and what cannot be seen.
+// foldName returns what a person, or a program that folds names, may read a name as: in lower case, without spaces,
+// marks and invisible characters.
 func foldName(name string) string {
 	name = strings.Map(func(r rune) rune {
 		if unicode.Is(unicode.Mn, r) || unicode.Is(unicode.Cf, r) || unicode.IsSpace(r) || unicode.IsControl(r) {

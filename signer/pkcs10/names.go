@@ -11,12 +11,12 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// MaxNames is the most subject alternative names of a certificate request.
+// MaxNames is the maximum number of subject alternative names in a certificate request.
 const MaxNames = 100
 
 var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
 
-// Kinds of GeneralName (RFC 5280, section 4.2.1.6) by their tag.
+// nameKinds are the kinds of GeneralName (RFC 5280, section 4.2.1.6) by their tag.
 var nameKinds = [...]string{"otherName", "email", "DNS", "x400Address", "directoryName", "ediPartyName", "URI", "IP", "registeredID"}
 
 const (
@@ -26,9 +26,9 @@ const (
 	kindIP    = 7
 )
 
-// checkNames says, with a [*approval.Refused], what is wrong with the subject alternative names whoever
-// asks for them. It reads the extension itself: crypto/x509 leaves out the kinds that it does not
-// know, and what was asked for and left out nobody would ever hear of.
+// checkNames returns a [*approval.Refused] for subject alternative names that no signer issues. It parses the
+// extension itself, because crypto/x509 silently drops the kinds that it does not know. The requester would not
+// notice that a name is missing.
 func checkNames(csr *x509.CertificateRequest) error {
 	for _, ext := range csr.Extensions {
 		if !ext.Id.Equal(oidSubjectAltName) {
@@ -40,7 +40,7 @@ func checkNames(csr *x509.CertificateRequest) error {
 		}
 		for n, rest := 1, list.Bytes; len(rest) > 0; n++ {
 			if n > MaxNames {
-				return approval.Refuse("more than %d subject alternative names are asked for", MaxNames)
+				return approval.Refuse("the certificate request has more than %d subject alternative names", MaxNames)
 			}
 			var name asn1.RawValue
 			var err error

@@ -9,19 +9,18 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// MaxBytes is the most bytes of a certificate request in PEM. One with a key of 8192 bits and
-// a hundred names needs a tenth of it.
+// MaxBytes is the maximum size of a certificate request in PEM. A request with an 8192-bit key and a hundred names
+// needs a tenth of it.
 const MaxBytes = 64 << 10
 
-// BlockType is the type of the PEM block of a request.
+// BlockType is the PEM block type of a certificate request.
 const BlockType = "CERTIFICATE REQUEST"
 
-// Parse reads a PKCS #10 request: exactly one PEM block of type CERTIFICATE REQUEST with
-// nothing but white space around it. Its errors are [*approval.Refused]. Whether the request is signed by
-// the key that is in it, signer.Profile.Issue looks at: once is enough of what takes most of the time.
+// Parse reads a PKCS #10 request: exactly one PEM block of type CERTIFICATE REQUEST, with only white space around it.
+// Its errors are [*approval.Refused]. It does not verify the signature; [CheckSignature] does.
 func Parse(data []byte) (*x509.CertificateRequest, error) {
 	if len(data) > MaxBytes {
-		return nil, approval.Refuse("the certificate request has %d bytes, at most %d are allowed", len(data), MaxBytes)
+		return nil, approval.Refuse("the certificate request has %d bytes, want at most %d", len(data), MaxBytes)
 	}
 	data = bytes.TrimSpace(data)
 	block, rest := pem.Decode(data)
@@ -36,9 +35,9 @@ func Parse(data []byte) (*x509.CertificateRequest, error) {
 		return nil, approval.Refuse("there are %d PEM blocks, want one", bytes.Count(data, []byte("-----BEGIN")))
 	case !bytes.HasPrefix(data, []byte("-----BEGIN "+BlockType+"-----")), bytes.Count(data, []byte("-----BEGIN")) != 1:
 		// pem.Decode skips what comes before the first block that it can read.
-		return nil, approval.Refuse("there is data before the PEM block, want the block alone")
+		return nil, approval.Refuse("there is data before the PEM block, want only the block")
 	case len(bytes.TrimSpace(rest)) > 0:
-		return nil, approval.Refuse("there are %d bytes after the PEM block, want the block alone", len(rest))
+		return nil, approval.Refuse("there are %d bytes after the PEM block, want only the block", len(rest))
 	}
 	csr, err := x509.ParseCertificateRequest(block.Bytes)
 	if err != nil {
@@ -56,9 +55,9 @@ var (
 	oidUID           = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
 )
 
-// Check says, with a [*approval.Refused], what no signer gives a certificate for: weak or exotic keys,
-// a CA, subjects that would say more than a name and groups, and what crypto/x509 does not read or
-// reads in another way than others do.
+// Check returns a [*approval.Refused] for a request that no signer signs. It refuses weak or unusual keys, CAs, and
+// subjects in group system:masters or with a UID. It also refuses what crypto/x509 does not read, or reads
+// differently from other implementations.
 func Check(csr *x509.CertificateRequest) error {
 	if csr == nil {
 		return approval.Refuse("no certificate request given")
@@ -68,7 +67,7 @@ func Check(csr *x509.CertificateRequest) error {
 	}
 	for _, ext := range csr.Extensions {
 		if !ext.Id.Equal(oidBasicConstraints) {
-			continue // others are not copied into the certificate, whatever they say
+			continue // other extensions are not copied into the certificate; checkNames reads the names
 		}
 		var constraints struct {
 			IsCA       bool `asn1:"optional"`
@@ -78,7 +77,7 @@ func Check(csr *x509.CertificateRequest) error {
 			return approval.Refuse("the basic constraints in the certificate request are malformed")
 		}
 		if constraints.IsCA {
-			return approval.Refuse("the certificate request asks for a CA certificate")
+			return approval.Refuse("the certificate request is for a CA certificate")
 		}
 	}
 	if err := approval.CheckSubject(csr, approval.ReasonValidation); err != nil {
@@ -86,7 +85,7 @@ func Check(csr *x509.CertificateRequest) error {
 	}
 	for _, attribute := range csr.Subject.Names {
 		if attribute.Type.Equal(oidKubernetesUID) || attribute.Type.Equal(oidUID) {
-			return approval.Refuse("the subject has a UID attribute (%s): an API server may take it for the user's UID", attribute.Type)
+			return approval.Refuse("the subject has a UID attribute (%s): an API server may use it as the user's UID", attribute.Type)
 		}
 		// RFC 5280, appendix A: a DirectoryString is not empty.
 		if value, ok := attribute.Value.(string); ok && value == "" {

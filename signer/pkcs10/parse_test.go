@@ -32,7 +32,7 @@ func TestParseAcceptsOnlyOnePEMBlock(t *testing.T) {
 		{name: "another type", data: encode("CERTIFICATE", nil, block.Bytes), want: `type "CERTIFICATE"`},
 		{name: "the old type", data: encode("NEW CERTIFICATE REQUEST", nil, block.Bytes), want: "type"},
 		{name: "headers", data: encode("CERTIFICATE REQUEST", map[string]string{"A": "b"}, block.Bytes), want: "headers"},
-		{name: "twice", data: join(good, good), want: "block"},
+		{name: "two blocks", data: join(good, good), want: "block"},
 		{name: "text after", data: join(good, []byte("x")), want: "after"},
 		{name: "text before", data: join([]byte("x\n"), good), want: "before"},
 		{name: "broken block before", data: join([]byte("-----BEGIN CERTIFICATE REQUEST-----\n!\n-----END CERTIFICATE REQUEST-----\n"), good), want: "before"},
@@ -47,13 +47,13 @@ func TestParseAcceptsOnlyOnePEMBlock(t *testing.T) {
 					t.Fatal(err)
 				}
 				if csr.Subject.CommonName != "system:node:worker-1" {
-					t.Errorf("subject is %s", csr.Subject)
+					t.Errorf("got subject %s", csr.Subject)
 				}
 				return
 			}
 			var refused *approval.Refused
 			if !errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error is %v, want a refusal with %q", err, test.want)
+				t.Errorf("got %v, want a refusal with %q", err, test.want)
 			}
 		})
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// The attributes that crypto/x509/pkix has fields for, all under 2.5.4 (X.520), by their last
-// number: what kube-controller-manager keeps of a subject.
+// The subject attributes that kube-controller-manager keeps: those that crypto/x509/pkix has fields for. Each number
+// is the last one of an OID under 2.5.4 (X.520).
 const (
 	attrCommonName   = 3
 	attrSerialNumber = 5
@@ -24,7 +24,7 @@ const (
 	attrPostalCode   = 17
 )
 
-// Kept reports whether a certificate keeps an attribute of a subject.
+// Kept reports whether a certificate keeps this subject attribute of its request.
 func Kept(oid asn1.ObjectIdentifier) bool {
 	if len(oid) != 4 || oid[0] != 2 || oid[1] != 5 || oid[2] != 4 {
 		return false
@@ -36,17 +36,17 @@ func Kept(oid asn1.ObjectIdentifier) bool {
 	return false
 }
 
-// checkAttributes says, with a [*approval.Refused], what is wrong with a subject whoever asks for it: what is
-// no text, what crypto/x509 keeps one of where there are several, and what is for the eye alone.
+// checkAttributes returns a [*approval.Refused] for a subject that no signer issues. It refuses values that are not
+// text, repeated attributes of which crypto/x509 keeps only one, and names that only look like reserved ones.
 func checkAttributes(csr *x509.CertificateRequest) error {
 	var commonNames, serialNumbers int
 	for _, attribute := range csr.Subject.Names {
 		value, text := attribute.Value.(string)
 		switch {
 		case !text:
-			return approval.Refuse("the subject attribute %s is no text", attribute.Type)
+			return approval.Refuse("the subject attribute %s is not text", attribute.Type)
 		case !utf8.ValidString(value):
-			return approval.Refuse("the subject attribute %s is in no encoding that is known here", attribute.Type)
+			return approval.Refuse("the subject attribute %s is not valid UTF-8", attribute.Type)
 		case strings.ContainsFunc(value, unicode.IsControl):
 			return approval.Refuse("the subject attribute %s has a control character: %+.100q", attribute.Type, value)
 		}
@@ -63,7 +63,7 @@ func checkAttributes(csr *x509.CertificateRequest) error {
 			continue
 		}
 		if commonNames > 1 || serialNumbers > 1 {
-			// crypto/x509 takes the last, others the first.
+			// crypto/x509 reads the last one, other implementations the first.
 			return approval.Refuse("the subject has attribute %s more than once", attribute.Type)
 		}
 		if err := checkReserved(value); err != nil {

@@ -13,8 +13,8 @@ import (
 
 func TestRefusesMalformedSubjectAltNames(t *testing.T) {
 	for name, test := range map[string]struct {
-		der  string // of the extension
-		want string // in the refusal; empty is none
+		der  string // value of the extension
+		want string // part of the refusal; empty: no refusal
 	}{
 		"DNS":                      {"\x30\x03\x82\x01a", ""},
 		"nothing":                  {"", "malformed"},
@@ -27,10 +27,10 @@ func TestRefusesMalformedSubjectAltNames(t *testing.T) {
 		"other name":               {"\x30\x03\x80\x01a", "otherName"},
 		"unknown kind":             {"\x30\x03\x89\x01a", "kind 9"},
 		"empty":                    {"\x30\x02\x82\x00", "empty"},
-		"space":                    {"\x30\x03\x82\x01 ", "no visible ASCII"},
-		"delete":                   {"\x30\x03\x82\x01\x7f", "no visible ASCII"},
-		"above ASCII":              {"\x30\x03\x86\x01\xe9", "no visible ASCII"},
-		"IPv4 as IPv6":             {"\x30\x12\x87\x10" + strings.Repeat("\x00", 10) + "\xff\xff\x0a\x00\x00\x01", "IPv4 address as IPv6"},
+		"space":                    {"\x30\x03\x82\x01 ", "not printable ASCII"},
+		"delete":                   {"\x30\x03\x82\x01\x7f", "not printable ASCII"},
+		"above ASCII":              {"\x30\x03\x86\x01\xe9", "not printable ASCII"},
+		"IPv4 as IPv6":             {"\x30\x12\x87\x10" + strings.Repeat("\x00", 10) + "\xff\xff\x0a\x00\x00\x01", "IPv4-mapped IPv6 address"},
 	} {
 		err := checkNames(&x509.CertificateRequest{
 			Subject:    pkix.Name{CommonName: "a"},
@@ -38,7 +38,7 @@ func TestRefusesMalformedSubjectAltNames(t *testing.T) {
 		})
 		var refused *approval.Refused
 		if (err == nil) != (test.want == "") || err != nil && (!errors.As(err, &refused) || !strings.Contains(refused.Message, test.want)) {
-			t.Errorf("%s: %v, want a refusal with %q", name, err, test.want)
+			t.Errorf("%s: got %v, want a refusal with %q", name, err, test.want)
 		}
 	}
 }
@@ -60,7 +60,7 @@ func TestRefusesNamesThatLookReserved(t *testing.T) {
 	}
 }
 
-// requestOf is a request with these attributes in its subject.
+// requestOf returns a request with these subject attributes.
 func requestOf(attributes ...pkix.AttributeTypeAndValue) *x509.CertificateRequest {
 	csr := &x509.CertificateRequest{}
 	csr.Subject.Names = attributes
@@ -71,14 +71,14 @@ func TestRefusesUnusualSubjectAttributes(t *testing.T) {
 	name := asn1.ObjectIdentifier{2, 5, 4, attrCommonName}
 	for what, test := range map[string]struct {
 		attributes []pkix.AttributeTypeAndValue
-		want       string // in the refusal; empty is none
+		want       string // part of the refusal; empty: no refusal
 	}{
 		"common name":           {[]pkix.AttributeTypeAndValue{{Type: name, Value: "a"}}, ""},
 		"two common names":      {[]pkix.AttributeTypeAndValue{{Type: name, Value: "a"}, {Type: name, Value: "b"}}, "more than once"},
-		"number":                {[]pkix.AttributeTypeAndValue{{Type: name, Value: 1}}, "no text"},
-		"not UTF-8":             {[]pkix.AttributeTypeAndValue{{Type: name, Value: "\xff"}}, "no encoding"},
+		"number":                {[]pkix.AttributeTypeAndValue{{Type: name, Value: 1}}, "is not text"},
+		"not UTF-8":             {[]pkix.AttributeTypeAndValue{{Type: name, Value: "\xff"}}, "is not valid UTF-8"},
 		"control character":     {[]pkix.AttributeTypeAndValue{{Type: name, Value: "a\x1b"}}, "control character"},
-		"reserved look":         {[]pkix.AttributeTypeAndValue{{Type: name, Value: "System:etcd"}}, "reads as"},
+		"reserved look":         {[]pkix.AttributeTypeAndValue{{Type: name, Value: "System:etcd"}}, "which looks like"},
 		"short identifier":      {[]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 4}, Value: "a"}}, ""},
 		"longer identifier":     {[]pkix.AttributeTypeAndValue{{Type: append(name, 1), Value: "System:etcd"}}, ""},
 		"identifier of another": {[]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 5, 4, 3}, Value: "System:etcd"}}, ""},
@@ -88,7 +88,7 @@ func TestRefusesUnusualSubjectAttributes(t *testing.T) {
 		err := checkAttributes(requestOf(test.attributes...))
 		var refused *approval.Refused
 		if (err == nil) != (test.want == "") || err != nil && (!errors.As(err, &refused) || !strings.Contains(refused.Message, test.want)) {
-			t.Errorf("%s: %v, want a refusal with %q", what, err, test.want)
+			t.Errorf("%s: got %v, want a refusal with %q", what, err, test.want)
 		}
 	}
 }

@@ -16,19 +16,19 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// A Record is an [issuance.Store]. [New] makes it.
+// A Record is an [issuance.Store]. [New] creates it.
 type Record struct{ rows *boltstore.Issued }
 
 var _ issuance.Store = (*Record)(nil)
 
-// New returns the record of these rows, which the Issued method of a [boltstore.Store] returns. The
-// record can be used until that store is closed.
+// New returns a Record with these rows, which the Issued method of a [boltstore.Store] returns. The Record
+// can be used until that store is closed.
 func New(rows *boltstore.Issued) *Record { return &Record{rows} }
 
-// Truncated is as [boltstore.Issued.Cut].
+// Truncated calls [boltstore.Issued.Truncated].
 func (r *Record) Truncated() bool { return r.rows.Truncated() }
 
-// Dropped is as [boltstore.Issued.Dropped].
+// Dropped calls [boltstore.Issued.Dropped].
 func (r *Record) Dropped() (entries int, last time.Time) { return r.rows.Dropped() }
 
 // Append implements [issuance.Log]. The entry is on the disk when it returns.
@@ -47,7 +47,7 @@ func (r *Record) Append(ctx context.Context, e issuance.Entry) error {
 	return r.rows.Append(ctx, row)
 }
 
-// firstTime and lastTime limit the times that rows can be ordered by.
+// firstTime and lastTime are the limits of times that rows can be ordered by.
 var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
 
 // check rejects an entry that no query would find, or that would never expire.
@@ -70,18 +70,18 @@ func check(e issuance.Entry) error {
 	return fmt.Errorf("invalid outcome %.20q: want %s, %s or %s", e.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
 }
 
-// decode reads what Append wrote.
+// decode parses a row that Append wrote.
 func decode(row boltstore.Row) (issuance.Entry, error) {
 	var e issuance.Entry
 	err := row.Decode(&e)
 	if err == nil && (check(e) != nil || !e.Time.Equal(row.Time)) {
-		err = row.Damaged(errors.New("an entry that nobody may have made"))
+		err = row.Damaged(errors.New("invalid issuance entry"))
 	}
 	return e, err
 }
 
-// List implements [issuance.Store]. A query that neither order of the rows answers reads all of them,
-// newest first, and decodes only those that can match: 100,000 take a fraction of a second.
+// List implements [issuance.Store]. If no order of the rows helps with the query, it reads all rows, newest
+// first. It decodes only those that can match: 100,000 rows take a fraction of a second.
 func (r *Record) List(ctx context.Context, q issuance.Query) (issuance.Page, error) {
 	var page issuance.Page
 	if err := ctx.Err(); err != nil {
@@ -118,7 +118,7 @@ func (r *Record) List(ctx context.Context, q issuance.Query) (issuance.Page, err
 		if !q.Match(e) {
 			return true, nil
 		}
-		if len(page.Entries) == limit { // one more that would be on the next page
+		if len(page.Entries) == limit { // the next page has at least this entry
 			page.Next = hex.EncodeToString(last)
 			return false, nil
 		}
@@ -144,8 +144,8 @@ func past(q issuance.Query, row boltstore.Row) bool {
 	return row.Time.Before(q.Since)
 }
 
-// rawParts returns bytes that are in the row of each entry that matches. To look for them takes a
-// hundredth of the time of decoding the row.
+// rawParts returns bytes that the row of each matching entry contains. Searching for them takes a hundredth
+// of the time of decoding the row.
 func rawParts(q issuance.Query) [][]byte {
 	var parts [][]byte
 	for name, value := range map[string]string{
@@ -183,7 +183,7 @@ func (r *Record) Get(ctx context.Context, serial string) (issuance.Entry, error)
 		return false, err
 	})
 	if err == nil && found.Serial == "" {
-		err = fmt.Errorf("certificate of serial number %s: %w", serial, issuance.ErrNotFound)
+		err = fmt.Errorf("certificate with serial number %s: %w", serial, issuance.ErrNotFound)
 	}
 	return found, err
 }

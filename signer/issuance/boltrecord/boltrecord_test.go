@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// issued is the entry of a certificate that was issued at a time.
+// issued returns the entry of a certificate that was issued at the given time.
 func issued(at time.Time, serial string, lifetime time.Duration) issuance.Entry {
 	return issuance.Entry{
 		Time: at, Outcome: issuance.Issued, Signer: "kubernetes.io/kube-apiserver-client-kubelet", Requester: "system:bootstrap:qwertz", TokenID: "qwertz",
@@ -40,7 +40,7 @@ func open(t testing.TB, path string) *boltstore.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close() }) // a test may have closed it
+	t.Cleanup(func() { _ = s.Close() }) // the test may have closed it
 	return s
 }
 
@@ -57,7 +57,7 @@ func add(t testing.TB, r *boltrecord.Record, entries ...issuance.Entry) {
 	}
 }
 
-// list returns the serial numbers of the certificates that match, and the SPKI of other entries.
+// list returns the serial numbers of matching certificates, and the SPKI of other entries.
 func list(t testing.TB, r *boltrecord.Record, q issuance.Query) []string {
 	t.Helper()
 	page, err := r.List(t.Context(), q)
@@ -103,7 +103,7 @@ func TestEntryIsUnchangedAfterReopen(t *testing.T) {
 func TestListFiltersSortsAndPages(t *testing.T) {
 	r := openRecord(t)
 	start := time.Now().Add(-10 * time.Hour)
-	for i := range 10 { // of each hour one, and every third is refused
+	for i := range 10 { // one entry an hour, every third one refused
 		e := issued(start.Add(time.Duration(i)*time.Hour), fmt.Sprintf("%x", 0xa0+i), time.Duration(100-10*i)*time.Hour)
 		if i%3 == 2 {
 			e = refused(e.Time, i)
@@ -118,32 +118,32 @@ func TestListFiltersSortsAndPages(t *testing.T) {
 		q    issuance.Query
 		want string
 	}{
-		"all, newest first":        {issuance.Query{}, "a9 8 a7 a6 5 a4 a3 2 a1 a0"},
-		"of a token":               {issuance.Query{TokenID: "qwertz"}, "a9 a7 a6 a3 a1 a0"},
-		"of no token":              {issuance.Query{TokenID: "wertz"}, ""},
-		"of a node":                {issuance.Query{Node: "worker-1"}, "a9 a7 a6 a3 a1 a0"},
-		"of a node that asked":     {issuance.Query{Node: "worker-4"}, "a4"},
-		"of a part of a name":      {issuance.Query{Node: "4"}, ""},
-		"refused":                  {issuance.Query{Outcome: issuance.Refused}, "8 5 2"},
-		"of a signer":              {issuance.Query{Signer: "example.com/x"}, "a4"},
-		"of a requester":           {issuance.Query{Requester: "system:node:worker-4"}, "a4"},
-		"since":                    {issuance.Query{Since: hour(7)}, "a9 8 a7"},
-		"since a moment later":     {issuance.Query{Since: hour(7).Add(1)}, "a9 8"},
-		"two of them":              {issuance.Query{Since: hour(1), TokenID: "qwertz", Limit: 2}, "a9 a7"},
-		"by end":                   {issuance.Query{EndsBefore: hour(200)}, "a9 a7 a6 a4 a3 a1 a0"},
-		"by end, some":             {issuance.Query{EndsAfter: hour(19), EndsBefore: hour(73)}, "a7 a6 a4"},
-		"by end, up to the end":    {issuance.Query{EndsAfter: hour(64)}, "a3 a1 a0"}, // a4 ends then
-		"by end, and of a token":   {issuance.Query{EndsBefore: hour(73), TokenID: "qwertz"}, "a9 a7 a6"},
-		"by end, and since":        {issuance.Query{EndsBefore: hour(200), Since: hour(3)}, "a9 a7 a6 a4 a3"},
-		"by end, nothing":          {issuance.Query{EndsBefore: start}, ""},
-		"refused, and by end":      {issuance.Query{EndsBefore: hour(200), Outcome: issuance.Refused}, ""},
-		"before there was a clock": {issuance.Query{EndsAfter: time.Unix(-1e9, 0), Since: time.Unix(-1e9, 0)}, "a9 a7 a6 a4 a3 a1 a0"},
+		"all, newest first":      {issuance.Query{}, "a9 8 a7 a6 5 a4 a3 2 a1 a0"},
+		"of a token":             {issuance.Query{TokenID: "qwertz"}, "a9 a7 a6 a3 a1 a0"},
+		"of no token":            {issuance.Query{TokenID: "wertz"}, ""},
+		"of a node":              {issuance.Query{Node: "worker-1"}, "a9 a7 a6 a3 a1 a0"},
+		"of a requesting node":   {issuance.Query{Node: "worker-4"}, "a4"},
+		"of a part of a name":    {issuance.Query{Node: "4"}, ""},
+		"refused":                {issuance.Query{Outcome: issuance.Refused}, "8 5 2"},
+		"of a signer":            {issuance.Query{Signer: "example.com/x"}, "a4"},
+		"of a requester":         {issuance.Query{Requester: "system:node:worker-4"}, "a4"},
+		"since":                  {issuance.Query{Since: hour(7)}, "a9 8 a7"},
+		"since a moment later":   {issuance.Query{Since: hour(7).Add(1)}, "a9 8"},
+		"two of them":            {issuance.Query{Since: hour(1), TokenID: "qwertz", Limit: 2}, "a9 a7"},
+		"by end":                 {issuance.Query{EndsBefore: hour(200)}, "a9 a7 a6 a4 a3 a1 a0"},
+		"by end, some":           {issuance.Query{EndsAfter: hour(19), EndsBefore: hour(73)}, "a7 a6 a4"},
+		"by end, up to the end":  {issuance.Query{EndsAfter: hour(64)}, "a3 a1 a0"}, // a4 ends at that time
+		"by end, and of a token": {issuance.Query{EndsBefore: hour(73), TokenID: "qwertz"}, "a9 a7 a6"},
+		"by end, and since":      {issuance.Query{EndsBefore: hour(200), Since: hour(3)}, "a9 a7 a6 a4 a3"},
+		"by end, nothing":        {issuance.Query{EndsBefore: start}, ""},
+		"refused, and by end":    {issuance.Query{EndsBefore: hour(200), Outcome: issuance.Refused}, ""},
+		"negative times":         {issuance.Query{EndsAfter: time.Unix(-1e9, 0), Since: time.Unix(-1e9, 0)}, "a9 a7 a6 a4 a3 a1 a0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := strings.Join(list(t, r, test.q), " "); got != test.want {
-				t.Errorf("List gives %s, want %s", got, test.want)
+				t.Errorf("List = %s, want %s", got, test.want)
 			}
-			// In pages of every size it is the same.
+			// Pages of any size give the same entries.
 			if test.q.Limit > 0 {
 				return
 			}
@@ -167,23 +167,23 @@ func TestListFiltersSortsAndPages(t *testing.T) {
 					}
 				}
 				if strings.Join(got, " ") != test.want {
-					t.Errorf("in pages of %d: %s, want %s", size, got, test.want)
+					t.Errorf("in pages of %d: got %s, want %s", size, got, test.want)
 				}
 			}
 		})
 	}
 	for _, after := range []string{"x", "00", strings.Repeat("0", 34), "8w4usg.qwertzuiopasdfgh"} {
 		if _, err := r.List(t.Context(), issuance.Query{After: after}); !errors.Is(err, issuance.ErrCursor) {
-			t.Errorf("List after %s: %v", after, err)
+			t.Errorf("List after %s: got %v, want ErrCursor", after, err)
 		}
 	}
-	// The entry that a page ended with may be gone by then.
+	// The last entry of a page may be deleted before the next page is read.
 	page, err := r.List(t.Context(), issuance.Query{Limit: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := list(t, r, issuance.Query{After: "7f" + page.Next[2:], Limit: 1}); !slices.Equal(got, []string{"a9"}) {
-		t.Errorf("after one that is newer than all: %v", got)
+		t.Errorf("cursor newer than all entries: got %v, want a9", got)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -191,7 +191,7 @@ func TestListFiltersSortsAndPages(t *testing.T) {
 	_, getErr := r.Get(ctx, "1f")
 	for what, err := range map[string]error{"List": listErr, "Get": getErr, "Append": r.Append(ctx, issued(start, "1", time.Hour))} {
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%s with a context that has ended: %v", what, err)
+			t.Errorf("%s with a canceled context: got %v", what, err)
 		}
 	}
 }
@@ -225,33 +225,33 @@ func TestListStopsWithItsContext(t *testing.T) {
 	}
 }
 
-// An entry that no query would find, or that would never expire, is refused.
+// Append refuses entries that no query would find or that would never expire.
 func TestAppendRefusesInvalidEntries(t *testing.T) {
 	r := openRecord(t)
 	now := time.Now()
 	for name, e := range map[string]issuance.Entry{
-		"no outcome":          {Time: now},
-		"no time":             {Outcome: issuance.Failed},
-		"a time of long ago":  {Time: now.AddDate(-1000, 0, 0), Outcome: issuance.Failed},
-		"a time to come":      {Time: now.AddDate(1000, 0, 0), Outcome: issuance.Failed},
-		"no serial":           issued(now, "", time.Hour),
-		"serial in capitals":  issued(now, "1F", time.Hour),
-		"issued without end":  {Time: now, Outcome: issuance.Issued, Serial: "1f"},
-		"serial of 41 digits": issued(now, strings.Repeat("1", 41), time.Hour),
+		"no outcome":                 {Time: now},
+		"no time":                    {Outcome: issuance.Failed},
+		"time in the distant past":   {Time: now.AddDate(-1000, 0, 0), Outcome: issuance.Failed},
+		"time in the distant future": {Time: now.AddDate(1000, 0, 0), Outcome: issuance.Failed},
+		"no serial":                  issued(now, "", time.Hour),
+		"serial in capitals":         issued(now, "1F", time.Hour),
+		"issued without end":         {Time: now, Outcome: issuance.Issued, Serial: "1f"},
+		"serial of 41 digits":        issued(now, strings.Repeat("1", 41), time.Hour),
 	} {
 		if err := r.Append(t.Context(), e); err == nil {
-			t.Errorf("%s: kept", name)
+			t.Errorf("%s: got no error", name)
 		}
 	}
-	// One that does not end in this millennium is kept, and the last to end.
+	// A certificate without a real end is kept and sorted last.
 	never := issued(now, "1f", time.Hour)
 	never.NotAfter = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 	add(t, r, never, issued(now, "2f", 1000*time.Hour))
 	if got := strings.Join(list(t, r, issuance.Query{EndsAfter: now}), " "); got != "2f 1f" {
-		t.Errorf("kept are %s", got)
+		t.Errorf("got %s, want 2f 1f", got)
 	}
 	if got := list(t, r, issuance.Query{EndsBefore: now.AddDate(100, 0, 0)}); len(got) != 1 {
-		t.Errorf("within 100 years end %v", got)
+		t.Errorf("end within 100 years: got %v, want one", got)
 	}
 }
 
@@ -288,8 +288,8 @@ func TestDamagedRowIsReportedWithFile(t *testing.T) {
 			if !errors.Is(err, boltstore.ErrDamaged) || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("List = %v, want ErrDamaged that names the file", err)
 			}
-			if name == "row" && !strings.Contains(err.Error(), "JSON ends too soon") {
-				t.Errorf("List = %v, want what is wrong with the row", err)
+			if name == "row" && !strings.Contains(err.Error(), "unexpected end of JSON") {
+				t.Errorf("List = %v, want the defect of the row", err)
 			}
 			if name == "no row" || name == "no such row" {
 				if _, err := record.List(t.Context(), issuance.Query{EndsAfter: time.Now(), TokenID: "qwertz"}); !errors.Is(err, boltstore.ErrDamaged) {
@@ -307,12 +307,12 @@ func TestDamagedRowIsReportedWithFile(t *testing.T) {
 	}
 }
 
-// FuzzDecode reads any row, or reports it as damaged.
+// FuzzDecode decodes any row, or reports it as damaged.
 func FuzzDecode(f *testing.F) {
 	f.Add(int64(1795132800e9), []byte(`{"time":"2026-11-20T00:00:00Z","outcome":"refused"}`))
 	f.Fuzz(func(t *testing.T, at int64, value []byte) {
 		if _, err := boltrecord.Decode(boltstore.Row{Time: time.Unix(0, at), Value: value}); err != nil && !errors.Is(err, boltstore.ErrDamaged) {
-			t.Errorf("%v is not ErrDamaged", err)
+			t.Errorf("got %v, want ErrDamaged", err)
 		}
 	})
 }

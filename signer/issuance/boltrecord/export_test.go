@@ -1,4 +1,4 @@
 package boltrecord
 
-// Decode reads a row as List does.
+// Decode decodes a row as List does.
 var Decode = decode
