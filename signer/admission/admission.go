@@ -33,33 +33,34 @@ const (
 	ReasonTokenSpent = "TokenSpent"
 	// ReasonTokenExpired: the token is past its expiration.
 	ReasonTokenExpired = "TokenExpired"
-	// ReasonTokenRevoked: there is no such token any more, or it may not authenticate.
+	// ReasonTokenRevoked: the token does not exist (any more), is malformed, or may not authenticate.
 	ReasonTokenRevoked = "TokenRevoked"
-	// ReasonTokenReplaced: the token is younger than the request that was made with it.
+	// ReasonTokenReplaced: the token was created after the request, so it is another token with the same ID.
 	ReasonTokenReplaced = "TokenReplaced"
-	// ReasonTokenLimitsMalformed: what the token is good for cannot be read.
+	// ReasonTokenLimitsMalformed: the limits of the token cannot be read.
 	ReasonTokenLimitsMalformed = "TokenLimitsMalformed"
-	// ReasonNodeNameNotAllowed: the token is for other names, or no Node can have this one.
+	// ReasonNodeNameNotAllowed: the token does not allow the name, or no Node may have it.
 	ReasonNodeNameNotAllowed = "NodeNameNotAllowed"
-	// ReasonNodeNameReserved: the name is for tokens of role control-plane.
+	// ReasonNodeNameReserved: only tokens of role control-plane may take the name.
 	ReasonNodeNameReserved = "NodeNameReserved"
-	// ReasonNodeNameClaimed: another token has taken the name.
+	// ReasonNodeNameClaimed: another token holds the claim on the name.
 	ReasonNodeNameClaimed = "NodeNameClaimed"
-	// ReasonNodeNameReleased: a node renews whose name was released, where there are no Nodes.
+	// ReasonNodeNameReleased: the node renews, but its claim was released. Only where there are no Nodes
+	// (standalone).
 	ReasonNodeNameReleased = "NodeNameReleased"
-	// ReasonNodeExists: a Node has the name.
+	// ReasonNodeExists: a Node has the name, or a machine of this name has already joined.
 	ReasonNodeExists = "NodeExists"
-	// ReasonNodeReplaced: the Node that the token is to replace is another one by now.
+	// ReasonNodeReplaced: the Node that the token may replace has another UID now.
 	ReasonNodeReplaced = "NodeReplaced"
-	// ReasonTooManyKeys: a machine of this name has asked with [tokens.MaxKeys] other keys.
+	// ReasonTooManyKeys: machines of this name have already used [tokens.MaxKeys] other keys.
 	ReasonTooManyKeys = "TooManyKeys"
-	// ReasonNodeNotFound: a node renews that has no Node. It is a reason to wait.
+	// ReasonNodeNotFound: the node renews, but its Node does not exist. The request waits.
 	ReasonNodeNotFound = "NodeNotFound"
-	// ReasonNotForBootstrap: a bootstrap token is for a node's client certificate alone.
+	// ReasonNotForBootstrap: a bootstrap token is only for the client certificate of a node.
 	ReasonNotForBootstrap = "NotForBootstrapToken"
 )
 
-// DefaultRetention is how long a spent token stays.
+// DefaultRetention is how long a spent token is kept before it expires.
 const DefaultRetention = time.Hour
 
 // Nodes caches tokens without limits: each for unlimitedTTL, and at most maxUnlimited of them.
@@ -145,15 +146,15 @@ type Admitted struct {
 	Keys int
 }
 
-// Waiting is the error of a request that is in order and waits for something that may come.
+// Waiting is the error of a valid request that waits for something else, for example its Node.
 type Waiting struct {
-	// Reason is for machines: one word in CamelCase.
+	// Reason is machine-readable: one word in CamelCase.
 	Reason string
 	// Message is a sentence for the requester.
 	Message string
 }
 
-// Error is the message.
+// Error returns Message.
 func (w *Waiting) Error() string { return w.Message }
 
 // Admit allows or refuses the certificate of a request. If the token has limits, it also claims the node name. It may
@@ -222,7 +223,7 @@ func (n *Nodes) checkNodeExists(ctx context.Context, node string) error {
 	return nil
 }
 
-// Lifetime is what is asked for, and no more than is allowed; zero leaves it to the signer.
+// Lifetime returns the requested lifetime, limited to Duration. Zero leaves it to the signer.
 func (a Admitted) Lifetime(r approval.Request) time.Duration {
 	if a.Duration > 0 && (r.Expiration == 0 || a.Duration < r.Expiration) {
 		return a.Duration
@@ -230,23 +231,23 @@ func (a Admitted) Lifetime(r approval.Request) time.Duration {
 	return r.Expiration
 }
 
-// nodeOf is the node that a client certificate would be for: whatever signer it is asked of, the
-// subject is what an API server goes by.
+// nodeOf returns the node that a client certificate would authenticate. It goes by the subject, regardless of the
+// signer, because API servers do.
 func nodeOf(r approval.Request) (name string, ok bool) {
 	name, ok = strings.CutPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix)
 	return name, ok && slices.Contains(r.CSR.Subject.Organization, tokens.NodesGroup) &&
 		r.SignerName != certificates.KubeletServingSignerName && authenticates(r.Usages)
 }
 
-// isOwn reports whether a node asks for a certificate of its own.
+// isOwn reports whether a node requests a certificate for itself.
 func isOwn(r approval.Request) bool {
 	return strings.HasPrefix(r.User, tokens.NodeUserPrefix) && r.User == r.CSR.Subject.CommonName && slices.Contains(r.Groups, tokens.NodesGroup)
 }
 
-// authenticates reports whether an API server takes a certificate of these usages from a client:
-// one without extended usages is good for all of them (RFC 5280, section 4.2.1.12).
+// authenticates reports whether an API server accepts a client certificate with these usages. A certificate without
+// extended usages is valid for all of them (RFC 5280, section 4.2.1.12).
 func authenticates(usages []certificates.KeyUsage) bool {
-	_, extended, _ := approval.X509Usages(usages) // what there is none of is refused elsewhere
+	_, extended, _ := approval.X509Usages(usages) // unknown usages are refused elsewhere
 	return len(extended) == 0 || slices.Contains(extended, x509.ExtKeyUsageClientAuth) || slices.Contains(extended, x509.ExtKeyUsageAny)
 }
 

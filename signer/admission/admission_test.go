@@ -20,7 +20,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// request is a request for a node's first client certificate.
+// firstRequest returns a request for the first client certificate of a node. A nil key means a new one.
 func firstRequest(t testing.TB, user, node string, key crypto.Signer) approval.Request {
 	t.Helper()
 	return approval.Request{
@@ -40,6 +40,7 @@ func admit(ctx context.Context, n *admission.Nodes, r approval.Request) (*admiss
 	return n.Admit(ctx, checked)
 }
 
+// bootstrapUser returns the user name of a bootstrap token.
 func bootstrapUser(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
 
 func (c *cluster) admission() *admission.Nodes {
@@ -50,12 +51,12 @@ func wantRefused(t testing.TB, what string, err error, reason string, parts ...s
 	t.Helper()
 	var refused *approval.Refused
 	if !errors.As(err, &refused) || refused.Reason != reason {
-		t.Errorf("%s: %v, want %s", what, err, reason)
+		t.Errorf("%s: got %v, want a refusal with reason %s", what, err, reason)
 		return
 	}
 	for _, part := range parts {
 		if !strings.Contains(refused.Message, part) {
-			t.Errorf("%s: %q, want %q in it", what, refused.Message, part)
+			t.Errorf("%s: got message %q, want %q in it", what, refused.Message, part)
 		}
 	}
 }

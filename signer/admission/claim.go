@@ -14,26 +14,25 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// attempts is how often a claim is looked at anew because others change it at the same time.
+// attempts is how often a change is tried while others change the same claim or token.
 const attempts = 10
 
-// countTimeout ends a write of a count that nobody answers: others wait for it.
+// countTimeout is the timeout for writing a token's count. Other requests with the token wait for that write.
 const countTimeout = 30 * time.Second
 
 // maxEvictions is how many claims evict writes at once.
 const maxEvictions = 16
 
-// A place is one node's slot on a token. Slots that are requested on the same token at the same time are
-// written together. Otherwise each machine of a rack on one token would start over once for each
-// other machine.
+// A slotRequest is one request for a node slot of a token. Requests with the same token at the same time are written
+// together. Otherwise each machine of a rack would conflict with every other machine, and retry.
 type slotRequest struct {
 	request approval.Request
 	node    string
 
-	record   tokens.Record // that the name was claimed by; zero before
+	record   tokens.Record // the token that claims the name; zero before the first attempt
 	counted  bool          // the token had counted the name before this request came
-	replaces bool          // the token is for the Node that has the name now
-	ready    string        // which spell of being Ready that Node is in
+	replaces bool          // the token replaces the Node that has the name now
+	ready    string        // the period of being Ready that this Node is in, as Nodes.Ready returns it
 	claim    tokens.Claim
 	err      error
 }
@@ -201,13 +200,13 @@ func (n *Nodes) write(ctx context.Context, id string, all []*slotRequest) error 
 	return nil
 }
 
-// mend restores what a record, which was read live, has lost and the claims of its ID still have:
-// restrictions that were erased, and names that are missing in the count. It reports whether it changed
-// the record, and returns the pending claims if it has read them.
+// mend restores what a record has lost from the claims of its token ID: restrictions that were erased, and names that
+// are missing in the count. The record must have been read live. mend reports whether it changed the record, and
+// returns the pending claims if it has read them.
 //
-// A record without a count may have lost it, or be another one under the same ID: then the claims
-// are read live, after the record. Otherwise a cache says whether it is worth reading them, and
-// nothing more.
+// A record without a node limit or without counted names may have lost them, or may be another token under the same
+// ID. Then mend reads the claims live, after the record. Otherwise the cached claims only decide whether to read them
+// live.
 func (n *Nodes) mend(ctx context.Context, record *tokens.Record) (mended bool, pending []tokens.Claim, err error) {
 	if record.Problem != nil || record.Limits.Problem != nil {
 		return false, nil, nil
@@ -342,7 +341,7 @@ func (n *Nodes) hold(ctx context.Context, p *slotRequest) (tokens.Claim, error) 
 
 func (n *Nodes) made(claim tokens.Claim, err error) (tokens.Claim, error) {
 	if err != nil {
-		return claim, fmt.Errorf("the node name cannot be claimed yet: %w", err) // which has the name
+		return claim, fmt.Errorf("claim node name: %w", err) // err contains the name
 	}
 	n.count("made")
 	n.log.Info("node name claimed", "node", tokens.Redact(claim.Node), "token", claim.TokenID)

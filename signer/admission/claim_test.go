@@ -24,7 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// issued are the names that certificates were issued for, each by the token that asked.
+// issued collects the names of issued certificates, with the IDs of the tokens.
 type issued struct {
 	mu    sync.Mutex
 	names map[string]map[string]bool // token IDs by name
@@ -46,8 +46,8 @@ func (i *issued) note(t *testing.T, token tokens.Token, chain []byte) {
 	i.names[name][token.ID()] = true
 }
 
-// check is the invariant: each certificate on a limited token has the claim of its name, no
-// name has two tokens, no token more names than it may have, and the count is that of the claims.
+// check verifies the invariants of limited tokens: each certificate has a claim, no name has two tokens, no token
+// has more names than its limit, and each count equals the number of claims.
 func (i *issued) check(t *testing.T, c *cluster) {
 	t.Helper()
 	i.mu.Lock()
@@ -57,21 +57,21 @@ func (i *issued) check(t *testing.T, c *cluster) {
 	byToken := map[string][]string{}
 	for name, ids := range i.names {
 		if len(ids) != 1 {
-			t.Errorf("%s was issued on %d tokens", name, len(ids))
+			t.Errorf("%s was issued with %d tokens, want 1", name, len(ids))
 		}
 		for id := range ids {
 			byToken[id] = append(byToken[id], name)
 			if claim, found := c.claims[name]; !found || claim.TokenID != id {
-				t.Errorf("%s was issued on token %s, and its claim is %+v", name, id, claim)
+				t.Errorf("%s was issued with token %s, but has claim %+v", name, id, claim)
 			}
 			if !slices.Contains(c.records[id].Nodes, name) {
-				t.Errorf("%s was issued on token %s, and is not counted: %q", name, id, c.records[id].Nodes)
+				t.Errorf("%s was issued with token %s, which only counts %q", name, id, c.records[id].Nodes)
 			}
 		}
 	}
 	for id, r := range c.records {
 		if most := r.Limits.NodeLimit(); len(byToken[id]) > most || len(r.Nodes) > most {
-			t.Errorf("token %s is for %d nodes, counts %q and was issued for %q", id, most, r.Nodes, byToken[id])
+			t.Errorf("token %s for %d nodes counts %q and got certificates for %q", id, most, r.Nodes, byToken[id])
 		}
 	}
 	claimed := map[string]int{}
@@ -80,7 +80,7 @@ func (i *issued) check(t *testing.T, c *cluster) {
 	}
 	for id, r := range c.records {
 		if claimed[id] != len(r.Nodes) {
-			t.Errorf("token %s counts %q and has %d claims", id, r.Nodes, claimed[id])
+			t.Errorf("token %s counts %q but has %d claims", id, r.Nodes, claimed[id])
 		}
 	}
 }
@@ -211,7 +211,7 @@ func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 	}
 }
 
-// failingTokens fails every call after the last one left.
+// failingTokens and failingClaims fail every call after the first *left calls.
 type failingTokens struct {
 	tokens.Store
 	left *int
@@ -222,7 +222,7 @@ type failingClaims struct {
 	left *int
 }
 
-var errStopped = errors.New("dead")
+var errStopped = errors.New("process stopped")
 
 func useCall(left *int) error {
 	if *left--; *left < 0 {
@@ -315,7 +315,7 @@ func TestConcurrentUndoKeepsClaimOfAdmittedRequest(t *testing.T) {
 	}
 }
 
-// steppedTokens does something before each call, and before an update is written.
+// steppedTokens calls a function before each read and update, and before an update is written.
 type steppedTokens struct {
 	store
 	get, update, write func()

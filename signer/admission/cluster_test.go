@@ -15,26 +15,26 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A cluster is tokens, claims and Nodes in memory that misbehave as an API server may: a call
-// fails before or after it took effect, and what may lag does.
+// cluster holds tokens, claims and Nodes in memory. It misbehaves as an API server may: calls fail before or after
+// they took effect, and caches are stale.
 type cluster struct {
 	mu      sync.Mutex
 	failing float64 // share of calls that fail
-	failAt  int     // the call of this number fails, from 1 on; 0 is none
+	failAt  int     // number of the call that fails, counted from 1 (0: none)
 	calls   int
 	version int
 	records map[string]tokens.Record
-	older   map[string][]tokens.Record // the last versions of each, the newest last
+	older   map[string][]tokens.Record // latest versions of each token, newest last
 	claims  map[string]tokens.Claim
-	history []map[string]tokens.Claim // of claims, the newest last
+	history []map[string]tokens.Claim // latest states of claims, newest last
 	nodes   map[string]string
-	ready   map[string]string // which spell of being Ready a Node is in
+	ready   map[string]string // current Ready period of each Node
 
-	// What the caches have, if they are stuck; nil otherwise.
+	// Content of the caches while they are frozen; nil otherwise.
 	cachedRecords map[string]tokens.Record
 	cachedClaims  map[string]tokens.Claim
 
-	writes map[string]int // by kind
+	writes map[string]int // calls that took effect, by kind
 }
 
 func newCluster() *cluster {
@@ -43,7 +43,7 @@ func newCluster() *cluster {
 
 var errInjected = errors.New("injected failure")
 
-// call runs a write or a read; with some luck it fails, and with less it has taken effect.
+// call runs a read or write. A share of calls fails, some of them after they took effect.
 func (c *cluster) call(kind string, do func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,7 +53,7 @@ func (c *cluster) call(kind string, do func() error) error {
 	before := rand.Float64() < c.failing/2
 	after := rand.Float64() < c.failing/2
 	if before && rand.IntN(2) == 0 {
-		return tokens.ErrConflict // with what is not told
+		return tokens.ErrConflict // a conflict with an unknown write
 	} else if before {
 		return errInjected
 	}
@@ -71,7 +71,7 @@ func (c *cluster) call(kind string, do func() error) error {
 	return err
 }
 
-// lagging is claims as of a while ago.
+// lagging returns the claims of a cache: a random recent state.
 func (c *cluster) lagging() map[string]tokens.Claim {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +86,7 @@ func (c *cluster) lagging() map[string]tokens.Claim {
 
 func (c *cluster) next() string { c.version++; return strconv.Itoa(c.version) }
 
-// createToken stores a token that was made a minute ago.
+// createToken stores a token that is one minute old.
 func (c *cluster) createToken(limits tokens.Limits) tokens.Token {
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	r.Limits, r.Created = limits, time.Now().Add(-time.Minute)
@@ -110,7 +110,7 @@ func (c *cluster) keep(r tokens.Record) {
 	}
 }
 
-// node makes a Node.
+// node creates a Node and returns its UID.
 func (c *cluster) node(name string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,7 +134,7 @@ func (c *cluster) Node(_ context.Context, name string) (uid string, err error) {
 	return uid, err
 }
 
-// Ready gives the spell of being Ready that a Node is in.
+// Ready returns the current Ready period of a Node.
 func (c *cluster) Ready(_ context.Context, name string) (period string, err error) {
 	err = c.call("read", func() error {
 		if c.nodes[name] == "" {
@@ -146,7 +146,7 @@ func (c *cluster) Ready(_ context.Context, name string) (period string, err erro
 	return period, err
 }
 
-// freezeCaches freezes the caches at the present state, until refreshCaches.
+// freezeCaches keeps the caches at the present state until refreshCaches.
 func (c *cluster) freezeCaches() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +156,7 @@ func (c *cluster) freezeCaches() {
 	}
 }
 
-// refreshCaches has the caches lag no more than they do otherwise.
+// refreshCaches makes the caches current. From then on they lag as usual.
 func (c *cluster) refreshCaches() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,7 +166,7 @@ func (c *cluster) refreshCaches() {
 	}
 }
 
-// registerNode is what the claim cleaner does about the Node of a claim.
+// registerNode creates a Node and notes it in the claim of its name, as the claim cleaner does.
 func (c *cluster) registerNode(name string) {
 	uid := c.node(name)
 	c.mu.Lock()
@@ -176,7 +176,7 @@ func (c *cluster) registerNode(name string) {
 	c.claims[name] = claim
 }
 
-// editToken is what somebody does to the Secret of a token. Another UID makes it another Secret.
+// editToken changes the Secret of a token. Another UID makes it another Secret.
 func (c *cluster) editToken(id string, edit func(*tokens.Record)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -186,7 +186,7 @@ func (c *cluster) editToken(id string, edit func(*tokens.Record)) {
 	c.keep(r)
 }
 
-// store is the cluster's tokens.
+// store implements tokens.Store on a cluster.
 type store struct {
 	tokens.Store
 	*cluster
@@ -209,7 +209,7 @@ func (s store) Get(_ context.Context, id string) (r tokens.Record, err error) {
 	return r, err
 }
 
-// Find lags by a write now and then.
+// Find reads the cache, which is sometimes some writes behind.
 func (s store) Find(_ context.Context, id string) (tokens.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,7 +261,7 @@ func (s store) Update(ctx context.Context, id string, change func(*tokens.Record
 	}
 }
 
-// claims is the cluster's claims.
+// claims implements tokens.Claims on a cluster.
 type claims struct {
 	tokens.Claims
 	*cluster
@@ -296,7 +296,7 @@ func (s claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) 
 	return slices.DeleteFunc(all, func(c tokens.Claim) bool { return c.TokenID != id }), err
 }
 
-// HeldBy is live.
+// HeldBy reads live, without a cache.
 func (s claims) HeldBy(_ context.Context, id string) (all []tokens.Claim, err error) {
 	err = s.call("list", func() error {
 		for _, node := range slices.Sorted(maps.Keys(s.cluster.claims)) {

@@ -11,9 +11,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// DryRun is an admission that says what this one would and writes nothing: no claim is made and no
-// name counted. A request that would have been the second on a token for one node is admitted, too,
-// unless the first one's claim is there.
+// DryRun returns a Nodes that decides as n does and writes nothing: it makes no claim and counts no name. So it also
+// admits a second request on a token for one node, unless the claim of the first request exists.
 func (n *Nodes) DryRun() *Nodes {
 	if n == nil {
 		return nil
@@ -30,7 +29,7 @@ func (n *Nodes) DryRun() *Nodes {
 	return dry
 }
 
-// dryTokens reads tokens, and says what would become of one.
+// dryTokens reads tokens. Its Update returns the result without writing it.
 type dryTokens struct{ tokens.Store }
 
 func (s dryTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
@@ -49,13 +48,13 @@ func (dryTokens) Delete(context.Context, tokens.Record) error { return errDry }
 
 var errDry = errors.New("a dry run writes nothing")
 
-// dryClaims reads claims, and says what would become of one.
+// dryClaims reads claims. Its writes return the result without writing it.
 type dryClaims struct {
 	tokens.Claims
-	gone *sync.Map // when a claim would have been deleted, by UID
+	gone *sync.Map // time of each simulated deletion, by claim UID
 }
 
-// unless is the claim, or that there is none, if it would have been deleted just now.
+// unless returns the result of a read, or [tokens.ErrNotFound] if this dry run has just deleted the claim.
 func (s dryClaims) unless(c tokens.Claim, err error) (tokens.Claim, error) {
 	if at, deleted := s.gone.Load(c.UID); err == nil && deleted {
 		if time.Since(at.(time.Time)) < unlimitedTTL {

@@ -195,7 +195,7 @@ func TestFailedWithdrawIsAnError(t *testing.T) {
 	}
 }
 
-// keyOf names the key of a request as claims do.
+// keyOf returns the key ID of a request as claims store it.
 func keyOf(r approval.Request) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo))
 }

@@ -19,16 +19,16 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// hooks is a cluster's claims and tokens in which something happens, or fails, at one step of an admission.
+// hooks run a function, or return an error, at one step of an admission.
 type hooks struct {
-	updates int                        // of claims, so far
+	updates int                        // number of claim updates so far
 	update  func(n int, node string)   // called before the nth update of a claim
 	create  error                      // of Create of a claim
 	find    error                      // of Find of a claim
 	ofToken error                      // of OfToken
 	get     func(*tokens.Record) error // of Get of a token
 	node    func(calls int) (string, error)
-	asked   int // how often for a Node
+	asked   int // number of Node reads
 }
 
 type hookedClaims struct {
@@ -86,7 +86,7 @@ func (b *hooks) admission(c *cluster) *admission.Nodes {
 	return n
 }
 
-// change changes the claim of a node behind the admission's back.
+// change changes the claim of a node while an admission runs.
 func (c *cluster) change(node string, change func(*tokens.Claim)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

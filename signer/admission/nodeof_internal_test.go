@@ -37,7 +37,7 @@ func TestNodeOfMatchesOnlyNodeClientCertificates(t *testing.T) {
 		{"not for clients", server, "w", false},
 	} {
 		if node, ok := nodeOf(test.r); node != test.node || ok != test.ok {
-			t.Errorf("%s: %q %v, want %q %v", test.name, node, ok, test.node, test.ok)
+			t.Errorf("%s: got %q, %v, want %q, %v", test.name, node, ok, test.node, test.ok)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A schedule lets the calls of several replicas go on one after the other, in an order of chance.
+// schedule runs the calls of several replicas one after the other, in random order.
 type schedule struct {
 	mu      sync.Mutex
 	waiting []chan struct{}
@@ -33,7 +33,7 @@ func (s *schedule) turn() {
 	<-mine
 }
 
-// next lets one call go on, and reports whether there was one.
+// next lets one waiting call continue and reports whether there was one.
 func (s *schedule) next(random *rand.Rand) bool {
 	synctest.Wait()
 	s.mu.Lock()
@@ -265,8 +265,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 	}
 }
 
-// beforeConfirming is an admission that does something once, when its name is counted and its claim is
-// pending still.
+// beforeConfirming returns an admission that calls do once, after it counted its name and before it confirms its claim.
 func (c *cluster) beforeConfirming(do func()) *admission.Nodes {
 	n := c.admission()
 	counted := false

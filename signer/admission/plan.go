@@ -16,18 +16,18 @@ import (
 // The functions of this file decide how claims and counts change. They neither read nor write. Their callers pass
 // what they have read live, and write the result only if the stored value has not changed.
 
-// A step is what becomes of the claim of a name that a token with limits asks for.
+// A step is how the claim of a name changes when a token with limits requests the name.
 type step int
 
 const (
 	keep                step = iota // the claim holds the name for the request
 	newClaim                        // the name is free: the claim was released
 	takeOver                        // the token replaces the Node of another token's claim
-	anotherKey                      // the machine asks with another key
-	refuseReplacedAgain             // another machine has taken the place of the replaced Node
+	anotherKey                      // the claim gets another key
+	refuseReplacedAgain             // another machine has already replaced the Node: the request is refused
 )
 
-// String is the step as the metric kubejoin_claim_changes_total names it.
+// String returns the step as a value of label change in metric kubejoin_claim_changes_total.
 func (s step) String() string {
 	return [...]string{"", "made", "taken_over", "another_key", ""}[s]
 }
@@ -211,9 +211,9 @@ func (n *Nodes) fill(record *tokens.Record, all []*slotRequest) (changed bool) {
 	return changed
 }
 
-// restrict restores from the claims what the record has lost, and reports whether it changed the record.
-// It restores restrictions only: never a Node to replace and never a role, whichever token of this ID
-// made the claim.
+// restrict restores from the claims what the record has lost, and reports whether it changed the record. It restores
+// limits and counted names, even from claims of an earlier token with this ID. It never restores a Node to replace or
+// a role, because these grant something.
 func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 	l := &record.Limits
 	before := *l
@@ -222,7 +222,7 @@ func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 		if to := c.Limits.Replaces.Name; to != "" {
 			maxNodes, names = 1, []string{to}
 		}
-		if l.Replaces == (tokens.NodeRef{}) { // which is for one node of one name
+		if l.Replaces == (tokens.NodeRef{}) { // otherwise the token is for one node of one name
 			if before.MaxNodes == 0 {
 				l.MaxNodes = least(l.MaxNodes, maxNodes)
 			}
@@ -317,11 +317,11 @@ func names(l tokens.Limits) string {
 
 func refuseSpent(record tokens.Record, node string) error {
 	most := record.Limits.NodeLimit()
-	nodes, joined := "nodes", fmt.Sprintf("%d have joined with it", len(record.Nodes))
+	nodes, joined := "nodes", fmt.Sprintf("%d have", len(record.Nodes))
 	if most == 1 && len(record.Nodes) == 1 {
-		nodes, joined = "node", record.Nodes[0]+" took it"
+		nodes, joined = "node", record.Nodes[0]+" has"
 	}
-	return approval.RefuseFor(ReasonTokenSpent, "token %s was for %d %s and %s; make another with: kubejoin token create --node-name %s", record.Token.ID(), most, nodes, joined, node)
+	return approval.RefuseFor(ReasonTokenSpent, "token %s is spent: it allows %d %s, and %s joined with it; create another one: kubejoin token create --max-nodes 1 --node-name %s", record.Token.ID(), most, nodes, joined, node)
 }
 
 func (n *Nodes) reserved(node string) bool {
@@ -333,22 +333,22 @@ func refuseReserved(node string) error {
 }
 
 func refuseGone(id string) error {
-	return approval.RefuseFor(ReasonTokenRevoked, "there is no token %.6s any more: it was deleted, or has expired; make another with: kubejoin token create", id)
+	return approval.RefuseFor(ReasonTokenRevoked, "token %.6s does not exist: it was deleted or has expired; create another one: kubejoin token create", id)
 }
 
 func refuseJoined(id, node string, replaces bool) error {
-	flag := "--node-name"
+	flag := "--max-nodes 1 --node-name"
 	if replaces {
 		flag = "--replace-node"
 	}
-	return approval.RefuseFor(ReasonTokenSpent, "%s has joined with token %s before, and its Node or its claim was deleted since; make another token with: kubejoin token create %s %s", node, id, flag, node)
+	return approval.RefuseFor(ReasonTokenSpent, "node %s has already joined with token %s, and its Node or claim was deleted since; create another token: kubejoin token create %s %s", node, id, flag, node)
 }
 
 func refuseReplaced(node string) error {
-	return approval.RefuseFor(ReasonNodeExists, "a machine has taken the place of Node %s, which was Ready since; for one more make a token with: kubejoin token create --replace-node %s", node, node)
+	return approval.RefuseFor(ReasonNodeExists, "another machine has already replaced Node %s and became Ready; to replace it again: kubejoin token create --replace-node %s", node, node)
 }
 
 func refuseClaimed(c tokens.Claim) error {
-	return approval.RefuseFor(ReasonNodeNameClaimed, "the name %s was taken with token %s at %s; if that machine is not to join: kubejoin claim release %s",
+	return approval.RefuseFor(ReasonNodeNameClaimed, "node name %s was claimed with token %s at %s; if that machine will not join: kubejoin claim release %s",
 		c.Node, c.TokenID, c.Created.UTC().Format(time.RFC3339), c.Node)
 }

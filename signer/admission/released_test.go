@@ -18,7 +18,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// renewal is a request of a node that has its certificate.
+// renewal returns a request of a node that already has its certificate.
 func renewal(t testing.TB, node string) approval.Request {
 	t.Helper()
 	r := firstRequest(t, "system:node:"+node, node, csrtest.ECDSA(elliptic.P256()))
@@ -35,7 +35,7 @@ func servingRequest(t testing.TB, node string) approval.Request {
 	return r
 }
 
-// runClaimCleaner runs the claim cleaner for a while.
+// runClaimCleaner runs the claim cleaner until it has nothing left to do.
 func (c *cluster) runClaimCleaner(t *testing.T, node func(context.Context, string) (string, error)) {
 	t.Helper()
 	c.history = nil
@@ -203,7 +203,7 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 	}
 }
 
-// afterUpdate does something once, when a claim was changed.
+// afterUpdate calls do once, after the first update of a claim.
 type afterUpdate struct {
 	tokens.Claims
 	do func()
@@ -218,7 +218,7 @@ func (m *afterUpdate) Update(ctx context.Context, node string, change func(*toke
 	return c, err
 }
 
-// spendAllTokens has another node take the places of all tokens.
+// spendAllTokens lets another node use the slots of all tokens.
 func (c *cluster) spendAllTokens() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

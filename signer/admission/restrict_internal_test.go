@@ -35,7 +35,7 @@ func TestRestrictRestoresLimitsFromClaims(t *testing.T) {
 		"nothing lost":                  {limits: tokens.Limits{MaxNodes: 2}, nodes: []string{"a"}, claims: []tokens.Claim{claim("a", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a"}},
 		"count":                         {limits: tokens.Limits{MaxNodes: 2}, claims: []tokens.Claim{claim("a", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a"}},
 		"limit and count":               {claims: []tokens.Claim{claim("a", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a"}},
-		"limit, of two the lesser":      {claims: []tokens.Claim{claim("a", most(3)), claim("b", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a", "b"}},
+		"limit, the smaller of two":     {claims: []tokens.Claim{claim("a", most(3)), claim("b", most(2))}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"a", "b"}},
 		"a limit that was raised stays": {limits: tokens.Limits{MaxNodes: 5}, claims: []tokens.Claim{claim("a", most(1))}, want: tokens.Limits{MaxNodes: 5}, counts: []string{"a"}},
 		"names":                         {claims: []tokens.Claim{claim("a", names("a", "b*"))}, want: tokens.Limits{NodeNames: []string{"a", "b*"}}},
 		"names that were changed stay":  {limits: tokens.Limits{NodeNames: []string{"x"}}, claims: []tokens.Claim{claim("a", names("a"))}, want: tokens.Limits{NodeNames: []string{"x"}}},
@@ -46,17 +46,17 @@ func TestRestrictRestoresLimitsFromClaims(t *testing.T) {
 		"another Node to replace stays":             {limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "b", UID: "u"}}, claims: []tokens.Claim{claim("a", names("a"))}, want: tokens.Limits{Replaces: tokens.NodeRef{Name: "b", UID: "u"}}, counts: []string{"a"}},
 		"a role is not put back":                    {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.Role = tokens.RoleControlPlane })}},
 		"registered first":                          {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", nil), claim("b", func(c *tokens.Claim) { c.NodeUID = "n" })}, want: tokens.Limits{MaxNodes: 1}, counts: []string{"b"}},
-		"pending ones do not count":                 {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Pending = true })}, want: tokens.Limits{MaxNodes: 1}},
-		"half undone ones do not count":             {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Keys = nil })}, want: tokens.Limits{MaxNodes: 1}},
-		"no more than there is room for":            {limits: tokens.Limits{MaxNodes: 2}, nodes: []string{"x"}, claims: []tokens.Claim{claim("a", nil), claim("b", nil)}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"x", "a"}},
+		"pending claims do not count":               {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Pending = true })}, want: tokens.Limits{MaxNodes: 1}},
+		"half undone claims do not count":           {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Keys = nil })}, want: tokens.Limits{MaxNodes: 1}},
+		"no more than the limit":                    {limits: tokens.Limits{MaxNodes: 2}, nodes: []string{"x"}, claims: []tokens.Claim{claim("a", nil), claim("b", nil)}, want: tokens.Limits{MaxNodes: 2}, counts: []string{"x", "a"}},
 	} {
 		r := tokens.Record{Token: id, UID: "u", Limits: test.limits, Nodes: slices.Clone(test.nodes)}
 		changed := restrict(&r, test.claims)
 		if !r.Limits.Equal(test.want) || !slices.Equal(r.Nodes, test.counts) {
-			t.Errorf("%s: %+v, counts %q; want %+v, %q", name, r.Limits, r.Nodes, test.want, test.counts)
+			t.Errorf("%s: got %+v, counts %q; want %+v, %q", name, r.Limits, r.Nodes, test.want, test.counts)
 		}
 		if differs := !test.limits.Equal(r.Limits) || !slices.Equal(test.nodes, r.Nodes); changed != differs {
-			t.Errorf("%s: reports %t", name, changed)
+			t.Errorf("%s: got changed %t", name, changed)
 		}
 		if err := r.Check(); err != nil {
 			t.Errorf("%s: the record cannot be stored: %v", name, err)
@@ -64,7 +64,8 @@ func TestRestrictRestoresLimitsFromClaims(t *testing.T) {
 	}
 }
 
-// Whatever claims say, a record allows no name, no Node and no number of nodes that it did not allow.
+// Whatever the claims contain, they must not allow a name, a Node or a number of nodes that the record did not
+// allow.
 func TestRestrictNeverGrantsMore(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 1))
 	pool := []string{"a", "b", "c"}

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// hookBeforeCount does something when claims are made and the count of their token is about to be written.
+// hookBeforeCount calls do when the claim exists and the count of its token is about to be written.
 type hookBeforeCount struct {
 	store
 	do func()
