@@ -14,10 +14,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// byHost is the index of Nodes by what they report.
+// byHost is the index of Nodes by name and reported addresses.
 const byHost = "host"
 
-// hostsOf are the addresses that a Node reports, and its name.
+// hostsOf returns the addresses that a Node reports, and its name.
 func hostsOf(object any) ([]string, error) {
 	node, ok := object.(*corev1.Node)
 	if !ok {
@@ -31,7 +31,7 @@ func hostsOf(object any) ([]string, error) {
 	return slices.Compact(hosts), nil
 }
 
-// host is the same for all writings of an address or name.
+// host returns one form for all spellings of an address or name.
 func host(text string) string {
 	text = strings.TrimSuffix(strings.ToLower(text), ".")
 	if a, err := netip.ParseAddr(text); err == nil {
@@ -40,9 +40,9 @@ func host(text string) string {
 	return text
 }
 
-var errNoNodes = errors.New("the Nodes of the cluster are not known here")
+var errNoNodes = errors.New("cannot look up Nodes: want Facts.Nodes")
 
-// Node gives a Node as it is now.
+// Node reads a Node from the API server, not from the cache.
 func (f *Facts) Node(ctx context.Context, _ approval.Request, name string) (approval.Node, error) {
 	if f.Nodes == nil {
 		return approval.Node{}, errNoNodes
@@ -61,8 +61,8 @@ func (f *Facts) Node(ctx context.Context, _ approval.Request, name string) (appr
 	return n, nil
 }
 
-// Reporters gives the Nodes that report an address, or have it for a name. They are read from a
-// cache, which may lag; the first answer of the API server is waited for until ctx ends.
+// Reporters returns, by address, the names of other Nodes that report the address or have it as their name.
+// It reads a cache that may lag. It waits until the cache is filled or ctx ends.
 func (f *Facts) Reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
 	if f.Nodes == nil {
 		return nil, errNoNodes
@@ -72,7 +72,7 @@ func (f *Facts) Reporters(ctx context.Context, name string, addresses []string) 
 
 func (n *Nodes) reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
 	if !cache.WaitForCacheSync(ctx.Done(), n.informer.HasSynced) {
-		return nil, fmt.Errorf("the nodes have not been read yet: %w", ctx.Err())
+		return nil, fmt.Errorf("list of Nodes is not complete yet: %w", ctx.Err())
 	}
 	all := map[string][]string{}
 	for _, address := range addresses {

@@ -20,8 +20,8 @@ func approvalRequest() approval.Request {
 	return approval.Request{User: "system:bootstrap:abc123", Groups: []string{"system:bootstrappers", bootstrapGroup, "system:authenticated"}}
 }
 
-// burst asks for n certificates at once and waits until all are issued. It returns the time from
-// the first request to the last certificate.
+// burst requests n certificates at once and waits until all are issued. It returns the time from the first request
+// to the last certificate.
 func (w *world) burst(n int) time.Duration {
 	w.Helper()
 	client := w.bootstrap()
@@ -56,14 +56,14 @@ func (w *world) burst(n int) time.Duration {
 	serials := map[string]bool{}
 	for i, o := range list.Items {
 		if len(o.Status.Conditions) != 1 {
-			w.Errorf("%s has %d conditions", o.Name, len(o.Status.Conditions))
+			w.Errorf("%s: got %d conditions, want 1", o.Name, len(o.Status.Conditions))
 		}
 		if i%50 == 0 {
 			serials[w.certificate(&o).SerialNumber.String()] = true
 		}
 	}
 	if len(serials) != (n+49)/50 {
-		w.Error("serial numbers repeat")
+		w.Error("got repeated serial numbers")
 	}
 	return took
 }
@@ -76,10 +76,10 @@ func TestIssuesBurstExactlyOnceEach(t *testing.T) {
 	t.Logf("%d requests in %s", n, took)
 	w.poll("everything counted", func() bool { return w.count("kubejoin_csr_signed_total") == n })
 	if got := w.count("kubejoin_csr_decisions_total", "verdict=approve"); got != n {
-		t.Errorf("decided %v times, want %d", got, n)
+		t.Errorf("got %v decisions, want %d", got, n)
 	}
 	if got := w.count("kubejoin_csr_sign_failures_total"); got != 0 {
-		t.Errorf("%v failures", got)
+		t.Errorf("got %v failures, want 0", got)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestCountsEachCertificateOnceBesideKCM(t *testing.T) {
 		return w.count("kubejoin_csr_signed_total") == float64(n-byOther) && w.count("kubejoin_csr_signed_by_other_total", "signer="+kubelet) == float64(byOther)
 	})
 	if got := w.count("kubejoin_csr_sign_failures_total"); got != 0 {
-		t.Errorf("%v failures", got)
+		t.Errorf("got %v failures, want 0", got)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestReportsCertificateOfOtherSignerOnlyWhileRunning(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	nobody := w.as("nobody", "nobodies") // so that nothing is approved
+	nobody := w.as("nobody", "nobodies") // without permissions, so kubejoin approves nothing
 	if err := w.allowAsking("nobodies"); err != nil {
 		t.Fatal(err)
 	}
@@ -138,12 +138,12 @@ func TestReportsCertificateOfOtherSignerOnlyWhileRunning(t *testing.T) {
 	write(live)
 	w.awaitEvent(during, "SignedByOther")
 	if got := w.count("kubejoin_csr_signed_by_other_total", "signer="+kubelet); got != 1 {
-		t.Errorf("%v reported, want the one that was signed while we ran", got)
+		t.Errorf("got %v reports, want 1: only the certificate that was issued while the controller ran", got)
 	}
 }
 
-// The API server does not note who writes an object that was created with nothing but a name and
-// a spec. What kubejoin has written itself is not taken for another's all the same.
+// The API server keeps no managed fields of an object that was created with only a name and a spec. kubejoin must
+// still recognize the certificates that it wrote.
 func TestRecognizesOwnCertificatesWithoutManagedFields(t *testing.T) {
 	w := newWorld(t)
 	w.startController()
@@ -168,17 +168,17 @@ func TestRecognizesOwnCertificatesWithoutManagedFields(t *testing.T) {
 		return w.count("kubejoin_csr_signed_total")+w.count("kubejoin_csr_signed_by_other_total") == n
 	})
 	if got := w.count("kubejoin_csr_signed_by_other_total"); got != 0 {
-		t.Errorf("%v own certificates are taken for another signer's", got)
+		t.Errorf("got %v own certificates reported as those of another signer, want 0", got)
 	}
 }
 
-// requestPEM is a kubelet's request that no object holds.
+// requestPEM returns the CSR of a kubelet in PEM, without creating an object.
 func (w *world) requestPEM() []byte {
 	csr := parsedCSR(w, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}}})
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: csr.Raw})
 }
 
-// someCertificate is a certificate that was not asked for by anybody here.
+// someCertificate returns a certificate that no request of the test is for.
 func (w *world) someCertificate() []byte {
 	w.Helper()
 	object := w.ask(w.bootstrap(), kubelet, "x", nil, nil)

@@ -11,7 +11,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// awaitIssued waits for the certificate and looks at it.
+// awaitIssued waits for the certificate of a request and verifies it.
 func (w *world) awaitIssued(name string) *x509.Certificate {
 	w.Helper()
 	object := w.await(name, "certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) > 0 })
@@ -22,7 +22,7 @@ func (w *world) certificate(object *certificates.CertificateSigningRequest) *x50
 	w.Helper()
 	block, rest := pem.Decode(object.Status.Certificate)
 	if block == nil || len(rest) > 0 {
-		w.Fatalf("%s: the certificate is not one PEM block", object.Name)
+		w.Fatalf("%s: got a certificate that is not one PEM block", object.Name)
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
@@ -32,12 +32,12 @@ func (w *world) certificate(object *certificates.CertificateSigningRequest) *x50
 		w.Errorf("%s: %v", object.Name, err)
 	}
 	if object.Labels["kept"] != "yes" {
-		w.Errorf("%s: its labels were lost", object.Name)
+		w.Errorf("%s: the object lost its labels", object.Name)
 	}
 	return cert
 }
 
-// writer is the field manager that wrote the certificate.
+// writer returns the field manager that wrote the certificate.
 func writer(object *certificates.CertificateSigningRequest) string {
 	for _, m := range object.ManagedFields {
 		if m.Subresource == "status" && strings.Contains(string(m.FieldsV1.Raw), "f:certificate") {

@@ -20,9 +20,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Retention is how long a request is kept, by its state. Zero is kube-controller-manager's time,
-// except that denied requests go after five minutes instead of an hour: a kubelet that is denied
-// asks about a hundred times an hour. A request whose certificate has expired goes at once.
+// Retention is how long a request is kept, by its state. Zero is kube-controller-manager's time, except for
+// denied requests: five minutes instead of an hour. A kubelet that is denied creates about a hundred
+// requests an hour. A request whose certificate has expired is deleted at once.
 type Retention struct {
 	// Issued is how long after its approval an issued request is kept; zero is 1 h.
 	Issued time.Duration
@@ -49,8 +49,8 @@ func (r Retention) withDefaults() Retention {
 	return r
 }
 
-// Due is when a request is to be deleted, and for which of its states: "issued", "expired",
-// "denied", "failed", "pending" or "unissued". The zero time is never.
+// Due returns when a request is to be deleted, and because of which state: "issued", "expired", "denied",
+// "failed", "pending" or "unissued". The zero time means never.
 func (r Retention) Due(csr *certificates.CertificateSigningRequest) (due time.Time, state string) {
 	r = r.withDefaults()
 	at := func(t time.Time, after time.Duration, s string) {
@@ -76,15 +76,14 @@ func (r Retention) Due(csr *certificates.CertificateSigningRequest) (due time.Ti
 				continue
 			}
 			at(updated, r.Issued, "issued")
-			// Its last second is still good.
+			// The certificate is valid until the end of its last second.
 			at(certificateEnd(csr.Status.Certificate), time.Second, "expired")
 		}
 	}
 	return due, state
 }
 
-// certificateEnd is when the first certificate of an answer expires; zero if it has none that
-// can be read.
+// certificateEnd returns when the first certificate of a PEM chain expires; zero if it cannot be parsed.
 func certificateEnd(data []byte) time.Time {
 	block, _ := pem.Decode(data)
 	if block == nil {
@@ -97,23 +96,23 @@ func certificateEnd(data []byte) time.Time {
 	return cert.NotAfter
 }
 
-// A Cleaner deletes requests that are over, when they are due rather than once an hour.
+// A Cleaner deletes requests that are done as soon as they are due. kube-controller-manager does so once an
+// hour.
 type Cleaner struct {
 	// Client talks to the API server.
 	Client kubernetes.Interface
-	// Informer is the view of CSR objects, see [NewInformer]; the caller runs it. Nil is one
-	// of the cleaner's own.
+	// Informer caches CSR objects, see [NewInformer]. The caller runs it. If it is nil, the cleaner runs
+	// its own.
 	Informer cache.SharedIndexInformer
 	// Retention is how long requests are kept.
 	Retention Retention
-	// Logger is told what is deleted; nil is nobody.
+	// Logger logs deletions; nil disables logging.
 	Logger *slog.Logger
-	// Registerer has kubejoin_csr_cleaned_total and the metrics of the loop; nil counts
-	// nothing.
+	// Registerer registers kubejoin_csr_cleaned_total and the metrics of the loop; nil disables them.
 	Registerer prometheus.Registerer
 }
 
-// Run cleans until ctx ends, and returns nil then.
+// Run cleans until ctx ends, and then returns nil.
 func (c Cleaner) Run(ctx context.Context) error {
 	if c.Client == nil {
 		return errors.New("CSR cleaner: want a client")
@@ -134,21 +133,21 @@ func (c Cleaner) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		return nil
 	}
-	cleaned := metrics.Counter(c.Registerer, "kubejoin_csr_cleaned_total", "CSRs that were deleted because they were over, by their state.", "state")
+	cleaned := metrics.Counter(c.Registerer, "kubejoin_csr_cleaned_total", "CSRs that kubejoin deleted, by their state.", "state")
 	r := c.Retention.withDefaults()
 	return loop.Loop{
 		Name: "csr-cleaner",
 		Step: func(ctx context.Context) (time.Time, error) { return c.step(ctx, informer.GetStore(), log, cleaned) },
-		// Whatever happens to a request, it is kept for a while then: the next sweep sees it in
-		// time. So it needs no hint.
+		// The loop needs no hint. A request is kept for at least one sweep after each change, so the next
+		// sweep sees it in time.
 		Sweep:      min(loop.DefaultSweep, r.Issued, r.Denied, r.Failed, r.Pending, r.Unissued),
 		Logger:     c.Logger,
 		Registerer: c.Registerer,
 	}.Run(ctx)
 }
 
-// step deletes what is due and says when there will be more. One that cannot be deleted does not
-// keep the others.
+// step deletes requests that are due, and returns when the next one is. A failed deletion does not stop the
+// others.
 func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, cleaned *prometheus.CounterVec) (next time.Time, err error) {
 	var errs []error
 	for _, obj := range store.List() {
@@ -170,13 +169,13 @@ func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, 
 			return time.Time{}, err
 		}
 		err := c.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, metav1.DeleteOptions{
-			// Not one that was made anew or has changed: the next step judges that one.
+			// Do not delete a request that was created again or has changed. The next step checks that one.
 			Preconditions: &metav1.Preconditions{UID: &csr.UID, ResourceVersion: &csr.ResourceVersion},
 		})
 		switch {
 		case err == nil:
 			cleaned.WithLabelValues(state).Inc()
-			log.Info("certificate request is deleted", "csr", foreign.Text(csr.Name, foreign.MaxName), "state", state, "due", due)
+			log.Info("certificate request deleted", "csr", foreign.Text(csr.Name, foreign.MaxName), "state", state, "due", due)
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		default:
 			errs = append(errs, fmt.Errorf("deleting certificate request %q: %w", foreign.Text(csr.Name, foreign.MaxName), err))

@@ -40,22 +40,22 @@ func TestRetentionDueForEachState(t *testing.T) {
 		conditions  []certificates.RequestConditionType
 		certificate []byte
 		retention   csr.Retention
-		after       time.Duration // of the creation; conditions come a minute later
-		state       string        // empty is never
+		after       time.Duration // time after creation; conditions are set a minute after it
+		state       string        // empty: never due
 	}{
 		{name: "pending", after: 24 * time.Hour, state: "pending"},
-		{name: "pending, own time", retention: csr.Retention{Pending: time.Hour}, after: time.Hour, state: "pending"},
+		{name: "pending, configured time", retention: csr.Retention{Pending: time.Hour}, after: time.Hour, state: "pending"},
 		{name: "approved", conditions: []certificates.RequestConditionType{approved}, after: 24*time.Hour + time.Minute, state: "unissued"},
-		{name: "approved, own time", conditions: []certificates.RequestConditionType{approved}, retention: csr.Retention{Unissued: time.Hour}, after: time.Hour + time.Minute, state: "unissued"},
+		{name: "approved, configured time", conditions: []certificates.RequestConditionType{approved}, retention: csr.Retention{Unissued: time.Hour}, after: time.Hour + time.Minute, state: "unissued"},
 		{name: "issued", conditions: []certificates.RequestConditionType{approved}, certificate: long, after: time.Hour + time.Minute, state: "issued"},
-		{name: "issued, own time", conditions: []certificates.RequestConditionType{approved}, certificate: long, retention: csr.Retention{Issued: 2 * time.Hour}, after: 2*time.Hour + time.Minute, state: "issued"},
+		{name: "issued, configured time", conditions: []certificates.RequestConditionType{approved}, certificate: long, retention: csr.Retention{Issued: 2 * time.Hour}, after: 2*time.Hour + time.Minute, state: "issued"},
 		{name: "expired", conditions: []certificates.RequestConditionType{approved}, certificate: short, after: 10*time.Minute + time.Second, state: "expired"},
 		{name: "unreadable certificate", conditions: []certificates.RequestConditionType{approved}, certificate: []byte("x"), after: time.Hour + time.Minute, state: "issued"},
 		{name: "denied", conditions: []certificates.RequestConditionType{denied}, after: 6 * time.Minute, state: "denied"},
-		{name: "denied, own time", conditions: []certificates.RequestConditionType{denied}, retention: csr.Retention{Denied: time.Hour}, after: time.Hour + time.Minute, state: "denied"},
+		{name: "denied, configured time", conditions: []certificates.RequestConditionType{denied}, retention: csr.Retention{Denied: time.Hour}, after: time.Hour + time.Minute, state: "denied"},
 		{name: "failed", conditions: []certificates.RequestConditionType{approved, failed}, after: time.Hour + time.Minute, state: "failed"},
-		{name: "failed, own time", conditions: []certificates.RequestConditionType{failed}, retention: csr.Retention{Failed: time.Minute}, after: 2 * time.Minute, state: "failed"},
-		{name: "a condition of others", conditions: []certificates.RequestConditionType{"Noted"}},
+		{name: "failed, configured time", conditions: []certificates.RequestConditionType{failed}, retention: csr.Retention{Failed: time.Minute}, after: 2 * time.Minute, state: "failed"},
+		{name: "unknown condition", conditions: []certificates.RequestConditionType{"Noted"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			object := &certificates.CertificateSigningRequest{
@@ -73,12 +73,12 @@ func TestRetentionDueForEachState(t *testing.T) {
 				want = time.Time{}
 			}
 			if !due.Equal(want) || state != test.state {
-				t.Errorf("due %s as %q, want %s as %q", due, state, want, test.state)
+				t.Errorf("got due %s as %q, want %s as %q", due, state, want, test.state)
 			}
 		})
 	}
 	if due, state := (csr.Retention{}).Due(&certificates.CertificateSigningRequest{}); !due.IsZero() {
-		t.Errorf("an object without times is due %s as %q", due, state)
+		t.Errorf("object without times: got due %s as %q, want never", due, state)
 	}
 }
 
@@ -103,12 +103,12 @@ func TestCleanerDeletesOnlyDueRequests(t *testing.T) {
 	w.poll("denied deleted", func() bool { return !exists(denied.Name) })
 	w.poll("pending deleted", func() bool { return !exists(pending.Name) })
 	if !exists(approved.Name) {
-		t.Error("the approved one was deleted, too")
+		t.Error("the approved request was deleted, want it kept")
 	}
 	w.poll("both counted", func() bool {
 		return w.count("kubejoin_csr_cleaned_total", "state=denied") == 1 && w.count("kubejoin_csr_cleaned_total", "state=pending") == 1
 	})
 	if age := time.Since(pending.CreationTimestamp.Time); age < 3*time.Second || age > 15*time.Second {
-		t.Errorf("the pending one was deleted at the age of %s", age)
+		t.Errorf("the pending request was deleted at age %s, want 3s to 15s", age)
 	}
 }

@@ -24,58 +24,58 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// DefaultWorkers is how many requests are handled at once unless Controller.Workers says
-// otherwise. They wait for the API server most of the time.
+// DefaultWorkers is how many requests are handled at once if Controller.Workers is zero. Workers wait for
+// the API server most of the time.
 const DefaultWorkers = 64
 
-// How long a request waits before it is looked at again.
+// Backoff and timeouts of a request.
 const (
-	// After a failure, and while a rule waits for a fact.
+	// Backoff after a failure, and while a rule waits for a fact.
 	firstRetry, lastRetry = 200 * time.Millisecond, 15 * time.Second
-	// While its requester lacks a permission that may still be given. Each look is a
-	// SubjectAccessReview, and such requests stay for a day: kube-controller-manager goes up
-	// to 1000 s as well.
+	// Backoff while the requester lacks a permission that an administrator may still grant. Each try is a
+	// SubjectAccessReview, and such requests stay for a day. kube-controller-manager backs off up to 1000 s
+	// as well.
 	firstPermissionRetry, lastPermissionRetry = time.Second, 1000 * time.Second
-	// handleTimeout ends what an API server does not answer.
+	// handleTimeout limits the time that a worker spends on one request.
 	handleTimeout = time.Minute
-	// probeTimeout is the same for the question whether it is there.
+	// probeTimeout limits the time of one probe of the API server.
 	probeTimeout = 10 * time.Second
 )
 
-// A Controller approves and signs CSR objects. One worker does both for a request, one after
-// the other, with the objects that the API server returns and without waiting for the cache.
+// A Controller approves and signs CSR objects. One worker first approves a request and then signs it. It
+// uses the objects that the API server returns and does not wait for the cache.
 type Controller struct {
-	// Client talks to the API server. Its rate limits are the controller's.
+	// Client talks to the API server. Its rate limits apply to the controller.
 	Client kubernetes.Interface
-	// Informer is the view of CSR objects, see [NewInformer]; the caller runs it. Nil is one
-	// of the controller's own.
+	// Informer caches CSR objects, see [NewInformer]. The caller runs it. If it is nil, the controller runs
+	// its own.
 	Informer cache.SharedIndexInformer
-	// Authority decides and signs. Its Facts usually are [Facts].
+	// Authority decides and signs. Its Facts are usually [Facts].
 	Authority *signer.Authority
 	// Approve lets the authority's rules decide pending requests.
 	Approve bool
-	// Sign issues certificates for approved requests of the authority's signers, whoever
+	// Sign issues certificates for approved requests of the authority's signers, regardless of who
 	// approved them.
 	Sign bool
-	// Shadow decides and says in the log and in kubejoin_csr_shadow_total what would be done,
-	// and writes nothing. The authority's Nodes are to be [admission.Nodes.DryRun], and it
-	// is to have no Record.
+	// Shadow decides and writes nothing to the cluster. It only logs and counts in
+	// kubejoin_csr_shadow_total what the controller would do. The authority's Nodes must be
+	// [admission.Nodes.DryRun], and its Record must be nil.
 	Shadow bool
-	// Again hints that requests which wait may be decided now, because what the authority goes
-	// by has changed. Nil never does.
+	// Again receives a hint when the authority's configuration has changed, so that waiting requests may be
+	// decided now. Nil means no hints.
 	Again <-chan struct{}
-	// SignedByOther is told of each certificate that another signer wrote for one of the
-	// authority's signers, whose checks did not apply then; nil is nobody.
+	// SignedByOther, if set, is called for each certificate that another signer issued for one of the
+	// authority's signers. The authority's checks did not apply to it.
 	SignedByOther func(signerName, writer string)
 	// Workers is how many requests are handled at once; zero is [DefaultWorkers].
 	Workers int
-	// Logger is told what happens to requests; nil is nobody.
+	// Logger logs what happens to requests; nil disables logging.
 	Logger *slog.Logger
-	// Registerer has the kubejoin_csr_* metrics; nil counts nothing.
+	// Registerer registers the kubejoin_csr_* metrics; nil disables them.
 	Registerer prometheus.Registerer
 }
 
-// step is how far a request has got by the hand of this process. The cache may lag behind it.
+// step is how far this process has handled a request. The cache may lag behind it.
 type step int
 
 const (
@@ -83,7 +83,7 @@ const (
 	finished
 )
 
-// handler is a Controller that runs.
+// handler is a running Controller.
 type handler struct {
 	Controller
 	log               *slog.Logger
@@ -97,12 +97,11 @@ type handler struct {
 
 	mu         sync.Mutex
 	steps      map[types.UID]step
-	written    map[types.UID][][]byte // certificates whose fate is not known yet
-	lastReason map[types.UID]string   // the reason to wait that was said last
+	written    map[types.UID][][]byte // certificates whose write may not be confirmed yet
+	lastReason map[types.UID]string   // the last reported reason to wait
 }
 
-// Run handles requests until ctx ends, and returns nil then. It returns an error only if it
-// cannot begin.
+// Run handles requests until ctx ends, and then returns nil. It returns an error only if it cannot start.
 func (c Controller) Run(ctx context.Context) error {
 	if c.Client == nil || c.Authority == nil {
 		return errors.New("CSR controller: want a client and an authority")
@@ -143,17 +142,17 @@ func (c Controller) Run(ctx context.Context) error {
 	}
 	defer h.queue.ShutDown()
 
-	if _, found := h.byNode.GetIndexers()[byNode]; !found { // an informer of the caller's own
-		_ = informer.AddIndexers(nodeIndex) // fails on an informer that has stopped, and so does AddEventHandler
+	if _, found := h.byNode.GetIndexers()[byNode]; !found { // the caller's informer
+		_ = informer.AddIndexers(nodeIndex) // fails on a stopped informer, and so does AddEventHandler
 	}
 	registration, err := informer.AddEventHandler(h.handlers())
 	if err != nil {
-		if ctx.Err() != nil { // an informer that has stopped with it takes no handler
+		if ctx.Err() != nil { // the informer has stopped with ctx and accepts no handler
 			return nil
 		}
 		return fmt.Errorf("CSR controller: %w", err)
 	}
-	defer func() { _ = informer.RemoveEventHandler(registration) }() // fails on an informer that has stopped
+	defer func() { _ = informer.RemoveEventHandler(registration) }() // fails on a stopped informer
 	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
 		return nil
 	}
@@ -175,7 +174,7 @@ func (c Controller) Run(ctx context.Context) error {
 	}
 }
 
-// retryAll queues all requests that there is something to do about, as if they were new.
+// retryAll queues all requests that need work as if they were new.
 func (h *handler) retryAll() {
 	for _, obj := range h.store.List() {
 		if csr, ok := obj.(*certificates.CertificateSigningRequest); ok && h.needsWork(csr) {
@@ -198,8 +197,8 @@ func (h *handler) handlers() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(obj any, initial bool) {
 			if csr, ok := obj.(*certificates.CertificateSigningRequest); ok {
-				// What was issued before this process began is not reported: every restart
-				// would do it again.
+				// Certificates issued before this process started are not reported. Otherwise every restart
+				// would report them again.
 				h.observe(csr, !initial && issued(csr))
 			}
 		},
@@ -221,8 +220,7 @@ func (h *handler) handlers() cache.ResourceEventHandler {
 	}
 }
 
-// observe queues a request that there is something to do about, and notices one that has just
-// been issued.
+// observe queues a request that needs work, and reports one whose certificate has just been issued.
 func (h *handler) observe(csr *certificates.CertificateSigningRequest, justIssued bool) {
 	if justIssued && !h.Shadow {
 		h.noticeIssued(csr)
@@ -232,7 +230,7 @@ func (h *handler) observe(csr *certificates.CertificateSigningRequest, justIssue
 	}
 }
 
-// needsWork reports whether there is something to do about a request, as far as it can be seen.
+// needsWork reports whether the cached request needs work.
 func (h *handler) needsWork(csr *certificates.CertificateSigningRequest) bool {
 	switch {
 	case over(csr):
@@ -244,13 +242,13 @@ func (h *handler) needsWork(csr *certificates.CertificateSigningRequest) bool {
 	}
 }
 
-// signs reports whether certificates for this request are issued here.
+// signs reports whether this controller issues certificates for the request.
 func (h *handler) signs(csr *certificates.CertificateSigningRequest) bool {
 	_, ok := h.Authority.Signer(csr.Spec.SignerName)
 	return h.Sign && ok
 }
 
-// feed lets what is due wait for its turn.
+// feed moves items that are due from the workqueue to the fairQueue.
 func (h *handler) feed() {
 	defer h.fair.close()
 	for {
@@ -282,7 +280,7 @@ func (h *handler) workOn(runCtx context.Context, i item) {
 		return
 	}
 	if err != nil {
-		h.log.Error("certificate request failed, will be tried again", "csr", foreign.Text(i.name, foreign.MaxName), "failures", h.queue.NumRequeues(i)+1, "error", foreign.Text(err.Error(), foreign.MaxMessage))
+		h.log.Error("certificate request failed, will be retried", "csr", foreign.Text(i.name, foreign.MaxName), "failures", h.queue.NumRequeues(i)+1, "error", foreign.Text(err.Error(), foreign.MaxMessage))
 	}
 	if err != nil || next == retrySoon {
 		h.queue.AddRateLimited(i)
@@ -299,9 +297,9 @@ func (h *handler) workOn(runCtx context.Context, i item) {
 	h.permissionBackoff.Forget(i)
 }
 
-// awaitServer keeps a worker until the API server answers at all. Otherwise each request that
-// waits would find out for itself, and have backed off for long by the time it is back. What it
-// asks for has nothing to do with the request that failed: no single one holds up the others.
+// awaitServer blocks a worker until the API server responds. Otherwise each queued request would fail by
+// itself, and would be in a long backoff when the API server returns. The probe does not depend on the
+// request that failed, so no single request can block the others.
 func (h *handler) awaitServer(ctx context.Context) {
 	_ = outage.Wait(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -311,7 +309,7 @@ func (h *handler) awaitServer(ctx context.Context) {
 	}, nil)
 }
 
-// stopped reports whether the controller ends: what fails then is no failure.
+// stopped reports whether the controller is stopping. Errors are not failures then.
 func stopped(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
 func (h *handler) mark(uid types.UID, s step) {

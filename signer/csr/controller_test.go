@@ -98,7 +98,7 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 		}
 	})
 	t.Cleanup(restore)
-	w.poll("the permission taken", func() bool { // the authorizer has a cache of its own
+	w.poll("the permission taken", func() bool { // the authorizer caches permissions
 		allowed, err := (&csr.Facts{Client: w.restrict}).Allowed(t.Context(), approvalRequest(), mayCreate("nodeclient"))
 		return err == nil && !allowed
 	})
@@ -115,7 +115,7 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 	w.approve(byHand.Name)
 	w.awaitIssued(byHand.Name)
 	restore()
-	w.awaitIssued(byItself.Name) // the permission is seen without anybody touching the request
+	w.awaitIssued(byItself.Name) // the controller notices the permission although the request does not change
 }
 
 func TestOtherSignersNeedManualApproval(t *testing.T) {
@@ -131,24 +131,24 @@ func TestOtherSignersNeedManualApproval(t *testing.T) {
 	w.decide(denied.Name, certificates.CertificateDenied)
 	w.approve(other.Name)
 
-	// A request that came after these is done with: so are they.
+	// A later request is done, so the controller has handled these too.
 	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name)
 	for _, o := range []*certificates.CertificateSigningRequest{server, person} {
 		if o = w.await(o.Name, "object", func(*certificates.CertificateSigningRequest) bool { return true }); len(o.Status.Conditions) > 0 || len(o.Status.Certificate) > 0 {
-			t.Errorf("%s was decided without a person", o.Spec.SignerName)
+			t.Errorf("%s: got a decision, want none without manual approval", o.Spec.SignerName)
 		}
 	}
 	w.approve(server.Name)
 	w.approve(person.Name)
 	if cert := w.awaitIssued(server.Name); !slices.Equal(cert.DNSNames, []string{"worker-1"}) || len(cert.IPAddresses) != 1 {
-		t.Errorf("names are %q %q", cert.DNSNames, cert.IPAddresses)
+		t.Errorf("got names %q and addresses %q", cert.DNSNames, cert.IPAddresses)
 	}
 	if cert := w.awaitIssued(person.Name); cert.Subject.String() != "CN=jane,O=dev" {
-		t.Errorf("subject is %s", cert.Subject)
+		t.Errorf("got subject %s", cert.Subject)
 	}
 	for _, o := range []*certificates.CertificateSigningRequest{other, denied} {
 		if o = w.await(o.Name, "object", func(*certificates.CertificateSigningRequest) bool { return true }); len(o.Status.Certificate) > 0 {
-			t.Errorf("%s was signed", o.Name)
+			t.Errorf("%s: got a certificate, want none", o.Name)
 		}
 	}
 }
@@ -180,23 +180,23 @@ func TestFailsHostileRequestsAfterManualApproval(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if len(test.ask.Status.Conditions) > 0 {
-				t.Fatal("decided at creation")
+				t.Fatal("got a decision without manual approval")
 			}
-			w.approve(test.ask.Name) // a person who does not look
+			w.approve(test.ask.Name) // manual approval without a check
 			object := w.await(test.ask.Name, "failure", func(o *certificates.CertificateSigningRequest) bool {
 				return condition(o, certificates.CertificateFailed) != nil
 			})
 			c := condition(object, certificates.CertificateFailed)
 			if c.Reason != "SignerValidationFailure" || !strings.Contains(c.Message, test.want) || len(object.Status.Certificate) > 0 {
-				t.Errorf("condition is %+v, want one about %q", c, test.want)
+				t.Errorf("got condition %+v, want %q in it", c, test.want)
 			}
 			if e := w.awaitEvent(object, "SignerValidationFailure"); !strings.Contains(e.Message, test.want) {
-				t.Errorf("event says %q", e.Message)
+				t.Errorf("got Event message %q", e.Message)
 			}
 		})
 	}
 	if got := w.count("kubejoin_csr_sign_failures_total", "reason=SignerValidationFailure"); got != 5 {
-		t.Errorf("%v failures are counted, want 5", got)
+		t.Errorf("got %v counted failures, want 5", got)
 	}
 }
 
@@ -215,7 +215,7 @@ func TestIssuesOnceTheCAIsRepaired(t *testing.T) {
 	}.Run)
 	object := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
 	if e := w.awaitEvent(object, "SigningFailed"); !strings.Contains(e.Message, "/etc/x: no such file") || e.Namespace != "default" {
-		t.Errorf("event in %s says %q", e.Namespace, e.Message)
+		t.Errorf("Event in %s: got message %q", e.Namespace, e.Message)
 	}
 	w.poll("retries", func() bool {
 		return w.count("kubejoin_csr_sign_failures_total", "signer="+kubelet, "reason=SigningFailed") >= 3
@@ -226,7 +226,7 @@ func TestIssuesOnceTheCAIsRepaired(t *testing.T) {
 	broken.Store(false)
 	w.awaitIssued(object.Name)
 	if got := w.count("kubejoin_csr_decisions_total"); got != 1 {
-		t.Errorf("decided %v times", got)
+		t.Errorf("got %v decisions, want 1", got)
 	}
 }
 
@@ -244,14 +244,14 @@ func TestSurvivesLostRequestsAndResponses(t *testing.T) {
 	w.burst(n)
 	w.poll("every certificate counted once", func() bool { return w.count("kubejoin_csr_signed_total") == n })
 	if len(connection.Failed()) < 2 || w.count("kubejoin_csr_sign_failures_total", "reason=WriteFailed") == 0 {
-		t.Error("nothing was lost")
+		t.Error("the transport lost no call, so this test checks nothing")
 	}
 	if got := w.count("kubejoin_csr_signed_by_other_total"); got != 0 {
-		t.Errorf("%v certificates are said to be by others", got)
+		t.Errorf("got %v certificates reported as those of another signer, want 0", got)
 	}
 }
 
-// The approver and the signer can be in two programs.
+// Approver and signer may run in two programs with separate permissions.
 func TestApproverAndSignerInTwoPrograms(t *testing.T) {
 	w := newWorld(t)
 	informer := csr.NewInformer(w.restrict)
@@ -265,15 +265,15 @@ func TestApproverAndSignerInTwoPrograms(t *testing.T) {
 	w.awaitIssued(first.Name)
 	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-2", nil, nil).Name)
 	if got := w.count("kubejoin_csr_signed_by_other_total"); got != 0 {
-		t.Errorf("%v certificates are said to be by others", got)
+		t.Errorf("got %v certificates reported as those of another signer, want 0", got)
 	}
 }
 
 func TestRunRefusesMissingClient(t *testing.T) {
 	if err := (csr.Controller{}).Run(t.Context()); err == nil {
-		t.Error("ran without a client")
+		t.Error("controller without a client: got no error")
 	}
 	if err := (csr.Cleaner{}).Run(t.Context()); err == nil {
-		t.Error("the cleaner ran without a client")
+		t.Error("cleaner without a client: got no error")
 	}
 }

@@ -1,8 +1,8 @@
-// Package csr handles CertificateSigningRequest objects: [Controller] approves and signs them as
-// a signer.Authority says, and [Cleaner] deletes those that are over. Both take the place of the
-// controllers of the same kind in kube-controller-manager, and may run beside them; but the
-// limits of bootstrap tokens do not hold for what another signer signs.
+// Package csr handles CertificateSigningRequest objects. [Controller] approves and signs them as a
+// signer.Authority decides. [Cleaner] deletes them when they are done. Both replace the controllers of the
+// same kind in kube-controller-manager, and may run beside them. But the limits of bootstrap tokens do not
+// hold for certificates that another signer issues.
 //
-// What may be approved and how it is signed is in packages signer/approval and signer; [Facts] and
-// [Nodes] are what these ask of a cluster.
+// Packages signer/approval and signer decide what may be approved and how it is signed. [Facts] and [Nodes]
+// answer their questions about a cluster.
 package csr

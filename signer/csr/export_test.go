@@ -6,7 +6,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Cached is what an object asks for after it has gone through the cache.
+// Cached returns the request of an object as the controller reads it from the cache.
 func Cached(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
 	if _, err := strip(csr); err != nil {
 		return approval.Request{}, err
@@ -14,15 +14,15 @@ func Cached(csr *certificates.CertificateSigningRequest) (approval.Request, erro
 	return Request(csr)
 }
 
-// Wanted reports whether a controller that does everything would take the object up.
+// Wanted reports whether a controller with all features enabled would handle the object.
 func Wanted(csr *certificates.CertificateSigningRequest) bool {
 	signers := signer.FixedSigners(map[string]signer.Signer{certificates.KubeletServingSignerName: {}})
 	h := &handler{Controller: Controller{Authority: &signer.Authority{Signers: signers}, Approve: true, Sign: true}}
 	return h.needsWork(csr)
 }
 
-// Asking is how many questions have no answer yet.
+// Asking returns the number of lookups in progress.
 func (n *Nodes) Asking() int { return int(n.inFlight.Load()) }
 
-// FewQuestions are asked one by one.
+// FewQuestions is the number of concurrent lookups up to which each reads one Node.
 const FewQuestions = fewLookups

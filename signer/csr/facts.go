@@ -14,9 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// permissionAge is how old the API server's word that somebody may do something can be. When a
-// rack of machines comes up on one token, there is one answer for all of them instead of one for
-// each, which is a third of what a request costs the API server.
+// permissionAge is how long a granted permission is cached. When a rack of machines joins with one token,
+// they share one review. A review is a third of what a request costs the API server.
 const permissionAge = time.Second
 
 // Facts implements approval.Facts with an API server. It caches a granted permission for a second, and does

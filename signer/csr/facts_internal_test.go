@@ -46,7 +46,7 @@ func TestFailedAccessReviewIsAnError(t *testing.T) {
 	}
 }
 
-// Reserved fails if one of its sources fails: with a shorter list, a node could serve as the API server.
+// If Reserved ignored a source that fails, a node could get a serving certificate for the API server.
 func TestReservedFailsIfOneSourceFails(t *testing.T) {
 	c := fake.NewClientset(
 		&networking.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networking.ServiceCIDRSpec{CIDRs: []string{"10.96.0.1/12"}}},
@@ -86,7 +86,7 @@ func TestReservedFailsIfOneSourceFails(t *testing.T) {
 	want("neither Service nor EndpointSlice", &Facts{Client: fake.NewClientset(), APIServers: servers, ServiceCIDRs: given}, "10.0.0.0/16", "192.0.2.2")
 }
 
-// A failed read of a Node is an error: it says neither that the Node exists nor that it is missing.
+// A failed read of a Node must be an error, neither "exists" nor "not found".
 func TestFailedReadOfNodeIsAnError(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
@@ -105,11 +105,11 @@ func TestFailedReadOfNodeIsAnError(t *testing.T) {
 		}
 	}
 	if all, err := nodes.Nodes(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("Nodes before the first list: %v, %v", all, err)
+		t.Errorf("Nodes before the first list: got %v, %v", all, err)
 	}
 }
 
-// syncedInformer is an informer that has, or has not, listed all objects.
+// syncedInformer is an informer with a fixed HasSynced.
 type syncedInformer struct {
 	cache.SharedIndexInformer
 	synced bool
@@ -117,12 +117,12 @@ type syncedInformer struct {
 
 func (i syncedInformer) HasSynced() bool { return i.synced }
 
-// One list replaces many reads only if the cluster is known to have few Nodes.
+// Listing all Nodes instead of many single reads is only cheaper if the cluster is known to have few Nodes.
 func TestListsNodesOnlyIfFew(t *testing.T) {
 	for _, test := range []struct {
 		synced bool
 		known  int64
-		few    []int // numbers of questions
+		few    []int // numbers of lookups
 	}{
 		{true, 0, []int{1, 10}},
 		{true, nodesPerLookup, []int{1, 10}},
@@ -134,7 +134,7 @@ func TestListsNodesOnlyIfFew(t *testing.T) {
 		n.cached.Store(test.known)
 		for _, questions := range []int{1, 10} {
 			if got := n.isFew(questions); got != slices.Contains(test.few, questions) {
-				t.Errorf("%d Nodes, synced: %v: few for %d questions: %v", test.known, test.synced, questions, got)
+				t.Errorf("%d Nodes, synced: %v: few for %d lookups: got %v", test.known, test.synced, questions, got)
 			}
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 )
 
-// countingTransport counts the permissions that are asked for.
+// countingTransport counts SubjectAccessReviews.
 type countingTransport struct {
 	next  http.RoundTripper
 	asked *atomic.Int32
@@ -45,18 +45,18 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 	start := time.Now()
 	for range 100 {
 		if !allowed(token, "nodeclient") {
-			t.Fatal("not allowed")
+			t.Fatal("got not allowed, want allowed")
 		}
 	}
 	if n := asked.Load(); n != 1 && time.Since(start) < time.Second {
-		t.Errorf("asked %d times for one requester", n)
+		t.Errorf("got %d access reviews for one requester within a second, want 1", n)
 	}
-	w.poll("the permission asked for anew", func() bool { allowed(token, "nodeclient"); return asked.Load() > 1 })
+	w.poll("another access review", func() bool { allowed(token, "nodeclient"); return asked.Load() > 1 })
 	if took := time.Since(start); took < time.Second {
-		t.Errorf("asked anew after %s", took)
+		t.Errorf("got another access review after %s, want at least 1s", took)
 	}
 
-	// Whoever differs in anything is asked for, and so is everyone who may not.
+	// A requester that differs in any field has its own access review. Denials are not cached.
 	others := []approval.Request{token, token, token, token}
 	others[0].User = "system:bootstrap:abc124"
 	others[1].UserUID = "1"
@@ -65,18 +65,18 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 	for i, r := range others {
 		before := asked.Load()
 		if ok := allowed(r, "nodeclient"); ok != (i < 3) || asked.Load() != before+1 {
-			t.Errorf("requester %d: allowed %t, asked %d times", i, ok, asked.Load()-before)
+			t.Errorf("requester %d: got allowed %t after %d access reviews", i, ok, asked.Load()-before)
 		}
 	}
 	for range 3 {
 		before := asked.Load()
 		if allowed(token, "selfnodeclient") || asked.Load() != before+1 {
-			t.Errorf("what is not allowed was asked for %d times", asked.Load()-before)
+			t.Errorf("denied permission: got %d access reviews, want 1", asked.Load()-before)
 		}
 	}
 }
 
-// mayCreate is the permission that automatic approval takes.
+// mayCreate returns the permission that automatic approval requires.
 func mayCreate(subresource string) approval.Permission {
 	return approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource}
 }

@@ -34,14 +34,15 @@ import (
 
 var errDown = errors.New("down")
 
-// fails makes calls of a fake client fail. The subresource is empty for the object itself.
+// fails makes calls of a fake client fail. An empty subresource means the object itself.
 func fails(c *fake.Clientset, verb, resource, subresource string, err error) {
 	c.PrependReactor(verb, resource, func(a kubetesting.Action) (bool, runtime.Object, error) {
 		return a.GetSubresource() == subresource, nil, err
 	})
 }
 
-// testHandler is a handler that approves and signs with one rule. It is its own rule, record and claims.
+// testHandler is a handler that approves and signs with one rule. It also implements that rule, the record and the
+// claims.
 type testHandler struct {
 	*handler
 	client *fake.Clientset
@@ -108,7 +109,7 @@ func (c failingClaims) Get(context.Context, string) (tokens.Claim, error) {
 	return tokens.Claim{}, tokens.ErrNotFound
 }
 
-// cachedRequest is a CSR object by which jane requests a certificate for worker-1, as the cache has it.
+// cachedRequest returns a CSR object of user jane for worker-1, as the cache has it.
 func cachedRequest(t *testing.T, state string) *certificates.CertificateSigningRequest {
 	t.Helper()
 	r := nodeRequest(t, 0, client, "jane", "worker-1", state)
@@ -117,14 +118,14 @@ func cachedRequest(t *testing.T, state string) *certificates.CertificateSigningR
 	return r
 }
 
-// An error means wait: when any call fails, the controller returns the error, writes no Failed condition and does
-// not mark the request as finished. The next try succeeds.
+// An error means wait: if any call fails, the controller returns the error, writes no Failed condition and does not
+// mark the request as finished. The retry succeeds.
 func TestRetriesRequestAfterFailedCall(t *testing.T) {
 	for name, test := range map[string]struct {
 		state   string
 		prepare func(*testHandler, *certificates.CertificateSigningRequest)
 		fail    func(*testHandler)
-		done    func(*certificates.CertificateSigningRequest) bool // after the next try
+		done    func(*certificates.CertificateSigningRequest) bool // after the retry
 	}{
 		"the rule": {fail: func(h *testHandler) { h.err = errDown }, done: issued},
 		"the rule in shadow mode": {
@@ -169,7 +170,7 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 			working := h.client.ReactionChain
 			test.fail(h)
 			if _, err := h.sync(t.Context(), r.Name); !errors.Is(err, errDown) {
-				t.Errorf("error %v, want the error of the failed call", err)
+				t.Errorf("got error %v, want that of the failed call", err)
 			}
 			h.err, h.client.ReactionChain = nil, working
 			now := func() *certificates.CertificateSigningRequest {
@@ -181,13 +182,13 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 				return now
 			}
 			if o := now(); isFailed(o) || issued(o) || h.step(r.UID) == finished {
-				t.Errorf("after the failure the request is %+v, finished: %v", o.Status, h.step(r.UID) == finished)
+				t.Errorf("after the failure: got status %+v, finished: %v", o.Status, h.step(r.UID) == finished)
 			}
 			if _, err := h.sync(t.Context(), r.Name); err != nil {
-				t.Errorf("again: %v", err)
+				t.Errorf("retry: %v", err)
 			}
 			if o := now(); !test.done(o) {
-				t.Errorf("after the next try the request is %+v", o.Status)
+				t.Errorf("after the retry: got status %+v", o.Status)
 			}
 		})
 	}
@@ -197,25 +198,25 @@ func isFailed(r *certificates.CertificateSigningRequest) bool {
 	return has(r, certificates.CertificateFailed)
 }
 
-// The controller reports no error, Event or failure when a request is deleted while it works on it.
+// A request that is deleted while the controller handles it must cause no error, Event or failure count.
 func TestDeletedRequestIsNoFailure(t *testing.T) {
 	for _, state := range []string{"", "approved"} {
 		h, r := newTestHandler(t), cachedRequest(t, state)
-		if err := h.store.Add(r); err != nil { // the API server has deleted it
+		if err := h.store.Add(r); err != nil { // only the cache still has it
 			t.Fatal(err)
 		}
 		next, err := h.sync(t.Context(), r.Name)
 		if n := testutil.CollectAndCount(h.counts.failures); next != noRetry || err != nil || len(h.events.Events) > 0 || n > 0 {
-			t.Errorf("%q: %v, %v, %d Events and %d failures", state, next, err, len(h.events.Events), n)
+			t.Errorf("%q: got %v, %v, %d Events and %d failures, want none", state, next, err, len(h.events.Events), n)
 		}
 	}
 	h := newTestHandler(t)
 	if next, err := h.sync(t.Context(), "gone"); next != noRetry || err != nil {
-		t.Errorf("deleted from the cache: %v, %v", next, err)
+		t.Errorf("deleted from the cache: got %v, %v, want no retry", next, err)
 	}
 }
 
-// An error after the controller was stopped is not counted and raises no Event.
+// An error after the controller was stopped is not counted and causes no Event.
 func TestStoppingIsNoFailure(t *testing.T) {
 	r := cachedRequest(t, "approved")
 	r.Spec.Request = []byte("x")
@@ -225,27 +226,27 @@ func TestStoppingIsNoFailure(t *testing.T) {
 	stop()
 	_, err := h.sync(ctx, r.Name)
 	if n := testutil.CollectAndCount(h.counts.failures); !errors.Is(err, errDown) || len(h.events.Events) > 0 || n > 0 {
-		t.Errorf("%v, %d Events and %d failures", err, len(h.events.Events), n)
+		t.Errorf("got %v, %d Events and %d failures, want the error only", err, len(h.events.Events), n)
 	}
 }
 
-// Past its deadline a request is not retried, even if the rule still fails.
+// After its deadline a request is not retried, even if the rule still fails.
 func TestStopsRetryingAtDeadline(t *testing.T) {
 	r := cachedRequest(t, "")
 	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * maxUndecided))
 	h := newTestHandler(t, r)
 	h.err = errDown
 	if next, err := h.sync(t.Context(), r.Name); next != noRetry || err != nil || len(h.events.Events) != 1 {
-		t.Errorf("%v, %v, %d Events, want an Event", next, err, len(h.events.Events))
+		t.Errorf("got %v, %v, %d Events, want no retry and one Event", next, err, len(h.events.Events))
 	}
 }
 
-// Only a refusal may write the Failed condition: an error may pass.
+// The Failed condition is final, so only a refusal may write it. Other errors are temporary.
 func TestOnlyRefusalSetsFailedCondition(t *testing.T) {
 	r := cachedRequest(t, "approved")
 	h := newTestHandler(t, r)
 	if err := h.refuse(t.Context(), r, approval.Request{}, errDown); !errors.Is(err, errDown) || isFailed(r) {
-		t.Errorf("%v, and the request is %+v", err, r.Status)
+		t.Errorf("got %v and status %+v, want no Failed condition", err, r.Status)
 	}
 }
 
@@ -268,7 +269,7 @@ func TestHandlesOnlyWhatIsEnabled(t *testing.T) {
 			r.Spec.SignerName = test.signer
 		}
 		if got := h.needsWork(r); got != test.want {
-			t.Errorf("%s: wanted is %v", name, got)
+			t.Errorf("%s: got wanted %v", name, got)
 		}
 	}
 }
@@ -289,7 +290,7 @@ func TestRunRefusesIncompleteConfig(t *testing.T) {
 		"renewals without lifetimes":   Renewals{Informer: informer}.Run,
 	} {
 		if err := run(ctx); err == nil {
-			t.Errorf("%s: Run returns no error", name)
+			t.Errorf("%s: got no error from Run", name)
 		}
 	}
 }
@@ -301,11 +302,11 @@ func TestCleanerKeepsRequestThatIsNeverDue(t *testing.T) {
 	h := newTestHandler(t, r)
 	next, err := Cleaner{Client: h.client}.step(t.Context(), h.store, h.log, h.counts.signed)
 	if _, getErr := h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{}); !next.IsZero() || err != nil || getErr != nil {
-		t.Errorf("next at %s, %v, %v", next, err, getErr)
+		t.Errorf("got next run at %s, %v, %v", next, err, getErr)
 	}
 }
 
-// A cleaner that stops calls nobody, however many requests are due.
+// A cleaner that stops makes no more calls, however many requests are due.
 func TestStoppedCleanerDeletesNothing(t *testing.T) {
 	r := cachedRequest(t, "")
 	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-1000 * time.Hour))
@@ -313,10 +314,10 @@ func TestStoppedCleanerDeletesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := (Cleaner{Client: h.client}).step(ctx, h.store, h.log, h.counts.signed); !errors.Is(err, context.Canceled) || len(h.client.Actions()) > 0 {
-		t.Errorf("%v after %v", err, h.client.Actions())
+		t.Errorf("got %v after calls %v, want none", err, h.client.Actions())
 	}
 	if _, err := (Cleaner{Client: h.client}).step(t.Context(), h.store, h.log, h.counts.signed); err != nil || len(h.client.Actions()) != 1 {
-		t.Errorf("%v after %v, want one call", err, h.client.Actions())
+		t.Errorf("got %v after calls %v, want one call", err, h.client.Actions())
 	}
 }
 
@@ -348,24 +349,24 @@ func nodeTemplate() *x509.Certificate {
 	}
 }
 
-// A caller may pass an informer that holds other objects. They must not crash the controllers.
+// A caller may pass an informer that holds objects of other types. They must not crash the controllers.
 func TestIgnoresObjectsOfOtherTypes(t *testing.T) {
 	h, other := newTestHandler(t), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
 	if err := errors.Join(h.store.Add(other), h.byNode.Add(other)); err != nil {
 		t.Error(err)
 	}
 	if next, err := (Cleaner{Client: h.client}).step(t.Context(), h.store, h.log, h.counts.signed); !next.IsZero() || err != nil {
-		t.Errorf("the cleaner: %s, %v", next, err)
+		t.Errorf("cleaner: got %s, %v", next, err)
 	}
 	if next, err := h.sync(t.Context(), "other"); next != noRetry || err != nil {
-		t.Errorf("the controller: %v, %v", next, err)
+		t.Errorf("controller: got %v, %v", next, err)
 	}
 	if hosts, err := hostsOf(other); len(hosts) > 0 || err != nil {
 		t.Errorf("hosts %q, %v", hosts, err)
 	}
 }
 
-// Zero seconds must not mean the signer's default lifetime.
+// An expiration of zero seconds must not select the default lifetime of the signer.
 func TestRefusesNonPositiveExpiration(t *testing.T) {
 	for _, seconds := range []int32{0, -1, -1 << 31} {
 		r := cachedRequest(t, "")
@@ -377,13 +378,13 @@ func TestRefusesNonPositiveExpiration(t *testing.T) {
 	}
 }
 
-// A user who is not a node does not renew, and a malformed request is skipped.
+// Only nodes renew. Malformed requests are skipped.
 func TestWaitingRenewalsIgnoreOtherUsers(t *testing.T) {
 	person := nodeRequest(t, 1, client, "jane", "jane", "")
 	person.Spec.Request = requestFor(t, "jane")
 	unreadable := nodeRequest(t, 1, client, tokens.NodeUserPrefix+"worker-2", "worker-2", "")
 	unreadable.Spec.Request = []byte("x")
 	if got := WaitingRenewals([]*certificates.CertificateSigningRequest{person, unreadable}); len(got) > 0 {
-		t.Errorf("waiting are %+v", got)
+		t.Errorf("got waiting renewals %+v", got)
 	}
 }

@@ -10,14 +10,14 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// logOf is the log with what identifies a request. Its requester chose all of it: kube-apiserver
-// accepts any text as the name of a CertificateSigningRequest.
+// logOf returns a logger with the fields that identify a request. The requester chose all of them:
+// kube-apiserver accepts any text as the name of a CertificateSigningRequest.
 func (h *handler) logOf(csr *certificates.CertificateSigningRequest) *slog.Logger {
 	return h.log.With("csr", foreign.Text(csr.Name, foreign.MaxName), "signer", foreign.Text(csr.Spec.SignerName, foreign.MaxName),
 		"user", foreign.Text(csr.Spec.Username, foreign.MaxName))
 }
 
-// cleanEvents records Events whose messages repeat what others chose.
+// cleanEvents records Events whose messages repeat text from other parties.
 type cleanEvents struct{ record.EventRecorder }
 
 func (e cleanEvents) Event(about runtime.Object, kind, reason, message string) {

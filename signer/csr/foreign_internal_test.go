@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// An Event repeats errors of others, whose text is cleaned and cut as well.
+// Events quote errors of other components. Their text must be cleaned and shortened.
 func TestEventsAreClean(t *testing.T) {
 	fake := record.NewFakeRecorder(2)
 	events := cleanEvents{fake}
@@ -19,7 +19,7 @@ func TestEventsAreClean(t *testing.T) {
 	for range 2 {
 		said := <-fake.Events
 		if !strings.HasPrefix(said, "Warning Reason failed: _8w4usg.<redacted> �xxx") || len(said) > 1100 {
-			t.Errorf("%d bytes: %.200q", len(said), said)
+			t.Errorf("got %d bytes: %.200q", len(said), said)
 		}
 	}
 }

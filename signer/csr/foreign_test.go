@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A journal is a log that several may write at the same time.
+// journal is a log that is safe for concurrent use.
 type journal struct {
 	mu    sync.Mutex
 	lines bytes.Buffer
@@ -37,7 +37,7 @@ func (j *journal) String() string {
 	return j.lines.String()
 }
 
-// rawLines is a slog.Handler that writes values without quotes.
+// rawLines is a slog.Handler that does not quote values.
 type rawLines struct {
 	to    *journal
 	attrs []slog.Attr
@@ -132,10 +132,10 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 	}
 }
 
-// check looks for what must not be in text that others have a part in.
+// check fails the test if a text with foreign parts has a secret, a control character or too many bytes.
 func check(t *testing.T, where, text, secret string) {
 	t.Helper()
 	if strings.Contains(text, secret[:8]) || strings.ContainsFunc(text, unicode.IsControl) || len(text) > 4<<10 {
-		t.Errorf("%s has %d bytes: %.1500q", where, len(text), text)
+		t.Errorf("%s: got %d bytes: %.1500q", where, len(text), text)
 	}
 }

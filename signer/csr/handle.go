@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// retry says when to look at a request the next time if nothing happens to it.
+// retry says when to retry a request if it does not change.
 type retry int
 
 const (
@@ -29,8 +29,8 @@ const (
 	retryLater              // a permission is missing
 )
 
-// attempts is how often a request is read anew because others write it at the same time. Past
-// that it waits its turn like every failure.
+// attempts is how often a request is re-read after a conflict with other writers. After that it backs off
+// like any failure.
 const attempts = 5
 
 // Reasons of Events.
@@ -42,7 +42,7 @@ const (
 	eventSharedNodeName = "SharedNodeName"
 )
 
-// sync does what is left to do about one request.
+// sync does the remaining work for one request.
 func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 	obj, _, err := h.store.GetByKey(name)
 	cached, ok := obj.(*certificates.CertificateSigningRequest)
@@ -53,18 +53,19 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 		return noRetry, h.withdraw(ctx, cached)
 	}
 	defer func() {
-		// Deleted meanwhile, what has been noted of it would never be forgotten.
+		// If the object was deleted meanwhile, nothing else would remove the state kept for it.
 		if _, exists, err := h.store.GetByKey(name); err == nil && !exists {
 			h.forget(cached)
 		}
 	}()
 	csr := cached.DeepCopy() // the cache is shared
-	// Of an object that is too large the cache lacks labels and annotations, and an update writes them.
+	// The cache lacks labels and annotations of an object that is too large, and an update would write it
+	// without them.
 	stale := cutReason(csr) != nil && has(csr, certificates.CertificateApproved)
 	switch h.step(csr.UID) {
 	case finished:
 		return noRetry, nil
-	case approved: // asking the rules again would be in vain
+	case approved: // the rules need not decide again
 		stale = stale || !has(csr, certificates.CertificateApproved)
 	}
 	for range attempts {
@@ -83,7 +84,7 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 				return noRetry, h.withdraw(ctx, csr)
 			}
 		}
-		next, err := h.handle(ctx, csr)
+		next, err := h.handle(ctx, csr) // parses and validates the object that was read last
 		if errors.Is(err, errGone) {
 			return noRetry, nil
 		}
@@ -95,7 +96,8 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 	return retrySoon, nil
 }
 
-// withdraw undoes what a try at a request has left that another replica, or a person, has denied.
+// withdraw removes the claim that an earlier try may have left, after another replica or a person denied
+// the request.
 func (h *handler) withdraw(ctx context.Context, csr *certificates.CertificateSigningRequest) error {
 	if h.Shadow || !h.Approve || !has(csr, certificates.CertificateDenied) || h.step(csr.UID) == finished {
 		return nil
@@ -202,45 +204,45 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 	return admission, noRetry, nil
 }
 
-// maxUndecided is approval.MaxWait where somebody who has to be asked does not answer: a cleaner
-// deletes what has waited for longer.
+// maxUndecided replaces approval.MaxWait if a fact is unavailable or an approved request waits for the rate
+// limit. By default a cleaner deletes pending requests after the same time.
 const maxUndecided = 24 * time.Hour
 
-// wait says until when a request is looked at again, and that it no longer is.
+// wait reports until when kubejoin retries a request, or that it gives up.
 func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.Decision, log *slog.Logger) retry {
 	maxWait := approval.MaxWait
-	// One that was approved waits for nothing but its turn, and may be old: a person approved it.
+	// An approved request waits only for the rate limit. It may be old, because a person approved it late.
 	rateLimited := d.Reason == signer.ReasonTooManyCertificates && has(csr, certificates.CertificateApproved)
 	if d.Reason == approval.ReasonFactsUnavailable || rateLimited {
 		maxWait = maxUndecided
 	}
 	deadline := csr.CreationTimestamp.Add(maxWait)
 	if !time.Now().Before(deadline) {
-		d.Message += fmt.Sprintf("; it has waited for %s, and is not looked at again by itself", maxWait)
+		d.Message += fmt.Sprintf("; kubejoin stopped retrying after %s", maxWait)
 		h.recorder.Event(csr, corev1.EventTypeWarning, d.Reason, d.Message)
-		log.Warn("certificate request has waited in vain and is left alone", "message", d.Message)
+		log.Warn("certificate request waited too long, no more retries", "message", d.Message)
 		return noRetry
 	}
-	d.Message += "; it is looked at again until " + deadline.UTC().Format(time.RFC3339)
+	d.Message += "; kubejoin retries until " + deadline.UTC().Format(time.RFC3339)
 	if h.reportOnce(csr, d) {
 		log.Info("certificate request waits", "message", d.Message)
 	}
 	return retrySoon
 }
 
-// leaveAlone says once that kubejoin neither approves nor denies a request, and why.
+// leaveAlone reports once that kubejoin neither approves nor denies a request, and why.
 func (h *handler) leaveAlone(csr *certificates.CertificateSigningRequest, why error) {
 	if !h.reasonChanged(csr, approval.ReasonValidation) {
 		return
 	}
-	h.logOf(csr).Info("certificate request is left alone", "reason", why)
+	h.logOf(csr).Info("certificate request not decided", "message", why)
 	if _, known := h.Authority.Signer(csr.Spec.SignerName); known {
-		h.recorder.Eventf(csr, corev1.EventTypeWarning, approval.ReasonValidation, "kubejoin leaves this request alone: %v", why)
+		h.recorder.Eventf(csr, corev1.EventTypeWarning, approval.ReasonValidation, "kubejoin neither approves nor denies this request: %v", why)
 	}
 }
 
-// reportOnce says with an Event why a request is not decided or signed, unless that is what was said
-// last. It reports whether it did.
+// reportOnce records an Event that says why a request is not decided or signed, unless the last reported
+// reason is the same. It reports whether it recorded one.
 func (h *handler) reportOnce(csr *certificates.CertificateSigningRequest, d approval.Decision) bool {
 	changed := h.reasonChanged(csr, d.Reason)
 	if changed {
@@ -249,7 +251,7 @@ func (h *handler) reportOnce(csr *certificates.CertificateSigningRequest, d appr
 	return changed
 }
 
-// reasonChanged notes why a request waits, and reports whether it did for something else until now.
+// reasonChanged stores why a request waits, and reports whether that differs from the reason stored before.
 func (h *handler) reasonChanged(csr *certificates.CertificateSigningRequest, reason string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -261,7 +263,8 @@ func (h *handler) reasonChanged(csr *certificates.CertificateSigningRequest, rea
 	return before != reason
 }
 
-// refuse records that an approved request cannot be read, before it fails for it.
+// refuse writes the issuance record of an approved request that cannot be parsed, and then marks it as
+// failed.
 func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, why error) error {
 	var refused *approval.Refused
 	if !errors.As(why, &refused) {
@@ -302,8 +305,8 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	return noRetry, nil
 }
 
-// countIssued notes a certificate that kubejoin wrote, once: when the API server has answered,
-// or when the cache shows it, should the answer be late or lost.
+// countIssued counts a certificate that kubejoin wrote, once. That is when the API server has responded, or
+// when the cache shows the certificate because the response is late or lost.
 func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 	if !h.finish(csr) {
 		return
@@ -311,10 +314,10 @@ func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 	took := max(time.Since(csr.CreationTimestamp.Time), 0)
 	h.counts.signed.WithLabelValues(csr.Spec.SignerName).Inc()
 	h.counts.seconds.WithLabelValues(csr.Spec.SignerName).Observe(took.Seconds())
-	h.logOf(csr).Info("certificate is issued")
+	h.logOf(csr).Info("certificate issued")
 }
 
-// fail writes that the request will never be signed.
+// fail sets the condition Failed: the request will never be signed.
 func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigningRequest, err error) error {
 	reason, message := approval.ReasonValidation, foreign.Text(err.Error(), foreign.MaxMessage)
 	var refused *approval.Refused
@@ -325,22 +328,22 @@ func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigning
 		Type: certificates.CertificateFailed, Status: corev1.ConditionTrue, Reason: reason, Message: message,
 		LastUpdateTime: metav1.Now(),
 	})
-	if err := h.writeStatus(ctx, csr, "writing why the request failed"); err != nil {
+	if err := h.writeStatus(ctx, csr, "write condition Failed"); err != nil {
 		return err
 	}
 	if h.finish(csr) {
 		h.counts.failures.WithLabelValues(csr.Spec.SignerName, reason).Inc()
 		h.recorder.Event(csr, corev1.EventTypeWarning, reason, message)
-		h.logOf(csr).Warn("certificate request failed for good", "reason", reason, "message", message)
+		h.logOf(csr).Warn("certificate request failed permanently", "reason", reason, "message", message)
 	}
 	return nil
 }
 
-// errGone says that the object was deleted meanwhile.
-var errGone = errors.New("the request is gone")
+// errGone means that the object was deleted meanwhile.
+var errGone = errors.New("the request was deleted")
 
-// writeStatus writes once: the API server lets nobody change a certificate or take back Failed,
-// and a Conflict is passed on so that the request is read anew.
+// writeStatus writes once. The API server lets nobody change a certificate or remove the condition Failed.
+// It returns a Conflict unchanged, so that the caller re-reads the request.
 func (h *handler) writeStatus(ctx context.Context, csr *certificates.CertificateSigningRequest, doing string) error {
 	_, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, csr, metav1.UpdateOptions{FieldManager: FieldManager})
 	switch {
@@ -354,17 +357,17 @@ func (h *handler) writeStatus(ctx context.Context, csr *certificates.Certificate
 	return h.failed(ctx, csr, "WriteFailed", fmt.Errorf("%s: %w", doing, err))
 }
 
-// failed makes a failure that may pass visible, and returns it to be tried again.
+// failed counts and reports a temporary failure, and returns the error so that the caller retries.
 func (h *handler) failed(ctx context.Context, csr *certificates.CertificateSigningRequest, reason string, err error) error {
 	if stopped(ctx) {
 		return err
 	}
 	h.counts.failures.WithLabelValues(csr.Spec.SignerName, reason).Inc()
-	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSigningFailed, "Signing failed and will be tried again: %v", err)
+	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSigningFailed, "kubejoin could not issue the certificate and will retry: %v", err)
 	return err
 }
 
-// finish notes that this process has done all about a request, and reports whether that is new.
+// finish marks a request as done by this process, and reports whether it was not marked before.
 func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -377,13 +380,12 @@ func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
 	return true
 }
 
-// wrote notes the certificate that is about to be written: the cache may show it before the
-// answer is here. The API server's own note of who wrote it is missing where a request was
-// created with nothing but a name and a spec.
+// wrote stores the certificate that is about to be written: the cache may show it before the response
+// arrives. managedFields do not name its writer if the request was created with only a name and a spec.
 func (h *handler) wrote(csr *certificates.CertificateSigningRequest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	// More than one after a try whose answer was lost.
+	// There is more than one after a write whose response was lost.
 	h.written[csr.UID] = append(h.written[csr.UID], csr.Status.Certificate)
 }
 
@@ -394,8 +396,8 @@ func (h *handler) isOurs(csr *certificates.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(h.written[csr.UID], func(c []byte) bool { return bytes.Equal(c, csr.Status.Certificate) })
 }
 
-// noticeIssued counts a certificate that has just appeared. It reports one that another signer
-// than kubejoin wrote: what is checked here at signing did not hold for it.
+// noticeIssued counts a certificate that has just appeared. It reports a certificate that another signer
+// wrote, because kubejoin's checks at signing did not apply to it.
 func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 	if !h.signs(csr) {
 		return
@@ -417,6 +419,6 @@ func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 		h.SignedByOther(csr.Spec.SignerName, writer)
 	}
 	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSignedByOther,
-		"The certificate was written by %s, not by kubejoin, whose checks at signing did not apply: let one of them sign for %s", writer, csr.Spec.SignerName)
-	h.logOf(csr).Warn("certificate was issued by another signer", "writer", writer)
+		"Another signer (%s) issued this certificate, so kubejoin's checks at signing did not apply; run only one signer for %s", writer, csr.Spec.SignerName)
+	h.logOf(csr).Warn("certificate issued by another signer", "writer", writer)
 }

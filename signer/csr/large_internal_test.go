@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// Every requester can make objects of up to a megabyte. The informer keeps little of each.
+// Any requester can create objects of up to 1 MiB. The informer must not keep them in full.
 func TestKeepsLittleOfLargeObjects(t *testing.T) {
 	large := func(parts int) map[string]string {
 		all := map[string]string{}
@@ -28,33 +28,33 @@ func TestKeepsLittleOfLargeObjects(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*certificates.CertificateSigningRequest)
-		why    string // part of the reason; empty is an object that is kept whole
+		why    string // part of the reason; empty: the informer keeps the whole object
 	}{
 		{name: "request at the limit", change: func(o *certificates.CertificateSigningRequest) {
 			o.Spec.Request = bytes.Repeat([]byte("A"), pkcs10.MaxBytes)
 		}},
 		{name: "request over the limit", change: func(o *certificates.CertificateSigningRequest) {
 			o.Spec.Request = bytes.Repeat([]byte("A"), pkcs10.MaxBytes+1)
-		}, why: "the certificate request has 65537 bytes, at most 65536 are allowed"},
+		}, why: "the certificate request has 65537 bytes, want at most 65536"},
 		{name: "request of a megabyte", change: func(o *certificates.CertificateSigningRequest) {
 			o.Spec.Request = bytes.Repeat([]byte("A"), 1<<20)
 		}, why: "1048576 bytes"},
 		{name: "some labels", change: func(o *certificates.CertificateSigningRequest) { o.Labels = large(50) }},
-		{name: "many labels", change: func(o *certificates.CertificateSigningRequest) { o.Labels = large(1000) }, why: "metadata and spec have"},
-		{name: "many annotations", change: func(o *certificates.CertificateSigningRequest) { o.Annotations = large(100) }, why: "metadata and spec have"},
+		{name: "many labels", change: func(o *certificates.CertificateSigningRequest) { o.Labels = large(1000) }, why: "metadata and spec without the certificate request have"},
+		{name: "many annotations", change: func(o *certificates.CertificateSigningRequest) { o.Annotations = large(100) }, why: "metadata and spec without the certificate request have"},
 		{name: "many finalizers", change: func(o *certificates.CertificateSigningRequest) {
 			o.Finalizers = strings.Split(strings.Repeat("example.com/finalizer ", 10_000), " ")
-		}, why: "metadata and spec have"},
+		}, why: "metadata and spec without the certificate request have"},
 		{name: "many owners", change: func(o *certificates.CertificateSigningRequest) {
 			o.OwnerReferences = make([]metav1.OwnerReference, 10_000)
-		}, why: "metadata and spec have"},
+		}, why: "metadata and spec without the certificate request have"},
 		{name: "many groups", change: func(o *certificates.CertificateSigningRequest) {
 			o.Spec.Groups = strings.Split(strings.Repeat("group ", 20_000), " ")
-		}, why: "metadata and spec have"},
-		{name: "long user name", change: func(o *certificates.CertificateSigningRequest) { o.Spec.Username = strings.Repeat("u", 1<<20) }, why: "metadata and spec have"},
+		}, why: "metadata and spec without the certificate request have"},
+		{name: "long user name", change: func(o *certificates.CertificateSigningRequest) { o.Spec.Username = strings.Repeat("u", 1<<20) }, why: "metadata and spec without the certificate request have"},
 		{name: "large and issued", change: func(o *certificates.CertificateSigningRequest) {
 			o.Labels, o.Status.Certificate = large(1000), []byte("x")
-		}, why: "metadata and spec have"},
+		}, why: "metadata and spec without the certificate request have"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			o := &certificates.CertificateSigningRequest{
@@ -75,16 +75,16 @@ func TestKeepsLittleOfLargeObjects(t *testing.T) {
 			}
 			if test.why == "" {
 				if !bytes.Equal(o.Spec.Request, whole.Spec.Request) || len(o.Labels) != len(whole.Labels) || cutReason(o) != nil {
-					t.Error("the object is cut")
+					t.Error("got a shortened object, want it whole")
 				}
 				return
 			}
 			if n := o.Size(); n > 4<<10 {
-				t.Errorf("the informer keeps %d bytes of %d", n, whole.Size())
+				t.Errorf("the informer keeps %d bytes of %d, want a small object", n, whole.Size())
 			}
 			for name, object := range map[string]*certificates.CertificateSigningRequest{"cut": o, "whole": whole} {
 				if name == "whole" && issued(whole) {
-					continue // nobody asks about it
+					continue // the controller never reads it
 				}
 				r, err := Request(object)
 				var refused *approval.Refused
@@ -94,16 +94,16 @@ func TestKeepsLittleOfLargeObjects(t *testing.T) {
 			}
 			if o.Name != "csr-1" || o.UID != "u" || o.ResourceVersion != "7" || !o.CreationTimestamp.Equal(&whole.CreationTimestamp) ||
 				o.Spec.SignerName != whole.Spec.SignerName || !strings.HasPrefix(whole.Spec.Username, o.Spec.Username) || o.Spec.Username == "" {
-				t.Errorf("left is %+v", o)
+				t.Errorf("got object %+v", o)
 			}
 			if due, _ := (Retention{}).Due(o); due.IsZero() {
-				t.Error("the cleaner never deletes it")
+				t.Error("got no due time, want the cleaner to delete it")
 			}
 		})
 	}
 }
 
-// A requester that writes the mark itself hides nothing.
+// A requester must not be able to hide a request by setting the mark of shortened objects itself.
 func TestIgnoresCutMarkOfRequester(t *testing.T) {
 	o := &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "mine", Subresource: cutMark}}},
@@ -117,7 +117,7 @@ func TestIgnoresCutMarkOfRequester(t *testing.T) {
 	}
 }
 
-// A request that kubejoin cannot read is left alone, and an Event says why, once.
+// kubejoin does not decide a request that it cannot read. One Event gives the reason.
 func TestLeavesUnreadableRequestAlone(t *testing.T) {
 	events := record.NewFakeRecorder(10)
 	h := &handler{
@@ -138,11 +138,11 @@ func TestLeavesUnreadableRequestAlone(t *testing.T) {
 	if len(events.Events) != 1 {
 		t.Fatalf("%d Events, want 1", len(events.Events))
 	}
-	if e := <-events.Events; !strings.HasPrefix(e, "Warning SignerValidationFailure") || !strings.Contains(e, "1048576 bytes, at most 65536") {
+	if e := <-events.Events; !strings.HasPrefix(e, "Warning SignerValidationFailure") || !strings.Contains(e, "1048576 bytes, want at most 65536") {
 		t.Error(e)
 	}
 	o.UID, o.Spec.SignerName = "v", "example.com/other"
 	if next, err := h.handle(t.Context(), o); next != noRetry || err != nil || len(events.Events) > 0 {
-		t.Errorf("%v %v, and %d Events about a signer of others", next, err, len(events.Events))
+		t.Errorf("signer of others: got %v, %v and %d Events, want none", next, err, len(events.Events))
 	}
 }

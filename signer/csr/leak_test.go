@@ -11,12 +11,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Controllers that have returned have left nothing behind, with an informer of their own or
-// one that goes on.
+// Controllers must leave no goroutines when Run returns, with an informer of their own or a shared one that keeps
+// running.
 func TestRunLeavesNoGoroutines(t *testing.T) {
 	w := newWorld(t)
 	w.startController()
-	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name) // connections are open and stay
+	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name) // opens connections that stay open
 	shared := csr.NewInformer(w.restrict)
 	w.run(func(ctx context.Context) error { shared.RunWithContext(ctx); return nil })
 	w.poll("the shared informer", shared.HasSynced)
@@ -36,7 +36,7 @@ func TestRunLeavesNoGoroutines(t *testing.T) {
 				}
 			})
 		}
-		// Stopped at various points of their start, and when all of it runs.
+		// Stop at various points of the start, or when everything runs.
 		stop := time.Duration(i%10) * time.Millisecond
 		if i%5 == 0 {
 			stop = 300 * time.Millisecond

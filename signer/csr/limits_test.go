@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// limitedWorld is a world whose controller holds tokens to their limits.
+// limitedWorld is a world whose controller enforces the limits of tokens.
 type limitedWorld struct {
 	*world
 	store  *secretstore.Store
@@ -53,7 +53,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 	return w
 }
 
-// createToken makes a token and gives a client that asks with it.
+// createToken creates a token and returns it with a client that uses it.
 func (w *limitedWorld) createToken(limits tokens.Limits) (tokens.Token, kubernetes.Interface) {
 	w.Helper()
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
@@ -69,7 +69,7 @@ func (w *limitedWorld) with(t tokens.Token) kubernetes.Interface {
 	return w.as("system:bootstrap:"+t.ID(), "system:bootstrappers", bootstrapGroup)
 }
 
-// node makes a Node, which goes with the test.
+// node creates a Node, which is deleted after the test.
 func (w *limitedWorld) node(name string) *corev1.Node {
 	w.Helper()
 	node, err := w.admin.CoreV1().Nodes().Create(w.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -89,23 +89,23 @@ func (w *limitedWorld) deleteNode(name string) {
 	}
 }
 
-// mustBeDenied waits for a request to be denied for a reason, and for all who ought to be told.
+// mustBeDenied waits until a request is denied, with the reason in condition, Event and metric.
 func (w *limitedWorld) mustBeDenied(client kubernetes.Interface, node string, key crypto.Signer, reason string) {
 	w.Helper()
 	before := w.count("kubejoin_csr_decisions_total", "verdict=deny", "reason="+reason)
 	asked := w.ask(client, kubelet, node, nil, key)
 	object := w.await(asked.Name, "denial", func(o *certificates.CertificateSigningRequest) bool {
 		if len(o.Status.Certificate) > 0 {
-			w.Fatalf("%s was issued, want %s", node, reason)
+			w.Fatalf("%s: got a certificate, want reason %s", node, reason)
 		}
 		return condition(o, certificates.CertificateDenied) != nil
 	})
 	denied := condition(object, certificates.CertificateDenied)
 	if denied.Reason != reason || denied.Message == "" {
-		w.Errorf("%s: denied for %s, %q; want %s", node, denied.Reason, denied.Message, reason)
+		w.Errorf("%s: got reason %s, message %q; want %s", node, denied.Reason, denied.Message, reason)
 	}
 	if e := w.awaitEvent(object, reason); e.Message != denied.Message {
-		w.Errorf("Event says %q, the condition %q", e.Message, denied.Message)
+		w.Errorf("got Event message %q, want that of the condition: %q", e.Message, denied.Message)
 	}
 	w.poll("count of "+reason, func() bool {
 		return w.count("kubejoin_csr_decisions_total", "verdict=deny", "reason="+reason) > before
@@ -117,34 +117,34 @@ func (w *limitedWorld) mustJoin(client kubernetes.Interface, node string, key cr
 	asked := w.ask(client, kubelet, node, nil, key)
 	return w.await(asked.Name, "certificate", func(o *certificates.CertificateSigningRequest) bool {
 		if d := condition(o, certificates.CertificateDenied); d != nil {
-			w.Fatalf("%s: %s: %s", node, d.Reason, d.Message)
+			w.Fatalf("%s: got denied with reason %s: %s", node, d.Reason, d.Message)
 		}
 		return len(o.Status.Certificate) > 0
 	})
 }
 
-// Each limit refuses for a reason that everybody can see.
+// Each limit of a token denies with its own reason in condition, Event and metric.
 func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	w := newLimitedWorld(t)
-	name := func(s string) string { return s + "-" + tokens.Generate().ID() } // one cluster is all tests'
+	name := func(s string) string { return s + "-" + tokens.Generate().ID() } // all tests share one cluster
 
 	one, client := w.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour})
 	first := name("first")
 	object := w.mustJoin(client, first, nil)
 	cert := w.certificate(object)
 	if d := time.Until(cert.NotAfter); d < 110*time.Minute || d > 2*time.Hour {
-		t.Errorf("lives for %s, want 2h", d)
+		t.Errorf("got lifetime %s, want 2h", d)
 	}
 	w.mustBeDenied(client, name("second"), nil, "TokenSpent")
 	claim, err := w.claims.Get(t.Context(), first)
 	if err != nil || claim.TokenID != one.ID() || len(claim.Keys) != 1 || len(claim.Requests) != 1 || claim.Requests[0] != string(object.UID) {
-		t.Errorf("%+v %v", claim, err)
+		t.Errorf("got claim %+v, %v, want one key and the request", claim, err)
 	}
 	if r, err := w.store.Get(t.Context(), one.ID()); err != nil || !r.Spent() || time.Until(r.Expires) > time.Hour {
-		t.Errorf("%+v %v", r, err)
+		t.Errorf("got token %+v, %v, want it spent and expiring within an hour", r, err)
 	}
 
-	// More keys before the Node registers, and none after.
+	// Before the Node registers the claim admits more keys, afterwards none.
 	w.awaitEvent(w.mustJoin(client, first, nil), "AnotherKey")
 	w.mustJoin(client, first, nil)
 	w.mustBeDenied(client, first, nil, "TooManyKeys")
@@ -158,19 +158,19 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	w.mustBeDenied(another, first, nil, "NodeExists")
 	unlimited, anyNode := w.createToken(tokens.Limits{})
 	w.mustBeDenied(anyNode, first, nil, "NodeExists")
-	w.mustBeDenied(w.bootstrap(), first, nil, "NodeExists") // whoever asks
+	w.mustBeDenied(w.bootstrap(), first, nil, "NodeExists") // also for other requesters
 
-	// A deleted Node's name is free, for another token.
+	// The name of a deleted Node is free, but not for the spent token.
 	w.deleteNode(first)
 	w.poll("release of the claim", func() bool {
 		c, err := w.claims.Find(t.Context(), first)
 		return err == nil && c.Released()
 	})
-	// Its machine still has its certificate, registers with it, and renews for as long as before.
+	// Its machine still has its certificate. It registers again and renews with the same duration.
 	w.node(first)
 	back := w.as("system:node:"+first, "system:nodes")
 	if d := time.Until(w.certificate(w.mustJoin(back, first, nil)).NotAfter); d < 110*time.Minute || d > 2*time.Hour {
-		t.Errorf("a renewal after the claim was released lives for %s, want 2h", d)
+		t.Errorf("renewal after the claim was released: got lifetime %s, want 2h", d)
 	}
 	w.deleteNode(first)
 	w.mustBeDenied(client, first, nil, "TokenSpent")
@@ -187,12 +187,12 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	_, controlPlane := w.createToken(tokens.Limits{Role: tokens.RoleControlPlane})
 	w.mustJoin(controlPlane, name("cp"), nil)
 
-	// A machine that replaces another.
+	// A machine that replaces another one.
 	old := w.node(name("old"))
 	_, replacing := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: string(old.UID)}})
 	w.mustBeDenied(replacing, name("new"), nil, "NodeNameNotAllowed")
 	w.mustJoin(replacing, old.Name, nil)
-	w.mustJoin(replacing, old.Name, nil) // it may begin anew, until it is there
+	w.mustJoin(replacing, old.Name, nil) // it may start over until its Node is Ready
 	old.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(t.Context(), old, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	_, outdated := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: "another"}})
 	w.mustBeDenied(outdated, old.Name, nil, "NodeReplaced")
 
-	// Tokens that are no good any more, while kube-apiserver still remembers them.
+	// Tokens that are expired or deleted, while kube-apiserver still has them in its cache.
 	if err := w.admin.CoreV1().Secrets("kube-system").Delete(t.Context(), "bootstrap-token-"+unlimited.ID(), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -227,14 +227,13 @@ func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	w.mustBeDenied(odd, name("odd"), nil, "TokenLimitsMalformed")
 }
 
-// Whoever approves, the limits hold: what was approved by hand and is not entitled fails, and
-// says why.
+// A request that breaks a limit fails with the reason, also if a person approved it.
 func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
 	w := newLimitedWorld(t)
 	_, client := w.createToken(tokens.Limits{MaxNodes: 1})
 	suffix := tokens.Generate().ID()
 	w.mustJoin(client, "first-"+suffix, nil)
-	// Asked for by a user whose requests nobody approves automatically.
+	// Requests of this user are not approved automatically.
 	token, _ := w.createToken(tokens.Limits{NodeNames: []string{"only-" + suffix}})
 	if err := w.allowAsking("system:bootstrappers:" + suffix); err != nil {
 		t.Fatal(err)
@@ -243,7 +242,7 @@ func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
 	for node, allowed := range map[string]bool{"only-" + suffix: true, "other-" + suffix: false} {
 		asked := w.ask(manual, kubelet, node, nil, nil)
 		w.approve(asked.Name)
-		object := w.await(asked.Name, "an end", func(o *certificates.CertificateSigningRequest) bool {
+		object := w.await(asked.Name, "certificate or failure", func(o *certificates.CertificateSigningRequest) bool {
 			return len(o.Status.Certificate) > 0 || condition(o, certificates.CertificateFailed) != nil
 		})
 		if issued := len(object.Status.Certificate) > 0; issued != allowed {
@@ -253,17 +252,17 @@ func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
 			continue
 		}
 		failed := condition(object, certificates.CertificateFailed)
-		if failed.Reason != "NodeNameNotAllowed" || !strings.Contains(failed.Message, "kubejoin token create --node-name "+node) {
-			t.Errorf("%+v", failed)
+		if failed.Reason != "NodeNameNotAllowed" || !strings.Contains(failed.Message, "kubejoin token create --max-nodes 1 --node-name "+node) {
+			t.Errorf("got condition %+v", failed)
 		}
 		w.awaitEvent(object, "NodeNameNotAllowed")
 		if n := w.count("kubejoin_csr_sign_failures_total", "reason=NodeNameNotAllowed"); n != 1 {
-			t.Errorf("counted %v times", n)
+			t.Errorf("got %v counted failures, want 1", n)
 		}
 	}
 }
 
-// failingCount is tokens whose count cannot be written.
+// failingCount is a token store that cannot write counts.
 type failingCount struct{ *secretstore.Store }
 
 func (u failingCount) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
@@ -272,7 +271,8 @@ func (u failingCount) Update(ctx context.Context, id string, change func(*tokens
 	})
 }
 
-// A claim goes whose request somebody else denied while it was being made: nobody comes back to it.
+// If somebody denies a request while its claim is created, the controller must delete the claim. No later retry
+// would do it.
 func TestWithdrawsClaimOfDeniedRequest(t *testing.T) {
 	w := newWorld(t)
 	store, err := secretstore.Open(t.Context(), w.admin, nil)
@@ -301,7 +301,7 @@ func TestWithdrawsClaimOfDeniedRequest(t *testing.T) {
 	})
 }
 
-// A node that was deleted does not come back by renewing.
+// A node whose Node object was deleted must not come back by a renewal.
 func TestRenewalWaitsForNode(t *testing.T) {
 	w := newLimitedWorld(t)
 	name := "gone-" + tokens.Generate().ID()
@@ -312,14 +312,14 @@ func TestRenewalWaitsForNode(t *testing.T) {
 	})
 	object := w.await(asked.Name, "itself", func(*certificates.CertificateSigningRequest) bool { return true })
 	if len(object.Status.Conditions) > 0 {
-		t.Errorf("decided: %+v", object.Status.Conditions)
+		t.Errorf("got conditions %+v, want none", object.Status.Conditions)
 	}
 	w.node(name)
 	w.await(asked.Name, "certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) > 0 })
 }
 
-// Approved by others, a renewal of a node that has no Node waits for it in the same way: that is no
-// failure, and has the deadline that is stated.
+// A renewal without a Node waits also if somebody else approved it. It is not a failure, and the Event gives its
+// deadline.
 func TestApprovedRenewalWaitsForNode(t *testing.T) {
 	w := newWorld(t)
 	nodes, err := csr.OpenNodes(t.Context(), w.admin)
@@ -344,21 +344,21 @@ func TestApprovedRenewalWaitsForNode(t *testing.T) {
 		return len(waits) > 0
 	})
 	until := asked.CreationTimestamp.Add(approval.MaxWait).UTC().Format(time.RFC3339)
-	if e := waits[0]; e.Type != corev1.EventTypeNormal || e.Reason != admission.ReasonNodeNotFound || !strings.HasSuffix(e.Message, "it is looked at again until "+until) {
-		t.Errorf("event is %s %s %q", e.Type, e.Reason, e.Message)
+	if e := waits[0]; e.Type != corev1.EventTypeNormal || e.Reason != admission.ReasonNodeNotFound || !strings.HasSuffix(e.Message, "kubejoin retries until "+until) {
+		t.Errorf("got Event %s %s %q", e.Type, e.Reason, e.Message)
 	}
 	l := limitedWorld{world: w}
 	l.node(name)
 	w.awaitIssued(asked.Name)
 	if n := w.count("kubejoin_csr_sign_failures_total"); n > 0 || strings.Contains(log.String(), "level=ERROR") || !strings.Contains(log.String(), "level=INFO msg=\"certificate request waits\"") {
-		t.Errorf("%v failures are counted; log:\n%s", n, log.String())
+		t.Errorf("got %v counted failures, want 0; log:\n%s", n, log.String())
 	}
 	if text := record.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `"outcome":"issued"`) {
-		t.Errorf("recorded:\n%s", text)
+		t.Errorf("got record\n%s", text)
 	}
 }
 
-// syncBuffer are text that many write.
+// syncBuffer is a strings.Builder that is safe for concurrent use.
 type syncBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -389,8 +389,8 @@ func (w *limitedWorld) conditionReady(name string, status corev1.ConditionStatus
 	}
 }
 
-// A replaced Node that was Ready again for a moment has closed its token, although nobody asked
-// meanwhile. One that is Ready still, since its machine has died only just now, has not.
+// A replaced Node that was Ready again for a moment closes its token, even without a request at that time. A Node
+// that is still Ready because its machine has only just died does not.
 func TestTokenIsSpentAfterReplacedNodeWasReadyBriefly(t *testing.T) {
 	w := newLimitedWorld(t)
 	node := w.node("replaced-" + tokens.Generate().ID())
@@ -401,7 +401,7 @@ func TestTokenIsSpentAfterReplacedNodeWasReadyBriefly(t *testing.T) {
 	w.mustJoin(client, node.Name, nil)
 	w.conditionReady(node.Name, corev1.ConditionUnknown, died.Add(time.Minute))
 	if c, err := w.claims.Get(t.Context(), node.Name); err != nil || c.ReadyAgain || c.ReadyBefore == "" || c.Pending {
-		t.Errorf("%+v %v, want the claim of a Node that was Ready and is not so again", c, err)
+		t.Errorf("got claim %+v, %v, want ReadyBefore and not ReadyAgain", c, err)
 	}
 	w.conditionReady(node.Name, corev1.ConditionTrue, died.Add(2*time.Minute))
 	w.poll("note that the Node is Ready again", func() bool {

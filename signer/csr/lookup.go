@@ -9,26 +9,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A rack that comes up asks about as many Nodes, none of which exists: each question is a request
-// that kube-apiserver passes on to etcd. When more than fewLookups are asked at once, and the
-// cluster has not more than nodesPerLookup Nodes for each of them, one list answers them all.
+// A rack of machines that joins causes one lookup for each Node name, and none of these Nodes exists.
+// Each lookup is a request that kube-apiserver passes on to etcd. One list serves all lookups if more
+// than fewLookups are open at once, and the cluster has at most nodesPerLookup Nodes for each of them.
 //
-// A list has to be as of now, too: while others write, kube-apiserver (since 1.31, KEP-2340) takes
-// up to 100 ms to be sure that its cache is. For a few questions that is longer than it is worth.
+// The list must be up to date, too. While other clients write, kube-apiserver (since 1.31, KEP-2340) takes
+// up to 100 ms to confirm that its cache is. For a few lookups that is slower than single requests.
 const (
 	fewLookups     = 8
 	nodesPerLookup = 20
 )
 
-// A question is which UID a Node has.
+// A uidLookup asks for the UID of a Node.
 type uidLookup struct {
 	name string
 	uid  string
 	err  error
 }
 
-// Node gives the UID of a Node as it is now: no earlier than when it is asked. The error wraps
-// [tokens.ErrNotFound] if there is none.
+// Node returns the UID of a Node, read after the call began. The error wraps [tokens.ErrNotFound] if the
+// Node does not exist.
 func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
 	asking := n.inFlight.Add(1)
 	defer n.inFlight.Add(-1)
@@ -46,12 +46,12 @@ func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
 	return q.uid, q.err
 }
 
-// isFew reports whether the cluster has few Nodes for so many questions, as far as is known.
+// isFew reports whether the cached number of Nodes is small compared to the number of lookups.
 func (n *Nodes) isFew(lookups int) bool {
 	return n.informer.HasSynced() && n.cached.Load() <= int64(nodesPerLookup*lookups)
 }
 
-// lookUp answers questions with what is asked of the API server from now on.
+// lookUp completes lookups with reads of the API server that begin now.
 func (n *Nodes) lookUp(ctx context.Context, all []*uidLookup) {
 	if len(all) > fewLookups && n.isFew(len(all)) {
 		n.list(ctx, all)
@@ -69,12 +69,11 @@ func (n *Nodes) lookUp(ctx context.Context, all []*uidLookup) {
 	asking.Wait()
 }
 
-// metadataList is the form of a list in which a Node is without its images and addresses, which
-// are most of it.
+// metadataList requests a list of Nodes with their metadata only. Images and addresses are most of a Node.
 const metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
 	"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-// list reads all Nodes. Without a resourceVersion the API server answers with the newest state.
+// list reads all Nodes. Without a resourceVersion the API server returns the newest state.
 func (n *Nodes) list(ctx context.Context, all []*uidLookup) {
 	var nodes metav1.PartialObjectMetadataList
 	err := n.client.CoreV1().RESTClient().Get().Resource("nodes").SetHeader("Accept", metadataList).Do(ctx).Into(&nodes)

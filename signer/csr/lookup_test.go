@@ -17,14 +17,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// gate counts reads of Nodes and, while it is shut, holds back their answers.
+// gate counts reads of Nodes. While it is shut, it holds back the responses.
 type gate struct {
 	next http.RoundTripper
 
 	mu          sync.Mutex
 	gets, lists int
-	responses   int           // that have come
-	open        chan struct{} // closed when answers may pass
+	responses   int           // responses that have arrived
+	open        chan struct{} // closed when responses may pass
 }
 
 func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -62,7 +62,7 @@ func (g *gate) shut() {
 	g.open = make(chan struct{})
 }
 
-// pass lets all answers pass that have been asked for so far, and holds back those after.
+// pass releases the responses to all requests so far and holds back later ones.
 func (g *gate) pass() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -76,7 +76,7 @@ func (g *gate) read() (gets, lists, responses int) {
 	return g.gets, g.lists, g.responses
 }
 
-// nodeRequest are questions about Nodes that are under way.
+// lookups collects the results of concurrent lookups of Nodes.
 type lookups struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
@@ -104,7 +104,7 @@ func numbered(from, to int) (names []string) {
 	return names
 }
 
-// gatedNodes are Nodes behind a gate, which is open, and a way to make one.
+// gatedNodes returns Nodes behind an open gate, and a function that creates a Node and returns its UID.
 func gatedNodes(t *testing.T) (*csr.Nodes, *gate, func(name string) string) {
 	t.Helper()
 	w := newWorld(t)
@@ -121,7 +121,7 @@ func gatedNodes(t *testing.T) (*csr.Nodes, *gate, func(name string) string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := nodes.Nodes(t.Context()); err != nil { // has been read
+	if _, err := nodes.Nodes(t.Context()); err != nil { // wait for the first list
 		t.Fatal(err)
 	}
 	return nodes, g, func(name string) string {
@@ -142,52 +142,51 @@ func gatedNodes(t *testing.T) (*csr.Nodes, *gate, func(name string) string) {
 func TestManyNodeLookupsShareOneList(t *testing.T) {
 	nodes, g, create := gatedNodes(t)
 	w := &world{T: t}
-	there := create("questioned-1")
+	there := create("looked-up-1")
 	for range 3 {
-		if uid, err := nodes.Node(t.Context(), "questioned-1"); err != nil || uid != there {
+		if uid, err := nodes.Node(t.Context(), "looked-up-1"); err != nil || uid != there {
 			t.Fatalf("Node has UID %q, %v; want %q", uid, err, there)
 		}
 	}
 	if gets, lists, _ := g.read(); gets != 3 || lists != 0 {
-		t.Errorf("%d reads and %d lists for three questions one after the other, want 3 and none", gets, lists)
+		t.Errorf("got %d reads and %d lists for three lookups one after the other, want 3 and none", gets, lists)
 	}
 
-	// A few are asked for one by one. The next one begins a round of its own; what comes after
-	// waits for that, and goes into one list.
+	// A few lookups read one Node each. The next one starts a new round, and all later lookups wait and share one list.
 	g.shut()
 	a := newLookups()
 	a.start(t.Context(), nodes, numbered(0, csr.FewQuestions+1)...)
-	w.poll("the first questions", func() bool { gets, _, _ := g.read(); return gets == 3+csr.FewQuestions+1 })
+	w.poll("the first lookups", func() bool { gets, _, _ := g.read(); return gets == 3+csr.FewQuestions+1 })
 	a.start(t.Context(), nodes, numbered(100, 150)...)
-	a.start(t.Context(), nodes, "questioned-1", "questioned-2")
-	w.poll("all questions", func() bool { return nodes.Asking() == csr.FewQuestions+1+52 })
+	a.start(t.Context(), nodes, "looked-up-1", "looked-up-2")
+	w.poll("all lookups", func() bool { return nodes.Asking() == csr.FewQuestions+1+52 })
 	g.pass()
-	w.poll("the answer to the list", func() bool { _, lists, responses := g.read(); return lists == 1 && responses == 3+csr.FewQuestions+2 })
-	// A Node that comes while the list is on its way is found by who asks from now on.
-	late := create("questioned-late")
-	a.start(t.Context(), nodes, "questioned-late")
-	w.poll("the late question", func() bool { return nodes.Asking() == 53 })
+	w.poll("the response to the list", func() bool { _, lists, responses := g.read(); return lists == 1 && responses == 3+csr.FewQuestions+2 })
+	// Lookups that start from now on find a Node that is created while the list is under way.
+	late := create("looked-up-late")
+	a.start(t.Context(), nodes, "looked-up-late")
+	w.poll("the late lookup", func() bool { return nodes.Asking() == 53 })
 	g.pass()
-	w.poll("the late answer", func() bool { _, _, responses := g.read(); return responses == 3+csr.FewQuestions+3 })
+	w.poll("the late response", func() bool { _, _, responses := g.read(); return responses == 3+csr.FewQuestions+3 })
 	g.pass()
 	a.running.Wait()
 
 	gets, lists, _ := g.read()
 	if gets != 3+csr.FewQuestions+1+1 || lists != 1 {
-		t.Errorf("%d reads and %d lists, want %d and 1", gets, lists, 3+csr.FewQuestions+1+1)
+		t.Errorf("got %d reads and %d lists, want %d and 1", gets, lists, 3+csr.FewQuestions+1+1)
 	}
 	for name, err := range a.errs {
-		switch want := map[string]string{"questioned-1": there, "questioned-late": late}[name]; {
+		switch want := map[string]string{"looked-up-1": there, "looked-up-late": late}[name]; {
 		case want == "" && !errors.Is(err, tokens.ErrNotFound):
-			t.Errorf("%s: %q, %v; want that there is none", name, a.uids[name], err)
+			t.Errorf("%s: got %q, %v, want ErrNotFound", name, a.uids[name], err)
 		case want != "" && (err != nil || a.uids[name] != want):
-			t.Errorf("%s: %q, %v; want %q", name, a.uids[name], err, want)
+			t.Errorf("%s: got %q, %v, want %q", name, a.uids[name], err, want)
 		}
 	}
 }
 
-// Who gives up gets the error of his context at once; the others their answer, and nothing goes
-// on when all have given up.
+// A canceled lookup returns the error of its context at once. The others still get their response, and no goroutine
+// stays when all are canceled.
 func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 	nodes, g, _ := gatedNodes(t)
 	w := &world{T: t}
@@ -196,22 +195,22 @@ func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 	a, b := newLookups(), newLookups()
 	ctx, cancel := context.WithCancel(t.Context())
 	b.start(ctx, nodes, numbered(0, csr.FewQuestions+1)...)
-	w.poll("the first questions", func() bool { gets, _, _ := g.read(); return gets == csr.FewQuestions+1 })
+	w.poll("the first lookups", func() bool { gets, _, _ := g.read(); return gets == csr.FewQuestions+1 })
 	b.start(ctx, nodes, numbered(100, 120)...)
 	a.start(t.Context(), nodes, "nobody-else")
-	w.poll("all questions", func() bool { return nodes.Asking() == csr.FewQuestions+1+21 })
+	w.poll("all lookups", func() bool { return nodes.Asking() == csr.FewQuestions+1+21 })
 	cancel()
 	b.running.Wait()
 	for name, err := range b.errs {
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%s was given up: %v", name, err)
+			t.Errorf("%s: got %v, want context.Canceled", name, err)
 		}
 	}
-	w.poll("the list for the one that stays", func() bool { _, lists, _ := g.read(); return lists == 1 })
+	w.poll("the list for the remaining lookup", func() bool { _, lists, _ := g.read(); return lists == 1 })
 	g.pass()
 	a.running.Wait()
 	if err := a.errs["nobody-else"]; !errors.Is(err, tokens.ErrNotFound) {
-		t.Errorf("the one that stays has error %v, want that there is none", err)
+		t.Errorf("remaining lookup: got error %v, want ErrNotFound", err)
 	}
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)

@@ -18,20 +18,20 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Nodes is what an API server knows of Nodes: their names, UIDs and addresses. Nothing of a Node
-// but that it is there gives leave to anything, because its kubelet writes it.
+// Nodes reads Node objects of a cluster: their names, UIDs, addresses and readiness. Only the existence of
+// a Node may allow anything, because its kubelet writes the rest.
 type Nodes struct {
 	client   kubernetes.Interface
 	informer cache.SharedIndexInformer
 	hints    tokens.Hints
 
-	cached   atomic.Int64 // how many Nodes there are by the informer's word
-	inFlight atomic.Int64 // questions that have no answer yet
+	cached   atomic.Int64 // number of Nodes in the informer's cache
+	inFlight atomic.Int64 // calls of Node in progress
 	lookups  batch.Queue[struct{}, *uidLookup]
 }
 
-// OpenNodes follows the Nodes of a cluster until ctx ends. It returns at once. The client needs
-// get, list and watch on nodes.
+// OpenNodes watches the Nodes of a cluster until ctx ends. It returns at once. The client needs get, list
+// and watch on nodes.
 func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error) {
 	n := &Nodes{client: client}
 	n.informer = cache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Nodes(), "", nil), &corev1.Node{}, 0, cache.Indexers{byHost: hostsOf})
@@ -39,14 +39,14 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error)
 		AddFunc:    func(any) { n.cached.Add(1); n.hints.Send() },
 		DeleteFunc: func(any) { n.cached.Add(-1); n.hints.Send() },
 		UpdateFunc: func(before, now any) {
-			// Deleted and made again while nobody looked, or Ready again.
+			// The Node was deleted and created again between two watch events, or its Ready period changed.
 			if uid(before) != uid(now) || periodOf(before) != periodOf(now) {
 				n.hints.Send()
 			}
 		},
 	})
 	if err := errors.Join(handlerErr, n.informer.SetTransform(nameUIDAndAddresses)); err != nil {
-		return nil, fmt.Errorf("follow nodes: %w", err)
+		return nil, fmt.Errorf("watch nodes: %w", err)
 	}
 	go n.informer.RunWithContext(ctx)
 	return n, nil
@@ -59,7 +59,7 @@ func uid(object any) string {
 	return ""
 }
 
-// periodOf is the readyPeriod of an object that nameUIDAndAddresses has made.
+// periodOf returns the readyPeriod of an object that nameUIDAndAddresses has reduced.
 func periodOf(object any) string {
 	if node, ok := object.(*corev1.Node); ok {
 		return readyPeriod(node)
@@ -67,8 +67,8 @@ func periodOf(object any) string {
 	return ""
 }
 
-// nameUIDAndAddresses keeps what is needed of a Node, and when it has become Ready: its kubelet
-// writes it every few minutes.
+// nameUIDAndAddresses removes all fields of a Node that this package does not need. It keeps the condition
+// Ready without its heartbeat time, which the kubelet updates every few minutes.
 func nameUIDAndAddresses(object any) (any, error) {
 	node, ok := object.(*corev1.Node)
 	if !ok {
@@ -105,7 +105,7 @@ func (n *Nodes) Ready(ctx context.Context, name string) (period string, err erro
 	return readyPeriod(node), nil
 }
 
-// readyPeriod is of one length, whatever a kubelet writes.
+// readyPeriod returns a hash, so that its length does not depend on what the kubelet writes.
 func readyPeriod(node *corev1.Node) string {
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
@@ -116,11 +116,11 @@ func readyPeriod(node *corev1.Node) string {
 	return ""
 }
 
-// Nodes gives the UIDs of all Nodes by name. It may lag, and waits for the first answer of the
-// API server until ctx ends.
+// Nodes returns the UIDs of all Nodes by name, from a cache that may lag. It waits until the cache is
+// filled or ctx ends.
 func (n *Nodes) Nodes(ctx context.Context) (map[string]string, error) {
 	if !cache.WaitForCacheSync(ctx.Done(), n.informer.HasSynced) {
-		return nil, fmt.Errorf("the nodes have not been read yet: %w", ctx.Err())
+		return nil, fmt.Errorf("list of Nodes is not complete yet: %w", ctx.Err())
 	}
 	all := map[string]string{}
 	for _, object := range n.informer.GetStore().List() {
@@ -131,5 +131,5 @@ func (n *Nodes) Nodes(ctx context.Context) (map[string]string, error) {
 	return all, nil
 }
 
-// Watch hints at Nodes that have come or gone, or whose condition Ready has changed.
+// Watch sends a hint when a Node was created or deleted, or when its condition Ready has changed.
 func (n *Nodes) Watch(ctx context.Context) <-chan struct{} { return n.hints.Watch(ctx) }

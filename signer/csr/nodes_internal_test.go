@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A spell of being Ready is the same for as long as nothing has changed, and what the informer keeps
-// of a Node has it as the Node itself.
+// The Ready period stays the same until the Ready condition changes. The reduced Node in the informer has the same
+// period as the full Node.
 func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 	node := func(status corev1.ConditionStatus, since int64, boot string) *corev1.Node {
 		return &corev1.Node{Status: corev1.NodeStatus{
@@ -36,11 +36,11 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 	} {
 		got := readyPeriod(test.node)
 		if is := map[bool]string{true: "same", false: "other"}[got == base]; got == "" && test.want != "none" || got != "" && is != test.want || len(got) > 64 {
-			t.Errorf("%s: spell %q after %q, want %s", name, got, base, test.want)
+			t.Errorf("%s: got period %q after %q, want %s", name, got, base, test.want)
 		}
 		kept, err := nameUIDAndAddresses(test.node)
 		if err != nil || periodOf(kept) != got {
-			t.Errorf("%s: the informer has spell %q, %v; want %q", name, periodOf(kept), err, got)
+			t.Errorf("%s: got period %q in the informer, %v, want %q", name, periodOf(kept), err, got)
 		}
 	}
 }

@@ -18,33 +18,33 @@ import (
 )
 
 // FieldManager is the name under which kubejoin writes CSR objects. The API server keeps it in
-// their managedFields, so that a certificate that another signer wrote can be told.
+// managedFields. So kubejoin recognizes a certificate that another signer wrote.
 const FieldManager = "kubejoin"
 
-// maxRest is the most bytes of metadata and spec, beside the request itself, of an object that
-// kubejoin handles. A kubelet's object has less than one KiB.
+// maxRest is the maximum size in bytes of metadata and spec, without the PKCS #10 request, of an object
+// that kubejoin handles. A kubelet's object has less than one KiB.
 const maxRest = 64 << 10
 
-// NewInformer is a view of all CSR objects that [Controller] and [Cleaner] can share. The caller
-// runs it. It keeps of an object what these two need: of one that is issued neither the request
-// nor the requester, and of managedFields only who approved it or wrote the certificate. Of an
-// object that is too large it keeps why, and what [Cleaner] needs.
+// NewInformer returns an informer for all CSR objects that [Controller] and [Cleaner] can share. The caller
+// runs it. It removes what these two do not need. An issued object keeps neither its request and usages,
+// nor its requester except for the user name. In managedFields only the approver and the writer of the
+// certificate remain. An object that is too large keeps the reason and what [Cleaner] needs.
 func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
 	informer := cache.NewSharedIndexInformer(outage.Follow(client.CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nodeIndex)
-	_ = informer.SetTransform(strip) // fails on an informer that runs already
+	_ = informer.SetTransform(strip) // fails on a running informer
 	return informer
 }
 
 var certificateField = []byte(`"f:certificate"`)
 
-// cutMark is the subresource of the entry of managedFields that says, in its manager, why strip cut
-// an object.
+// cutMark is the subresource of a managedFields entry that strip adds when it cuts an object. The entry's
+// manager is the reason.
 const cutMark = "kubejoin/too-large"
 
-// strip takes from an object what nobody here reads, before it is stored: a cluster that grows
-// may have ten thousand. Labels and annotations stay while kubejoin may write the status, because
-// that writes them, too. Every requester can make objects of a megabyte: of those little is kept.
+// strip removes from an object what nothing here reads, before it is cached: a growing cluster may have ten
+// thousand objects. Labels and annotations stay, because an update of the status writes them back. Any
+// requester can create objects of a megabyte; strip keeps little of those.
 func strip(obj any) (any, error) {
 	csr, ok := obj.(*certificates.CertificateSigningRequest)
 	if !ok || cutReason(csr) != nil { // an informer may pass an object twice
@@ -76,8 +76,8 @@ func strip(obj any) (any, error) {
 	return csr, nil
 }
 
-// tooLarge says, with a [*approval.Refused], why kubejoin does not handle an object of this size, or
-// nil. It knows of an object that strip has cut, too.
+// tooLarge returns a [*approval.Refused] if kubejoin does not handle an object of this size, or else nil.
+// It also works for an object that strip has cut.
 func tooLarge(csr *certificates.CertificateSigningRequest) error {
 	if err := cutReason(csr); err != nil {
 		return err
@@ -92,14 +92,14 @@ func tooLarge(csr *certificates.CertificateSigningRequest) error {
 	if rest := meta.Size() + csr.Spec.Size() - request; rest > maxRest {
 		return &approval.Refused{
 			Reason:  approval.ReasonValidation,
-			Message: fmt.Sprintf("metadata and spec have %d bytes beside the certificate request, at most %d are allowed", rest, maxRest),
+			Message: fmt.Sprintf("metadata and spec without the certificate request have %d bytes, want at most %d", rest, maxRest),
 		}
 	}
 	return nil
 }
 
-// cutReason says why strip cut the object, or nil if the object is whole. An object of the API server
-// always has a request, so no requester can pretend that it was cut.
+// cutReason returns the reason why strip cut the object, or nil if the object is whole. An object from the API
+// server always has a request, so no requester can fake a cut object.
 func cutReason(csr *certificates.CertificateSigningRequest) error {
 	for _, entry := range csr.ManagedFields {
 		if entry.Subresource == cutMark && len(csr.Spec.Request) == 0 {
@@ -109,8 +109,8 @@ func cutReason(csr *certificates.CertificateSigningRequest) error {
 	return nil
 }
 
-// certificateWriter is the field manager that wrote status.certificate; empty if that is not
-// known or there is none.
+// certificateWriter returns the field manager that wrote status.certificate; empty if there is none or it
+// is unknown.
 func certificateWriter(csr *certificates.CertificateSigningRequest) string {
 	for _, entry := range csr.ManagedFields {
 		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.Raw, certificateField) {
@@ -120,8 +120,8 @@ func certificateWriter(csr *certificates.CertificateSigningRequest) string {
 	return ""
 }
 
-// approvalWriter is the field manager that last wrote the approval; empty if that is not known or
-// there is none.
+// approvalWriter returns the field manager that last wrote the approval; empty if there is none or it is
+// unknown.
 func approvalWriter(csr *certificates.CertificateSigningRequest) string {
 	writer := ""
 	for _, entry := range csr.ManagedFields {
@@ -132,8 +132,8 @@ func approvalWriter(csr *certificates.CertificateSigningRequest) string {
 	return writer
 }
 
-// approver is who approved the request, as far as it can be told: an API server notes the program
-// and not the user. Without that note it is the reason that was given.
+// approver returns which program approved the request: the API server records the field manager and not the
+// user. Without that record it returns the reason of the condition.
 func approver(csr *certificates.CertificateSigningRequest) string {
 	for _, c := range csr.Status.Conditions {
 		if c.Type == certificates.CertificateApproved {
@@ -145,8 +145,8 @@ func approver(csr *certificates.CertificateSigningRequest) string {
 
 func issued(csr *certificates.CertificateSigningRequest) bool { return len(csr.Status.Certificate) > 0 }
 
-// has reports whether a condition is there. The API has no Approved or Denied that is not True;
-// a Failed that is False or Unknown is nothing that failed.
+// has reports whether the request has a condition. The API allows Approved and Denied only with status
+// True. A Failed condition with status False or Unknown does not count.
 func has(csr *certificates.CertificateSigningRequest, kind certificates.RequestConditionType) bool {
 	for _, c := range csr.Status.Conditions {
 		if c.Type == kind && (c.Status == "" || c.Status == corev1.ConditionTrue) {
@@ -156,13 +156,13 @@ func has(csr *certificates.CertificateSigningRequest, kind certificates.RequestC
 	return false
 }
 
-// over reports whether nothing more happens to the request.
+// over reports whether the request has reached a final state.
 func over(csr *certificates.CertificateSigningRequest) bool {
 	return issued(csr) || has(csr, certificates.CertificateDenied) || has(csr, certificates.CertificateFailed)
 }
 
-// Request is what an object asks for. With an error, a [*approval.Refused], it has what can be read
-// of it, and no CSR.
+// Request converts an object. An error is a [*approval.Refused]; the Request then holds what could be read,
+// without the CSR.
 func Request(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
 	r := approval.Request{
 		Name:       csr.Name,
@@ -180,7 +180,7 @@ func Request(csr *certificates.CertificateSigningRequest) (approval.Request, err
 		r.Extra[k] = v
 	}
 	if s := csr.Spec.ExpirationSeconds; s != nil {
-		if *s <= 0 { // the API server wants at least 600
+		if *s <= 0 { // the API server requires at least 600
 			return r, &approval.Refused{
 				Reason:  approval.ReasonValidation,
 				Message: fmt.Sprintf("spec.expirationSeconds is %d, want a positive number", *s),

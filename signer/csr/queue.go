@@ -6,33 +6,33 @@ import (
 	"time"
 )
 
-// item is a request that waits for a worker, and its requester.
+// An item is a queued request and its requester.
 type item struct{ requester, name string }
 
 const (
-	// crowd is how many requests of one requester may wait or be at work before it counts as
-	// crowded.
+	// maxUncrowded is how many requests of one requester may be queued or in progress before the requester counts
+	// as crowded.
 	maxUncrowded = 10
-	// calm is for how long a crowded requester has one worker only after a request of another
-	// requester was done: all requests share one API server, so more would slow the next one.
+	// crowdedCooldown is how long a crowded requester stays limited to one worker after a request of another requester
+	// was done. All requests share one API server, so more workers would slow down the next one.
 	crowdedCooldown = time.Second
 )
 
-// fairQueue is the order in which requests get a worker. Requesters take turns. A requester with many
-// requests is crowded: it has one worker while requesters that are not crowded are served, and as
-// many as are free at all other times. So a flood does not slow others, and others do not stop a
-// rack of machines that share a token.
+// fairQueue is the order in which requests get a worker. Requesters take turns. A requester with many requests
+// is crowded: it gets one worker while requesters that are not crowded are served, and all free workers at
+// other times. So a flood does not slow down others, and others do not block a rack of machines that share
+// a token.
 //
-// Requests come from a workqueue, which holds back those that are at work or have failed.
+// Requests come from a workqueue, which holds back those that are in progress or have failed.
 type fairQueue struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	closed  bool
 
-	requesters []string // those with requests that wait; the first one is next
+	requesters []string // those with queued requests; the first one is next
 	waiting    map[string][]item
-	working    map[string]int // requests at work, by requester
-	served     time.Time      // when a request of a requester that is not crowded was last done
+	working    map[string]int // requests in progress, by requester
+	served     time.Time      // when the last request of a requester that is not crowded was done
 }
 
 func newFairQueue() *fairQueue {
@@ -52,7 +52,7 @@ func (t *fairQueue) push(i item) {
 	t.changed.Signal()
 }
 
-// close ends all calls of next.
+// close makes all calls of next return false.
 func (t *fairQueue) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,7 +60,7 @@ func (t *fairQueue) close() {
 	t.changed.Broadcast()
 }
 
-// next waits for an item, which the caller passes to done later. It returns false after close.
+// next waits for an item. The caller passes it to done later. next returns false after close.
 func (t *fairQueue) next() (item, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +81,7 @@ func (t *fairQueue) done(i item) {
 	defer t.mu.Unlock()
 	if !t.crowded(i.requester) {
 		t.served = time.Now()
-		if len(t.requesters) > 0 { // a crowded one may wait for the calm
+		if len(t.requesters) > 0 { // a crowded one may wait for crowdedCooldown
 			time.AfterFunc(crowdedCooldown, t.changed.Broadcast)
 		}
 	}
@@ -91,7 +91,7 @@ func (t *fairQueue) done(i item) {
 	t.changed.Broadcast()
 }
 
-// pop takes the first item that may get a worker. Its requester goes to the end of the line.
+// pop takes the first item that may get a worker. Its requester moves to the end of the line.
 func (t *fairQueue) pop(now time.Time) (item, bool) {
 	others := t.othersServed(now)
 	at := slices.IndexFunc(t.requesters, func(requester string) bool {
@@ -101,7 +101,7 @@ func (t *fairQueue) pop(now time.Time) (item, bool) {
 		return item{}, false
 	}
 	requester := t.requesters[at]
-	if at == 0 { // almost always, and there may be thousands
+	if at == 0 { // the usual case; there may be thousands
 		t.requesters = t.requesters[1:]
 	} else {
 		t.requesters = slices.Delete(t.requesters, at, at+1)
@@ -121,7 +121,8 @@ func (t *fairQueue) crowded(requester string) bool {
 	return len(t.waiting[requester])+t.working[requester] > maxUncrowded
 }
 
-// othersServed reports whether requesters that are not crowded are served, or were just now.
+// othersServed reports whether requesters that are not crowded are served now, or were within
+// crowdedCooldown.
 func (t *fairQueue) othersServed(now time.Time) bool {
 	for requester := range t.working {
 		if !t.crowded(requester) {

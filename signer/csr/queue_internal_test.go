@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// take returns the requesters of all that can be at work at once.
+// take returns the requesters of all items that may be in progress at once.
 func (t *fairQueue) take() (names []string) {
 	for {
 		i, ok := t.pop(time.Now())
@@ -26,7 +26,7 @@ func (t *fairQueue) fill(requester string, n int) {
 	}
 }
 
-// workerPool is workers that serve turns: each request takes a time of its own.
+// workerPool is a pool of workers that serve a fairQueue. Each request takes the given time.
 type workerPool struct {
 	*fairQueue
 	t    *testing.T
@@ -34,14 +34,14 @@ type workerPool struct {
 
 	mu      sync.Mutex
 	pushed  map[item]time.Time
-	wait    map[string]time.Duration // the longest wait for a worker, by requester
+	wait    map[string]time.Duration // longest wait for a worker, by requester
 	doneAt  map[string][]time.Time   // by requester
 	atWork  map[string]int
-	most    map[string]int // the most at work at once since the last reset, by requester
+	most    map[string]int // most requests in progress since the last reset, by requester
 	workers sync.WaitGroup
 }
 
-// newWorkerPool must be called in a bubble of synctest, and ends with the bubble's test.
+// newWorkerPool must be called in a synctest bubble. The pool stops at the end of the test.
 func newWorkerPool(t *testing.T, workers int, took func(string) time.Duration) *workerPool {
 	o := &workerPool{
 		fairQueue: newFairQueue(), t: t, took: took, pushed: map[item]time.Time{}, wait: map[string]time.Duration{},
@@ -74,7 +74,7 @@ func (o *workerPool) work() {
 	}
 }
 
-// start adds n requests of a requester.
+// ask adds n requests of a requester.
 func (o *workerPool) ask(requester string, n int) {
 	for range n {
 		o.mu.Lock()
@@ -91,7 +91,7 @@ func (o *workerPool) served(requester string) int {
 	return len(o.doneAt[requester])
 }
 
-// busiest is the most requests of a requester at work at once since the last reset.
+// busiest returns the most requests of a requester in progress at once since the last reset.
 func (o *workerPool) busiest(requester string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -104,15 +104,15 @@ func TestQueueServesRequestersInTurn(t *testing.T) {
 	q.fill("b", 1)
 	q.fill("c", 2)
 	if got, want := q.take(), []string{"a", "b", "c", "a", "c", "a"}; !slices.Equal(got, want) {
-		t.Errorf("served %q, want %q", got, want)
+		t.Errorf("got order %q, want %q", got, want)
 	}
 	if len(q.waiting) > 0 || len(q.requesters) > 0 {
-		t.Errorf("left are %v, %v", q.waiting, q.requesters)
+		t.Errorf("got %v and %v left, want none", q.waiting, q.requesters)
 	}
 }
 
-// A rack of machines shares one token. One other requester always has requests at work and never
-// more than a few that wait.
+// The machines of a rack share one token. They must be served although another requester always has requests in
+// progress and only a few waiting.
 func TestServesRackBesideSteadyRequester(t *testing.T) {
 	const rack, took = 500, 25 * time.Millisecond
 	for name, ask := range map[string]struct {
@@ -137,23 +137,23 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 						o.ask("steady", ask.n)
 					}
 					if n := o.served("rack") - before; n < 30 && o.served("rack") < rack {
-						t.Fatalf("%d machines of the rack were served within a second, want 30", n)
+						t.Fatalf("served %d machines of the rack within a second, want 30", n)
 					}
 				}
 				if took := time.Since(began); o.served("rack") < rack || took > 15*time.Second {
-					t.Errorf("%d of %d machines were served within %s", o.served("rack"), rack, took)
+					t.Errorf("served %d of %d machines within %s, want all within 15s", o.served("rack"), rack, took)
 				}
 				o.mu.Lock()
 				defer o.mu.Unlock()
 				if o.wait["steady"] > 2*took {
-					t.Errorf("the other requester waited %s for a worker", o.wait["steady"])
+					t.Errorf("the other requester waited %s for a worker, want at most 50ms", o.wait["steady"])
 				}
 			})
 		})
 	}
 }
 
-// A flood of one requester leaves the API server to the others while they are served.
+// A flood of one requester must leave the API server to the others while they are served.
 func TestHoldsBackFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const took = 20 * time.Millisecond
@@ -161,7 +161,7 @@ func TestHoldsBackFlood(t *testing.T) {
 		o.ask("flood", 50_000)
 		time.Sleep(time.Second)
 		if o.busiest("flood") != DefaultWorkers {
-			t.Fatalf("alone it has %d workers, want all %d", o.busiest("flood"), DefaultWorkers)
+			t.Fatalf("flood alone: got %d workers, want all %d", o.busiest("flood"), DefaultWorkers)
 		}
 		for i := range 100 {
 			other := fmt.Sprint("machine-", i)
@@ -169,9 +169,9 @@ func TestHoldsBackFlood(t *testing.T) {
 			time.Sleep(2 * took)
 			synctest.Wait()
 			if o.served(other) != 1 {
-				t.Fatalf("machine %d was not served within %s", i, 2*took)
+				t.Fatalf("machine %d: not served within %s", i, 2*took)
 			}
-			if i == 0 { // what was at work before is done
+			if i == 0 { // earlier requests of the flood are done
 				o.mu.Lock()
 				clear(o.most)
 				o.mu.Unlock()
@@ -179,16 +179,16 @@ func TestHoldsBackFlood(t *testing.T) {
 			time.Sleep(crowdedCooldown / 2)
 		}
 		if n := o.busiest("flood"); n != 1 {
-			t.Errorf("it has %d workers while others are served, want 1", n)
+			t.Errorf("flood while others are served: got %d workers, want 1", n)
 		}
 		time.Sleep(crowdedCooldown)
 		if o.busiest("flood") != DefaultWorkers {
-			t.Errorf("it has %d workers after the others were served, want all %d", o.busiest("flood"), DefaultWorkers)
+			t.Errorf("flood after the others: got %d workers, want all %d", o.busiest("flood"), DefaultWorkers)
 		}
 	})
 }
 
-// A request that takes long holds back a flood until it is done and the calm is over.
+// A slow request holds back a flood until it is done and crowdedCooldown has passed.
 func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow = 5 * time.Second
@@ -203,12 +203,12 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 		o.ask("flood", 50_000)
 		time.Sleep(slow + crowdedCooldown - 20*time.Millisecond)
 		if n := o.busiest("flood"); n != 1 {
-			t.Errorf("it has %d workers, want 1", n)
+			t.Errorf("flood: got %d workers, want 1", n)
 		}
 	})
 }
 
-// The calm ends by itself, even if the one request that a crowded requester has at work takes long.
+// The cooldown ends by itself, even if the only request of a crowded requester in progress is slow.
 func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newWorkerPool(t, DefaultWorkers, func(requester string) time.Duration {
@@ -223,12 +223,12 @@ func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 		time.Sleep(2 * crowdedCooldown)
 		synctest.Wait()
 		if n := o.busiest("rack"); n != 50 {
-			t.Errorf("it has %d workers, want 50", n)
+			t.Errorf("rack: got %d workers, want 50", n)
 		}
 	})
 }
 
-// Two racks do not count as others for each other.
+// Two crowded requesters must not hold back each other.
 func TestTwoRacksUseAllWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
@@ -236,14 +236,14 @@ func TestTwoRacksUseAllWorkers(t *testing.T) {
 		o.ask("rack-2", 500)
 		time.Sleep(time.Second / 2)
 		synctest.Wait()
-		// The last ten of a rack are no crowd, and hold back the end of the other rack.
+		// The last ten machines of a rack are not crowded any more and hold back the rest of the other rack.
 		if o.served("rack-1") < 450 || o.served("rack-2") < 450 {
-			t.Errorf("%d and %d of 500 machines were served within 0.5 s, want 450", o.served("rack-1"), o.served("rack-2"))
+			t.Errorf("served %d and %d of 500 machines within 0.5 s, want 450", o.served("rack-1"), o.served("rack-2"))
 		}
 	})
 }
 
-// A requester whose requests take long is crowded although none of them waits for a worker.
+// A requester with slow requests counts as crowded although none of them waits for a worker.
 func TestLimitsWorkersOfSlowRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newWorkerPool(t, DefaultWorkers, func(requester string) time.Duration {
@@ -259,15 +259,15 @@ func TestLimitsWorkersOfSlowRequests(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := o.busiest("slow"); n > maxUncrowded {
-			t.Errorf("slow requests have %d workers, want at most %d", n, maxUncrowded)
+			t.Errorf("slow requests: got %d workers, want at most %d", n, maxUncrowded)
 		}
 		if o.served("other") < 499 {
-			t.Errorf("%d of 500 others were served", o.served("other"))
+			t.Errorf("served %d of 500 others, want 499", o.served("other"))
 		}
 	})
 }
 
-// Each of several crowded requesters has a worker while others are served.
+// While others are served, each of several crowded requesters has one worker.
 func TestServesEachOfManyCrowdedRequesters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
@@ -281,12 +281,12 @@ func TestServesEachOfManyCrowdedRequesters(t *testing.T) {
 		}
 		synctest.Wait()
 		if o.served("rack") < 95 {
-			t.Errorf("%d of 100 machines were served within 2 s", o.served("rack"))
+			t.Errorf("served %d of 100 machines within 2 s, want 95", o.served("rack"))
 		}
 	})
 }
 
-// With one worker, requesters alternate.
+// With one worker, requesters take turns.
 func TestSharesOneWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newWorkerPool(t, 1, func(string) time.Duration { return 20 * time.Millisecond })
@@ -295,12 +295,12 @@ func TestSharesOneWorker(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if o.served("rack") < maxUncrowded || o.served("other") < maxUncrowded {
-			t.Errorf("%d of the rack and %d others were served", o.served("rack"), o.served("other"))
+			t.Errorf("served only %d of the rack and %d others", o.served("rack"), o.served("other"))
 		}
 	})
 }
 
-// Workers that wait wake up for new requests, when the calm is over, and at the end.
+// Waiting workers wake up for new requests, after the cooldown, and when the queue is closed.
 func TestWaitingWorkersWakeUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Hour)
@@ -327,18 +327,18 @@ func TestWaitingWorkersWakeUp(t *testing.T) {
 		q.fill("flood", 500)
 		for n := range 501 {
 			if i := <-got; i.requester == "" {
-				t.Fatalf("ended after %d", n)
+				t.Fatalf("queue ended after %d items", n)
 			}
 		}
-		// The first second with one worker and the rest with three.
+		// One worker during the first second, then three.
 		if took := time.Since(began); took > 2500*time.Millisecond {
-			t.Errorf("it took %s", took)
+			t.Errorf("took %s, want at most 2.5s", took)
 		}
 		synctest.Wait()
 		q.close()
 		for range 3 {
 			if i := <-got; i != (item{}) {
-				t.Errorf("%v after the end", i)
+				t.Errorf("got %v from a closed queue, want nothing", i)
 			}
 		}
 	})

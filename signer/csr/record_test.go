@@ -25,8 +25,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Of a request that is issued, one that is refused and one that cannot be signed, however often it is
-// tried, the record has one line each, and that a failure was mended in the end.
+// An issued, a refused and a failing request have one entry each, however often the controller retries. A later
+// success of the failing request is recorded too.
 func TestRecordsEachOutcomeOnce(t *testing.T) {
 	w := newWorld(t)
 	path := filepath.Join(t.TempDir(), "record")
@@ -49,7 +49,7 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 	authority.Signers, authority.Record = signer.FixedSigners(signers), record
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 
-	refused := w.ask(w.as("system:node:worker-1", "system:nodes"), serving, "worker-1", nil, nil) // has no names
+	refused := w.ask(w.as("system:node:worker-1", "system:nodes"), serving, "worker-1", nil, nil) // without names, which its signer refuses
 	w.approve(refused.Name)
 	failed := w.ask(w.admin, user, "worker-2", &x509.CertificateRequest{DNSNames: []string{"a.example.com"}}, nil)
 	w.approve(failed.Name)
@@ -83,37 +83,37 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 	entries := read()
 	if e := entries[unreadable.Name]; len(e) != 1 || e[0].Outcome != issuance.Refused || e[0].RequestUID != string(unreadable.UID) || e[0].Requester != "machine" ||
 		e[0].Approver == "" || !strings.Contains(e[0].Message, "2 PEM blocks") {
-		t.Errorf("of one that cannot be read: %+v", e)
+		t.Errorf("unreadable request: got entries %+v", e)
 	}
 	for _, o := range []*certificates.CertificateSigningRequest{refused, failed, done} {
 		if len(entries[o.Name]) != 1 {
-			t.Fatalf("%d lines of %s: %+v", len(entries[o.Name]), o.Name, entries[o.Name])
+			t.Fatalf("got %d entries of %s, want 1: %+v", len(entries[o.Name]), o.Name, entries[o.Name])
 		}
 		e := entries[o.Name][0]
 		if e.RequestUID != string(o.UID) || e.Signer != o.Spec.SignerName || e.Requester != o.Spec.Username || !strings.HasPrefix(e.Node, "worker-") ||
 			e.Subject != "CN=system:node:"+e.Node+",O=system:nodes" || len(e.SPKI) != 71 || len(e.Usages) != 2 || time.Since(e.Time) > time.Minute {
-			t.Errorf("%+v", e)
+			t.Errorf("got entry %+v", e)
 		}
 	}
 	if e := entries[done.Name][0]; e.Outcome != issuance.Issued || e.Serial != cert.SerialNumber.Text(16) || !e.NotAfter.Equal(cert.NotAfter) || !e.NotBefore.Equal(cert.NotBefore) ||
 		e.Certificate != string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})) || e.Approver != "kubejoin" || e.Rule != "nodeclient" || len(e.Evidence) == 0 {
-		t.Errorf("issued is %+v", e)
+		t.Errorf("got entry of the issued request %+v", e)
 	}
 	if e := entries[refused.Name][0]; e.Outcome != issuance.Refused || e.Reason != "SignerValidationFailure" || e.Message == "" || e.Serial+e.Certificate != "" {
-		t.Errorf("refused is %+v", e)
+		t.Errorf("got entry of the refused request %+v", e)
 	}
 	if e := entries[failed.Name][0]; e.Outcome != issuance.Failed || !strings.Contains(e.Message, "/etc/x: no such file") || e.Serial+e.Certificate != "" || !slices.Equal(e.DNSNames, []string{"a.example.com"}) {
-		t.Errorf("failed is %+v", e)
+		t.Errorf("got entry of the failed request %+v", e)
 	}
 
 	broken.Store(false)
 	w.awaitIssued(failed.Name)
 	if all := read()[failed.Name]; len(all) != 2 || all[1].Outcome != issuance.Issued {
-		t.Errorf("mended, it is %+v", all)
+		t.Errorf("after the repair: got entries %+v, want a second one: issued", all)
 	}
 }
 
-// What the record cannot keep is not issued, and is when it can again.
+// The controller issues no certificate that it cannot record, and issues it once the record has space again.
 func TestIssuesNothingWhileRecordIsFull(t *testing.T) {
 	w := newWorld(t)
 	var disk fullDisk
@@ -122,14 +122,14 @@ func TestIssuesNothingWhileRecordIsFull(t *testing.T) {
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 	object := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
 	if e := w.awaitEvent(object, "SigningFailed"); !strings.Contains(e.Message, "issuance record: no space left on device") {
-		t.Errorf("event says %q", e.Message)
+		t.Errorf("got Event message %q", e.Message)
 	}
 	w.await(object.Name, "no certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) == 0 })
 	disk.free.Store(true)
 	w.awaitIssued(object.Name)
 }
 
-// fullDisk is a disk that is full at first.
+// fullDisk is a disk that is full until free is set.
 type fullDisk struct{ free atomic.Bool }
 
 func (l *fullDisk) Write(p []byte) (int, error) {
@@ -182,8 +182,7 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	w.poll("no renewal that waits", func() bool { return age() == 0 })
 }
 
-// askWithTwoPEMBlocks makes a CSR object with the PEM block of another one in it twice, which API servers let
-// pass.
+// askWithTwoPEMBlocks creates a CSR object with the PEM block of another one twice. API servers accept it.
 func (w *world) askWithTwoPEMBlocks(client kubernetes.Interface, like *certificates.CertificateSigningRequest) *certificates.CertificateSigningRequest {
 	w.Helper()
 	object, err := client.CertificatesV1().CertificateSigningRequests().Create(w.Context(), &certificates.CertificateSigningRequest{

@@ -17,28 +17,28 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// A WaitingRenewal is a certificate that a node has asked for under its own name, and has not got.
+// A WaitingRenewal is a certificate that a node has requested under its own name and has not received.
 type WaitingRenewal struct {
 	Node, Signer string
-	// Request is the first of its requests that waits, since Since, and UID its UID. A node may give
-	// its requests any names.
+	// Request is the name of its first waiting request, UID its UID and Since its creation time. A node may
+	// give its requests any names.
 	Request, UID string
 	Since        time.Time
 }
 
-// A renewal identifies what a node asks for again and again.
+// A renewal identifies a certificate that a node requests repeatedly.
 type renewal struct{ user, signer string }
 
-// WaitingRenewals finds the renewals that wait among CSR objects: client and serving certificates
-// of kubelets that a node asks for itself. It is the first request that counts which is neither
-// issued, denied nor failed, unless a later one of the same node was issued: a kubelet that is
-// started again asks anew. There is one for each node and signer, the oldest first.
+// WaitingRenewals finds waiting renewals among CSR objects: client and serving certificates that a kubelet
+// requests as its node. A request waits if it is neither issued, denied nor failed, and no later request
+// for the same certificate was issued. A kubelet that restarts creates a new request. The result has the
+// first waiting request for each node and signer, sorted by age, the oldest first.
 func WaitingRenewals(requests []*certificates.CertificateSigningRequest) []WaitingRenewal {
 	return waitingRenewals(requests, map[renewal]time.Time{})
 }
 
-// waitingRenewals is WaitingRenewals that keeps, in got, when what was issued last was asked for:
-// an issued request is deleted long before one that waits.
+// waitingRenewals is WaitingRenewals across calls. It keeps in got when the last issued request was created,
+// because an issued request is deleted long before a waiting one.
 func waitingRenewals(requests []*certificates.CertificateSigningRequest, got map[renewal]time.Time) []WaitingRenewal {
 	for _, r := range requests {
 		if of := (renewal{r.Spec.Username, r.Spec.SignerName}); ofNode(r) && issued(r) && r.CreationTimestamp.After(got[of]) {
@@ -69,56 +69,55 @@ func waitingRenewals(requests []*certificates.CertificateSigningRequest, got map
 	return all
 }
 
-// ofNode reports whether a node has made the request, of a signer of kubelets.
+// ofNode reports whether a node created the request, for one of the kubelet signers.
 func ofNode(r *certificates.CertificateSigningRequest) bool {
 	return strings.HasPrefix(r.Spec.Username, tokens.NodeUserPrefix) &&
 		(r.Spec.SignerName == certificates.KubeAPIServerClientKubeletSignerName || r.Spec.SignerName == certificates.KubeletServingSignerName)
 }
 
-// ownName reports whether it is for the node itself.
+// ownName reports whether the request is for the node that created it.
 func ownName(r *certificates.CertificateSigningRequest) bool {
 	parsed, err := pkcs10.Parse(r.Spec.Request)
 	return err == nil && parsed.Subject.CommonName == r.Spec.Username
 }
 
-// RenewalPatience is how long a renewal may wait before it is late: a twentieth of the lifetime of
-// the certificates, and at least 30 seconds and at most an hour. A kubelet asks when 70 to 90 % of
-// the lifetime are over: where a tenth of it goes by without an answer, the first nodes are lost.
+// RenewalPatience returns how long a renewal may wait before it is late: a twentieth of the lifetime of the
+// certificates, at least 30 seconds and at most an hour. A kubelet renews when 70 to 90 % of the lifetime
+// are over. So the first certificates expire after a tenth of the lifetime without a renewal.
 func RenewalPatience(lifetime time.Duration) time.Duration {
 	return min(max(lifetime/20, 30*time.Second), time.Hour)
 }
 
-// Renewals looks for renewals that wait.
+// Renewals reports renewals that wait too long.
 type Renewals struct {
-	// Informer is the view of CSR objects, see [NewInformer]; the caller runs it.
+	// Informer caches CSR objects, see [NewInformer]; the caller runs it.
 	Informer cache.SharedIndexInformer
-	// Lifetime is that of the certificates that the node has of its signer, and whether there is
-	// such a signer: others are not looked at.
+	// Lifetime returns the lifetime of certificates that the signer of w issues. It returns false if
+	// kubejoin does not serve that signer; the renewal is then ignored.
 	Lifetime func(ctx context.Context, w WaitingRenewal) (time.Duration, bool)
-	// Nodes gives the Nodes that there are, by name: one that was deleted renews in vain, as it
-	// should. Nil is that all are there; so is an error.
+	// Nodes returns the existing Nodes by name. Renewals of deleted Nodes are ignored. If it is nil or
+	// returns an error, all Nodes count as existing.
 	Nodes func(ctx context.Context) (map[string]string, error)
-	// Late is told at each look of the renewals that wait for longer than RenewalPatience, the
-	// oldest first, and of none when this ends. Nil is nobody.
+	// Late is called at each check with the renewals that have waited longer than RenewalPatience, the
+	// oldest first. Run calls it with none when it ends. Nil disables it.
 	Late func(late []WaitingRenewal)
-	// Logger is told of nothing but what the loop says; nil is nobody.
+	// Logger is for the loop; nil disables logging.
 	Logger *slog.Logger
-	// Registerer has kubejoin_csr_oldest_waiting_renewal_seconds and the metrics of the loop; nil
-	// counts nothing.
+	// Registerer registers kubejoin_csr_oldest_waiting_renewal_seconds and the metrics of the loop; nil
+	// disables them.
 	Registerer prometheus.Registerer
 }
 
 const (
-	// renewalsInterval is how often it is looked.
+	// renewalsInterval is the time between two checks.
 	renewalsInterval = 15 * time.Second
-	// issuedRenewalTTL is for how long it is known that a node got what it asked for: longer than a
-	// request is kept that waits.
+	// issuedRenewalTTL is how long an issued renewal is cached: longer than a waiting request is kept.
 	issuedRenewalTTL = 48 * time.Hour
-	// nodesTimeout is how long Nodes may take.
+	// nodesTimeout limits the time of a call of Nodes.
 	nodesTimeout = 5 * time.Second
 )
 
-// Run looks every 15 s until ctx ends, and returns nil then.
+// Run checks every 15 s until ctx ends, and then returns nil.
 func (r Renewals) Run(ctx context.Context) error {
 	if r.Informer == nil || r.Lifetime == nil {
 		return errors.New("waiting renewals: want an informer and lifetimes")
@@ -130,9 +129,9 @@ func (r Renewals) Run(ctx context.Context) error {
 		return nil
 	}
 	oldest := metrics.Gauge(r.Registerer, "kubejoin_csr_oldest_waiting_renewal_seconds",
-		"For how long the kubelet certificate has been asked for that a node of the cluster waits for the longest; 0 if none waits.").WithLabelValues()
+		"Age in seconds of the oldest certificate request that a kubelet waits for; 0 if none waits.").WithLabelValues()
 	defer r.Late(nil)
-	defer oldest.Set(0) // another replica looks, or nobody
+	defer oldest.Set(0) // another replica checks now, or none
 	got := map[renewal]time.Time{}
 	return loop.Loop{
 		Name: "waiting-renewals", Sweep: renewalsInterval, Logger: r.Logger, Registerer: r.Registerer,
@@ -144,7 +143,7 @@ func (r Renewals) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-// check tells of what is late, and gives the age of the oldest.
+// check reports late renewals, and returns the age of the oldest one that waits.
 func (r Renewals) check(ctx context.Context, got map[renewal]time.Time, now time.Time) time.Duration {
 	for of, at := range got {
 		if now.Sub(at) > issuedRenewalTTL {
@@ -174,7 +173,7 @@ func (r Renewals) check(ctx context.Context, got map[renewal]time.Time, now time
 	return oldest
 }
 
-// ofNodes leaves out the renewals of Nodes that are gone.
+// ofNodes removes the renewals of deleted Nodes.
 func (r Renewals) ofNodes(ctx context.Context, waiting []WaitingRenewal) []WaitingRenewal {
 	if r.Nodes == nil || len(waiting) == 0 {
 		return waiting

@@ -37,8 +37,8 @@ func requestFor(t *testing.T, commonName string) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// nodeRequest is a request of a user for a node's certificate so many minutes after the start, as the cache
-// has it.
+// nodeRequest returns a request of user for the certificate of node, created the given minutes after renewalStart,
+// as the cache has it.
 func nodeRequest(t *testing.T, minute int, signerName, user, node, state string) *certificates.CertificateSigningRequest {
 	t.Helper()
 	r := &certificates.CertificateSigningRequest{
@@ -75,39 +75,39 @@ func TestWaitingRenewalsFindsOldestPerNodeAndSigner(t *testing.T) {
 	type requests = []*certificates.CertificateSigningRequest
 	for name, test := range map[string]struct {
 		requests requests
-		want     string // the requests, the oldest first
+		want     string // names of the requests, oldest first
 	}{
-		"none":                       {nil, ""},
-		"one":                        {requests{own(1, "a", "")}, "a-1"},
-		"approved, and not signed":   {requests{own(1, "a", "approved")}, "a-1"},
-		"issued":                     {requests{own(1, "a", "issued")}, ""},
-		"denied":                     {requests{own(1, "a", "denied")}, ""},
-		"failed":                     {requests{own(1, "a", "failed")}, ""},
-		"asked again":                {requests{own(3, "a", ""), own(1, "a", ""), own(2, "a", "denied")}, "a-1"},
-		"a later one was issued":     {requests{own(1, "a", ""), own(2, "a", "issued")}, ""},
-		"in the same second":         {requests{own(1, "a", ""), own(1, "a", "issued")}, ""},
-		"an earlier one was issued":  {requests{own(2, "a", ""), own(1, "a", "issued"), own(3, "a", "")}, "a-2"},
-		"one of several is answered": {requests{own(1, "a", ""), own(2, "a", "issued"), own(3, "a", ""), own(4, "a", "")}, "a-3"},
-		"two nodes, oldest first":    {requests{own(2, "a", ""), own(1, "b", "")}, "b-1 a-2"},
-		"another node's was issued":  {requests{own(1, "a", ""), own(2, "b", "issued")}, "a-1"},
-		"both kinds":                 {requests{own(1, "a", ""), nodeRequest(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "")}, "a-1 a-2"},
-		"the other kind was issued":  {requests{own(1, "a", ""), nodeRequest(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "issued")}, "a-1"},
-		"a first certificate":        {requests{nodeRequest(t, 1, client, "system:bootstrap:qwertz", "a", "")}, ""},
-		"another node's name":        {requests{nodeRequest(t, 1, client, tokens.NodeUserPrefix+"a", "b", "")}, ""},
-		"its own after another's":    {requests{nodeRequest(t, 1, client, tokens.NodeUserPrefix+"a", "b", ""), own(2, "a", "")}, "a-2"},
-		"another signer":             {requests{nodeRequest(t, 1, certificates.KubeAPIServerClientSignerName, tokens.NodeUserPrefix+"a", "a", "")}, ""},
-		"not a request":              {requests{{Spec: certificates.CertificateSigningRequestSpec{SignerName: client, Username: tokens.NodeUserPrefix + "a", Request: []byte("x")}}}, ""},
+		"none":                      {nil, ""},
+		"one":                       {requests{own(1, "a", "")}, "a-1"},
+		"approved, and not signed":  {requests{own(1, "a", "approved")}, "a-1"},
+		"issued":                    {requests{own(1, "a", "issued")}, ""},
+		"denied":                    {requests{own(1, "a", "denied")}, ""},
+		"failed":                    {requests{own(1, "a", "failed")}, ""},
+		"several requests":          {requests{own(3, "a", ""), own(1, "a", ""), own(2, "a", "denied")}, "a-1"},
+		"a later one was issued":    {requests{own(1, "a", ""), own(2, "a", "issued")}, ""},
+		"in the same second":        {requests{own(1, "a", ""), own(1, "a", "issued")}, ""},
+		"an earlier one was issued": {requests{own(2, "a", ""), own(1, "a", "issued"), own(3, "a", "")}, "a-2"},
+		"one of several was issued": {requests{own(1, "a", ""), own(2, "a", "issued"), own(3, "a", ""), own(4, "a", "")}, "a-3"},
+		"two nodes, oldest first":   {requests{own(2, "a", ""), own(1, "b", "")}, "b-1 a-2"},
+		"another node's was issued": {requests{own(1, "a", ""), own(2, "b", "issued")}, "a-1"},
+		"both kinds":                {requests{own(1, "a", ""), nodeRequest(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "")}, "a-1 a-2"},
+		"the other kind was issued": {requests{own(1, "a", ""), nodeRequest(t, 2, serving, tokens.NodeUserPrefix+"a", "a", "issued")}, "a-1"},
+		"a first certificate":       {requests{nodeRequest(t, 1, client, "system:bootstrap:qwertz", "a", "")}, ""},
+		"another node's name":       {requests{nodeRequest(t, 1, client, tokens.NodeUserPrefix+"a", "b", "")}, ""},
+		"its own after another's":   {requests{nodeRequest(t, 1, client, tokens.NodeUserPrefix+"a", "b", ""), own(2, "a", "")}, "a-2"},
+		"another signer":            {requests{nodeRequest(t, 1, certificates.KubeAPIServerClientSignerName, tokens.NodeUserPrefix+"a", "a", "")}, ""},
+		"not a request":             {requests{{Spec: certificates.CertificateSigningRequestSpec{SignerName: client, Username: tokens.NodeUserPrefix + "a", Request: []byte("x")}}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var names []string
 			for _, w := range WaitingRenewals(test.requests) {
 				names = append(names, w.Request)
 				if want := strings.Split(w.Request, "-")[0]; w.Node != want || w.Signer == "" || w.Since.Before(renewalStart) {
-					t.Errorf("%+v", w)
+					t.Errorf("got %+v", w)
 				}
 			}
 			if got := strings.Join(names, " "); got != test.want {
-				t.Errorf("waiting are %q, want %q", got, test.want)
+				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
 	}
@@ -118,12 +118,13 @@ func TestRenewalPatienceDependsOnLifetime(t *testing.T) {
 		3 * time.Minute: 30 * time.Second, 10 * time.Minute: 30 * time.Second, time.Hour: 3 * time.Minute, 10 * time.Hour: 30 * time.Minute, 20 * time.Hour: time.Hour, 365 * 24 * time.Hour: time.Hour,
 	} {
 		if got := RenewalPatience(lifetime); got != want {
-			t.Errorf("certificates of %s: %s, want %s", lifetime, got, want)
+			t.Errorf("lifetime %s: got %s, want %s", lifetime, got, want)
 		}
 	}
 }
 
-// What is late is told at each look, by the lifetime of the node's certificates; of Nodes that are gone nothing is.
+// Each check reports the late renewals, depending on the lifetime of the certificates. Renewals of deleted Nodes
+// are not reported.
 func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &certificates.CertificateSigningRequest{}, 0, nil)
 	store := informer.GetStore()
@@ -157,13 +158,13 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 		t.Helper()
 		age := r.check(t.Context(), got, renewalStart.Add(time.Duration(minute)*time.Minute))
 		if age != oldest || strings.Join(reported, " ") != late {
-			t.Errorf("after %d minutes the oldest has waited for %s and late are %v, want %s and %q", minute, age, reported, oldest, late)
+			t.Errorf("after %d minutes: got oldest %s and late %v, want %s and %q", minute, age, reported, oldest, late)
 		}
 	}
 	look(0, 0, "")
 	put(nodeRequest(t, 0, client, tokens.NodeUserPrefix+"a", "a", ""))
-	put(nodeRequest(t, 0, serving, tokens.NodeUserPrefix+"b", "b", ""))            // of a signer that is not ours
-	put(nodeRequest(t, 0, client, tokens.NodeUserPrefix+"deleted", "deleted", "")) // of a Node that is not there
+	put(nodeRequest(t, 0, serving, tokens.NodeUserPrefix+"b", "b", ""))            // of a signer that kubejoin does not serve
+	put(nodeRequest(t, 0, client, tokens.NodeUserPrefix+"deleted", "deleted", "")) // of a Node that does not exist
 	look(30, 30*time.Minute, "")
 	soon := nodeRequest(t, 25, client, tokens.NodeUserPrefix+"short", "short", "")
 	put(soon)
@@ -179,7 +180,7 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	look(40, 40*time.Minute, "a-0 deleted-0 b-5")
 	nodesErr = nil
 
-	// Answered by a later request, which is deleted before the one that waits.
+	// A later request is issued, and is deleted before the waiting one.
 	later := nodeRequest(t, 41, client, tokens.NodeUserPrefix+"a", "a", "issued")
 	put(later)
 	look(42, 37*time.Minute, "b-5")
@@ -189,9 +190,9 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	look(200, 195*time.Minute, "b-5")
 	put(nodeRequest(t, 205, client, tokens.NodeUserPrefix+"a", "a", ""))
 	look(240, 235*time.Minute, "b-5 a-205")
-	// And is forgotten when the one that waits is gone as well.
+	// After both are gone, the controller forgets them.
 	look(41+49*60, time.Duration(41+49*60)*time.Minute, "a-0 b-5")
 	if len(got) > 0 {
-		t.Errorf("remembered for ever: %v", got)
+		t.Errorf("got %v still in memory, want nothing", got)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// reservedAge is how old the API server's word about its own and Services' addresses can be. A
-// rack of kubelets asks for serving certificates at once, and these hardly ever change.
+// reservedAge is how long the addresses of Services and the API server are cached. They hardly ever change,
+// and a rack of kubelets requests serving certificates at the same time.
 const reservedAge = time.Minute
 
 // Reserved returns what no node may have in a serving certificate: the addresses of Services, and the names
@@ -45,7 +45,7 @@ func (f *Facts) askReserved(ctx context.Context) (approval.Reserved, error) {
 		from = append(from, "configured ranges")
 	}
 	if len(r.Prefixes) == 0 {
-		return r, errors.New("the cluster does not tell which addresses Services have (ServiceCIDR, from Kubernetes 1.33 on): give kubejoin the --service-cluster-ip-range of kube-apiserver")
+		return r, errors.New("the address ranges of Services are unknown, because the cluster has no ServiceCIDR objects (Kubernetes 1.33 or later): set --service-cluster-ip-range as for kube-apiserver")
 	}
 	if r.APIServer, err = f.endpoints(ctx); err != nil {
 		return r, err
@@ -56,15 +56,15 @@ func (f *Facts) askReserved(ctx context.Context) (approval.Reserved, error) {
 		return r, err
 	}
 	for _, ip := range own {
-		// Whoever gave the range gave a wrong one: the others are not in it, either.
+		// The configured range is wrong. It does not contain the other Services, either.
 		if a, err := netip.ParseAddr(ip); err == nil && !slices.ContainsFunc(r.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
-			return r, fmt.Errorf("the Service default/kubernetes has address %s, which is not in %s: give kubejoin the --service-cluster-ip-range of kube-apiserver", ip, r.Prefixes)
+			return r, fmt.Errorf("the Service default/kubernetes has address %s, which is not in %s: set --service-cluster-ip-range as for kube-apiserver", ip, r.Prefixes)
 		}
 	}
 	if f.APIServers != nil {
 		more, err := f.APIServers(ctx)
 		if err != nil {
-			return r, fmt.Errorf("where the API server is reached: %w", err)
+			return r, fmt.Errorf("read addresses of the API server: %w", err)
 		}
 		if len(more) > 0 {
 			r.APIServer = append(r.APIServer, more...)
@@ -72,14 +72,14 @@ func (f *Facts) askReserved(ctx context.Context) (approval.Reserved, error) {
 		}
 	}
 	if len(r.APIServer) == 0 {
-		return r, errors.New("where the API server is reached is not known: the EndpointSlice default/kubernetes has no addresses")
+		return r, errors.New("the addresses of the API server are unknown: EndpointSlice default/kubernetes has no addresses")
 	}
 	r.APIServer = append(r.APIServer, own...)
 	r.Source = strings.Join(from, ", ")
 	return r, nil
 }
 
-// serviceCIDRs are none where the API server does not have that kind of object.
+// serviceCIDRs returns none if the API server does not have the ServiceCIDR API.
 func (f *Facts) serviceCIDRs(ctx context.Context) ([]netip.Prefix, error) {
 	list, err := f.Client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
@@ -101,8 +101,8 @@ func (f *Facts) serviceCIDRs(ctx context.Context) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// createEndpoints are the addresses of API servers. Each of them keeps its own in the one EndpointSlice
-// that has the name of the Service, unless it was told not to (--endpoint-reconciler-type=none).
+// endpoints returns the addresses of API servers. Each of them keeps its own address in the EndpointSlice
+// that has the name of the Service, unless it runs with --endpoint-reconciler-type=none.
 func (f *Facts) endpoints(ctx context.Context) ([]string, error) {
 	slice, err := f.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -118,7 +118,7 @@ func (f *Facts) endpoints(ctx context.Context) ([]string, error) {
 	return hosts, nil
 }
 
-// clusterIPs are the addresses at which Pods reach the API server.
+// clusterIPs returns the addresses at which Pods reach the API server.
 func (f *Facts) clusterIPs(ctx context.Context) ([]string, error) {
 	service, err := f.Client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

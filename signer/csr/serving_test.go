@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// createNode makes a Node and has it report addresses, and removes it at the end.
+// createNode creates or updates a Node that reports addresses. The Node is deleted after the test.
 func (w *world) createNode(name string, addresses ...string) *corev1.Node {
 	w.Helper()
 	nodes := w.admin.CoreV1().Nodes()
@@ -51,7 +51,7 @@ func (w *world) createNode(name string, addresses ...string) *corev1.Node {
 	return node
 }
 
-// createEndpoints are those that an API server keeps of itself.
+// createEndpoints creates the EndpointSlice in which an API server publishes its own addresses.
 func (w *world) createEndpoints(addresses ...string) {
 	w.Helper()
 	slices := w.admin.DiscoveryV1().EndpointSlices("default")
@@ -65,7 +65,7 @@ func (w *world) createEndpoints(addresses ...string) {
 	w.Cleanup(func() { _ = slices.Delete(context.Background(), "kubernetes", metav1.DeleteOptions{}) })
 }
 
-// waitForPermissions waits until the API server knows what the controller may do.
+// waitForPermissions waits until the API server knows the permissions of the controller.
 func (w *world) waitForPermissions() {
 	w.Helper()
 	w.poll("the controller's rights", func() bool {
@@ -101,7 +101,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if _, err := facts.Node(t.Context(), approval.Request{}, "facts-0"); !errors.Is(err, approval.ErrNoNode) {
-		t.Errorf("no Node: %v", err)
+		t.Errorf("missing Node: got %v, want ErrNoNode", err)
 	}
 
 	asked := []string{"198.51.100.1", "198.51.100.2", "2001:DB8::2", "::ffff:198.51.100.2", "SHARED.example.com", "facts-3", "198.51.100.9", "facts-2.example.com."}
@@ -116,14 +116,14 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 			want = []string{"facts-2"}
 		case "SHARED.example.com":
 			want = []string{"facts-2", "facts-3"}
-		case "facts-3": // which it need not report
+		case "facts-3": // its own name, which it need not report
 			want = []string{"facts-3"}
 		}
 		if !slices.Equal(reporters[address], want) {
-			t.Errorf("%s is reported by %q, want %q", address, reporters[address], want)
+			t.Errorf("%s: got reporters %q, want %q", address, reporters[address], want)
 		}
 	}
-	// It follows what they report.
+	// The facts follow the reported addresses.
 	w.createNode("facts-3", "198.51.100.9")
 	w.poll("the new address", func() bool {
 		reporters, err := facts.Reporters(t.Context(), "facts-1", []string{"198.51.100.9", "198.51.100.3"})
@@ -135,10 +135,10 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 
 	without := &csr.Facts{Client: w.restrict}
 	if _, err := without.Node(t.Context(), approval.Request{}, "facts-1"); err == nil {
-		t.Error("a Node without Nodes")
+		t.Error("Node without an informer: got no error")
 	}
 	if _, err := without.Reporters(t.Context(), "facts-1", asked); err == nil {
-		t.Error("reporters without Nodes")
+		t.Error("Reporters without an informer: got no error")
 	}
 	stopped, stop := context.WithCancel(context.Background())
 	stop()
@@ -147,11 +147,11 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := (&csr.Facts{Client: w.restrict, Nodes: unread}).Reporters(stopped, "facts-1", asked); !errors.Is(err, context.Canceled) {
-		t.Errorf("Nodes that have not been read: %v", err)
+		t.Errorf("informer that has not synced: got %v", err)
 	}
 }
 
-// oldAPIServer answers as an API server that has no ServiceCIDRs, and counts what is asked.
+// oldAPIServer is a transport to an API server without ServiceCIDRs, until has is set. It counts the requests.
 type oldAPIServer struct {
 	next  http.RoundTripper
 	has   *atomic.Bool
@@ -161,7 +161,7 @@ type oldAPIServer struct {
 func (o oldAPIServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	o.asked.Add(1)
 	if !o.has.Load() {
-		// What an API server answers on a path that it does not serve.
+		// Causes the response for a path that the API server does not serve.
 		r.URL.Path = strings.Replace(r.URL.Path, "networking.k8s.io/v1/", "networking.k8s.io/v0/", 1)
 	}
 	return o.next.RoundTrip(r)
@@ -182,7 +182,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 		return func(context.Context) ([]string, error) { return hosts, nil }
 	}
 	prefix := netip.MustParsePrefix
-	const services, first = "10.96.0.0/16", "10.96.0.1" // of the test's cluster
+	const services, first = "10.96.0.0/16", "10.96.0.1" // of the test cluster
 	check := func(name string, facts *csr.Facts, wantPrefixes []netip.Prefix, wantHosts []string, wantErr string) {
 		t.Helper()
 		facts.Client = client
@@ -203,16 +203,16 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	check("old cluster, wrong range", &csr.Facts{APIServers: server("a"), ServiceCIDRs: []netip.Prefix{prefix("10.97.0.0/16")}}, nil, nil, "--service-cluster-ip-range")
 	check("old cluster, range given", &csr.Facts{APIServers: server("a"), ServiceCIDRs: []netip.Prefix{prefix(services)}}, []netip.Prefix{prefix(services)}, []string{"a", first}, "")
 	has.Store(true)
-	check("nobody knows the API server", &csr.Facts{}, nil, nil, "default/kubernetes")
-	check("nobody says where the API server is", &csr.Facts{APIServers: failing}, nil, nil, "no cluster-info")
-	check("the cluster tells", &csr.Facts{APIServers: server("a", "b")}, []netip.Prefix{prefix(services)}, []string{"a", "b", first}, "")
+	check("no source for the API server", &csr.Facts{}, nil, nil, "default/kubernetes")
+	check("source of the API server fails", &csr.Facts{APIServers: failing}, nil, nil, "no cluster-info")
+	check("ServiceCIDRs of the cluster", &csr.Facts{APIServers: server("a", "b")}, []netip.Prefix{prefix(services)}, []string{"a", "b", first}, "")
 	w.createEndpoints("198.51.100.10", "198.51.100.11")
 	check("endpoints", &csr.Facts{}, []netip.Prefix{prefix(services)}, []string{"198.51.100.10", "198.51.100.11", first}, "")
 	check("everything", &csr.Facts{APIServers: server("a"), ServiceCIDRs: []netip.Prefix{prefix("fd00:1::/112")}},
 		[]netip.Prefix{prefix(services), prefix("fd00:1::/112")}, []string{"198.51.100.10", "198.51.100.11", "a", first}, "")
-	check("down", &csr.Facts{APIServers: failing}, nil, nil, "no cluster-info")
+	check("source fails after endpoints exist", &csr.Facts{APIServers: failing}, nil, nil, "no cluster-info")
 
-	// Asked once for many, and again after a failure.
+	// Results are cached; failures are not.
 	facts := &csr.Facts{Client: client}
 	before := asked.Load()
 	for range 10 {
@@ -220,21 +220,21 @@ func TestReservedCombinesAllSources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		clear(got.Prefixes) // is the caller's own
+		clear(got.Prefixes) // the result belongs to the caller
 	}
 	if n := asked.Load() - before; n != 3 {
-		t.Errorf("%d calls for ten times, want 3", n)
+		t.Errorf("got %d requests for ten calls, want 3", n)
 	}
 	if got, _ := facts.Reserved(t.Context()); !slices.Equal(got.Prefixes, []netip.Prefix{prefix(services)}) {
-		t.Errorf("what a caller changed is kept: %v", got.Prefixes)
+		t.Errorf("a caller changed the cached prefixes: got %v", got.Prefixes)
 	}
 	denied := &csr.Facts{Client: w.as("somebody")}
 	if _, err := denied.Reserved(t.Context()); !apierrors.IsForbidden(err) {
-		t.Errorf("without permission: %v, want that", err)
+		t.Errorf("without permission: got %v, want Forbidden", err)
 	}
 }
 
-// TestApprovesServingCertificatesOnEvidence shows the rule at work between real objects.
+// The rule for serving certificates works with real Nodes and CSR objects.
 func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	w := newWorld(t)
 	w.waitForPermissions()
@@ -266,7 +266,7 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	}
 	as := func(node string) kubernetes.Interface { return w.as("system:node:"+node, "system:nodes") }
 
-	// Twice, as a renewal is no different.
+	// Twice, because a renewal follows the same rule.
 	for range 2 {
 		name := askAs(as("serving-1"), "serving-1", "198.51.100.1", "serving-1")
 		w.await(name, "certificate", func(r *certificates.CertificateSigningRequest) bool { return len(r.Status.Certificate) > 0 })
@@ -293,7 +293,7 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 		})
 	}
 
-	// What can change is waited for, and granted when it is there.
+	// The request waits for a Node and its address, and is approved when both exist.
 	early := askAs(as("serving-3"), "serving-3", "198.51.100.3", "serving-3")
 	waits := func(reason string) {
 		t.Helper()
@@ -305,12 +305,12 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	w.createNode("serving-3", "198.51.100.3", "serving-3")
 	w.await(early, "certificate", func(r *certificates.CertificateSigningRequest) bool { return len(r.Status.Certificate) > 0 })
 
-	// Somebody else's request is people's to decide.
+	// Requests of users other than the node need manual approval.
 	other := askAs(w.bootstrap(), "serving-1", "198.51.100.1") // a node would be refused by admission
 	w.poll("left alone", func() bool {
 		return w.count("kubejoin_csr_decisions_total", "verdict=none", "reason="+approval.ReasonNotByNode) > 0
 	})
 	if r := w.await(other, "request", func(*certificates.CertificateSigningRequest) bool { return true }); len(r.Status.Conditions) > 0 {
-		t.Errorf("it was decided: %v", r.Status.Conditions)
+		t.Errorf("got conditions %v, want none", r.Status.Conditions)
 	}
 }

@@ -40,7 +40,7 @@ const (
 	bootstrapGroup = "system:bootstrappers:kubeadm:default-node-token"
 )
 
-// world is the shared cluster and a controller on it.
+// world is the shared cluster with a controller on it.
 type world struct {
 	*testing.T
 	cluster  *cluster.Cluster
@@ -53,7 +53,7 @@ type world struct {
 	issued   *certlint.Log
 }
 
-// newWorld makes a world without a controller. All CSRs are deleted before and after.
+// newWorld returns a world without a controller. It deletes all CSRs before and after the test.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	c := cluster.Shared(t)
@@ -64,7 +64,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{T: t, cluster: c, admin: unlimited(t, c.AdminConfig()), metrics: prometheus.NewRegistry(), ca: ca, roots: c.CAPool(), issued: &certlint.Log{}}
 	t.Cleanup(func() {
 		if n, findings := w.issued.Findings(); len(findings) > 0 {
-			t.Errorf("of %d certificates issued: %s", n, certlint.Summary(findings))
+			t.Errorf("%d issued certificates: lint findings: %s", n, certlint.Summary(findings))
 		}
 	})
 	w.restrict = w.controllerIdentity()
@@ -84,15 +84,14 @@ func unlimited(t *testing.T, config *rest.Config) kubernetes.Interface {
 }
 
 func (w *world) deleteAll() {
-	// Not the test's context: that has ended at cleanup.
+	// The context of the test is canceled at cleanup.
 	err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{})
 	if err != nil {
 		w.Error(err)
 	}
 }
 
-// controllerIdentity is a service account with the permissions that the controllers need, and
-// no others.
+// controllerIdentity returns a client of a service account with only the permissions that the controllers need.
 func (w *world) controllerIdentity() kubernetes.Interface {
 	w.Helper()
 	ctx := w.Context()
@@ -132,7 +131,7 @@ func (w *world) controllerIdentity() kubernetes.Interface {
 	return unlimited(w.T, config)
 }
 
-// authority is one as kubejoin has it; change alters it before it is used.
+// authority returns an authority as kubejoin configures it.
 func (w *world) authority(ca func() (*signer.CA, error)) *signer.Authority {
 	return &signer.Authority{
 		Facts:   &csr.Facts{Client: w.restrict},
@@ -141,7 +140,7 @@ func (w *world) authority(ca func() (*signer.CA, error)) *signer.Authority {
 	}
 }
 
-// run starts something that ends with the test.
+// run runs a function until the end of the test.
 func (w *world) run(run func(context.Context) error) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -162,7 +161,7 @@ func (w *world) startController() {
 	}.Run)
 }
 
-// as is a client that is another user.
+// as returns a client of another user.
 func (w *world) as(name string, groups ...string) kubernetes.Interface {
 	w.Helper()
 	config := w.cluster.AdminConfig()
@@ -170,12 +169,12 @@ func (w *world) as(name string, groups ...string) kubernetes.Interface {
 	return unlimited(w.T, config)
 }
 
-// bootstrap is a machine with a bootstrap token of kubeadm's group.
+// bootstrap returns a client with a bootstrap token in the group of kubeadm.
 func (w *world) bootstrap() kubernetes.Interface {
 	return w.as("machine", "system:bootstrappers", bootstrapGroup)
 }
 
-// allowAsking lets a group make CSRs, and returns when the API server knows of it.
+// allowAsking allows a group to create CSRs and waits until the API server knows the permission.
 func (w *world) allowAsking(group string) error {
 	_, err := w.admin.RbacV1().ClusterRoleBindings().Create(w.Context(), &rbac.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-test-"},
@@ -231,7 +230,7 @@ func (w *world) ask(client kubernetes.Interface, signerName, node string, templa
 	return object
 }
 
-// await polls until the object is as wanted.
+// await polls until wanted returns true for the object.
 func (w *world) await(name, what string, wanted func(*certificates.CertificateSigningRequest) bool) *certificates.CertificateSigningRequest {
 	w.Helper()
 	var last *certificates.CertificateSigningRequest
@@ -251,7 +250,7 @@ func (w *world) poll(what string, wanted func() bool) {
 	deadline := time.Now().Add(30 * time.Second)
 	for !wanted() {
 		if time.Now().After(deadline) {
-			w.Fatalf("%s: not within 30 s", what)
+			w.Fatalf("%s: did not happen within 30 s", what)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -313,7 +312,7 @@ func (w *world) awaitEvent(object *certificates.CertificateSigningRequest, reaso
 	return found
 }
 
-// count sums a counter over all label values that are given as name=value.
+// count returns the sum of a counter over all series with the given labels (name=value).
 func (w *world) count(name string, labels ...string) float64 {
 	w.Helper()
 	families, err := w.metrics.Gather()
@@ -342,7 +341,7 @@ func (w *world) count(name string, labels ...string) float64 {
 	return sum
 }
 
-// askLabelled is ask for a node's client certificate with a key that is there.
+// askLabelled creates a labelled request for the client certificate of a node with an existing key.
 func (w *world) askLabelled(client kubernetes.Interface, node string, labels map[string]string, key crypto.Signer) *certificates.CertificateSigningRequest {
 	w.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
@@ -364,7 +363,7 @@ func (w *world) askLabelled(client kubernetes.Interface, node string, labels map
 	return object
 }
 
-// pending counts the requests with a label that have no certificate.
+// pending returns the number of requests with a label and without a certificate.
 func (w *world) pending(selector string) int {
 	w.Helper()
 	list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(w.Context(), metav1.ListOptions{LabelSelector: selector})

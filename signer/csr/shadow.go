@@ -10,7 +10,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// What would be done about a request, in kubejoin_csr_shadow_total, beside the verdicts of rules.
+// Values of the label "would" of kubejoin_csr_shadow_total, in addition to the verdicts of rules.
 const (
 	wouldSign = "sign"
 	wouldFail = "fail"
@@ -58,11 +58,11 @@ func (h *handler) shadowDecision(ctx context.Context, csr *certificates.Certific
 		return h.shadowWait(csr, d), nil
 	}
 	h.would(csr, d.Verdict.String(), d.Reason, d.Message)
-	// Somebody else may approve it yet: then it is asked whether it would be signed.
+	// Another client may still approve it. Then shadow reports whether kubejoin would sign it.
 	return noRetry, nil
 }
 
-// shadowWait says once for what a request would wait, and once more that it would have been in vain.
+// shadowWait reports once why a request would wait, and again when kubejoin would give up.
 func (h *handler) shadowWait(csr *certificates.CertificateSigningRequest, d approval.Decision) retry {
 	if !time.Now().Before(csr.CreationTimestamp.Add(approval.MaxWait)) {
 		h.would(csr, d.Verdict.String(), d.Reason, d.Message)
@@ -76,5 +76,5 @@ func (h *handler) shadowWait(csr *certificates.CertificateSigningRequest, d appr
 
 func (h *handler) would(csr *certificates.CertificateSigningRequest, what, reason, message string) {
 	h.counts.shadow.WithLabelValues(csr.Spec.SignerName, what, reason).Inc()
-	h.logOf(csr).Info("shadow: nothing is written", "would", what, "reason", reason, "message", message)
+	h.logOf(csr).Info("shadow mode: decision not written", "would", what, "reason", reason, "message", message)
 }

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestShadowModeWritesNothing has a controller look on: it says what it would do, and nothing is written.
+// In shadow mode the controller counts what it would do and writes nothing.
 func TestShadowModeWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	authority := w.authority(signer.Fixed(w.ca))
@@ -38,16 +38,16 @@ func TestShadowModeWritesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(object.Status.Certificate) > 0 || len(object.Status.Conditions) != 1 {
-			t.Errorf("%s: %+v", name, object.Status)
+			t.Errorf("%s: got status %+v, want only the approval", name, object.Status)
 		}
 		events, err := w.admin.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 		if err != nil || len(events.Items) > 0 {
-			t.Errorf("%d Events about %s, %v", len(events.Items), name, err)
+			t.Errorf("got %d Events about %s, %v, want none", len(events.Items), name, err)
 		}
 	}
 	for _, real := range []string{"kubejoin_csr_decisions_total", "kubejoin_csr_signed_total", "kubejoin_csr_sign_failures_total", "kubejoin_csr_signed_by_other_total"} {
 		if n := w.count(real); n != 0 {
-			t.Errorf("%s is %v", real, n)
+			t.Errorf("%s: got %v, want 0", real, n)
 		}
 	}
 }
@@ -59,11 +59,11 @@ func (w *world) wantUnchanged(asked *certificates.CertificateSigningRequest) {
 		w.Fatal(err)
 	}
 	if now.ResourceVersion != asked.ResourceVersion {
-		w.Errorf("%s was written: %+v", asked.Name, now.Status)
+		w.Errorf("%s: got a write, want none: %+v", asked.Name, now.Status)
 	}
 }
 
-// switched leaves requests alone until it is switched on.
+// switched is a rule that decides nothing until it is switched on.
 type switched struct{ on, asked *atomic.Int32 }
 
 func (switched) Name() string { return "switched" }
@@ -76,8 +76,7 @@ func (s switched) Decide(context.Context, approval.Request, approval.Facts) (app
 	return approval.Decision{Verdict: approval.Approve, Reason: "On", Message: "it is on"}, nil
 }
 
-// TestAgainDecidesWaitingRequestsAtOnce has what the rules go by change: requests that wait for longer and longer are decided
-// at once.
+// After a hint on the channel Again, waiting requests are decided at once, without the backoff.
 func TestAgainDecidesWaitingRequestsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	rule := switched{&atomic.Int32{}, &atomic.Int32{}}
@@ -91,12 +90,12 @@ func TestAgainDecidesWaitingRequestsAtOnce(t *testing.T) {
 		Approve: true, Sign: true, Again: again, Registerer: w.metrics,
 	}.Run)
 	asked := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
-	w.poll("looks at the request", func() bool { return rule.asked.Load() >= 4 }) // the next one is 8 s off
+	w.poll("looks at the request", func() bool { return rule.asked.Load() >= 4 }) // the next retry is 8 s away
 	rule.on.Store(1)
 	began := time.Now()
 	again <- struct{}{}
 	w.awaitIssued(asked.Name)
 	if took := time.Since(began); took > 6*time.Second {
-		t.Errorf("it took %s after the hint", took)
+		t.Errorf("got a certificate %s after the hint, want within 6s", took)
 	}
 }

@@ -15,11 +15,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// byNode is the index of issued requests by the node that their certificate is for.
+// byNode is the index of issued requests by the node name in their certificate.
 const byNode = "certificate-of-node"
 
-// maxShared is how many certificates of one name are compared with a new one: a token without
-// limits can have any number.
+// maxShared limits how many certificates of one node name are compared with a new one. A token without
+// limits can obtain any number of them.
 const maxShared = 100
 
 var nodeIndex = cache.Indexers{byNode: func(object any) ([]string, error) {
@@ -33,7 +33,7 @@ var nodeIndex = cache.Indexers{byNode: func(object any) ([]string, error) {
 	return nil, nil
 }}
 
-// leaf is the certificate that was issued; nil if it cannot be read.
+// leaf returns the issued certificate; nil if it cannot be parsed.
 func leaf(csr *certificates.CertificateSigningRequest) *x509.Certificate {
 	block, _ := pem.Decode(csr.Status.Certificate)
 	if block == nil {
@@ -46,7 +46,7 @@ func leaf(csr *certificates.CertificateSigningRequest) *x509.Certificate {
 	return cert
 }
 
-// nodeOf is the node that an API server takes the holder of the certificate for; empty if none.
+// nodeOf returns the node as which an API server authenticates the certificate; empty if none.
 func nodeOf(cert *x509.Certificate) string {
 	if cert == nil || !slices.Contains(cert.Subject.Organization, tokens.NodesGroup) {
 		return ""
@@ -59,21 +59,21 @@ func nodeOf(cert *x509.Certificate) string {
 	return node
 }
 
-// noticeShared reports a first certificate for a node name of which another certificate is valid:
-// two machines may hold the name. A token without limits leaves no claim, so nothing else shows it.
+// noticeShared reports a first certificate for a node name while another certificate for that name is
+// valid: two machines may use the name. A token without limits leaves no claim, so nothing else shows this.
 func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 	cert := leaf(csr)
 	node := nodeOf(cert)
-	if node == "" || csr.Spec.Username == tokens.NodeUserPrefix+node { // a node renews
+	if node == "" || csr.Spec.Username == tokens.NodeUserPrefix+node { // a renewal
 		return
 	}
 	others, err := h.byNode.ByIndex(byNode, node)
 	if err != nil {
-		h.log.Error("certificates of a node cannot be looked up", "error", err) // the index is missing
+		h.log.Error("cannot look up certificates of a node", "error", err) // the index is missing
 		return
 	}
 	for _, object := range others[:min(len(others), maxShared)] {
-		other := object.(*certificates.CertificateSigningRequest) // nodeIndex passes over all else
+		other := object.(*certificates.CertificateSigningRequest) // nodeIndex contains no other type
 		if !h.signs(other) {
 			continue
 		}
@@ -84,9 +84,9 @@ func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 		otherName, otherUser := foreign.Text(other.Name, foreign.MaxName), foreign.Text(other.Spec.Username, foreign.MaxName)
 		h.counts.shared.WithLabelValues(csr.Spec.SignerName).Inc()
 		h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSharedNodeName,
-			"Another certificate for node %s is valid until %s, with another key: it was issued on request %q of user %q. Two machines may hold this name, unless one machine asked again; see: kubejoin explain %s",
+			"Another certificate for node %s, with another key, is valid until %s (request %q of user %q). Two machines use this name, or one machine made a second request; see: kubejoin explain %s",
 			node, known.NotAfter.UTC().Format(time.RFC3339), otherName, otherUser, node)
-		h.logOf(csr).Warn("two certificates of one node name are valid", "node", node, "other_csr", otherName, "other_user", otherUser)
+		h.logOf(csr).Warn("node name has two valid certificates with different keys", "node", node, "other_csr", otherName, "other_user", otherUser)
 		return
 	}
 }

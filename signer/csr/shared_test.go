@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 )
 
-// The second first certificate for a node name is reported; a renewal is not.
+// A second first certificate for a node name is reported, but not a renewal.
 func TestReportsSecondCertificateOfNodeName(t *testing.T) {
 	w := newWorld(t)
 	w.startController()
@@ -20,11 +20,11 @@ func TestReportsSecondCertificateOfNodeName(t *testing.T) {
 	w.awaitIssued(w.ask(w.as("system:node:worker-1", "system:nodes"), kubelet, "worker-1", nil, nil).Name) // a renewal
 	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-2", nil, nil).Name)
 	if n := w.count("kubejoin_csr_shared_node_names_total"); n != 0 {
-		t.Errorf("%v names are said to be shared, want none yet", n)
+		t.Errorf("got %v reports of shared names, want none yet", n)
 	}
 	second := w.ask(w.as("other", "system:bootstrappers", bootstrapGroup), kubelet, "worker-1", nil, nil)
 	if e := w.awaitEvent(second, "SharedNodeName"); !strings.Contains(e.Message, "node worker-1") {
-		t.Errorf("the Event says %q", e.Message)
+		t.Errorf("got Event message %q", e.Message)
 	}
 	w.poll("the count", func() bool { return w.count("kubejoin_csr_shared_node_names_total", "signer="+kubelet) == 1 })
 	for _, o := range []*certificates.CertificateSigningRequest{first, second} {

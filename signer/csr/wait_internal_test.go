@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// A request that waits is told until when, once, and at its deadline that it is left alone.
+// A waiting request gets one Event with its deadline for each reason, and one more at the deadline.
 func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 	events := record.NewFakeRecorder(10)
 	h := &handler{
@@ -35,7 +35,7 @@ func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 	created := time.Now().Add(-time.Minute)
 	csr := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.NewTime(created)}}
 	if next := h.wait(csr, d, h.log); next != retrySoon {
-		t.Errorf("looked at again %v", next)
+		t.Errorf("got next retry %v, want soon", next)
 	}
 	until := created.Add(approval.MaxWait).UTC().Format(time.RFC3339)
 	if e := event(); !strings.HasPrefix(e, "Normal AddressNotReported the Node has no address yet") || !strings.HasSuffix(e, "until "+until) {
@@ -43,48 +43,48 @@ func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 	}
 	h.queue.AddRateLimited(itemOf(csr))
 	if h.wait(csr, d, h.log); len(events.Events) > 0 {
-		t.Error("told again:", event())
+		t.Error("got a second Event:", event())
 	}
 	d.Reason, d.Message = "NodeNotFound", "the Node is gone"
-	for range 2 { // what it waits for now is told, and once
+	for range 2 { // a new reason causes one Event
 		h.wait(csr, d, h.log)
 	}
-	if e := event(); len(events.Events) > 0 || !strings.HasPrefix(e, "Normal NodeNotFound the Node is gone; it is looked at again until "+until) {
-		t.Errorf("%d more Events than one, which says %q", len(events.Events), e)
+	if e := event(); len(events.Events) > 0 || !strings.HasPrefix(e, "Normal NodeNotFound the Node is gone; kubejoin retries until "+until) {
+		t.Errorf("got %d Events more than one: %q", len(events.Events), e)
 	}
 	d.Reason = "AddressNotReported"
 	csr.CreationTimestamp = metav1.NewTime(time.Now().Add(-approval.MaxWait))
 	if next := h.wait(csr, d, h.log); next != noRetry {
-		t.Errorf("past its deadline it is looked at again %v", next)
+		t.Errorf("after the deadline: got next retry %v, want none", next)
 	}
-	if e := event(); !strings.HasPrefix(e, "Warning AddressNotReported") || !strings.Contains(e, "not looked at again") {
+	if e := event(); !strings.HasPrefix(e, "Warning AddressNotReported") || !strings.Contains(e, "kubejoin stopped retrying after 1h0m0s") {
 		t.Error(e)
 	}
-	// Who has to be asked may be away for longer.
+	// If facts are unavailable, the deadline is later.
 	d.Reason, d.Message = approval.ReasonFactsUnavailable, "timeout"
 	if next := h.wait(csr, d, h.log); next != retrySoon {
-		t.Errorf("without an answer it is looked at again %v", next)
+		t.Errorf("facts unavailable: got next retry %v, want soon", next)
 	}
 	until = csr.CreationTimestamp.Add(maxUndecided).UTC().Format(time.RFC3339)
-	if e := event(); e != "Normal FactsUnavailable timeout; it is looked at again until "+until {
+	if e := event(); e != "Normal FactsUnavailable timeout; kubejoin retries until "+until {
 		t.Error(e)
 	}
 	csr.CreationTimestamp = metav1.NewTime(time.Now().Add(-maxUndecided))
-	if next := h.wait(csr, d, h.log); next != noRetry || !strings.HasPrefix(event(), "Warning FactsUnavailable timeout; it has waited for 24h0m0s") {
-		t.Errorf("a day later it is looked at again %v", next)
+	if next := h.wait(csr, d, h.log); next != noRetry || !strings.HasPrefix(event(), "Warning FactsUnavailable timeout; kubejoin stopped retrying after 24h0m0s") {
+		t.Errorf("a day later: got next retry %v, want none", next)
 	}
 }
 
-// A person may approve an old request: it was in order, and waits for its turn alone.
+// Somebody may approve an old request. It then only waits for the rate of its requester and has no deadline.
 func TestApprovedRequestWaitsForRateHoweverOld(t *testing.T) {
 	h := &handler{recorder: record.NewFakeRecorder(10), log: slog.New(slog.DiscardHandler)}
 	d := approval.Decision{Verdict: approval.Wait, Reason: signer.ReasonTooManyCertificates, Message: "later"}
 	csr := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.NewTime(time.Now().Add(-2 * approval.MaxWait))}}
 	if next := h.wait(csr, d, h.log); next != noRetry {
-		t.Errorf("one that nobody has approved is looked at again %v", next)
+		t.Errorf("not approved: got next retry %v, want none", next)
 	}
 	csr.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateApproved, Status: corev1.ConditionTrue}}
 	if next := h.wait(csr, d, h.log); next != retrySoon {
-		t.Errorf("one that was approved is looked at again %v", next)
+		t.Errorf("approved: got next retry %v, want soon", next)
 	}
 }
