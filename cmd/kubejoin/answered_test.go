@@ -13,7 +13,7 @@ import (
 // Check responses as in a build with the tag apicheck, since scripts run this program as kubejoin.
 func init() { wrapHandler = openapicheck.Served(server.OpenAPI()) }
 
-// What checks answers is in no program that is shipped.
+// A release build must not contain the check of responses: it costs time and memory.
 func TestReleaseBuildExcludesResponseCheck(t *testing.T) {
 	t.Parallel()
 	for tags, want := range map[string]bool{"": false, "apicheck": true} {
@@ -22,12 +22,12 @@ func TestReleaseBuildExcludesResponseCheck(t *testing.T) {
 			t.Fatal(err)
 		}
 		if has := strings.Contains(string(out), "/internal/testing/openapicheck\n"); has != want {
-			t.Errorf("tags %q: the check is in the program: %t, want %t", tags, has, want)
+			t.Errorf("tags %q: program contains the check: got %t, want %t", tags, has, want)
 		}
 	}
 }
 
-// checkResponses holds what all the scripts were answered against openapi.yaml.
+// checkResponses compares the responses in all scripts with openapi.yaml.
 func checkResponses(t *testing.T, file string) {
 	var answers openapicheck.Tally
 	err := answers.AddFile(file)
@@ -36,6 +36,6 @@ func checkResponses(t *testing.T, file string) {
 		t.Error(err)
 	}
 	if answers.Len() == 0 {
-		t.Error("nothing is answered in all the scripts: this check could not fail")
+		t.Error("got no responses in all scripts, so this check cannot fail")
 	}
 }

@@ -21,10 +21,10 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// discoverTimeout is how long cluster-info is asked for.
+// discoverTimeout limits all requests of the command together: discovery, cluster-info and the new token.
 const discoverTimeout = 30 * time.Second
 
-// maxTokenFile is the most bytes of a file with one token.
+// maxTokenFile is how many bytes of a token file are read.
 const maxTokenFile = 4 << 10
 
 // bootstrapOptions are the flags of kubeconfig bootstrap.
@@ -48,7 +48,7 @@ type bootstrapOptions struct {
 func kubeconfigCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kubeconfig",
-		Short: "Make kubeconfig files",
+		Short: "Create kubeconfig files",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -60,36 +60,35 @@ func bootstrapKubeconfigCommand() *cobra.Command {
 	var o bootstrapOptions
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
-		Short: "Make a kubelet's bootstrap-kubelet.conf",
-		Long: `Make the kubeconfig for a kubelet's --bootstrap-kubeconfig, by which it asks for its
-first client certificate: for machines that are installed without kubeadm.
+		Short: "Create the bootstrap kubeconfig of a kubelet",
+		Long: `Create the file for a kubelet's --bootstrap-kubeconfig, for machines that are installed
+without kubeadm. The kubelet requests its first client certificate with it.
 
-Who the kubelet is until then is one of
-  a new bootstrap token  which is made as 'kubejoin token create' does
-  a bootstrap token      --token-file, or - for standard input
-  a static user          --user, with its line in --token-auth-file
+The credential in the file is one of:
+  (no flag)                a new bootstrap token, like from 'kubejoin token create'
+  --token-file             an existing bootstrap token
+  --user, --token-auth-file
+                           a static user, see 'kubejoin token generate --help'
 
-Where it goes, and what it trusts there, is one of
-  cluster-info           of the cluster or kubejoin server that tokens are made in
-  files                  --api-server, with its CA in --ca-file
-  discovery              --discovery HOST:PORT and --discovery-token-ca-cert-hash,
-                         as kubeadm join does it, with a bootstrap token
+The API server and its CA come from one of:
+  (no flag)                cluster-info of the cluster or the kubejoin server
+  --api-server, --ca-file  flags
+  --discovery, --discovery-token-ca-cert-hash
+                           discovery with the bootstrap token, like in kubeadm join
 
-A static user is a line of kube-apiserver's --token-auth-file, which 'kubejoin token
-generate -o csv' makes. It never expires, and kube-apiserver reads the file when it
-starts and not again: a line that is taken away is good until the next restart. A
-bootstrap token ends by itself and can be deleted.
+Prefer a bootstrap token: it expires and you can delete it. A static user never expires,
+and kube-apiserver accepts a removed one until it restarts.
 
-What either may do is a matter of RBAC: ClusterRole system:node-bootstrapper, and
-system:certificates.k8s.io:certificatesigningrequests:nodeclient to have the request
-approved without a person.` + remoteHelp,
-		Example: `  # with a token for this one machine
+The credential needs ClusterRole system:node-bootstrapper. For automatic approval it also
+needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remoteHelp,
+		Example: `  # with a new token for this machine
   kubejoin kubeconfig bootstrap --max-nodes 1 --node-name worker-7 -o bootstrap-kubelet.conf
 
-  # with one that is there, and no cluster asked
+  # with an existing token, without contacting a cluster
   kubejoin kubeconfig bootstrap --token-file token --ca-file ca.crt \
     --api-server https://api.example.com:6443 -o /etc/kubernetes/bootstrap-kubelet.conf
 
+  # with a static user
   kubejoin kubeconfig bootstrap --user kubelet-bootstrap --token-auth-file token.csv \
     --kubeconfig admin.conf -o bootstrap-kubelet.conf`,
 		Args: noArgs,
@@ -103,16 +102,16 @@ approved without a person.` + remoteHelp,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&o.tokenFile, "token-file", "", "file with a bootstrap token; - is standard input")
-	f.StringVar(&o.user, "user", "", "name of a static user, such as kubelet-bootstrap")
-	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", "kube-apiserver's file of static users, of lines token,user,uid,\"group1,group2\"")
-	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "how long a new token lives; 0 is for ever")
-	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("how many nodes may join with a new token, 1 to %d (default any number)", tokens.MaxNodes))
-	f.StringSliceVar(&o.nodeNames, "node-name", nil, "name that a node may join under with a new token, or a pattern (repeatable; default any)")
-	f.StringVar(&o.description, "description", "", "what a new token is for, in words")
-	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server, whose CA is in --ca-file then")
-	f.StringVar(&o.discovery, "discovery", "", "HOST:PORT to ask for cluster-info as a joining machine does")
-	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "CA that may be trusted then, as sha256:HEX (repeatable)")
-	f.StringVarP(&o.outputFile, "output-file", "o", "", "write to this file, which only its owner can read (default: standard output)")
+	f.StringVar(&o.user, "user", "", "name of a static user, for example kubelet-bootstrap")
+	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", "kube-apiserver's CSV file of static users, lines of token,user,uid,\"group1,group2\"")
+	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "lifetime of a new token (0: never expires)")
+	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join with a new token, 1 to %d (default: unlimited)", tokens.MaxNodes))
+	f.StringSliceVar(&o.nodeNames, "node-name", nil, "node name that a new token allows, or a pattern such as 'worker-*' (repeatable; default: any)")
+	f.StringVar(&o.description, "description", "", "description of a new token")
+	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server, with its CA in --ca-file")
+	f.StringVar(&o.discovery, "discovery", "", "HOST:PORT to fetch cluster-info from, like a joining machine")
+	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "with --discovery: pin of a trusted CA, as sha256:HEX (repeatable)")
+	f.StringVarP(&o.outputFile, "output-file", "o", "", "file to write, with mode 0600 (default: standard output)")
 	o.remoteOptions.register(cmd)
 	return cmd
 }
@@ -120,10 +119,10 @@ approved without a person.` + remoteHelp,
 func (o *bootstrapOptions) check() error {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	old := "" // what says who the kubelet is
+	old := "" // the flag that gives an existing credential; empty for a new token
 	switch {
 	case o.tokenFile != "" && (o.user != "" || o.tokenAuthFile != ""):
-		fail("--token-file: want this or --user with --token-auth-file, and not both")
+		fail("--token-file: excludes --user and --token-auth-file")
 	case (o.user == "") != (o.tokenAuthFile == ""):
 		fail("--user: goes together with --token-auth-file, and one of them is missing")
 	case o.tokenFile != "":
@@ -133,41 +132,41 @@ func (o *bootstrapOptions) check() error {
 	}
 	for _, flag := range []string{"ttl", "max-nodes", "node-name", "description"} {
 		if old != "" && o.given(flag) {
-			fail("--%s: is about a new token, and --%s gives another credential", flag, old)
+			fail("--%s: applies only to a new token, and --%s gives an existing credential", flag, old)
 		}
 	}
 	if (o.discovery == "") != (len(o.pins) == 0) {
 		fail("--discovery: goes together with --discovery-token-ca-cert-hash, and one of them is missing")
 	}
 	if o.discovery != "" && o.tokenFile == "" {
-		fail("--discovery: needs --token-file: the signature of the token shows that the answer is right")
+		fail("--discovery: needs --token-file, since discovery verifies cluster-info with the token")
 	}
 	if o.apiServer != "" {
 		if o.caFile == "" {
 			fail("--api-server: goes together with --ca-file, which is missing")
 		}
 		if old == "" {
-			fail("--api-server: a new token goes where the cluster-info goes in which it is made; want --token-file or --user with this")
+			fail("--api-server: needs --token-file or --user, since a new token is created where cluster-info is read")
 		}
 	}
 	if o.apiServer != "" || o.discovery != "" {
 		if o.apiServer != "" && o.discovery != "" {
-			fail("--discovery: want this or --api-server, and not both")
+			fail("--discovery: excludes --api-server, and both are given")
 		}
 		for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate"} {
 			if o.given(flag) {
-				fail("--%s: is not asked with --api-server or --discovery: give one of them", flag)
+				fail("--%s: excludes --api-server and --discovery, which replace it as the source of cluster-info", flag)
 			}
 		}
 		if o.discovery != "" && o.caFile != "" {
-			fail("--ca-file: discovery trusts what --discovery-token-ca-cert-hash says: give one of them")
+			fail("--ca-file: excludes --discovery, which trusts the CA of --discovery-token-ca-cert-hash")
 		}
 	}
 	if err := checkTTL(o.ttl); err != nil {
 		errs = append(errs, err)
 	}
 	if o.given("max-nodes") && o.maxNodes < 1 {
-		fail("--max-nodes: %d given, want 1 to %d; leave it out for any number", o.maxNodes, tokens.MaxNodes)
+		fail("--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.maxNodes, tokens.MaxNodes)
 	}
 	return errors.Join(errs...)
 }
@@ -219,26 +218,26 @@ func (o *bootstrapOptions) run(cmd *cobra.Command) error {
 	}
 	if err := emit(o.outputFile, content, cmd.OutOrStdout()); err != nil {
 		if made {
-			err = fmt.Errorf("%w; token %s was made for it, and can be deleted", err, who.token.ID())
+			err = fmt.Errorf("%[1]w; token %[2]s was created for this file and is unused: kubejoin token delete %[2]s", err, who.token.ID())
 		}
 		return err
 	}
 	return nil
 }
 
-// A bootstrapper is who a kubelet is before it has a certificate.
+// A bootstrapper is the credential of a kubelet that has no certificate yet. The zero value means no credential.
 type bootstrapper struct {
 	bearer string
-	name   string       // in the kubeconfig
+	name   string       // of the user in the kubeconfig
 	token  tokens.Token // zero for a static user
 }
 
-// ofToken has kubeadm's name for it.
+// ofToken returns the credential for a bootstrap token, with the user name that kubeadm gives it.
 func ofToken(t tokens.Token) bootstrapper {
 	return bootstrapper{t.Reveal(), "tls-bootstrap-token-user", t}
 }
 
-// credential is the one that the flags name, or none.
+// credential reads the existing credential that the flags name. It returns the zero value if they name none.
 func (o *bootstrapOptions) credential(stdin io.Reader) (bootstrapper, error) {
 	switch {
 	case o.user != "":
@@ -260,7 +259,7 @@ func (o *bootstrapOptions) credential(stdin io.Reader) (bootstrapper, error) {
 		if err != nil {
 			return bootstrapper{}, fmt.Errorf("--token-file: %w", err)
 		}
-		defer func() { _ = f.Close() }() // only read
+		defer func() { _ = f.Close() }() // read only
 		source = f
 	}
 	content, err := io.ReadAll(io.LimitReader(source, maxTokenFile))
@@ -274,7 +273,7 @@ func (o *bootstrapOptions) credential(stdin io.Reader) (bootstrapper, error) {
 	return ofToken(token), nil
 }
 
-// mint makes a token for what a kubelet does with it: discovery is over.
+// mint creates a token that can authenticate but not sign: the kubelet does no discovery.
 func (o *bootstrapOptions) mint(ctx context.Context, cmd *cobra.Command, r *remote) (bootstrapper, error) {
 	token := tokens.Generate()
 	answer, err := r.CreateToken(ctx, api.CreateToken{Token: api.Secret(token.Reveal()), TokenSpec: api.TokenSpec{
@@ -288,8 +287,8 @@ func (o *bootstrapOptions) mint(ctx context.Context, cmd *cobra.Command, r *remo
 	return ofToken(token), nil
 }
 
-// clusterInfo is the discovery kubeconfig of where tokens are. A server is asked for that alone: the
-// ConfigMap has the signatures of all tokens as well.
+// clusterInfo returns the kubeconfig in cluster-info. A server sends only the kubeconfig, not the ConfigMap with the
+// signatures of all tokens.
 func (r *remote) clusterInfo(ctx context.Context) ([]byte, error) {
 	if r.cluster == nil {
 		kubeconfig, err := r.ClusterInfo(ctx)
@@ -305,8 +304,8 @@ func (r *remote) clusterInfo(ctx context.Context) ([]byte, error) {
 	return []byte(info.Data[clusterinfo.KubeconfigKey]), nil
 }
 
-// staticBearer finds the token of a user as kube-apiserver reads the file. Its errors hold
-// nothing of the file but the number of a line.
+// staticBearer returns the token of a user. It reads the file as kube-apiserver does. Its errors contain line numbers
+// and nothing else from the file.
 func staticBearer(content []byte, user string) (string, error) {
 	rows := csv.NewReader(strings.NewReader(string(content)))
 	rows.FieldsPerRecord = -1
@@ -328,11 +327,11 @@ func staticBearer(content []byte, user string) (string, error) {
 		switch {
 		case len(row) < 3:
 			return "", fmt.Errorf("line %d: %d columns given, want token,user,uid or token,user,uid,\"group1,group2\"; kube-apiserver would not start", line, len(row))
-		case row[1] != user || row[0] == "": // kube-apiserver passes over an empty token
+		case row[1] != user || row[0] == "": // kube-apiserver skips a line with an empty token
 		case bearer != "":
-			return "", fmt.Errorf("line %d: another line for user %q; want one, so that it is clear which token is meant", line, user)
+			return "", fmt.Errorf("line %d: second line for user %q, want only one", line, user)
 		case !datadir.IsBearer(row[0]):
-			return "", fmt.Errorf("line %d: the token has characters that no bearer token has (RFC 6750)", line)
+			return "", fmt.Errorf("line %d: the token has characters that are not allowed in a bearer token (RFC 6750)", line)
 		default:
 			bearer = row[0]
 		}

@@ -15,10 +15,10 @@ import (
 func claimCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "claim",
-		Short: "See which node names are taken, and make them free again",
-		Long: `See which node names are taken, and make them free again. A node that joins with a
-limited token claims its name: no other token takes it. A claim ends by itself when
-its Node is deleted, or when the Node never came and its token is gone.`,
+		Short: "List the node names that tokens hold, and release them",
+		Long: `List the node names that tokens hold, and release them. When a node joins with a limited
+token, the token claims the node name, and no other token can use it. kubejoin removes a
+claim when its Node is deleted, or when its token is gone and no Node was registered.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -33,8 +33,8 @@ func claimListCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "List the node names that are taken with limited tokens",
-		Long:    `List the node names that are taken with limited tokens.` + remoteHelp,
+		Short:   "List the node names that limited tokens hold",
+		Long:    `List the node names that limited tokens hold.` + remoteHelp,
 		Example: `  kubejoin claim list`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -92,14 +92,13 @@ func claimReleaseCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "release NODE…",
-		Short: "Make node names free again, and their places on tokens",
-		Long: `Make node names free again: another machine may take them, and the tokens that they
-were taken with have a place more. A certificate that a machine of that name has got
-stays valid; release the name of a machine that is not to join. It is renewed for no
-longer than its token said, and without a cluster not at all, until the name is taken
-anew.
+		Short: "Release node names, so that other machines can use them",
+		Long: `Release node names: another machine can use the name, and its token gets a free slot.
+The command prints a line for each name. The exit code is 1 if one cannot be released.
 
-Each is reported. The exit code is 1 if one could not be released.` + remoteHelp,
+Certificates with the name stay valid, so release only names of machines that must not
+join. Until another token claims the name, renewals last at most as long as the old token
+allowed. A standalone kubejoin refuses such renewals.` + remoteHelp,
 		Example: `  kubejoin claim release worker-7`,
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -125,7 +124,7 @@ Each is reported. The exit code is 1 if one could not be released.` + remoteHelp
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "say what would be released")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print what would be released, but release nothing")
 	o.register(cmd)
 	return cmd
 }

@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// exitNotJoined is the exit code of an explanation of a node that has not joined.
+// exitNotJoined is the exit code if the explained node has not joined.
 const exitNotJoined exitCode = 3
 
 func explainCommand() *cobra.Command {
@@ -103,7 +103,7 @@ func checkNode(args []string) error {
 	return nil
 }
 
-// explain prints an explanation.
+// explain prints the explanation of a node.
 func (o *output) explain(ctx context.Context, w io.Writer, r *remote, node string) error {
 	e, err := r.Explain(ctx, node)
 	if err != nil {
@@ -119,7 +119,7 @@ func (o *output) explain(ctx context.Context, w io.Writer, r *remote, node strin
 	return err
 }
 
-// An explainedRequest says which certificate request is to be explained.
+// An explainedRequest selects the CSR to explain.
 type explainedRequest struct{ name, file string }
 
 func (e explainedRequest) given() bool { return e.name != "" || e.file != "" }
@@ -136,7 +136,7 @@ func (e explainedRequest) check(args []string) error {
 	return nil
 }
 
-// asked reads what is to be explained, as the server takes it.
+// asked returns the request to the server. It reads the file of --filename.
 func (e explainedRequest) asked(stdin io.Reader) (api.ExplainRequest, error) {
 	if e.name != "" {
 		return api.ExplainRequest{CSR: e.name}, nil
@@ -147,7 +147,7 @@ func (e explainedRequest) asked(stdin io.Reader) (api.ExplainRequest, error) {
 		if err != nil {
 			return api.ExplainRequest{}, fmt.Errorf("--filename: %w", err)
 		}
-		defer func() { _ = file.Close() }() // was only read
+		defer func() { _ = file.Close() }() // read only
 		in = file
 	}
 	content, err := io.ReadAll(io.LimitReader(in, server.MaxBody+1))
@@ -155,16 +155,16 @@ func (e explainedRequest) asked(stdin io.Reader) (api.ExplainRequest, error) {
 		return api.ExplainRequest{}, fmt.Errorf("--filename: %w", err)
 	}
 	if len(content) > server.MaxBody {
-		return api.ExplainRequest{}, fmt.Errorf("--filename: %s has more than %d bytes", e.file, server.MaxBody)
+		return api.ExplainRequest{}, fmt.Errorf("--filename: %s is too large, want at most %d bytes", e.file, server.MaxBody)
 	}
 	object, err := yaml.YAMLToJSONStrict(content)
 	if err != nil {
-		return api.ExplainRequest{}, fmt.Errorf("--filename: %s is no YAML: %w", e.file, err)
+		return api.ExplainRequest{}, fmt.Errorf("--filename: %s is not valid YAML or JSON: %w", e.file, err)
 	}
 	return api.ExplainRequest{Object: json.RawMessage(object)}, nil
 }
 
-// explainRequest prints what would be done about a request.
+// explainRequest prints what kubejoin would do with a CSR.
 func (o *output) explainRequest(cmd *cobra.Command, remotes *remoteOptions, request explainedRequest) error {
 	asked, err := request.asked(cmd.InOrStdin())
 	if err != nil {
@@ -186,15 +186,15 @@ func (o *output) explainRequest(cmd *cobra.Command, remotes *remoteOptions, requ
 	})
 }
 
-// byDefaults are the requests of a cluster, explained as a kubejoin with default flags would decide
-// them. What it takes to know is followed only when somebody asks.
+// byDefaults explains the CSRs of a cluster as a kubejoin with default flags would decide them. It starts the informers
+// it needs at the first request.
 func byDefaults(ctx context.Context, client kubernetes.Interface, store tokens.Store, claims tokens.Claims) kube.Requests {
 	authority := sync.OnceValues(func() (*signer.Authority, error) {
 		nodes, err := csr.OpenNodes(ctx, client)
 		if err != nil {
 			return nil, err
 		}
-		noCA := func() (*signer.CA, error) { return nil, errors.New("no CA is at hand") }
+		noCA := func() (*signer.CA, error) { return nil, errors.New("no CA available") }
 		return &signer.Authority{
 			Facts:   &csr.Facts{Client: client, Nodes: nodes},
 			Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Lease: leaderLease},
@@ -203,6 +203,6 @@ func byDefaults(ctx context.Context, client kubernetes.Interface, store tokens.S
 	})
 	return kube.Requests{
 		Client: client, Authority: authority,
-		Notes: []string{"no kubejoin was asked: this is what one with default flags would do; --url asks one that runs, with its own flags and --signer-config"},
+		Notes: []string{"this is what kubejoin with default flags would do; for a running kubejoin with its own flags and --signer-config, give --url"},
 	}
 }

@@ -27,10 +27,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// kubejoin explain on a cluster: over its kubeconfig, over a kubejoin server, and with few rights.
+// TestExplainOnCluster runs kubejoin explain with a kubeconfig, with a kubejoin server, and with few permissions.
 func TestExplainOnCluster(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
-	createDeniedCSR(t, c, "worker-7", "csr-explained", "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --node-name worker-7")
+	createDeniedCSR(t, c, "worker-7", "csr-explained", "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --max-nodes 1 --node-name worker-7")
 	createCSR(t, c, "system:bootstrap:abcdef", "worker-8x", "csr-pending")
 	node, err := c.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}, metav1.CreateOptions{})
 	if err != nil {
@@ -53,13 +53,13 @@ func TestExplainOnCluster(t *testing.T) {
 			e.Setenv("SERVER", server)
 			e.Setenv("CA", c.CAFile())
 			e.Setenv("BEARER", bearer)
-			e.Setenv("POOR", restricted)
+			e.Setenv("RESTRICTED", restricted)
 			return nil
 		},
 	})
 }
 
-// createCSR makes a request for a node's client certificate.
+// createCSR creates a CSR for the client certificate of a node, as a user.
 func createCSR(t *testing.T, c *cluster.Cluster, user, node, name string) *certificates.CertificateSigningRequest {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -92,7 +92,7 @@ func createCSR(t *testing.T, c *cluster.Cluster, user, node, name string) *certi
 	return o
 }
 
-// createDeniedCSR makes a request with a bootstrap token and denies it as kubejoin does.
+// createDeniedCSR creates a CSR with a bootstrap token and denies it with a message like kubejoin's.
 func createDeniedCSR(t *testing.T, c *cluster.Cluster, node, name, message string) {
 	t.Helper()
 	o := createCSR(t, c, "system:bootstrap:abcdef", node, name)
@@ -104,8 +104,8 @@ func createDeniedCSR(t *testing.T, c *cluster.Cluster, node, name, message strin
 	}
 }
 
-// serveCluster runs a kubejoin on the cluster until the test ends, and gives its URL. It approves,
-// signs and cleans no requests, unless flags say otherwise.
+// serveCluster runs kubejoin on the cluster until the test ends and returns its URL. Without flags, only the
+// bootstrap-signer runs.
 func serveCluster(t *testing.T, c *cluster.Cluster, operators string, flags ...string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "operators.csv")
@@ -134,7 +134,7 @@ func serveCluster(t *testing.T, c *cluster.Cluster, operators string, flags ...s
 	return "https://" + log.await(t, "msg=serving address=", done)
 }
 
-// restrictedKubeconfig is of somebody who may list certificate requests and nothing else.
+// restrictedKubeconfig returns the kubeconfig of a user who may only list CSRs.
 func restrictedKubeconfig(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
 	path, err := c.ServiceAccountKubeconfig(t.Context(), "kubejoin-system", "poor")
@@ -155,7 +155,7 @@ func restrictedKubeconfig(t *testing.T, c *cluster.Cluster) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; { // the authorizer follows a moment later
+	for deadline := time.Now().Add(30 * time.Second); ; { // the authorizer sees the role with a delay
 		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorization.SubjectAccessReview{
 			Spec: authorization.SubjectAccessReviewSpec{
 				User:               "system:serviceaccount:kubejoin-system:poor",
@@ -168,7 +168,7 @@ func restrictedKubeconfig(t *testing.T, c *cluster.Cluster) string {
 		case review.Status.Allowed:
 			return path
 		case time.Now().After(deadline):
-			t.Fatal("who may list certificate requests still may not")
+			t.Fatal("the user still may not list CSRs")
 		}
 	}
 }

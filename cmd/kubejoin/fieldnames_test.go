@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// An error names the field at fault as its reader does: as a flag, as a field of JSON, as a query
-// parameter or as an annotation.
+// An error must name the invalid field in the form that the caller used: flag, JSON field, query parameter or
+// annotation.
 func TestErrorNamesFlagFieldOrAnnotation(t *testing.T) {
 	web := newWebServer(t, func(api http.Handler) http.Handler { return api })
 	for _, test := range []struct {
@@ -63,7 +63,7 @@ func TestErrorNamesFlagFieldOrAnnotation(t *testing.T) {
 			}
 		})
 	}
-	// All of them at once, and none is named as another reader does.
+	// Several errors at once must all have the same form.
 	_, err := web.run(t, "", "token", "create", "--max-nodes", "5000", "--node-name", "A,B", "--certificate-duration", "1m", "--description", "\t", "--groups", "x")
 	var names []string
 	for _, line := range strings.Split(err.Error(), "; ") {
@@ -74,12 +74,12 @@ func TestErrorNamesFlagFieldOrAnnotation(t *testing.T) {
 		t.Errorf("several flags: %v, want errors of %s", err, want)
 	}
 	err = limitsOf(t, map[string]string{"kubejoin.io/replaces-node": "worker-1/u", "kubejoin.io/max-nodes": "2"}).Problem
-	if err == nil || !strings.HasPrefix(err.Error(), "kubejoin.io/max-nodes: 2 given, and") {
+	if err == nil || !strings.HasPrefix(err.Error(), "kubejoin.io/max-nodes: 2 given, want at most 1") {
 		t.Errorf("two annotations: %v", err)
 	}
 }
 
-// post returns the problem that the server answers.
+// post sends a request and returns the problem in the response.
 func (w *webServer) post(t *testing.T, path, body string) api.Problem {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+path, strings.NewReader(body))
@@ -118,7 +118,7 @@ func limitsOf(t *testing.T, annotations map[string]string) tokens.Limits {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(secret) // fails if nobody reads it
+		_ = json.NewEncoder(w).Encode(secret) // fails only if the client is gone
 	}))
 	t.Cleanup(kube.Close)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: kube.URL})

@@ -11,21 +11,20 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// mayBeEmpty are flags that say something when they are empty.
+// mayBeEmpty are the flags for which an empty value has a meaning.
 var mayBeEmpty = []string{"description", "groups"}
 
 var errEmpty = errors.New("is empty; leave it out for the default")
 
-// strict has commands, and those below them, refuse flags that are given and say nothing, as with a
-// variable that is not set. They would be taken for flags that are left out: a token for no name is
-// one for any name.
+// strict makes commands and their subcommands refuse flags with an empty value, for example from an unset shell
+// variable. Otherwise kubejoin would use the default: --node-name="" would create a token for any node name.
 func strict(commands ...*cobra.Command) []*cobra.Command {
 	for _, c := range commands {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			empty := slices.Contains(mayBeEmpty, f.Name)
 			if list, ok := f.Value.(pflag.SliceValue); ok {
 				f.Value = strictList{f.Value, list, empty}
-				if f.DefValue == "[]" { // pflag knows for its own lists that this is none
+				if f.DefValue == "[]" { // pflag hides this default in help only for its own list types
 					f.DefValue = ""
 				}
 			} else if f.Value.Type() == "string" && !empty {
@@ -65,7 +64,7 @@ func (v strictList) Set(s string) error {
 	return nil
 }
 
-// flagError says what is wrong with a flag as all errors here do, and not as Go's parsers would.
+// flagError rewrites an error of pflag or of Go's parsers in the form of the other flag errors.
 func flagError(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {

@@ -16,22 +16,22 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// issuedHelp is what the help of each of these commands ends with.
+// issuedHelp ends the help of each issued command.
 const issuedHelp = `
 
-The record is kept where kubejoin has a file store: standalone, and on a cluster with
---token-store=file. Say which with --url, or with the --curlrc that 'kubejoin serve' has
-written; KUBEJOIN_URL and KUBEJOIN_CURLRC stand in for these two. Elsewhere it is the
-lines of JSON of 'kubejoin serve --issuance-record FILE', of the same fields:
+The record needs a kubejoin server with a file store: standalone, or --token-store=file.
+Give --url or $KUBEJOIN_URL, or the curlrc file that 'kubejoin serve' wrote: --curlrc or
+$KUBEJOIN_CURLRC. Otherwise read the file of 'kubejoin serve --issuance-record FILE',
+which has the same fields, one JSON object a line:
   jq 'select(.tokenID == "qwertz")' FILE`
 
 func issuedCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "issued",
-		Short: "See which certificates were issued, and what was refused",
-		Long: `See which certificates were issued, to whom and why, and what was refused or has failed.
-Certificates are kept in the record until 90 days after they have ended, refusals and
-failures for 30 days, the last 100,000 of them.` + issuedHelp,
+		Short: "List issued certificates and refused requests",
+		Long: `List issued certificates, and requests that were refused or failed, from the issuance
+record. kubejoin keeps certificates until 90 days after they expire. It keeps refusals
+and failures for 30 days, at most the last 100,000.` + issuedHelp,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -52,14 +52,14 @@ func issuedListCommand() *cobra.Command {
 	var o issuedListOptions
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List what was issued, refused or has failed",
-		Long: `List what was issued, refused or has failed, the newest first; with --ends-within
-certificates that are good now, the one that ends first at the top. Of several flags all
-have to hold.` + issuedHelp,
-		Example: `  # what did token qwertz issue?
+		Short: "List issued certificates, and refused and failed requests",
+		Long: `List issued certificates, and refused and failed requests, the newest first. With
+--ends-within, list valid certificates, the first to expire first. If several filters are
+given, an entry must match all.` + issuedHelp,
+		Example: `  # which certificates did token qwertz get?
   kubejoin issued list --token qwertz --outcome issued
 
-  # which certificates end within 30 days?
+  # which certificates expire within 30 days?
   kubejoin issued list --ends-within 30d
 
   # why is worker-7 refused?
@@ -74,16 +74,16 @@ have to hold.` + issuedHelp,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.token, "token", "", "ID of the bootstrap token that was asked with")
-	f.StringVar(&o.asked.Node, "node", "", "node that a certificate is for, or that asked for it")
-	f.StringVar(&o.asked.Requester, "requester", "", "user that asked")
-	f.StringVar(&o.asked.Signer, "signer", "", "signer name, such as "+certificates.KubeletServingSignerName)
-	f.StringVar(&o.asked.Outcome, "outcome", "", "issued, refused or failed")
-	f.StringVar(&o.asked.EndsWithin, "ends-within", "", "certificates that end within this time, such as 720h or 30d")
-	f.StringVar(&o.asked.Since, "since", "", "recorded since then: how long ago, such as 24h or 7d, or a time such as 2026-11-20T00:00:00Z")
-	f.IntVar(&o.limit, "limit", issuance.DefaultLimit, "most entries; 0 is all")
+	f.StringVar(&o.token, "token", "", "ID of the bootstrap token that requested the certificate")
+	f.StringVar(&o.asked.Node, "node", "", "name of the node that the certificate is for, or that requested it")
+	f.StringVar(&o.asked.Requester, "requester", "", "user name of the requester")
+	f.StringVar(&o.asked.Signer, "signer", "", "signer name, for example "+certificates.KubeletServingSignerName)
+	f.StringVar(&o.asked.Outcome, "outcome", "", "outcome: issued, refused or failed")
+	f.StringVar(&o.asked.EndsWithin, "ends-within", "", "valid certificates that expire within this duration, for example 720h or 30d")
+	f.StringVar(&o.asked.Since, "since", "", "entries recorded since then: a duration ago, for example 24h or 7d, or a time, for example 2026-11-20T00:00:00Z")
+	f.IntVar(&o.limit, "limit", issuance.DefaultLimit, "maximum number of entries (0: all)")
 	complete := func(flag string, values ...string) {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // fails for a flag that there is not
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
 	}
 	complete("outcome", issuance.Issued, issuance.Refused, issuance.Failed)
 	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
@@ -106,10 +106,10 @@ func (o *issuedListOptions) checkAll() error {
 	return o.check()
 }
 
-// requireServer says what a kubeconfig cannot give.
+// requireServer returns an error for a cluster: only a kubejoin server serves the issuance record.
 func requireServer(r *remote) error {
 	if r.cluster != nil {
-		return errors.New("the issuance record is not in the cluster: it is the lines of JSON of 'kubejoin serve --issuance-record FILE', for jq; a kubejoin server with a file store is asked with --url")
+		return errors.New("a cluster has no issuance record: give --url for a kubejoin server with a file store, or read the file of 'kubejoin serve --issuance-record FILE' with jq")
 	}
 	return nil
 }
@@ -134,7 +134,7 @@ func (o *issuedListOptions) list(ctx context.Context, cmd *cobra.Command, r *rem
 			break
 		}
 		if len(list.Items) == o.limit {
-			warn(cmd, fmt.Sprintf("there are more than these %d; --limit 0 lists all", o.limit))
+			warn(cmd, fmt.Sprintf("only the first %d entries are listed; --limit 0 lists all", o.limit))
 			list.Continue = ""
 			break
 		}
@@ -168,7 +168,7 @@ func (o *output) entries(w io.Writer, list api.IssuanceEntryList) error {
 			last = e.Reason
 		}
 		if last == "" {
-			last = e.Message // of a failure
+			last = e.Message // set if issuing failed
 		}
 		rows = append(rows, []string{
 			e.Time.UTC().Format(time.RFC3339), e.Outcome, e.Signer, orNone(e.Requester), orNone(e.Subject), orNone(e.TokenID), orNone(ends), orNone(last),
@@ -184,9 +184,9 @@ func issuedShowCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "show SERIAL",
-		Short: "Show all that is recorded of a certificate",
-		Long: `Show all that is recorded of a certificate, by its serial number as
-'kubejoin issued list' or 'openssl x509 -noout -serial' has it. -o pem is the certificate.` + issuedHelp,
+		Short: "Show the record of one certificate",
+		Long: `Show the record of one certificate. SERIAL is its serial number, from 'kubejoin issued
+list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issuedHelp,
 		Example: `  kubejoin issued show 3f2a9c…
 
   kubejoin issued show 3f2a9c… -o pem | openssl x509 -noout -text`,
@@ -222,9 +222,9 @@ func serialNumber(args []string) (string, error) {
 	if len(args) != 1 {
 		return "", &usageError{err: fmt.Errorf("SERIAL: %d given, want one serial number", len(args))}
 	}
-	serial, err := issuance.ParseSerial(strings.TrimPrefix(args[0], "serial=")) // as openssl prints it
+	serial, err := issuance.ParseSerial(strings.TrimPrefix(args[0], "serial=")) // openssl prints this prefix
 	if err != nil {
-		return "", &usageError{err: errors.New("SERIAL: want a serial number of hexadecimal digits")}
+		return "", &usageError{err: errors.New("SERIAL: want a serial number in hexadecimal digits")}
 	}
 	return serial, nil
 }
@@ -279,7 +279,7 @@ func (o *output) entry(w io.Writer, e api.IssuanceEntry) error {
 			if _, err := fmt.Fprintf(lines, "%s\t%s\n", name, foreign.Printable(value)); err != nil {
 				return err
 			}
-			name = "" // of the first line alone
+			name = "" // only on the first line
 		}
 	}
 	return lines.Flush()

@@ -14,9 +14,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// scriptRecord is the command 'record' of scripts: it fills the issuance record of kubejoin-data, which
-// no kubejoin has open, with a certificate of token qwertz that ends in 10 days, one that ends in
-// 100, and a refusal and a failure after them; and with 150 older ones of a signer of their own.
+// scriptRecord is the command 'record' of scripts. It fills the issuance record in kubejoin-data while no kubejoin
+// runs: certificates of token qwertz that expire in 10 and 100 days, a refusal, a failure, and 150 older certificates
+// of another signer.
 func scriptRecord(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) > 0 {
 		ts.Fatalf("usage: record")

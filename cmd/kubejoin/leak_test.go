@@ -29,20 +29,20 @@ func TestStandaloneLeaksNoGoroutines(t *testing.T) {
 	startAndStop(t, n, "--data-dir", dir)
 }
 
-// The same on a cluster, with all controllers and leader election.
+// The same must hold on a cluster, with all controllers and leader election.
 func TestOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	startAndStop(t, 50, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile())
 }
 
-// The same with the tokens in a file, and two ways to know kube-apiserver.
+// The same must hold with a file store and both ways to authenticate kube-apiserver.
 func TestFileStoreOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	startAndStop(t, 20, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile(),
 		"--token-store", "file", "--data-dir", filepath.Join(t.TempDir(), "data"), "--webhook-client-ca-file", c.CAFile(), "--webhook-client-name", "kube-apiserver")
 }
 
-// startAndStop runs the program n times and looks for goroutines after each.
+// startAndStop runs the program n times and fails the test if a run leaves goroutines.
 func startAndStop(t *testing.T, n int, flags ...string) {
 	t.Helper()
 	o := optionsOf(t, flags...)
@@ -51,7 +51,7 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 	}}
 	var before goleak.Option
 	for i := range n {
-		if i == 1 { // client-go keeps one connection to a server for all that is to come
+		if i == 1 { // client-go keeps one connection to a server open
 			time.Sleep(time.Second)
 			before = goleak.IgnoreCurrent()
 		}
@@ -61,7 +61,7 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 		go func() {
 			done <- daemon.Run(ctx, o, slog.New(slog.NewTextHandler(&log, nil)), io.Discard)
 		}()
-		// Stopped when it is ready, and every tenth time at some point before.
+		// Stop it when it is ready, and every tenth time at some point before.
 		if i%10 == 9 {
 			time.Sleep(time.Duration(i/10%50) * time.Millisecond)
 		} else {
@@ -114,7 +114,7 @@ func awaitReady(t *testing.T, client *http.Client, address string) {
 	}
 }
 
-// lines is a log that can be waited for.
+// lines is a log that tests can wait for.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -132,7 +132,7 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// await gives the word after prefix, once it is there.
+// await waits for prefix and returns the word after it.
 func (l *lines) await(t *testing.T, prefix string, done <-chan error) string {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {

@@ -8,13 +8,14 @@ import (
 	"testing"
 )
 
-// A command whose answer was lost asks again, for the same token: it is made once, and printed.
+// If the response is lost, the command must repeat the request with the same token. Otherwise it would create a second
+// token, or not print the first one.
 func TestCreateRetriesAfterLostResponse(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		lost  int64
 		fails bool
-	}{{"no answer", 0, false}, {"one", 1, false}, {"all", 100, true}} {
+	}{{"no response lost", 0, false}, {"first response lost", 1, false}, {"all responses lost", 100, true}} {
 		t.Run(test.name, func(t *testing.T) {
 			var left atomic.Int64
 			left.Store(test.lost)
@@ -22,7 +23,7 @@ func TestCreateRetriesAfterLostResponse(t *testing.T) {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if left.Add(-1) >= 0 {
 						api.ServeHTTP(httptest.NewRecorder(), r)
-						panic(http.ErrAbortHandler) // the answer never comes
+						panic(http.ErrAbortHandler) // drops the response
 					}
 					api.ServeHTTP(w, r)
 				})
@@ -30,9 +31,9 @@ func TestCreateRetriesAfterLostResponse(t *testing.T) {
 			printed, err := web.run(t, "", "token", "create")
 			records, listErr := web.store.List(t.Context())
 			if listErr != nil || len(records) != 1 || strings.TrimSpace(printed) != records[0].Token.Reveal() {
-				t.Errorf("%d tokens are stored, and what is printed has %d bytes: %v", len(records), len(printed), listErr)
+				t.Errorf("got %d stored tokens and %d printed bytes (%v), want one token, and printed", len(records), len(printed), listErr)
 			}
-			if (err != nil) != test.fails || test.fails && !strings.Contains(err.Error(), "may be there") {
+			if (err != nil) != test.fails || test.fails && !strings.Contains(err.Error(), "may have been created") {
 				t.Errorf("%v", err)
 			}
 		})

@@ -1,5 +1,5 @@
 // Command kubejoin is the cluster side of kubeadm join: it mints bootstrap tokens, signs
-// cluster-info with them, approves and signs the certificates of joining nodes, and hands out
+// cluster-info with them, approves and signs the certificates of joining nodes, and returns
 // the join command over HTTPS. Run kubejoin --help.
 package main
 
@@ -23,14 +23,14 @@ const (
 	exitUsage   = 2
 )
 
-// An exitCode ends the program after the command has printed everything.
+// An exitCode is the exit code of a command that has already printed why it failed.
 type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 
 func main() {
-	// Here, and not where a client is made: klog is global. What it would say is in errors, and
-	// serve has it speak up.
+	// klog is global, so its logger is set here and not where a client is created. Commands return what it would
+	// log as errors; serve sets its own logger.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
@@ -49,8 +49,7 @@ func main() {
 	}
 }
 
-// sanitize is text for a terminal, which others had a part in, without the secrets of tokens. It keeps its
-// lines.
+// sanitize makes untrusted text safe for a terminal and redacts the secrets of tokens. It keeps line breaks.
 func sanitize(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {

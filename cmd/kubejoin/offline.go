@@ -27,75 +27,74 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// offlineHelp is what the help of a command with offlineOptions says of them.
+// offlineHelp describes offlineOptions in the help of a command.
 const offlineHelp = `
 
-With --offline no API server is asked, for there may be none yet. Printed, or written
-to --out-dir, are the Secret of the token with its limits, to be applied when there is
-an API server (token-secret.yaml), a cluster-info that the token has signed, with the
-Role that lets anybody read it (cluster-info.yaml), and the join command. A cluster
-that has a cluster-info, as 'kubeadm init' makes it, needs the Secret alone: what
-keeps its cluster-info signed signs with this token, too. The token's life begins when
-it is made, not when it is applied.`
+--offline creates a token for a cluster that does not exist yet. It contacts no API
+server. It prints, or writes to --out-dir, manifests to apply later and the join command:
+  token-secret.yaml  Secret of the token, with its limits
+  cluster-info.yaml  cluster-info signed with the token, and the Role that makes it public
+If the cluster already has a cluster-info, for example from 'kubeadm init', apply only
+token-secret.yaml. The lifetime of the token begins now, not when you apply the Secret.`
 
-// offlineOptions are flags of a command that makes tokens.
+// offlineOptions are the flags for creating a token without an API server.
 type offlineOptions struct {
 	offline   bool
 	apiServer string
 	outDir    string
 
 	caFile string // the command's own --ca-file
-	// join is how to join with a token, in the format that is asked for.
+	// join returns the join command of a token in the requested format.
 	join func(made api.Token, kubeconfig []byte) ([]byte, error)
 }
 
 func (o *offlineOptions) register(f *pflag.FlagSet) {
-	f.BoolVar(&o.offline, "offline", false, "ask no API server, and print what is to be applied later; --ca-file is the CA of the cluster then")
-	f.StringVar(&o.apiServer, "api-server", "", "with --offline: https://HOST:PORT of the API server that is to be")
-	f.StringVar(&o.outDir, "out-dir", "", "with --offline: write token-secret.yaml and cluster-info.yaml to this folder")
+	f.BoolVar(&o.offline, "offline", false, "contact no API server and print manifests to apply later; --ca-file is the CA of the cluster")
+	f.StringVar(&o.apiServer, "api-server", "", "with --offline: https://HOST:PORT of the future API server")
+	f.StringVar(&o.outDir, "out-dir", "", "with --offline: folder to write token-secret.yaml and cluster-info.yaml to")
 }
 
-// check refuses what does not go together.
+// check refuses flags that exclude each other, and missing ones.
 func (o *offlineOptions) check(given func(flag string) bool, format string) error {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !o.offline {
 		for _, flag := range []string{"api-server", "out-dir"} {
 			if given(flag) {
-				fail("--%s: is about --offline, which is not given", flag)
+				fail("--%s: needs --offline", flag)
 			}
 		}
 		return errors.Join(errs...)
 	}
 	if o.caFile == "" {
-		fail("--ca-file: needed with --offline, such as /etc/kubernetes/pki/ca.crt")
+		fail("--ca-file: needed with --offline, for example /etc/kubernetes/pki/ca.crt")
 	}
 	if o.apiServer == "" {
 		fail("--api-server: needed with --offline, as https://HOST:PORT")
 	}
 	for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate", "replace-node", "dry-run", "wait"} {
 		if given(flag) {
-			fail("--%s: is about a cluster that is there, and --offline about one that is not: give one of them", flag)
+			fail("--%s: excludes --offline, which contacts no cluster", flag)
 		}
 	}
 	if !slices.Contains([]string{"text", "json", "yaml"}, format) {
 		fail("--output: %q given, want text, json or yaml with --offline", format)
 	}
 	if given("print-join-command") && o.outDir == "" {
-		fail("--out-dir: needed with --offline and --print-join-command: a token that is in no Secret is good for nothing")
+		fail("--out-dir: needed with --offline and --print-join-command: the token works only after its Secret is applied")
 	}
 	return errors.Join(errs...)
 }
 
-// prepared is a token that no API server knows yet, and what is to be applied of it: the
-// Secret, cluster-info and what makes it public, in this order.
+// prepared is a token that no API server has yet, and the manifests to apply: the Secret, cluster-info, and the RBAC
+// that makes it public, in this order.
 type prepared struct {
 	api.Token
 	Manifests []runtime.Object `json:"manifests"`
 }
 
-// run makes what was asked for with no API server. The output is text, json or yaml; without a
-// folder to write to text is yaml, with the join command as a comment.
+// run creates the token without an API server and prints it as text, json or yaml. Without --out-dir, text is YAML
+// with the join command as a comment.
 func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format string) error {
 	p, err := o.prepare(cmd.Context(), asked)
 	if err != nil {
@@ -126,14 +125,13 @@ func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format s
 	}
 	life := "never expires"
 	if !p.Expires.IsZero() {
-		life = fmt.Sprintf("expires at %s, whenever it is applied", p.Expires.Format(time.RFC3339))
+		life = fmt.Sprintf("expires at %s, no matter when you apply it", p.Expires.Format(time.RFC3339))
 	}
 	cmd.PrintErrln("kubejoin: token", p.ID, life)
 	return nil
 }
 
-// prepare lets a server in this process make the token, which means the same here as it does
-// on a cluster.
+// prepare creates the token with an in-process server, so that the same rules apply as on a cluster.
 func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (prepared, error) {
 	var p prepared
 	kubeconfig, err := kubeconfigOf(o.caFile, o.apiServer)
@@ -147,7 +145,7 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 		return p, explain(err)
 	}
 	if p.JoinCommand == "" {
-		return p, &usageError{err: errors.New("--usages: want signing among them, since the join command needs the token's signature")}
+		return p, &usageError{err: errors.New("--usages: want signing in the list, since discovery needs a signature by the token")}
 	}
 	join, err := o.join(p.Token, kubeconfig)
 	if err != nil {
@@ -166,8 +164,8 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 	return p, nil
 }
 
-// write writes the manifests to a folder. What is there is of another token, which may have
-// been handed out: it stays.
+// write writes the manifests to a folder. It does not overwrite a file: it may belong to a token that was already
+// handed out.
 func (p prepared) write(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -175,7 +173,7 @@ func (p prepared) write(dir string) error {
 	parts := map[string][]runtime.Object{"token-secret.yaml": p.Manifests[:1], "cluster-info.yaml": p.Manifests[1:]}
 	for name := range parts {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s is there already; want a folder without it", filepath.Join(dir, name))
+			return fmt.Errorf("%s already exists; want a folder without this file", filepath.Join(dir, name))
 		}
 	}
 	for name, objects := range parts {
@@ -190,7 +188,7 @@ func (p prepared) write(dir string) error {
 	return nil
 }
 
-// documents is YAML with one document for each object.
+// documents returns YAML with one document per object.
 func documents(objects []runtime.Object) ([]byte, error) {
 	var all [][]byte
 	for _, object := range objects {
@@ -203,7 +201,7 @@ func documents(objects []runtime.Object) ([]byte, error) {
 	return bytes.Join(all, []byte("---\n")), nil
 }
 
-// kubeconfigOf is the discovery kubeconfig of an API server and the CAs in a file.
+// kubeconfigOf returns the discovery kubeconfig for an API server and the CAs in a file.
 func kubeconfigOf(caFile, apiServer string) ([]byte, error) {
 	content, err := os.ReadFile(caFile)
 	if err != nil {
@@ -220,7 +218,7 @@ func kubeconfigOf(caFile, apiServer string) ([]byte, error) {
 	return kubeconfig, nil
 }
 
-// single is a store of the one token that is made offline.
+// single is a tokens.Store for the one token that is created offline.
 type single struct{ record *tokens.Record }
 
 func (s *single) Get(_ context.Context, id string) (tokens.Record, error) {
@@ -252,7 +250,7 @@ func (s *single) Create(_ context.Context, r tokens.Record) (tokens.Record, erro
 }
 
 func (s *single) Update(context.Context, string, func(*tokens.Record) error) (tokens.Record, error) {
-	return tokens.Record{}, errors.ErrUnsupported // nobody changes it
+	return tokens.Record{}, errors.ErrUnsupported // nothing updates the token
 }
 
 func (s *single) Delete(context.Context, tokens.Record) error {

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// An output is how objects are printed: --output.
+// An output prints objects in the format of --output.
 type output struct {
 	format   string
 	known    []string // formats beside jsonpath
@@ -32,12 +32,12 @@ func (o *output) register(cmd *cobra.Command, known ...string) {
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(slices.Clone(o.known), jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }
 
-// check refuses what cannot be printed, before anything is done.
+// check refuses an invalid --output, before the command changes anything.
 func (o *output) check() error {
 	if text, found := strings.CutPrefix(o.format, jsonpathFormat); found {
 		o.template = jsonpath.New("output").AllowMissingKeys(true)
 		if err := o.template.Parse(text); err != nil || text == "" {
-			return &usageError{err: fmt.Errorf("--output: %q is no template such as jsonpath={.items[*].id}", o.format)}
+			return &usageError{err: fmt.Errorf("--output: %q given, want a valid template such as jsonpath={.items[*].id}", o.format)}
 		}
 		return nil
 	}
@@ -47,7 +47,7 @@ func (o *output) check() error {
 	return nil
 }
 
-// object prints what is one object for machines, and reports whether that was asked for.
+// object prints an object as JSON, YAML or jsonpath. It reports false if --output is another format.
 func (o *output) object(w io.Writer, object any) (done bool, err error) {
 	switch {
 	case o.template != nil:
@@ -55,7 +55,7 @@ func (o *output) object(w io.Writer, object any) (done bool, err error) {
 		if err != nil {
 			return true, err
 		}
-		var fields any // by the names that json and yaml show
+		var fields any // by JSON field name, so that templates use the names that -o json shows
 		if err := json.Unmarshal(content, &fields); err != nil {
 			return true, err
 		}
@@ -75,7 +75,7 @@ func (o *output) object(w io.Writer, object any) (done bool, err error) {
 	return false, nil
 }
 
-// table lines columns up, three spaces apart as kubeadm. What others have stored is text and no more.
+// table aligns columns, three spaces apart like kubeadm. It replaces control characters in cells, which others wrote.
 func table(w io.Writer, rows [][]string) error {
 	lines := tabwriter.NewWriter(w, 10, 4, 3, ' ', 0)
 	for _, row := range rows {

@@ -18,7 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// A server of an earlier version, or another one, repeats what others chose as it is.
+// An older server may repeat text of other users unchanged. The command must redact secrets and control characters.
 func TestSanitizesProblemsOfServer(t *testing.T) {
 	status, name := 0, ""
 	web := newWebServer(t, func(http.Handler) http.Handler {
@@ -59,7 +59,7 @@ func TestSanitizesProblemsOfServer(t *testing.T) {
 	}
 }
 
-// An error and a warning on a terminal are lines of text.
+// An error must not send control characters or token secrets to the terminal.
 func TestSanitizesErrors(t *testing.T) {
 	if got, want := sanitize("first\n_8w4usg.qwertzuiopasdfgh\x1b[31m\r\nlast"), "first\n_8w4usg.<redacted>\ufffd[31m \nlast"; got != want {
 		t.Errorf("%q, want %q", got, want)

@@ -24,15 +24,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Where a standalone kubejoin is, unless it was told otherwise.
+// Default locations: a standalone kubejoin's, and kubeadm's kubeconfig of the administrator.
 const (
 	defaultURL    = "https://127.0.0.1:9443"
 	defaultCurlrc = "kubejoin-data/curlrc"
 	adminConf     = "/etc/kubernetes/admin.conf"
 )
 
-// remoteOptions are the flags that say what tokens a command is about: those of a cluster, or of a
-// kubejoin server.
+// remoteOptions are the flags that select where the tokens are: on a cluster or on a kubejoin server.
 type remoteOptions struct {
 	kubeconfig            string
 	url, caFile           string
@@ -40,41 +39,41 @@ type remoteOptions struct {
 	clientCert, clientKey string
 
 	given func(flag string) bool
-	// serverOnly is for what a cluster cannot be asked: no kubeconfig is looked for.
+	// serverOnly is true for commands that only a kubejoin server supports. They do not look for a kubeconfig.
 	serverOnly bool
 }
 
-// remoteHelp is what the help of each such command ends with.
+// remoteHelp ends the help of each command with remoteOptions.
 const remoteHelp = `
 
-Tokens of a cluster are reached with a kubeconfig: --kubeconfig, $KUBECONFIG,
-~/.kube/config or ` + adminConf + `, whichever is there first. Those of a
-kubejoin server are reached with --url, or with the --curlrc that 'kubejoin serve'
-has written; KUBEJOIN_URL and KUBEJOIN_CURLRC stand in for these two.`
+The command works on a cluster or on a kubejoin server. For a cluster it uses the
+first kubeconfig of --kubeconfig, $KUBECONFIG, ~/.kube/config and
+` + adminConf + `. For a kubejoin server give --url or $KUBEJOIN_URL, or the
+curlrc file that 'kubejoin serve' wrote: --curlrc or $KUBEJOIN_CURLRC.`
 
 func (o *remoteOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.given = f.Changed
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster whose tokens are meant")
-	f.StringVar(&o.url, "url", "", "https://HOST:PORT of the kubejoin server whose tokens are meant, with the path where it is mounted under one (default with --curlrc: "+defaultURL+")")
-	f.StringVar(&o.curlrc, "curlrc", "", "file with a CA and a bearer token, as 'kubejoin serve' writes it (default with --url: "+defaultCurlrc+", if it is there)")
-	f.StringVar(&o.caFile, "ca-file", "", "CA certificates that the server is checked against (default: --curlrc's, or the system's)")
-	f.StringVar(&o.bearerFile, "bearer-file", "", "file with a bearer token alone")
-	f.StringVar(&o.clientCert, "client-certificate", "", "client certificate in place of a bearer token")
-	f.StringVar(&o.clientKey, "client-key", "", "key of --client-certificate")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
+	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server to work on (default with --curlrc: "+defaultURL+")")
+	f.StringVar(&o.curlrc, "curlrc", "", "file with a CA and a bearer token, written by 'kubejoin serve' (default with --url: "+defaultCurlrc+" if it exists)")
+	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --curlrc, else the system's)")
+	f.StringVar(&o.bearerFile, "bearer-file", "", "file with only a bearer token")
+	f.StringVar(&o.clientCert, "client-certificate", "", "client certificate file, instead of a bearer token")
+	f.StringVar(&o.clientKey, "client-key", "", "private key of --client-certificate")
 }
 
-// A remote is where the tokens are.
+// A remote is a client of a kubejoin server, or of the in-process server for a cluster.
 type remote struct {
 	*client.Client
 	// cluster is nil for a kubejoin server.
 	cluster *onKubeconfig
 }
 
-// connect finds out what is meant and how to ask there. close ends what it has begun.
+// connect selects the cluster or the server and connects to it. close stops the informers or closes the connections.
 func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), err error) {
-	if o.kubeconfig == "" { // which wins over the environment
+	if o.kubeconfig == "" { // --kubeconfig wins over the environment
 		o.url = cmp.Or(o.url, os.Getenv("KUBEJOIN_URL"))
 		o.curlrc = cmp.Or(o.curlrc, os.Getenv("KUBEJOIN_CURLRC"))
 	}
@@ -83,7 +82,7 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 	}
 	ofServer := o.url != "" || o.curlrc != "" || o.caFile != "" || o.bearerFile != "" || o.clientCert != ""
 	if o.kubeconfig != "" && ofServer {
-		return nil, nil, &usageError{err: errors.New("--kubeconfig is about a cluster, and --url and what goes with it about a kubejoin server: give one of them")}
+		return nil, nil, &usageError{err: errors.New("--kubeconfig: selects a cluster, and --url, --curlrc, --ca-file, --bearer-file and --client-certificate select a kubejoin server; give only one of the two")}
 	}
 	if ofServer {
 		return o.connectServer()
@@ -95,12 +94,12 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 		return o.connectServer()
 	}
 	if o.serverOnly {
-		return nil, nil, errors.New("which kubejoin server? give --url https://HOST:PORT, or --curlrc")
+		return nil, nil, errors.New("no kubejoin server given: want --url https://HOST:PORT or --curlrc FILE")
 	}
-	return nil, nil, fmt.Errorf("which tokens? there is no kubeconfig in the usual places: give --kubeconfig FILE for those of a cluster, or --url for those of a kubejoin server")
+	return nil, nil, fmt.Errorf("no cluster or kubejoin server given, and no kubeconfig found: want --kubeconfig FILE for a cluster, or --url https://HOST:PORT for a kubejoin server")
 }
 
-// run connects, does what a command is for, and puts errors into the terms of the command line.
+// run connects and calls do. Its errors name flags, not fields of the API.
 func (o *remoteOptions) run(cmd *cobra.Command, do func(context.Context, *remote) error) error {
 	r, stop, err := o.connect(cmd.Context())
 	if err == nil {
@@ -110,7 +109,7 @@ func (o *remoteOptions) run(cmd *cobra.Command, do func(context.Context, *remote
 	return usageOf(cmd, err)
 }
 
-// usageOf says of a usage error which command it is about.
+// usageOf adds the command to a usage error that has none.
 func usageOf(cmd *cobra.Command, err error) error {
 	var usage *usageError
 	if errors.As(err, &usage) && usage.command == "" {
@@ -119,14 +118,14 @@ func usageOf(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// warn tells a person something beside the output.
+// warn prints warnings to standard error.
 func warn(cmd *cobra.Command, warnings ...string) {
 	for _, w := range warnings {
 		cmd.PrintErrln("kubejoin: warning:", sanitize(w))
 	}
 }
 
-// findKubeconfig goes through the places where kubeadm looks, in its order.
+// findKubeconfig looks for a kubeconfig in the same places as kubeadm, in the same order.
 func (o *remoteOptions) findKubeconfig() (*clientcmd.ClientConfigLoadingRules, bool) {
 	if o.kubeconfig != "" {
 		return &clientcmd.ClientConfigLoadingRules{ExplicitPath: o.kubeconfig}, true
@@ -140,7 +139,7 @@ func (o *remoteOptions) findKubeconfig() (*clientcmd.ClientConfigLoadingRules, b
 			return &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}, true
 		}
 	}
-	return rules, inCluster() // which the rules fall back to
+	return rules, inCluster() // the rules fall back to the service account
 }
 
 func exists(file string) bool {
@@ -148,7 +147,7 @@ func exists(file string) bool {
 	return err == nil || !errors.Is(err, fs.ErrNotExist)
 }
 
-// connectServer asks a kubejoin server over HTTPS.
+// connectServer returns a client of a kubejoin server over HTTPS.
 func (o *remoteOptions) connectServer() (*remote, func(), error) {
 	if o.curlrc == "" && o.bearerFile == "" && o.clientCert == "" && exists(defaultCurlrc) {
 		o.curlrc = defaultCurlrc
@@ -162,7 +161,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		}
 	}
 	address := cmp.Or(o.url, defaultURL)
-	// Other handlers may be beside it in its server: its own paths go on from that of the URL.
+	// The URL may have a path: kubejoin may be mounted under a prefix of another server.
 	if u, err := url.Parse(address); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.ContainsAny(address, "?#") {
 		return nil, nil, &usageError{err: errors.New("--url: want https://HOST:PORT, or https://HOST:PORT/PATH where the server is mounted under a path")}
 	}
@@ -187,7 +186,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		}
 	}
 	if o.clientCert != "" {
-		if o.bearerFile == "" { // which a curlrc may have for others
+		if o.bearerFile == "" { // a bearer in curlrc may be another user's
 			bearer = ""
 		}
 		certificate, err := tls.LoadX509KeyPair(o.clientCert, o.clientKey)
@@ -200,16 +199,16 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: config, ForceAttemptHTTP2: true,
 		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
 		TLSHandshakeTimeout: 10 * time.Second,
-		// The longest that the server itself may take, and some more.
+		// The longest wait that the server allows, and a margin.
 		ResponseHeaderTimeout: server.MaxWait + time.Minute,
 	}
 	web := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse // a kubejoin server sends nobody elsewhere
+		return http.ErrUseLastResponse // a kubejoin server never redirects
 	}}
 	return &remote{Client: &client.Client{URL: address, Bearer: bearer, HTTP: web}}, transport.CloseIdleConnections, nil
 }
 
-// flagNames are the flags of the fields of requests, where these differ.
+// flagNames maps fields of requests to flags, where the names differ.
 var flagNames = map[string]string{
 	"maxNodes":            "max-nodes",
 	"nodeNames":           "node-name",
@@ -219,14 +218,14 @@ var flagNames = map[string]string{
 	"endsWithin":          "ends-within",
 }
 
-// explain puts a problem into the terms of the command line.
+// explain names flags instead of fields in a problem, and adds hints.
 func explain(err error) error {
 	var p *api.Problem
 	if !errors.As(err, &p) {
 		return err
 	}
 	if p.Status == http.StatusUnauthorized {
-		return fmt.Errorf("%w; a credential comes from --curlrc, --bearer-file or --client-certificate", err)
+		return fmt.Errorf("%w; give a credential with --curlrc, --bearer-file or --client-certificate", err)
 	}
 	if p.Field == "" || p.Status != http.StatusBadRequest {
 		return err
@@ -244,7 +243,7 @@ func explain(err error) error {
 	return &usageError{err: errors.New(strings.Join(lines, "; "))}
 }
 
-// tokenID is the ID in an argument, which may be a whole token as kubeadm takes it.
+// tokenID returns the token ID in an argument. Like kubeadm, it also accepts a whole token.
 func tokenID(argument string) (string, error) {
 	if strings.Contains(argument, ".") {
 		t, err := tokens.Parse(argument)

@@ -23,20 +23,20 @@ import (
 	"k8s.io/cluster-bootstrap/token/api"
 )
 
-// leaderLease is the Lease that replicas lead by, in the namespace of claims.
+// leaderLease is the Lease for the leader election of replicas, in the namespace of claims.
 const leaderLease = "kubejoin"
 
-// reachTimeout is how long an API server may take for its first answer.
+// reachTimeout limits how long the first response of an API server may take.
 const reachTimeout = 10 * time.Second
 
-// onKubeconfig is a cluster on which a command works by itself.
+// onKubeconfig is a cluster that a command accesses directly, without a kubejoin server.
 type onKubeconfig struct {
 	client kubernetes.Interface
 	store  tokens.Store
 }
 
-// connectCluster answers a command in this process, with what a kubejoin server on that cluster
-// would say: there is one meaning of each command.
+// connectCluster runs a kubejoin server in this process, so that a command has the same result as with a kubejoin
+// server on that cluster.
 func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRules) (*remote, func(), error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
@@ -80,13 +80,13 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 	if !forbidden {
 		s.Claims = claims
 	}
-	// Who may do what, the API server decides.
+	// The in-process server does not authorize: the API server does.
 	asks := client.InProcess(s.InProcess())
 	asks.URL = config.Host // for messages
 	return &remote{Client: asks, cluster: &onKubeconfig{clientset, store}}, stop, nil
 }
 
-// liveNode reads Nodes as they are now.
+// liveNode reads Nodes from the API server, not from a cache.
 func liveNode(client kubernetes.Interface) func(context.Context, string) (tokens.NodeRef, error) {
 	return func(ctx context.Context, name string) (tokens.NodeRef, error) {
 		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -100,8 +100,8 @@ func liveNode(client kubernetes.Interface) func(context.Context, string) (tokens
 	}
 }
 
-// mayList is the API server's word on whether tokens can be listed. What follows them would wait
-// for leave.
+// mayList returns an error if the API server does not allow to list tokens. Without this check, the informer of
+// tokens would retry until the permission exists.
 func (c *onKubeconfig) mayList(ctx context.Context) error {
 	_, err := c.client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String(), Limit: 1,
@@ -109,7 +109,7 @@ func (c *onKubeconfig) mayList(ctx context.Context) error {
 	return err
 }
 
-// mayListClaims is the same for claims, of which a server says so by itself.
+// mayListClaims is [onKubeconfig.mayList] for claims. It returns nil for a kubejoin server, which checks by itself.
 func (r *remote) mayListClaims(ctx context.Context) error {
 	if r.cluster == nil {
 		return nil
@@ -118,15 +118,15 @@ func (r *remote) mayListClaims(ctx context.Context) error {
 	return err
 }
 
-// A signerState is whether a kubejoin is at work on a cluster.
+// A signerState tells whether a kubejoin runs on a cluster, by its Lease.
 type signerState struct {
-	lease *coordinationv1.Lease // nil: there is none, or it may not be read
-	known bool
+	lease *coordinationv1.Lease // nil: it does not exist, or known is false
+	known bool                  // false: kubejoin was not allowed to read the Lease
 	now   time.Time
 }
 
-// findSigner looks for the Lease of a kubejoin, and at whether the API server answers at all.
-// forbidden is that Leases may not be read.
+// findSigner reads the leader Lease. It is also the first request, so it fails if the API server does not respond.
+// forbidden reports that the user may not read Leases.
 func findSigner(ctx context.Context, client kubernetes.Interface) (s signerState, forbidden bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -145,10 +145,10 @@ func findSigner(ctx context.Context, client kubernetes.Interface) (s signerState
 	return s, false, nil
 }
 
-// clockSkew is how much this machine's clock may differ from a leader's.
+// clockSkew is the tolerated difference between the clocks of this machine and of the leader.
 const clockSkew = 30 * time.Second
 
-// holder is who leads now, or empty.
+// holder returns the identity of the current leader. It is empty if there is none or its Lease has expired.
 func (s signerState) holder() string {
 	if s.lease == nil || s.lease.Spec.HolderIdentity == nil || s.lease.Spec.RenewTime == nil || s.lease.Spec.LeaseDurationSeconds == nil {
 		return ""
@@ -172,17 +172,17 @@ func (s signerState) why() string {
 	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), secretstore.ClaimNamespace, leaderLease)
 }
 
-// warning is for who makes a token with limits.
+// warning returns a warning for a new token with limits if no kubejoin runs on the cluster, or "".
 func (s signerState) warning(_ context.Context, made tokens.Record) string {
 	if made.Limits.IsZero() || !s.known || s.holder() != "" {
 		return ""
 	}
-	return fmt.Sprintf("the limits of this token hold only where kubejoin signs certificates, and no kubejoin is at work on this cluster (%s): start one with 'kubejoin serve --kubeconfig FILE'", s.why())
+	return fmt.Sprintf("the limits of this token apply only to certificates that kubejoin signs, and no kubejoin runs on this cluster (%s): start one with 'kubejoin serve --kubeconfig FILE'", s.why())
 }
 
 func (s signerState) signedBy() string {
 	if holder := s.holder(); holder != "" {
-		return fmt.Sprintf("the bootstrap-signer of kubejoin (%s), or kube-controller-manager's bootstrap-signer-controller if that is switched off there; see its log", s.why())
+		return fmt.Sprintf("the bootstrap-signer of kubejoin (%s), or if it is switched off there the bootstrap-signer-controller of kube-controller-manager; see its log", s.why())
 	}
-	return fmt.Sprintf("kube-controller-manager's bootstrap-signer-controller, or kubejoin's bootstrap-signer (%s)", s.why())
+	return fmt.Sprintf("the bootstrap-signer-controller of kube-controller-manager, or the bootstrap-signer of kubejoin (%s)", s.why())
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// scriptServe is the command 'serve [flag…]' of scripts: it runs a standalone 'kubejoin serve' until
-// the script ends, and sets KUBEJOIN_URL to it. Its data is in kubejoin-data, its log in serve.log, its
-// standard output in serve.out.
+// scriptServe is the command 'serve [flag…]' of scripts. It runs a standalone 'kubejoin serve' until the script ends
+// and sets KUBEJOIN_URL. The data is in kubejoin-data, the log in serve.log, and standard output in serve.out.
 func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bool, args []string) {
 	if negated {
 		ts.Fatalf("serve cannot be negated")
@@ -35,9 +34,9 @@ func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bo
 	ts.Check(err)
 	cmd := exec.Command(program, append([]string{"serve", "--listen=127.0.0.1:0", "--advertise=join.example.com:9443", "-v=1"}, args...)...)
 	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--issuance-record") }) {
-		flag, keepCA := records.Flag(ts.MkAbs("kubejoin-data/ca.pem"), ts.MkAbs("ca/ca.pem")) // the other of signers of their own
+		flag, keepCA := records.Flag(ts.MkAbs("kubejoin-data/ca.pem"), ts.MkAbs("ca/ca.pem")) // the second is for signers with a separate CA
 		cmd.Args = append(cmd.Args, flag)
-		ts.Defer(func() { _ = keepCA() }) // what is missing is missed later
+		ts.Defer(func() { _ = keepCA() }) // a missing CA fails the later check
 	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = ts.MkAbs("."), out, log
 	cmd.Env = []string{"HOME=" + ts.Getenv("HOME"), "PATH=" + ts.Getenv("PATH"), openapicheck.Environment + "=" + ts.Getenv(openapicheck.Environment)}
@@ -74,7 +73,7 @@ func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bo
 	}
 }
 
-// scriptAwait is the command 'await REGEXP': it waits until the log of serve has it.
+// scriptAwait is the command 'await REGEXP' of scripts. It waits until the log of serve matches.
 func scriptAwait(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 1 {
 		ts.Fatalf("usage: await REGEXP")

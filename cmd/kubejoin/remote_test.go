@@ -20,13 +20,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// onKube runs the program with a kubeconfig, in this process.
+// onKube runs commands with a kubeconfig, in this process.
 type onKube struct {
 	t          *testing.T
 	kubeconfig string
 }
 
-// result is what a command has printed, and how it ended.
+// result is the output of a command and its error.
 type result struct {
 	t              *testing.T
 	command        string
@@ -50,7 +50,7 @@ func (r result) ok() result {
 	return r
 }
 
-// failed fails the test unless the command has failed in such words.
+// failed fails the test unless the error of the command contains want.
 func (r result) failed(want string) result {
 	r.t.Helper()
 	if r.err == nil || !strings.Contains(r.err.Error(), want) {
@@ -59,7 +59,7 @@ func (r result) failed(want string) result {
 	return r
 }
 
-// has fails the test unless stdout has each of the texts.
+// has fails the test unless stdout contains each of the texts.
 func (r result) has(texts ...string) result {
 	r.t.Helper()
 	for _, text := range texts {
@@ -70,7 +70,7 @@ func (r result) has(texts ...string) result {
 	return r
 }
 
-// warned fails the test unless stderr has the text.
+// warned fails the test unless stderr contains the text.
 func (r result) warned(text string) result {
 	r.t.Helper()
 	if !strings.Contains(r.stderr, text) {
@@ -88,7 +88,7 @@ func (r result) token() tokens.Token {
 	return token
 }
 
-// TestTokensOfCluster is the life of tokens and claims over a kubeconfig, on a real API server.
+// TestTokensOfCluster creates, lists, renews and deletes tokens and claims with a kubeconfig, on a real API server.
 func TestTokensOfCluster(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	ctx := t.Context()
@@ -104,7 +104,7 @@ func TestTokensOfCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Nobody signs: the token stays, is printed, and the error says who should be signing.
+	// If no controller signs, the token must stay stored and be printed, and the error must name the missing signer.
 	r := kube.run("token", "create", "--wait", "100ms").failed("no signature of the new token appeared in cluster-info within 100ms")
 	r.failed("(there is no Lease kubejoin-system/kubejoin)")
 	unsigned := r.token()
@@ -123,10 +123,10 @@ func TestTokensOfCluster(t *testing.T) {
 		}
 	}()
 
-	// As kubeadm makes them, seen by kubeadm.
+	// kubeadm must list the token like its own.
 	own := tokens.Generate()
 	kube.run("token", "create", own.Reveal(), "--ttl", "2h", "--description", "rack 7").ok().has(own.Reveal())
-	kube.run("token", "create", own.Reveal()).failed("there is a token " + own.ID() + " already")
+	kube.run("token", "create", own.Reveal()).failed("token " + own.ID() + " already exists")
 	line := kube.run("token", "create", "--print-join-command").ok().stdout
 	args, err := cluster.JoinArgs(line)
 	if err != nil || len(args) == 0 {
@@ -143,12 +143,12 @@ func TestTokensOfCluster(t *testing.T) {
 	}
 	sameTable(t, kubeadm(t, c, "token", "list"), kube.run("token", "list", "--show-secrets").ok().stdout)
 	if text := kube.run("token", "list", "-o", "json").ok().stdout; strings.Contains(text, own.RevealSecret()) {
-		t.Error("the list has secrets in it")
+		t.Error("got token secrets in the list")
 	}
 	kube.run("token", "list", "--show-secrets", "-o", "csv").ok().has(own.Reveal() + ",system:bootstrap:" + own.ID() + `,,"system:bootstrappers,` + tokens.DefaultGroup + `"`)
 
-	// Limits are on the Secret; with no kubejoin at work there is a warning.
-	const noKubejoin = "no kubejoin is at work on this cluster (there is no Lease kubejoin-system/kubejoin)"
+	// The limits are on the Secret. Without a running kubejoin there is a warning.
+	const noKubejoin = "no kubejoin runs on this cluster (there is no Lease kubejoin-system/kubejoin)"
 	limited := kube.run("token", "create", "--max-nodes", "2", "--node-name", "worker-*", "--certificate-duration", "48h").ok().warned(noKubejoin).token()
 	secret, err := secrets.Get(ctx, "bootstrap-token-"+limited.ID(), metav1.GetOptions{})
 	if err != nil {
@@ -166,7 +166,7 @@ func TestTokensOfCluster(t *testing.T) {
 	}
 	kube.run("token", "create", "--replace-node", "worker-9", "-o", "json").ok().has(`"uid": "` + string(node.UID) + `"`)
 
-	// A Lease that is held: no warning. One that was left behind: a warning again.
+	// A Lease that is held gives no warning, and an expired one gives it again.
 	if r := kube.run("token", "create", "--max-nodes", "1", "--dry-run").ok().warned(noKubejoin); r.stdout == "" {
 		t.Error("no token is printed")
 	}
@@ -191,9 +191,9 @@ func TestTokensOfCluster(t *testing.T) {
 	if _, err := leases.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	kube.run("token", "create", "--max-nodes", "1").ok().warned("nobody holds the Lease kubejoin-system/kubejoin")
+	kube.run("token", "create", "--max-nodes", "1").ok().warned("no replica holds the Lease kubejoin-system/kubejoin")
 
-	// A claim: seen, released, and its place free again.
+	// A claim is listed and released, and its slot is free again.
 	record, err := store.Update(ctx, limited.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1", "worker-2"}; return nil })
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func TestTokensOfCluster(t *testing.T) {
 	}
 	kube.run("claim", "list").ok().has("worker-1", "worker-2", limited.ID())
 	kube.run("token", "get", limited.ID(), "-o", "wide").ok().has("spent", "2/2", "worker-1,worker-2")
-	kube.run("token", "renew", limited.ID()).failed("is spent, taken by worker-1, worker-2")
+	kube.run("token", "renew", limited.ID()).failed("is spent (used by worker-1, worker-2)")
 	kube.run("claim", "release", "worker-1").ok().has("claim of token " + limited.ID() + ` on node name "worker-1" released`)
 	kube.run("claim", "release", "worker-1").failed("there is no claim on node name worker-1")
 	if record, err := store.Get(ctx, limited.ID()); err != nil || !slices.Equal(record.Nodes, []string{"worker-2"}) {
@@ -215,12 +215,12 @@ func TestTokensOfCluster(t *testing.T) {
 		t.Errorf("claim: %+v, %v", c, err) // its certificates may still be valid
 	}
 
-	// What is not in a cluster.
+	// A cluster has no issuance record.
 	kube.run("issued", "list").failed("--issuance-record FILE")
-	kube.run("issued", "show", "1f").failed("is asked with --url")
+	kube.run("issued", "show", "1f").failed("give --url for a kubejoin server with a file store")
 
-	// Renewed and deleted.
-	kube.run("token", "renew", own.ID(), "--ttl", "1h").failed("would sooner")
+	// Tokens are renewed and deleted.
+	kube.run("token", "renew", own.ID(), "--ttl", "1h").failed("would make it expire sooner")
 	kube.run("token", "renew", own.ID(), "--ttl", "48h").ok()
 	if record, err := store.Get(ctx, own.ID()); err != nil || time.Until(record.Expires) < 47*time.Hour {
 		t.Errorf("expires %s, %v", record.Expires, err)
@@ -236,7 +236,7 @@ func TestTokensOfCluster(t *testing.T) {
 	}
 }
 
-// TestReportsMissingPermissions: what the API server refuses is said at once, and in its words.
+// TestReportsMissingPermissions checks that a command fails at once with the error of the API server.
 func TestReportsMissingPermissions(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	ctx := t.Context()
@@ -256,7 +256,7 @@ func TestReportsMissingPermissions(t *testing.T) {
 	visitor.run("claim", "list").failed(`cannot list resource "leases"`)
 	visitor.run("claim", "release", "worker-1").failed(`cannot list resource "leases"`)
 
-	// Who may read tokens and no claims is shown what he may see.
+	// A user who may read tokens but not claims must see the tokens.
 	if _, err := c.Client().RbacV1().Roles("kube-system").Create(ctx, &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: "visitor"},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}}},
@@ -271,7 +271,7 @@ func TestReportsMissingPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	token := onKube{t, c.Kubeconfig()}.run("token", "create", "--wait", "0").ok().token()
-	for { // the API server's authorizer follows a moment later
+	for { // the authorizer sees the role with a delay
 		r := visitor.run("token", "list", "-o", "name")
 		if r.err == nil {
 			r.has(token.ID())
@@ -283,7 +283,7 @@ func TestReportsMissingPermissions(t *testing.T) {
 		}
 	}
 
-	// An API server that is gone.
+	// An unreachable API server must give an error.
 	c.StopAPIServer()
 	for _, args := range [][]string{{"token", "list"}, {"token", "create"}, {"claim", "list"}} {
 		if r := visitor.run(args...).failed("connect: connection refused"); r.stdout != "" {
@@ -304,7 +304,7 @@ func kubeadm(t *testing.T, c *cluster.Cluster, args ...string) string {
 	return string(out)
 }
 
-// sameTable compares two lists of tokens but for the remaining time, which goes on meanwhile.
+// sameTable compares two lists of tokens, without the remaining time.
 func sameTable(t *testing.T, theirs, ours string) {
 	t.Helper()
 	rows := func(table string) []string {

@@ -9,8 +9,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// The API may be under a prefix of another server, as examples/mount-server has it: commands reach it
-// by a URL with that path.
+// Another server may mount the API under a path prefix, like examples/mount-server. Commands must accept a URL with
+// that path.
 func TestURLWithPath(t *testing.T) {
 	web := newWebServer(t, func(api http.Handler) http.Handler {
 		mux := http.NewServeMux()
@@ -32,7 +32,7 @@ func TestURLWithPath(t *testing.T) {
 	if _, err := at("/join", "token", "delete", token.ID()); err != nil {
 		t.Errorf("delete: %v", err)
 	}
-	if _, err := at("", "token", "list"); err == nil || !strings.Contains(err.Error(), "not as a kubejoin server does") {
+	if _, err := at("", "token", "list"); err == nil || !strings.Contains(err.Error(), "is not from a kubejoin server") {
 		t.Errorf("beside the prefix: %v", err)
 	}
 	for _, path := range []string{"/join?", "/join?a=b", "/join#", "/join#v1"} {
@@ -43,7 +43,7 @@ func TestURLWithPath(t *testing.T) {
 	}
 }
 
-// A kubejoin server redirects nobody. What follows a redirect would carry the bearer token elsewhere.
+// A client that followed a redirect would send the bearer token to another server.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	for _, status := range []int{http.StatusMovedPermanently, http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
 		elsewhere := make(chan string, 10)

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// usageError is a command line that cannot be meant.
+// usageError is an invalid command line. It makes kubejoin print a hint and exit with code 2.
 type usageError struct {
 	command string
 	err     error
@@ -58,8 +58,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 	return root
 }
 
-// noArgs refuses what is left on the command line. It may be a token: it is not repeated
-// unless it is a misspelt command.
+// noArgs refuses positional arguments. An argument may be a token, so the error does not repeat it.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -73,11 +72,11 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		}
 		return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("unknown command for %q; want one of %s", cmd.CommandPath(), strings.Join(names, ", "))}
 	}
-	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q takes flags alone, and %d other arguments were given", cmd.CommandPath(), len(args))}
+	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q takes only flags, no arguments: %d given", cmd.CommandPath(), len(args))}
 }
 
-// strictBuiltins has the commands that cobra adds, completion and help, refuse what they do not know
-// as all others do: they would print help and end with 0.
+// strictBuiltins makes cobra's commands completion and help refuse unknown arguments. By default they print help and
+// exit with code 0.
 func strictBuiltins(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
@@ -108,5 +107,5 @@ func help(root *cobra.Command, args []string) error {
 	case cmd.HasSubCommands():
 		return noArgs(cmd, rest)
 	}
-	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q has no commands below it, and %d more words were given", cmd.CommandPath(), len(rest))}
+	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q has no subcommands: %d more arguments given", cmd.CommandPath(), len(rest))}
 }

@@ -29,7 +29,7 @@ const (
 
 // serveOptions are serve's flags.
 type serveOptions struct {
-	daemon.Options // what needs no conversion
+	daemon.Options // flags that need no conversion
 
 	cluster                   daemon.ClusterOptions // used on a cluster only
 	controllers               []string

@@ -70,15 +70,15 @@ func (o *serveOptions) options() (daemon.Options, error) {
 	return made, errors.Join(errs...)
 }
 
-// wrapHandler wraps the handler. Builds for tests check all responses against openapi.yaml.
+// wrapHandler wraps the HTTP handler. Builds with the tag apicheck check all responses against openapi.yaml.
 var wrapHandler = func(h http.Handler) http.Handler { return h }
 
-// isOnCluster reports whether kubejoin is to work on a cluster, and not standalone.
+// isOnCluster reports whether kubejoin runs on a cluster, not standalone.
 func (o *serveOptions) isOnCluster() bool {
 	return o.cluster.Kubeconfig != "" || inCluster() && (o.given("token-store") || !o.given("data-dir"))
 }
 
-// inCluster reports whether this is a pod with a service account.
+// inCluster reports whether kubejoin runs in a pod with a service account.
 func inCluster() bool {
 	_, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/token")
 	return os.Getenv("KUBERNETES_SERVICE_HOST") != "" && err == nil
@@ -128,21 +128,21 @@ func (o *serveOptions) checkFiles(fail failure) {
 
 func (o *serveOptions) checkLimits(fail failure) {
 	for flag, rate := range map[string]server.Rate{"client": o.clients, "user": o.users} {
-		if !(rate.QPS >= 0 && rate.QPS <= 1e6) || rate.Burst < 0 { // NaN is neither
-			fail(flag+"-qps", "%g and --%s-burst %d given; want 0 or more, and a million a second at most", rate.QPS, flag, rate.Burst)
+		if !(rate.QPS >= 0 && rate.QPS <= 1e6) || rate.Burst < 0 { // NaN fails both comparisons
+			fail(flag+"-qps", "%g and --%s-burst %d given, want 0 or more, and at most 1000000 per second", rate.QPS, flag, rate.Burst)
 		}
 	}
 	if o.userTokens < 0 {
-		fail("user-tokens", "%d given; want 0 or more", o.userTokens)
+		fail("user-tokens", "%d given, want 0 or more", o.userTokens)
 	}
 	if o.CA.Duration < signer.MinDuration {
-		fail("cluster-signing-duration", "%s given, want at least %s: a certificate begins 5m before it is issued, and a kubelet would renew a shorter one again at once", o.CA.Duration, signer.MinDuration)
+		fail("cluster-signing-duration", "%s given, want at least %s: a kubelet would renew a shorter certificate all the time, since certificates are valid from 5m before they are issued", o.CA.Duration, signer.MinDuration)
 	}
-	if !(o.cluster.QPS >= 0 && o.cluster.QPS <= 1e6) || o.cluster.Burst < 0 { // NaN is neither
-		fail("kube-api-qps", "%g and --kube-api-burst %d given; want 0 or more, and a million at most", o.cluster.QPS, o.cluster.Burst)
+	if !(o.cluster.QPS >= 0 && o.cluster.QPS <= 1e6) || o.cluster.Burst < 0 { // NaN fails both comparisons
+		fail("kube-api-qps", "%g and --kube-api-burst %d given, want 0 or more, and at most 1000000 per second", o.cluster.QPS, o.cluster.Burst)
 	}
 	if len(o.cluster.Audiences) == 0 || slices.Contains(o.cluster.Audiences, "") {
-		fail("api-audiences", "one is empty, want names such as %s", kubeauth.Audience)
+		fail("api-audiences", "has an empty item, want names such as %s", kubeauth.Audience)
 	}
 }
 
@@ -156,7 +156,7 @@ func (o *serveOptions) checkNodes(fail failure) {
 		}
 	}
 	if o.Nodes.SpentRetention < time.Minute {
-		fail("spent-token-retention", "%s given, want 1m or more: a node fetches its certificate with the token", o.Nodes.SpentRetention)
+		fail("spent-token-retention", "%s given, want 1m or more: a node still needs the token to fetch its certificate", o.Nodes.SpentRetention)
 	}
 }
 
@@ -201,7 +201,7 @@ func enabledControllers(list []string) (map[string]bool, error) {
 		case item == "*":
 			all = true
 		case !slices.Contains(daemon.ControllerNames, name):
-			return nil, fmt.Errorf("%q is not a controller; want '*', NAME or -NAME of %s", item, strings.Join(daemon.ControllerNames, ", "))
+			return nil, fmt.Errorf("unknown controller %q, want '*', NAME or -NAME; names: %s", item, strings.Join(daemon.ControllerNames, ", "))
 		default:
 			if before, twice := said[name]; twice && before == off {
 				return nil, fmt.Errorf("%s is switched both on and off", name)
@@ -217,16 +217,16 @@ func enabledControllers(list []string) (map[string]bool, error) {
 	return enabled, nil
 }
 
-// checkTokenStore refuses what a store cannot do, and flags that exclude each other.
+// checkTokenStore refuses flags that the token store does not support, and flags that exclude each other.
 func (o *serveOptions) checkTokenStore(fail failure) {
 	if !slices.Contains([]string{"", storeKubernetes, storeFile}, o.tokenStore) {
 		fail("token-store", "%q given, want %s or %s", o.tokenStore, storeKubernetes, storeFile)
 	}
 	if o.tokenStore == storeFile && o.cluster.LeaderElect && o.given("leader-elect") {
-		fail("leader-elect", "with --token-store=file there is one replica: no other one has the tokens in its --data-dir; give one of the two flags")
+		fail("leader-elect", "excludes --token-store=file, which supports only one replica")
 	}
 	if o.cluster.Kubeconfig != "" && o.tokenStore != storeFile && o.given("data-dir") {
-		fail("data-dir", "is for standalone use and for --token-store=file, and --kubeconfig keeps tokens in the cluster: give one of them")
+		fail("data-dir", "needs standalone mode or --token-store=file; --kubeconfig stores tokens in the cluster")
 	}
 	if (o.Webhook.ClientCAFile == "") != (o.Webhook.ClientName == "") {
 		fail("webhook-client-ca-file", "goes together with --webhook-client-name, and one of them is missing")
@@ -238,7 +238,7 @@ func (o *serveOptions) checkOutput(fail failure) {
 		fail("log-format", "%q given, want text or json", o.logFormat)
 	}
 	if o.verbosity < 0 || o.verbosity > logging.MaxVerbosity {
-		fail("verbosity", "%d given, want 0 to %d; above that client-go would log what Secrets hold", o.verbosity, logging.MaxVerbosity)
+		fail("verbosity", "%d given, want 0 to %d; higher levels would log the contents of Secrets", o.verbosity, logging.MaxVerbosity)
 	}
 }
 
@@ -246,40 +246,40 @@ func (o *serveOptions) checkOutput(fail failure) {
 func (o *serveOptions) checkOnCluster(enabled map[string]bool, fail failure) {
 	if o.CA.CertFile == "" {
 		if enabled[daemon.CSRSigner] && o.SignerConfig == "" {
-			fail("controllers", "csr-signer needs --cluster-signing-cert-file and --cluster-signing-key-file; give them, or switch it off with --controllers='*,-csr-signer'")
+			fail("controllers", "csr-signer needs --cluster-signing-cert-file and --cluster-signing-key-file; to switch it off: --controllers='*,-csr-signer'")
 		}
 		if o.TLS.CertFile == "" {
-			fail("tls-cert-file", "needed, since without --cluster-signing-key-file no serving certificate can be issued")
+			fail("tls-cert-file", "needed, since kubejoin cannot issue a serving certificate without --cluster-signing-key-file")
 		}
 	}
 	for _, flag := range []string{"webhook-client-ca-file", "webhook-client-name", "webhook-audience"} {
 		if o.tokenStore != storeFile && o.given(flag) {
-			fail(flag, "is about --token-store=file; tokens in Secrets are known to kube-apiserver without kubejoin")
+			fail(flag, "needs --token-store=file; kube-apiserver checks tokens in Secrets without kubejoin")
 		}
 	}
 }
 
-// checkStandalone refuses the first flag about a cluster where there is none.
+// checkStandalone refuses flags that need a cluster. It reports only the first one.
 func (o *serveOptions) checkStandalone(fail failure) {
 	for _, flag := range []string{"shadow", "leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst", "api-audiences"} {
 		if o.given(flag) {
-			fail(flag, "is about a cluster, and none is given: say which with --kubeconfig")
+			fail(flag, "needs a cluster: give --kubeconfig")
 			return
 		}
 	}
 	if o.tokenStore == storeKubernetes {
-		fail("token-store", "kubernetes is a cluster's, and none is given: say which with --kubeconfig")
+		fail("token-store", "kubernetes needs a cluster: give --kubeconfig")
 		return
 	}
 	for _, name := range o.controllers {
 		if name == daemon.BootstrapSigner || strings.HasPrefix(name, "csr-") {
-			fail("controllers", "%s works on a cluster, and none is given: say which with --kubeconfig", name)
+			fail("controllers", "%s needs a cluster: give --kubeconfig", name)
 			return
 		}
 	}
 }
 
-// limit converts a rate of flags, where 0 is unlimited.
+// limit converts a rate from flags, where 0 means unlimited, to a server.Rate, where a negative QPS does.
 func limit(r server.Rate) server.Rate {
 	if r.QPS == 0 {
 		r.QPS = -1

@@ -18,10 +18,10 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// longWait is how long a person waits in silence.
+// longWait is how long sign waits before it prints why it waits.
 const longWait = 2 * time.Second
 
-// The shortest and the longest time between two tries.
+// The shortest and the longest delay before a retry.
 const (
 	minRetry = time.Second
 	maxRetry = 30 * time.Second
@@ -31,37 +31,34 @@ func signCommand() *cobra.Command {
 	o := &signOptions{}
 	cmd := &cobra.Command{
 		Use:   "sign [FILE|-]",
-		Short: "Have a certificate signed with no Kubernetes API",
-		Long: `Have a certificate signed by a kubejoin server, with no CertificateSigningRequest
-object. FILE is a certificate request in PEM, - or none is standard input. The
-certificate is printed in PEM, followed by the intermediates that go with it.
+		Short: "Get a certificate from a kubejoin server, without a CertificateSigningRequest",
+		Long: `Get a certificate from a kubejoin server, without a CertificateSigningRequest object.
+FILE is a CSR in PEM; - or no FILE reads standard input. The command prints the
+certificate in PEM, followed by its intermediate certificates.
 
-What can be had depends on who asks:
-  a bootstrap token (--bearer-file)  the client certificate of one node that it may
-                                     let join
-  a node (--client-certificate)      its own client certificate anew, or its serving
-                                     certificate if the request has names in it
-  who may sign for the signer        what --signer signs, for as long as --duration
-                                     says within the signer's bounds
+The credential decides which certificates you can get:
+  bootstrap token (--bearer-file)     the first client certificate of a node
+  node (--client-certificate)         renewal of its own client certificate, or its
+                                      serving certificate if the CSR has DNS names or IPs
+  user who may sign for --signer      any certificate that the signer allows
 
-The server is the one of --url, or of the --curlrc that 'kubejoin serve' has written;
-KUBEJOIN_URL and KUBEJOIN_CURLRC stand in for these two. On a cluster without a
-kubejoin server a certificate is had with a CertificateSigningRequest: kubectl
-apply one, and 'kubectl certificate approve' it.
+Give the server with --url or $KUBEJOIN_URL, or with the curlrc file that 'kubejoin serve'
+wrote: --curlrc or $KUBEJOIN_CURLRC. On a cluster without a kubejoin server, create a
+CertificateSigningRequest and run 'kubectl certificate approve'.
 
-The exit code is 3 if the certificate is refused or still has to wait, and 1 if
-nobody could be asked.`,
-		Example: `  # a machine that joins: its key stays with it
+The exit code is 3 if the server refuses the certificate or cannot issue it yet. It is 1
+if the command cannot reach the server.`,
+		Example: `  # a machine that joins; its private key stays on the machine
   openssl ecparam -name prime256v1 -genkey -noout -out node.key
   openssl req -new -key node.key -subj /O=system:nodes/CN=system:node:worker-7 |
     kubejoin sign --url https://join.example.com:9443 --ca-file ca.crt \
       --bearer-file token -o node.crt
 
-  # the same with curl; auth has the line 'Authorization: Bearer TOKEN'
+  # the same with curl; the file auth contains the line 'Authorization: Bearer TOKEN'
   curl --cacert ca.crt -H @auth --data-binary @node.csr \
     https://join.example.com:9443/v1/certificate
 
-  # the node renews it, and has its serving certificate
+  # the node renews its client certificate, and gets its serving certificate
   kubejoin sign node.csr --url https://join.example.com:9443 --ca-file ca.crt \
     --client-certificate node.crt --client-key node.key -o node.crt
   openssl req -new -key node.key -subj /O=system:nodes/CN=system:node:worker-7 \
@@ -69,7 +66,7 @@ nobody could be asked.`,
     kubejoin sign --url https://join.example.com:9443 --ca-file ca.crt \
       --client-certificate node.crt --client-key node.key --wait 1m
 
-  # an admin, for a person
+  # an admin gets a client certificate for a user
   kubejoin sign jane.csr --signer kubernetes.io/kube-apiserver-client --duration 24h`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -103,11 +100,11 @@ nobody could be asked.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.signer, "signer", "", "name of the signer (default for machines: "+certificates.KubeAPIServerClientKubeletSignerName+"; "+certificates.KubeletServingSignerName+" for a node whose request has names in it)")
-	f.DurationVar(&o.duration, "duration", 0, "lifetime to ask for, from 10m up (default: the signer's)")
-	f.StringSliceVar(&o.usages, "usage", nil, `key usages such as "client auth" (repeatable; default: the usual ones)`)
-	f.StringVarP(&o.file, "output", "o", "-", "file for the certificate; - is standard output")
-	f.DurationVar(&o.wait, "wait", 0, "how long to try again while the certificate has to wait")
+	f.StringVar(&o.signer, "signer", "", "name of the signer (default for machines: "+certificates.KubeAPIServerClientKubeletSignerName+", or "+certificates.KubeletServingSignerName+" for a node whose CSR has DNS names or IPs)")
+	f.DurationVar(&o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
+	f.StringSliceVar(&o.usages, "usage", nil, `key usage, for example "client auth" (repeatable; default: the usual ones for the signer)`)
+	f.StringVarP(&o.file, "output", "o", "-", "file to write the certificate to; - is standard output")
+	f.DurationVar(&o.wait, "wait", 0, "how long to retry while the server cannot issue the certificate yet (0: do not retry)")
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
@@ -135,8 +132,8 @@ func (o *signOptions) check(args []string) error {
 		errs = append(errs, errors.New("FILE: is empty; leave it out for standard input"))
 	}
 	if o.kubeconfig != "" {
-		errs = append(errs, errors.New("--kubeconfig: an API server gives certificates by CertificateSigningRequest objects, and has no key of a CA to give away: "+
-			"make one with 'kubectl apply' and approve it with 'kubectl certificate approve', or give --url for a kubejoin server"))
+		errs = append(errs, errors.New("--kubeconfig: sign needs a kubejoin server, want --url https://HOST:PORT; on a cluster without one, "+
+			"create a CertificateSigningRequest with 'kubectl apply' and run 'kubectl certificate approve'"))
 	}
 	if o.given("duration") && o.duration <= 0 {
 		errs = append(errs, fmt.Errorf("--duration: %s given, want 10m or more", o.duration))
@@ -145,7 +142,7 @@ func (o *signOptions) check(args []string) error {
 		errs = append(errs, errors.New("--signer: is empty; leave it out for the default"))
 	}
 	if o.given("usage") && len(o.usages) == 0 {
-		errs = append(errs, errors.New("--usage: is empty; leave it out for the usual ones"))
+		errs = append(errs, errors.New("--usage: is empty; leave it out for the default"))
 	}
 	if o.wait < 0 {
 		errs = append(errs, fmt.Errorf("--wait: %s given, want 0 or more", o.wait))
@@ -159,7 +156,7 @@ func (o *signOptions) check(args []string) error {
 	return nil
 }
 
-// readCSR reads a request, and refuses what no server would take before anybody is asked.
+// readCSR reads a CSR. It refuses a malformed one before any server is called.
 func readCSR(stdin io.Reader, file string) ([]byte, error) {
 	in, name := stdin, "standard input"
 	if file != "-" {
@@ -167,7 +164,7 @@ func readCSR(stdin io.Reader, file string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer func() { _ = f.Close() }() // it was only read
+		defer func() { _ = f.Close() }() // read only
 		in, name = f, file
 	}
 	content, err := io.ReadAll(io.LimitReader(in, server.MaxBody+1))
@@ -175,12 +172,12 @@ func readCSR(stdin io.Reader, file string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if _, err := pkcs10.Parse(content); err != nil {
-		return nil, fmt.Errorf("%s: %w; make a certificate request with: openssl req -new -key KEY -subj SUBJECT", name, err)
+		return nil, fmt.Errorf("%s: %w; create a CSR with: openssl req -new -key KEY -subj SUBJECT", name, err)
 	}
 	return content, nil
 }
 
-// sign asks until there is a certificate, a no, or no more time.
+// sign requests a certificate. It retries until the server issues or refuses it, or --wait is over.
 func (o *signOptions) sign(ctx context.Context, cmd *cobra.Command, r *remote, request []byte) ([]byte, error) {
 	asked := api.SignCertificate{CSR: request, Signer: o.signer, Usages: o.usages}
 	if o.duration > 0 {
@@ -223,20 +220,20 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// A destination is where a certificate goes.
+// A destination is an output that was checked to be writable.
 type destination struct {
 	write func(chain []byte) error
-	drop  func() // nothing, once it is written
+	drop  func() // releases it if nothing is written; does nothing after write
 }
 
-// destination makes sure, before anybody is asked, that the certificate can be written: it may take
-// the only place on a token.
+// destination opens the output before the request. A certificate that cannot be written would waste a claim of the
+// token, maybe the only one.
 func (o *signOptions) destination(stdout io.Writer) (destination, error) {
 	if o.file == "-" {
 		return destination{func(chain []byte) error { _, err := stdout.Write(chain); return err }, func() {}}, nil
 	}
 	const anybody = 0o644
-	if info, err := os.Lstat(o.file); err == nil && !info.Mode().IsRegular() { // through it, not in its place
+	if info, err := os.Lstat(o.file); err == nil && !info.Mode().IsRegular() { // write to it, do not replace it
 		f, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE, anybody)
 		if err != nil {
 			return destination{}, err
@@ -265,21 +262,21 @@ func reasonOf(p *api.Problem) string {
 	return p.Detail + " (" + p.Reason + ")"
 }
 
-// refused says why there is no certificate, and what to do about it.
+// refused prints why the server issued no certificate, and what to do next.
 func (o *signOptions) refused(cmd *cobra.Command, p *api.Problem) error {
 	next := ""
 	switch {
 	case p.Named(api.ProblemCertificateRefused):
 	case p.Named(api.ProblemCertificateNotPermitted):
-		next = "who may sign for the signer has it with the same command and their own credential"
+		next = "a user who may sign for the signer can run the same command with their own credential"
 	case p.Named(api.ProblemCertificateWaits):
-		next = "to ask until it can be had: kubejoin sign --wait 5m"
+		next = "retry until the certificate can be issued: kubejoin sign --wait 5m"
 	case p.Status == http.StatusNotFound:
-		return errors.New("the server signs no certificates: it has no CA; start it with --cluster-signing-cert-file and --cluster-signing-key-file")
+		return errors.New("the server has no CA and signs no certificates; start it with --cluster-signing-cert-file and --cluster-signing-key-file")
 	default:
 		for i, e := range p.Errors {
 			if e.Field == "usages" {
-				p.Errors[i].Field = "usage" // the flag is one of them
+				p.Errors[i].Field = "usage" // the flag is --usage
 			}
 		}
 		return p
@@ -291,5 +288,5 @@ func (o *signOptions) refused(cmd *cobra.Command, p *api.Problem) error {
 	return exitNoCertificate
 }
 
-// exitNoCertificate is the exit code where the answer is no, or not yet.
+// exitNoCertificate is the exit code if the server refused the certificate or has not issued it yet.
 const exitNoCertificate exitCode = 3

@@ -16,31 +16,29 @@ import (
 func signerConfigCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "signer-config",
-		Short: "Check the file of 'kubejoin serve --signer-config', or print one to begin with",
-		Long: `The file of 'kubejoin serve --signer-config' says which signers there are: for each
-name that a certificate request may have in spec.signerName, the CA that signs, how
-long certificates last, what may be asked for and which rules approve it. What is not
-in the file is left to others.
+		Short: "Check a file for 'kubejoin serve --signer-config', or print the default",
+		Long: `Check a file for 'kubejoin serve --signer-config', or print the default. For each signer
+name (spec.signerName of a CSR), the file sets the CA, the lifetime of certificates, the
+allowed contents and the approval rules. kubejoin ignores CSRs for other signer names.
 
-For the signers that Kubernetes names, kubejoin's rules for them hold as well: the
-file can only say less. A signer with a name of your own gives what the file allows
-and nothing else:
+For the signers of Kubernetes, kubejoin's built-in rules also apply, and the file can
+only restrict them. A signer with your own name allows only what the file lists:
 
   apiVersion: kubejoin.io/v1alpha1
   kind: SignerConfiguration
   signers:
   - name: example.com/etcd-peer
-    ca: {certFile: etcd/ca.crt, keyFile: etcd/ca.key}   # or the cluster's
+    ca: {certFile: etcd/ca.crt, keyFile: etcd/ca.key}   # default: the cluster CA
     duration: {min: 10m, default: 24h, max: 720h}
     usages: [digital signature, key encipherment, server auth, client auth]
     subject: {commonNames: ["etcd-*"]}
     names: {dns: ["*.etcd.example.com"], ips: [10.0.0.0/8]}
     keys: {ecdsa: [P-256, P-384]}
-    approval: [may-sign]     # or nobody but people, with kubectl certificate approve
+    approval: [may-sign]     # default: only by hand, with kubectl certificate approve
 
-kubejoin serve follows the file and the CA files in it. What cannot be used leaves
-the last good one in use, and is said in the log, an Event, /readyz and the metric
-kubejoin_files_in_use.`,
+kubejoin serve re-reads the file and its CA files when they change. If a new version is
+invalid, it keeps the last valid one and reports the error in the log, in an Event, in
+/readyz and in the metric kubejoin_files_in_use.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -51,7 +49,7 @@ kubejoin_files_in_use.`,
 func signerConfigDefaultCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "default",
-		Short: "Print the file that says what kubejoin does without one",
+		Short: "Print the configuration that kubejoin uses without a file",
 		Example: `  kubejoin signer-config default > signers.yaml
   kubejoin signer-config check signers.yaml`,
 		Args: noArgs,
@@ -69,20 +67,19 @@ func signerConfigCheckCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "check FILE|-",
-		Short: "Say what a file of signers means, or what is wrong with it",
-		Long: `Say what each signer of a file gives and to whom, with the CAs that it names, or
-everything that is wrong with it, by file, line and field. - is standard input, from
-which paths in it are those of this folder. Nothing is changed, and no cluster is
-asked. A CA that ends within 30 days, or before certificates that it
-signs are to end, is warned of.
+		Short: "Check a signer configuration and print what each signer does",
+		Long: `Check a signer configuration and the CA files in it. The command prints what each signer
+allows, or all errors with file, line and field. - reads standard input; paths in it are
+relative to the current folder. The command changes nothing and contacts no cluster.
 
-The exit code is 0 if the file can be used, 1 if not.`,
+It warns if a CA expires within 30 days, or before the certificates that it signs. The
+exit code is 0 if the file is valid, 1 if not.`,
 		Example: `  kubejoin signer-config check signers.yaml
 
-  # a change before it is made
+  # check a change before you make it
   sed s/720h/48h/ signers.yaml | kubejoin signer-config check -
 
-  # when the CAs end
+  # when the CAs expire
   kubejoin signer-config check signers.yaml -o jsonpath='{range .signers[*]}{.name} {.ca.expires}{"\n"}{end}'`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -117,7 +114,7 @@ The exit code is 0 if the file can be used, 1 if not.`,
 	}
 	cmd.Flags().SortFlags = false
 	o.register(cmd, "text")
-	cmd.Flags().DurationVar(&o.duration, "cluster-signing-duration", signer.DefaultDuration, "what kubejoin serve has, for signers without a duration")
+	cmd.Flags().DurationVar(&o.duration, "cluster-signing-duration", signer.DefaultDuration, "value of this flag in 'kubejoin serve', for signers without a duration")
 	return cmd
 }
 
@@ -133,30 +130,32 @@ func openSignerConfig(stdin io.Reader, file string, d config.Defaults) (*config.
 	return config.Compile("standard input", content, d)
 }
 
-// clusterCA stands for the CA of a cluster that nobody asks for here.
-func clusterCA() (*signer.CA, error) { return nil, errors.New("the cluster's CA is not known here") }
+// clusterCA stands in for the cluster CA, which this command does not need.
+func clusterCA() (*signer.CA, error) {
+	return nil, errors.New("the cluster CA is not available to this command")
+}
 
-// signerList is what 'signer-config check' prints.
+// signerList is the output of 'signer-config check'.
 type signerList struct {
 	APIVersion string       `json:"apiVersion"`
 	Kind       string       `json:"kind"`
 	Signers    []signerView `json:"signers"`
 }
 
-// A signerView is a signer with what its file leaves out.
+// A signerView shows a signer with the defaults filled in.
 type signerView struct {
 	Name     string       `json:"name"`
 	CA       caView       `json:"ca"`
 	Duration durationView `json:"duration"`
 	Usages   []string     `json:"usages"`
-	// Subject and Names are nil where the built-in rules alone say it.
+	// Subject and Names are nil if only the built-in rules apply.
 	Subject  *subjectView `json:"subject,omitempty"`
 	Names    *namesView   `json:"names,omitempty"`
 	Keys     string       `json:"keys"`
 	Approval []string     `json:"approval"`
 }
 
-// A caView is empty for the cluster's.
+// A caView shows a CA. It is empty for the cluster CA.
 type caView struct {
 	CertFile string     `json:"certFile,omitempty"`
 	KeyFile  string     `json:"keyFile,omitempty"`
@@ -230,7 +229,7 @@ func describe(says *config.Configuration, made map[string]signer.Signer) signerL
 	return list
 }
 
-// hours is a duration without the zeros at its end.
+// hours formats a duration without the zeros at its end: 24h, not 24h0m0s.
 func hours(d time.Duration) string {
 	text := d.String()
 	if strings.HasSuffix(text, "m0s") {
@@ -270,17 +269,17 @@ func (o *output) signers(w io.Writer, list signerList) error {
 }
 
 func (s signerView) rows() [][]string {
-	ca := "the cluster's"
+	ca := "the cluster CA"
 	if s.CA.CertFile != "" {
 		ca = fmt.Sprintf("%s, expires %s, in %s", s.CA.Subject, s.CA.Expires.UTC().Format(time.RFC3339), s.CA.CertFile)
 	}
 	approval := strings.Join(s.Approval, ", ")
 	if approval == "" {
-		approval = "by people, with kubectl certificate approve"
+		approval = "by hand, with kubectl certificate approve"
 	}
 	rows := [][]string{
 		{"  CA", ca},
-		{"  duration", fmt.Sprintf("%s, if asked for %s to %s", s.Duration.Default, s.Duration.Min, s.Duration.Max)},
+		{"  duration", fmt.Sprintf("%s, on request %s to %s", s.Duration.Default, s.Duration.Min, s.Duration.Max)},
 		{"  usages", strings.Join(s.Usages, ", ")},
 	}
 	if s.Subject != nil {
@@ -297,7 +296,7 @@ func (s signerView) rows() [][]string {
 		}
 	}
 	if s.Subject == nil && s.Names == nil {
-		rows = append(rows, []string{"  names", "as Kubernetes has them"})
+		rows = append(rows, []string{"  names", "as defined by Kubernetes"})
 	}
 	return append(rows, []string{"  keys", s.Keys}, []string{"  approval", approval})
 }

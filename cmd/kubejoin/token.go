@@ -18,10 +18,10 @@ import (
 func tokenCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
-		Short: "Make bootstrap tokens, and look after them",
-		Long: `Make bootstrap tokens, which let machines join a cluster with 'kubeadm join', and
-look after them. The commands and their flags are those of 'kubeadm token'; beyond
-them a token can say what it is good for, such as one machine of a certain name.`,
+		Short: "Create, list, renew and delete bootstrap tokens",
+		Long: `Create, list, renew and delete bootstrap tokens. A machine joins a cluster with one in
+'kubeadm join'. The commands and flags are those of 'kubeadm token'. In addition, a
+token can have limits, for example one machine with a certain node name.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -29,7 +29,7 @@ them a token can say what it is good for, such as one machine of a certain name.
 	return cmd
 }
 
-// tokens prints several tokens as list, which is of a list's kind or one token alone.
+// tokens prints items. JSON, YAML and jsonpath show list, which is a list object or a single token.
 func (o *output) tokens(w io.Writer, list any, items []api.Token) error {
 	if done, err := o.object(w, list); done {
 		return err
@@ -65,10 +65,10 @@ func tokenCSV(w io.Writer, items []api.Token) error {
 	return lines.Error()
 }
 
-// tokenTable prints kubeadm's columns and, if it is to be wide, more.
+// tokenTable prints kubeadm's columns, and more if wide.
 func tokenTable(w io.Writer, items []api.Token, wide bool, now time.Time) error {
 	if len(items) == 0 {
-		return nil // not even a heading, as kubeadm
+		return nil // kubeadm prints no heading either
 	}
 	columns := []string{"TOKEN", "TTL", "EXPIRES", "USAGES", "DESCRIPTION", "EXTRA GROUPS"}
 	if wide {
@@ -92,7 +92,7 @@ func tokenTable(w io.Writer, items []api.Token, wide bool, now time.Time) error 
 	return table(w, rows)
 }
 
-// places is how many nodes have joined of how many may.
+// places returns the number of joined nodes and the node limit of a token, as "1/3".
 func places(t api.Token) string {
 	most := "<any>"
 	switch {
@@ -100,13 +100,13 @@ func places(t api.Token) string {
 		most = "1"
 	case t.MaxNodes > 0:
 		most = strconv.Itoa(t.MaxNodes)
-	case len(t.Nodes) == 0: // they are not counted
+	case len(t.Nodes) == 0: // kubejoin does not count the nodes of an unlimited token
 		return most
 	}
 	return strconv.Itoa(len(t.Nodes)) + "/" + most
 }
 
-// limits are what a token is good for, but for the number of nodes.
+// limits returns the limits of a token except its node limit.
 func limits(t api.Token) []string {
 	var list []string
 	if len(t.NodeNames) > 0 {

@@ -43,34 +43,35 @@ func tokenCreateCommand() *cobra.Command {
 	var o tokenCreateOptions
 	cmd := &cobra.Command{
 		Use:   "create [TOKEN | -]",
-		Short: "Make a bootstrap token that works when it is printed",
-		Long: `Make a bootstrap token and print it, once cluster-info is signed with it: a machine
-can join at once. TOKEN is one of your own, as 'kubejoin token generate' prints;
-with - it is read from standard input, which keeps it out of the command line. The
-same command again prints it again, and makes no second one.
+		Short: "Create a bootstrap token",
+		Long: `Create a bootstrap token, wait until cluster-info is signed with it, and print it.
 
-A token lets in any machine, under any free name, as often as it likes, unless
-flags say what it is good for. Such limits hold when a certificate is issued,
-so that kubejoin has to be what issues them.
+TOKEN is a token of your own, for example from 'kubejoin token generate'; - reads it
+from standard input, which keeps it out of the process list. If you repeat a command
+with the same TOKEN, it prints that token and creates no second one.
 
-If nobody signs cluster-info within --wait the token stays and is printed, and the
-exit code is 1.` + remoteHelp + offlineHelp,
-		Example: `  # a join command for any number of workers, good for a day
+Without limits, any machine can join with the token, under any free node name and any
+number of times. The limits (--max-nodes, --node-name, --certificate-duration, --role,
+--replace-node) apply when kubejoin issues the certificate. Other signers ignore them.
+
+If cluster-info is not signed within --wait, the command still prints the token, which
+stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
+		Example: `  # a join command for any number of workers, valid for a day
   kubejoin token create --print-join-command
 
-  # for one machine of that name, within the hour
+  # for one machine with this node name, valid for an hour
   kubejoin token create --ttl 1h --max-nodes 1 --node-name worker-7 --print-join-command
 
-  # user data for a machine that joins when it boots
+  # cloud-init user data for a machine that joins when it boots
   kubejoin token create --max-nodes 1 --print-join-command --format cloud-config
 
-  # for a machine in place of a broken one that is still registered
+  # to replace a broken machine whose Node object still exists
   kubejoin token create --replace-node worker-7 --print-join-command
 
-  # from a kubejoin server with no cluster
+  # on a standalone kubejoin server
   kubejoin token create --curlrc kubejoin-data/curlrc
 
-  # for a cluster that is still to be made
+  # for a cluster that does not exist yet
   kubejoin token create --offline --ca-file ca.crt --api-server https://api.example.com:6443 --out-dir token`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -87,21 +88,21 @@ exit code is 1.` + remoteHelp + offlineHelp,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "how long the token lives, such as 1s, 2m or 3h; 0 is for ever")
-	f.StringVar(&o.expires, "expires", "", "when it ends, in place of --ttl: a time such as 2030-01-31T12:00:00Z")
-	f.StringSliceVar(&o.usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "what it may be used for: signing (discovery), authentication (asking for a certificate) or both")
-	f.StringSliceVar(&o.groups, "groups", []string{tokens.DefaultGroup}, "groups of who authenticates with it; each begins with system:bootstrappers:")
-	f.StringVar(&o.description, "description", "", "what it is for, in words")
-	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print how to join in place of the token: the 'kubeadm join' line, or another --format")
-	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(server.JoinFormats(), ", ")+"; text is the line, and all of them hold the token")
-	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join a control plane, with the key that 'kubeadm init phase upload-certs --upload-certs' printed")
-	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("how many nodes may join with it, 1 to %d (default any number)", tokens.MaxNodes))
-	f.StringSliceVar(&o.nodeNames, "node-name", nil, "name that a node may join under, or a pattern such as 'worker-*' (repeatable; default any)")
-	f.DurationVar(&o.duration, "certificate-duration", 0, "how long the certificates of these nodes are valid, within the bounds of the signer (default the signer's)")
-	f.StringVar(&o.role, "role", "", tokens.RoleControlPlane+" is for nodes that may take reserved names (default a worker)")
-	f.StringVar(&o.replace, "replace-node", "", "name of a Node that exists, which one machine may take")
-	f.DurationVar(&o.wait, "wait", server.DefaultSignTimeout, "how long to wait for the signature in cluster-info; 0 is not at all")
-	f.BoolVar(&o.dryRun, "dry-run", false, "check everything, and store nothing")
+	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "lifetime of the token, for example 90s, 30m or 3h (0: never expires)")
+	f.StringVar(&o.expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
+	f.StringSliceVar(&o.usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "usages of the token: signing (for discovery), authentication (to request a certificate) or both")
+	f.StringSliceVar(&o.groups, "groups", []string{tokens.DefaultGroup}, "groups of a machine that authenticates with the token; each begins with system:bootstrappers:")
+	f.StringVar(&o.description, "description", "", "description of the token")
+	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the join command instead of the token, in the format of --format")
+	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(server.JoinFormats(), ", ")+"; text is the 'kubeadm join' command line; all contain the token")
+	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join as control plane, with the key that 'kubeadm init phase upload-certs --upload-certs' printed")
+	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join, 1 to %d (default: unlimited)", tokens.MaxNodes))
+	f.StringSliceVar(&o.nodeNames, "node-name", nil, "allowed node name, or a pattern such as 'worker-*' (repeatable; default: any)")
+	f.DurationVar(&o.duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
+	f.StringVar(&o.role, "role", "", tokens.RoleControlPlane+" allows reserved node names (default: worker)")
+	f.StringVar(&o.replace, "replace-node", "", "name of an existing Node that one machine may replace")
+	f.DurationVar(&o.wait, "wait", server.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
+	f.BoolVar(&o.dryRun, "dry-run", false, "check the request, but store nothing")
 	o.output.register(cmd, "text", "wide", "csv")
 	o.remoteOptions.register(cmd)
 	o.withoutCluster.register(f)
@@ -115,8 +116,8 @@ exit code is 1.` + remoteHelp + offlineHelp,
 	return cmd
 }
 
-// request is what the command line asks for. The token is made here, so that it is known also if
-// the answer is lost.
+// request returns the request for the flags. It generates the token here, not on the server, so that the client knows
+// the token even if the response is lost.
 func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.CreateToken, error) {
 	asked := api.CreateToken{DryRun: o.dryRun, Wait: o.wait.String()}
 	usage := func(format string, args ...any) (api.CreateToken, error) {
@@ -126,29 +127,29 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 		return asked, err
 	}
 	if o.given("ttl") && o.expires != "" {
-		return usage("--expires: give this or --ttl")
+		return usage("--expires: excludes --ttl, and both are given")
 	}
 	if err := checkTTL(o.ttl); err != nil {
 		return asked, err
 	}
 	if o.wait < 0 || o.wait > server.MaxWait {
-		return usage("--wait: %s given, want up to %s, or 0 for not at all", o.wait, server.MaxWait)
+		return usage("--wait: %s given, want at most %s, or 0 to not wait", o.wait, server.MaxWait)
 	}
 	if o.given("max-nodes") && o.maxNodes < 1 {
-		return usage("--max-nodes: %d given, want 1 to %d; leave it out for any number", o.maxNodes, tokens.MaxNodes)
+		return usage("--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.maxNodes, tokens.MaxNodes)
 	}
 	if o.given("certificate-duration") && o.duration <= 0 {
-		return usage("--certificate-duration: %s given, want %s or more; leave it out for the signer's", o.duration, tokens.MinCertificateDuration)
+		return usage("--certificate-duration: %s given, want %s or more; leave it out for the signer's default", o.duration, tokens.MinCertificateDuration)
 	}
 	both := slices.Contains(o.usages, api.UsageSigning) && slices.Contains(o.usages, api.UsageAuthentication)
 	if o.printJoinCommand && !both {
-		return usage("--print-join-command: needs a token of both --usages, signing and authentication")
+		return usage("--print-join-command: needs both usages, want --usages signing,authentication")
 	}
 	if err := o.checkJoinFormat(); err != nil {
 		return asked, &usageError{err: err}
 	}
 	if o.printJoinCommand && o.given("output") {
-		return usage("--output: does not go with --print-join-command, which prints how to join alone; see --format")
+		return usage("--output: excludes --print-join-command, which prints only the join command; use --format instead")
 	}
 	o.withoutCluster.caFile = o.caFile
 	o.withoutCluster.join = o.join
@@ -176,15 +177,16 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	return asked, nil
 }
 
-// checkTTL is the server's rule, in the terms of the command line.
+// checkTTL applies the server's limits to --ttl, so that the error names the flag.
 func checkTTL(d time.Duration) error {
 	if d != 0 && (d < time.Second || d > server.MaxTTL) {
-		return &usageError{err: fmt.Errorf("--ttl: %s given, want 1s to %s, or 0 for ever", d, server.MaxTTL)}
+		return &usageError{err: fmt.Errorf("--ttl: %s given, want 1s to %s, or 0 for a token that never expires", d, server.MaxTTL)}
 	}
 	return nil
 }
 
-// chosenToken is the argument, a line of standard input, or a new token. The errors hold none.
+// chosenToken returns the token in the argument, the one on standard input for "-", or a new one. Its errors do not
+// contain the token.
 func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 	switch {
 	case len(args) == 0:
@@ -203,7 +205,7 @@ func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 
 func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken) error {
 	made, err := r.CreateToken(ctx, asked)
-	if maybeApplied(err) && ctx.Err() == nil { // asked again for the same token, no second one is made
+	if maybeApplied(err) && ctx.Err() == nil { // retry: the request has the same token, so this creates no second one
 		made, err = r.CreateToken(ctx, asked)
 	}
 	if err != nil {
@@ -220,7 +222,7 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 		if _, err := fmt.Fprintln(w, made.Token.Reveal()); err != nil {
 			return err
 		}
-		return fmt.Errorf("token %s was made, and there is no join command: cluster-info cannot be read", made.ID)
+		return fmt.Errorf("token %s was created, but there is no join command: cluster-info cannot be read", made.ID)
 	case o.printJoinCommand:
 		return o.printJoin(ctx, w, r, made)
 	case o.format == "text":
@@ -230,11 +232,11 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 	return o.tokens(w, made, []api.Token{made})
 }
 
-// maybeApplied reports whether what was asked for may have been done in spite of an error.
+// maybeApplied reports whether the server may have carried out a request although the client got an error.
 func maybeApplied(err error) bool {
 	var p *api.Problem
 	var dial *net.OpError
-	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // nothing was sent
+	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // nothing sent
 }
 
 // notCreated returns err, and prints the token if the server stored it or may have stored it.

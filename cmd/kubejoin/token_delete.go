@@ -19,11 +19,11 @@ func tokenDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete ID|TOKEN… | --all-expired",
 		Short: "Delete bootstrap tokens",
-		Long: `Delete bootstrap tokens, by ID or as whole tokens, and report each. The exit code
-is 1 if one of them could not be deleted. Nodes that have joined are not affected.
+		Long: `Delete bootstrap tokens, given by ID or as whole tokens, and print a line for each. The
+exit code is 1 if one of them cannot be deleted. Nodes that have joined stay joined.
 
---all-expired deletes those that have expired, and none that is renewed meanwhile.
-A kubejoin or a kube-controller-manager at work does the same by itself.` + remoteHelp,
+--all-expired deletes the expired tokens. A running kubejoin or
+kube-controller-manager also deletes them by itself.` + remoteHelp,
 		Example: `  kubejoin token delete abcdef
   kubejoin token delete --all-expired --dry-run`,
 		Args: cobra.ArbitraryArgs,
@@ -34,7 +34,7 @@ A kubejoin or a kube-controller-manager at work does the same by itself.` + remo
 			case !o.allExpired:
 				ids, err = tokenIDs(args)
 			case len(args) > 0:
-				err = &usageError{err: errors.New("--all-expired: says which tokens by itself: give no IDs")}
+				err = &usageError{err: errors.New("--all-expired: excludes IDs, and both are given")}
 			}
 			if err != nil {
 				return usageOf(cmd, err)
@@ -52,7 +52,7 @@ A kubejoin or a kube-controller-manager at work does the same by itself.` + remo
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&o.allExpired, "all-expired", false, "delete all tokens that have expired")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "say what would be deleted")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print what would be deleted, but delete nothing")
 	o.register(cmd)
 	return cmd
 }
@@ -78,7 +78,7 @@ func deleteTokens(ctx context.Context, cmd *cobra.Command, r *remote, ids []stri
 		_, err := r.DeleteToken(ctx, id, asked)
 		var p *api.Problem
 		if asked.OnlyExpired && errors.As(err, &p) && (p.Status == http.StatusNotFound || p.Named(api.ProblemNotExpired)) {
-			continue // somebody was quicker
+			continue // deleted or renewed since it was listed
 		}
 		if err != nil {
 			errs = append(errs, err)

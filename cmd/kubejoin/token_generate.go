@@ -75,7 +75,7 @@ func (o *tokenGenerateOptions) check(given func(flag string) bool) error {
 	}
 	for _, flag := range []string{"user", "uid", "groups"} {
 		if o.format != "csv" && given(flag) {
-			errs = append(errs, fmt.Errorf("--%s: is about static tokens: give -o csv, too", flag))
+			errs = append(errs, fmt.Errorf("--%s: needs -o csv, since only static tokens have it", flag))
 		}
 	}
 	if o.user == "" {
@@ -84,7 +84,7 @@ func (o *tokenGenerateOptions) check(given func(flag string) bool) error {
 	for flag, values := range map[string][]string{"user": {o.user}, "uid": {o.uid}, "groups": o.groups} {
 		for _, value := range values {
 			if strings.ContainsFunc(value, unicode.IsControl) || flag == "groups" && strings.TrimSpace(value) != value {
-				errs = append(errs, fmt.Errorf("--%s: %q given, want it without control characters, and groups without space around them", flag, value))
+				errs = append(errs, fmt.Errorf("--%s: %q given, want a value without control characters, and groups without surrounding spaces", flag, value))
 			}
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// checkJoinFormat refuses what no join command can be.
+// checkJoinFormat refuses an invalid --format or --certificate-key, and combinations that do not work.
 func (o *tokenCreateOptions) checkJoinFormat() (err error) {
 	if o.certificateKey != "" {
 		if o.key, err = joinformat.ParseCertificateKey(o.certificateKey); err != nil {
@@ -23,19 +23,19 @@ func (o *tokenCreateOptions) checkJoinFormat() (err error) {
 	}
 	for _, flag := range []string{"format", "certificate-key"} {
 		if o.given(flag) && !o.printJoinCommand {
-			return fmt.Errorf("--%s: is about the join command: give --print-join-command, too", flag)
+			return fmt.Errorf("--%s: needs --print-join-command", flag)
 		}
 	}
 	if !slices.Contains(server.JoinFormats(), o.joinFormat) {
 		return fmt.Errorf("--format: %q given, want one of %s", o.joinFormat, strings.Join(server.JoinFormats(), ", "))
 	}
 	if o.joinFormat == api.FormatKubeconfig && !o.key.IsZero() {
-		return errors.New("--certificate-key: has no place in a kubeconfig; kubeadm join has a flag of this name to be used with it")
+		return errors.New("--certificate-key: a kubeconfig cannot contain it; give it to kubeadm join --certificate-key together with the kubeconfig")
 	}
 	return nil
 }
 
-// printJoin prints how to join with a token that was made.
+// printJoin prints the join command of a new token in the requested format. If that fails, it prints the token.
 func (o *tokenCreateOptions) printJoin(ctx context.Context, w io.Writer, r *remote, made api.Token) error {
 	var kubeconfig []byte
 	var err error
@@ -50,15 +50,14 @@ func (o *tokenCreateOptions) printJoin(ctx context.Context, w io.Writer, r *remo
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("token %s was made, and cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err)
+		err = fmt.Errorf("token %s was created, but cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err)
 	}
 	_, printErr := w.Write(text)
 	return errors.Join(err, printErr)
 }
 
-// join is how to join with a token, in the format that is asked for. It is made here and not by the
-// server, whom the key of the control plane does not concern. All formats but text are made of the
-// kubeconfig in cluster-info.
+// join returns the join command of a token in the requested format. The client renders it, so that the server never
+// sees the certificate key of the control plane. All formats except text need the kubeconfig in cluster-info.
 func (o *tokenCreateOptions) join(made api.Token, kubeconfig []byte) ([]byte, error) {
 	if o.joinFormat == api.FormatText {
 		line := made.JoinCommand.Reveal()

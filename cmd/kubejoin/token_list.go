@@ -19,7 +19,7 @@ type tokenListOptions struct {
 func (o *tokenListOptions) register(cmd *cobra.Command) {
 	cmd.Flags().SortFlags = false
 	o.output.register(cmd, "text", "wide", "csv")
-	cmd.Flags().BoolVar(&o.showSecrets, "show-secrets", false, "show whole tokens and not their IDs alone; with a kubeconfig that may read them")
+	cmd.Flags().BoolVar(&o.showSecrets, "show-secrets", false, "show whole tokens, not only their IDs; needs a kubeconfig that may read token Secrets")
 	o.remoteOptions.register(cmd)
 }
 
@@ -28,7 +28,7 @@ func (o *tokenListOptions) checkAll() error {
 		return err
 	}
 	if o.format == "csv" && !o.showSecrets {
-		return &usageError{err: errors.New("--output: csv has whole tokens in it: give --show-secrets, too")}
+		return &usageError{err: errors.New("--output: csv contains whole tokens and needs --show-secrets")}
 	}
 	return nil
 }
@@ -38,15 +38,14 @@ func tokenListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List bootstrap tokens, without their secrets",
-		Long: `List bootstrap tokens in kubeadm's columns. -o wide adds whether each is of use
-(active, spent, expired, unsigned or invalid), which nodes have joined with it and
-how many may, and what it is limited to.
+		Long: `List bootstrap tokens, with the columns of kubeadm. -o wide adds the status (active,
+spent, expired, unsigned or invalid), the nodes that have joined, and the limits.
 
-Secrets are shown with --show-secrets, and with a kubeconfig alone: a kubejoin
-server tells a token once, when it is made.` + remoteHelp,
+--show-secrets shows whole tokens. It needs a kubeconfig: a kubejoin server returns the
+secret of a token only when it creates the token.` + remoteHelp,
 		Example: `  kubejoin token list -o wide
 
-  # the IDs of those that nobody can join with any more
+  # the IDs of tokens whose node limit is used up
   kubejoin token list -o jsonpath='{.items[?(@.status=="spent")].id}'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -75,9 +74,9 @@ func tokenGetCommand() *cobra.Command {
 	var o tokenListOptions
 	cmd := &cobra.Command{
 		Use:   "get ID…",
-		Short: "Show some bootstrap tokens, without their secrets",
-		Long: `Show some bootstrap tokens as 'kubejoin token list' does. The exit code is 1 if one
-of them is not there.` + remoteHelp,
+		Short: "Show the given bootstrap tokens, without their secrets",
+		Long: `Show the bootstrap tokens with the given IDs, like 'kubejoin token list'. The exit code
+is 1 if one of them does not exist.` + remoteHelp,
 		Example: `  kubejoin token get abcdef -o yaml`,
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -130,8 +129,7 @@ func (o *tokenListOptions) get(ctx context.Context, cmd *cobra.Command, r *remot
 	return each(cmd, len(ids), errs)
 }
 
-// each reports what went wrong with some of n things, each on a line of its own if there were
-// several.
+// each combines the errors of n operations. With several operations it prints each error on a line and returns a count.
 func each(cmd *cobra.Command, n int, errs []error) error {
 	if n == 1 && len(errs) == 1 || len(errs) == 0 {
 		return errors.Join(errs...)
@@ -142,7 +140,7 @@ func each(cmd *cobra.Command, n int, errs []error) error {
 	return fmt.Errorf("%d of %d failed", len(errs), n)
 }
 
-// tokenIDs reads arguments, of which there is to be one at least.
+// tokenIDs returns the token IDs in args. It fails if there are none.
 func tokenIDs(args []string) ([]string, error) {
 	if len(args) == 0 {
 		return nil, &usageError{err: errors.New("ID: none given, want one token ID or several")}
@@ -166,13 +164,13 @@ func listTokens(ctx context.Context, r *remote) (api.TokenList, error) {
 	return r.ListTokens(ctx)
 }
 
-// reveal puts secrets on tokens, from where a kubeconfig may read them.
+// reveal adds the secrets to tokens for --show-secrets. It reads them from the cluster, so it needs a kubeconfig.
 func (o *tokenListOptions) reveal(ctx context.Context, r *remote, items []api.Token) error {
 	if !o.showSecrets {
 		return nil
 	}
 	if r.cluster == nil {
-		return &usageError{err: errors.New("--show-secrets: goes with a kubeconfig alone; a kubejoin server tells a token once, when it is made")}
+		return &usageError{err: errors.New("--show-secrets: needs a kubeconfig; a kubejoin server returns the secret of a token only when it creates the token")}
 	}
 	if err := r.cluster.mayList(ctx); err != nil {
 		return err

@@ -21,9 +21,10 @@ func tokenRenewCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "renew ID",
-		Short: "Give a bootstrap token another end",
-		Long: `Let a bootstrap token live for --ttl from now. It is not shortened unless --shorten
-is given. A spent token is not renewed: no machine could join with it.` + remoteHelp,
+		Short: "Change when a bootstrap token expires",
+		Long: `Change when a bootstrap token expires: --ttl from now, or at --expires. An earlier end
+than the current one needs --shorten. A spent token cannot be renewed, since no further
+machine could join with it.` + remoteHelp,
 		Example: `  kubejoin token renew abcdef --ttl 48h`,
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,7 +34,7 @@ is given. A spent token is not renewed: no machine could join with it.` + remote
 			case len(ids) > 1:
 				err = &usageError{err: fmt.Errorf("ID: %d given, want one", len(ids))}
 			case o.given("ttl") && o.expires != "":
-				err = &usageError{err: errors.New("--expires: give this or --ttl")}
+				err = &usageError{err: errors.New("--expires: excludes --ttl, and both are given")}
 			default:
 				err = errors.Join(checkTTL(o.ttl), o.check())
 			}
@@ -69,10 +70,10 @@ is given. A spent token is not renewed: no machine could join with it.` + remote
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "how long it is to live from now; 0 is for ever")
-	f.StringVar(&o.expires, "expires", "", "when it is to end, in place of --ttl: a time such as 2030-01-31T12:00:00Z")
-	f.BoolVar(&o.shorten, "shorten", false, "let it end sooner than it would")
-	f.BoolVar(&o.dryRun, "dry-run", false, "check everything, and change nothing")
+	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "new lifetime from now, for example 90s, 30m or 3h (0: never expires)")
+	f.StringVar(&o.expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
+	f.BoolVar(&o.shorten, "shorten", false, "allow an earlier end than the current one")
+	f.BoolVar(&o.dryRun, "dry-run", false, "check the request, but change nothing")
 	o.output.register(cmd, "text", "wide")
 	o.remoteOptions.register(cmd)
 	return cmd

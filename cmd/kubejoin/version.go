@@ -28,7 +28,7 @@ func versionCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print what this kubejoin was built from",
+		Short: "Print the version of kubejoin",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := buildVersion()
@@ -42,6 +42,6 @@ func versionCommand() *cobra.Command {
 			return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("--output: %q given, want text or json", output)}
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	return cmd
 }

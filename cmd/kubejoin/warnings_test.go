@@ -14,13 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// With a kubeconfig alone, who makes a token is told of a cluster-info that is nearly full, and of
-// CAs that end.
+// With only a kubeconfig, the caller who creates a token must be warned of a full cluster-info and of expiring CAs.
 func TestWarnsOfFullClusterInfoAndExpiringCA(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	kube := onKube{t, c.Kubeconfig()}
 	if r := kube.run("token", "create", "--wait", "0").ok(); r.stderr != "" {
-		t.Errorf("a cluster with nothing amiss: %s", r.stderr)
+		t.Errorf("healthy cluster: got warnings %q, want none", r.stderr)
 	}
 	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
 	if err != nil {
@@ -41,12 +40,12 @@ func TestWarnsOfFullClusterInfoAndExpiringCA(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := kube.run("token", "create", "--wait", "0").ok()
-	r.warned("kubejoin: warning: cluster-info is 85 % full").warned("kubejoin: warning: no CA in cluster-info lasts longer than to")
+	r.warned("kubejoin: warning: cluster-info is 85 % full").warned("kubejoin: warning: the last CA in cluster-info expires at")
 	if r := kube.run("token", "create", "--usages", "authentication", "--wait", "0").ok(); strings.Contains(r.stderr, "full") {
-		t.Errorf("a token that needs no signature: %s", r.stderr)
+		t.Errorf("token without signing: got warnings %q, want none about cluster-info", r.stderr)
 	}
 
-	// So is who asks a kubejoin that leaves the signing to others, of whose CA it knows no more.
+	// The same holds for a kubejoin that leaves signing to another signer, whose CA it does not have.
 	dir := t.TempDir()
 	own, bearer := filepath.Join(dir, "signers.yaml"), filepath.Join(dir, "bearer")
 	for file, content := range map[string]string{
@@ -66,9 +65,9 @@ func TestWarnsOfFullClusterInfoAndExpiringCA(t *testing.T) {
 			url := serveCluster(t, c, "sixteen-or-more-characters,ada,1,kubejoin:admins\n", flags...)
 			var stdout, stderr bytes.Buffer
 			err := run(t.Context(), []string{"token", "create", "--max-nodes", "1", "--wait", "0", "--url", url, "--ca-file", c.CAFile(), "--bearer-file", bearer}, &stdout, &stderr)
-			if err != nil || strings.Count(stderr.String(), "kubejoin: warning: no CA in cluster-info lasts longer than to") != 1 ||
-				strings.Count(stderr.String(), "kubejoin: warning: the limits of this token hold only where kubejoin signs") != 1 {
-				t.Errorf("%v, and the warnings are %q", err, stderr.String())
+			if err != nil || strings.Count(stderr.String(), "kubejoin: warning: the last CA in cluster-info expires at") != 1 ||
+				strings.Count(stderr.String(), "kubejoin: warning: the limits of this token apply only to certificates that kubejoin signs") != 1 {
+				t.Errorf("error %v, warnings %q; want one warning about the CA and one about limits", err, stderr.String())
 			}
 		})
 	}

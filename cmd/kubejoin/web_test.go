@@ -20,14 +20,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// A webServer answers the API in some way, and commands that are told where.
+// A webServer serves the API for commands.
 type webServer struct {
 	store *boltstore.Store
 	url   string
 	dir   string // has the CA and the bearer token
 }
 
-// newWebServer answers as around has it, which gets the API's own handler.
+// newWebServer starts a server with the handler that around makes from the handler of the API.
 func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServer {
 	t.Helper()
 	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
@@ -64,7 +64,7 @@ func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServ
 	return &webServer{store, web.URL, dir}
 }
 
-// run is a command that asks the server, below a path.
+// run runs a command against the server, with a path appended to its URL.
 func (w *webServer) run(t *testing.T, path string, args ...string) (stdout string, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -72,8 +72,8 @@ func (w *webServer) run(t *testing.T, path string, args ...string) (stdout strin
 	return out.String(), err
 }
 
-// However many tokens have signed cluster-info, it is said how to join: a server is asked for the
-// kubeconfig in it and not for their signatures.
+// With many tokens, the signatures in cluster-info exceed the response limit of the client. The command must request
+// only the kubeconfig.
 func TestRequestsOnlyKubeconfigOfClusterInfo(t *testing.T) {
 	web := newWebServer(t, func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -89,7 +89,7 @@ func TestRequestsOnlyKubeconfigOfClusterInfo(t *testing.T) {
 				t.Error(err)
 			}
 			info.Data["jws-kubeconfig-000000"] = strings.Repeat("s", 5<<20)
-			_ = json.NewEncoder(w).Encode(info) // fails if nobody reads it
+			_ = json.NewEncoder(w).Encode(info) // fails only if the client is gone
 		})
 	})
 	out, err := web.run(t, "", "token", "create", "--print-join-command", "--format", "yaml")

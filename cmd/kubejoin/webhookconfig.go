@@ -23,11 +23,11 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// reviewPath is where kubejoin answers kube-apiserver, in both versions.
+// reviewPath is where kubejoin accepts TokenReviews from kube-apiserver, v1 and v1beta1.
 const reviewPath = "/apis/authentication.k8s.io/v1/tokenreviews"
 
-// successCache is how long kube-apiserver remembers any token that it accepted, beside what the
-// webhook's cache does. It has no flag.
+// successCache is how long kube-apiserver caches an accepted token, in addition to its cache of webhook responses. No
+// flag changes it.
 const successCache = 10 * time.Second
 
 // webhookOptions are webhook-config's flags.
@@ -43,30 +43,29 @@ func webhookConfigCommand() *cobra.Command {
 	var o webhookOptions
 	cmd := &cobra.Command{
 		Use:   "webhook-config",
-		Short: "Print how kube-apiserver asks kubejoin about tokens in a file store",
-		Long: `Print the kubeconfig for kube-apiserver's --authentication-token-webhook-config-file,
-by which it asks kubejoin about bootstrap tokens that are in kubejoin's file store
-and not in Secrets, and on standard error the flags that kube-apiserver wants.
+		Short: "Print the webhook kubeconfig with which kube-apiserver reviews tokens at kubejoin",
+		Long: `Print the kubeconfig for kube-apiserver's --authentication-token-webhook-config-file.
+With it, kube-apiserver checks bootstrap tokens that are in kubejoin's file store instead
+of in Secrets. The command prints the needed kube-apiserver flags on standard error.
 
-The file has the CA that kubejoin's certificate comes from, kubejoin's URL and a
-credential that is for this alone: the bearer token that 'kubejoin serve' made in
---data-dir, in the file or as a path to it, or paths to a client certificate that
-kubejoin serve knows by --webhook-client-ca-file and --webhook-client-name.
+The kubeconfig contains kubejoin's CA and URL, and one credential:
+  (no flag)             the bearer token that 'kubejoin serve' made in --data-dir
+  --token-file          the path of a file with this bearer token
+  --client-certificate  the path of a client certificate, which 'kubejoin serve' accepts
+                        with --webhook-client-ca-file and --webhook-client-name
 
-kube-apiserver remembers answers. A token that was deleted, has expired or was used
-up is accepted for --cache-ttl and 10s more, at most: 10s is what kube-apiserver
-remembers each token for that it accepted. A token that somebody tried before it was
-made is refused for --cache-ttl. While kubejoin does not answer, tokens that are not
-remembered are refused.
+kube-apiserver caches responses. It accepts a deleted, expired or spent token for at most
+--cache-ttl plus 10s, the time for which it caches accepted tokens. If a token was tried
+before it was created, kube-apiserver refuses it for --cache-ttl. While kubejoin does not
+respond, kube-apiserver refuses all tokens that are not cached.
 
-kube-apiserver needs no --enable-bootstrap-token-auth with it, and kubejoin no rights
-to Secrets. kube-controller-manager's bootstrap-signer-controller knows Secrets alone
-and would take the signatures of all other tokens out of cluster-info: it has to be
-switched off.`,
-		Example: `  # beside 'kubejoin serve --kubeconfig … --token-store file', on the same machine
+kube-apiserver does not need --enable-bootstrap-token-auth, and kubejoin needs no access
+to Secrets. Switch off bootstrap-signer-controller in kube-controller-manager: it knows
+only tokens in Secrets and removes all other signatures from cluster-info.`,
+		Example: `  # on the machine of 'kubejoin serve --kubeconfig … --token-store file'
   kubejoin webhook-config -o /etc/kubernetes/kubejoin-webhook.conf
 
-  # with the client certificate that kube-apiserver has already
+  # with an existing client certificate of kube-apiserver
   kubejoin webhook-config --url https://join.example.com:9443 \
     --client-certificate /etc/kubernetes/pki/apiserver-kubelet-client.crt \
     --client-key /etc/kubernetes/pki/apiserver-kubelet-client.key -o kubejoin-webhook.conf`,
@@ -80,14 +79,14 @@ switched off.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.url, "url", "https://127.0.0.1:9443", "https://HOST:PORT at which kube-apiserver reaches kubejoin")
-	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "folder of 'kubejoin serve', for the CA and the bearer token")
+	f.StringVar(&o.url, "url", "https://127.0.0.1:9443", "https://HOST:PORT of kubejoin, as kube-apiserver reaches it")
+	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "data folder of 'kubejoin serve', with the CA and the bearer token")
 	f.StringVar(&o.caFile, "ca-file", "", "CA of the certificate that kubejoin serves (default: ca.crt in --data-dir)")
-	f.StringVar(&o.tokenFile, "token-file", "", "name the bearer token's file, by its path where kube-apiserver runs, in place of the token: it may be replaced then")
-	f.StringVar(&o.clientCert, "client-certificate", "", "name a client certificate, by its path where kube-apiserver runs, in place of the token")
-	f.StringVar(&o.clientKey, "client-key", "", "key of --client-certificate")
-	f.DurationVar(&o.cacheTTL, "cache-ttl", 10*time.Second, "how long kube-apiserver is to remember an answer; its own default is 2m")
-	f.StringVarP(&o.output, "output-file", "o", "", "write to this file, which only its owner can read (default: standard output)")
+	f.StringVar(&o.tokenFile, "token-file", "", "path, on the kube-apiserver machine, of a file with the bearer token; use it to replace the token later")
+	f.StringVar(&o.clientCert, "client-certificate", "", "path, on the kube-apiserver machine, of a client certificate to use instead of the token")
+	f.StringVar(&o.clientKey, "client-key", "", "path, on the kube-apiserver machine, of the private key of --client-certificate")
+	f.DurationVar(&o.cacheTTL, "cache-ttl", 10*time.Second, "how long kube-apiserver may cache a response; the default of kube-apiserver is 2m")
+	f.StringVarP(&o.output, "output-file", "o", "", "file to write, with mode 0600 (default: standard output)")
 	return cmd
 }
 
@@ -100,11 +99,11 @@ func (o *webhookOptions) check() error {
 		errs = append(errs, errors.New("--client-certificate: certificate and key go together, and one of them is missing"))
 	}
 	if o.clientCert != "" && o.tokenFile != "" {
-		errs = append(errs, errors.New("--token-file: one credential is enough, and --client-certificate is given"))
+		errs = append(errs, errors.New("--token-file: excludes --client-certificate, and both are given"))
 	}
 	for flag, path := range map[string]string{"token-file": o.tokenFile, "client-certificate": o.clientCert, "client-key": o.clientKey} {
 		if path != "" && !filepath.IsAbs(path) {
-			errs = append(errs, fmt.Errorf("--%s: %q given, want an absolute path, since kube-apiserver reads the file", flag, path))
+			errs = append(errs, fmt.Errorf("--%s: %q given, want an absolute path on the kube-apiserver machine", flag, path))
 		}
 	}
 	if o.cacheTTL < 0 || o.cacheTTL > time.Hour {
@@ -113,8 +112,8 @@ func (o *webhookOptions) check() error {
 	return errors.Join(errs...)
 }
 
-// checkHTTPS says why a URL is not https://HOST:PORT. It does not repeat it: it may hold a
-// password.
+// checkHTTPS returns an error if a URL is not https://HOST:PORT. The error does not repeat the URL, which may contain
+// a password.
 func checkHTTPS(s string) error {
 	u, err := url.Parse(s)
 	if err != nil || u.Scheme != "https" || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" || clusterinfo.CheckEndpoint(u.Host) != nil {
@@ -138,7 +137,7 @@ func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
 	user := &clientcmdapi.AuthInfo{ClientCertificate: o.clientCert, ClientKey: o.clientKey, TokenFile: o.tokenFile}
 	if o.clientCert == "" && o.tokenFile == "" {
 		if user.Token, err = dir.ReadWebhookBearer(); err != nil {
-			return fmt.Errorf("%w; 'kubejoin serve' makes it in its --data-dir", err)
+			return fmt.Errorf("%w; 'kubejoin serve' creates it in its --data-dir", err)
 		}
 	}
 	content, err := clientcmd.Write(oneCluster("kubejoin", &clientcmdapi.Cluster{Server: o.url + reviewPath, CertificateAuthorityData: bundle}, "kube-apiserver", user))
@@ -152,7 +151,7 @@ func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
 	return err
 }
 
-// advice is what an operator does with the file.
+// advice tells the operator what to do with the file.
 func (o webhookOptions) advice() string {
 	file := "FILE"
 	if o.output != "" {
@@ -162,21 +161,22 @@ func (o webhookOptions) advice() string {
 		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `kube-apiserver wants, on each machine of the control plane:
+	fmt.Fprintf(&b, `Set these flags of kube-apiserver on each control plane machine:
   --authentication-token-webhook-config-file=%s
   --authentication-token-webhook-version=v1
   --authentication-token-webhook-cache-ttl=%s
-and no --enable-bootstrap-token-auth. It accepts a token for %s at most after its end,
-and refuses one that was tried before it was made for %s.
-kube-controller-manager has to be without bootstrap-signer-controller (bootstrapsigner).
+and remove --enable-bootstrap-token-auth. kube-apiserver caches responses: it accepts a
+deleted or expired token for at most %s. If a token was tried before it was created,
+kube-apiserver refuses it for %s.
+Switch off bootstrap-signer-controller (bootstrapsigner) in kube-controller-manager.
 `, foreign.Quote(file), o.cacheTTL, o.cacheTTL+successCache, o.cacheTTL)
 	if o.clientCert != "" {
-		b.WriteString("kubejoin serve knows the certificate by --webhook-client-ca-file and --webhook-client-name.\n")
+		b.WriteString("Start kubejoin serve with --webhook-client-ca-file and --webhook-client-name to accept the certificate.\n")
 	}
 	return b.String()
 }
 
-// oneCluster is a kubeconfig of one user at one cluster.
+// oneCluster returns a kubeconfig with one cluster, one user and one context.
 func oneCluster(name string, cluster *clientcmdapi.Cluster, userName string, user *clientcmdapi.AuthInfo) clientcmdapi.Config {
 	context := userName + "@" + name
 	return clientcmdapi.Config{
@@ -187,7 +187,7 @@ func oneCluster(name string, cluster *clientcmdapi.Cluster, userName string, use
 	}
 }
 
-// readCAs reads a bundle and gives the certificates in it alone.
+// readCAs reads a CA bundle and returns only the certificates in it, in PEM.
 func readCAs(file string) ([]byte, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
@@ -206,7 +206,7 @@ func readCAs(file string) ([]byte, error) {
 	return bundle.Bytes(), nil
 }
 
-// emit writes what may hold a credential to a file that only its owner can read, or prints it.
+// emit writes content to a file that only its owner can read, or to stdout if file is empty. It may hold a credential.
 func emit(file string, content []byte, stdout io.Writer) error {
 	if file == "" {
 		_, err := stdout.Write(content)
