@@ -1,6 +1,5 @@
 // Bootstrap-signer keeps kube-public/cluster-info signed with the bootstrap tokens of a cluster,
-// and does nothing else: the part of kube-controller-manager that is called
-// bootstrap-signer-controller.
+// and does nothing else, like the bootstrap-signer-controller of kube-controller-manager.
 //
 //	go run ./examples/bootstrap-signer -kubeconfig ~/.kube/config
 package main
@@ -22,8 +21,8 @@ import (
 
 func main() {
 	log.SetPrefix("bootstrap-signer: ")
-	kubeconfig := flag.String("kubeconfig", "", "`file` that names the cluster; empty is the one that this pod runs in")
-	server := flag.String("server", "", "https `URL` that cluster-info is to name; empty keeps what is there")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` of the cluster (default: the cluster of this pod)")
+	server := flag.String("server", "", "https `URL` of the API server in cluster-info (default: keep the one in cluster-info)")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -39,7 +38,7 @@ func run(ctx context.Context, kubeconfig, server string) error {
 	if err != nil {
 		return fmt.Errorf("-kubeconfig: %w", err)
 	}
-	config.QPS = -1 // no limit: the signer writes one object, however many tokens come at once
+	config.QPS = -1 // no limit: the signer writes only one object, even if many tokens are created at once
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("-kubeconfig: %w", err)

@@ -1,7 +1,7 @@
-// Embed-controllers approves and signs the certificates of joining nodes and holds bootstrap
-// tokens to their limits, in a process of an installer's own. kube-controller-manager's signer
-// must not do the same beside it: docs/security-model.md says how it is switched off. No leader is
-// elected: two at once are safe, and do everything twice.
+// Embed-controllers approves and signs the certificates of joining nodes and enforces the limits of
+// bootstrap tokens, in the installer's own process. Disable kube-controller-manager's signer, which
+// does not enforce limits: see docs/security.md. There is no leader election: two at once are
+// safe, but do all work twice.
 //
 //	go run ./examples/embed-controllers -kubeconfig ~/.kube/config -ca pki/ca.crt -ca-key pki/ca.key
 package main
@@ -30,9 +30,9 @@ import (
 
 func main() {
 	log.SetPrefix("embed-controllers: ")
-	kubeconfig := flag.String("kubeconfig", "", "`file` that names the cluster; empty is the one that this pod runs in")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` of the cluster (default: the cluster of this pod)")
 	caFile := flag.String("ca", "/etc/kubernetes/pki/ca.crt", "`file` of the cluster CA's certificate")
-	keyFile := flag.String("ca-key", "/etc/kubernetes/pki/ca.key", "`file` of its key")
+	keyFile := flag.String("ca-key", "/etc/kubernetes/pki/ca.key", "`file` of the CA's private key")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -50,7 +50,7 @@ func main() {
 	}
 }
 
-// run controls until ctx ends.
+// run runs the controllers until ctx ends.
 func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *slog.Logger) error {
 	store, err := secretstore.Open(ctx, client, log)
 	if err != nil {
@@ -83,13 +83,13 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	return group.Wait()
 }
 
-// connect makes the namespace of claims unless it is there.
+// connect returns a client, and creates the namespace of claims if it is missing.
 func connect(ctx context.Context, kubeconfig string) (kubernetes.Interface, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("-kubeconfig: %w", err)
 	}
-	config.QPS = -1 // no limit: a machine that joins does not wait for others
+	config.QPS = -1 // no limit: joining machines do not delay each other
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("-kubeconfig: %w", err)

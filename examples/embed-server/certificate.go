@@ -15,9 +15,9 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// servingCertificate issues a certificate for the host that is listened on, with a new key. It
-// has to come from the cluster CA: a joining machine trusts nothing else. It lasts a year; a
-// server that runs longer renews it by tls.Config.GetCertificate.
+// servingCertificate issues a certificate with a new key for the host in listen. The cluster CA must
+// issue it, because a joining machine trusts no other CA. It lasts a year; a server that runs longer
+// renews it in tls.Config.GetCertificate.
 func servingCertificate(ca *signer.CA, listen string) (tls.Certificate, error) {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Embed-server mounts the HTTPS API of kubejoin on a mux of its own, beside a page of its own.
-// Tokens are in the file store; cluster-info is signed when it is asked for.
+// Embed-server mounts the HTTPS API of kubejoin on its own mux, beside its own page. It keeps tokens
+// in the file store and signs cluster-info on each request.
 //
 //	go run ./examples/embed-server -ca kubejoin-data/ca.pem -operators kubejoin-data/operators.csv
 //	curl -K kubejoin-data/curlrc -X POST https://127.0.0.1:9444/v1/token/print-join-command
@@ -28,11 +28,11 @@ import (
 
 func main() {
 	log.SetPrefix("embed-server: ")
-	listen := flag.String("listen", "127.0.0.1:9444", "`HOST:PORT` to serve on, and the one that join commands name")
+	listen := flag.String("listen", "127.0.0.1:9444", "`HOST:PORT` to serve on, also in join commands")
 	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
 	store := flag.String("store", "kubejoin-data/tokens.db", "`file` that keeps the tokens")
 	ca := flag.String("ca", "kubejoin-data/ca.pem", "`file` of the cluster CA's certificate and key")
-	operators := flag.String("operators", "kubejoin-data/operators.csv", `file of token,user,uid,"groups": kubejoin:admins may ask for join commands`)
+	operators := flag.String("operators", "kubejoin-data/operators.csv", `CSV file of operators, lines of token,user,uid,"groups"; group kubejoin:admins may get join commands`)
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -48,7 +48,7 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 	if err != nil {
 		return err
 	}
-	defer func() { _ = store.Close() }() // each change is on the disk already
+	defer func() { _ = store.Close() }() // the store has synced each change to disk
 	ca, err := signer.LoadCA(caFile, caFile)
 	if err != nil {
 		return err
@@ -93,5 +93,5 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 	if err := web.ServeTLS(server.LimitHandshakes(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return <-ended // when requests in flight are answered
+	return <-ended // after the requests in flight
 }

@@ -1,7 +1,7 @@
-// Mint-on-cluster makes a bootstrap token for one machine in a cluster and prints the command
-// that joins it, once cluster-info is signed: by kubejoin, by kube-controller-manager or by the
-// example bootstrap-signer. The limits hold where kubejoin signs certificates, or the example
-// embed-controllers.
+// Mint-on-cluster creates a bootstrap token for one machine on a cluster, waits until cluster-info is
+// signed with it, and prints the join command. kubejoin, kube-controller-manager or the example
+// bootstrap-signer must keep cluster-info signed. Only kubejoin and the example embed-controllers
+// enforce the limits of the token when they sign certificates.
 //
 //	go run ./examples/mint-on-cluster -kubeconfig ~/.kube/config -node worker-7
 package main
@@ -24,7 +24,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("mint-on-cluster: ")
-	kubeconfig := flag.String("kubeconfig", "", "`file` that names the cluster; empty is the one that this pod runs in")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig `file` of the cluster (default: the cluster of this pod)")
 	node := flag.String("node", "*", "`name` of the machine, or a pattern")
 	flag.Parse()
 
@@ -43,7 +43,7 @@ func main() {
 	fmt.Println(line)
 }
 
-// mint makes a token for one node of that name, good for two hours.
+// mint creates a token for one node of that name, valid for two hours.
 func mint(ctx context.Context, cluster kubernetes.Interface, node string) (string, error) {
 	store, err := secretstore.Open(ctx, cluster, nil)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Mint-token puts a bootstrap token for one machine into the file store and prints the command
-// that joins it. What signs cluster-info has to use the same store, as embed-server does when it
-// is started next.
+// Mint-token creates a bootstrap token for one machine in the file store and prints the join command.
+// The server that signs cluster-info must use the same store. Start embed-server after this program,
+// because only one process can open the store.
 //
 //	go run ./examples/mint-token -node worker-7 -store kubejoin-data/tokens.db -ca kubejoin-data/ca.crt -endpoint 127.0.0.1:9444
 package main
@@ -26,9 +26,9 @@ func main() {
 	file := flag.String("store", "kubejoin-data/tokens.db", "`file` that keeps the tokens")
 	ca := flag.String("ca", "kubejoin-data/ca.crt", "`file` of the cluster's CA certificates")
 	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
-	endpoint := flag.String("endpoint", "127.0.0.1:9444", "`HOST:PORT` that the machine asks for cluster-info")
+	endpoint := flag.String("endpoint", "127.0.0.1:9444", "`HOST:PORT` from which the machine reads cluster-info")
 	node := flag.String("node", "*", "`name` of the machine, or a pattern")
-	ttl := flag.String("ttl", "24h", "how `long` the token lives")
+	ttl := flag.String("ttl", "24h", "lifetime of the token, a `duration` such as 30m or 24h")
 	flag.Parse()
 
 	store, err := boltstore.Open(*file)
@@ -46,8 +46,8 @@ func main() {
 	fmt.Println(line)
 }
 
-// mint makes a token for one node of that name. One that no command can be made of is not left
-// behind.
+// mint creates a token for one node of that name and returns the join command. If there is none, it
+// leaves no token behind.
 func mint(ctx context.Context, store tokens.Store, info server.ClusterInfo, endpoint, node, ttl string) (string, error) {
 	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: info, Advertise: endpoint}.InProcess())
 	line, err := kubejoin.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{
@@ -56,7 +56,7 @@ func mint(ctx context.Context, store tokens.Store, info server.ClusterInfo, endp
 	return line.Reveal(), err
 }
 
-// clusterInfo is what joining machines are to trust.
+// clusterInfo returns the cluster-info that joining machines trust.
 func clusterInfo(store tokens.Store, caFile, apiServer string) (server.ClusterInfo, error) {
 	bundle, err := os.ReadFile(caFile)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Mount-server puts the HTTPS API of kubejoin into a server that has other things to do: behind the
-// server's own middleware, under a prefix beside its own paths, with its own store of tokens and
-// its own idea of who may do what. README.md has the commands to try it.
+// Mount-server mounts the HTTPS API of kubejoin in a server with other paths: under a prefix, behind
+// the server's own middleware, with its own token store, authentication and authorization. README.md
+// has the commands to try it.
 package main
 
 import (
@@ -25,12 +25,12 @@ import (
 
 func main() {
 	log.SetPrefix("mount-server: ")
-	listen := flag.String("listen", "127.0.0.1:9445", "`HOST:PORT` to serve on, and the one that join commands name")
+	listen := flag.String("listen", "127.0.0.1:9445", "`HOST:PORT` to serve on, also in join commands")
 	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
 	ca := flag.String("ca", "kubejoin-data/ca.crt", "`file` of the cluster's CA certificates")
-	cert := flag.String("cert", "kubejoin-data/mount-server.crt", "`file` of the serving certificate, which the cluster's CA has signed")
-	key := flag.String("key", "kubejoin-data/mount-server.key", "`file` of its key")
-	keys := flag.String("keys", "kubejoin-data/keys.txt", "`file` of the people: lines of KEY NAME ROLE")
+	cert := flag.String("cert", "kubejoin-data/mount-server.crt", "`file` of the serving certificate, signed by the cluster CA")
+	key := flag.String("key", "kubejoin-data/mount-server.key", "`file` of the private key of -cert")
+	keys := flag.String("keys", "kubejoin-data/keys.txt", "`file` of users, lines of KEY NAME ROLE")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -83,12 +83,11 @@ func run(ctx context.Context, listen, apiServer, caFile, certFile, keyFile, keys
 	if err := web.ServeTLS(server.LimitHandshakes(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return <-ended // when requests in flight are answered
+	return <-ended // after the requests in flight
 }
 
-// routes are the server's own, and kubejoin's beside them. What people ask for is under a prefix, so
-// that no path of the one is the other's: both have a /healthz. Discovery has to be where kubeadm
-// looks for it.
+// routes returns the server's own routes and kubejoin's. The prefix avoids conflicts: both have a
+// /healthz. Discovery has no prefix, because kubeadm requests a fixed path.
 func routes(kubejoin http.Handler) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "racks, machines, and how they join") })
@@ -98,7 +97,7 @@ func routes(kubejoin http.Handler) *http.ServeMux {
 	return mux
 }
 
-// advise is told whoever makes a token: nobody here knows of its limits but this server.
+// advise returns a warning for a token with limits: in this example, the signer does not enforce them.
 func advise(_ context.Context, made tokens.Record) []string {
 	if made.Limits.IsZero() {
 		return nil
@@ -106,13 +105,13 @@ func advise(_ context.Context, made tokens.Record) []string {
 	return []string{"the signer of this cluster does not know of limits"}
 }
 
-// timed is a middleware. Its ResponseWriter has Unwrap, by which kubejoin sets deadlines.
+// timed is a middleware that logs requests. Its ResponseWriter has Unwrap, which kubejoin needs to set deadlines.
 func timed(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
 		seen := &status{ResponseWriter: w, code: http.StatusOK}
 		next.ServeHTTP(seen, r)
-		slog.Info("answered", "method", r.Method, "pattern", r.Pattern, "status", seen.code, "took", time.Since(began))
+		slog.Info("request served", "method", r.Method, "pattern", r.Pattern, "status", seen.code, "took", time.Since(began))
 	})
 }
 

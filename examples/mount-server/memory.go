@@ -13,14 +13,14 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A memory is a tokens.Store that forgets: a store of one's own is these seven methods, and
-// passes tokens/storetest. Records are copied on the way in and on the way out.
+// A memory is a tokens.Store in memory. Your own store needs the same methods and must pass
+// tokens/storetest. A memory copies records when it stores and returns them.
 type memory struct {
-	hints tokens.Hints // who watches
+	hints tokens.Hints // listeners of Watch
 
 	mu    sync.Mutex
 	rows  map[string]tokens.Record // by ID
-	count int                      // what UIDs and versions are made of
+	count int                      // source of UIDs and versions
 }
 
 var _ tokens.Store = (*memory)(nil)
@@ -80,7 +80,7 @@ func (m *memory) Update(ctx context.Context, id string, change func(*tokens.Reco
 	}
 }
 
-// replace puts a record in the place of another, if that is still there as it was.
+// replace stores now if the stored record is still was. Otherwise done is false.
 func (m *memory) replace(was, now tokens.Record) (_ tokens.Record, done bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

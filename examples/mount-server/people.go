@@ -13,11 +13,10 @@ import (
 // Roles of people, as groups of users.
 const (
 	planner    = "planner"    // may do everything
-	technician = "technician" // may have limited tokens made, and nothing else
+	technician = "technician" // may create tokens with limits, and nothing else
 )
 
-// people are known by the hashes of their keys, so that the time that it takes to look for one
-// tells nothing of the keys.
+// people maps hashes of API keys to users. With hashes, the time of a lookup reveals nothing about the keys.
 type people map[[sha256.Size]byte]auth.User
 
 // readPeople reads lines of KEY NAME ROLE. Errors name the line and never a key.
@@ -37,7 +36,7 @@ func readPeople(file string) (people, error) {
 	return known, nil
 }
 
-// authenticate is an auth.Authenticate: whatever the requests of one's own have.
+// authenticate implements auth.Authenticate with the credential of this server: an API key in a header.
 func (p people) authenticate(r *http.Request) (auth.User, error) {
 	key := r.Header.Get("X-Rack-Key")
 	if key == "" {
@@ -50,13 +49,13 @@ func (p people) authenticate(r *http.Request) (auth.User, error) {
 	return user, nil
 }
 
-// authorize is an auth.Authorize. A token that is not limited, or is more than usual in another way,
-// takes a permission beside "create tokens": a technician has none of these.
+// authorize implements auth.Authorize. An unlimited token, or one with other privileges, needs further
+// permissions besides "create tokens". A technician has none of these.
 func authorize(_ *http.Request, u auth.User, a auth.Access) error {
 	for _, role := range u.Groups {
 		if role == planner || role == technician && a == (auth.Access{Verb: "create", Resource: "tokens"}) {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: %s is no %s", auth.ErrForbidden, u.Name, planner)
+	return fmt.Errorf("%w: user %s does not have role %s", auth.ErrForbidden, u.Name, planner)
 }

@@ -1,6 +1,6 @@
-// Remote-token asks a kubejoin server for a bootstrap token for one machine and prints the
-// command that joins it. The operator's bearer token comes on standard input, where it is in no
-// list of processes.
+// Remote-token requests a bootstrap token for one machine from a kubejoin server and prints the join
+// command. It reads the operator's bearer token from standard input, because arguments are visible in
+// the process list.
 //
 //	cut -d, -f1 kubejoin-data/operators.csv | go run ./examples/remote-token -node worker-7
 package main
@@ -26,13 +26,13 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("remote-token: ")
 	url := flag.String("url", "https://127.0.0.1:9443", "`URL` of the server")
-	ca := flag.String("ca", "kubejoin-data/ca.crt", "`file` of the CA certificates that the server is checked against")
+	ca := flag.String("ca", "kubejoin-data/ca.crt", "`file` of CA certificates to verify the server with")
 	node := flag.String("node", "*", "`name` of the machine, or a pattern")
 	flag.Parse()
 
 	bearer, err := bufio.NewReader(os.Stdin).ReadString('\n')
 	if err != nil {
-		log.Fatal("standard input: want the bearer token as a line: ", err)
+		log.Fatal("standard input: want a line with the bearer token: ", err)
 	}
 	roots, err := trusted(*ca)
 	if err != nil {
@@ -44,7 +44,7 @@ func main() {
 	}
 	made, err := mint(context.Background(), kubejoin, *node)
 	if problem := (*api.Problem)(nil); errors.As(err, &problem) && problem.TokenID != "" {
-		log.Fatalf("%v\ntoken %s was made all the same", err, problem.TokenID)
+		log.Fatalf("%v\nthe server created token %s before the error", err, problem.TokenID)
 	}
 	if err != nil {
 		log.Fatal(err)
@@ -55,7 +55,7 @@ func main() {
 	fmt.Println(made.JoinCommand.Reveal())
 }
 
-// mint makes a token for one node of that name, good for two hours.
+// mint creates a token for one node of that name, valid for two hours.
 func mint(ctx context.Context, kubejoin *client.Client, node string) (api.Token, error) {
 	return kubejoin.CreateToken(ctx, api.CreateToken{TokenSpec: api.TokenSpec{
 		TTL: "2h", MaxNodes: 1, NodeNames: []string{node},

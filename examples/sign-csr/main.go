@@ -26,8 +26,8 @@ import (
 func main() {
 	log.SetPrefix("sign-csr: ")
 	ca := flag.String("ca", "kubejoin-data/ca.pem", "`file` of the CA's certificate")
-	key := flag.String("ca-key", "kubejoin-data/ca.pem", "`file` of its key")
-	duration := flag.Duration("duration", signer.DefaultDuration, "how long the certificate lasts")
+	key := flag.String("ca-key", "kubejoin-data/ca.pem", "`file` of the CA's private key")
+	duration := flag.Duration("duration", signer.DefaultDuration, "lifetime of the certificate")
 	flag.Parse()
 
 	request, err := io.ReadAll(io.LimitReader(os.Stdin, pkcs10.MaxBytes+1))
@@ -67,8 +67,8 @@ func sign(ctx context.Context, certFile, keyFile string, request []byte, duratio
 	})
 }
 
-// loadKey stands for wherever the CA's key is. Any crypto.Signer will do: one of an HSM, a TPM
-// or a KMS. For two files [signer.LoadCA] is shorter.
+// loadKey loads the CA. The key can be any crypto.Signer, for example from an HSM, a TPM or a KMS. For
+// two files, [signer.LoadCA] is shorter.
 func loadKey(certFile, keyFile string) ([]*x509.Certificate, crypto.Signer, error) {
 	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
 	if err != nil {
