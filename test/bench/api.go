@@ -32,8 +32,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Who asks. Rates are as they come, and each client is to stay below them: it has an address of
-// its own, and asks as one of several users after the other. The flood has few addresses.
+// The clients. kubejoin has its default rate limits. To stay below them, each client has its own address and uses
+// several users in turn. The flood comes from few addresses, so it exceeds the limits.
 const (
 	apiClients     = 32
 	usersEach      = 16
@@ -41,21 +41,21 @@ const (
 	floodAddresses = 2
 )
 
-// What is there: tokens that sign cluster-info, and nodes that have joined.
+// The initial state: tokens that sign cluster-info, and nodes that have joined.
 const (
 	apiTokens = 200
 	apiNodes  = 50
 )
 
-// An apiLoad is one route that all clients ask.
+// An apiLoad is one route that all clients request.
 type apiLoad struct {
 	name      string
 	request   func(w *apiEnv, client, n int) (*http.Request, error)
-	joining   int  // tokens to join with that are there
+	joining   int  // number of tokens to join with
 	onCluster bool // with kubejoin on a cluster
 }
 
-// apiLoads are in the order of the table.
+// apiLoads are the loads, in the order of the table.
 var apiLoads = []apiLoad{
 	{name: "`GET …/configmaps/cluster-info`", request: anybody("/api/v1/namespaces/kube-public/configmaps/cluster-info")},
 	{name: "`GET /v1/cluster-info`", request: anybody("/v1/cluster-info")},
@@ -85,7 +85,7 @@ var apiLoads = []apiLoad{
 	{name: "`POST /v1/explain`, on a cluster", request: operator(http.MethodPost, at("/v1/explain?csr="+explainedRequest)), onCluster: true},
 }
 
-// What is explained on a cluster: a machine that has asked for its certificate, and the request.
+// explainedNode and explainedRequest are what the load on a cluster explains: a machine and its CSR.
 const explainedNode, explainedRequest = "worker-1", "bench-worker-1"
 
 func at(path string) func(*apiEnv, int, int) string {
@@ -106,7 +106,7 @@ func operator(method string, path func(w *apiEnv, client, n int) string) func(*a
 	}
 }
 
-// joinNode is the first certificate of a machine, on a token for a number of them.
+// joinNode requests the first certificate of a machine, with a token for several machines.
 func joinNode(w *apiEnv, client, n int) (*http.Request, error) {
 	i := client + n*apiClients
 	if i/nodesPerToken >= len(w.joining) {
@@ -133,32 +133,32 @@ func reviewToken(w *apiEnv, client, n int) (*http.Request, error) {
 	return r, err
 }
 
-// An apiEnv is one kubejoin and those who ask it.
+// An apiEnv is one kubejoin and its clients.
 type apiEnv struct {
 	*signingWorld
 	address  string
 	roots    *x509.CertPool
 	key      *ecdsa.PrivateKey // of all nodes
 	tokens   []tokens.Token
-	joining  []tokens.Token // only to join with
+	joining  []tokens.Token // for joining only
 	bearers  []string       // of operators
 	reviewer string         // bearer of kube-apiserver
-	serial   string         // of a certificate that was issued
+	serial   string         // of an issued certificate
 }
 
 func (w *apiEnv) id(n int) string   { return w.tokens[n%len(w.tokens)].ID() }
 func (w *apiEnv) node(n int) string { return fmt.Sprintf("worker-%d", n%apiNodes) }
 
-// A loadResult is what one load came to.
+// A loadResult is the result of one load.
 type loadResult struct {
 	name            string
-	rate, p50, p99  float64 // of the answers
-	tooMany         int     // 429, of the clients
-	flood, floodToo float64 // answers of the flood a second, and 429 among them
-	peak            float64 // memory of the server
+	rate, p50, p99  float64 // responses per second, and latency in ms
+	tooMany         int     // 429 responses to the clients
+	flood, floodToo float64 // responses to the flood per second, and 429 responses among them
+	peak            float64 // peak memory of the server, in bytes
 }
 
-// measureAPI asks each route from many clients beside a flood on public ones.
+// measureAPI measures each route with many clients, during a flood of requests to public routes.
 func (b *bench) measureAPI(ctx context.Context) (err error) {
 	dir, err := os.MkdirTemp("", "kubejoin-bench-")
 	if err != nil {
@@ -190,7 +190,7 @@ func (b *bench) measureAPI(ctx context.Context) (err error) {
 	return nil
 }
 
-// measureLoad starts a kubejoin of its own for one load.
+// measureLoad measures one load with a new kubejoin.
 func (b *bench) measureLoad(ctx context.Context, load apiLoad, dir string) (result loadResult, err error) {
 	start, prepare := b.startAPI, (*apiEnv).prepare
 	if load.onCluster {
@@ -244,14 +244,14 @@ func (b *bench) measureLoad(ctx context.Context, load apiLoad, dir string) (resu
 		result.tooMany += a.tooMany
 	}
 	if len(took) == 0 {
-		return result, errors.New("nobody was answered")
+		return result, errors.New("no client got a response")
 	}
 	result.rate, result.p50, result.p99 = float64(len(took))/elapsed, percentile(took, 50), percentile(took, 99)
 	result.peak, err = memoryOf(p.PID(), "VmHWM")
 	return result, err
 }
 
-// startAPI starts kubejoin standalone, as it comes, with tokens in its file store.
+// startAPI starts a standalone kubejoin with default limits and with tokens in its file store.
 func (b *bench) startAPI(ctx context.Context, dir string, joining int) (*apiEnv, *cluster.Process, error) {
 	data := filepath.Join(dir, "data")
 	if err := os.MkdirAll(data, 0o700); err != nil {
@@ -280,7 +280,7 @@ func (b *bench) startAPI(ctx context.Context, dir string, joining int) (*apiEnv,
 		records, w.joining = append(records, r), append(w.joining, r.Token)
 	}
 	errs := make([]error, len(records))
-	var created sync.WaitGroup // together, so that they share what is written to the disk
+	var created sync.WaitGroup // in parallel, so that the store writes them to disk in batches
 	for i, r := range records {
 		created.Go(func() { _, errs[i] = store.Create(ctx, r) })
 	}
@@ -309,7 +309,7 @@ func (b *bench) startAPIOnCluster(_ context.Context, dir string, _ int) (*apiEnv
 	return w, p, err
 }
 
-// askOnCluster makes the request that is explained.
+// askOnCluster creates the CSR to explain.
 func (b *bench) askOnCluster(ctx context.Context) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -331,7 +331,7 @@ func (b *bench) askOnCluster(ctx context.Context) error {
 
 const operatorsFile = "operators.csv"
 
-// createOperators makes the operators, and chooses where they ask.
+// createOperators creates the operators and chooses the address of kubejoin.
 func (w *apiEnv) createOperators() error {
 	var operators strings.Builder
 	for i := range apiClients * usersEach {
@@ -343,20 +343,20 @@ func (w *apiEnv) createOperators() error {
 	return errors.Join(err, os.WriteFile(w.path(operatorsFile), []byte(operators.String()), 0o600))
 }
 
-// from is a client with one connection, from an address of this machine.
+// from returns a client with one connection from a loopback address.
 func (w *apiEnv) from(address net.IP) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			DialContext:     (&net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}).DialContext,
 			TLSClientConfig: &tls.Config{RootCAs: w.roots}, MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1,
-			// Connections of HTTP/1.1 are what is counted here, and the load is not to unpack answers.
+			// The benchmark measures HTTP/1.1 connections, without the cost of decompression in the client.
 			TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}, DisableCompression: true,
 		},
 		Timeout: 30 * time.Second,
 	}
 }
 
-// do sends a request and reads all of its answer.
+// do sends a request and copies the response body to body.
 func (w *apiEnv) do(ctx context.Context, client *http.Client, r *http.Request, body io.Writer) (status int, err error) {
 	r = r.WithContext(ctx)
 	if r.URL, err = r.URL.Parse("https://" + w.address + r.URL.String()); err != nil {
@@ -370,7 +370,7 @@ func (w *apiEnv) do(ctx context.Context, client *http.Client, r *http.Request, b
 	return answer.StatusCode, errors.Join(err, answer.Body.Close())
 }
 
-// ready waits for the server.
+// ready waits until the server is ready.
 func (w *apiEnv) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -393,7 +393,7 @@ func (w *apiEnv) ready(ctx context.Context) error {
 	}
 }
 
-// prepare is ready, and has nodes join, so that there are claims and certificates.
+// prepare is [apiWorld.ready]. It also joins nodes, to create claims and certificates.
 func (w *apiEnv) prepare(ctx context.Context) error {
 	if err := w.ready(ctx); err != nil {
 		return err
@@ -414,7 +414,7 @@ func (w *apiEnv) prepare(ctx context.Context) error {
 		r.Header.Set("Authorization", "Bearer "+last.Reveal())
 		var body bytes.Buffer
 		if status, err := w.do(ctx, client, r, &body); err != nil || status != http.StatusOK {
-			return fmt.Errorf("a node joins: %d %s %w", status, &body, err)
+			return fmt.Errorf("join a node: %d %s %w", status, &body, err)
 		}
 	}
 	r, err := operator(http.MethodGet, func(*apiEnv, int, int) string { return "/v1/issued?limit=1" })(w, 0, 0)
@@ -427,13 +427,13 @@ func (w *apiEnv) prepare(ctx context.Context) error {
 	}
 	var list api.IssuanceEntryList
 	if err := json.Unmarshal(body.Bytes(), &list); err != nil || len(list.Items) != 1 {
-		return fmt.Errorf("the record answers %s: %w", &body, err)
+		return fmt.Errorf("list issued certificates: %s: %w", &body, err)
 	}
 	w.serial = list.Items[0].Serial
 	return nil
 }
 
-// An asker is one of those that are measured. It has one request in flight.
+// An asker is one of the measured clients. It has one request in flight.
 type asker struct {
 	world   *apiEnv
 	load    apiLoad
@@ -486,7 +486,7 @@ func (a *asker) ask(ctx context.Context) error {
 
 type floodCount struct{ answered, tooMany atomic.Int64 }
 
-// flood asks what anybody may as fast as it is answered, and does not care what.
+// flood requests public routes one after another without a pause, and counts the responses.
 func (w *apiEnv) flood(ctx context.Context, client *http.Client, count *floodCount) error {
 	paths := []string{"/api/v1/namespaces/kube-public/configmaps/cluster-info", "/v1/cluster-info", "/v1/ca", "/version", "/nowhere"}
 	for n := 0; ctx.Err() == nil; n++ {

@@ -9,8 +9,8 @@ import (
 // calls counts requests to the API server by "VERB resource/subresource".
 type calls map[string]float64
 
-// apiCalls is what kube-apiserver has counted so far. It does not know who asked: what the load
-// itself asks for is left out by those who look at it.
+// apiCalls returns the requests that kube-apiserver has counted so far. The metric does not say who sent them:
+// callers leave out those of the load itself.
 func (b *bench) apiCalls(ctx context.Context) (calls, error) {
 	text, err := b.load[0].RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
@@ -41,7 +41,7 @@ func (b *bench) apiCalls(ctx context.Context) (calls, error) {
 	return counted, nil
 }
 
-// since is what was asked for after before was counted.
+// since returns the calls since before.
 func (c calls) since(before calls) calls {
 	diff := calls{}
 	for name, n := range c {
@@ -52,7 +52,7 @@ func (c calls) since(before calls) calls {
 	return diff
 }
 
-// about sums up the calls for those resources, except for the ones named.
+// about returns the number of calls for resources, without watches and without the calls in except.
 func (c calls) about(resources []string, except ...string) float64 {
 	sum := 0.0
 	for name, n := range c {

@@ -31,30 +31,30 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// signingConnections ask for certificates, each for one after the other.
+// signingConnections is the number of connections. Each requests one certificate after another.
 const signingConnections = 32
 
 const (
 	// nodesPerToken is how many machines join on each token.
 	nodesPerToken = 100
-	// mostPerSecond is how many machines at most join in a second: so many requests are made before.
+	// mostPerSecond is an upper bound of the joins per second. That many requests are prepared in advance.
 	mostPerSecond = 10_000
 )
 
-// A signingLoad is one way to have certificates signed over HTTPS.
+// A signingLoad is one way to request certificates over HTTPS.
 type signingLoad struct {
 	name string
-	// start starts the server in a folder of its own.
+	// start starts the server in the folder dir.
 	start func(ctx context.Context, w *signingWorld, dir string, port int) (*cluster.Process, error)
-	// client has what a connection shows in TLS; nil is nothing.
+	// client returns the TLS client certificate of a connection. A nil function means none.
 	client func(w *signingWorld, connection int) *tls.Certificate
-	// request is the n-th of a connection; nil ends it.
+	// request returns the n-th request of a connection, or errNoMoreRequests.
 	request func(w *signingWorld, connection, n int) (*http.Request, error)
-	// certificate is what is in an answer.
+	// certificate returns the certificate chain in a response body, in PEM.
 	certificate func(body []byte) ([]byte, error)
 }
 
-// signingLoads are in the order of the table.
+// signingLoads are the loads, in the order of the table.
 var signingLoads = []signingLoad{
 	{name: "cfssl serve, `sign`", start: startCFSSL, request: cfsslSign, certificate: cfsslCertificate},
 	{name: "cfssl serve, `authsign`", start: startCFSSL, request: cfsslAuthSign, certificate: cfsslCertificate},
@@ -70,16 +70,15 @@ type signingWorld struct {
 	cfssl    string
 	root     *x509.Certificate
 	rootKey  *ecdsa.PrivateKey
-	requests [][]byte          // of nodes that are there, one for each connection, in PEM
-	nodes    []tls.Certificate // of the same
-	joining  [][]byte          // of others, each for one node
-	tokens   []tokens.Token    // with which they join
+	requests [][]byte          // of existing nodes, one for each connection, in PEM
+	nodes    []tls.Certificate // client certificates of these nodes
+	joining  [][]byte          // of new nodes, in PEM
+	tokens   []tokens.Token    // for the new nodes
 	bearer   string            // of kubejoin's admin
 	authKey  []byte            // of cfssl's authsign
 }
 
-// signCertificates measures kubejoin's POST /v1/certificate beside cfssl serve, with the same CA,
-// key and requests.
+// signCertificates compares kubejoin's POST /v1/certificate with cfssl serve, with the same CA, key and requests.
 func (b *bench) signCertificates(ctx context.Context) (err error) {
 	program, err := b.buildCFSSL(ctx)
 	if err != nil {
@@ -112,7 +111,7 @@ func (b *bench) signCertificates(ctx context.Context) (err error) {
 	return nil
 }
 
-// signed is what was measured, once for each round.
+// signed has the measurements, one value per round.
 type signed struct{ rate, p50, p99, cpu, rss []float64 }
 
 func (s *signed) add(o signed) {
@@ -144,10 +143,10 @@ func signingTable(found []signed) string {
 	return table.String()
 }
 
-// warm is how long a server signs before it is measured.
+// warm returns how long a server signs before the measurement.
 func warm(duration time.Duration) time.Duration { return duration / 5 }
 
-// newSigningWorld makes what loads need that last for duration.
+// newSigningWorld prepares enough keys, requests and tokens for loads of that duration.
 func newSigningWorld(dir, kubejoin, cfssl string, duration time.Duration) (*signingWorld, error) {
 	w := &signingWorld{dir: dir, kubejoin: kubejoin, cfssl: cfssl, bearer: rand.Text(), authKey: []byte(rand.Text())}
 	if err := w.makeCA(); err != nil {
@@ -184,7 +183,7 @@ func newSigningWorld(dir, kubejoin, cfssl string, duration time.Duration) (*sign
 
 func (w *signingWorld) path(name string) string { return filepath.Join(w.dir, name) }
 
-// makeCA makes the CA, and what both servers serve with.
+// makeCA creates the CA and the serving certificate for both servers.
 func (w *signingWorld) makeCA() error {
 	var err error
 	if w.rootKey, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
@@ -230,7 +229,7 @@ func (w *signingWorld) makeCA() error {
 	return nil
 }
 
-// certificate signs one with the CA, for an hour.
+// certificate issues a certificate from the CA, valid for an hour.
 func (w *signingWorld) certificate(template *x509.Certificate, key *ecdsa.PrivateKey) (tls.Certificate, error) {
 	template.SerialNumber = new(big.Int).SetBytes([]byte(rand.Text()))
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
@@ -243,7 +242,7 @@ func nodeSubject(name string) pkix.Name {
 	return pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + name}
 }
 
-// nodeRequest is a kubelet's, in PEM; without a key it has a new one.
+// nodeRequest returns a kubelet's CSR in PEM, and its key. If key is nil, it makes a new one.
 func nodeRequest(name string, key *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey, error) {
 	var err error
 	if key == nil {
@@ -255,8 +254,7 @@ func nodeRequest(name string, key *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey,
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), key, err
 }
 
-// measure starts a server of its own and has it sign for as long as said, after a while in which
-// it warms up.
+// measure starts a new server, warms it up, and measures it for duration.
 func (w *signingWorld) measure(ctx context.Context, load signingLoad, dir string, duration time.Duration) (s signed, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return s, err
@@ -330,14 +328,13 @@ func (w *signingWorld) connect(load signingLoad, address string, number int) *co
 		config.Certificates = []tls.Certificate{*load.client(w, number)}
 	}
 	return &connection{world: w, load: load, base: "https://" + address, number: number, client: &http.Client{
-		// Connections of HTTP/1.1 are what is counted here.
+		// The benchmark measures HTTP/1.1 connections.
 		Transport: &http.Transport{TLSClientConfig: config, MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}},
 		Timeout:   30 * time.Second,
 	}}
 }
 
-// together has all connections ask until the time is over, and says how long each answer took in
-// milliseconds.
+// together sends requests on all connections for duration. It returns the latency of each response in milliseconds.
 func together(ctx context.Context, connections []*connection, duration time.Duration) ([]float64, error) {
 	took, errs := make([][]float64, len(connections)), make([]error, len(connections))
 	end := time.Now().Add(duration)
@@ -356,7 +353,7 @@ func together(ctx context.Context, connections []*connection, duration time.Dura
 	return slices.Concat(took...), errors.Join(append(errs, ctx.Err())...)
 }
 
-var errNoMoreRequests = errors.New("there are not enough requests: it was quicker than this benchmark thought possible")
+var errNoMoreRequests = errors.New("all prepared requests are used up: increase mostPerSecond")
 
 func (c *connection) ask(ctx context.Context) error {
 	r, err := c.load.request(c.world, c.number, c.asked)
@@ -386,7 +383,7 @@ func (c *connection) ask(ctx context.Context) error {
 	return c.check(body)
 }
 
-// check looks at the first certificate of a connection.
+// check checks the first certificate of a connection.
 func (c *connection) check(body []byte) error {
 	chain, err := c.load.certificate(body)
 	if err != nil {
@@ -411,7 +408,7 @@ func (c *connection) check(body []byte) error {
 
 func asItIs(body []byte) ([]byte, error) { return body, nil }
 
-// startSigning starts kubejoin standalone: with its record in the file store, and tokens there.
+// startSigning starts a standalone kubejoin with tokens and issuance record in the file store.
 func startSigning(ctx context.Context, w *signingWorld, dir string, port int) (*cluster.Process, error) {
 	data := filepath.Join(dir, "data")
 	if err := os.Mkdir(data, 0o700); err != nil {
@@ -421,7 +418,7 @@ func startSigning(ctx context.Context, w *signingWorld, dir string, port int) (*
 	if err != nil {
 		return nil, err
 	}
-	var created sync.WaitGroup // together, so that they share what is written to the disk
+	var created sync.WaitGroup // in parallel, so that the store writes them to disk in batches
 	errs := make([]error, len(w.tokens))
 	for i, t := range w.tokens {
 		created.Go(func() {
@@ -440,7 +437,7 @@ func startSigning(ctx context.Context, w *signingWorld, dir string, port int) (*
 		"--cluster-signing-cert-file="+w.path("ca.crt"), "--cluster-signing-key-file="+w.path("ca.key"),
 		"--tls-cert-file="+w.path("serving.crt"), "--tls-private-key-file="+w.path("serving.key"),
 		"--token-auth-file="+operators, "--client-ca-file="+w.path("ca.crt"), "--listen=127.0.0.1:"+strconv.Itoa(port),
-		"--client-qps=0", "--user-qps=0")) // cfssl has no rates, and few clients are to be as many as can be served
+		"--client-qps=0", "--user-qps=0")) // cfssl has no rate limits, and a few clients must reach full load
 }
 
 const certificatePath = "/v1/certificate"
@@ -459,7 +456,7 @@ func nodeRenews(w *signingWorld, connection, _ int) (*http.Request, error) {
 	return http.NewRequest(http.MethodPost, certificatePath, bytes.NewReader(w.requests[connection]))
 }
 
-// nodeJoins is the first certificate of a machine, on a token that is limited to a number of them.
+// nodeJoins requests the first certificate of a machine, with a token limited to several machines.
 func nodeJoins(w *signingWorld, connection, n int) (*http.Request, error) {
 	i := connection + n*signingConnections
 	if i >= len(w.joining) {

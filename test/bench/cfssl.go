@@ -18,10 +18,10 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// cfsslModule pins cfssl.
+// cfsslModule is the module that pins cfssl.
 const cfsslModule = "test/cfssl"
 
-// buildCFSSL makes the cfssl that test/cfssl pins, unless it is there already, and returns its path.
+// buildCFSSL builds the cfssl that test/cfssl pins, unless it exists, and returns its path.
 func (b *bench) buildCFSSL(ctx context.Context) (string, error) {
 	sum := sha256.New()
 	for _, name := range []string{"go.mod", "go.sum"} {
@@ -48,8 +48,8 @@ func (b *bench) buildCFSSL(ctx context.Context) (string, error) {
 	return program, nil
 }
 
-// startCFSSL starts cfssl as its documentation has it, with one profile for everybody and the same
-// one for those who know a key.
+// startCFSSL starts cfssl as in its documentation, with one profile without authentication, and the same profile
+// with an authentication key.
 func startCFSSL(_ context.Context, w *signingWorld, dir string, port int) (*cluster.Process, error) {
 	profile := map[string]any{"usages": []string{"digital signature", "client auth"}, "expiry": "8760h"}
 	withKey := map[string]any{"usages": profile["usages"], "expiry": profile["expiry"], "auth_key": "bench"}

@@ -14,13 +14,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// patience is how long something may take before the run is given up.
+// patience is how long a step may take before the run fails.
 const patience = 5 * time.Minute
 
-// clusterInfo notes when each signature in cluster-info is first seen, and when it is gone.
+// clusterInfo records when each signature in cluster-info first appeared, and when it disappeared.
 type clusterInfo struct {
 	mu       sync.Mutex
-	versions int // that were seen
+	versions int // number of versions seen
 	there    map[string]bool
 	signed   map[string]time.Time // by token ID
 	gone     map[string]time.Time
@@ -29,7 +29,7 @@ type clusterInfo struct {
 
 func watchClusterInfo(ctx context.Context, c client) (*clusterInfo, error) {
 	w := &clusterInfo{there: map[string]bool{}, signed: map[string]time.Time{}, gone: map[string]time.Time{}, changed: make(chan struct{})}
-	// An informer: a bare watch is closed by the server when it is under load.
+	// An informer, not a plain watch: a server under load closes watches.
 	informer := informers.NewSharedInformerFactoryWithOptions(c, 0, informers.WithNamespace("kube-public"),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, "cluster-info").String()
@@ -72,7 +72,7 @@ func (w *clusterInfo) see(object any) {
 	w.changed = make(chan struct{})
 }
 
-// writes is how many versions of cluster-info were seen so far.
+// writes returns how many versions of cluster-info were seen so far.
 func (w *clusterInfo) writes() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,7 +86,7 @@ func (w *clusterInfo) waitSigned(ctx context.Context, id string) (time.Time, err
 	return w.signed[id], err
 }
 
-// waitAll waits until all of the IDs have a time in signed or gone, and returns these.
+// waitAll waits until all IDs have a time in times, which is w.signed or w.gone, and returns the times.
 func (w *clusterInfo) waitAll(ctx context.Context, what string, ids []string, times map[string]time.Time) ([]time.Time, error) {
 	left := 0
 	err := w.wait(ctx, what, func() bool {
@@ -99,7 +99,7 @@ func (w *clusterInfo) waitAll(ctx context.Context, what string, ids []string, ti
 		return left == 0
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w; %d of %d are missing", err, left, len(ids))
+		return nil, fmt.Errorf("%w; %d of %d tokens are missing", err, left, len(ids))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,9 +110,9 @@ func (w *clusterInfo) waitAll(ctx context.Context, what string, ids []string, ti
 	return all, nil
 }
 
-// wait waits until done, which is called with w locked, returns true.
+// wait waits until done returns true. It calls done with w locked.
 func (w *clusterInfo) wait(ctx context.Context, what string, done func() bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not there within %s", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not complete within %s", patience))
 	defer cancel()
 	for {
 		w.mu.Lock()

@@ -21,7 +21,7 @@ type contender int
 const (
 	ours contender = iota
 	theirs
-	stock // kube-controller-manager with its limits of 20 requests a second
+	stock // kube-controller-manager with its default limit of 20 requests a second
 )
 
 func (c contender) String() string {
@@ -30,16 +30,15 @@ func (c contender) String() string {
 
 func (c contender) flag() string { return [...]string{"kubejoin", "kcm", "stock"}[c] }
 
-// A running contender.
+// running is a running contender.
 type running struct {
 	*cluster.Process
 	address string // of kubejoin's API
 	bearer  string // of an operator there
 }
 
-// start starts a contender and measures how long it takes until it does something useful: to
-// sign with a token that is there already. That it looks the same from outside is the point:
-// each has its own idea of being ready.
+// start starts a contender and measures how long it takes until it signs cluster-info with an existing token. It
+// measures this, and not readiness, because each contender defines readiness differently.
 func (b *bench) start(ctx context.Context, who contender) (running, error) {
 	if err := b.clear(ctx); err != nil {
 		return running{}, err
@@ -67,7 +66,7 @@ func (b *bench) start(ctx context.Context, who contender) (running, error) {
 		p.Stop(0)
 		return running{}, err
 	}
-	time.Sleep(2 * time.Second) // what goes on after the start is not of the idle state
+	time.Sleep(2 * time.Second) // so that work after the start does not count as idle
 	if err := b.memory(rowIdle, who, p); err != nil {
 		p.Stop(0)
 		return running{}, err
@@ -97,7 +96,7 @@ func (b *bench) memory(row string, who contender, p running) error {
 	return nil
 }
 
-// launch starts a contender; kubejoin is to be discovered by itself, or through the API server.
+// launch starts a contender. With advertise, machines discover through kubejoin, not through the API server.
 func (b *bench) launch(ctx context.Context, who contender, advertise bool) (running, error) {
 	switch who {
 	case theirs:

@@ -19,12 +19,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// A csrLoad is kubelets that ask for their first certificate.
+// A csrLoad is a burst of kubelets that request their first certificate.
 type csrLoad struct {
 	name     string
 	requests int
-	tokens   int // that they ask with
-	limit    int // nodes that each token is for; zero is any number
+	tokens   int // of the requesters
+	limit    int // node limit of each token; zero is unlimited
 }
 
 func csrLoads(n int) []csrLoad {
@@ -37,7 +37,7 @@ func csrLoads(n int) []csrLoad {
 	}
 }
 
-// csrBurst has kubelets ask for their first certificate, as fast as the API server takes it.
+// csrBurst creates the CSRs of a load as fast as the API server accepts them.
 func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csrLoad) error {
 	row := csrRows(load)
 	if who == stock {
@@ -58,7 +58,7 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csr
 	}
 	defer stop()
 	secrets, users := generate(identities)
-	// They sign nothing, which is another subject, and are a second old when they are used.
+	// The tokens do not sign cluster-info, because tokenBurst measures that. They exist before the CSRs.
 	err = b.each(ctx, identities, func(ctx context.Context, c client, i int) error {
 		return c.createLimited(ctx, secrets[i], load.limit)
 	})
@@ -99,7 +99,7 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csr
 			last = at[i]
 		}
 	}
-	time.Sleep(300 * time.Millisecond) // what is done afterwards belongs to it
+	time.Sleep(300 * time.Millisecond) // work after the last certificate counts, too
 	own, plane, err := used()
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csr
 	return err
 }
 
-// kubeletRequest is what a kubelet sends for its first certificate.
+// kubeletRequest returns the CSR object that a kubelet creates for its first certificate.
 func kubeletRequest(i int) (*certificates.CertificateSigningRequest, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -150,7 +150,7 @@ func kubeletRequest(i int) (*certificates.CertificateSigningRequest, error) {
 	}, nil
 }
 
-// issuedTimes notes when requests are seen to have their certificate.
+// issuedTimes records when each CSR was first seen with its certificate.
 type issuedTimes struct {
 	mu sync.Mutex
 	at map[string]time.Time

@@ -14,8 +14,8 @@ var (
 	decisionLine  = regexp.MustCompile(`(?m)^BenchmarkDecide/(\S+?)(?:-\d+)?\s+\d+\s+(\d+(?:\.\d+)?) ns/op`)
 )
 
-// inProcess runs the benchmarks of the packages, which compare themselves with crypto/x509, cfssl
-// and cluster-bootstrap.
+// inProcess runs the Go benchmarks of the packages, which compare them with crypto/x509, cfssl and
+// cluster-bootstrap.
 func (b *bench) inProcess(ctx context.Context) error {
 	b.say("go test -bench in signer, signer/approval and clusterinfo")
 	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Issue|Sign|Decide)$", "-count", strconv.Itoa(b.rounds), "-benchtime", "0.5s",
@@ -34,7 +34,7 @@ func (b *bench) inProcess(ctx context.Context) error {
 	return nil
 }
 
-// times are what benchmarks took in nanoseconds, by name, in the order in which they came.
+// times has the results of benchmarks in nanoseconds by name, and the names in the order of the output.
 type times struct {
 	order []string
 	of    map[string][]float64
@@ -55,7 +55,7 @@ func (t *times) add(name, ns string) error {
 	return nil
 }
 
-// compared is the table of what there are others for.
+// compared returns the table of the benchmarks that compare with other libraries.
 func compared(out string) (string, error) {
 	var ours, bare, cfssl times
 	for _, m := range benchmarkLine.FindAllStringSubmatch(out, -1) {
@@ -72,7 +72,7 @@ func compared(out string) (string, error) {
 	table.WriteString("| in process | kubejoin | crypto/x509, cluster-bootstrap | ratio | cfssl |\n|---|---:|---:|---:|---:|\n")
 	for _, name := range ours.order {
 		if len(bare.of[name]) == 0 {
-			return "", fmt.Errorf("benchmark %s has not both sides", name)
+			return "", fmt.Errorf("benchmark %s lacks one of the two compared results", name)
 		}
 		us, them, third := percentile(ours.of[name], 50)/1000, percentile(bare.of[name], 50)/1000, ""
 		if all := cfssl.of[name]; len(all) > 0 {
@@ -83,7 +83,7 @@ func compared(out string) (string, error) {
 	return table.String(), nil
 }
 
-// decisions is the table of what rules take.
+// decisions returns the table of the approval rules' times.
 func decisions(out string) (string, error) {
 	var found times
 	for _, m := range decisionLine.FindAllStringSubmatch(out, -1) {
@@ -92,7 +92,7 @@ func decisions(out string) (string, error) {
 		}
 	}
 	if len(found.order) == 0 {
-		return "", fmt.Errorf("go test -bench has no decisions:\n%s", out)
+		return "", fmt.Errorf("output of go test -bench lacks the decisions:\n%s", out)
 	}
 	var table strings.Builder
 	table.WriteString("| a decision, with facts of 5,000 nodes in memory | takes | on one processor |\n|---|---:|---:|\n")

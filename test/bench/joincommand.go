@@ -15,10 +15,10 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// joinCommands asks for join commands as a person or a script does: with curl, or with kubeadm.
+// joinCommands measures requests for join commands as users send them: with curl, or with kubeadm.
 func (b *bench) joinCommands(ctx context.Context, who contender, p running) error {
 	if b.profiles != "" && who == ours {
-		return nil // there is no API then
+		return nil // profiled controllers run without the API
 	}
 	command := func() *exec.Cmd {
 		cmd := exec.CommandContext(ctx, filepath.Join(b.cluster.Bin, "kubeadm"), "token", "create", "--print-join-command", "--kubeconfig", b.cluster.Kubeconfig())
@@ -70,8 +70,8 @@ func (b *bench) joinCommands(ctx context.Context, who contender, p running) erro
 	return nil
 }
 
-// ask runs the command. It returns how many milliseconds it took to answer, and until what it
-// answered could be used, for which the token must be signed.
+// ask runs a command that prints a join command. It returns two times in milliseconds: until the command ended, and
+// until the join command was usable, which is when cluster-info is signed with its token.
 func (b *bench) ask(ctx context.Context, cmd *exec.Cmd) (answered, usable float64, err error) {
 	start := time.Now()
 	line, err := cmd.Output()

@@ -18,8 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// connections is how many machines the load seems to come from: each has a connection of its
-// own, with workers requests in flight on it.
+// connections is the number of simulated machines. Each has its own connection with up to workers requests in flight.
 const (
 	connections = 8
 	workers     = 4
@@ -28,9 +27,8 @@ const (
 // A client is one connection to the API server.
 type client struct{ *kubernetes.Clientset }
 
-// connect opens the connections and the watch on cluster-info. The load has a service account's
-// token: a client certificate would be verified anew for each request, which is work for the
-// API server that kubelets with bootstrap tokens do not make.
+// connect opens the connections and the watch on cluster-info. The load uses a service account token. With a client
+// certificate, the API server would verify the certificate at each request, which it does not do for bootstrap tokens.
 func (b *bench) connect(ctx context.Context) error {
 	kubeconfig, err := b.cluster.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, "bench")
 	if err != nil {
@@ -46,7 +44,7 @@ func (b *bench) connect(ctx context.Context) error {
 		}
 		config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 		config.UserAgent = "bench"
-		config.Dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext // one of its own keeps client-go from sharing connections
+		config.Dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext // prevents client-go from sharing connections
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return impersonating{next} })
 		set, err := kubernetes.NewForConfig(config)
 		if err != nil {
@@ -58,8 +56,7 @@ func (b *bench) connect(ctx context.Context) error {
 	return err
 }
 
-// impersonating sends requests as the user in their context, if there is one, so that many users
-// share a connection.
+// impersonating sends requests as the user in their context, if there is one, so that many users share a connection.
 type impersonating struct{ next http.RoundTripper }
 
 type userKey struct{}
@@ -78,7 +75,7 @@ func (t impersonating) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.next.RoundTrip(r)
 }
 
-// each calls do for 0 to n-1, from all connections at once. It ends early at the first error.
+// each calls do for 0 to n-1, on all connections in parallel. It stops at the first error.
 func (b *bench) each(ctx context.Context, n int, do func(ctx context.Context, c client, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -107,7 +104,7 @@ func (b *bench) each(ctx context.Context, n int, do func(ctx context.Context, c 
 	return context.Cause(ctx)
 }
 
-// createToken makes a token as kubeadm does. The zero time is never.
+// createToken creates a token as kubeadm does. With a zero expires, the token never expires.
 func (c client) createToken(ctx context.Context, t tokens.Token, expires time.Time) error {
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: secretName(t)},
@@ -125,7 +122,7 @@ func (c client) createToken(ctx context.Context, t tokens.Token, expires time.Ti
 	return err
 }
 
-// createLimited makes a token that only authenticates, for so many nodes; zero is any number.
+// createLimited creates a token that only authenticates. nodes is its node limit; zero is unlimited.
 func (c client) createLimited(ctx context.Context, t tokens.Token, nodes int) error {
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: secretName(t)},
@@ -150,7 +147,7 @@ func secretName(t tokens.Token) string { return "bootstrap-token-" + t.ID() }
 
 var tokenSecrets = metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)}
 
-// clear takes all tokens, signatures and certificate requests away.
+// clear deletes all tokens, signatures, claims and CSRs.
 func (b *bench) clear(ctx context.Context) error {
 	admin := b.load[0]
 	err := errors.Join(
@@ -170,9 +167,9 @@ func (b *bench) clear(ctx context.Context) error {
 			object.Data = map[string]string{"kubeconfig": object.Data["kubeconfig"]}
 			_, err = admin.CoreV1().ConfigMaps("kube-public").Update(ctx, object, metav1.UpdateOptions{})
 		}
-		if !apierrors.IsConflict(err) { // the contender, if it runs, may have been at it
+		if !apierrors.IsConflict(err) { // a running contender may have changed it
 			return err
 		}
 	}
-	return fmt.Errorf("cluster-info is written too often to be cleared")
+	return fmt.Errorf("could not clear cluster-info: every attempt conflicted with another write")
 }

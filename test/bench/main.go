@@ -1,5 +1,5 @@
-// Command bench runs kubejoin and kube-controller-manager in turns on one control plane, gives
-// both the same work, and prints what each needed for it as a Markdown table: 'make bench'.
+// Command bench compares kubejoin with kube-controller-manager: 'make bench'. It runs them in turn on one
+// control plane with the same work, and prints the times and resources as a Markdown table.
 package main
 
 import (
@@ -30,17 +30,17 @@ func main() {
 	}
 }
 
-// sizes says how much is done.
+// sizes are the amounts of work.
 type sizes struct {
 	rounds  int
 	csrs    int
 	tokens  []int
 	calls   int // of print-join-command, one after the other
-	clients int // that ask for join commands at the same time
+	clients int // that request join commands at the same time
 	small   bool
-	stock   int           // CSRs of each burst with kube-controller-manager's own limits
-	signFor time.Duration // each server of certificates over HTTPS
-	askFor  time.Duration // each route of the HTTPS API
+	stock   int           // CSRs of each burst for kube-controller-manager with its default limits
+	signFor time.Duration // for each server of certificates over HTTPS
+	askFor  time.Duration // for each route of the HTTPS API
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -68,19 +68,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	for text := range strings.SplitSeq(*list, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
-			return fmt.Errorf("-tokens: %q given, want numbers from 1 up", *list)
+			return fmt.Errorf("invalid -tokens %q: want numbers from 1, separated by commas", *list)
 		}
 		s.tokens = append(s.tokens, n)
 	}
 	if s.rounds < 1 || s.csrs < 1 {
-		return errors.New("-rounds and -csrs: want at least 1")
+		return errors.New("invalid -rounds or -csrs: want at least 1")
 	}
 	binary, err := filepath.Abs(*program)
 	if err != nil {
 		return err
 	}
 	if _, err := os.Stat(binary); err != nil {
-		return fmt.Errorf("no kubejoin to measure, run 'make build' first: %w", err)
+		return fmt.Errorf("kubejoin is missing; build it with 'make build': %w", err)
 	}
 	b := &bench{sizes: s, kubejoin: binary, profiles: *profiles, only: *only, against: *against, progress: stderr, report: &report{}}
 	began := time.Now()
@@ -109,7 +109,7 @@ type bench struct {
 	identity string // kubeconfig of kubejoin's service account
 	info     *clusterInfo
 	load     []client
-	creation time.Duration // of the tokens of the last burst
+	creation time.Duration // time to create the tokens of the last burst
 }
 
 func (b *bench) wants(subject string) bool {
@@ -147,7 +147,7 @@ func (b *bench) run(ctx context.Context) error {
 	b.cluster = c
 	ctx, stop := context.WithCancel(ctx)
 	defer func() {
-		stop() // the watches first
+		stop() // stop the watches first
 		if err := c.Close(); err != nil {
 			b.say("closing the control plane: %v", err)
 		}
@@ -168,7 +168,7 @@ func (b *bench) run(ctx context.Context) error {
 	}
 	for round := range b.rounds {
 		order := []contender{ours, theirs}
-		if round%2 == 1 { // so that neither always comes second, on an older etcd
+		if round%2 == 1 { // alternate, because the second run has an etcd with more history
 			order = []contender{theirs, ours}
 		}
 		order = append(order, stock)
@@ -185,9 +185,9 @@ func (b *bench) run(ctx context.Context) error {
 	return nil
 }
 
-// deploy gives kubejoin the rights that its users give it, and the policy that holds it to them.
+// deploy applies kubejoin's RBAC and the admission policy that limits it, as its users do.
 func (b *bench) deploy(ctx context.Context) (err error) {
-	for _, file := range []string{"namespace.yaml", "."} { // the namespace is the others' home
+	for _, file := range []string{"namespace.yaml", "."} { // the other manifests need the namespace
 		if _, err := b.cluster.Kubectl(ctx, "apply", "-f", filepath.Join("deploy/manifests", file)); err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func (b *bench) deploy(ctx context.Context) (err error) {
 	return err
 }
 
-// measure gives one contender all of its work, in a process of its own.
+// measure runs all work of a round with one contender, in a new process.
 func (b *bench) measure(ctx context.Context, who contender, round int) (err error) {
 	p, err := b.start(ctx, who)
 	if err != nil {
@@ -210,7 +210,7 @@ func (b *bench) measure(ctx context.Context, who contender, round int) (err erro
 	}()
 	if b.wants("csr") {
 		for _, load := range csrLoads(b.csrs) {
-			if load.limit > 0 && who != ours { // tokens are all alike to the others
+			if load.limit > 0 && who != ours { // the others do not enforce limits
 				continue
 			}
 			if err := b.csrBurst(ctx, who, p, load); err != nil {
@@ -229,7 +229,7 @@ func (b *bench) measure(ctx context.Context, who contender, round int) (err erro
 			if err := b.tokenBurst(ctx, who, p, n); err != nil {
 				return err
 			}
-			if n <= 500 || who != stock { // with 20 deletions a second that would last for minutes
+			if n <= 500 || who != stock { // stock deletes only 20 a second, which would take minutes
 				if err := b.expire(ctx, who, p, n); err != nil {
 					return err
 				}

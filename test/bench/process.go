@@ -10,28 +10,27 @@ import (
 	"time"
 )
 
-// ticks is USER_HZ, in which Linux counts the time of processes: 100 on every architecture that
-// Go runs on.
+// ticks is USER_HZ, the unit of process times in Linux, per second. It is 100 on every architecture that Go supports.
 const ticks = 100
 
-// stat is the part of /proc/PID/stat that is used here (proc_pid_stat(5)).
+// stat has some fields of /proc/PID/stat (proc_pid_stat(5)).
 type stat struct {
 	name    string
 	parent  int
 	cpu     time.Duration
-	started time.Duration // after the machine did
+	started time.Duration // since boot
 }
 
 func readStat(pid int) (stat, error) {
 	path := fmt.Sprintf("/proc/%d/stat", pid)
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return stat{}, fmt.Errorf("what a process has used is read from Linux' /proc: %w", err)
+		return stat{}, fmt.Errorf("read process times (needs /proc of Linux): %w", err)
 	}
-	// The name is in parentheses and may hold anything.
+	// The name is in parentheses and may contain any characters, including spaces and parentheses.
 	open, end := strings.IndexByte(string(data), '('), strings.LastIndexByte(string(data), ')')
 	if open < 0 || end < open {
-		return stat{}, fmt.Errorf("%s is not as it should be", path)
+		return stat{}, fmt.Errorf("malformed %s", path)
 	}
 	fields := strings.Fields(string(data[end+1:]))
 	number := func(i int) time.Duration {
@@ -50,13 +49,13 @@ func readStat(pid int) (stat, error) {
 	}, err
 }
 
-// cpu is the processor time that a process has used, in the kernel too.
+// cpu returns the processor time of a process, user and system.
 func cpu(pid int) (time.Duration, error) {
 	s, err := readStat(pid)
 	return s.cpu, err
 }
 
-// startedAt is when a process began, to a hundredth of a second.
+// startedAt returns when a process started, with a resolution of 10 ms.
 func startedAt(pid int) (time.Time, error) {
 	s, err := readStat(pid)
 	if err != nil {
@@ -71,7 +70,7 @@ func startedAt(pid int) (time.Time, error) {
 	return time.Now().Add(s.started - uptime), err
 }
 
-// resident is the memory that a process has, in bytes.
+// resident returns the resident memory of a process, in bytes.
 func resident(pid int) (float64, error) { return memoryOf(pid, "VmRSS") }
 
 // memoryOf returns the value of a line of /proc/PID/status (proc_pid_status(5)), in bytes.
@@ -89,7 +88,7 @@ func memoryOf(pid int, name string) (float64, error) {
 	return 0, fmt.Errorf("/proc/%d/status lacks %s", pid, name)
 }
 
-// controlPlaneCPU is what kube-apiserver and etcd have used together.
+// controlPlaneCPU returns the processor time of kube-apiserver and etcd together.
 func controlPlaneCPU() (time.Duration, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -103,7 +102,7 @@ func controlPlaneCPU() (time.Duration, error) {
 		}
 		s, err := readStat(pid)
 		if err != nil || s.parent != os.Getpid() {
-			continue // gone meanwhile, or not ours
+			continue // ended meanwhile, or not our child
 		}
 		if s.name == "kube-apiserver" || s.name == "etcd" {
 			sum += s.cpu
@@ -112,8 +111,8 @@ func controlPlaneCPU() (time.Duration, error) {
 	return sum, nil
 }
 
-// used is what is used from now on until the function returned is called: processor time of the
-// contender and of the control plane.
+// used starts a measurement. The returned function returns the processor time of the contender and of the control
+// plane since then.
 func (p running) used() (func() (own, plane time.Duration, err error), error) {
 	own, err := cpu(p.PID())
 	if err != nil {

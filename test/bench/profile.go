@@ -25,8 +25,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// controllersCommand makes this program run kubejoin's controllers under a profiler: the
-// product has no way to be profiled from outside, and needs none.
+// controllersCommand is the argument with which this program runs kubejoin's controllers under a profiler. kubejoin
+// itself has no profiling endpoint.
 const controllersCommand = "controllers"
 
 func (b *bench) profiledControllers() (*exec.Cmd, error) {
@@ -41,7 +41,7 @@ func (b *bench) profiledControllers() (*exec.Cmd, error) {
 		"-ca", b.cluster.CAFile(), "-key", b.cluster.CAKeyFile(), "-profile", b.profiles), nil
 }
 
-// runControllers is what 'kubejoin serve' runs on a cluster, without its API, until ctx ends.
+// runControllers runs the controllers of 'kubejoin serve' on a cluster, without its API, until ctx ends.
 func runControllers(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet(controllersCommand, flag.ExitOnError)
 	kubeconfig := flags.String("kubeconfig", "", "cluster")
@@ -103,7 +103,7 @@ func runControllers(ctx context.Context, args []string) (err error) {
 	return group.Wait()
 }
 
-// profile profiles until the function returned is called.
+// profile starts a profile. The returned function stops it.
 func profile(dir string) (func() error, error) {
 	name := time.Now().Format("150405")
 	f, err := os.Create(filepath.Join(dir, fmt.Sprintf("cpu-%s.pprof", name)))

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Rows that stand alone.
+// Rows of the table that belong to no burst.
 const (
 	rowStart      = "start to first signature"
 	rowIdle       = "resident memory, idle"
@@ -58,12 +58,12 @@ func thousands(n int) string {
 	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
 }
 
-// A report is the table.
+// A report is the table of results.
 type report struct {
 	rows  []string
 	units map[string]string
 	found map[string]map[contender][]float64
-	notes []string // tables of their own
+	notes []string // further tables
 }
 
 func (r *report) define(unit string, rows ...string) {
@@ -78,7 +78,7 @@ func (r *report) define(unit string, rows ...string) {
 	}
 }
 
-// defineRows says in which order the rows come and what their values are.
+// defineRows defines the order of the rows and the units of their values.
 func (b *bench) defineRows() {
 	r := b.report
 	for _, load := range csrLoads(b.csrs) {
@@ -141,7 +141,7 @@ func (r *report) print(w *bytes.Buffer, rounds int, took time.Duration) {
 	}
 }
 
-// Lines of a document between which the figures are.
+// The figures are between these lines of a document.
 const (
 	figuresBegin = "<!-- figures -->"
 	figuresEnd   = "<!-- end of figures -->"
@@ -177,7 +177,7 @@ func (r *report) cell(row string, who contender) string {
 	return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, r.units[row]))
 }
 
-// percentile of the values, by the nearest rank.
+// percentile returns the p-th percentile of values, by the nearest-rank method.
 func percentile(values []float64, p int) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[max(0, (len(sorted)*p+99)/100-1)]

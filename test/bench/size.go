@@ -16,18 +16,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A population is how many tokens are alive at once, and whose.
+// A population is a contender and a number of tokens that exist at the same time.
 type population struct {
 	who    contender
 	alive  int
-	expire int // so many of them, in one second
-	more   int // are created one by one
+	expire int // how many of them expire, in the same second
+	more   int // how many more are created, one after another
 }
 
 func (p population) String() string { return fmt.Sprintf("%s, %s alive", p.who, thousands(p.alive)) }
 
-// populations has kube-controller-manager with as many as it can sign: it stops for good where
-// all signatures do not fit into a ConfigMap.
+// populations gives kube-controller-manager only as many tokens as it can sign. It stops signing permanently if the
+// signatures do not fit into a ConfigMap.
 func (b *bench) populations() []population {
 	if b.small {
 		return []population{{ours, 2000, 1000, 5}, {theirs, 1000, 500, 5}}
@@ -43,7 +43,7 @@ var sizeRows = []string{
 	"expiry in one second of", "… until none is discoverable", "… until all are deleted", "… CPU", "resident memory after",
 }
 
-// manyTokens measures what it means to have many, once for each population.
+// manyTokens measures each population once.
 func (b *bench) manyTokens(ctx context.Context) error {
 	var columns [][]string
 	var head, line strings.Builder
@@ -73,7 +73,7 @@ func (b *bench) manyTokens(ctx context.Context) error {
 	return nil
 }
 
-// populate gives the cells of one column.
+// populate measures a population and returns the cells of its column.
 func (b *bench) populate(ctx context.Context, of population) (cells []string, err error) {
 	if err := b.clear(ctx); err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func (b *bench) populate(ctx context.Context, of population) (cells []string, er
 	}
 	b.say("%s: one more discoverable p50 %.1f ms, p99 %.1f ms", of, percentile(one, 50), percentile(one, 99))
 
-	// They are told when to end; that is not counted.
+	// Set when the tokens expire. This is not part of the measurement.
 	expires := time.Now().Add(creation*3/2 + 5*time.Second).Truncate(time.Second)
 	patch := fmt.Appendf(nil, `{"stringData":{"expiration":%q}}`, expires.UTC().Format(time.RFC3339))
 	if err := b.each(ctx, of.expire, func(ctx context.Context, c client, i int) error {
@@ -171,7 +171,7 @@ func (b *bench) populate(ctx context.Context, of population) (cells []string, er
 	}
 	wait := time.Until(expires)
 	if wait < time.Second {
-		return nil, fmt.Errorf("%d tokens could not be told in time to expire: the machine is too busy", of.expire)
+		return nil, fmt.Errorf("could not set the expiry of %d tokens in time: the machine is too busy", of.expire)
 	}
 	time.Sleep(wait - 200*time.Millisecond)
 	if used, err = p.used(); err != nil {
@@ -201,12 +201,12 @@ func (b *bench) populate(ctx context.Context, of population) (cells []string, er
 	return cells, memory()
 }
 
-// waitLeft waits until so many tokens are left.
+// waitLeft waits until at most n tokens are left.
 func (b *bench) waitLeft(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 3*patience, fmt.Errorf("not within %s", 3*patience))
 	defer cancel()
 	options := tokenSecrets
-	options.ResourceVersion = "0" // the watch cache's: it costs etcd nothing
+	options.ResourceVersion = "0" // from the watch cache, without load on etcd
 	for {
 		list, err := b.load[0].CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, options)
 		if err != nil {
@@ -223,8 +223,8 @@ func (b *bench) waitLeft(ctx context.Context, n int) error {
 	}
 }
 
-// A discoverer sees what a joining machine would: kubejoin's own cluster-info, or that of the API
-// server, by a watch.
+// A discoverer reads cluster-info as a joining machine does. It polls kubejoin, or watches the ConfigMap on the API
+// server.
 type discoverer struct {
 	b       *bench
 	address string // empty: the API server
@@ -243,7 +243,7 @@ func (d discoverer) wait(ctx context.Context, what, id string, want bool) error 
 	return d.waitAll(ctx, what, []string{id}, want)
 }
 
-// waitAll waits until all of the tokens sign cluster-info, or none.
+// waitAll waits until cluster-info has the signatures of all tokens, or with want false of none.
 func (d discoverer) waitAll(ctx context.Context, what string, ids []string, want bool) error {
 	if d.address == "" {
 		times := d.b.info.signed
@@ -253,7 +253,7 @@ func (d discoverer) waitAll(ctx context.Context, what string, ids []string, want
 		_, err := d.b.info.waitAll(ctx, what, ids, times)
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not there within %s", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not complete within %s", patience))
 	defer cancel()
 	for {
 		signed, err := d.signed(ctx)
@@ -267,7 +267,7 @@ func (d discoverer) waitAll(ctx context.Context, what string, ids []string, want
 			if left == 0 {
 				return nil
 			}
-			err = fmt.Errorf("%d of %d are missing", left, len(ids))
+			err = fmt.Errorf("%d of %d tokens are missing", left, len(ids))
 		}
 		select {
 		case <-time.After(time.Millisecond):
@@ -277,7 +277,7 @@ func (d discoverer) waitAll(ctx context.Context, what string, ids []string, want
 	}
 }
 
-// signed are the IDs of the tokens that sign kubejoin's cluster-info.
+// signed returns the IDs of the tokens that sign kubejoin's cluster-info.
 func (d discoverer) signed(ctx context.Context) (map[string]bool, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.address+"/api/v1/namespaces/kube-public/configmaps/cluster-info", nil)
 	if err != nil {
@@ -301,7 +301,7 @@ func (d discoverer) signed(ctx context.Context) (map[string]bool, error) {
 	}
 }
 
-// command asks for a join command and says how long that took.
+// command requests a join command and returns how long that took.
 func (d discoverer) command(ctx context.Context) (time.Duration, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+d.address+"/v1/token/print-join-command", nil)
 	if err != nil {

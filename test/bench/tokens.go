@@ -9,12 +9,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// singles is how many tokens come one after the other where a burst is of one: a p99 of one
-// sample says nothing.
+// singles is how many tokens are created one after another for a "burst" of one. A p99 needs more than one sample.
 const singles = 100
 
-// tokenSingles creates and deletes tokens one at a time, with a pause between. Writes and CPU are
-// those of one token.
+// tokenSingles creates and deletes tokens one at a time, with pauses. It reports writes and CPU per token.
 func (b *bench) tokenSingles(ctx context.Context, who contender, p running) error {
 	row := tokenRows(1)
 	made, ids := generate(singles)
@@ -52,7 +50,7 @@ func (b *bench) tokenSingles(ctx context.Context, who contender, p running) erro
 	return b.memory(row.rss, who, p)
 }
 
-// tokenBurst creates n tokens as fast as the API server takes them, and deletes them.
+// tokenBurst creates n tokens as fast as the API server accepts them, and deletes them.
 func (b *bench) tokenBurst(ctx context.Context, who contender, p running, n int) error {
 	row := tokenRows(n)
 	made, ids := generate(n)
@@ -90,7 +88,7 @@ func (b *bench) tokenBurst(ctx context.Context, who contender, p running, n int)
 func generate(n int) (made []tokens.Token, ids []string) {
 	for seen := map[string]bool{}; len(made) < n; {
 		t := tokens.Generate()
-		if !seen[t.ID()] { // of 12,000 random IDs two are the same once in thirty times
+		if !seen[t.ID()] { // 12,000 random IDs contain a duplicate in one of thirty runs
 			seen[t.ID()] = true
 			made, ids = append(made, t), append(ids, t.ID())
 		}
@@ -98,19 +96,19 @@ func generate(n int) (made []tokens.Token, ids []string) {
 	return made, ids
 }
 
-// outcome is what a burst has cost.
+// outcome is the cost of a burst.
 type outcome struct {
-	took     time.Duration // the requests of the load
-	p50, p99 float64       // in milliseconds, from the answer to a request to its effect
+	took     time.Duration // for the requests of the load
+	p50, p99 float64       // in milliseconds, from the response to its effect in cluster-info
 	writes   int
 	cpu      time.Duration
 }
 
-// lastWrite is how soon after a burst a last write that says nothing new would come.
+// lastWrite is how long to wait after a burst for another, redundant write.
 const lastWrite = 500 * time.Millisecond
 
-// burst does something with each token, and waits until cluster-info shows it of all, and for
-// what comes after.
+// burst calls do for each token and waits until cluster-info shows the effect for all of them. Then it waits for
+// after, so that later writes and CPU time count.
 func (b *bench) burst(ctx context.Context, p running, what string, ids []string, effects map[string]time.Time, after time.Duration, do func(context.Context, client, int) error) (outcome, error) {
 	used, err := p.used()
 	if err != nil {
@@ -139,14 +137,14 @@ func (b *bench) burst(ctx context.Context, p running, what string, ids []string,
 	o.writes = b.info.writes() - writes
 	took := make([]float64, len(ids))
 	for i := range took {
-		// The watch may be faster than the answer.
+		// The watch may be faster than the response.
 		took[i] = max(0, seen[i].Sub(answered[i]).Seconds()*1000)
 	}
 	o.p50, o.p99 = percentile(took, 50), percentile(took, 99)
 	return o, nil
 }
 
-// expire makes n tokens that expire at the same moment, and looks at what happens then.
+// expire creates n tokens that expire at the same time, and measures how their signatures disappear.
 func (b *bench) expire(ctx context.Context, who contender, p running, n int) error {
 	row := tokenRows(n)
 	made, ids := generate(n)

@@ -8,12 +8,12 @@ import (
 	"slices"
 )
 
-// Boot starts a machine that runs a command when it comes up, as what installs machines does, and
-// waits for nothing; [Node.WaitJoined] waits for the end of the command. It needs root.
+// Boot starts a machine that runs a command at boot, for example the script of an installer. Boot does not
+// wait; [Node.WaitJoined] waits until the command has ended. It needs root.
 //
-// What the machine has in its PATH is kubeadm, the real one with settings for this harness, and a
-// kubelet that starts as with [Cluster.StartNode]; or, without kubeadm, the kubelet alone, which is
-// configured and starts over and over until it finds its /etc/kubernetes/bootstrap-kubelet.conf.
+// With kubeadm, the PATH of the machine has a wrapper of the real kubeadm with settings for this harness. The
+// kubelet then starts as with [Cluster.StartNode]. Without kubeadm, the machine has a configured kubelet, which
+// restarts until it finds /etc/kubernetes/bootstrap-kubelet.conf.
 func (c *Cluster) Boot(name string, withKubeadm bool, command ...string) (*Node, error) {
 	dir, err := c.nodeDir(name)
 	if err != nil {
@@ -34,8 +34,8 @@ func (c *Cluster) Boot(name string, withKubeadm bool, command ...string) (*Node,
 		}
 		return c.startNode(name, dir, "boot", slices.Clone(command))
 	}
-	// What kubeadm is told is noted, and what the harness has to add is added: to the
-	// configuration, or to the flags, which do not go together.
+	// The wrapper logs the arguments of kubeadm and adds the settings of the harness. With --config it adds them
+	// to the file, because kubeadm does not accept --config with these flags.
 	kubeadm := fmt.Sprintf(`#!/bin/sh
 printf '%%s\n' "$*" >>'%[1]s/kubeadm.args'
 more='--cri-socket=unix://%[1]s/cri.sock --patches=%[1]s/patches'
@@ -58,8 +58,8 @@ PATH='%[2]s' exec '%[2]s/kubeadm' "$@" --node-name='%[3]s' --ignore-preflight-er
 	return c.startNode(name, dir, "boot", slices.Clone(command))
 }
 
-// KubeadmArgs are the command lines with which kubeadm has run on a machine that [Cluster.Boot]
-// started.
+// KubeadmArgs returns the arguments of each run of kubeadm on a machine that [Cluster.Boot] started, one run per
+// line.
 func (n *Node) KubeadmArgs() (string, error) {
 	data, err := os.ReadFile(filepath.Join(n.dir, "kubeadm.args"))
 	return string(data), err

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// The programs of test/kube and the packages that they are built from. kubeadm comes first: it
-// compiles what most of the others share.
+// programs are the programs of test/kube and their packages. kubeadm comes first, because it compiles the code
+// that most of the others share.
 var programs = []struct{ name, pkg string }{
 	{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm"},
 	{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
@@ -95,13 +95,13 @@ func Repository() (string, error) {
 	}
 }
 
-// recipe is the flags of go build, and a text that changes whenever what they make would.
+// recipe returns the flags of go build, and a stamp that changes whenever a rebuild is needed.
 func recipe(module string) (flags []string, stamp string, err error) {
 	version, err := kubeVersion(module)
 	if err != nil {
 		return nil, "", err
 	}
-	// Without a version of its own kubeadm refuses to work.
+	// kubeadm does not work if no version is set.
 	const x = "-X k8s.io/component-base/version."
 	major, minor, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ = strings.Cut(minor, ".")
@@ -121,7 +121,7 @@ func recipe(module string) (flags []string, stamp string, err error) {
 
 var kubeRequirement = regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes (v\d+\.\d+\.\d+\S*)`)
 
-// kubeVersion is the Kubernetes version that test/kube requires, as "v1.36.3".
+// kubeVersion returns the Kubernetes version that test/kube requires, for example "v1.36.3".
 func kubeVersion(module string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(module, "go.mod"))
 	if err != nil {
@@ -162,7 +162,7 @@ func lock(ctx context.Context, path string, progress io.Writer) (unlock func(), 
 	}
 }
 
-// pause waits for d, or less if ctx ends.
+// pause waits for d. It returns the cause if ctx ends before.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Setup is how much of what 'kubeadm init' leaves in a cluster is there.
+// Setup selects which of the objects that 'kubeadm init' creates exist in the cluster.
 type Setup int
 
 const (
@@ -28,43 +28,42 @@ const (
 	Kubeadm Setup = iota
 	// WithoutClusterInfo is Kubeadm without cluster-info and the RBAC that makes it public.
 	WithoutClusterInfo
-	// Bare is what kube-apiserver makes by itself.
+	// Bare has only the objects that kube-apiserver creates, and an administrator.
 	Bare
 )
 
-// Options says what control plane to start. The zero Options are a cluster as kubeadm makes it.
+// Options are the options of a control plane. With zero Options it is set up as by kubeadm.
 type Options struct {
-	// Setup is what is in the cluster.
+	// Setup selects the objects in the cluster.
 	Setup Setup
-	// AnonymousOff lets anonymous requests see /livez, /readyz and /healthz and nothing else.
+	// AnonymousOff limits anonymous requests to /livez, /readyz and /healthz.
 	AnonymousOff bool
-	// ServerTLSBootstrap lets kubelets ask for serving certificates, which is not kubeadm's
-	// default.
+	// ServerTLSBootstrap makes kubelets request serving certificates. kubeadm's default is false.
 	ServerTLSBootstrap bool
-	// KubeletAddress is where kubelets listen; empty is 127.0.0.1, where kube-apiserver does not
-	// look for them: it goes to the address that a Node reports.
+	// KubeletAddress is where kubelets listen. Empty is 127.0.0.1, where kube-apiserver cannot reach them:
+	// it connects to the address that a Node reports.
 	KubeletAddress string
-	// TrustedHosts has machines trust the cluster CA for whatever they ask over HTTPS, as one does
-	// whose operator has put it into /etc/ssl.
+	// TrustedHosts makes machines trust the cluster CA for all HTTPS, as if an operator had installed it in
+	// /etc/ssl.
 	TrustedHosts bool
-	// APIServerFlags come after the flags that kube-apiserver gets in any case.
+	// APIServerFlags come after the default flags of kube-apiserver.
 	APIServerFlags []string
-	// KeyAlgorithm is that of all keys, as in kubeadm's encryptionAlgorithm; empty is
-	// ECDSA-P256, which starts fastest.
+	// KeyAlgorithm is the algorithm of all keys, as in kubeadm's encryptionAlgorithm. Empty is ECDSA-P256,
+	// which starts fastest.
 	KeyAlgorithm string
-	// Progress is told what is being done; nil is nobody.
+	// Progress receives lines of progress; nil discards them.
 	Progress io.Writer
 }
 
-// A Cluster is a running control plane. [Cluster.Close] ends it and removes its files.
+// A Cluster is a running control plane. [Cluster.Close] stops it and removes its files.
 type Cluster struct {
-	// Dir holds everything of the cluster: pki, kubeconfigs, logs, etcd's data.
+	// Dir is the folder of the cluster: pki, kubeconfigs, logs, etcd's data.
 	Dir string
-	// Bin holds the programs, see [Build].
+	// Bin is the folder of the programs, see [Build].
 	Bin string
-	// Version is that of Kubernetes, as "v1.36.3".
+	// Version is the Kubernetes version, for example "v1.36.3".
 	Version string
-	// Address is where kube-apiserver listens, as "127.0.0.1:PORT".
+	// Address is where kube-apiserver listens: "127.0.0.1:PORT".
 	Address string
 
 	options    Options
@@ -76,8 +75,8 @@ type Cluster struct {
 	processes  running
 }
 
-// Start starts etcd and kube-apiserver on free loopback ports, from empty, and returns when the
-// cluster is set up and ready. That takes about three seconds, and no root.
+// Start starts an empty etcd and kube-apiserver on free loopback ports, and returns when the cluster is
+// set up and ready. That takes about three seconds. It does not need root.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	bin, err := Build(ctx, o.Progress)
 	if err != nil {
@@ -118,7 +117,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.startEtcd(); err != nil {
 		return err
 	}
-	// kube-apiserver waits for etcd, and makes use of the time that the kubeconfigs take.
+	// kube-apiserver waits for etcd by itself, and starts while kubeadm writes the kubeconfigs.
 	if err := c.launchAPIServer(); err != nil {
 		return err
 	}
@@ -147,27 +146,27 @@ func (c *Cluster) progress(text string) {
 	}
 }
 
-// Server is the URL of kube-apiserver.
+// Server returns the URL of kube-apiserver.
 func (c *Cluster) Server() string { return "https://" + c.Address }
 
-// CAFile is the cluster CA's certificate.
+// CAFile returns the path of the cluster CA's certificate.
 func (c *Cluster) CAFile() string { return filepath.Join(c.Dir, "pki", "ca.crt") }
 
-// CAPool trusts the cluster CA alone.
+// CAPool returns a pool with only the cluster CA.
 func (c *Cluster) CAPool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(c.admin.CAData)
 	return pool
 }
 
-// CAKeyFile is the cluster CA's key.
+// CAKeyFile returns the path of the cluster CA's key.
 func (c *Cluster) CAKeyFile() string { return filepath.Join(c.Dir, "pki", "ca.key") }
 
-// Kubeconfig is the file of an administrator (group kubeadm:cluster-admins).
+// Kubeconfig returns the path of an administrator's kubeconfig (group kubeadm:cluster-admins).
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "admin.conf") }
 
-// Config is the client configuration in a kubeconfig: a path, or the name of a file in
-// [Cluster.Dir]. It has no limit on the rate of requests.
+// Config returns the client configuration in a kubeconfig, without a rate limit. kubeconfig is an
+// absolute path, or the name of a file in [Cluster.Dir].
 func (c *Cluster) Config(kubeconfig string) (*rest.Config, error) {
 	if !filepath.IsAbs(kubeconfig) {
 		kubeconfig = filepath.Join(c.Dir, kubeconfig)
@@ -180,22 +179,20 @@ func (c *Cluster) Config(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// AdminConfig is a client configuration in group system:masters, without a limit on the rate of
-// requests.
+// AdminConfig returns a client configuration in group system:masters, without a rate limit.
 func (c *Cluster) AdminConfig() *rest.Config { return rest.CopyConfig(c.admin) }
 
-// Client is a client in group system:masters, without a limit on the rate of requests.
+// Client returns a client in group system:masters, without a rate limit.
 func (c *Cluster) Client() kubernetes.Interface { return c.clientset }
 
-// Kubectl runs kubectl as administrator and returns its standard output. The error holds what
-// it printed as errors.
+// Kubectl runs kubectl as administrator and returns its standard output. The error contains its standard error.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	env := append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "HOME="+c.Dir)
 	return run(ctx, env, filepath.Join(c.Bin, "kubectl"), args...)
 }
 
-// StartProcess starts a program that ends with the cluster; its log is with those of the
-// components, under the name given.
+// StartProcess starts a program that [Cluster.Close] kills. Its log is with those of the components, under the
+// name given.
 func (c *Cluster) StartProcess(name string, cmd *exec.Cmd) (*Process, error) {
 	p, err := StartProcess(name, c.logFile(name), cmd)
 	if err != nil {
@@ -209,13 +206,13 @@ func (c *Cluster) logFile(name string) string {
 	return filepath.Join(c.Dir, "logs", name+".log")
 }
 
-// Close kills everything that was started in the cluster, nodes too, and removes its files.
+// Close kills all processes of the cluster, including nodes, and removes its files.
 func (c *Cluster) Close() error {
 	c.processes.killAll()
 	return os.RemoveAll(c.Dir)
 }
 
-// Logs is the end of what each component and node has printed.
+// Logs returns the end of the log of each component and node.
 func (c *Cluster) Logs() string {
 	var out strings.Builder
 	for _, pattern := range []string{"logs/*.log", "nodes/*/*.log"} {

@@ -17,7 +17,7 @@ import (
 func TestMain(m *testing.M) { cluster.Main(m) }
 
 func TestSetupCreatesObjectsOfKubeadm(t *testing.T) {
-	// What is there, in order: kubeadm's configuration, its RBAC for tokens, cluster-info.
+	// want tells whether kubeadm-config, the RBAC for tokens and cluster-info exist.
 	tests := map[string]struct {
 		cluster func(*testing.T) *cluster.Cluster
 		want    [3]bool
@@ -43,12 +43,12 @@ func TestSetupCreatesObjectsOfKubeadm(t *testing.T) {
 				if got.err != nil && !apierrors.IsNotFound(got.err) {
 					t.Errorf("%s: %v", what, got.err)
 				} else if (got.err == nil) != got.want {
-					t.Errorf("%s there: %t, want %t", what, got.err == nil, got.want)
+					t.Errorf("%s exists: got %t, want %t", what, got.err == nil, got.want)
 				}
 			}
 			out, err := c.Kubectl(t.Context(), "get", "secrets", "-A", "-o", "name")
 			if err != nil || out != "" {
-				t.Errorf("secrets left over: %q, %v", out, err)
+				t.Errorf("got Secrets %q, %v, want none", out, err)
 			}
 		})
 	}
@@ -75,7 +75,7 @@ func TestAnonymousOffAllowsOnlyHealthChecks(t *testing.T) {
 			}
 			for path, status := range tt.want {
 				if got := get(t, client, tt.cluster.Server()+path); got != status {
-					t.Errorf("anonymous GET %s: %d, want %d", path, got, status)
+					t.Errorf("anonymous GET %s: got %d, want %d", path, got, status)
 				}
 			}
 		})
@@ -111,34 +111,34 @@ func TestServiceAccountKubeconfigAuthenticates(t *testing.T) {
 	}
 	_, err = client.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "system:serviceaccount:somewhere:somebody") {
-		t.Errorf("listing secrets: %v, want forbidden for the service account", err)
+		t.Errorf("list Secrets: got %v, want forbidden for the service account", err)
 	}
 }
 
 func TestStoppedAPIServerKeepsItsData(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{Setup: cluster.Bare})
 	if err := c.StartAPIServer(t.Context()); err == nil {
-		t.Error("a second kube-apiserver has started")
+		t.Error("a second kube-apiserver started, want an error")
 	}
 	c.StopAPIServer()
 	if _, err := c.Client().Discovery().ServerVersion(); err == nil {
-		t.Error("a stopped kube-apiserver answers")
+		t.Error("a stopped kube-apiserver responds, want an error")
 	}
 	if err := c.StartAPIServer(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := c.Kubectl(t.Context(), "get", "clusterrolebinding", "kubeadm:cluster-admins"); err != nil {
-		t.Errorf("the data is gone: %s%v", out, err)
+		t.Errorf("after the restart: got %s%v, want the ClusterRoleBinding from before", out, err)
 	}
 }
 
-// A component that cannot start says why at once.
+// Catches an error without the cause when a component cannot start.
 func TestStartReportsInvalidFlag(t *testing.T) {
 	c, err := cluster.Start(t.Context(), cluster.Options{APIServerFlags: []string{"--no-such-flag"}})
 	if err == nil {
-		t.Fatal(errors.Join(errors.New("started with a flag that does not exist"), c.Close()))
+		t.Fatal(errors.Join(errors.New("the cluster started with an unknown flag, want an error"), c.Close()))
 	}
 	if !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
-		t.Errorf("error does not say why: %v", err)
+		t.Errorf("got error %v, want the cause in it", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// How long a component may take to be ready on a machine that has other things to do.
+// startTimeout is how long a component may take to be ready on a busy machine.
 const startTimeout = time.Minute
 
 func (c *Cluster) pki(name string) string { return filepath.Join(c.Dir, "pki", name) }
@@ -45,14 +45,14 @@ func (c *Cluster) startEtcd() error {
 		"--peer-trusted-ca-file="+c.pki("etcd/ca.crt"),
 		"--peer-cert-file="+c.pki("etcd/peer.crt"),
 		"--peer-key-file="+c.pki("etcd/peer.key"),
-		"--unsafe-no-fsync", // the data goes with the cluster
+		"--unsafe-no-fsync", // Close removes the data anyway
 		"--logger=zap", "--log-level=warn",
 	))
 	return err
 }
 
-// Anonymous requests to these three paths alone, as facts of health for load balancers and for
-// kubeadm's static pods.
+// anonymousOff allows anonymous requests only to these three paths, for the health checks of load balancers and
+// of kubeadm's static pods.
 const anonymousOff = `apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
 anonymous:
@@ -126,8 +126,8 @@ func (c *Cluster) StopAPIServer() {
 	c.apiserver.Stop(0)
 }
 
-// StartAPIServer starts kube-apiserver again, on the same port and data, and waits until it is
-// ready. The flags given come last, now and whenever it is started again.
+// StartAPIServer restarts kube-apiserver with the same port and data, and waits until it is ready. The flags
+// come after all others, at this and at every later start.
 func (c *Cluster) StartAPIServer(ctx context.Context, flags ...string) error {
 	select {
 	case <-c.apiserver.Done():

@@ -1,8 +1,8 @@
-// Package cluster runs a real Kubernetes control plane on loopback, and joins nodes to it with
-// the real kubeadm and the real kubelet, each in a mount namespace of its own. It runs nothing of
-// kubejoin: the tests and the demo put kubejoin beside it.
+// Package cluster runs a real Kubernetes control plane on loopback, and joins nodes to it with the
+// real kubeadm and the real kubelet. Each node has its own mount and PID namespaces. Package cluster
+// does not run kubejoin: the tests and the demo start kubejoin beside it.
 //
-// [Build] makes the programs once. [Start] runs etcd and kube-apiserver, without a
-// kube-controller-manager unless [Cluster.StartKCM] is called; in a test, [ForTest] and
-// [Shared] do both. [Cluster.Join] needs root, see [NeedRoot].
+// [Build] builds the programs once. [Start] runs etcd and kube-apiserver. [ForTest] and [Shared] do
+// both in a test. [Cluster.StartKCM] starts kube-controller-manager. [Cluster.Join] needs root, see
+// [NeedRoot].
 package cluster

@@ -12,12 +12,11 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// A day: longer than any run, and what kube-apiserver grants unless it is told otherwise.
+// identityLifetime is a day, in seconds: longer than any run, and allowed by kube-apiserver by default.
 const identityLifetime = 24 * 60 * 60
 
-// ServiceAccountKubeconfig is the path of a new kubeconfig whose holder is that service account
-// for a day. The account and its namespace are made if they are missing; what it may do is the
-// caller's to grant.
+// ServiceAccountKubeconfig writes a kubeconfig with a token of a service account, valid for a day, and returns
+// its path. It creates the account and its namespace if they are missing. The caller grants permissions.
 func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {
 	err := ignoreExists(c.clientset.CoreV1().Namespaces().Create(ctx,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))

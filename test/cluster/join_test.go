@@ -13,8 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// TestNodesJoinWithKubeControllerManager shows that nodes join as they would anywhere: what kubejoin is then put in
-// the place of is the real thing.
+// Nodes join with kube-controller-manager and without kubejoin. Catches a harness that differs from a real cluster.
 func TestNodesJoinWithKubeControllerManager(t *testing.T) {
 	cluster.NeedRoot(t)
 	c := cluster.ForTest(t, cluster.Options{ServerTLSBootstrap: true})
@@ -24,7 +23,7 @@ func TestNodesJoinWithKubeControllerManager(t *testing.T) {
 	args := joinArgs(t, c)
 	discovery := append([]string{"join", "phase", "preflight", "--ignore-preflight-errors=all"}, args...)
 	if output, err := cluster.RunKubeadm(t.Context(), discovery...); err != nil || !strings.Contains(output, "Reading configuration") {
-		t.Errorf("discovery alone: %v\n%s", err, output)
+		t.Errorf("discovery only: %v\n%s", err, output)
 	}
 	var wg sync.WaitGroup
 	for _, name := range []string{"worker-1", "worker-2"} {
@@ -39,26 +38,26 @@ func TestNodesJoinWithKubeControllerManager(t *testing.T) {
 	}
 	wg.Wait()
 
-	// What one node has is not the other's, and gone when it is stopped.
+	// Each node has its own files, which disappear when it stops.
 	n, err := c.Join(t.Context(), "worker-3", args)
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.Stop()
 	if _, err := n.ClientCertificate(); err == nil {
-		t.Error("a stopped node has a certificate")
+		t.Error("got a certificate of a stopped node, want an error")
 	}
 }
 
 func checkNode(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 	t.Helper()
 	if !strings.Contains(n.Output(), "This node has joined the cluster") {
-		t.Errorf("kubeadm says:\n%s", n.Output())
+		t.Errorf("got output of kubeadm\n%s\nwant that the node has joined", n.Output())
 	}
 	if out, err := c.Kubectl(t.Context(), "get", "node", n.Name); err != nil {
 		t.Error(out, err)
 	}
-	// Asked for once the Node has addresses.
+	// The kubelet requests a serving certificate as soon as the Node has addresses.
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if out, err := c.Kubectl(ctx, "wait", "--for=create", "csr", "--field-selector=spec.signerName=kubernetes.io/kubelet-serving"); err != nil {
@@ -70,7 +69,7 @@ func checkNode(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 		return
 	}
 	if got, want := certs[0].Subject.String(), "CN=system:node:"+n.Name+",O=system:nodes"; got != want {
-		t.Errorf("the kubelet's certificate is for %s, want %s", got, want)
+		t.Errorf("got kubelet certificate for %s, want %s", got, want)
 	}
 	_, err = certs[0].Verify(x509.VerifyOptions{Roots: c.CAPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	if err != nil {
@@ -78,7 +77,7 @@ func checkNode(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 	}
 }
 
-// joinArgs makes a token with kubeadm.
+// joinArgs creates a token with kubeadm and returns the arguments of its join command.
 func joinArgs(t *testing.T, c *cluster.Cluster) []string {
 	t.Helper()
 	create := exec.CommandContext(t.Context(), filepath.Join(c.Bin, "kubeadm"), "token", "create", "--print-join-command", "--kubeconfig", c.Kubeconfig())
@@ -93,7 +92,7 @@ func joinArgs(t *testing.T, c *cluster.Cluster) []string {
 	return args
 }
 
-// Without a signer nothing signs cluster-info, and a join goes no further.
+// Catches a join that succeeds, or fails without a cause, when nothing signs cluster-info.
 func TestJoinNeedsSignedClusterInfo(t *testing.T) {
 	cluster.NeedRoot(t)
 	c := cluster.ForTest(t, cluster.Options{})
@@ -101,9 +100,9 @@ func TestJoinNeedsSignedClusterInfo(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	if _, err := c.Join(ctx, "worker-1", append(args, "--v=3")); err == nil {
-		t.Error("joined")
+		t.Error("the node joined, want an error")
 	} else if !strings.Contains(err.Error(), "could not find a JWS signature") {
-		t.Errorf("error does not say what kubeadm waits for: %v", err)
+		t.Errorf("got error %v, want the missing signature in it", err)
 	}
 }
 

@@ -14,21 +14,20 @@ import (
 	"strings"
 )
 
-// JoinControllers is the --controllers of a kube-controller-manager that does for joining nodes
-// what it does in a cluster of kubeadm's, and nothing else.
+// JoinControllers is a value of kube-controller-manager's --controllers: only those that a joining node
+// needs in a cluster of kubeadm.
 const JoinControllers = "bootstrap-signer-controller,token-cleaner-controller," +
 	"certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller," +
 	"certificatesigningrequest-cleaner-controller"
 
-// StartKCM starts a kube-controller-manager and waits until it is healthy. It signs with the
-// cluster CA. It runs [JoinControllers] unless the flags given have a --controllers; they come
-// after its own.
+// StartKCM starts a kube-controller-manager that signs with the cluster CA, and waits until it is healthy.
+// It runs [JoinControllers] by default. The flags given come last, so they may override --controllers.
 func (c *Cluster) StartKCM(ctx context.Context, flags ...string) (*Process, error) {
 	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
-	// kubeadm writes the advertise address into this one.
+	// kubeadm wrote the advertise address into this kubeconfig.
 	kubeconfig := filepath.Join(c.Dir, "controller-manager.conf")
 	if _, err := c.kubectlConfig(ctx, kubeconfig, "set-cluster", "kubernetes", "--server="+c.Server()); err != nil {
 		return nil, err
@@ -56,7 +55,7 @@ func (c *Cluster) StartKCM(ctx context.Context, flags ...string) (*Process, erro
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready after %v", startTimeout))
 	defer cancel()
-	// It makes its serving certificate by itself, and only its health is asked for.
+	// Its serving certificate is self-signed, and this client only requests its health.
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
 		DisableKeepAlives: true,

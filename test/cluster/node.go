@@ -19,33 +19,32 @@ import (
 //go:embed node.sh
 var nodeScript string
 
-// A Node is a machine that joins: kubeadm and a kubelet over a container runtime that runs
-// nothing, in mount and PID namespaces of their own. [Cluster.Close] stops it.
+// A Node is a joining machine: kubeadm, and a kubelet with a fake container runtime, in their own mount and PID
+// namespaces. [Cluster.Close] stops it.
 type Node struct {
 	Name string
-	// KubeadmLog and KubeletLog are the files that hold what the two have printed.
+	// KubeadmLog and KubeletLog are the paths of their logs.
 	KubeadmLog, KubeletLog string
 
 	bin, dir string
 	machine  *Process
 }
 
-// JoinArgs takes the arguments out of a line as 'kubeadm token create --print-join-command'
-// and kubejoin print it.
+// JoinArgs returns the arguments after kubeadm join in a join command, as kubeadm and kubejoin print it.
 func JoinArgs(line string) ([]string, error) {
 	words := strings.Fields(line)
 	if len(words) < 3 || words[0] != "kubeadm" || words[1] != "join" {
-		// What is there instead may be a token: it is not repeated.
-		return nil, fmt.Errorf("want a line 'kubeadm join HOST:PORT …', not one of %d words that begins otherwise", len(words))
+		// The error does not repeat the line: it may contain a token.
+		return nil, fmt.Errorf("invalid join command of %d words: want 'kubeadm join HOST:PORT …'", len(words))
 	}
 	return words[2:], nil
 }
 
-// Join runs 'kubeadm join' with the arguments given and a kubelet, and returns when kubeadm has
-// succeeded and the kubelet has registered its Node: about two seconds. It needs root.
+// Join runs 'kubeadm join' with the arguments given and a kubelet. It returns when kubeadm has succeeded and
+// the kubelet has registered its Node, after about two seconds. It needs root.
 //
-// When it fails the machine is stopped; the error holds what both have said last. For a join
-// that is to fail or to wait, see [Cluster.StartNode].
+// If Join fails, it stops the machine, and the error contains the end of both logs. Use [Cluster.StartNode]
+// for a join that is expected to fail or to wait.
 func (c *Cluster) Join(ctx context.Context, name string, args []string) (*Node, error) {
 	n, err := c.StartNode(name, args)
 	if err != nil {
@@ -58,8 +57,7 @@ func (c *Cluster) Join(ctx context.Context, name string, args []string) (*Node, 
 	return n, nil
 }
 
-// StartNode is the first half of [Cluster.Join]: it starts the machine and waits for nothing.
-// Names may come again.
+// StartNode starts the machine like [Cluster.Join], but does not wait. Several machines may use the same name.
 func (c *Cluster) StartNode(name string, args []string) (*Node, error) {
 	dir, err := c.nodeDir(name)
 	if err != nil {
@@ -71,8 +69,8 @@ func (c *Cluster) StartNode(name string, args []string) (*Node, error) {
 	return c.startNode(name, dir, "1", append([]string{"join"}, append(slices.Clone(args), "--node-name", name)...))
 }
 
-// StartKubelet starts a machine with a kubelet and no kubeadm, by a bootstrap kubeconfig, as
-// binary installations do. It waits for nothing, and needs root.
+// StartKubelet starts a machine with a kubelet and a bootstrap kubeconfig but no kubeadm, like an installation
+// from binaries. It does not wait, and needs root.
 func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string) (*Node, error) {
 	dir, err := c.nodeDir(name)
 	if err != nil {
@@ -93,7 +91,7 @@ func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string) (*Node, error) 
 	})
 }
 
-// writeKubeletConfig is for a kubelet that no kubeadm configures.
+// writeKubeletConfig writes the configuration of a kubelet without kubeadm.
 func (c *Cluster) writeKubeletConfig(dir string) error {
 	settings, err := c.kubeletSettings()
 	if err != nil {
@@ -133,7 +131,7 @@ func (c *Cluster) startNode(name, dir, kubelet string, args []string) (*Node, er
 	return n, nil
 }
 
-// machineCommand is node.sh in namespaces of its own.
+// machineCommand returns the command that runs node.sh in its own namespaces.
 func machineCommand(bin, dir string, args []string) (*exec.Cmd, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("a node of its own needs root, for mount and PID namespaces")
@@ -143,9 +141,8 @@ func machineCommand(bin, dir string, args []string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// writeKubeletPatch lets the kubelet run on a machine that has other kubelets, and is not to be
-// changed. kubeadm applies it to what it reads from the cluster, as it does for anybody who
-// gives --patches.
+// writeKubeletPatch writes a patch with which several kubelets run on this machine and do not change it.
+// kubeadm applies it to the kubelet configuration from the cluster, with --patches.
 func (c *Cluster) writeKubeletPatch(dir string) error {
 	patch, err := c.kubeletSettings()
 	if err != nil {
@@ -184,7 +181,7 @@ localStorageCapacityIsolation: false
 `, address, port, healthz), nil
 }
 
-// WaitJoined waits until kubeadm has ended, and says why it has failed.
+// WaitJoined waits until kubeadm has ended. If kubeadm failed, the error says why.
 func (n *Node) WaitJoined(ctx context.Context) error {
 	var code string
 	err := n.machine.WaitFor(ctx, func(context.Context) error {
@@ -201,17 +198,17 @@ func (n *Node) WaitJoined(ctx context.Context) error {
 	return nil
 }
 
-// WaitRegistered waits until the kubelet says that it has registered its Node.
+// WaitRegistered waits until the kubelet logs that it has registered its Node.
 func (n *Node) WaitRegistered(ctx context.Context) error {
 	return n.WaitKubelet(ctx, "Successfully registered node")
 }
 
-// WaitKubelet waits until the kubelet's log holds the text given.
+// WaitKubelet waits until the kubelet's log contains text.
 func (n *Node) WaitKubelet(ctx context.Context, text string) error {
 	err := n.machine.WaitFor(ctx, func(context.Context) error {
 		data, err := os.ReadFile(n.KubeletLog)
 		if err == nil && !strings.Contains(string(data), text) {
-			err = fmt.Errorf("it has not said %q", text)
+			err = fmt.Errorf("its log lacks %q", text)
 		}
 		return err
 	})
@@ -221,7 +218,7 @@ func (n *Node) WaitKubelet(ctx context.Context, text string) error {
 	return nil
 }
 
-// Output is what kubeadm has printed.
+// Output returns what kubeadm has printed.
 func (n *Node) Output() string {
 	data, err := os.ReadFile(n.KubeadmLog)
 	if err != nil {
@@ -230,11 +227,11 @@ func (n *Node) Output() string {
 	return string(data)
 }
 
-// ReadFile reads a file as the node has it, by its absolute path there.
+// ReadFile reads a file of the node. path is the absolute path on the node.
 func (n *Node) ReadFile(path string) ([]byte, error) {
 	root := fmt.Sprintf("/proc/%d/root", n.machine.PID())
 	for range 10 {
-		// An absolute link would lead to the files of this machine.
+		// The kernel would resolve an absolute link in this machine's root.
 		target, err := os.Readlink(root + path)
 		if errors.Is(err, syscall.EINVAL) || errors.Is(err, fs.ErrNotExist) {
 			break
@@ -250,14 +247,13 @@ func (n *Node) ReadFile(path string) ([]byte, error) {
 	return os.ReadFile(root + path)
 }
 
-// ClientCertificate is the certificate that the kubelet has now, and what came after it in the
-// file.
+// ClientCertificate returns the chain of the kubelet's current client certificate, leaf first.
 func (n *Node) ClientCertificate() ([]*x509.Certificate, error) {
 	return n.certificates("kubelet-client-current.pem")
 }
 
-// ServingCertificate is as ClientCertificate the one that the kubelet serves with, where it asks
-// for one.
+// ServingCertificate returns the chain of the kubelet's current serving certificate, leaf first. It needs
+// [Options].ServerTLSBootstrap.
 func (n *Node) ServingCertificate() ([]*x509.Certificate, error) {
 	return n.certificates("kubelet-server-current.pem")
 }
@@ -284,11 +280,11 @@ func (n *Node) certificates(file string) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// Stop turns the machine off. Its logs stay until [Cluster.Close].
+// Stop kills all processes of the machine. Its logs remain until [Cluster.Close].
 func (n *Node) Stop() { n.machine.Stop(0) }
 
-// RunKubeadm runs kubeadm with the arguments given, and no kubelet, in namespaces of their own.
-// It returns all that kubeadm prints. When ctx ends first kubeadm is killed. It needs root.
+// RunKubeadm runs kubeadm without a kubelet, in its own namespaces, and returns its output. It kills kubeadm
+// when ctx ends. It needs root.
 func RunKubeadm(ctx context.Context, args ...string) (output string, err error) {
 	bin, err := Build(ctx, nil)
 	if err != nil {

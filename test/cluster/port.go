@@ -7,9 +7,8 @@ import (
 	"sync"
 )
 
-// Ports are given from blocks. Who listens on the first port of a block has the block until its
-// process ends: tests of several packages run at once, and the server that a port is for starts
-// only after the port was found to be free.
+// FreePort returns ports from blocks. A process reserves a block by listening on its first port until it ends.
+// This prevents conflicts between test processes: a server starts only after FreePort has found its port free.
 const (
 	firstPort = 20000
 	lastPort  = 31999
@@ -18,15 +17,14 @@ const (
 
 var ports = struct {
 	sync.Mutex
-	next, end int            // what is left of the block
-	nextBlock int            // where the search for another goes on
+	next, end int            // the unused part of the block
+	nextBlock int            // where the search for the next block continues
 	held      []net.Listener // never closed
 }{nextBlock: firstPort}
 
-// FreePort finds a port that nobody listens on, and gives it to this process alone, once. It is
-// below the range from which Linux takes the ports of outgoing connections (32768 and up): from
-// that range a client that tries again and again while the server is stopped would take the port
-// away, or connect to itself.
+// FreePort returns a free port. No other call returns the same port, in this or another process. The port is
+// below 32768, where the range for outgoing connections begins on Linux. In that range, a client that retries
+// while the server is stopped could take the port or connect to itself.
 func FreePort() (int, error) {
 	ports.Lock()
 	defer ports.Unlock()

@@ -13,7 +13,7 @@ import (
 
 const askForPorts = "KUBEJOIN_TEST_ASK_FOR_PORTS"
 
-// Nobody gets a port that another has, in this process or in another, though none listens yet.
+// Catches a port that FreePort returns twice, in one process or in two, before anything listens on it.
 func TestFreePortsAreUniqueAcrossProcesses(t *testing.T) {
 	const each = 250
 	if os.Getenv(askForPorts) != "" {
@@ -24,7 +24,7 @@ func TestFreePortsAreUniqueAcrossProcesses(t *testing.T) {
 			}
 			fmt.Println(port)
 		}
-		_, err := io.Copy(io.Discard, os.Stdin) // the ports are this process's until the test has ended
+		_, err := io.Copy(io.Discard, os.Stdin) // keep the ports reserved until the test has ended
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,12 +34,12 @@ func TestFreePortsAreUniqueAcrossProcesses(t *testing.T) {
 	owners := map[string]string{}
 	own := func(owner, port string) {
 		if other, taken := owners[port]; taken {
-			t.Errorf("port %s is %s's and %s's", port, other, owner)
+			t.Errorf("port %s was returned to %s and to %s, want only one", port, other, owner)
 		}
 		owners[port] = owner
 	}
 	for i := range 2 {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestFreePort$")
+		cmd := exec.Command(os.Args[0], "-test.run=^TestFreePortsAreUniqueAcrossProcesses$")
 		cmd.Env = append(os.Environ(), askForPorts+"=1")
 		stdin, err := cmd.StdinPipe()
 		if err != nil {

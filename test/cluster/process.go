@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// A Process is a program that runs beside this one, and never outlives it.
+// A Process is a program that this one started. On Linux it never outlives this program.
 type Process struct {
-	// Name is what errors call it.
+	// Name is its name in errors.
 	Name string
-	// LogFile holds what it has printed.
+	// LogFile is the path of its log: standard output and standard error.
 	LogFile string
 
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
+	done chan struct{} // closed when the process has ended
 	err  error         // of Wait; read after done
 }
 
-// StartProcess starts cmd as the leader of a process group of its own, so that a Ctrl-C meant for this
-// program does not reach it, and appends what it prints to logFile.
+// StartProcess starts cmd and appends its output to logFile. cmd leads its own process group, so that a Ctrl-C
+// for this program does not reach it.
 func StartProcess(name, logFile string, cmd *exec.Cmd) (*Process, error) {
 	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -46,9 +46,8 @@ func StartProcess(name, logFile string, cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// starts runs the functions sent on one thread that lives as long as the program: Linux sends a
-// child its parent-death signal when the thread that started it ends, and Go ends threads that a
-// goroutine leaves locked.
+// starts runs the functions that it receives on one thread that never ends. Linux sends a child its parent-death
+// signal when the thread that started it ends, and the Go runtime may end other threads.
 var starts = sync.OnceValue(func() chan<- func() {
 	c := make(chan func())
 	go func() {
@@ -66,13 +65,13 @@ func startOnLastingThread(cmd *exec.Cmd) error {
 	return <-result
 }
 
-// PID is its process ID.
+// PID returns the process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err says how the process has ended: nil is exit code 0, or that it still runs.
+// Err returns the error of a process that has ended. It is nil for exit code 0, and while the process runs.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:
@@ -82,19 +81,20 @@ func (p *Process) Err() error {
 	}
 }
 
-// Signal sends s to the process and to all that it has started.
+// Signal sends s to the process group: the process and its children.
 func (p *Process) Signal(s syscall.Signal) error {
 	return syscall.Kill(-p.PID(), s)
 }
 
-// Stop asks the process to end, and kills it with its whole group after the grace given; none
-// kills at once. It returns when the process is gone. Stopping one that has ended does nothing.
+// Stop sends SIGTERM to the process group, waits up to grace until the process has ended, and then sends SIGKILL.
+// With zero grace it sends only SIGKILL. It returns when the process has ended. If it ended before, or is nil,
+// Stop does nothing.
 func (p *Process) Stop(grace time.Duration) {
 	if p == nil {
 		return
 	}
 	select {
-	case <-p.done: // the process ID may be another's by now
+	case <-p.done: // another process may have its ID now
 		return
 	default:
 	}
@@ -109,7 +109,7 @@ func (p *Process) Stop(grace time.Duration) {
 	<-p.done
 }
 
-// Log is what the process has printed so far.
+// Log returns what the process has printed so far.
 func (p *Process) Log() string {
 	data, err := os.ReadFile(p.LogFile)
 	if err != nil {
@@ -118,8 +118,7 @@ func (p *Process) Log() string {
 	return string(data)
 }
 
-// WaitFor calls ready until it returns nil, the process ends or ctx does. Its error holds the
-// end of the log.
+// WaitFor calls ready until it returns nil, the process ends or ctx ends. Its error contains the end of the log.
 func (p *Process) WaitFor(ctx context.Context, ready func(context.Context) error) error {
 	for {
 		err := ready(ctx)
@@ -143,7 +142,7 @@ func orExited(err error) error {
 	return err
 }
 
-// tail is the last n lines of a file, each indented.
+// tail returns the last n lines of a file, each indented.
 func tail(path string, n int) string {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -153,8 +152,7 @@ func tail(path string, n int) string {
 	return "  " + strings.Join(lines[max(0, len(lines)-n):], "\n  ")
 }
 
-// run runs a short command to its end and returns its standard output. The error holds what it
-// printed as errors.
+// run runs a command and returns its standard output. The error contains its standard error.
 func run(ctx context.Context, env []string, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = env

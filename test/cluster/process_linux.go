@@ -2,8 +2,8 @@ package cluster
 
 import "syscall"
 
-// ownGroup makes a process the leader of its own group, and has the kernel kill it when this
-// program dies in whatever way.
+// ownGroup makes a process the leader of its own group. The kernel kills it when this program ends, however it
+// ends.
 func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 	if attr == nil {
 		attr = new(syscall.SysProcAttr)
@@ -13,8 +13,8 @@ func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 	return attr
 }
 
-// ownNamespaces gives a process mount and PID namespaces. What runs in them is killed when the
-// process ends.
+// ownNamespaces gives a process its own mount and PID namespaces. When the process ends, the kernel kills all
+// processes in them.
 func ownNamespaces() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
 }

@@ -13,5 +13,5 @@ func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 	return attr
 }
 
-// ownNamespaces is for Linux alone: elsewhere there is no kubelet to be put into them.
+// ownNamespaces returns nil: namespaces, and the kubelet that needs them, exist only on Linux.
 func ownNamespaces() *syscall.SysProcAttr { return nil }

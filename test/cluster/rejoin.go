@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// KillKubelet kills the kubelet with SIGKILL, once there is one. It starts anew a second later.
+// KillKubelet waits for the kubelet and kills it with SIGKILL. node.sh restarts it a second later.
 func (n *Node) KillKubelet(ctx context.Context) error {
 	return n.machine.WaitFor(ctx, func(context.Context) error {
 		pid, err := n.kubelet()
@@ -24,7 +24,7 @@ func (n *Node) KillKubelet(ctx context.Context) error {
 	})
 }
 
-// kubelet is the process ID of the kubelet, as it is outside of the machine.
+// kubelet returns the process ID of the kubelet, in the PID namespace of this program.
 func (n *Node) kubelet() (int, error) {
 	machine, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.machine.PID()))
 	if err != nil {
@@ -35,7 +35,7 @@ func (n *Node) kubelet() (int, error) {
 		return 0, err
 	}
 	for _, name := range names {
-		// Most processes are others' and may end at any time.
+		// Skip processes that cannot be read: any process may end at any time.
 		dir := filepath.Dir(name)
 		comm, err := os.ReadFile(name)
 		if err != nil || strings.TrimSpace(string(comm)) != "kubelet" {
@@ -48,8 +48,8 @@ func (n *Node) kubelet() (int, error) {
 	return 0, errors.New("no kubelet runs")
 }
 
-// Reset stops the kubelet, as systemd does for kubeadm, and runs 'kubeadm reset'. It returns what
-// kubeadm prints. The kubelet starts anew when [Node.Rejoin] has given it flags.
+// Reset stops the kubelet, which kubeadm does with systemd, and runs 'kubeadm reset'. It returns the output of
+// kubeadm. The kubelet restarts when [Node.Rejoin] has written its flags.
 func (n *Node) Reset(ctx context.Context) (output string, err error) {
 	off := filepath.Join(n.dir, "kubelet.off")
 	if err := os.WriteFile(off, nil, 0o600); err != nil {
@@ -64,8 +64,8 @@ func (n *Node) Reset(ctx context.Context) (output string, err error) {
 	return output, errors.Join(err, os.Remove(off))
 }
 
-// Rejoin runs 'kubeadm join' with the arguments given on a machine that has joined and was reset,
-// and returns what kubeadm prints when it has ended. When ctx ends first kubeadm is killed.
+// Rejoin runs 'kubeadm join' on a machine that joined before and was reset, and returns the output of kubeadm.
+// It kills kubeadm when ctx ends.
 func (n *Node) Rejoin(ctx context.Context, args []string) (output string, err error) {
 	return n.kubeadm(ctx, append(append([]string{"join"}, args...), "--node-name", n.Name,
 		"--cri-socket", "unix://"+filepath.Join(n.dir, "cri.sock"), "--patches", filepath.Join(n.dir, "patches"), "--ignore-preflight-errors=all")...)
@@ -80,7 +80,7 @@ func (n *Node) kubeadm(ctx context.Context, args ...string) (output string, err 
 	defer log.Close()
 	inside := []string{"--target", strconv.Itoa(n.machine.PID()), "--mount", "--pid", filepath.Join(n.bin, "kubeadm")}
 	cmd := exec.Command("nsenter", slices.Concat(inside, args)...)
-	// As in node.sh: without systemctl.
+	// As in node.sh, the PATH has no systemctl.
 	cmd.Env = []string{"PATH=" + n.bin, "HOME=" + n.dir}
 	p, err := StartProcess("kubeadm of "+n.Name, log.Name(), cmd)
 	if err != nil {

@@ -2,7 +2,7 @@ package cluster
 
 import "sync"
 
-// running is the processes that have been started.
+// running is the list of started processes.
 type running struct {
 	mu        sync.Mutex
 	processes []*Process
@@ -14,7 +14,7 @@ func (r *running) add(p *Process) {
 	r.processes = append(r.processes, p)
 }
 
-// killAll kills them in the reverse order.
+// killAll kills the processes in reverse order.
 func (r *running) killAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

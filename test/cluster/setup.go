@@ -12,12 +12,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// kubeadm refuses a loopback address here. This one (RFC 5737) is in certificates and
-// kubeconfigs that are made of it; nothing connects to it.
+// advertiseAddress is a documentation address (RFC 5737), because kubeadm refuses a loopback address. It is in
+// certificates and kubeconfigs, but nothing connects to it.
 const advertiseAddress = "192.0.2.10"
 
-// Two configurations: kubeadm makes the certificates in the cluster's folder, but what nodes
-// read from kubeadm-config has the folder that their own machine uses.
+// The two configurations differ in certificatesDir. kubeadm writes certificates to the cluster's folder, but
+// nodes read the default folder from kubeadm-config.
 const (
 	initConfig   = "kubeadm-init.yaml"
 	uploadConfig = "kubeadm-upload.yaml"
@@ -29,7 +29,8 @@ func (c *Cluster) writeConfigs() error {
 		if algorithm == "" {
 			algorithm = "ECDSA-P256"
 		}
-		// The version is given lest kubeadm asks the internet, the socket lest it looks for one.
+		// With the version set, kubeadm does not request it from the internet. With the socket set, it does not
+		// look for one.
 		config := fmt.Sprintf(`apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 localAPIEndpoint:
@@ -60,7 +61,7 @@ serverTLSBootstrap: %t
 	return nil
 }
 
-// kubeadmInit runs a phase of kubeadm init that makes files.
+// kubeadmInit runs a phase of kubeadm init that writes files.
 func (c *Cluster) kubeadmInit(ctx context.Context, phase ...string) error {
 	_, err := c.kubeadm(ctx, append(append([]string{"init", "phase"}, phase...), "--config", filepath.Join(c.Dir, initConfig))...)
 	return err
@@ -70,7 +71,7 @@ func (c *Cluster) kubeadm(ctx context.Context, args ...string) (string, error) {
 	return run(ctx, append(os.Environ(), "HOME="+c.Dir), filepath.Join(c.Bin, "kubeadm"), args...)
 }
 
-// setUp puts into the cluster what Options.Setup says.
+// setUp creates the objects that Options.Setup selects.
 func (c *Cluster) setUp(ctx context.Context) error {
 	err := ignoreExists(c.clientset.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm:cluster-admins"},
@@ -87,7 +88,7 @@ func (c *Cluster) setUp(ctx context.Context) error {
 	if _, err := c.kubeadm(ctx, append([]string{"init", "phase", "bootstrap-token", "--skip-token-print"}, files...)...); err != nil {
 		return err
 	}
-	// kubeadm does not go without a token.
+	// kubeadm always creates a token.
 	err = c.clientset.CoreV1().Secrets("kube-system").Delete(ctx, "bootstrap-token-"+c.setupToken.ID(), metav1.DeleteOptions{})
 	if err != nil || c.options.Setup == Kubeadm {
 		return err

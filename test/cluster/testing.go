@@ -16,8 +16,8 @@ func needLong(t testing.TB) {
 	}
 }
 
-// ForTest starts a control plane that ends with the test. With -short it skips the test. When the test has failed it logs the
-// end of what each component printed.
+// ForTest starts a control plane and closes it when the test ends. With -short it skips the test. If the test
+// failed, ForTest logs the end of the log of each component.
 func ForTest(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	needLong(t)
@@ -62,9 +62,8 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Shared is one control plane with zero Options for all tests of a package, started by the
-// first that asks. With -short it skips the test. Tests share its state: each takes names of its own. The package needs
-// [Main].
+// Shared returns one control plane with zero Options for all tests of a package. The first call starts it. With
+// -short it skips the test. The tests share its state, so each test uses its own names. The package needs [Main].
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
 	needLong(t)
@@ -89,8 +88,8 @@ func Shared(t testing.TB) *Cluster {
 	return c
 }
 
-// NeedRoot skips a test that joins nodes where it is not run as root, or with -short; in CI it fails instead of the
-// first.
+// NeedRoot skips a test that joins nodes if it does not run as root, or with -short. In CI, a test without root
+// fails instead.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	needLong(t)

@@ -18,16 +18,16 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// stopGrace is how long kubejoin may take to end what it is doing.
+// stopGrace is how long kubejoin may take to stop.
 const stopGrace = 5 * time.Second
 
-// manifests is what a cluster needs for kubejoin, from the folder that make runs in.
+// manifests is the folder of manifests for kubejoin, relative to the repository root, where make runs.
 const manifests = "deploy/manifests"
 
-// public lets machines that join read cluster-info.
+// public is the RBAC that lets anonymous machines read cluster-info.
 const public = "deploy/cluster-info-public.yaml"
 
-// A show is a demo that is under way.
+// A session is a running demo.
 type session struct {
 	out      io.Writer
 	cluster  *cluster.Cluster
@@ -38,7 +38,7 @@ type session struct {
 
 func demo(ctx context.Context, kubejoin string, out io.Writer) (err error) {
 	s := &session{out: out}
-	s.say("A Kubernetes control plane, without kube-controller-manager and without cluster-info")
+	s.say("Start a Kubernetes control plane without kube-controller-manager and without cluster-info")
 	s.cluster, err = cluster.Start(ctx, cluster.Options{Setup: cluster.WithoutClusterInfo, Progress: out})
 	if err != nil {
 		return err
@@ -49,20 +49,20 @@ func demo(ctx context.Context, kubejoin string, out io.Writer) (err error) {
 			err = closing
 		}
 	}()
-	s.say("kubejoin on it: signs cluster-info, approves and signs certificates")
+	s.say("Start kubejoin: it signs cluster-info, and approves and signs certificates")
 	if err := s.startKubejoin(ctx, kubejoin); err != nil {
 		return err
 	}
-	s.say("The join command, by curl; the bearer token is in the curlrc")
+	s.say("Get the join command with curl; the curlrc contains the bearer token")
 	line, err := s.joinCommand(ctx)
 	if err != nil {
 		return err
 	}
-	s.say("A node joins with the real kubeadm and the real kubelet, in about two seconds")
+	s.say("Join a node with the real kubeadm and the real kubelet, in about two seconds")
 	if err := s.join(ctx, "worker-1", line); err != nil {
 		return err
 	}
-	s.say("What the API server has now")
+	s.say("Show the node and its certificate request")
 	for _, args := range [][]string{
 		{"wait", "--for=condition=Ready", "node/worker-1", "--timeout=60s"},
 		{"get", "nodes,csr"},
@@ -77,13 +77,13 @@ func demo(ctx context.Context, kubejoin string, out io.Writer) (err error) {
 		s.say("Stopping")
 		return nil
 	case <-s.kubejoin.Done():
-		return fmt.Errorf("kubejoin has ended by itself:\n%s", s.kubejoin.Log())
+		return fmt.Errorf("kubejoin exited unexpectedly:\n%s", s.kubejoin.Log())
 	}
 }
 
 func (s *session) say(text string) { fmt.Fprintf(s.out, "\n== %s\n", text) }
 
-// command prints a command that is run.
+// command prints a command before it runs.
 func (s *session) command(words ...string) { fmt.Fprintln(s.out, "$ "+strings.Join(words, " ")) }
 
 func (s *session) startKubejoin(ctx context.Context, program string) error {
@@ -103,7 +103,7 @@ func (s *session) startKubejoin(ctx context.Context, program string) error {
 			return err
 		}
 	}
-	// Its namespace, its rights and what holds them in bounds.
+	// The namespace, the RBAC, and the admission policy that limits kubejoin.
 	for _, file := range []string{manifests, public} {
 		if err := s.kubectl(ctx, "apply", "--filename", file); err != nil {
 			return err
@@ -128,7 +128,7 @@ func (s *session) startKubejoin(ctx context.Context, program string) error {
 	return s.waitReady(ctx)
 }
 
-// waitReady asks kubejoin as every client does: it trusts the cluster CA alone.
+// waitReady waits for /readyz of kubejoin. Like every client, it trusts only the cluster CA.
 func (s *session) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("not ready after 30 s"))
 	defer cancel()
@@ -168,7 +168,7 @@ func (s *session) joinCommand(ctx context.Context) (string, error) {
 	curl.Stderr = &stderr
 	line, err := curl.Output()
 	if err != nil {
-		return "", fmt.Errorf("curl: %w: %s%s\nkubejoin has said:\n%s", err, stderr.String(), line, s.kubejoin.Log())
+		return "", fmt.Errorf("curl: %w: %s%s\nlog of kubejoin:\n%s", err, stderr.String(), line, s.kubejoin.Log())
 	}
 	fmt.Fprintln(s.out, strings.TrimSpace(string(line)))
 	return string(line), nil
@@ -184,11 +184,11 @@ func (s *session) join(ctx context.Context, name, line string) error {
 	defer cancel()
 	node, err := s.cluster.Join(ctx, name, args)
 	if err != nil {
-		return fmt.Errorf("%w\nkubejoin has said:\n%s", err, s.kubejoin.Log())
+		return fmt.Errorf("%w\nlog of kubejoin:\n%s", err, s.kubejoin.Log())
 	}
-	// Before that come its remarks on this machine.
+	// Skip the output before the first empty line: messages about this machine.
 	_, joined, _ := strings.Cut(node.Output(), "\n\n")
-	fmt.Fprintf(s.out, "%s\n(all that kubeadm said: %s, and the kubelet: %s)\n", strings.TrimSpace(joined), node.KubeadmLog, node.KubeletLog)
+	fmt.Fprintf(s.out, "%s\n(full output of kubeadm: %s, log of the kubelet: %s)\n", strings.TrimSpace(joined), node.KubeadmLog, node.KubeletLog)
 	return nil
 }
 
@@ -200,7 +200,7 @@ func (s *session) kubectl(ctx context.Context, args ...string) error {
 }
 
 func (s *session) sayFarewell() {
-	s.say("It all runs until Ctrl-C, and nothing is left behind then. In another terminal, as root:")
+	s.say("The demo runs until Ctrl-C and then removes everything. Try in another terminal, as root:")
 	fmt.Fprintf(s.out, `export KUBECONFIG=%s PATH=%s:$PATH
 kubectl get nodes,csr
 kubectl --namespace kube-public get configmap cluster-info --output yaml

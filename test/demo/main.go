@@ -1,5 +1,5 @@
-// Command demo joins a real node to a real cluster through kubejoin, on this machine alone, and
-// leaves it running: 'make demo'. With -build it only makes the programs that this takes.
+// Command demo joins a real node to a real cluster through kubejoin, all on this machine, and keeps
+// it running: 'make demo'. With -build it only builds the programs.
 package main
 
 import (
@@ -20,7 +20,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
-		if ctx.Err() != nil { // Ctrl-C on the way
+		if ctx.Err() != nil { // Ctrl-C
 			fmt.Println("\nstopped")
 			return
 		}
@@ -31,8 +31,8 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("demo", flag.ExitOnError)
-	build := flags.Bool("build", false, "make the programs of test/kube and stop")
-	program := flags.String("kubejoin", "bin/kubejoin", "the kubejoin to show")
+	build := flags.Bool("build", false, "build the programs of test/kube and exit")
+	program := flags.String("kubejoin", "bin/kubejoin", "path of the kubejoin binary")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -41,14 +41,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("a node that joins needs root, for mount namespaces: sudo env \"PATH=$PATH\" make demo")
+		return errors.New("the demo node needs root for mount namespaces: run sudo env \"PATH=$PATH\" make demo")
 	}
 	kubejoin, err := filepath.Abs(*program)
 	if err != nil {
 		return err
 	}
 	if _, err := os.Stat(kubejoin); err != nil {
-		return fmt.Errorf("no kubejoin to show, run 'make build' first: %w", err)
+		return fmt.Errorf("kubejoin binary not found, run 'make build' first: %w", err)
 	}
 	return demo(ctx, kubejoin, out)
 }

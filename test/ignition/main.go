@@ -1,6 +1,6 @@
-// Command ignition reads a config of Ignition 3 from standard input as Ignition itself does, and
-// prints what a machine would have of it, as JSON. What Ignition finds wrong, warnings among them,
-// is an error. It is a module of its own, so that no importer of kubejoin requires what it requires.
+// Command ignition parses an Ignition 3 config from standard input with Ignition's own parser, and
+// prints the resulting files and units as JSON. It fails if Ignition reports anything, even a warning.
+// It is a separate module, so that importers of kubejoin do not require Ignition.
 package main
 
 import (
@@ -31,7 +31,7 @@ type file struct {
 type service struct {
 	Name    string
 	Enabled bool
-	// Options are the values of the unit, by Section.Name, in their order.
+	// Options has the values of the unit by Section.Name, in the order of the file.
 	Options map[string][]string
 }
 
@@ -47,7 +47,7 @@ func run(r io.Reader, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The oldest reads it as what it says it is, and the newest as what it stands for now.
+	// Version 3.0 parses the config as it is, and the newest parser translates it to the current version.
 	config, found, err := v3_0.Parse(document)
 	if err != nil || len(found.Entries) > 0 {
 		return fmt.Errorf("as 3.0: %w\n%s", errOf(err), found.String())

@@ -19,8 +19,7 @@ import (
 
 func localhost(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// testBootstrapSigner makes and deletes a token as any other component would, and looks at
-// cluster-info as a joining node does.
+// testBootstrapSigner creates and deletes a token Secret without kubejoin, and runs discovery as a joining node does.
 func (b build) testBootstrapSigner(t *testing.T, c *cluster.Cluster) {
 	stop := start(t, b.program("bootstrap-signer"), "-kubeconfig", c.Kubeconfig())
 	token := tokens.Generate()
@@ -48,7 +47,7 @@ func (b build) testBootstrapSigner(t *testing.T, c *cluster.Cluster) {
 	for {
 		info, err := infos.Get(ctx, clusterinfo.Name, metav1.GetOptions{})
 		if err != nil {
-			t.Fatalf("cluster-info is still signed with a token that is gone: %v", err)
+			t.Fatalf("cluster-info still has the signature of a deleted token: %v", err)
 		}
 		if _, signed := info.Data[clusterinfo.SignatureKey(token.ID())]; !signed {
 			break

@@ -21,12 +21,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// testEmbedControllers mints a token for one node on the cluster, as an installer does, and asks
-// for certificates with it, as machines do: the first has one, the second is told why not.
+// testEmbedControllers mints a token for one node on the cluster, as an installer does, and requests certificates with
+// it, as machines do. The first machine gets one, and the second a denial with the reason.
 func (b build) testEmbedControllers(t *testing.T, c *cluster.Cluster) {
 	stopSigner := start(t, b.program("bootstrap-signer"), "-kubeconfig", c.Kubeconfig())
 	stop := start(t, b.program("embed-controllers"), "-kubeconfig", c.Kubeconfig(), "-ca", c.CAFile(), "-ca-key", c.CAKeyFile())
-	// Each build has names of its own: the cluster is the same.
+	// The builds share one cluster, so each uses different node names.
 	pattern := strings.ReplaceAll(b.modfile, ".", "-") + "-*"
 	line, stderr, err := run(t, nil, b.program("mint-on-cluster"), "-kubeconfig", c.Kubeconfig(), "-node", pattern)
 	if err != nil {
@@ -37,9 +37,9 @@ func (b build) testEmbedControllers(t *testing.T, c *cluster.Cluster) {
 		t.Errorf("discovered %s, want %s", found.Server, c.Server())
 	}
 
-	machine := holder(t, c, command.Token)
+	machine := tokenClient(t, c, command.Token)
 	first, second := strings.Replace(pattern, "*", "1", 1), strings.Replace(pattern, "*", "2", 1)
-	issued := await(t, machine, ask(t, machine, first))
+	issued := waitDecided(t, machine, request(t, machine, first))
 	if len(issued.Certificate) == 0 {
 		t.Fatalf("%s has no certificate: %+v", first, issued.Conditions)
 	}
@@ -49,27 +49,27 @@ func (b build) testEmbedControllers(t *testing.T, c *cluster.Cluster) {
 		t.Fatal(err)
 	}
 	if _, err := certificate.Verify(x509.VerifyOptions{Roots: c.CAPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || certificate.Subject.CommonName != "system:node:"+first {
-		t.Errorf("a certificate of %s: %v", certificate.Subject, err)
+		t.Errorf("got a certificate of %s, %v, want a valid one of system:node:%s", certificate.Subject, err, first)
 	}
 	claim, err := c.Client().CoordinationV1().Leases("kubejoin-system").Get(t.Context(), first, metav1.GetOptions{})
 	if err != nil || claim.Spec.HolderIdentity == nil || *claim.Spec.HolderIdentity != command.Token.ID() {
-		t.Errorf("the claim of %s is %v, want it held by %s: %v", first, claim.Spec, command.Token.ID(), err)
+		t.Errorf("the claim of %s: got %v, want holder %s: %v", first, claim.Spec, command.Token.ID(), err)
 	}
 
-	refused := await(t, machine, ask(t, machine, second))
-	want := fmt.Sprintf("token %s was for 1 node and %s took it", command.Token.ID(), first)
+	refused := waitDecided(t, machine, request(t, machine, second))
+	want := fmt.Sprintf("token %s is spent: it allows 1 node, and %s has joined with it", command.Token.ID(), first)
 	if last := refused.Conditions[len(refused.Conditions)-1]; last.Type != certificates.CertificateDenied || last.Reason != "TokenSpent" || !strings.Contains(last.Message, want) {
-		t.Errorf("%s: %s %s %q, want Denied TokenSpent %q", second, last.Type, last.Reason, last.Message, want)
+		t.Errorf("%s: got %s %s %q, want Denied TokenSpent %q", second, last.Type, last.Reason, last.Message, want)
 	}
 
 	log := stop() + stopSigner()
 	if strings.Contains(log, command.Token.RevealSecret()) {
-		t.Error("a token's secret is in a log")
+		t.Error("a log contains a token secret")
 	}
 }
 
-// holder is a client that knows a token and nothing else.
-func holder(t *testing.T, c *cluster.Cluster, token tokens.Token) kubernetes.Interface {
+// tokenClient returns a client that authenticates with a token.
+func tokenClient(t *testing.T, c *cluster.Cluster, token tokens.Token) kubernetes.Interface {
 	t.Helper()
 	config := c.AdminConfig()
 	config.CertData, config.KeyData, config.CertFile, config.KeyFile = nil, nil, "", ""
@@ -81,8 +81,8 @@ func holder(t *testing.T, c *cluster.Cluster, token tokens.Token) kubernetes.Int
 	return client
 }
 
-// ask makes a kubelet's request for its first certificate, once kube-apiserver knows the token.
-func ask(t *testing.T, machine kubernetes.Interface, node string) string {
+// request creates a kubelet's first certificate request, as soon as kube-apiserver accepts the token.
+func request(t *testing.T, machine kubernetes.Interface, node string) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -92,7 +92,7 @@ func ask(t *testing.T, machine kubernetes.Interface, node string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	request := &certificates.CertificateSigningRequest{
+	object := &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "importer-"},
 		Spec: certificates.CertificateSigningRequestSpec{
 			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: certificates.KubeAPIServerClientKubeletSignerName,
@@ -102,7 +102,7 @@ func ask(t *testing.T, machine kubernetes.Interface, node string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
-		made, err := machine.CertificatesV1().CertificateSigningRequests().Create(ctx, request, metav1.CreateOptions{})
+		made, err := machine.CertificatesV1().CertificateSigningRequests().Create(ctx, object, metav1.CreateOptions{})
 		if err == nil {
 			return made.Name
 		}
@@ -113,15 +113,15 @@ func ask(t *testing.T, machine kubernetes.Interface, node string) string {
 	}
 }
 
-// await gives a request when it is issued or refused.
-func await(t *testing.T, machine kubernetes.Interface, name string) certificates.CertificateSigningRequestStatus {
+// waitDecided returns the status of a request once it is issued or denied.
+func waitDecided(t *testing.T, machine kubernetes.Interface, name string) certificates.CertificateSigningRequestStatus {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		request, err := machine.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			t.Fatalf("neither issued nor refused: %v", err)
+			t.Fatalf("the request is neither issued nor denied: %v", err)
 		}
 		status := request.Status
 		if len(status.Certificate) > 0 {

@@ -1,7 +1,7 @@
-// Package importer_test builds and runs the programs of examples/ in a module of a stranger's,
-// with the oldest and with the newest minor of Kubernetes that is supported.
+// Package importer_test builds and runs the programs of examples/ in a separate module, with the oldest and the newest
+// supported minor version of Kubernetes.
 //
-// Run it with -count=1: the programs are built from files that the test cache does not look at.
+// Run it with -count=1: the test cache ignores changes of the files that the programs are built from.
 package importer_test
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// minors are the ends of what is supported; the versions are those of client-go.
+// minors are the oldest and newest supported minor versions of client-go.
 var minors = []struct{ name, modfile, version string }{
 	{"oldest", "go.mod", "v0.35."},
 	{"newest", "go.newest.mod", "v0.37."},
@@ -27,13 +27,15 @@ const (
 	kubejoin = "github.com/kubejoin/kubejoin/"
 )
 
-// A build is the programs as one of the module files has them.
+// A build contains the programs built with one of the module files.
 type build struct {
 	modfile string
 	dir     string
 }
 
-func TestImporter(t *testing.T) {
+// TestExamplesWorkInSeparateModule catches an example or package that does not build, or does not work, as a
+// dependency.
+func TestExamplesWorkInSeparateModule(t *testing.T) {
 	control := cluster.ForTest(t, cluster.Options{})
 	for _, minor := range minors {
 		t.Run(minor.name, func(t *testing.T) {
@@ -51,7 +53,7 @@ func TestImporter(t *testing.T) {
 	}
 }
 
-// program is the path of one that was built.
+// program returns the path of a built program.
 func (b build) program(name string) string { return filepath.Join(b.dir, name) }
 
 // goCommand runs the go command with the module file, and returns what it prints.
@@ -68,7 +70,7 @@ func (b build) goCommand(t *testing.T, verb string, args ...string) string {
 	return string(out)
 }
 
-// testVersions looks into the programs for what they were really built from.
+// testVersions checks which module versions the programs contain.
 func (b build) testVersions(t *testing.T, want string) {
 	var module struct{ Version string }
 	if err := json.Unmarshal([]byte(b.goCommand(t, "list", "-m", "-json", clientGo)), &module); err != nil {
@@ -77,9 +79,9 @@ func (b build) testVersions(t *testing.T, want string) {
 	if !strings.HasPrefix(module.Version, want) {
 		t.Errorf("%s requires %s %s, want %s*", b.modfile, clientGo, module.Version, want)
 	}
-	for _, name := range []string{clientGo, "k8s.io/api", "k8s.io/apimachinery"} { // a client of kubejoin needs none of them
+	for _, name := range []string{clientGo, "k8s.io/api", "k8s.io/apimachinery"} { // a client of kubejoin needs no Kubernetes module
 		if got := linked(t, b.program("remote-token"))[name]; got != "" {
-			t.Errorf("remote-token links %s %s", name, got)
+			t.Errorf("remote-token links %s %s, want it not to", name, got)
 		}
 	}
 	for program, linksClient := range map[string]bool{
@@ -98,7 +100,7 @@ func (b build) testVersions(t *testing.T, want string) {
 	}
 }
 
-// linked is what 'go version -m' prints: the modules in a program and their versions.
+// linked returns the modules in a program and their versions, as 'go version -m' prints them.
 func linked(t *testing.T, program string) map[string]string {
 	t.Helper()
 	info, err := buildinfo.ReadFile(program)
@@ -112,7 +114,7 @@ func linked(t *testing.T, program string) map[string]string {
 	return versions
 }
 
-// A stranger who has no cluster gets no client of one, however far down.
+// testLightImports checks that packages for programs without a cluster do not import client-go, directly or indirectly.
 func (b build) testLightImports(t *testing.T) {
 	list := func(packages ...string) (client, all int) {
 		for dep := range strings.FieldsSeq(b.goCommand(t, "list", append([]string{"-deps"}, packages...)...)) {
@@ -124,20 +126,20 @@ func (b build) testLightImports(t *testing.T) {
 		return client, all
 	}
 	client, all := list(kubejoin+"tokens", kubejoin+"clusterinfo", kubejoin+"signer", kubejoin+"server/client")
-	t.Logf("tokens, clusterinfo, signer and server/client take %d packages", all)
+	t.Logf("tokens, clusterinfo, signer and server/client import %d packages", all)
 	if client != 0 {
-		t.Errorf("%d packages of %s are among them, want none", client, clientGo)
+		t.Errorf("got %d packages of %s among them, want none", client, clientGo)
 	}
 	if client, _ := list(kubejoin + "tokens/secretstore"); client == 0 {
-		t.Errorf("tokens/secretstore is not seen to import %s", clientGo)
+		t.Errorf("go list shows no import of %s by tokens/secretstore, want one", clientGo)
 	}
 }
 
-// Every example is built and run here, and from the very same files.
-func TestSameSources(t *testing.T) {
+// TestLinksToAllExamples catches an example that this module does not build, or builds from a copy.
+func TestLinksToAllExamples(t *testing.T) {
 	files, err := filepath.Glob("../../examples/*/*.go")
 	if err != nil || len(files) < len(minors) {
-		t.Fatalf("examples are not found: %v %v", files, err)
+		t.Fatalf("got examples %v, %v, want at least %d", files, err, len(minors))
 	}
 	for _, file := range files {
 		here := filepath.Join(filepath.Base(filepath.Dir(file)), filepath.Base(file))

@@ -22,14 +22,14 @@ import (
 
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
-// testMountServer does what the README of mount-server says, and what an installer relies on.
+// testMountServer runs the commands in the README of mount-server, and checks what an installer relies on.
 func (b build) testMountServer(t *testing.T) {
 	for _, tool := range []string{"sh", "curl", "openssl"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			if os.Getenv("CI") != "" {
-				t.Fatalf("in CI no test is skipped: %v", err)
+				t.Fatalf("CI skips no test: %v", err)
 			}
-			t.Skipf("the README needs it: %v", err)
+			t.Skipf("the commands in the README need it: %v", err)
 		}
 	}
 	s, dir, listen := newSite(t), t.TempDir(), freeAddress(t)
@@ -42,7 +42,7 @@ func (b build) testMountServer(t *testing.T) {
 	}
 	blocks := shellBlock.FindAllStringSubmatch(string(readme), -1)
 	if len(blocks) != 4 || blocks[1][1] != "go run ./examples/mount-server\n" {
-		t.Fatalf("the README has %d blocks: %q", len(blocks), blocks)
+		t.Fatalf("got %d shell blocks in the README, want 4, the second with go run: %q", len(blocks), blocks)
 	}
 	shell := func(block string) string {
 		t.Helper()
@@ -58,7 +58,7 @@ func (b build) testMountServer(t *testing.T) {
 	}
 	shell(blocks[0][1])
 	if made, err := os.ReadDir(dir); err != nil || len(made) != 1 {
-		t.Errorf("the README leaves %v in the checkout beside kubejoin-data, which git ignores; %v", made, err)
+		t.Errorf("the README creates %v, %v, want only files in kubejoin-data, which git ignores", made, err)
 	}
 	in := func(name string) string { return filepath.Join(dir, "kubejoin-data", name) }
 	stop := start(t, b.program("mount-server"), "-listen", listen, "-api-server", "https://api.example.com:6443",
@@ -91,14 +91,14 @@ func (b build) testMountServer(t *testing.T) {
 		}
 	}
 
-	// A limited token is a technician's to have made, and no other.
+	// A technician may create limited tokens only.
 	minted := parseLine(t, shell(blocks[2][1]))
 	if found := discover(t, minted); found.Server != "https://api.example.com:6443" {
 		t.Errorf("discovered %s", found.Server)
 	}
 	var p api.Problem
 	if refused := shell(blocks[3][1]); json.Unmarshal([]byte(refused), &p) != nil || p.Status != 403 || p.Field != "maxNodes" {
-		t.Errorf("a technician's unlimited token: %s", refused)
+		t.Errorf("a technician's unlimited token: got %s, want 403 for maxNodes", refused)
 	}
 
 	keys, err := os.ReadFile(in("keys.txt"))
@@ -117,7 +117,7 @@ func (b build) testMountServer(t *testing.T) {
 		{"GET", "/join/healthz", "", 200, "ok\n"},
 		{"GET", "/join/readyz", "", 200, "ok\n"},
 		{"GET", "/join/", "", 200, "kubejoin: "},
-		{"GET", "/join/openapi.yaml", "", 200, "openapi: 3.1"}, // as the page has it
+		{"GET", "/join/openapi.yaml", "", 200, "openapi: 3.1"}, // the link on the page
 		{"GET", "/join/v1/cluster-info", "", 200, "apiVersion: v1"},
 		{"GET", "/join/v1/ca?format=json", "", 200, `{"apiVersion":"output.kubejoin.io/v1alpha1","kind":"CABundle"`},
 		{"GET", "/v1/ca", "", 404, "404 page not found"}, // the mux's
@@ -130,7 +130,7 @@ func (b build) testMountServer(t *testing.T) {
 	} {
 		answer, body := fetch(test.method, test.path, test.key)
 		if answer.StatusCode != test.status || !strings.HasPrefix(body, test.want) {
-			t.Errorf("%s %s: %d %s, want %d %s", test.method, test.path, answer.StatusCode, body, test.status, test.want)
+			t.Errorf("%s %s: got %d %s, want %d %s", test.method, test.path, answer.StatusCode, body, test.status, test.want)
 		}
 	}
 	if answer, _ := fetch("POST", "/join/v1/token/print-join-command?maxNodes=1", bob); answer.Header.Get("Warning") != `299 - "the signer of this cluster does not know of limits"` {
@@ -142,10 +142,10 @@ func (b build) testMountServer(t *testing.T) {
 		t.Fatalf("%d %v", answer.StatusCode, err)
 	}
 	if at, err := answer.Location(); err != nil || at.String() != "https://"+listen+"/join/v1/token/"+made.ID {
-		t.Errorf("made at %v, %v", at, err)
+		t.Errorf("got Location %v, %v, want the URL of the token", at, err)
 	}
 
-	// The client does not mind the prefix, nor a key in place of a bearer token.
+	// The client works with a path prefix and with a key instead of a bearer token.
 	c := client.Client{URL: "https://" + listen + "/join", HTTP: &http.Client{Transport: keyed{web.Transport, ada}}}
 	own := tokens.Generate()
 	for range 2 {
@@ -155,7 +155,7 @@ func (b build) testMountServer(t *testing.T) {
 	}
 	list, err := c.ListTokens(t.Context())
 	if err != nil || len(list.Items) != 4 {
-		t.Errorf("%d tokens, %v", len(list.Items), err)
+		t.Errorf("got %d tokens, %v, want 4", len(list.Items), err)
 	}
 	if _, err := c.DeleteToken(t.Context(), own.ID(), api.DeleteToken{}); err != nil {
 		t.Error(err)
@@ -163,11 +163,11 @@ func (b build) testMountServer(t *testing.T) {
 	log := stop()
 	for what, secret := range map[string]string{"a token": minted.Token.RevealSecret(), "another": own.RevealSecret(), "ada's key": ada, "bob's key": bob} {
 		if strings.Contains(log, secret) {
-			t.Errorf("%s is in the log", what)
+			t.Errorf("the log contains %s", what)
 		}
 	}
 	if !strings.Contains(log, "user=bob") || !strings.Contains(log, "pattern=/join/") {
-		t.Errorf("the log does not say who asked, or what the middleware saw:\n%s", log)
+		t.Errorf("the log does not contain the user or the pattern:\n%s", log)
 	}
 }
 

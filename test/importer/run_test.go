@@ -29,7 +29,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A site is the files that the programs are given: what `make run` leaves in kubejoin-data.
+// A site contains the input files of the programs, like those that `make run` creates in kubejoin-data.
 type site struct {
 	ca                                     *signer.CA
 	bearer                                 string
@@ -61,7 +61,7 @@ func newSite(t *testing.T) site {
 	return s
 }
 
-// client trusts the CA alone.
+// client returns a client that trusts only the CA.
 func (s site) client(t *testing.T) *http.Client {
 	roots := x509.NewCertPool()
 	roots.AddCert(s.ca.Certificate())
@@ -70,7 +70,7 @@ func (s site) client(t *testing.T) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// run runs a program to its end.
+// run runs a program until it exits.
 func run(t *testing.T, stdin []byte, program string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
@@ -81,8 +81,8 @@ func run(t *testing.T, stdin []byte, program string, args ...string) (stdout, st
 	return out.String(), diagnostics.String(), err
 }
 
-// start runs a program until the function returned stops it, which fails the test if the
-// program does not end well, and returns its log.
+// start starts a program. The returned function stops it, fails the test if it exits with an error, and returns its
+// log.
 func start(t *testing.T, program string, args ...string) (stop func() string) {
 	t.Helper()
 	process, err := cluster.StartProcess(filepath.Base(program), filepath.Join(t.TempDir(), "log"), exec.Command(program, args...))
@@ -99,7 +99,7 @@ func start(t *testing.T, program string, args ...string) (stop func() string) {
 		t.Helper()
 		process.Stop(10 * time.Second)
 		if err := process.Err(); err != nil {
-			t.Errorf("after it was stopped: %v", err)
+			t.Errorf("got %v after a stop, want exit code 0", err)
 		}
 		return process.Log()
 	}
@@ -117,12 +117,12 @@ func parseLine(t *testing.T, line string) clusterinfo.Discovery {
 	flags.Func("token", "", func(s string) (err error) { d.Token, err = tokens.Parse(s); return err })
 	flags.Func("discovery-token-ca-cert-hash", "", func(s string) error { d.Pins = append(d.Pins, s); return nil })
 	if err := flags.Parse(args[1:]); err != nil || flags.NArg() > 0 {
-		t.Fatalf("a join command with %d more words: %v", flags.NArg(), err)
+		t.Fatalf("got a join command with %d more words, want none: %v", flags.NArg(), err)
 	}
 	return d
 }
 
-// discover does what a joining node does, and waits for the server to be there.
+// discover runs discovery as a joining node does. It retries until the server is available.
 func discover(t *testing.T, d clusterinfo.Discovery) clusterinfo.Discovered {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -188,17 +188,17 @@ func (b build) testMintServeDiscover(t *testing.T) {
 	t.Run("remote token", func(t *testing.T) { b.testRemoteToken(t, s, listen, minted.Token) })
 	t.Run("curl", func(t *testing.T) { testCurl(t, s, listen, found) })
 	if out, stderr, err := run(t, nil, b.program("mint-token"), mint...); err == nil || out != "" || !strings.Contains(stderr, "file is in use by ") {
-		t.Errorf("mint-token beside a server that has the file: %v, %q", err, stderr)
+		t.Errorf("mint-token while a server uses the file: got %v, %q, want file is in use", err, stderr)
 	}
 	log := stop()
 	for _, secret := range []string{minted.Token.RevealSecret(), s.bearer} {
 		if strings.Contains(log, secret) {
-			t.Error("a secret is in the server's log")
+			t.Error("the server's log contains a secret")
 		}
 	}
 }
 
-// testRemoteToken makes a token over HTTPS beside the one that was minted in the file.
+// testRemoteToken creates a token over HTTPS, in addition to the one that was minted in the file.
 func (b build) testRemoteToken(t *testing.T, s site, listen string, minted tokens.Token) {
 	args := []string{"-url", "https://" + listen, "-ca", s.caCert, "-node", "worker-7"}
 	line, stderr, err := run(t, []byte(s.bearer+"\n"), b.program("remote-token"), args...)
@@ -211,13 +211,13 @@ func (b build) testRemoteToken(t *testing.T, s site, listen string, minted token
 	for token, node := range map[tokens.Token]string{minted: "worker-3", made.Token: "worker-7"} {
 		got, err := c.GetToken(t.Context(), token.ID())
 		if err != nil || got.MaxNodes != 1 || !slices.Equal(got.NodeNames, []string{node}) || got.Status != api.StatusActive {
-			t.Errorf("token for %s: %+v, %v", node, got, err)
+			t.Errorf("token for %s: got %+v, %v, want an active one for this node only", node, got, err)
 		}
 	}
 
 	wrong := rand.Text()
 	for _, test := range []struct{ bearer, node, want string }{
-		{wrong, "worker-7", "not accepted"},
+		{wrong, "worker-7", "does not accept these credentials"},
 		{s.bearer, "Worker 7", "nodeNames"},
 	} {
 		args[len(args)-1] = test.node
@@ -232,7 +232,7 @@ func testCurl(t *testing.T, s site, listen string, want clusterinfo.Discovered) 
 	for _, tool := range []string{"sh", "curl", "openssl"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			if os.Getenv("CI") != "" {
-				t.Fatalf("in CI no test is skipped: %v", err)
+				t.Fatalf("CI skips no test: %v", err)
 			}
 			t.Skipf("the scripts need it: %v", err)
 		}
@@ -251,7 +251,7 @@ func testCurl(t *testing.T, s site, listen string, want clusterinfo.Discovered) 
 	}
 	wrong := "sha256:" + strings.Repeat("0", 64)
 	if out, stderr, err := run(t, nil, "../../examples/curl/discovery.sh", d.Endpoint, wrong); err == nil || out != "" || !strings.Contains(stderr, "wanted "+wrong) {
-		t.Errorf("discovery.sh with a wrong pin: %v %q %s", err, out, stderr)
+		t.Errorf("discovery.sh with a wrong pin: got %v %q %s, want an error", err, out, stderr)
 	}
 }
 
@@ -287,14 +287,14 @@ func (b build) testSignCSR(t *testing.T) {
 		t.Error(err)
 	}
 	if !key.PublicKey.Equal(cert.PublicKey) || cert.Subject.CommonName != "system:node:worker-1" {
-		t.Errorf("the certificate is of %s with another key: %v", cert.Subject, !key.PublicKey.Equal(cert.PublicKey))
+		t.Errorf("got a certificate of %s, with the right key: %v, want one of system:node:worker-1", cert.Subject, key.PublicKey.Equal(cert.PublicKey))
 	}
 	if left := time.Until(cert.NotAfter); left > 6*time.Hour || left < 6*time.Hour-time.Minute {
-		t.Errorf("the certificate ends in %s, want 6h", left)
+		t.Errorf("the certificate expires in %s, want 6h", left)
 	}
 
 	if out, stderr, err := run(t, request("admin"), b.program("sign-csr"), args...); err == nil || out != "" || !strings.Contains(stderr, "system:node:") {
-		t.Errorf("a request that is not a node's: %v %q %q", err, out, stderr)
+		t.Errorf("CSR of another subject than a node: got %v %q %q, want an error", err, out, stderr)
 	}
 }
 

@@ -1,8 +1,7 @@
 //go:build tools
 
-// Package kube pins the real Kubernetes components that the end-to-end tests run. They are
-// built from their published modules here, in a module of its own, so that no importer of
-// kubejoin ever requires them.
+// Package kube pins the real Kubernetes components that the end-to-end tests run, and builds them from
+// their published modules. It is a separate module, so that importers of kubejoin do not require them.
 package kube
 
 import (

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// A guard is one condition under which a function refuses or fails. One operand of || is a guard of its own.
+// A guard is one condition under which a function refuses or fails. Each operand of || is a separate guard.
 type guard struct {
 	number   int
 	pkg      string
@@ -20,13 +20,13 @@ type guard struct {
 	line     int
 	function string
 	text     string // its condition, with the statement that the condition is about
-	switched string // what switching it off makes of it
+	switched string // its constant value when switched off: "never true" or "always true"
 	reason   string // why no test can notice its loss
-	reached  bool   // by a test
+	reached  bool   // whether a test reaches it
 	killer   string // the test that noticed its loss
 }
 
-// key names a guard without line numbers.
+// key identifies a guard without its line number.
 func (g *guard) key() string { return fmt.Sprintf("%s: %s: %s", g.file, g.function, g.text) }
 
 func (g *guard) String() string {
@@ -45,7 +45,7 @@ type insertion struct {
 	text string
 }
 
-// finder walks one file.
+// finder finds the guards of one file.
 type finder struct {
 	set        *token.FileSet
 	next       int
@@ -55,7 +55,7 @@ type finder struct {
 	keys       map[string]int
 }
 
-// guardsOf finds the guards of a file, numbered from first on, and returns its source with calls of mutant.
+// guardsOf finds the guards of a file and numbers them from first. It returns the source with calls of mutant inserted.
 func guardsOf(path string, first int) (string, []*guard, error) {
 	source, err := os.ReadFile(path)
 	if err != nil {
@@ -85,7 +85,7 @@ func guardsOf(path string, first int) (string, []*guard, error) {
 	})
 	slices.SortStableFunc(f.insertions, func(a, b insertion) int { return a.at - b.at })
 	var out bytes.Buffer
-	done := 0 // bytes of the source
+	done := 0 // bytes of the source already copied
 	for _, i := range f.insertions {
 		out.Write(source[done:i.at])
 		out.WriteString(i.text)
@@ -95,7 +95,7 @@ func guardsOf(path string, first int) (string, []*guard, error) {
 	return out.String(), f.guards, nil
 }
 
-// function finds the guards of one function, and of those in it.
+// function finds the guards of one function and of the function literals in it.
 func (f *finder) function(name string, typ *ast.FuncType, body *ast.BlockStmt) {
 	ast.Inspect(body, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -131,7 +131,7 @@ func (f *finder) function(name string, typ *ast.FuncType, body *ast.BlockStmt) {
 	})
 }
 
-// operands makes a guard of each operand of a chain of || or &&.
+// operands adds a guard for each operand of a chain of || or &&.
 func (f *finder) operands(function string, about ast.Stmt, cond ast.Expr, op token.Token) {
 	switch e := cond.(type) {
 	case *ast.ParenExpr:
@@ -175,7 +175,7 @@ func refuses(typ *ast.FuncType, body []ast.Stmt) bool {
 			return false
 		case returns(typ, "bool"):
 			return is(value, "false")
-		case returns(typ, "error") && is(value, "nil"): // nothing, and no error
+		case returns(typ, "error") && is(value, "nil"): // returns zero values and no error
 			return len(s.Results) > 1 && !slices.ContainsFunc(s.Results, func(e ast.Expr) bool { return !isZero(e) })
 		}
 		_, pointer := last(typ.Results.List).Type.(*ast.StarExpr)
@@ -220,7 +220,7 @@ func last[T any](of []T) (t T) {
 	return t
 }
 
-// print is a node in one line.
+// print formats a node in one line.
 func (f *finder) print(n ast.Node) string {
 	var b bytes.Buffer
 	_ = printer.Fprint(&b, f.set, n)

@@ -1,6 +1,6 @@
 // Command mutate switches guards off, one at a time, and reports those whose loss no test notices: 'make mutate'.
 //
-// It compiles each test once, from sources in which each guard asks whether it is on: cond becomes
+// It compiles each test once, from sources in which each guard can be switched off: cond becomes
 // ((cond) && mutant(7)). The environment variable KUBEJOIN_MUTANT=7 then switches that guard off. The sources
 // go to the compiler with -overlay, so the work tree does not change. Only the tests that reach a guard run, so
 // each test has to pass when it runs alone.
@@ -104,7 +104,7 @@ func each[T any](ctx context.Context, n int, items []T, f func(T, context.Contex
 	return group.Wait()
 }
 
-// listed is what 'go list' prints of a package.
+// listed has the fields of a package that 'go list' prints.
 type listed struct {
 	Dir, ImportPath, Name  string
 	GoFiles, Imports, Deps []string
@@ -146,7 +146,7 @@ func instrument(ctx context.Context, dir string, patterns []string) ([]*guard, e
 		return os.WriteFile(overlay[path], []byte(source), 0o600)
 	}
 	for _, p := range packages {
-		if slices.Contains(p.Imports, "testing") { // it is for tests only
+		if slices.Contains(p.Imports, "testing") { // a package for tests only
 			continue
 		}
 		for _, name := range p.GoFiles {
@@ -233,7 +233,7 @@ var (
 	failed   = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
 )
 
-// reach runs tests with every guard on, and notes which of them reach which guard.
+// reach runs tests with every guard on, and records which test reaches which guard.
 func (b *binary) reach(ctx context.Context, pattern string) error {
 	file, start := b.path+".reached", time.Now()
 	printed, failure := b.run(ctx, 15*time.Minute, "KUBEJOIN_MUTANT_REACHED="+file, "-test.run="+pattern)
@@ -313,7 +313,7 @@ func (g *guard) test(ctx context.Context, binaries []*binary, limit time.Duratio
 	return nil
 }
 
-// report prints how many survived, which is an error unless it is none.
+// report prints how many guards survived. It returns an error if any did.
 func report(guards []*guard) error {
 	explained, survivors := 0, 0
 	for _, g := range guards {
@@ -330,8 +330,8 @@ func report(guards []*guard) error {
 	return nil
 }
 
-// explain gives guards their reasons: one or more lines with guards, and after them an indented one with their
-// reason. A line for no guard is an error, if the package of its file was looked at.
+// explain reads the reasons of guards from text: one or more lines with guards, and then an indented line with their
+// reason. A line that matches no guard is an error if its package was instrumented.
 func explain(guards []*guard, text string) error {
 	byKey, folders := map[string]*guard{}, map[string]bool{}
 	for _, g := range guards {

@@ -1,5 +1,5 @@
-// Command fakecri serves the container runtime interface of a runtime that runs nothing,
-// so that a real kubelet starts on a machine without containers.
+// Command fakecri serves the container runtime interface (CRI) without running containers, so that a
+// real kubelet starts on a machine without a container runtime.
 package main
 
 import (
