@@ -1,13 +1,15 @@
-package test
+// Package docs checks that the docs name what exists in the code, and the code what the docs name.
+package docs
 
 import (
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/test/harness"
 )
 
 var (
@@ -16,13 +18,13 @@ var (
 	namedFile    = regexp.MustCompile(`\bdeploy/[a-z./-]*[a-z]`)
 )
 
-// The tests and files that docs/security-model.md names are there.
-func TestSecurityModelNamesWhatIsThere(t *testing.T) {
+// The tests and files that the pages on security name are there.
+func TestSecurityPagesNameWhatExists(t *testing.T) {
 	t.Parallel()
 	declared := map[string]bool{}
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(harness.RepositoryFile(t, ""), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && strings.HasSuffix(path, "_test.go") {
-			for _, m := range declaredTest.FindAllSubmatch(readFile(t, path), -1) {
+			for _, m := range declaredTest.FindAllSubmatch(harness.ReadFile(t, path), -1) {
 				declared[string(m[1])] = true
 			}
 		}
@@ -31,10 +33,10 @@ func TestSecurityModelNamesWhatIsThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	model := string(readFile(t, "../docs/security-model.md"))
+	model := read(t, "docs/security.md") + read(t, "docs/abuse.md")
 	named := namedTest.FindAllStringSubmatch(model, -1)
 	if len(named) == 0 {
-		t.Fatal("docs/security-model.md names no tests")
+		t.Fatal("the pages on security name no tests")
 	}
 	for _, m := range named {
 		if !declared[m[1]] {
@@ -42,7 +44,7 @@ func TestSecurityModelNamesWhatIsThere(t *testing.T) {
 		}
 	}
 	for _, name := range namedFile.FindAllString(model, -1) {
-		if found, err := filepath.Glob(filepath.Join("..", name)); err != nil || len(found) == 0 {
+		if found, err := filepath.Glob(harness.RepositoryFile(t, name)); err != nil || len(found) == 0 {
 			t.Errorf("there is no %s", name)
 		}
 	}
@@ -52,30 +54,17 @@ var (
 	declaredReason = regexp.MustCompile(`\bReason[A-Za-z]* *= "([A-Za-z]+)"`)
 	namedReason    = regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| ")
 	declaredCheck  = regexp.MustCompile(`\.check\("([a-z-]+)"`)
-	failingChecks  = regexp.MustCompile("(?m)^\\| `/readyz` 503 \\| .*$")
-	namedCheck     = regexp.MustCompile("`([a-z-]+)`")
-	noticedCheck   = regexp.MustCompile("check `([a-z-]+)` in `/readyz\\?verbose`")
 )
 
 // Each reason of a certificate that is not given is in the tables of docs/protocol.md, and no other.
 func TestProtocolHasEveryReason(t *testing.T) {
 	t.Parallel()
-	_, section, found := strings.Cut(string(readFile(t, "../docs/protocol.md")), "\n## Refusals\n")
+	_, section, found := strings.Cut(read(t, "docs/protocol.md"), "\n## Refusals\n")
 	if !found {
 		t.Fatal("docs/protocol.md has no section Refusals")
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
-	compareNames(t, "reason", declaredIn(t, "../signer", declaredReason), namesIn(section, namedReason))
-}
-
-// Each check of /readyz is in docs/operations.md.
-func TestOperationsHasEveryCheck(t *testing.T) {
-	t.Parallel()
-	operations := string(readFile(t, "../docs/operations.md"))
-	_, list, _ := strings.Cut(failingChecks.FindString(operations), ":")
-	named := namesIn(list, namedCheck)
-	maps.Copy(named, namesIn(operations, noticedCheck))
-	compareNames(t, "check", declaredIn(t, "../internal/daemon", declaredCheck), named)
+	compareNames(t, "reason", declaredIn(t, harness.RepositoryFile(t, "signer"), declaredReason), namesIn(section, namedReason))
 }
 
 // declaredIn are the names that a pattern finds in the code of a folder and those below it.
@@ -84,7 +73,7 @@ func declaredIn(t *testing.T, dir string, pattern *regexp.Regexp) map[string]boo
 	names := map[string]bool{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
-			maps.Copy(names, namesIn(string(readFile(t, path)), pattern))
+			maps.Copy(names, namesIn(string(harness.ReadFile(t, path)), pattern))
 		}
 		return err
 	})
@@ -117,13 +106,4 @@ func compareNames(t *testing.T, what string, declared, named map[string]bool) {
 			t.Errorf("there is no %s %s", what, name)
 		}
 	}
-}
-
-func readFile(t *testing.T, file string) []byte {
-	t.Helper()
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return content
 }

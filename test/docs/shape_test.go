@@ -1,0 +1,152 @@
+package docs
+
+import (
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+// Limits on the shape of a page, so that a reader can find things in it.
+const (
+	maxLines       = 400
+	maxReadmeLines = 120
+	maxColumns     = 120 // of prose; not of code, tables and links
+	maxCellWords   = 20
+	screen         = 60 // lines: a longer page has a table of contents
+)
+
+var (
+	mdFence  = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
+	mdLink   = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	mdHTML   = regexp.MustCompile(`(?:src|href|srcset)="([^"]+)"`)
+	mdTitle  = regexp.MustCompile(`(?m)^(#+) (.*)$`)
+	notSlug  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+	external = regexp.MustCompile(`^(https?|mailto):`)
+)
+
+// pages returns the text of each Markdown file of the repository, by path.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md", "examples/*/*.md"} {
+		files, err := filepath.Glob(harness.RepositoryFile(t, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			name, err := filepath.Rel(harness.RepositoryFile(t, ""), file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[name] = string(harness.ReadFile(t, file))
+		}
+	}
+	if len(all) < 15 {
+		t.Fatalf("%d pages found: the repository has more", len(all))
+	}
+	return all
+}
+
+// withoutCode blanks the code blocks of a page. The line numbers stay.
+func withoutCode(page string) string {
+	return mdFence.ReplaceAllStringFunc(page, func(block string) string { return strings.Repeat("\n", strings.Count(block, "\n")) })
+}
+
+func TestPagesAreShortAndNarrow(t *testing.T) {
+	t.Parallel()
+	for name, page := range pages(t) {
+		limit := maxLines
+		if strings.HasPrefix(name, "README") {
+			limit = maxReadmeLines
+		}
+		if lines := strings.Count(page, "\n"); lines > limit && name != "CHANGELOG.md" {
+			t.Errorf("%s has %d lines, want at most %d", name, lines, limit)
+		} else if lines > screen && strings.HasPrefix(name, "docs/") && !strings.Contains(page, "\n## Contents\n") {
+			t.Errorf("%s has %d lines and no contents", name, lines)
+		}
+		for i, line := range strings.Split(withoutCode(page), "\n") {
+			if strings.HasPrefix(strings.TrimSpace(line), "|") {
+				for cell := range strings.SplitSeq(line, " | ") {
+					if words := len(strings.Fields(cell)); words > maxCellWords {
+						t.Errorf("%s:%d: a table cell has %d words, want at most %d: %s", name, i+1, words, maxCellWords, cell)
+					}
+				}
+				continue
+			}
+			if columns := utf8.RuneCountInString(mdLink.ReplaceAllString(line, "]")); columns > maxColumns {
+				t.Errorf("%s:%d has %d columns, want at most %d", name, i+1, columns, maxColumns)
+			}
+		}
+	}
+}
+
+// Contents list each heading of the second level.
+func TestContentsAreComplete(t *testing.T) {
+	t.Parallel()
+	for name, page := range pages(t) {
+		_, contents, found := strings.Cut(page, "\n## Contents\n")
+		if !found {
+			continue
+		}
+		contents, _, _ = strings.Cut(contents, "\n## ")
+		for _, m := range mdTitle.FindAllStringSubmatch(withoutCode(page), -1) {
+			if m[1] == "##" && m[2] != "Contents" && !strings.Contains(contents, "(#"+slug(m[2])+")") {
+				t.Errorf("%s: the contents have no link to %q", name, m[2])
+			}
+		}
+	}
+}
+
+// A link leads to a file of the repository, and to a heading that is there.
+func TestLinksLeadSomewhere(t *testing.T) {
+	t.Parallel()
+	all, links := pages(t), 0
+	for name, page := range all {
+		page = withoutCode(page)
+		for _, m := range slices.Concat(mdLink.FindAllStringSubmatch(page, -1), mdHTML.FindAllStringSubmatch(page, -1)) {
+			if external.MatchString(m[1]) {
+				continue
+			}
+			links++
+			file, anchor, _ := strings.Cut(m[1], "#")
+			target := name
+			if file != "" {
+				target = filepath.Join(filepath.Dir(name), file)
+			}
+			if found, err := filepath.Glob(harness.RepositoryFile(t, target)); err != nil || len(found) == 0 {
+				t.Errorf("%s: there is no %s", name, target)
+			} else if anchor != "" && !slices.Contains(anchors(all[target]), anchor) {
+				t.Errorf("%s: %s has no heading #%s", name, target, anchor)
+			}
+		}
+	}
+	if links < 50 {
+		t.Errorf("%d links found: the docs have more", links)
+	}
+}
+
+// anchors returns the anchors of a page's headings, as GitHub makes them.
+func anchors(page string) []string {
+	var all []string
+	seen := map[string]int{}
+	for _, m := range mdTitle.FindAllStringSubmatch(withoutCode(page), -1) {
+		s := slug(m[2])
+		if n := seen[s]; n > 0 {
+			all = append(all, s+"-"+string(rune('0'+n)))
+		} else {
+			all = append(all, s)
+		}
+		seen[s]++
+	}
+	return all
+}
+
+func slug(heading string) string {
+	heading = mdLink.ReplaceAllString(heading, "]")
+	return strings.ReplaceAll(notSlug.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
+}

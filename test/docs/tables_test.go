@@ -1,0 +1,81 @@
+package docs
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+// read returns a file of the repository.
+func read(t *testing.T, name string) string {
+	t.Helper()
+	return string(harness.ReadFile(t, harness.RepositoryFile(t, name)))
+}
+
+var (
+	declaredMetric = regexp.MustCompile(`"(kubejoin_[a-z0-9_]+)"`)
+	namedMetric    = regexp.MustCompile("(?m)^\\| `(kubejoin_[a-z0-9_]+)`")
+)
+
+// docs/metrics.md has a row for each metric, and no other.
+func TestMetricsPageIsComplete(t *testing.T) {
+	t.Parallel()
+	declared := map[string]bool{}
+	for _, dir := range []string{"clusterinfo", "cmd", "internal", "server", "signer", "tokens"} {
+		for name := range declaredIn(t, harness.RepositoryFile(t, dir), declaredMetric) {
+			declared[name] = true
+		}
+	}
+	compareNames(t, "metric", declared, namesIn(read(t, "docs/metrics.md"), namedMetric))
+}
+
+var (
+	usedProblem     = regexp.MustCompile(`newProblem\(http\.\w+, "([a-z-]+)",`)
+	declaredProblem = regexp.MustCompile(`(?m)^\s*Problem\w+\s*= "([a-z-]+)"`)
+	namedInCell     = regexp.MustCompile("(?m)^\\| `([A-Za-z-]+)`")
+)
+
+// docs/troubleshooting.md has a row for each reason of a condition, each check of /readyz and each type of a problem.
+func TestTroubleshootingIsComplete(t *testing.T) {
+	t.Parallel()
+	page := read(t, "docs/troubleshooting.md")
+	problems := declaredIn(t, harness.RepositoryFile(t, "server"), usedProblem)
+	for name := range declaredIn(t, harness.RepositoryFile(t, "server/api"), declaredProblem) {
+		problems[name] = true
+	}
+	for _, part := range []struct {
+		what, heading string
+		declared      map[string]bool
+	}{
+		{"reason", "Reasons of conditions", declaredIn(t, harness.RepositoryFile(t, "signer"), declaredReason)},
+		{"type", "Types of problems", problems},
+		{"check", "Checks of /readyz", declaredIn(t, harness.RepositoryFile(t, "internal/daemon"), declaredCheck)},
+	} {
+		_, section, found := strings.Cut(page, "\n## "+part.heading+"\n")
+		if !found {
+			t.Errorf("docs/troubleshooting.md has no section %q", part.heading)
+			continue
+		}
+		section, _, _ = strings.Cut(section, "\n## ")
+		compareNames(t, part.what, part.declared, namesIn(section, namedInCell))
+	}
+}
+
+var shBlock = regexp.MustCompile("(?ms)^```(?:sh|console)\n(.*?)^```$")
+
+// README.zh-CN.md has the commands of README.md, in the same order.
+func TestChineseReadmeHasTheSameCommands(t *testing.T) {
+	t.Parallel()
+	english := shBlock.FindAllString(read(t, "README.md"), -1)
+	chinese := shBlock.FindAllString(read(t, "README.zh-CN.md"), -1)
+	if len(english) == 0 || len(english) != len(chinese) {
+		t.Fatalf("%d blocks of commands in README.md, %d in README.zh-CN.md", len(english), len(chinese))
+	}
+	for i := range english {
+		if english[i] != chinese[i] {
+			t.Errorf("block %d differs:\n%s\n%s", i+1, english[i], chinese[i])
+		}
+	}
+}
