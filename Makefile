@@ -1,18 +1,18 @@
-# The one door to building, running and testing kubejoin: make help.
+# Builds, runs and tests kubejoin. List all targets: make help.
 
 GO      ?= go
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null)
 COMMIT  := $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
 
-# The race detector needs a C compiler. Without one tests run without it, and say so; in CI
-# that is an error.
+# The race detector needs a C compiler. Without one, tests run without the detector and print a
+# warning; in CI this is an error.
 RACE := $(if $(shell command -v $(or $(CC),gcc,cc) 2>/dev/null),-race)
 
 .PHONY: help build run demo kube test unit check bench fuzz mutate clean
 .DEFAULT_GOAL := help
 
-help: ## list what can be made
+help: ## list all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/kubejoin
@@ -21,22 +21,23 @@ build: ## build bin/kubejoin
 run: build ## start a standalone join service on https://127.0.0.1:9443
 	bin/kubejoin serve --data-dir ./kubejoin-data
 
-demo: build ## join a real node to a real control plane through kubejoin (root; the first time builds Kubernetes, about 6 minutes)
+demo: build ## join a real node to a real control plane through kubejoin (needs root; the first run builds Kubernetes, 6 minutes)
 	@$(GO) build -o bin/demo ./test/demo
 	@bin/demo
 
-kube: ## build the real Kubernetes components that tests and demo run
+kube: ## build the Kubernetes binaries for tests and demo
 	@$(GO) run ./test/demo -build
 
 test: check kube ## run all tests (node tests need root)
-	@test -n '$(RACE)' || { echo 'make test: no C compiler, so no race detector: install gcc for it'; test -z "$$CI"; }
+	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
 	$(GO) test $(RACE) -count 1 -timeout 40m ./...
 	cd test/importer && $(GO) test $(RACE) -count 1 -timeout 20m ./...
 
-unit: ## run the tests that need no Kubernetes and no root, quickly
-	$(GO) test -short ./...
+# Most of these tests wait for disks and processes, so run more of them at once than there are cores.
+unit: ## run only the fast tests, without Kubernetes and root
+	$(GO) test -short -vet=off -p 4 -parallel 8 ./...
 
-check: ## vet, format and static analysis
+check: ## check formatting, go vet, go.mod files, staticcheck, and the words of docs and comments
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-ed: $$unformatted"; exit 1; }
 	$(GO) vet ./...
 	$(GO) mod tidy -diff
@@ -45,11 +46,12 @@ check: ## vet, format and static analysis
 	cd test/ignition && $(GO) mod tidy -diff && $(GO) vet ./...
 	cd test/importer && $(GO) mod tidy -diff && $(GO) mod tidy -diff -modfile=go.newest.mod
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
+	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')
 
-# make bench QUICK=1 sees whether it works; ROUNDS, CSRS and TOKENS are sizes, ONLY is one of the
-# subjects csr, tokens, join, size, certificate, api, go; INTO=docs/benchmarks.md puts the figures there, too.
+# QUICK=1 runs a short trial. ROUNDS, CSRS and TOKENS set sizes. ONLY selects one subject: csr, tokens, join, size,
+# certificate, api or go. INTO=docs/benchmarks.md also writes the results to this file.
 BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-csrs $(CSRS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(ONLY),-only $(ONLY)) $(if $(PROFILE),-profile $(PROFILE)) $(if $(INTO),-into $(INTO))
-bench: build ## measure kubejoin beside kube-controller-manager and cfssl (about 50 minutes; the first time builds Kubernetes)
+bench: build ## compare the speed of kubejoin, kube-controller-manager and cfssl (50 minutes; the first run builds Kubernetes)
 	@$(GO) build -o bin/bench ./test/bench
 	@bin/bench $(BENCH)
 
@@ -57,9 +59,9 @@ FUZZTIME ?= 1m
 fuzz: ## run each fuzz target for FUZZTIME (1m)
 	@GO='$(GO)' test/fuzz.sh $(FUZZTIME)
 
-# make mutate ONLY=./signer switches off the guards of one package; RUN=TestIssue runs these tests alone.
-mutate: kube ## switch off each guard of tokens, signer and server, and report those that no test protects
+# ONLY=./signer selects the guards of one package. RUN=TestIssue runs only these tests.
+mutate: kube ## switch off each guard of tokens, signer and server, and report those without a failing test
 	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(RUN),-run '$(RUN)')
 
-clean: ## remove what was built (not kubejoin-data)
+clean: ## remove build results (not kubejoin-data)
 	rm -rf bin test/kube/bin test/cfssl/bin
