@@ -63,15 +63,7 @@ func TestSignerWhenFull(t *testing.T) {
 	s := f.signer()
 	s.Registerer = registry
 	const n = 12_500
-	var records []tokens.Record
-	for ids := map[string]bool{}; len(records) < n; {
-		token := tokens.Generate()
-		if !ids[token.ID()] { // with so many random IDs, a collision is likely in one of 30 runs
-			ids[token.ID()] = true
-			records = append(records, tokens.Record{Token: token, Signing: true, Created: time.Now()})
-		}
-	}
-	slices.SortFunc(records, func(a, b tokens.Record) int { return a.Created.Compare(b.Created) })
+	records := recordsByAge(n)
 	f.store.put(records...)
 	run(t, s)
 	f.waitSigned(t, records[0].Token)
@@ -117,10 +109,7 @@ func TestSignerWhenEtcdRefuses(t *testing.T) {
 	s := f.signer()
 	s.Registerer = registry
 	const first, more = 10_500, 1_800
-	var records []tokens.Record
-	for range first + more {
-		records = append(records, tokens.Record{Token: tokens.Generate(), Signing: true, Created: time.Now()})
-	}
+	records := recordsByAge(first + more)
 	f.store.put(records[:first]...)
 	run(t, s)
 	f.waitSigned(t, records[first-1].Token)
@@ -152,6 +141,21 @@ func TestSignerWhenEtcdRefuses(t *testing.T) {
 	if data := f.settled(t, 500*time.Millisecond).Data; len(data) != first+more-3000+1 {
 		t.Errorf("got %d keys, want %d", len(data), first+more-3000+1)
 	}
+}
+
+// recordsByAge returns n signing tokens, the oldest first. Their IDs differ: of 12,000 random IDs, two are the same in
+// one of 30 runs.
+func recordsByAge(n int) []tokens.Record {
+	records := make([]tokens.Record, 0, n)
+	for ids := map[string]bool{}; len(records) < n; {
+		token := tokens.Generate()
+		if !ids[token.ID()] {
+			ids[token.ID()] = true
+			records = append(records, tokens.Record{Token: token, Signing: true, Created: time.Now()})
+		}
+	}
+	slices.SortStableFunc(records, func(a, b tokens.Record) int { return a.Created.Compare(b.Created) })
+	return records
 }
 
 func counter(t *testing.T, registry *prometheus.Registry, name string) float64 {
