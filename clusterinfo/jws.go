@@ -23,10 +23,10 @@ func Sign(kubeconfig []byte, t tokens.Token) (string, error) {
 	// go-jose rejects HMAC keys that are shorter than the hash (RFC 7518, section 3.2), and a token secret
 	// has half that length. HMAC pads keys with zeros to its block size of 64 bytes (RFC 2104), so these
 	// zeros change nothing.
-	var key [32]byte
-	copy(key[:], secret)
+	key := make([]byte, max(32, len(secret)))
+	copy(key, secret)
 	// kid is set as a header because go-jose does not take it from a symmetric key.
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.HS256, Key: key[:]}, (&jose.SignerOptions{}).WithHeader("kid", t.ID()))
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.HS256, Key: key}, (&jose.SignerOptions{}).WithHeader("kid", t.ID()))
 	if err != nil {
 		return "", fmt.Errorf("sign with token %s: %w", t, err)
 	}

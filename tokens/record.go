@@ -49,8 +49,8 @@ type Record struct {
 	Nodes []string
 
 	// Problem is why a stored record is invalid, or nil. kube-apiserver does not accept such a token either,
-	// unless it is a published example. If the secret is unusable, Token has only the ID. A malformed
-	// expiration counts as expired, as in Kubernetes.
+	// unless it is a published example. If the Secret has no secret for this ID, Token has only the ID. With a
+	// malformed secret the token signs, as in Kubernetes. A malformed expiration counts as expired.
 	Problem error
 
 	// Creator identifies the user whose token quota counts this token, as [CreatorOf] returns it. If it
@@ -150,6 +150,8 @@ func (r Record) Check() error {
 	var errs []error
 	if !r.Token.HasSecret() {
 		errs = append(errs, fieldErrorf("token", "none given"))
+	} else if _, err := New(r.Token.ID(), r.Token.RevealSecret()); err != nil { // of ForSigning
+		errs = append(errs, fieldErrorf("token", "%w", err))
 	}
 	if r.Problem != nil {
 		errs = append(errs, r.Problem)

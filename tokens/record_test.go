@@ -83,6 +83,10 @@ func TestCheck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	short, err := tokens.ForSigning(id, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
 	token := parse(t, id+"."+secret)
 	full := tokens.Record{Token: token, Signing: true, Authentication: true, Groups: []string{tokens.DefaultGroup}, Expires: noon, Description: "ok"}
 	for _, test := range []struct {
@@ -95,6 +99,7 @@ func TestCheck(t *testing.T) {
 		{"store's fields", func(r *tokens.Record) { r.UID, r.Version, r.Created = "u", "v", noon }, ""},
 		{"no token", func(r *tokens.Record) { r.Token = tokens.Token{} }, "token: none given"},
 		{"no secret", func(r *tokens.Record) { r.Token = onlyID }, "token: none given"},
+		{"malformed secret", func(r *tokens.Record) { r.Token = short }, "token: malformed secret of token " + id},
 		{"problem", func(r *tokens.Record) { r.Problem = errors.New("known") }, "known"},
 		{"groups alone", func(r *tokens.Record) { r.Authentication = false }, "groups: system:bootstrappers:kubeadm:default-node-token given, but groups need usage authentication"},
 		{"masters", func(r *tokens.Record) { r.Groups = []string{"system:masters"} }, `groups: "system:masters" does not match ` + api.BootstrapGroupPattern},

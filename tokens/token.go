@@ -28,7 +28,7 @@ var (
 )
 
 // A Token is a bootstrap token: a public ID and a secret. It is a comparable value that [Parse],
-// [New] and [Generate] return. [OnlyID] returns one without a secret.
+// [New] and [Generate] return. [OnlyID] returns one without a secret, and [ForSigning] one with which no machine joins.
 //
 // A Token never prints its secret: all verbs of fmt, slog and JSON show only the ID. To get the
 // secret, call [Token.Reveal].
@@ -66,6 +66,20 @@ func New(id, secret string) (Token, error) {
 		return Token{}, fmt.Errorf("token %s is a %w, so others know it: generate one with 'kubejoin token generate'", id, ErrPublicExample)
 	}
 	return Token{id: id, secret: unique.Make(secret)}, nil
+}
+
+// ForSigning returns the token of a Secret whose token-secret is not 16 characters of [a-z0-9]. It signs cluster-info
+// as in kube-controller-manager, but kubeadm and kube-apiserver refuse it. The error wraps [ErrMalformed].
+func ForSigning(id, secret string) (Token, error) {
+	t, err := OnlyID(id)
+	if err != nil {
+		return Token{}, err
+	}
+	if secret == "" {
+		return Token{}, fmt.Errorf("%w secret of token %s: want at least one character", ErrMalformed, id)
+	}
+	t.secret = unique.Make(secret)
+	return t, nil
 }
 
 // OnlyID returns a Token without a secret. It cannot sign, and [Token.Equal] reports false for it.

@@ -2,6 +2,7 @@ package configmap_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -47,23 +48,39 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 		records = append(records, mint(time.Time{}))
 	}
 	expires := mint(time.Now().Add(3 * time.Second).Truncate(time.Second))
-	// A token that kube-controller-manager signs, but that is invalid for kubejoin.
-	odd := "odd" + tokens.Generate().ID()[3:]
-	_, err = f.client.CoreV1().Secrets("kube-system").Create(t.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + odd},
-		Type:       "bootstrap.kubernetes.io/token",
-		StringData: map[string]string{"token-id": odd, "token-secret": "0123456789ABCDEF", "usage-bootstrap-signing": "true"},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
+	create := func(id, secret string) {
+		t.Helper()
+		_, err = f.client.CoreV1().Secrets("kube-system").Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + id},
+			Type:       "bootstrap.kubernetes.io/token",
+			StringData: map[string]string{"token-id": id, "token-secret": secret, "usage-bootstrap-signing": "true"},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { removeSecret(t, f, id) })
 	}
-	t.Cleanup(func() { removeSecret(t, f, odd) })
+	// kube-controller-manager signs with a published secret. kubejoin does not.
+	create("abcdef", "0123456789abcdef")
+	// No kubeadm accepts these secrets, but both sign with them.
+	var malformed []tokens.Token
+	for i, secret := range []string{"x", "0123456789ABCDEF", strings.Repeat("y", 40), strings.Repeat("zé", 50)} {
+		token, err := tokens.ForSigning(fmt.Sprintf("odd%03d", i), secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		create(token.ID(), secret)
+		malformed = append(malformed, token)
+	}
 
 	for _, r := range records {
 		f.waitSigned(t, r.Token)
 	}
-	oddKey := clusterinfo.SignatureKey(odd)
-	f.eventually(t, "kube-controller-manager's signature", func(data map[string]string) bool { return data[oddKey] != "" })
+	for _, token := range malformed {
+		f.waitSigned(t, token)
+	}
+	publishedKey := clusterinfo.SignatureKey("abcdef")
+	f.eventually(t, "kube-controller-manager's signature", func(data map[string]string) bool { return data[publishedKey] != "" })
 	f.eventually(t, "no signature of the expired token", func(data map[string]string) bool {
 		return data[clusterinfo.SignatureKey(expires.Token.ID())] == ""
 	})
@@ -77,15 +94,36 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 	f.waitSigned(t, records[1].Token)
 	f.quiet(t, "after edits")
 
-	// Alternate the signers: each takes over without a write.
+	// Alternate the signers: each takes over without a write, and signs with malformed secrets.
+	unsign := func() {
+		f.edit(t, func(data map[string]string) {
+			for _, token := range malformed {
+				delete(data, clusterinfo.SignatureKey(token.ID()))
+			}
+		})
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			data := f.get(t).Data // not from a cache, which may be older than the edit
+			i := slices.IndexFunc(malformed, func(token tokens.Token) bool {
+				return clusterinfo.Verify([]byte(data[clusterinfo.KubeconfigKey]), data[clusterinfo.SignatureKey(token.ID())], token) != nil
+			})
+			if i < 0 {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("token %s with a malformed secret is not signed", malformed[i].ID())
+			}
+		}
+	}
 	stop()
 	f.quiet(t, "kube-controller-manager alone")
+	unsign()
 	kcm.Stop(0)
 	run(t, s)
 	f.quiet(t, "ours alone")
+	unsign()
 	f.waitSigned(t, records[2].Token)
-	if data := f.get(t).Data; data[oddKey] == "" {
-		t.Error("the signature of a token with an unknown secret is missing")
+	if data := f.get(t).Data; data[publishedKey] == "" {
+		t.Error("the signature with a published secret is missing")
 	}
 }
 

@@ -40,7 +40,9 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 
 	if r.Token, err = decodeToken(secret, id); err != nil {
 		problems = append(problems, err)
-		r.Token = onlyID
+		if r.Token.IsZero() {
+			r.Token = onlyID
+		}
 	}
 
 	if s := data(api.BootstrapTokenExpirationKey); s != "" {
@@ -83,6 +85,7 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 
 // decodeToken returns the token with its secret. It returns an error for everything in the Secret that makes
 // kube-apiserver refuse the token permanently. It also refuses published examples, which kube-apiserver accepts.
+// With an error it still returns a malformed secret if kube-controller-manager signs with it.
 func decodeToken(secret *corev1.Secret, id string) (tokens.Token, error) {
 	if at := secret.DeletionTimestamp; at != nil {
 		return tokens.Token{}, fmt.Errorf("%w since %s, finalizers: %s", tokens.ErrDeleting, at.UTC().Format(time.RFC3339), strings.Join(secret.Finalizers, ", "))
@@ -94,10 +97,15 @@ func decodeToken(secret *corev1.Secret, id string) (tokens.Token, error) {
 	default:
 		return tokens.Token{}, fmt.Errorf("%s is not the ID in the name of the Secret, %s", api.BootstrapTokenIDKey, id)
 	}
-	if len(secret.Data[api.BootstrapTokenSecretKey]) == 0 {
+	value := string(secret.Data[api.BootstrapTokenSecretKey])
+	if value == "" {
 		return tokens.Token{}, fmt.Errorf("%s is missing", api.BootstrapTokenSecretKey)
 	}
-	return tokens.New(id, string(secret.Data[api.BootstrapTokenSecretKey]))
+	t, err := tokens.New(id, value)
+	if errors.Is(err, tokens.ErrMalformed) {
+		t, _ = tokens.ForSigning(id, value) // the ID and the value are valid for it
+	}
+	return t, err
 }
 
 // encode returns a new Secret for a record. Like kubeadm, it omits the keys of zero fields.

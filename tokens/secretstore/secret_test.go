@@ -1,6 +1,7 @@
 package secretstore
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"strconv"
@@ -49,6 +50,7 @@ func TestDecode(t *testing.T) {
 		change   func(*corev1.Secret)
 		want     func(*tokens.Record)
 		noSecret bool
+		secret   string // if it is not value
 		problem  string
 	}{
 		{name: "full"},
@@ -90,8 +92,10 @@ func TestDecode(t *testing.T) {
 		{name: "another token-id", change: data("token-id", "abc124"), noSecret: true, problem: "token-id is not the ID in the name of the Secret, abc123"},
 		{name: "whole token as token-id", change: data("token-id", id+"."+value), noSecret: true, problem: "token-id is not"},
 		{name: "no token-secret", change: without("token-secret"), noSecret: true, problem: "token-secret is missing"},
-		{name: "whole token as token-secret", change: data("token-secret", id+"."+value), noSecret: true, problem: "malformed secret of token abc123"},
-		{name: "secret with newline", change: data("token-secret", value+"\n"), noSecret: true, problem: "malformed secret of token abc123"},
+		{name: "whole token as token-secret", change: data("token-secret", id+"."+value), secret: id + "." + value, problem: "malformed secret of token abc123"},
+		{name: "secret with newline", change: data("token-secret", value+"\n"), secret: value + "\n", problem: "malformed secret of token abc123"},
+		{name: "short secret", change: data("token-secret", "x"), secret: "x", problem: "want 16 characters of [a-z0-9], not 1"},
+		{name: "long secret", change: data("token-secret", strings.Repeat("é", 50)), secret: strings.Repeat("é", 50), problem: "not 100"},
 		{name: "no data", change: func(s *corev1.Secret) { s.Data = nil }, want: func(r *tokens.Record) {
 			r.Expires, r.Signing, r.Authentication, r.Groups, r.Description = time.Time{}, false, false, nil, ""
 		}, noSecret: true, problem: "token-id is missing"},
@@ -112,8 +116,12 @@ func TestDecode(t *testing.T) {
 			if test.want != nil {
 				test.want(&want)
 			}
-			if r.Token.ID() != id || r.Token.HasSecret() == test.noSecret {
-				t.Errorf("token %v with secret %t, want %t", r.Token, r.Token.HasSecret(), !test.noSecret)
+			wantSecret := cmp.Or(test.secret, value)
+			if test.noSecret {
+				wantSecret = ""
+			}
+			if r.Token.ID() != id || r.Token.RevealSecret() != wantSecret {
+				t.Errorf("token %v with secret %q, want %q", r.Token, r.Token.RevealSecret(), wantSecret)
 			}
 			if r.Expires != want.Expires || r.Signing != want.Signing || r.Authentication != want.Authentication || !slices.Equal(r.Groups, want.Groups) ||
 				r.Description != want.Description || !r.Limits.IsZero() || r.Nodes != nil || r.Creator != want.Creator || r.Created != want.Created || r.UID != want.UID || r.Version != want.Version {
