@@ -20,13 +20,13 @@ import (
 )
 
 // swaps is the number of certificates that TestCertificateComesFromOneCA issues.
-const swaps = 100_000
+const swaps = 20_000
 
-// While the CA is replaced every millisecond, each certificate must come from one CA: its issuer signed it, it
+// While the CA is replaced all the time, each certificate must come from one CA: its issuer signed it, it
 // expires with that CA, and the response has the intermediate of that CA.
 func TestCertificateComesFromOneCA(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes half a minute")
+		t.Skip("takes seconds")
 	}
 	const n = 8
 	var cas [n]*signer.CA
@@ -41,15 +41,13 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 		cas[i] = must(signer.NewCA([]*x509.Certificate{cert}, key))
 		byName[name] = i
 	}
-	// The first request of the CA in each millisecond replaces it. A goroutine with a ticker would run only every 10 ms
-	// under load.
+	// Every third request of the CA replaces it, however fast the machine is.
 	var current atomic.Pointer[signer.CA]
 	current.Store(cas[0])
-	var last, swapped atomic.Int64
+	var asked atomic.Int64
 	replaced := func() (*signer.CA, error) {
-		was, tick := last.Load(), time.Since(now).Milliseconds()
-		if tick > was && last.CompareAndSwap(was, tick) {
-			current.Store(cas[swapped.Add(1)%n])
+		if i := asked.Add(1); i%3 == 0 {
+			current.Store(cas[i/3%n])
 		}
 		return current.Load(), nil
 	}
@@ -94,18 +92,13 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 		})
 	}
 	working.Wait()
-	// At most one swap per millisecond. On a busy machine, many milliseconds have no request.
-	took := time.Since(now)
-	if swapped.Load() < min(took.Milliseconds(), swaps)/4 {
-		t.Errorf("got only %d swaps in %s", swapped.Load(), took)
-	}
 	var counts [n]int64
 	for i := range issued {
 		if counts[i] = issued[i].Load(); counts[i] == 0 {
 			t.Errorf("CA %d issued nothing, want certificates from each CA", i)
 		}
 	}
-	t.Logf("%d certificates, %d swaps in %s, by CA: %v", swaps, swapped.Load(), took, counts)
+	t.Logf("%d certificates, the CA requested %d times, by CA: %v", swaps, asked.Load(), counts)
 }
 
 // LoadCA refuses truncated files. It cannot detect a cut between two certificates and then loads those that are
