@@ -61,7 +61,7 @@ func TestFailoverLosesNoRequest(t *testing.T) {
 	first.WaitLeader(t)
 	s.Start(t)
 	second := s.Program
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	var m minted
 	bearer := second.Bearer(t)
@@ -75,16 +75,15 @@ func TestFailoverLosesNoRequest(t *testing.T) {
 	}, machine)
 	r.middle(t)
 	first.Kill(t)
+	r.finish()
 	killed := time.Now()
-	if done := r.requests.Load(); done == 500 {
-		t.Fatal("precondition: all requests were created before the leader was killed")
-	}
 	took := second.WaitLeader(t)
 	r.asking.Wait()
 	last := l.WaitIssued(t, r.names)
 	t.Logf("killed: the other replica led after %s, the last of %d certificates was issued after %s", took.Round(time.Millisecond), len(r.names), last.Sub(killed).Round(time.Millisecond))
-	if last.Sub(killed) > 20*time.Second {
-		t.Errorf("last certificate issued %s after the leader was killed, want at most 20 s", last.Sub(killed))
+	// 20 s are enough on an idle machine. On a busy one, the first half already took longer.
+	if most := 20*time.Second + 5*r.usual; last.Sub(killed) > most {
+		t.Errorf("last certificate issued %s after the leader was killed, want at most %s", last.Sub(killed), most)
 	}
 	stop()
 
@@ -101,6 +100,7 @@ func TestFailoverLosesNoRequest(t *testing.T) {
 	if err := second.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	r.finish()
 	suspended := time.Now()
 	took = third.WaitLeader(t)
 	r.asking.Wait()

@@ -150,7 +150,7 @@ func (w *faultyKubejoin) mint(ctx context.Context, query string) (tokens.Token, 
 // round creates tokens and requests. They end in different ways: expired, deleted, issued, denied, failed, or pending.
 func (w *faultyKubejoin) round(t *testing.T, number, tokenCount, requestCount int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // usually 10 s
 	defer cancel()
 	var asking sync.WaitGroup
 	each := func(n int, do func(i int) error) {
