@@ -204,7 +204,8 @@ func TestRequestsBeyondTheRateWait(t *testing.T) {
 	w := newWorld(t)
 	authority := w.authority(signer.Fixed(w.ca))
 	var later atomic.Int64
-	authority.Now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	start := time.Now() // the clock stands still: while 60 certificates are issued, the node must not earn another one
+	authority.Now = func() time.Time { return start.Add(time.Duration(later.Load())) }
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 	node, key := w.as("system:node:worker-1", "system:nodes"), csrtest.NewKey()
 	for range 60 {

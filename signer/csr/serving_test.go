@@ -90,7 +90,6 @@ func (w *world) nodes() *csr.Nodes {
 
 func TestFactsFollowAddressesOfNodes(t *testing.T) {
 	w := newWorld(t)
-	w.waitForPermissions()
 	node := w.createNode("facts-1", "198.51.100.1", "Facts-1", "facts-1.Example.com")
 	w.createNode("facts-2", "198.51.100.2", "2001:db8:0:0::2", "facts-2.example.com", "shared.example.com")
 	w.createNode("facts-3", "198.51.100.3", "shared.example.com")
@@ -169,7 +168,6 @@ func (o oldAPIServer) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func TestReservedCombinesAllSources(t *testing.T) {
 	w := newWorld(t)
-	w.waitForPermissions()
 	config, err := w.cluster.Config(w.identity)
 	if err != nil {
 		t.Fatal(err)
@@ -237,7 +235,6 @@ func TestReservedCombinesAllSources(t *testing.T) {
 // The rule for serving certificates works with real Nodes and CSR objects.
 func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	w := newWorld(t)
-	w.waitForPermissions()
 	w.createEndpoints("198.51.100.10")
 	w.createNode("serving-1", "198.51.100.1", "serving-1")
 	w.createNode("serving-2", "198.51.100.2", "serving-2")

@@ -68,6 +68,7 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	w.restrict = w.controllerIdentity()
+	w.waitForPermissions()
 	w.deleteAll()
 	t.Cleanup(w.deleteAll)
 	return w
@@ -247,10 +248,11 @@ func (w *world) await(name, what string, wanted func(*certificates.CertificateSi
 
 func (w *world) poll(what string, wanted func() bool) {
 	w.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	const most = 3 * time.Minute // the machine may be busy
+	deadline := time.Now().Add(most)
 	for !wanted() {
 		if time.Now().After(deadline) {
-			w.Fatalf("%s: did not happen within 30 s", what)
+			w.Fatalf("%s: did not happen within %s", what, most)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

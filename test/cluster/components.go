@@ -14,7 +14,7 @@ import (
 )
 
 // startTimeout is how long a component may take to be ready on a busy machine.
-const startTimeout = time.Minute
+const startTimeout = 3 * time.Minute
 
 func (c *Cluster) pki(name string) string { return filepath.Join(c.Dir, "pki", name) }
 

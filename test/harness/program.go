@@ -145,7 +145,7 @@ func record(cmd *exec.Cmd) (keepCA func() error) {
 // WaitReady waits until kubejoin reports that it is ready.
 func (p *Program) WaitReady(t *testing.T, caFile string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	err := p.WaitFor(ctx, func(ctx context.Context) error {
 		if p.HTTP == nil {

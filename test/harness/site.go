@@ -93,7 +93,7 @@ func (s *Site) Start(t *testing.T, more ...string) {
 		case <-p.Done(): // stopped by the test
 			p.Secrets.CheckAbsent(t, "the log", p.Log())
 		default:
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			status, metrics, err := p.Get(ctx, "/metrics", p.Bearer(t))
 			if err != nil || status != 200 {

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Wait calls check until it returns nil, and fails the test after a minute.
+// Wait calls check until it returns nil, and fails the test after three minutes. That is long enough for a busy machine.
 func Wait(t *testing.T, what string, check func() error) {
 	t.Helper()
-	WaitFor(t, time.Minute, what, check)
+	WaitFor(t, 3*time.Minute, what, check)
 }
 
 // WaitFor is [Wait] with another limit.
