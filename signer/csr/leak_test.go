@@ -54,7 +54,12 @@ func TestRunLeavesNoGoroutines(t *testing.T) {
 		})
 	}
 	lanes.Wait()
-	if err := goleak.Find(before); err != nil {
+	// Find waits half a second, which is too short for the last connections on a busy machine.
+	err := goleak.Find(before)
+	for try := 0; err != nil && try < 60; try++ {
+		err = goleak.Find(before)
+	}
+	if err != nil {
 		t.Error(err)
 	}
 }

@@ -157,7 +157,8 @@ func TestReportsForbiddenList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	awaitForbidden(t, func(ctx context.Context) error { _, err := s.List(ctx); return err })
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := s.List(ctx); !errors.Is(err, context.DeadlineExceeded) || !apierrors.IsForbidden(err) {
 		t.Errorf("List = %v, want the error of the context and the reason", err)
