@@ -65,7 +65,7 @@ func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 	t.Logf("a join command took %s", took.Round(time.Millisecond))
 
 	// A machine joins with the last token, whose signature does not fit into the ConfigMap.
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	args[2] = last.Reveal()
 	if _, err := s.Join(ctx, "worker-1", args); err != nil {
@@ -76,8 +76,8 @@ func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 	start = time.Now()
 	if status, body, err := other.Do(t.Context(), http.MethodPost, "/v1/token/print-join-command", other.Bearer(t)); err != nil || status != http.StatusInsufficientStorage || !strings.Contains(body, "cluster-info-full") {
 		t.Errorf("full ConfigMap without --advertise: got %d %s %v, want 507 with cluster-info-full", status, body, err)
-	} else if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("refused after %s, want at most 10s", took)
+	} else if took := time.Since(start); took > 20*time.Second { // usually 1 s; a request that waits for its signature takes 30 s
+		t.Errorf("refused after %s, want at most 20s", took)
 	}
 
 	// Joins continue while half of the tokens expire.
@@ -310,10 +310,10 @@ func keepJoining(t *testing.T, s *harness.Site, address string, pins []string) (
 	}
 }
 
-// poll calls an expensive check once a second until it returns nil, for at most five minutes.
+// poll calls an expensive check once a second until it returns nil, for at most ten minutes.
 func poll(t *testing.T, what string, check func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

@@ -108,7 +108,11 @@ func TestChurnLeaksNothing(t *testing.T) {
 		harness.AsMachine(t, s.Cluster) // stores its token again: each round deletes all tokens
 		expires := time.Now().Add(3 * time.Second).UTC().Format(time.RFC3339)
 		each(tokensARound, func(i int) {
-			token := tokens.Generate()
+			token, err := tokens.New(fmt.Sprintf("c%02d%03d", round, i), tokens.Generate().RevealSecret()) // random IDs may collide
+			if err != nil {
+				t.Error(err)
+				return
+			}
 			secret := &corev1.Secret{
 				ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + token.ID()}, Type: corev1.SecretTypeBootstrapToken,
 				StringData: map[string]string{"token-id": token.ID(), "token-secret": token.RevealSecret(), "usage-bootstrap-signing": "true"},

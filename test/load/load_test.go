@@ -314,7 +314,7 @@ func floodOfDiscovery(t *testing.T, n, rate int, flags ...string) {
 	p := serveWithTokens(t, n, flags...)
 	bearer := p.Bearer(t)
 	before := descriptors(t, p)
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
 	var answered, refused, tooMany, failed atomic.Int64
 	var flood sync.WaitGroup
@@ -374,6 +374,9 @@ func floodOfDiscovery(t *testing.T, n, rate int, flags ...string) {
 	}
 	joiners.Wait()
 	lasted := time.Since(began)
+	for rate > 0 && tooMany.Load() == 0 && ctx.Err() == nil { // until the flood exceeds its burst
+		time.Sleep(10 * time.Millisecond)
+	}
 	stop()
 	flood.Wait()
 	if n := failed.Load(); n > 0 {
@@ -424,10 +427,10 @@ func TestClosesAbandonedConnections(t *testing.T) {
 // catches TLS handshakes beyond the rate, other clients that get no response, and leaked descriptors.
 func TestConnectionFloodDoesNotBlockOtherClients(t *testing.T) {
 	const joins = 100
-	p := serveWithTokens(t, 0, "--client-qps=50", "--client-burst=200")
+	p := serveWithTokens(t, 0, "--client-qps=20", "--client-burst=200")
 	bearer := p.Bearer(t)
 	before, memory := descriptors(t, p), resident(t, p)
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
 	var shaken, refused atomic.Int64
 	var flood sync.WaitGroup
@@ -462,7 +465,7 @@ func TestConnectionFloodDoesNotBlockOtherClients(t *testing.T) {
 	stop()
 	flood.Wait()
 	lasted := time.Since(began)
-	if most := 200 + 50*lasted.Seconds() + 10; float64(shaken.Load()) > most || refused.Load() == 0 {
+	if most := 200 + 20*lasted.Seconds() + 10; float64(shaken.Load()) > most || refused.Load() == 0 {
 		t.Errorf("got %d handshakes in %s and %d refused connections, want at most %.0f handshakes and some refused", shaken.Load(), lasted, refused.Load(), most)
 	}
 	waitDescriptors(t, p, before)
