@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -122,7 +121,7 @@ func outcomes(ctx context.Context, t *testing.T, l *harness.Ledger, names []stri
 // that.
 func checkClaims(t *testing.T, l *harness.Ledger, s *harness.Site) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(3 * time.Minute)
 	for {
 		broken, leftOver := claimProblems(t, l, s)
 		if len(broken) == 0 && len(leftOver) > 0 && time.Now().Before(deadline) {
@@ -136,9 +135,11 @@ func checkClaims(t *testing.T, l *harness.Ledger, s *harness.Site) {
 	}
 }
 
-// claimProblems returns violations of the invariant, and claims without a certificate.
+// claimProblems returns violations of the invariant, and claims and counts without a certificate. It reads the ledger
+// first: what was issued by then has a claim and a count. The ledger may lag behind them.
 func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, leftOver []string) {
 	t.Helper()
+	all := l.All()
 	secrets, err := s.Client().CoreV1().Secrets(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "type=bootstrap.kubernetes.io/token"})
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +155,7 @@ func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, le
 		claimed[*lease.Spec.HolderIdentity] = append(claimed[*lease.Spec.HolderIdentity], lease.Name)
 	}
 	issued := map[string]map[string]bool{} // names by token
-	for name, e := range l.All() {
+	for name, e := range all {
 		id, found := strings.CutPrefix(e.User, "system:bootstrap:")
 		if !found || e.Certificate == nil {
 			continue
@@ -186,9 +187,13 @@ func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, le
 		if text := secret.Annotations["kubejoin.io/nodes"]; text != "" {
 			counted = strings.Split(text, ",")
 		}
-		slices.Sort(counted)
-		if got := slices.Sorted(maps.Keys(issued[id])); !slices.Equal(got, counted) {
-			fail("token %s counts nodes %q, but %q were issued", id, counted, got)
+		for name := range issued[id] {
+			if !slices.Contains(counted, name) {
+				fail("token %s counts nodes %q, but %s was issued", id, counted, name)
+			}
+		}
+		if len(counted) > len(issued[id]) {
+			leftOver = append(leftOver, fmt.Sprintf("token %s counts nodes %q, but only %v were issued", id, counted, issued[id]))
 		}
 		for _, name := range counted {
 			if !slices.Contains(claimed[id], name) {
@@ -208,7 +213,7 @@ func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, le
 // check waits for the end of a contest and checks its outcome.
 func (c contest) check(t *testing.T, s *harness.Site, l *harness.Ledger, names []string, began time.Time) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	issued, denied, failed := outcomes(ctx, t, l, names)
 	t.Logf("%s: %d issued, %d denied, %d failed after %s", c.name, issued, denied, failed, time.Since(began).Round(time.Second))
