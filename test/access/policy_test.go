@@ -22,7 +22,7 @@ import (
 func TestApprovalPolicyLetsOnlyKubejoinApprove(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	kcm, err := s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller")
 	if err != nil {
@@ -122,7 +122,7 @@ func TestApprovalPolicyKeepsTokenLimits(t *testing.T) {
 	s := harness.NewSite(t, cluster.Options{}, "--controllers=*,-csr-signer")
 	policy := harness.RepositoryFile(t, "deploy/approval-policy.yaml")
 	s.RunKubectl(t, "apply", "-f", policy)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	token := s.CreateToken(t, tokens.Limits{MaxNodes: 1})
 	joining := s.As(t, "system:bootstrap:"+token.ID(), "system:bootstrappers", tokens.DefaultGroup)

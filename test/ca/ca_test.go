@@ -106,7 +106,7 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 	}
 
 	// A CA that expires while it is in use.
-	end = time.Now().Add(12 * time.Second).Truncate(time.Second)
+	end = time.Now().Add(25 * time.Second).Truncate(time.Second) // kubejoin needs 4 s to notice the files
 	until = end.UTC().Format(time.RFC3339)
 	write(reissue(t, goodCert, goodKey, end), goodKey)
 	waitReported(t, s, "expires="+end.Format("2006-01-02T15:04:05"), fmt.Sprintf("kubejoin_ca_not_after_timestamp_seconds %g", float64(end.Unix())), "cluster-ca", "CAReplaced "+until)
@@ -203,16 +203,19 @@ func TestStandaloneCARotationKeepsDiscoveryWorking(t *testing.T) {
 		if len(found.CAs) != len(step.trusted) {
 			t.Errorf("%s: %d CAs discovered, want %d", step.what, len(found.CAs), len(step.trusted))
 		}
-		if ca := harness.ReadFile(t, filepath.Join(dataDir, "ca.crt")); strings.Count(string(ca), "BEGIN CERTIFICATE") != len(step.trusted) {
-			t.Errorf("%s: want %d certificates in ca.crt, got\n%s", step.what, len(step.trusted), ca)
-		}
+		// kubejoin writes ca.crt and issues its serving certificate right after it has replaced cluster-info.
 		roots := x509.NewCertPool()
 		roots.AddCert(step.signs.Certificate())
-		c, err := tls.Dial("tcp", p.Endpoint, &tls.Config{RootCAs: roots})
-		if err != nil {
-			t.Fatalf("%s: the serving certificate: %v", step.what, err)
-		}
-		_ = c.Close()
+		harness.Wait(t, step.what+": ca.crt and the serving certificate", func() error {
+			if ca := harness.ReadFile(t, filepath.Join(dataDir, "ca.crt")); strings.Count(string(ca), "BEGIN CERTIFICATE") != len(step.trusted) {
+				return fmt.Errorf("want %d certificates in ca.crt, got\n%s", len(step.trusted), ca)
+			}
+			c, err := tls.Dial("tcp", p.Endpoint, &tls.Config{RootCAs: roots})
+			if err != nil {
+				return err
+			}
+			return c.Close()
+		})
 	}
 	if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, token, oldPins); err == nil {
 		t.Error("discovery succeeds with the pin of a removed CA, want an error")

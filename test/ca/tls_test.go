@@ -80,9 +80,12 @@ func TestServingCertificateFollowsItsFiles(t *testing.T) {
 	})
 	harness.ReplaceFile(t, keyFile, key)
 	harness.Wait(t, "the new certificate", func() error { return checkServed("second") })
-	if status, body, err := p.Get(t.Context(), "/readyz", ""); err != nil || status != 200 {
-		t.Errorf("/readyz: %d %s %v", status, body, err)
-	}
+	harness.Wait(t, "/readyz after the new certificate", func() error {
+		if status, body, err := p.Get(t.Context(), "/readyz", ""); err != nil || status != 200 {
+			return fmt.Errorf("%d %s %v", status, body, err)
+		}
+		return nil
+	})
 }
 
 // TestTLS12NeedsFlagAndSecureCiphers catches TLS 1.2 without --tls-min-version=VersionTLS12, and TLS 1.2 with insecure

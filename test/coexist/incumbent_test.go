@@ -29,7 +29,7 @@ func TestNodesJoinWithBothControllersActive(t *testing.T) {
 	if _, err := s.JoinCommand(t, "?ttl=5s"); err != nil { // expires during the test
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	for i := range 2 {
 		if _, err := s.Join(ctx, fmt.Sprintf("worker-%d", i), args); err != nil {
@@ -68,7 +68,7 @@ func TestReportsCertificatesOfOtherSigner(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	s := harness.PrepareSite(t, cluster.Options{})
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	const names = "bootstrap-signer-controller,token-cleaner-controller,certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller,certificatesigningrequest-cleaner-controller"
 
