@@ -336,7 +336,7 @@ func (d *draft) plain(g *generated) {
 func (d *differential) settle(t *testing.T, last []*generated) {
 	t.Helper()
 	for name, a := range map[string]*testCluster{"kubejoin": d.ours, "kube-controller-manager": d.theirs} {
-		harness.WaitFor(t, 4*time.Minute, "the last requests of "+name, func() error {
+		harness.WaitFor(t, 10*time.Minute, "the last requests of "+name, func() error {
 			for _, g := range last {
 				if o, err := a.outcome(g.name); err != nil || o.certificate == nil {
 					return fmt.Errorf("%s: %s (%w)", g.name, o, err)
@@ -345,7 +345,7 @@ func (d *differential) settle(t *testing.T, last []*generated) {
 			return nil
 		})
 	}
-	harness.WaitFor(t, 4*time.Minute, "three seconds without changes", func() error {
+	harness.WaitFor(t, 10*time.Minute, "three seconds without changes", func() error {
 		for _, a := range []*testCluster{d.ours, d.theirs} {
 			if quiet := time.Since(time.Unix(0, a.last.Load())); quiet < 3*time.Second {
 				return fmt.Errorf("last change %s ago", quiet)
@@ -364,11 +364,11 @@ type compared struct {
 	why          string
 }
 
-// compareAll counts requests whose outcomes are equal or differ as listed, and returns the others. It waits up to 20 s
-// because both sides retry failed writes with backoff.
+// compareAll counts requests whose outcomes are equal or differ as listed, and returns the others. It waits up to two
+// minutes because both sides retry failed writes with backoff.
 func (d *differential) compareAll(t *testing.T, open []*compared) []*compared {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		var wrong []*compared
 		for _, c := range open {

@@ -41,7 +41,7 @@ func (b build) testBootstrapSigner(t *testing.T, c *cluster.Cluster) {
 	if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	infos := c.Client().CoreV1().ConfigMaps(clusterinfo.Namespace)
 	for {

@@ -99,7 +99,7 @@ func request(t *testing.T, machine kubernetes.Interface, node string) string {
 			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 		},
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	for {
 		made, err := machine.CertificatesV1().CertificateSigningRequests().Create(ctx, object, metav1.CreateOptions{})
@@ -116,7 +116,7 @@ func request(t *testing.T, machine kubernetes.Interface, node string) string {
 // waitDecided returns the status of a request once it is issued or denied.
 func waitDecided(t *testing.T, machine kubernetes.Interface, name string) certificates.CertificateSigningRequestStatus {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	for {
 		request, err := machine.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})

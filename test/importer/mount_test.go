@@ -82,7 +82,7 @@ func (b build) testMountServer(t *testing.T) {
 		}
 		return answer, string(body)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if connection, err := tls.Dial("tcp", listen, &tls.Config{RootCAs: pool(s)}); err == nil {
 			_ = connection.Close()
 			break

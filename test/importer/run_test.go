@@ -97,7 +97,7 @@ func start(t *testing.T, program string, args ...string) (stop func() string) {
 	})
 	return func() string {
 		t.Helper()
-		process.Stop(10 * time.Second)
+		process.Stop(time.Minute)
 		if err := process.Err(); err != nil {
 			t.Errorf("got %v after a stop, want exit code 0", err)
 		}
@@ -125,7 +125,7 @@ func parseLine(t *testing.T, line string) clusterinfo.Discovery {
 // discover runs discovery as a joining node does. It retries until the server is available.
 func discover(t *testing.T, d clusterinfo.Discovery) clusterinfo.Discovered {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	found, err := d.Run(ctx)
 	if err != nil {

@@ -73,7 +73,7 @@ func TestJoinsByDiscoveryURL(t *testing.T) {
 		return nil
 	})
 	_, token := s.JoinArgs(t, "?maxNodes=1&ttl=1h")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	node, err := s.Join(ctx, "worker-1", []string{"--discovery-file", file, "--tls-bootstrap-token", token.Reveal()})
 	if err != nil {

@@ -148,7 +148,7 @@ func TestScriptRejectsManInTheMiddle(t *testing.T) {
 mount -t tmpfs tmpfs /etc/ssl/certs
 cp "$1" /etc/ssl/certs/ca-certificates.crt
 openssl rehash /etc/ssl/certs
-curl --silent --show-error --fail --output /dev/null --max-time 10 "$3"
+curl --silent --show-error --fail --output /dev/null --max-time 60 "$3"
 exec sh "$2" --timeout 3`, "sh", evilFile, script, "https://" + m.address + "/healthz"}
 	}
 	for _, test := range []struct {
@@ -203,7 +203,7 @@ func joinFile(t *testing.T, s *harness.Site, query, format string) string {
 // waitJoined waits until a booted machine is a node, and checks its certificate and that no token secret is left.
 func waitJoined(t *testing.T, s *harness.Site, node *cluster.Node, withKubeadm bool, lifetime time.Duration) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	if err := errors.Join(node.WaitJoined(ctx), node.WaitRegistered(ctx)); err != nil {
 		t.Fatal(err)
@@ -232,7 +232,7 @@ func waitJoined(t *testing.T, s *harness.Site, node *cluster.Node, withKubeadm b
 // waitScriptFailed waits until the boot command exits with code and prints why. kubeadm must not have run.
 func waitScriptFailed(t *testing.T, s *harness.Site, node *cluster.Node, code int, why string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if err := node.WaitJoined(ctx); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("exit status %d\n", code)) || !strings.Contains(node.Output(), why) {
 		t.Errorf("%s: got %v, want exit status %d and %q", node.Name, err, code, why)

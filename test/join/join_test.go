@@ -29,7 +29,7 @@ func TestTwoNodesJoinAtOnce(t *testing.T) {
 	if args[0] != s.Address && !strings.HasSuffix(s.Server(), args[0]) {
 		t.Errorf("the join command names %s, want the API server at %s", args[0], s.Server())
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	var joins sync.WaitGroup
 	nodes := make([]*cluster.Node, 2)
@@ -111,7 +111,7 @@ func TestJoinsWithoutAnonymousAccess(t *testing.T) {
 	if args[0] != address {
 		t.Errorf("the join command names %s, want kubejoin at %s", args[0], address)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	node, err := s.Join(ctx, "worker-1", args)
 	if err != nil {
@@ -150,7 +150,7 @@ func TestKubeletRenewsItsCertificate(t *testing.T) {
 	cluster.NeedRoot(t)
 	s := harness.NewSite(t, cluster.Options{}, "--cluster-signing-duration=3m")
 	args, _ := s.JoinArgs(t, "")
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	node, err := s.Join(ctx, "worker-1", args)
 	if err != nil {
@@ -248,7 +248,7 @@ func TestLeavesRequestToPersonWithoutApprovalBinding(t *testing.T) {
 		t.Fatalf("got status %v, want no decision", r.Status)
 	}
 	s.RunKubectl(t, "certificate", "approve", name)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	if err := node.WaitRegistered(ctx); err != nil {
 		t.Fatal(err)

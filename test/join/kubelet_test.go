@@ -26,7 +26,7 @@ func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 	cluster.NeedRoot(t)
 	ranges := ownRanges(t)
 	s := harness.PrepareSite(t, cluster.Options{ServerTLSBootstrap: true, KubeletAddress: "0.0.0.0"}, "--cluster-signing-duration=3m")
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	restart := func(ca string) {
 		t.Helper()

@@ -36,7 +36,7 @@ func TestJoinsByOfflineToken(t *testing.T) {
 	s.Start(t)
 	before := s.RunKubectl(t, "-n", "kube-public", "get", "cm", "cluster-info", "-o", "jsonpath={.data}")
 
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	node, err := s.Join(ctx, "worker-1", args)
 	if err != nil {

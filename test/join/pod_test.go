@@ -61,7 +61,7 @@ func TestNeedsAPIServerFlagInPod(t *testing.T) {
 	}
 
 	p := pod()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if err := p.WaitFor(ctx, func(context.Context) error {
 		if !strings.Contains(p.Log(), "--api-server") {

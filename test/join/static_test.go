@@ -59,7 +59,7 @@ func TestJoinsByBootstrapKubeconfig(t *testing.T) {
 		}
 		return file
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	for _, test := range []struct {
 		name, conf, requester string

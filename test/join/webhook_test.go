@@ -45,7 +45,7 @@ func TestJoinsThroughWebhook(t *testing.T) {
 	}
 	s.Secrets.Add("kube-apiserver", strings.TrimSpace(string(bearer)))
 
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	for _, test := range []struct {
 		version    string

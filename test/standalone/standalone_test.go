@@ -34,7 +34,7 @@ func TestStandaloneDiscoveryWorksWithKubeadm(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = api.Close() }()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	arrived := make(chan struct{})
 	go func() {
