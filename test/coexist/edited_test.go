@@ -2,6 +2,7 @@ package coexist
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -91,9 +92,12 @@ func TestRepairsEditedClusterInfo(t *testing.T) {
 		if after := tokenSecrets(t, s); after != before {
 			t.Errorf("%s: got tokens\n%s\nwant\n%s", what, after, before)
 		}
-		if !strings.Contains(s.Log(), "kubeconfig in cluster-info is malformed") {
-			t.Errorf("%s: the log does not report it", what)
-		}
+		harness.Wait(t, "the log to report a kubeconfig "+what, func() error {
+			if !strings.Contains(s.Log(), "kubeconfig in cluster-info is malformed") {
+				return errors.New("not in the log")
+			}
+			return nil
+		})
 		put(map[string]any{"kubeconfig": good["kubeconfig"]})
 		waitRepaired("a kubeconfig " + what)
 	}

@@ -56,7 +56,6 @@ func TestTwoNodesJoinAtOnce(t *testing.T) {
 		harness.CheckKubeletCertificate(t, s, chain[0], node.Name, 8*time.Hour)
 	}
 
-	// The kubelets' serving certificates are not approved by themselves, and signed when a person approves.   //
 	// Without configuration, kubejoin does not approve serving certificates. It signs them after a person approves.
 	var serving []string
 	harness.Wait(t, "serving requests", func() error {
