@@ -277,7 +277,7 @@ func TestLimitsBytesBeforeTheFirstRequest(t *testing.T) {
 	if err := stopped.HandshakeContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	_ = stopped.SetReadDeadline(time.Now().Add(3 * time.Second)) // before the handshake timeout of the server
+	_ = stopped.SetReadDeadline(time.Now().Add(patience / 2)) // before the handshake timeout of the server
 	if _, err := stopped.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("after 80 KiB of a handshake: got %v, want the connection closed", err)
 	}

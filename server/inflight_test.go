@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
@@ -130,7 +129,7 @@ func TestUnreadHTTP2ResponsesBlockNobodyElse(t *testing.T) {
 	}}
 	t.Cleanup(other.CloseIdleConnections)
 	ask := func(path string) (int, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		r, err := http.NewRequestWithContext(ctx, "GET", s.url+path, nil)
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server"
@@ -141,7 +141,9 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 
 // Concurrent readiness requests share a round of checks. Catches a request that gets the result of a round that began
 // before it.
-func TestConcurrentReadinessChecksShareARound(t *testing.T) {
+func TestConcurrentReadinessChecksShareARound(t *testing.T) { synctest.Test(t, testReadinessRounds) }
+
+func testReadinessRounds(t *testing.T) {
 	s := newSite(t)
 	began, finish := make(chan struct{}, 100), make(chan error)
 	s.Checks = []server.Check{{Name: "slow", Ready: func(context.Context) error {
@@ -161,13 +163,12 @@ func TestConcurrentReadinessChecksShareARound(t *testing.T) {
 	const n = 100
 	later := make(chan int, n)
 	left, leave := context.WithCancel(t.Context())
-	go func() { later <- ask(left) }() // this one may start the next round
+	go func() { later <- ask(left) }() // this one starts the next round
+	synctest.Wait()
 	for range n - 1 {
 		go func() { later <- ask(t.Context()) }()
 	}
-	for s.inFlight(t, "probe") != n+1 {
-		time.Sleep(time.Millisecond)
-	}
+	synctest.Wait()
 	leave()
 	if code := <-later; code != 500 {
 		t.Errorf("canceled request: got %d, want 500", code)
@@ -176,15 +177,14 @@ func TestConcurrentReadinessChecksShareARound(t *testing.T) {
 	if code := <-first; code != 503 {
 		t.Errorf("first round: got %d, want 503", code)
 	}
-	close(finish) // a late one may need a third round
-	rounds := 1
+	close(finish)
 	for range n - 1 {
 		if code := <-later; code != 200 {
 			t.Errorf("later round: got %d, want 200", code)
 		}
 	}
-	if rounds += len(began); rounds > 5 {
-		t.Errorf("got %d rounds for %d requests, want at most 5", rounds, n)
+	if rounds := 1 + len(began); rounds != 2 {
+		t.Errorf("got %d rounds for %d requests, want 2", rounds, n+1)
 	}
 	if strings.Contains(s.logs.String(), "panic") {
 		t.Errorf("the canceled request panicked:\n%s", s.logs)

@@ -364,7 +364,7 @@ func (s *site) dialFrom(t testing.TB, address string, config *tls.Config) (*tls.
 	config.RootCAs, config.ServerName = x509.NewCertPool(), "127.0.0.1"
 	config.RootCAs.AddCert(s.ca.Certificate())
 	c := tls.Client(conn, config)
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	return c, c.HandshakeContext(t.Context())
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -177,23 +178,25 @@ func (s *failingDelete) Delete(ctx context.Context, r tokens.Record) error {
 	return s.Store.Delete(ctx, r)
 }
 
+// SignTimeout includes the time to store the token, so the clock is that of a synctest bubble.
 func TestDeletesUnsignedToken(t *testing.T) {
-	s := newSite(t)
-	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
-	s.Tokens = &failingDelete{s.store, 2}
-	s.SignTimeout = 200 * time.Millisecond // includes the time to store the token
-	s.SignedBy = "the one who sleeps"
-	s.start(t)
-	got := s.do(t, "POST", commandPath, adminBearer, "", "")
-	if got.status != 504 || !strings.Contains(got.body, "the one who sleeps") || !strings.Contains(got.body, "was deleted, because no client received it") {
-		t.Errorf("%d %s", got.status, got.body)
-	}
-	if ids := s.ids(t); len(ids) != 0 {
-		t.Errorf("tokens %v are left", ids)
-	}
-	if !strings.Contains(s.logs.String(), "cluster-info has no signature of it") {
-		t.Errorf("the log lacks the cause:\n%s", s.logs)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.ClusterInfo = pendingSignatures{s.ClusterInfo}
+		s.Tokens = &failingDelete{s.store, 2}
+		s.SignTimeout = 200 * time.Millisecond
+		s.SignedBy = "the one who sleeps"
+		w := from(t, s.Handler(), "192.0.2.1:1", "POST", commandPath, adminBearer, nil)
+		if body := w.Body.String(); w.Code != 504 || !strings.Contains(body, "the one who sleeps") || !strings.Contains(body, "was deleted, because no client received it") {
+			t.Errorf("%d %s", w.Code, body)
+		}
+		if ids := s.ids(t); len(ids) != 0 {
+			t.Errorf("tokens %v are left", ids)
+		}
+		if !strings.Contains(s.logs.String(), "cluster-info has no signature of it") {
+			t.Errorf("the log lacks the cause:\n%s", s.logs)
+		}
+	})
 }
 
 func TestDeletesTokenOfCanceledRequest(t *testing.T) {

@@ -30,6 +30,9 @@ const (
 	infoPath     = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 )
 
+// patience is how long tests wait for a condition, which a slow machine reaches late.
+const patience = 2 * time.Minute
+
 // site is a server with the file store, served over TLS.
 type site struct {
 	server.Server
@@ -39,6 +42,7 @@ type site struct {
 	url   string
 	http  *http.Client
 
+	strict     bool          // keep the read timeouts of HTTPServer; without it they are long, so that a stalled machine passes
 	idle       time.Duration // if set, replaces the idle timeout of HTTPServer
 	connState  func(net.Conn, http.ConnState)
 	minVersion uint16 // minimum TLS version
@@ -93,6 +97,9 @@ func (s *site) start(t testing.TB) {
 		s.Advertise = listener.Addr().String()
 	}
 	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate, ClientAuth: tls.RequestClientCert, MinVersion: s.minVersion})
+	if !s.strict {
+		web.ReadHeaderTimeout, web.ReadTimeout = patience, patience
+	}
 	if s.idle > 0 {
 		web.IdleTimeout = s.idle
 	}

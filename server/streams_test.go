@@ -43,7 +43,7 @@ func block(pairs ...string) []byte {
 func (s *site) h2(t testing.TB) (*tls.Conn, *bufio.Reader) {
 	t.Helper()
 	c := s.dial(t, "h2")
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err := c.Write(append([]byte(preface), frame(0, frameSettings, 0, 0, nil)...)); err != nil {
 		t.Fatal(err)
 	}
