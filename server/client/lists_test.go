@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -20,8 +21,12 @@ func TestListReadsAllPages(t *testing.T) {
 	s, store, _ := newServer(t)
 	var all sync.WaitGroup
 	for i := range 1005 {
+		token, err := tokens.New(fmt.Sprintf("t%05d", i), tokens.Generate().RevealSecret()) // of 1005 random IDs, two may be equal
+		if err != nil {
+			t.Fatal(err)
+		}
 		all.Go(func() {
-			if _, err := store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())); err != nil {
+			if _, err := store.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now())); err != nil {
 				t.Error(err)
 			}
 			if i < 3 {
