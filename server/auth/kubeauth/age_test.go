@@ -3,8 +3,11 @@ package kubeauth_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,4 +76,52 @@ func TestCachesReviewsBriefly(t *testing.T) {
 			})
 		})
 	}
+}
+
+// slowly is a fake API server that does not respond until it works.
+type slowly struct {
+	roundTrips
+	works atomic.Bool
+}
+
+func (s *slowly) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !s.works.Load() {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	return s.roundTrips.RoundTrip(r)
+}
+
+// Catches a review without a timeout, and a timed-out review that allows access or that is cached.
+func TestSlowReviewTimesOutAndIsNotCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &slowly{roundTrips: func(*http.Request) map[string]any {
+			return map[string]any{"status": map[string]any{"authenticated": true, "audiences": []string{"kubejoin"}, "user": map[string]any{"username": "ada"}, "allowed": true}}
+		}}
+		client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: api, ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const timeout = 200 * time.Millisecond
+		known := &kubeauth.Tokens{Client: client, Timeout: timeout}
+		permissions := &kubeauth.Permissions{Client: client, Timeout: timeout}
+		authenticate := func() error { _, err := known.Authenticate(request(t.Context(), bearer)); return err }
+		authorize := func() error {
+			return permissions.Authorize(request(t.Context(), bearer), auth.User{Name: "ada"}, auth.Access{Verb: "get", Resource: "tokens"})
+		}
+		for what, ask := range map[string]func() error{"token": authenticate, "permission": authorize} {
+			start := time.Now()
+			err := ask()
+			if took := time.Since(start); err == nil || errors.Is(err, auth.ErrBadCredentials) || errors.Is(err, auth.ErrForbidden) || strings.Contains(err.Error(), bearer) || took != timeout {
+				t.Errorf("%s: got %v after %s, want a timeout after %s", what, err, took, timeout)
+			}
+		}
+		api.works.Store(true)
+		if err := authenticate(); err != nil {
+			t.Errorf("token after recovery: %v", err)
+		}
+		if err := authorize(); err != nil {
+			t.Errorf("permission after recovery: %v", err)
+		}
+	})
 }
