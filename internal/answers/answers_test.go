@@ -152,7 +152,11 @@ func TestLimitsConcurrentCalls(t *testing.T) {
 		a := ofStrings()
 		var now, most, failed atomic.Int32
 		ask := func(ctx context.Context) (string, bool, error) {
-			most.Store(max(most.Load(), now.Add(1)))
+			for n := now.Add(1); ; {
+				if before := most.Load(); n <= before || most.CompareAndSwap(before, n) {
+					break
+				}
+			}
 			defer now.Add(-1)
 			select {
 			case <-time.After(1400 * time.Millisecond):
