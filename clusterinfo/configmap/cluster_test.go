@@ -28,6 +28,10 @@ import (
 
 func TestMain(m *testing.M) { cluster.Main(m) }
 
+// patience is how long tests wait for a condition, which a slow machine reaches late. After an outage of the API server,
+// client-go may wait for a minute before it connects again.
+const patience = 3 * time.Minute
+
 // memory is a token store in memory.
 type memory struct {
 	tokens.Store
@@ -172,7 +176,7 @@ func run(t *testing.T, s configmap.Signer) (stop func()) {
 // eventually waits until the watched cluster-info satisfies the condition.
 func (f *fixture) eventually(t *testing.T, what string, satisfied func(data map[string]string) bool) map[string]string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	changed := f.live.Watch(ctx)
 	var data map[string]string
@@ -195,7 +199,7 @@ func (f *fixture) eventually(t *testing.T, what string, satisfied func(data map[
 
 func (f *fixture) waitSigned(t *testing.T, token tokens.Token) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := f.live.WaitSigned(ctx, token); err != nil {
 		t.Fatal(err)
@@ -204,9 +208,27 @@ func (f *fixture) waitSigned(t *testing.T, token tokens.Token) {
 
 func (f *fixture) waitLogged(t *testing.T, text string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(f.log.String(), text); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !strings.Contains(f.log.String(), text); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("got log without %q:\n%s", text, f.log)
+		}
+	}
+}
+
+// untilDeadline calls call with a short timeout, and with longer ones until its error is as wanted: a slow machine may
+// not read anything within a short one.
+func untilDeadline(t *testing.T, want string, call func(ctx context.Context) (err error, wanted bool)) {
+	t.Helper()
+	for timeout := 100 * time.Millisecond; ; timeout *= 4 {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		err, wanted := call(ctx)
+		cancel()
+		if wanted {
+			return
+		}
+		if err == nil || timeout > patience/4 {
+			t.Errorf("got %v, want %s", err, want)
+			return
 		}
 	}
 }
@@ -239,7 +261,7 @@ func (f *fixture) edit(t *testing.T, change func(data map[string]string)) {
 // settled returns the object after it has not changed for a while.
 func (f *fixture) settled(t *testing.T, quiet time.Duration) *corev1.ConfigMap {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	changed := f.live.Watch(ctx)
 	for {

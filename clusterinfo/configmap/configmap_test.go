@@ -73,15 +73,15 @@ func TestDataReturnsReadFailure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	live := configmap.Open(ctx, client)
-	_, err = live.Data(ctx)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
-		t.Errorf("Data: got %v, want a deadline error and the refusal of the API server", err)
-	}
-	if _, err := live.WaitSigned(ctx, tokens.Generate()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "forbidden") {
-		t.Errorf("WaitSigned: got %v, want a deadline error and the refusal of the API server", err)
+	live := configmap.Open(t.Context(), client)
+	for name, call := range map[string]func(context.Context) error{
+		"Data":       func(ctx context.Context) error { _, err := live.Data(ctx); return err },
+		"WaitSigned": func(ctx context.Context) error { _, err := live.WaitSigned(ctx, tokens.Generate()); return err },
+	} {
+		untilDeadline(t, "a deadline error of "+name+" and the refusal of the API server", func(ctx context.Context) (error, bool) {
+			err := call(ctx)
+			return err, errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "forbidden")
+		})
 	}
 }
 

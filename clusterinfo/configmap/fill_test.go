@@ -82,7 +82,7 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 	}
 	seen := func(reason string, total int) {
 		t.Helper()
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			mu.Lock()
 			message, n := events[reason], count
 			mu.Unlock()

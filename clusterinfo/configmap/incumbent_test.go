@@ -2,6 +2,7 @@ package configmap_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -101,7 +102,7 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 				delete(data, clusterinfo.SignatureKey(token.ID()))
 			}
 		})
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 			data := f.get(t).Data // not from a cache, which may be older than the edit
 			i := slices.IndexFunc(malformed, func(token tokens.Token) bool {
 				return clusterinfo.Verify([]byte(data[clusterinfo.KubeconfigKey]), data[clusterinfo.SignatureKey(token.ID())], token) != nil
@@ -130,7 +131,7 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 // quiet fails the test if cluster-info is written although nothing changes.
 func (f *fixture) quiet(t *testing.T, when string) {
 	t.Helper()
-	version := f.settled(t, time.Second).ResourceVersion
+	version := f.settled(t, 3*time.Second).ResourceVersion // so long may caches lag
 	if now := f.settled(t, 1500*time.Millisecond).ResourceVersion; now != version {
 		t.Errorf("%s: got version %s, then %s, want no write", when, version, now)
 	}
@@ -147,42 +148,44 @@ func TestSignerSignsBurstOfSecretsSoon(t *testing.T) {
 	s.Tokens = store
 	run(t, s)
 	const burst, creators = 500, 16
-	var (
-		wg    sync.WaitGroup
-		mu    sync.Mutex
-		took  []time.Duration
-		todo  = make(chan struct{})
-		names []string
-	)
-	for range creators {
-		wg.Go(func() {
-			for range todo {
-				r, err := store.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true})
-				if err != nil {
-					t.Error(err)
-					continue
+	inTwoSeconds(t, func() time.Duration {
+		var (
+			wg   sync.WaitGroup
+			mu   sync.Mutex
+			took []time.Duration
+			todo = make(chan struct{})
+		)
+		for range creators {
+			wg.Go(func() {
+				for range todo {
+					r, err := store.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true})
+					for errors.Is(err, tokens.ErrExists) { // two of 500 random IDs may be equal
+						r, err = store.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true})
+					}
+					if err != nil {
+						t.Error(err)
+						continue
+					}
+					start := time.Now()
+					wg.Go(func() {
+						f.waitSigned(t, r.Token)
+						mu.Lock()
+						defer mu.Unlock()
+						took = append(took, time.Since(start))
+					})
 				}
-				start := time.Now()
-				wg.Go(func() {
-					f.waitSigned(t, r.Token)
-					mu.Lock()
-					defer mu.Unlock()
-					took, names = append(took, time.Since(start)), append(names, r.Token.ID())
-				})
-			}
-		})
-	}
-	start := time.Now()
-	for range burst {
-		todo <- struct{}{}
-	}
-	close(todo)
-	wg.Wait()
-	slices.Sort(took)
-	t.Logf("%d tokens in %s; created to signed: p50 %s, p99 %s", burst, time.Since(start), took[len(took)/2], took[len(took)*99/100])
-	if p99 := took[len(took)*99/100]; p99 > 2*time.Second { // below 90 ms on an idle machine
-		t.Errorf("p99 %s", p99)
-	}
+			})
+		}
+		for range burst {
+			todo <- struct{}{}
+		}
+		close(todo)
+		wg.Wait()
+		if len(took) < burst {
+			t.Fatalf("%d of %d tokens were signed", len(took), burst)
+		}
+		return p99(t, took) // 90 ms on an idle machine
+	})
 	err = f.client.CoreV1().Secrets("kube-system").DeleteCollection(t.Context(), metav1.DeleteOptions{},
 		metav1.ListOptions{FieldSelector: "type=bootstrap.kubernetes.io/token"})
 	if err != nil {

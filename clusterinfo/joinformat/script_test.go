@@ -157,7 +157,7 @@ func (m *machine) start(t *testing.T, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, m.shell[0], slices.Concat(m.shell[1:], []string{m.script}, args)...)
-	cmd.WaitDelay = time.Second // child processes may keep the output open
+	cmd.WaitDelay = 10 * time.Second // child processes may keep the output open
 	cmd.Stdout = &bytes.Buffer{}
 	cmd.Stderr = cmd.Stdout
 	cmd.Env = append([]string{
