@@ -151,6 +151,7 @@ func TestExplainsMissingPermission(t *testing.T) {
 	w.bind("system:node-bootstrapper", rbac.Subject{APIGroup: rbac.GroupName, Kind: "Group", Name: "system:bootstrappers:explain"})
 	r := w.token(func(r *tokens.Record) { r.Groups = []string{"system:bootstrappers:explain"} })
 	machine := w.as("system:bootstrap:"+r.Token.ID(), "system:bootstrappers", "system:bootstrappers:explain")
+	w.permitted(machine, "create")
 	o := w.ask(machine, kubelet, "permission-1")
 	w.explain("permission-1", explain.NotPermitted, "kubectl certificate approve "+o.Name, "--group=system:bootstrappers:explain")
 	w.bind("system:certificates.k8s.io:certificatesigningrequests:nodeclient", rbac.Subject{APIGroup: rbac.GroupName, Kind: "Group", Name: "system:bootstrappers:explain"})
@@ -234,8 +235,10 @@ func TestNamesWhatMayNotBeRead(t *testing.T) {
 	w.ask(w.holder(r), kubelet, "forbidden-2")
 
 	requests := rbac.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"list"}}
-	some := w.readerOf(w.allow("some", requests))
-	some.Timeout = 2 * time.Second // a forbidden list waits until the timeout
+	allowed := w.allow("some", requests)
+	w.permitted(allowed, "list")
+	some := w.readerOf(allowed)
+	some.Timeout = 10 * time.Second // a forbidden list waits until the timeout
 	for node, want := range map[string]struct {
 		state  api.NodeState
 		unread []api.Fact
@@ -263,7 +266,7 @@ func TestNamesWhatMayNotBeRead(t *testing.T) {
 	}
 
 	none := w.readerOf(w.allow("none"))
-	none.Timeout = 2 * time.Second
+	none.Timeout = 10 * time.Second
 	e, err := none.Explain(t.Context(), "forbidden-1")
 	if err != nil {
 		t.Fatal(err)

@@ -22,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -290,10 +291,24 @@ func (w *world) bind(role string, to rbac.Subject) {
 	}, metav1.CreateOptions{}))
 }
 
-// await calls try until it returns no error, for at most a minute.
+// permitted waits until the client may do that with CertificateSigningRequests: the cache of the authorizer lags.
+func (w *world) permitted(client kubernetes.Interface, verb string) {
+	w.Helper()
+	w.await("the permission", func(ctx context.Context) error {
+		review, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorization.SelfSubjectAccessReview{
+			Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorization.ResourceAttributes{Group: certificates.GroupName, Resource: "certificatesigningrequests", Verb: verb}},
+		}, metav1.CreateOptions{})
+		if err == nil && !review.Status.Allowed {
+			err = fmt.Errorf("may not %s CertificateSigningRequests", verb)
+		}
+		return err
+	})
+}
+
+// await calls try until it returns no error, for at most two minutes.
 func (w *world) await(what string, try func(context.Context) error) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(w.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		err := try(ctx)
