@@ -155,7 +155,7 @@ func restrictedKubeconfig(t *testing.T, c *cluster.Cluster) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; { // the authorizer sees the role with a delay
+	for deadline := time.Now().Add(patience); ; { // the authorizer sees the role with a delay
 		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorization.SubjectAccessReview{
 			Spec: authorization.SubjectAccessReviewSpec{
 				User:               "system:serviceaccount:kubejoin-system:poor",

@@ -142,7 +142,7 @@ func elect(t *testing.T, client kubernetes.Interface, lease string) elected {
 
 func (e elected) await(t *testing.T, led bool) {
 	t.Helper()
-	for deadline := time.Now().Add(50 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		err := e.Ready(t.Context())
 		if (err == nil) == led {
 			return
