@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -27,8 +28,9 @@ anonymous:
   - path: /healthz
   - path: ` + harness.ClusterInfoPath + "\n"
 
-// TestJoinsByDiscoveryURL joins a machine that already trusts the cluster CA while anonymous users cannot read
-// cluster-info. It catches a discovery file with a credential, and one that kubeadm cannot use.
+// TestJoinsByDiscoveryURL runs the command of docs/install.md on a machine that already trusts the cluster CA, while
+// anonymous users cannot read cluster-info. It catches a discovery file with a credential, and one that kubeadm cannot
+// use.
 func TestJoinsByDiscoveryURL(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -75,7 +77,13 @@ func TestJoinsByDiscoveryURL(t *testing.T) {
 	_, token := s.JoinArgs(t, "?maxNodes=1&ttl=1h")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	node, err := s.Join(ctx, "worker-1", []string{"--discovery-file", file, "--tls-bootstrap-token", token.Reveal()})
+	documented := regexp.MustCompile(`(?m)^kubeadm join (--discovery-file .*)$`).
+		FindSubmatch(harness.ReadFile(t, harness.RepositoryFile(t, "docs/install.md")))
+	if documented == nil {
+		t.Fatal("docs/install.md has no kubeadm join --discovery-file")
+	}
+	args := strings.NewReplacer("join.example.com:9443", s.Endpoint, "ID.SECRET", token.Reveal()).Replace(string(documented[1]))
+	node, err := s.Join(ctx, "worker-1", strings.Fields(args))
 	if err != nil {
 		t.Fatal(err)
 	}
