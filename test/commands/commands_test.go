@@ -14,15 +14,60 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// onCluster are the pages whose commands call a kubejoin that runs on the cluster, at https://127.0.0.1:9443. The
+// onCluster are the pages whose commands call a kubejoin that runs on the cluster, started as docs/install.md says. The
 // commands of the other pages start a kubejoin themselves if they need one.
 var onCluster = map[string]bool{
 	"docs/tokens.md":          true,
 	"docs/troubleshooting.md": true,
 }
 
-// TestDocsCommands runs the commands of each page in a folder of its own, as administrator of a new cluster. The
-// cluster's CA is in /etc/kubernetes/pki, as on a control plane.
+// runOnCluster is the section that starts kubejoin on a cluster.
+const runOnCluster = "docs/install.md#run-on-a-cluster"
+
+// before are shell commands that prepare the machine for the commands of a page.
+var before = map[string]string{
+	// go get writes into a module cache of its own, and reads all other modules from the usual one.
+	"docs/library.md": `
+go() {
+	case $1 in
+	get) env GOPROXY="file://$(command go env GOMODCACHE)/cache/download,$(command go env GOPROXY)" \
+		GOMODCACHE="$PWD/modules" GONOPROXY=github.com/kubejoin/kubejoin GONOSUMDB='*' "$(type -P go)" "$@" ;;
+	*) command go "$@" ;;
+	esac
+}
+`,
+	// The kubelet's part: it runs kube-controller-manager as its manifest says, and again when the manifest has changed.
+	"docs/migrate-from-kube-controller-manager.md": `
+kubectl config --kubeconfig /etc/kubernetes/controller-manager.conf set-cluster kubernetes \
+	--server "$(kubectl config view --minify -o jsonpath='{.clusters[0].cluster.server}')"
+kubeadm init phase control-plane controller-manager --config /etc/kubernetes/kubeadm-upload.yaml
+kubelet() {
+	while cp /etc/kubernetes/manifests/kube-controller-manager.yaml running.yaml; do
+		mapfile -t command < <(sed -nE 's/^    - (kube-controller-manager|--)/\1/p' running.yaml)
+		"${command[@]}" --leader-elect=false &> kube-controller-manager.log &
+		until kubectl replace --force -f running.yaml; do sleep 0.2; done # once it has created the service account
+		while cmp -s /etc/kubernetes/manifests/kube-controller-manager.yaml running.yaml; do sleep 0.2; done
+		kill $! && wait $! || true
+	done
+}
+kubelet &> kubelet.log &
+kubectl -n kube-system wait --for=create pod/kube-controller-manager --timeout=60s
+`,
+	"docs/troubleshooting.md": `
+kubectl create -f - <<END
+{apiVersion: v1, kind: Node, metadata: {name: worker-7}} # which is not Ready
+END
+`,
+}
+
+// after are shell commands that check what the commands of a page have done.
+var after = map[string]string{
+	"docs/library.md": "kill -0 $! # embed-controllers still runs\n",
+	"docs/migrate-from-kube-controller-manager.md": "grep -e '--controllers=\\*,-csrapproving,-csrsigning,-csrcleaner$' /etc/kubernetes/manifests/*\n",
+}
+
+// TestDocsCommands runs the commands of each page in a folder of its own, as administrator of a new cluster. /etc has
+// the files of kubeadm, as on a control plane.
 func TestDocsCommands(t *testing.T) {
 	harness.Parallel(t)
 	if os.Geteuid() != 0 {
@@ -43,18 +88,26 @@ func TestDocsCommands(t *testing.T) {
 			continue
 		}
 		ran += blocks
-		t.Run(name, func(t *testing.T) { run(t, script, onCluster[name]) })
+		t.Run(name, func(t *testing.T) {
+			first := before[name]
+			if onCluster[name] { // in a folder of its own, and without leaving a variable
+				first += "pushd \"$(mktemp -dp \"$HOME\")\"\nln -s ../deploy\n" + sectionScript(t, runOnCluster) + "popd\nunset SERVER\n"
+			}
+			run(t, first+script+after[name])
+		})
 	}
-	if ran < 30 {
+	if ran < 60 {
 		t.Errorf("%d blocks of commands were found: the docs have more", ran)
 	}
 }
 
 var (
-	fence   = regexp.MustCompile("(?ms)^([^\n]*)\n```(sh|console)\n(.*?)^```$")
-	notRun  = regexp.MustCompile(`^<!-- not run: [a-z].{4,} -->$`)
-	prompts = regexp.MustCompile(`(?m)^\$ ((?:.*\\\n)*.*)$`)
-	waits   = regexp.MustCompile(`(?m)^make run$`) // runs until it is stopped
+	fence    = regexp.MustCompile("(?ms)^([^\n]*)\n```(sh|console)\n(.*?)^```$")
+	runBy    = regexp.MustCompile(`^<!-- run by Test\w+ -->$`) // test/docs checks that this test exists
+	runAfter = regexp.MustCompile(`^<!-- run after (\S+) -->$`)
+	prompts  = regexp.MustCompile(`(?m)^\$ ((?:.*\\\n)*.*)$`)
+	servers  = regexp.MustCompile(`(?m)^(?:make run|kubejoin serve)\b(?:.*\\\n)*.*$`)
+	explain  = regexp.MustCompile(`(?m)^( *kubejoin explain [^#\n]*)`) // exits with 3 if the machine has not joined
 )
 
 // scriptOf returns the commands of a page as one script, and the number of blocks in it.
@@ -62,12 +115,13 @@ func scriptOf(t *testing.T, name, page string) (script string, blocks int) {
 	t.Helper()
 	var all strings.Builder
 	for _, m := range fence.FindAllStringSubmatchIndex(page, -1) {
-		before, kind, commands := page[m[2]:m[3]], page[m[4]:m[5]], page[m[6]:m[7]]
-		switch {
-		case notRun.MatchString(before):
+		comment, kind, commands := page[m[2]:m[3]], page[m[4]:m[5]], page[m[6]:m[7]]
+		if after := runAfter.FindStringSubmatch(comment); after != nil {
+			all.WriteString(sectionScript(t, after[1]))
+		} else if runBy.MatchString(comment) {
 			continue
-		case strings.HasPrefix(before, "<!--"):
-			t.Errorf("%s: %q says no reason", name, before)
+		} else if strings.HasPrefix(comment, "<!--") {
+			t.Errorf("%s: comment %q, want 'run by' a test or 'run after' a section", name, comment)
 		}
 		if kind == "console" {
 			var typed []string
@@ -76,46 +130,100 @@ func scriptOf(t *testing.T, name, page string) (script string, blocks int) {
 			}
 			commands = strings.Join(typed, "\n") + "\n"
 		}
-		commands = waits.ReplaceAllString(commands, "make run &\n"+ready)
+		commands = servers.ReplaceAllStringFunc(commands, func(command string) string {
+			if strings.HasSuffix(command, "&") {
+				return command
+			}
+			return "in_terminal " + command
+		})
+		commands = explain.ReplaceAllString(commands, "$1 || [ $$? = 3 ] ")
 		fmt.Fprintf(&all, "echo '--- %s:%d' >&2\n%s", name, strings.Count(page[:m[6]], "\n")+1, commands)
 		blocks++
 	}
 	return all.String(), blocks
 }
 
-// ready waits for a kubejoin that was started in the background.
-const ready = "curl -sk --retry 60 --retry-delay 1 --retry-all-errors --fail -o /dev/null https://127.0.0.1:9443/readyz\n"
-
-// run runs a script as administrator of a new cluster. With serve, it first starts kubejoin on that cluster.
-func run(t *testing.T, script string, serve bool) {
+// sectionScript returns the commands of a section, given as PAGE#ANCHOR.
+func sectionScript(t *testing.T, link string) string {
 	t.Helper()
-	s := harness.PrepareSite(t, cluster.Options{})
-	work, bin, etc := t.TempDir(), t.TempDir(), t.TempDir()
-	for name, program := range map[string]string{"kubejoin": harness.Kubejoin, "kubectl": filepath.Join(s.Bin, "kubectl"), "kubeadm": filepath.Join(s.Bin, "kubeadm")} {
-		if err := os.Symlink(program, filepath.Join(bin, name)); err != nil {
+	name, anchor, _ := strings.Cut(link, "#")
+	page := string(harness.ReadFile(t, harness.RepositoryFile(t, name)))
+	heading := regexp.MustCompile("(?im)^(##+) " + strings.ReplaceAll(anchor, "-", " ") + "$").FindStringSubmatchIndex(page)
+	if heading == nil {
+		t.Fatalf("there is no section %s", link)
+	}
+	section, level := page[heading[1]:], heading[3]-heading[2]
+	if next := regexp.MustCompile(fmt.Sprintf("(?m)^#{2,%d} ", level)).FindStringIndex(section); next != nil {
+		section = section[:next[0]]
+	}
+	above := strings.Repeat("\n", strings.Count(page[:heading[1]], "\n")) // keeps the line numbers
+	script, blocks := scriptOf(t, name, above+section)
+	if blocks == 0 {
+		t.Fatalf("section %s has no commands", link)
+	}
+	return script
+}
+
+// inTerminal runs a server as in a terminal of its own, and waits until it is ready. The next server takes the place of
+// this one, as after Ctrl-C.
+const inTerminal = `
+in_terminal() {
+	if [ -n "${server-}" ]; then kill $server && wait $server || true; fi
+	"$@" &
+	server=$!
+	for _ in {1..600}; do
+		curl -skf -o /dev/null https://127.0.0.1:9443/readyz && return
+		kill -0 $server # unless it has ended
+		sleep 0.2
+	done
+	return 1
+}
+`
+
+// run runs a script on a control-plane machine of a new cluster, as its administrator.
+func run(t *testing.T, script string) {
+	t.Helper()
+	c := cluster.ForTest(t, cluster.Options{})
+	repository := harness.RepositoryFile(t, "")
+	work, bin, rest, etc, hooks := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+	for link, target := range map[string]string{
+		filepath.Join(bin, "kubejoin"):                harness.Kubejoin,
+		filepath.Join(bin, "kubectl"):                 filepath.Join(c.Bin, "kubectl"),
+		filepath.Join(bin, "kubeadm"):                 filepath.Join(c.Bin, "kubeadm"),
+		filepath.Join(bin, "kube-controller-manager"): filepath.Join(c.Bin, "kube-controller-manager"),
+		filepath.Join(work, "deploy"):                 harness.RepositoryFile(t, "deploy"),
+	} {
+		if err := os.Symlink(target, link); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Symlink(harness.RepositoryFile(t, "deploy"), filepath.Join(work, "deploy")); err != nil {
-		t.Fatal(err)
+	for program, script := range map[string]string{
+		filepath.Join(bin, "sudo"):            `exec "$@"`,
+		filepath.Join(hooks, "post-checkout"): "ln -s " + c.Bin + " test/kube/bin", // each clone has the programs built
+	} {
+		if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	prepare := "cp -a /etc/. " + etc + "\n" +
-		"mkdir -p " + etc + "/kubernetes/pki\n" +
-		"cp " + s.CAFile() + " " + s.CAKeyFile() + " " + etc + "/kubernetes/pki/\n" +
+		"mkdir -p " + etc + "/kubernetes\n" +
+		"cp -r " + c.Dir + "/pki " + c.Dir + "/*.conf " + c.Dir + "/kubeadm-upload.yaml " + etc + "/kubernetes/\n" +
 		"mount --bind " + etc + " /etc\n" +
+		"mount --bind /usr/local/bin " + rest + "\n" +
+		"mount --bind " + bin + " /usr/local/bin\n" +
 		"cd " + work + "\n"
-	if serve {
-		prepare += fmt.Sprintf("kubejoin serve --listen=127.0.0.1:9443 '%s' &\n", strings.Join(s.Flags, "' '")) + ready
-	}
 	var output bytes.Buffer
 	// The processes that the script leaves behind end with it.
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-		"bash", "-c", "set -euo pipefail\n"+prepare+script)
-	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+s.Kubeconfig(), "HOME="+work,
+		"bash", "-c", "set -euo pipefail\n"+prepare+inTerminal+script)
+	cmd.Env = append(os.Environ(), "PATH=/usr/local/bin:"+os.Getenv("PATH")+":"+rest, "KUBECONFIG=/etc/kubernetes/admin.conf", "HOME="+work,
 		// git clone takes this repository.
-		"GIT_CONFIG_COUNT=2", "GIT_CONFIG_KEY_0=url."+harness.RepositoryFile(t, "")+".insteadOf", "GIT_CONFIG_VALUE_0=https://github.com/kubejoin/kubejoin",
+		"GIT_CONFIG_COUNT=3", "GIT_CONFIG_KEY_0=url."+repository+".insteadOf", "GIT_CONFIG_VALUE_0=https://github.com/kubejoin/kubejoin",
 		"GIT_CONFIG_KEY_1=safe.directory", "GIT_CONFIG_VALUE_1=*",
-		"GOMODCACHE="+goEnv(t, "GOMODCACHE"), "GOCACHE="+goEnv(t, "GOCACHE"))
+		"GIT_CONFIG_KEY_2=core.hooksPath", "GIT_CONFIG_VALUE_2="+hooks,
+		"GOMODCACHE="+goEnv(t, "GOMODCACHE"), "GOCACHE="+goEnv(t, "GOCACHE"),
+		// The clones share what make build compiles.
+		"GOFLAGS=-trimpath "+goEnv(t, "GOFLAGS"), "CGO_ENABLED=0")
 	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Run(); err != nil {
 		t.Errorf("%v\n%s", err, output.String())

@@ -18,21 +18,26 @@ var (
 	namedFile    = regexp.MustCompile(`\bdeploy/[a-z./-]*[a-z]`)
 )
 
-// The tests and files that the pages on security name are there.
-func TestSecurityPagesNameWhatExists(t *testing.T) {
-	t.Parallel()
+// declaredTests are the names of all tests of the repository.
+func declaredTests(t *testing.T) map[string]bool {
+	t.Helper()
 	declared := map[string]bool{}
 	err := filepath.WalkDir(harness.RepositoryFile(t, ""), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && strings.HasSuffix(path, "_test.go") {
-			for _, m := range declaredTest.FindAllSubmatch(harness.ReadFile(t, path), -1) {
-				declared[string(m[1])] = true
-			}
+			maps.Copy(declared, namesIn(string(harness.ReadFile(t, path)), declaredTest))
 		}
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return declared
+}
+
+// The tests and files that the pages on security name are there.
+func TestSecurityPagesNameWhatExists(t *testing.T) {
+	t.Parallel()
+	declared := declaredTests(t)
 	model := read(t, "docs/security.md") + read(t, "docs/abuse.md")
 	named := namedTest.FindAllStringSubmatch(model, -1)
 	if len(named) == 0 {
@@ -47,6 +52,35 @@ func TestSecurityPagesNameWhatExists(t *testing.T) {
 		if found, err := filepath.Glob(harness.RepositoryFile(t, name)); err != nil || len(found) == 0 {
 			t.Errorf("there is no %s", name)
 		}
+	}
+}
+
+var (
+	commentedBlock = regexp.MustCompile("(?m)^(<!--.*)\n```(?:sh|console)$")
+	runComment     = regexp.MustCompile(`^<!-- run (?:by (Test\w+)|after docs/\S+#\S+) -->$`)
+)
+
+// TestCommandsOutsideTheirPageHaveATest catches a block of commands that no test runs. test/commands runs every block,
+// except for those whose comment names another test.
+func TestCommandsOutsideTheirPageHaveATest(t *testing.T) {
+	t.Parallel()
+	declared, comments := declaredTests(t), 0
+	for name, page := range pages(t) {
+		if !strings.HasPrefix(name, "README") && !strings.HasPrefix(name, "docs/") {
+			continue
+		}
+		for _, m := range commentedBlock.FindAllStringSubmatch(page, -1) {
+			comments++
+			run := runComment.FindStringSubmatch(m[1])
+			if run == nil {
+				t.Errorf("%s: comment %q, want 'run by' a test or 'run after' a section", name, m[1])
+			} else if run[1] != "" && !declared[run[1]] {
+				t.Errorf("%s: there is no test %s", name, run[1])
+			}
+		}
+	}
+	if comments == 0 {
+		t.Error("no block has a comment: this test could not fail")
 	}
 }
 

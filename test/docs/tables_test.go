@@ -63,9 +63,9 @@ func TestTroubleshootingIsComplete(t *testing.T) {
 	}
 }
 
-var shBlock = regexp.MustCompile("(?ms)^```(?:sh|console)\n(.*?)^```$")
+var shBlock = regexp.MustCompile("(?ms)^(?:<!--[^\n]*\n)?```(?:sh|console)\n(.*?)^```$")
 
-// README.zh-CN.md has the commands of README.md, in the same order.
+// README.zh-CN.md has the commands of README.md, in the same order and with the same comments.
 func TestChineseReadmeHasTheSameCommands(t *testing.T) {
 	t.Parallel()
 	english := shBlock.FindAllString(read(t, "README.md"), -1)
