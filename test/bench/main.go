@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	rounds := flags.Int("rounds", 3, "how often each is measured; the table has the medians")
 	csrs := flags.Int("csrs", 2000, "certificate requests of a burst")
 	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
-	only := flags.String("only", "", "subjects to measure: csr, tokens, join, start, size, certificate, api, go; empty is all")
+	only := flags.String("only", "", "subjects to measure: "+strings.Join(subjects, ", ")+"; empty is all")
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
 	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
@@ -71,6 +71,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return fmt.Errorf("invalid -tokens %q: want numbers from 1, separated by commas", *list)
 		}
 		s.tokens = append(s.tokens, n)
+	}
+	for subject := range strings.SplitSeq(*only, ",") {
+		if *only != "" && !slices.Contains(subjects, subject) {
+			return fmt.Errorf("invalid -only %q: want a list of %s", *only, strings.Join(subjects, ","))
+		}
 	}
 	if s.rounds < 1 || s.csrs < 1 {
 		return errors.New("invalid -rounds or -csrs: want at least 1")
@@ -94,6 +99,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	return replaceFigures(*into, table.Bytes())
 }
+
+var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "go"}
 
 // A bench is one run.
 type bench struct {
