@@ -26,6 +26,7 @@ var programs = []struct{ name, pkg string }{
 	{"kubelet", "k8s.io/kubernetes/cmd/kubelet"},
 	{"etcd", "go.etcd.io/etcd/server/v3"},
 	{"fakecri", "./fakecri"},
+	{"specs", "./specs"},
 }
 
 // Build builds the programs that test/kube pins into test/kube/bin, and returns that folder. The first
@@ -108,7 +109,7 @@ func recipe(module string) (flags []string, stamp string, err error) {
 	flags = []string{"-trimpath", "-ldflags", "-s -w " + x + "gitVersion=" + version + " " + x + "gitMajor=" + major + " " + x + "gitMinor=" + minor}
 
 	sum := sha256.New()
-	for _, name := range []string{"go.mod", "go.sum", "fakecri/main.go"} {
+	for _, name := range []string{"go.mod", "go.sum", "fakecri/main.go", "specs/main.go"} {
 		data, err := os.ReadFile(filepath.Join(module, name))
 		if err != nil {
 			return nil, "", err

@@ -1,0 +1,46 @@
+package coexist
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+// TestKubernetesSpecs runs the specs of Kubernetes' end-to-end tests about bootstrap tokens and certificate requests.
+// kubejoin has these jobs; kube-controller-manager only does what every namespace needs.
+func TestKubernetesSpecs(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.NewSite(t, cluster.Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	kcm, err := s.StartKCM(ctx, "--controllers=serviceaccount-controller,root-ca-certificate-publisher-controller,namespace-controller")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kcm.Stop(0)
+
+	specs := exec.CommandContext(ctx, filepath.Join(s.Bin, "specs"), "--provider=skeleton", "--kubeconfig="+s.Kubeconfig(),
+		"--ginkgo.focus=Feature:BootstrapTokens|Certificates API", "--ginkgo.no-color", "--ginkgo.v")
+	specs.Dir = t.TempDir()
+	specs.Env = append(os.Environ(), "HOME="+specs.Dir)
+	output, err := specs.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	ran := regexp.MustCompile(`Ran (\d+) of \d+ Specs`).FindSubmatch(output)
+	if ran == nil {
+		t.Fatalf("got no summary:\n%s", output)
+	}
+	// Three about signing, two about the cleaner, two about the API of certificate requests.
+	if n, _ := strconv.Atoi(string(ran[1])); n != 7 {
+		t.Errorf("%d specs ran, want 7:\n%s", n, output)
+	}
+}
