@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
@@ -14,6 +15,8 @@ import (
 // A node over its rate gets 429 with Retry-After. Other nodes still get certificates.
 func TestLimitsCertificateRateOfANode(t *testing.T) {
 	s, kept := certifying(t)
+	now := time.Now()
+	s.Certificates.Authority.Now = func() time.Time { return now } // no rate refills, however slow this machine is
 	s.start(t)
 	node := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes"))
 	request := api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}
@@ -60,6 +63,8 @@ kubejoin_http_certificates_total{result="waits"} 4
 // Catches a record that grows without limit when a node is refused with new keys again and again.
 func TestRefusedNodeIsThrottled(t *testing.T) {
 	s, kept := certifying(t)
+	now := time.Now()
+	s.Certificates.Authority.Now = func() time.Time { return now } // no rate refills, however slow this machine is
 	s.start(t)
 	node := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes"))
 	for i := range 70 {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
@@ -24,14 +25,35 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
+// tidying returns a handler of s that deletes all tokens after every thousand requests. Otherwise a long run on a fast
+// disk reaches the number of tokens that one user may create, and lists become slow.
+func tidying(t testing.TB, s *site) http.Handler {
+	handler, n := s.Handler(), 0
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if n++; n%1000 == 0 {
+			records, err := s.store.List(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var all sync.WaitGroup // concurrent deletions share a write to the disk
+			for _, record := range records {
+				all.Go(func() { _ = s.store.Delete(context.Background(), record) })
+			}
+			all.Wait()
+		}
+		handler.ServeHTTP(w, r)
+	})
+}
+
 // fuzzSite returns a handler that is called without a network, so that it also gets requests that no HTTP client can
 // send. All inputs of one process share it.
 func fuzzSite(f *testing.F) http.Handler {
 	s := newSite(f)
+	s.UserTokens = -1
 	s.Advertise = "127.0.0.1:9443"
 	s.Logger = slog.New(slog.DiscardHandler)
 	s.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
-	return s.Handler()
+	return tidying(f, s)
 }
 
 // FuzzJoinCommand sends any query and body, and wants a join command or a 4xx response.
@@ -87,7 +109,8 @@ func FuzzTokens(f *testing.F) {
 		}
 		return kube.Requests{Authority: func() (*signer.Authority, error) { return &signer.Authority{}, nil }}.Explain(ctx, name, object)
 	}
-	handler := s.Handler()
+	s.UserTokens = -1
+	handler := tidying(f, s)
 	f.Fuzz(func(t *testing.T, at byte, query string, body []byte) {
 		fuzzing.RunWithinLimit(t, func() {
 			route := routes[int(at)%len(routes)]
@@ -106,7 +129,8 @@ func FuzzTokens(f *testing.F) {
 			case w.Code < 400 || w.Code > 499:
 				t.Errorf("status %d: %s", w.Code, w.Body)
 			}
-			if route.path != tokenPath && strings.Contains(w.Body.String(), secret) {
+			// A response may repeat an unknown field that happens to look like the secret alone.
+			if route.path != tokenPath && (strings.Contains(w.Body.String(), "qwertz."+secret) || !strings.Contains(query+string(body), secret) && strings.Contains(w.Body.String(), secret)) {
 				t.Errorf("the response shows a token secret: %s", w.Body)
 			}
 		})
