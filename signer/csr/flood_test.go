@@ -38,10 +38,10 @@ func (f *floodLog) Append(ctx context.Context, e issuance.Entry) error {
 	return f.Log.Append(ctx, e)
 }
 
-// While one requester requests 5,000 certificates at once, the controller issues only a few of them for each
+// While one requester requests 1,500 certificates at once, the controller issues only a few of them for each
 // certificate of another requester. The test counts certificates: times depend on what else the machine does.
 func TestServesOthersDuringFlood(t *testing.T) {
-	const flood, others = 5000, 40
+	const flood, others = 1500, 40
 	w := newWorld(t)
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Unthrottled = true // otherwise the rate of its key would stop the flood

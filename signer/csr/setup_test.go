@@ -85,11 +85,15 @@ func unlimited(t *testing.T, config *rest.Config) kubernetes.Interface {
 }
 
 func (w *world) deleteAll() {
-	// The context of the test is canceled at cleanup.
-	err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{})
-	if err != nil {
-		w.Error(err)
-	}
+	// The context of the test is canceled at cleanup. On a busy machine, the API server may need several requests, each
+	// of at most a minute.
+	w.poll("the deletion of all requests", func() bool {
+		err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{})
+		if err != nil {
+			w.Log(err)
+		}
+		return err == nil
+	})
 }
 
 // controllerIdentity returns a client of a service account with only the permissions that the controllers need.
