@@ -151,6 +151,18 @@ func TestDecode(t *testing.T) {
 	}
 }
 
+// Everybody knows a published secret, so kubejoin must not sign with it.
+func TestDecodeRefusesPublishedExample(t *testing.T) {
+	r, err := decode(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abcdef"},
+		Type:       api.SecretTypeBootstrapToken,
+		Data:       map[string][]byte{"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"), "usage-bootstrap-signing": []byte("true")},
+	})
+	if err != nil || r.Token.HasSecret() || r.Signs(time.Now()) || !errors.Is(r.Problem, tokens.ErrPublicExample) {
+		t.Errorf("got a secret: %t, problem %v, error %v", r.Token.HasSecret(), r.Problem, err)
+	}
+}
+
 func TestDecodeProblemsAreJoined(t *testing.T) {
 	r, err := decode(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abcdef"},
