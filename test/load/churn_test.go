@@ -153,12 +153,12 @@ func TestChurnLeaksNothing(t *testing.T) {
 			}
 			return err
 		})
-		if err := errors.Join(
-			secrets.DeleteCollection(t.Context(), metav1.DeleteOptions{}, all),
-			requests.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}),
-		); err != nil {
-			t.Fatal(err)
-		}
+		harness.Wait(t, "deletion of tokens and requests", func() error {
+			return errors.Join(
+				secrets.DeleteCollection(t.Context(), metav1.DeleteOptions{}, all),
+				requests.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}),
+			)
+		})
 		harness.Wait(t, "removal of signatures", func() error {
 			if n := len(s.ClusterInfo(t)); n != 1 {
 				return fmt.Errorf("got %d keys in cluster-info, want only the kubeconfig", n)
