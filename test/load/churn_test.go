@@ -74,7 +74,7 @@ func checkNoGrowth(t *testing.T, p *harness.Program, warmUp, rounds int, round f
 	// A leak is in both of the last two rounds. What only one of them has is work that has not ended yet.
 	now = usage{min(last.descriptors, now.descriptors), min(last.goroutines, now.goroutines), min(last.resident, now.resident)}
 	// Allow for garbage that is not collected yet, and for some connections.
-	if now.descriptors > before.descriptors+5 || now.goroutines > before.goroutines+20 || now.resident > before.resident*5/4+16<<20 {
+	if now.descriptors > before.descriptors+4 || now.goroutines > before.goroutines+16 || now.resident > before.resident*6/5+12<<20 {
 		t.Errorf("got %s after %d rounds, want about %s as after %d rounds to warm up", now, rounds, before, warmUp)
 	}
 }
@@ -196,8 +196,9 @@ func TestStandaloneChurnLeaksNothing(t *testing.T) {
 		}
 		size = append(size, info.Size())
 	})
-	if first, last := size[2], size[len(size)-1]; last > 2*first {
-		t.Errorf("got kubejoin.db with %d bytes, want at most twice the %d bytes after the rounds to warm up", last, first)
+	// The file grows by doubling. 500 tokens at once need 1 MiB, and all 4,000 need 4 MiB.
+	if last := size[len(size)-1]; last > 2<<20 {
+		t.Errorf("got kubejoin.db with %d bytes, want at most 2 MiB", last)
 	}
 	t.Logf("kubejoin.db after each round: %d bytes", size)
 }
