@@ -76,6 +76,9 @@ func TestDisconnectsSlowClients(t *testing.T) {
 	s.fill(t, 12_000)
 	s.idle = 3 * time.Second // the default is a minute
 	s.start(t)
+	if got := s.do(t, "GET", infoPath, "", "", ""); got.status != 200 { // computes all signatures, which takes long on a slow machine
+		t.Fatalf("%d %s", got.status, got.body)
+	}
 	before := runtime.NumGoroutine()
 	head := func(method, path, more string) string {
 		return method + " " + path + " HTTP/1.1\r\nHost: x\r\n" + more
@@ -148,7 +151,8 @@ func TestDisconnectsSlowClients(t *testing.T) {
 		all.Go(func() {
 			<-sent
 			if name == "does not read 1 MiB" {
-				time.Sleep(20 * time.Second) // twice the time until the server disconnects
+				time.Sleep(15 * time.Second) // until the server has disconnected
+				s.waitFor(t, "unread responses are in flight", func() int { return int(s.inFlight(t, "discovery")) })
 				_ = c.NetConn().(*net.TCPConn).SetReadBuffer(1 << 20)
 			}
 			_ = c.SetReadDeadline(start.Add(time.Minute))
