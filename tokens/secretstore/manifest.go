@@ -18,3 +18,7 @@ func Manifest(r tokens.Record) (*corev1.Secret, error) {
 	secret.APIVersion, secret.Kind = "v1", "Secret"
 	return secret, nil
 }
+
+// Decode returns the record in a Secret, as a [Store] reads it. It returns an error if the Secret is not a bootstrap
+// token. Record.Problem and Record.Limits.Problem say what is invalid in a bootstrap token.
+func Decode(secret *corev1.Secret) (tokens.Record, error) { return decode(secret) }
