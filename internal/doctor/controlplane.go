@@ -1,0 +1,125 @@
+package doctor
+
+import (
+	"slices"
+	"strings"
+)
+
+// A replaced controller of kube-controller-manager does what kubejoin does.
+type replaced struct {
+	long, short string
+	byDefault   bool // '*' switches it on
+}
+
+var (
+	kcmApprover        = replaced{"certificatesigningrequest-approving-controller", "csrapproving", true}
+	kcmSigner          = replaced{"certificatesigningrequest-signing-controller", "csrsigning", true}
+	kcmBootstrapSigner = replaced{"bootstrap-signer-controller", "bootstrapsigner", false}
+	kcmTokenCleaner    = replaced{"token-cleaner-controller", "tokencleaner", false}
+)
+
+// in reports whether --controllers switches the controller on. The first name counts, as in kube-controller-manager.
+func (c replaced) in(controllers []string) bool {
+	if len(controllers) == 0 {
+		controllers = []string{"*"}
+	}
+	for _, name := range controllers {
+		switch name {
+		case c.long, c.short:
+			return true
+		case "-" + c.long, "-" + c.short:
+			return false
+		}
+	}
+	return c.byDefault && slices.Contains(controllers, "*")
+}
+
+// signsNodes reports whether the flags give the signer a CA for client certificates of kubelets.
+func signsNodes(f flags) bool {
+	own := f.last("cluster-signing-kubelet-client-cert-file") != "" && f.last("cluster-signing-kubelet-client-key-file") != ""
+	return own || f.last("cluster-signing-cert-file") != "" && f.last("cluster-signing-key-file") != ""
+}
+
+// controllersOff is the value of --controllers that leaves the work to kubejoin.
+const controllersOff = "*,-csrapproving,-csrsigning,-csrcleaner"
+
+func checkControllerManager(f *Facts) []Finding {
+	var all []Finding
+	mend := setFlag(kubeControllerManager, "controllers", controllersOff, "")
+	for _, c := range componentsOf(f.ControlPlane, kubeControllerManager) {
+		on := c.flags.list("controllers")
+		if kcmSigner.in(on) && signsNodes(c.flags) {
+			all = append(all, found("kcm-signs", mend, "kube-controller-manager on %s signs certificates of nodes, so the limits of tokens do not hold", c.machine).on(c.machine))
+		}
+		if kcmApprover.in(on) {
+			all = append(all, found("kcm-approves", mend, "kube-controller-manager on %s approves requests of nodes without checking the limits of tokens", c.machine).on(c.machine))
+		}
+		if kcmBootstrapSigner.in(on) {
+			all = append(all, found("kcm-signs-cluster-info", mend, "kube-controller-manager on %s signs cluster-info too, and removes signatures of tokens that it does not know", c.machine).on(c.machine))
+		}
+		if kcmTokenCleaner.in(on) {
+			all = append(all, found("kcm-cleans-tokens", mend, "kube-controller-manager on %s deletes expired tokens too, and may delete a token that was just renewed", c.machine).on(c.machine))
+		}
+	}
+	return all
+}
+
+func checkBootstrapTokens(f *Facts) []Finding {
+	var all []Finding
+	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
+		if c.flags.last("enable-bootstrap-token-auth") == "true" || c.flags.last("authentication-token-webhook-config-file") != "" {
+			continue
+		}
+		all = append(all, found("apiserver-bootstrap-tokens-off", setFlag(kubeAPIServer, "enable-bootstrap-token-auth", "true", ""),
+			"kube-apiserver on %s lacks --enable-bootstrap-token-auth, so it refuses every bootstrap token", c.machine).on(c.machine))
+	}
+	return all
+}
+
+func checkKubeletCA(f *Facts) []Finding {
+	var all []Finding
+	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
+		if c.flags.last("kubelet-certificate-authority") == "" {
+			all = append(all, found("apiserver-trusts-any-kubelet", setFlag(kubeAPIServer, "kubelet-certificate-authority", "/etc/kubernetes/pki/ca.crt", ""),
+				"kube-apiserver on %s lacks --kubelet-certificate-authority, so it verifies no certificate of a kubelet for logs and exec", c.machine).on(c.machine))
+		}
+	}
+	return all
+}
+
+func checkAuthorizers(f *Facts) []Finding {
+	var all []Finding
+	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
+		modes := c.flags.list("authorization-mode")
+		set := func(value string) string { return setFlag(kubeAPIServer, "authorization-mode", value, "Node,RBAC") }
+		if len(modes) == 0 || slices.Contains(modes, "AlwaysAllow") { // the default
+			all = append(all, found("apiserver-always-allow", set("Node,RBAC"),
+				"kube-apiserver on %s authorizes every request, because --authorization-mode is AlwaysAllow", c.machine).on(c.machine))
+		} else if !slices.Contains(modes, "Node") {
+			all = append(all, found("apiserver-node-authorizer-off", set("Node,"+strings.Join(modes, ",")),
+				"kube-apiserver on %s lacks Node in --authorization-mode, so a node that joined cannot register", c.machine).on(c.machine))
+		}
+	}
+	return all
+}
+
+func checkNodeRestriction(f *Facts) []Finding {
+	const name = "NodeRestriction"
+	var all []Finding
+	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
+		enabled, disabled := c.flags.list("enable-admission-plugins"), c.flags.list("disable-admission-plugins")
+		mend := ""
+		switch {
+		case slices.Contains(disabled, name):
+			others := slices.DeleteFunc(slices.Clone(disabled), func(plugin string) bool { return plugin == name })
+			mend = setFlag(kubeAPIServer, "disable-admission-plugins", strings.Join(others, ","), "")
+		case !slices.Contains(enabled, name):
+			mend = setFlag(kubeAPIServer, "enable-admission-plugins", strings.Join(append(slices.Clone(enabled), name), ","), name)
+		default:
+			continue
+		}
+		all = append(all, found("apiserver-node-restriction-off", mend,
+			"kube-apiserver on %s runs without the admission plugin NodeRestriction, so each node can change other Nodes and Pods", c.machine).on(c.machine))
+	}
+	return all
+}

@@ -1,0 +1,177 @@
+// Package doctor finds what undoes the promises of kubejoin on a cluster, or keeps nodes from joining. [Read] reads
+// [Facts] from a cluster and writes nothing. [Diagnose] derives the findings from facts alone.
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server/api"
+)
+
+// Kind is the kind of a [Report]; its apiVersion is [api.Version].
+const Kind = "DoctorReport"
+
+// A Severity says how bad a finding is.
+type Severity string
+
+const (
+	// Error: a promise of kubejoin does not hold, or nodes cannot join.
+	Error Severity = "error"
+	// Warning: it will or may come to that, or the cluster is more open than it has to be.
+	Warning Severity = "warning"
+)
+
+// A Finding is one thing that is wrong.
+type Finding struct {
+	ID       string   `json:"id"`
+	Severity Severity `json:"severity"`
+	// Message is one sentence for people.
+	Message string `json:"message"`
+	// Command mends it, or shows more where a person has to decide.
+	Command string `json:"command"`
+	// Machine is where Command must run, as root. Empty means anywhere.
+	Machine string `json:"machine,omitempty"`
+}
+
+// An Unchecked is a check that could not be made.
+type Unchecked struct {
+	Check string `json:"check"`
+	// Reason is the missing permission or the error.
+	Reason string `json:"reason"`
+}
+
+// A Report is the result of all checks. It contains no secrets.
+type Report struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	// Checks is how many checks there are, with those that could not be made.
+	Checks    int         `json:"checks"`
+	Findings  []Finding   `json:"findings"`
+	Unchecked []Unchecked `json:"unchecked"`
+}
+
+// A check is one row of the table of checks.
+type check struct {
+	name  string
+	needs []Fact
+	find  func(*Facts) []Finding
+}
+
+// Diagnose makes all checks. Errors come first, each group in the order of the checks.
+func Diagnose(f *Facts) Report {
+	r := Report{APIVersion: api.Version, Kind: Kind, Findings: []Finding{}, Unchecked: []Unchecked{}}
+	for _, c := range checks {
+		r.Checks++
+		if at := slices.IndexFunc(c.needs, func(need Fact) bool { return f.Unread[need] != "" }); at >= 0 {
+			r.Unchecked = append(r.Unchecked, Unchecked{c.name, foreign.Text(f.Unread[c.needs[at]], foreign.MaxMessage)})
+			continue
+		}
+		r.Findings = append(r.Findings, capped(c.find(f))...)
+	}
+	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
+	return r
+}
+
+// most is how many findings of one ID a report has.
+const most = 5
+
+// capped leaves out findings of an ID that has more than most. The last one that stays names their number.
+func capped(all []Finding) []Finding {
+	count, last := map[string]int{}, map[string]int{}
+	var kept []Finding
+	for _, one := range all {
+		if count[one.ID]++; count[one.ID] <= most {
+			kept = append(kept, one)
+			last[one.ID] = len(kept) - 1
+		}
+	}
+	for id, at := range last {
+		if more := count[id] - most; more > 0 {
+			kept[at].Message += fmt.Sprintf(" (and %d more)", more)
+		}
+	}
+	return kept
+}
+
+// found returns a finding. Text from the cluster in args is made printable, and token secrets in it are redacted.
+func found(id, command, format string, args ...any) Finding {
+	return Finding{ID: id, Severity: Severities[id], Command: command, Message: foreign.Text(fmt.Sprintf(format, args...), foreign.MaxMessage)}
+}
+
+// on sets the machine of a finding.
+func (f Finding) on(machine string) Finding {
+	f.Machine = machine
+	return f
+}
+
+// Names returns the IDs of all findings and the names of all checks, sorted.
+func Names() []string {
+	names := slices.Collect(maps.Keys(Severities))
+	for _, c := range checks {
+		if !slices.Contains(names, c.name) {
+			names = append(names, c.name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// CheckNames returns an error if [Names] lacks one of names.
+func CheckNames(names []string) error {
+	for _, name := range names {
+		if !slices.Contains(Names(), name) {
+			return fmt.Errorf("%q given, want the ID of a finding or the name of a check", name)
+		}
+	}
+	return nil
+}
+
+// Without returns the report without these findings and checks that could not be made.
+func (r Report) Without(names []string) Report {
+	r.Findings = slices.DeleteFunc(slices.Clone(r.Findings), func(f Finding) bool { return slices.Contains(names, f.ID) })
+	r.Unchecked = slices.DeleteFunc(slices.Clone(r.Unchecked), func(u Unchecked) bool { return slices.Contains(names, u.Check) })
+	return r
+}
+
+// Text returns the report for people. Each finding has a line for its sentence and one for its command.
+func (r Report) Text() string {
+	var b strings.Builder
+	count := map[Severity]int{}
+	for _, f := range r.Findings {
+		count[f.Severity]++
+		fmt.Fprintf(&b, "%-8s %s: %s\n", f.Severity, f.ID, f.Message)
+		where := ""
+		if f.Machine != "" {
+			where = "on " + f.Machine + ", as root: "
+		}
+		fmt.Fprintf(&b, "  %s%s\n", where, f.Command)
+	}
+	for _, u := range r.Unchecked {
+		fmt.Fprintf(&b, "%-8s %s: could not check: %s\n", "unknown", u.Check, u.Reason)
+	}
+	fmt.Fprintf(&b, "%d checks: %d errors, %d warnings, %d could not be made\n", r.Checks, count[Error], count[Warning], len(r.Unchecked))
+	return b.String()
+}
+
+// Commands returns the commands of all findings, each once. A comment names the machine of a command.
+func (r Report) Commands() string {
+	var lines []string
+	for _, f := range r.Findings {
+		line := f.Command
+		if f.Machine != "" {
+			line += " # on " + f.Machine + ", as root"
+		}
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return strings.Join(lines, "\n") + "\n"
+}

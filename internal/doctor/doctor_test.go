@@ -1,0 +1,535 @@
+package doctor
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// noon is the time of all facts. Real signers check the CA against the real clock.
+var noon = time.Now().UTC().Truncate(time.Second)
+
+func newCA(t *testing.T, lifetime time.Duration) *x509.Certificate {
+	t.Helper()
+	ca, err := signer.GenerateCA("kubernetes", noon, lifetime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca.Certificate()
+}
+
+func staticPod(component, machine string, flags ...string) corev1.Pod {
+	return corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: component + "-" + machine},
+		Spec:       corev1.PodSpec{NodeName: machine, Containers: []corev1.Container{{Name: component, Command: append([]string{component}, flags...)}}},
+	}
+}
+
+func clusterBinding(name, role string, groups ...string) rbacv1.ClusterRoleBinding {
+	b := rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role}}
+	for _, group := range groups {
+		b.Subjects = append(b.Subjects, rbacv1.Subject{Kind: "Group", Name: group})
+	}
+	return b
+}
+
+func clusterRole(name, group, resource string, verbs ...string) rbacv1.ClusterRole {
+	return rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}}}
+}
+
+// sign puts the signatures of all tokens into cluster-info, for a server and CAs.
+func (f *Facts) sign(t *testing.T, cas ...*x509.Certificate) {
+	t.Helper()
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", cas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.ClusterInfo = map[string]string{clusterinfo.KubeconfigKey: string(kubeconfig)}
+	for _, r := range f.Tokens {
+		if f.ClusterInfo[clusterinfo.SignatureKey(r.Token.ID())], err = clusterinfo.Sign(kubeconfig, r.Token); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// healthy returns facts about a cluster that has no findings.
+func healthy(t *testing.T) *Facts {
+	t.Helper()
+	ca := newCA(t, 3650*24*time.Hour)
+	f := &Facts{
+		Unread: map[Fact]string{}, Version: "v1.2.0", Local: noon.Add(2 * time.Second), Time: noon, KubernetesVersion: "v1.36.3",
+		Host: "https://api.example.com:6443", CAs: []*x509.Certificate{ca}, Anonymous: http.StatusOK, Pins: []string{clusterinfo.Pin(ca)},
+		ControlPlane: []corev1.Pod{
+			staticPod(kubeControllerManager, "cp-1", "--controllers=*,-csrapproving,-csrsigning", "--cluster-signing-cert-file=/ca.crt", "--cluster-signing-key-file=/ca.key"),
+			staticPod(kubeAPIServer, "cp-1", "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth=true", "--kubelet-certificate-authority=/etc/kubernetes/pki/ca.crt"),
+		},
+		ClusterRoles: []rbacv1.ClusterRole{
+			clusterRole("nodeclient", certificatesGroup, nodeClient, "create"), clusterRole("selfnodeclient", certificatesGroup, selfNodeClient, "create"),
+			clusterRole("system:node-bootstrapper", certificatesGroup, "certificatesigningrequests", "create"), clusterRole("kubeadm:get-nodes", "", "nodes", "get"),
+			clusterRole("cluster-admin", "*", "*", "*"),
+		},
+		ClusterRoleBindings: []rbacv1.ClusterRoleBinding{
+			clusterBinding("first", "nodeclient", tokens.DefaultGroup), clusterBinding("renewals", "selfnodeclient", nodesGroup),
+			clusterBinding("bootstrap", "system:node-bootstrapper", tokens.DefaultGroup), clusterBinding("nodes", "kubeadm:get-nodes", tokens.DefaultGroup),
+			clusterBinding("admins", "cluster-admin", "system:masters", "kubeadm:cluster-admins"),
+		},
+		Lease: &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: ptr("one"), LeaseDurationSeconds: ptr(int32(15)), RenewTime: &metav1.MicroTime{Time: noon.Add(-5 * time.Second)},
+		}},
+		Discovery: &Endpoint{Address: "api.example.com:6443"},
+		Nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+			{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Time{Time: noon.Add(-time.Hour)}},
+		}}}},
+	}
+	// The rights of the manifests.
+	for i, r := range manifests().rights {
+		rule := rbacv1.PolicyRule{APIGroups: []string{r.group}, Resources: []string{r.resource}, Verbs: []string{r.verb}}
+		if r.name != "" {
+			rule.ResourceNames = []string{r.name}
+		}
+		name, subjects := fmt.Sprint("right-", i), []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: kubejoinNamespace, Name: kubejoinAccount}}
+		if r.namespace == "" {
+			f.ClusterRoles = append(f.ClusterRoles, rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}})
+			f.ClusterRoleBindings = append(f.ClusterRoleBindings, rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: name}, Subjects: subjects})
+			continue
+		}
+		at := metav1.ObjectMeta{Namespace: r.namespace, Name: name}
+		f.Roles = append(f.Roles, rbacv1.Role{ObjectMeta: at, Rules: []rbacv1.PolicyRule{rule}})
+		f.RoleBindings = append(f.RoleBindings, rbacv1.RoleBinding{ObjectMeta: at, RoleRef: rbacv1.RoleRef{Kind: "Role", Name: name}, Subjects: subjects})
+	}
+	f.addToken(t, tokens.Generate())
+	f.sign(t, ca)
+	return f
+}
+
+func (f *Facts) addToken(t *testing.T, token tokens.Token) *tokens.Record {
+	t.Helper()
+	r := tokens.NewRecord(token, time.Hour, noon)
+	r.Created = noon.Add(-time.Minute)
+	f.Tokens = append(f.Tokens, r)
+	return &f.Tokens[len(f.Tokens)-1]
+}
+
+func picked(t *testing.T, secret string) tokens.Token {
+	t.Helper()
+	token, err := tokens.New("picked", secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+// controlPlane replaces the pod of a component.
+func (f *Facts) controlPlane(component string, flags ...string) {
+	f.ControlPlane = slices.DeleteFunc(f.ControlPlane, func(p corev1.Pod) bool { return p.Spec.Containers[0].Name == component })
+	f.ControlPlane = append(f.ControlPlane, staticPod(component, "cp-1", flags...))
+}
+
+func (f *Facts) unbind(name string) {
+	f.ClusterRoleBindings = slices.DeleteFunc(f.ClusterRoleBindings, func(b rbacv1.ClusterRoleBinding) bool { return b.Name == name })
+}
+
+func request(signerName string, created time.Time, conditions ...certificates.RequestConditionType) certificates.CertificateSigningRequest {
+	r := certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "8f0b", CreationTimestamp: metav1.Time{Time: created}},
+		Spec:       certificates.CertificateSigningRequestSpec{SignerName: signerName, Username: "system:bootstrap:abcdef"},
+	}
+	for _, c := range conditions {
+		r.Status.Conditions = append(r.Status.Conditions, certificates.CertificateSigningRequestCondition{Type: c})
+	}
+	return r
+}
+
+var (
+	signing = []string{"--cluster-signing-cert-file=/ca.crt", "--cluster-signing-key-file=/ca.key"}
+	secure  = []string{"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth", "--kubelet-certificate-authority=/ca.crt"}
+)
+
+// diagnoses are changes of a healthy cluster and the findings that follow: "ID" or "ID: part of the message or
+// command".
+var diagnoses = map[string]struct {
+	change func(*testing.T, *Facts)
+	want   []string
+}{
+	"healthy": {func(*testing.T, *Facts) {}, nil},
+
+	"default flags of kubeadm": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeControllerManager, append(signing, "--controllers=*,bootstrapsigner,tokencleaner")...)
+	}, []string{"kcm-signs: on cp-1", "kcm-approves", "kcm-signs-cluster-info", "kcm-cleans-tokens"}},
+	"no --controllers":     {func(_ *testing.T, f *Facts) { f.controlPlane(kubeControllerManager, signing...) }, []string{"kcm-signs", "kcm-approves"}},
+	"no CA for the signer": {func(_ *testing.T, f *Facts) { f.controlPlane(kubeControllerManager) }, []string{"kcm-approves"}},
+	"long names, second list": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeControllerManager, append(signing, "--controllers=*", "--controllers=-certificatesigningrequest-approving-controller,-certificatesigningrequest-signing-controller")...)
+	}, nil},
+	"first name counts": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeControllerManager, append(signing, "--controllers=*,csrsigning", "--controllers=-csrsigning,-csrapproving")...)
+	}, []string{"kcm-signs"}},
+	"list without *": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeControllerManager, append(signing, "--controllers=tokencleaner")...)
+	}, []string{"kcm-cleans-tokens"}},
+	"files of one signer alone": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeControllerManager, append(signing, "--controllers=*,-csrapproving", "--cluster-signing-cert-file=", "--cluster-signing-key-file=", "--cluster-signing-kubelet-serving-cert-file=/ca.crt", "--cluster-signing-kubelet-serving-key-file=/ca.key")...)
+	}, nil},
+	"own files for nodes": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeControllerManager, "--controllers=*,-csrapproving", "--cluster-signing-kubelet-client-cert-file", "/ca.crt", "--cluster-signing-kubelet-client-key-file", "/ca.key")
+	}, []string{"kcm-signs"}},
+
+	"bootstrap tokens off": {func(_ *testing.T, f *Facts) { f.controlPlane(kubeAPIServer, append(secure[:2:2], secure[3])...) }, []string{"apiserver-bootstrap-tokens-off"}},
+	"bootstrap tokens false": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(secure[:4:4], "--enable-bootstrap-token-auth=false")...)
+	}, []string{"apiserver-bootstrap-tokens-off"}},
+	"tokens by webhook": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(append(secure[:2:2], secure[3]), "--authentication-token-webhook-config-file=/x")...)
+	}, nil},
+	"any kubelet":           {func(_ *testing.T, f *Facts) { f.controlPlane(kubeAPIServer, secure[:3]...) }, []string{"apiserver-trusts-any-kubelet"}},
+	"no authorization mode": {func(_ *testing.T, f *Facts) { f.controlPlane(kubeAPIServer, secure[1:]...) }, []string{"apiserver-always-allow"}},
+	"always allow": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-mode=Node,AlwaysAllow")...)
+	}, []string{"apiserver-always-allow"}},
+	"no Node authorizer": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-mode=RBAC,Webhook")...)
+	}, []string{"apiserver-node-authorizer-off: --authorization-mode=Node,RBAC,Webhook"}},
+	"value for a shell": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-mode=RBAC,'$(id)'")...)
+	}, []string{"apiserver-node-authorizer-off: --authorization-mode=Node,RBAC|"}},
+	"no NodeRestriction": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(append(secure[:1:1], secure[2:]...), "--enable-admission-plugins=AlwaysPullImages")...)
+	}, []string{"apiserver-node-restriction-off: --enable-admission-plugins=AlwaysPullImages,NodeRestriction"}},
+	"NodeRestriction disabled": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(secure[:4:4], "--disable-admission-plugins=ServiceAccount,NodeRestriction")...)
+	}, []string{"apiserver-node-restriction-off: --disable-admission-plugins=ServiceAccount|"}},
+
+	"approval for everybody": {func(_ *testing.T, f *Facts) {
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("it's wide", "nodeclient", tokens.DefaultGroup, "system:authenticated"))
+	}, []string{`nodeclient-too-wide: 'it'\''s wide' --type=json -p '[{"op":"test","path":"/subjects/1/name","value":"system:authenticated"},{"op":"remove","path":"/subjects/1"}]'`}},
+	"approval for nodes": {func(_ *testing.T, f *Facts) {
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("n", "nodeclient", nodesGroup))
+	}, []string{"nodeclient-too-wide"}},
+	"approval for anonymous": {func(_ *testing.T, f *Facts) {
+		b := clusterBinding("n", "nodeclient")
+		b.Subjects = []rbacv1.Subject{{Kind: "User", Name: "system:anonymous"}}
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, b)
+	}, []string{"nodeclient-too-wide"}},
+	"approval for all tokens": {func(_ *testing.T, f *Facts) {
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("t", "nodeclient", tokens.BootstrappersGroup))
+	}, []string{"nodeclient-other"}},
+	"approval for another group": {func(_ *testing.T, f *Facts) {
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("t", "nodeclient", "system:bootstrappers:edge"))
+	}, []string{"nodeclient-other: system:bootstrappers:edge"}},
+	"renewals for everybody": {func(_ *testing.T, f *Facts) {
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("r", "selfnodeclient", "system:authenticated"))
+	}, []string{"selfnodeclient-too-wide"}},
+	"no approval":               {func(_ *testing.T, f *Facts) { f.unbind("first") }, []string{"nodeclient-missing: kubectl create clusterrolebinding kubeadm:node-autoapprove-bootstrap"}},
+	"binding of a missing role": {func(_ *testing.T, f *Facts) { f.ClusterRoles = f.ClusterRoles[1:] }, []string{"nodeclient-missing"}},
+	"no approval of renewals":   {func(_ *testing.T, f *Facts) { f.unbind("renewals") }, []string{"selfnodeclient-missing"}},
+	"no requests":               {func(_ *testing.T, f *Facts) { f.unbind("bootstrap") }, []string{"join-rights-missing: may not create certificatesigningrequests"}},
+	"no right to read its Node": {func(_ *testing.T, f *Facts) { f.unbind("nodes") }, []string{"join-rights-missing: may not get nodes"}},
+
+	"no namespace":       {func(_ *testing.T, f *Facts) { f.Missing = []string{"Namespace kubejoin-system"} }, []string{"namespace-missing: kubectl create namespace kubejoin-system"}},
+	"no service account": {func(_ *testing.T, f *Facts) { f.Missing = []string{"ServiceAccount kubejoin"} }, []string{"service-account-missing"}},
+	"no policy": {func(_ *testing.T, f *Facts) {
+		f.Missing = []string{"ValidatingAdmissionPolicy kubejoin-secrets", "ValidatingAdmissionPolicyBinding kubejoin-secrets"}
+	}, []string{"admission-policy-missing", "admission-policy-missing"}},
+	"no rights": {func(_ *testing.T, f *Facts) { f.RoleBindings = nil }, []string{"rights-missing: more"}},
+	"one right missing": {func(_ *testing.T, f *Facts) {
+		f.Roles = slices.DeleteFunc(f.Roles, func(r rbacv1.Role) bool { return r.Namespace == "kubejoin-system" && r.Rules[0].Verbs[0] == "update" })
+	}, []string{"rights-missing: may not update leases in kubejoin-system"}},
+	"right on one object alone": {func(_ *testing.T, f *Facts) {
+		for i, r := range f.Roles {
+			if r.Namespace == "kube-system" && r.Rules[0].Verbs[0] == "delete" {
+				f.Roles[i].Rules[0].ResourceNames = []string{"one"}
+			}
+		}
+	}, []string{"rights-missing: may not delete secrets in kube-system"}},
+	"need not create cluster-info": {func(_ *testing.T, f *Facts) {
+		f.Roles = slices.DeleteFunc(f.Roles, func(r rbacv1.Role) bool { return r.Namespace == "kube-public" && r.Rules[0].Verbs[0] == "create" })
+	}, nil},
+
+	"no Lease":      {func(_ *testing.T, f *Facts) { f.Lease = nil }, []string{"kubejoin-not-running: there is none"}},
+	"old Lease":     {func(_ *testing.T, f *Facts) { f.Lease.Spec.RenewTime.Time = noon.Add(-time.Minute) }, []string{"kubejoin-not-running: nobody renews it"}},
+	"Lease is free": {func(_ *testing.T, f *Facts) { f.Lease.Spec.HolderIdentity = ptr("") }, []string{"kubejoin-not-running"}},
+	"no Lease, but a kubejoin": {func(_ *testing.T, f *Facts) {
+		f.Lease, f.Kubejoin = nil, &Kubejoin{URL: "https://k:9443", Version: "v1.3.0", Time: noon, Local: noon, Pins: f.Pins}
+	}, nil},
+	"unreachable kubejoin": {func(_ *testing.T, f *Facts) { f.Kubejoin = &Kubejoin{URL: "https://k:9443", Unreachable: "refused"} }, []string{"kubejoin-unreachable: refused"}},
+	"unready kubejoin": {func(_ *testing.T, f *Facts) {
+		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Failing: []string{"claims failed: no"}}
+	}, []string{"kubejoin-not-ready: claims failed"}},
+	"old kubejoin": {func(_ *testing.T, f *Facts) {
+		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Version: "v1.1.9-3-gabcdef0"}
+	}, []string{"kubejoin-older"}},
+	"slow kubejoin": {func(_ *testing.T, f *Facts) {
+		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Local: noon, Time: noon.Add(-2 * time.Minute)}
+	}, []string{"clock-skew: 2m0s ahead of that of https://k:9443"}},
+	"pin of kubejoin": {func(_ *testing.T, f *Facts) {
+		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Pins: []string{"sha256:00"}}
+	}, []string{"pin-mismatch: https://k:9443"}},
+
+	"token without end": {func(_ *testing.T, f *Facts) { f.Tokens[0].Expires = time.Time{} }, []string{"token-never-expires: token renew"}},
+	"published token": {func(_ *testing.T, f *Facts) {
+		r := &f.Tokens[0]
+		_, r.Problem = tokens.New("abcdef", "0123456789abcdef")
+	}, []string{"token-guessable: public documentation"}},
+	"picked token": {func(t *testing.T, f *Facts) {
+		f.addToken(t, picked(t, "kubernetes123456"))
+		f.sign(t, f.CAs...)
+	}, []string{"token-guessable: picked by hand"}},
+	"expired picked token": {func(t *testing.T, f *Facts) { f.addToken(t, picked(t, "kubernetes123456")).Expires = noon }, nil},
+	"malformed token":      {func(_ *testing.T, f *Facts) { f.Tokens[0].Problem = errors.New("no secret\nin it") }, []string{"token-malformed: no secret; in it"}},
+	"malformed limits":     {func(_ *testing.T, f *Facts) { f.Tokens[0].Limits.Problem = errors.New("max-nodes") }, []string{"token-malformed: limits"}},
+
+	"no cluster-info": {func(_ *testing.T, f *Facts) { f.ClusterInfo, f.Discovery, f.Pins = nil, nil, nil }, []string{"cluster-info-missing: --api-server https://api.example.com:6443"}},
+	"malformed cluster-info": {func(_ *testing.T, f *Facts) {
+		f.ClusterInfo[clusterinfo.KubeconfigKey] = "?"
+	}, []string{"cluster-info-malformed", "cluster-info-unsigned"}},
+	"unsigned": {func(_ *testing.T, f *Facts) { delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID())) }, []string{"cluster-info-unsigned"}},
+	"unsigned new token": {func(_ *testing.T, f *Facts) {
+		f.ClusterInfo = map[string]string{clusterinfo.KubeconfigKey: f.ClusterInfo[clusterinfo.KubeconfigKey]}
+		f.Tokens[0].Created = noon
+	}, nil},
+	"signature of another": {func(t *testing.T, f *Facts) {
+		f.Tokens[0].Token = picked(t, "s3fk29dls0w8fjq2")
+		f.ClusterInfo[clusterinfo.SignatureKey("picked")] = "e30..e30"
+	}, []string{"cluster-info-unsigned: picked"}},
+	"needs no signature":       {func(t *testing.T, f *Facts) { f.addToken(t, picked(t, "s3fk29dls0w8fjq2")).Signing = false }, nil},
+	"other CA":                 {func(t *testing.T, f *Facts) { f.CAs = []*x509.Certificate{newCA(t, 3650*24*time.Hour)} }, []string{"cluster-info-other-ca"}},
+	"kubeconfig without a CA":  {func(_ *testing.T, f *Facts) { f.CAs = nil }, nil},
+	"unreachable API server":   {func(_ *testing.T, f *Facts) { f.Discovery.Unreachable = "refused" }, []string{"cluster-info-server-unreachable: refused"}},
+	"untrusted API server":     {func(_ *testing.T, f *Facts) { f.Discovery.Untrusted = "unknown authority" }, []string{"cluster-info-server-untrusted: unknown authority"}},
+	"not public":               {func(_ *testing.T, f *Facts) { f.Anonymous = http.StatusForbidden }, []string{"cluster-info-not-public: kubectl apply"}},
+	"anonymous off":            {func(_ *testing.T, f *Facts) { f.Anonymous = http.StatusUnauthorized }, []string{"cluster-info-not-public: --advertise"}},
+	"advertised and public":    {func(_ *testing.T, f *Facts) { f.advertise() }, []string{"cluster-info-public", "anonymous-on"}},
+	"advertised and anonymous": {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous = http.StatusForbidden }, []string{"anonymous-on"}},
+	"advertised":               {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous = http.StatusUnauthorized }, nil},
+	"advertised, unreachable":  {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Unreachable = 401, "refused" }, []string{"advertise-unreachable: refused"}},
+	"advertised, untrusted":    {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Untrusted = 401, "unknown" }, []string{"advertise-untrusted: unknown"}},
+	"advertised, another":      {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Kubeconfig = 401, "another" }, []string{"advertise-other-cluster"}},
+	"wrong pin":                {func(_ *testing.T, f *Facts) { f.Pins = []string{"sha256:00"} }, []string{"pin-mismatch: sha256:00"}},
+
+	"CA ends soon": {func(t *testing.T, f *Facts) { f.rotate(t, newCA(t, 20*24*time.Hour)) }, []string{"ca-expires-soon"}},
+	"CA has ended": {func(t *testing.T, f *Facts) {
+		f.rotate(t, newCA(t, 8*time.Hour))
+		f.Time, f.Local = noon.Add(8*time.Hour), noon.Add(8*time.Hour)
+		f.Lease = nil
+		f.Kubejoin = &Kubejoin{}
+	}, []string{"ca-expired"}},
+	"one of two CAs": {func(t *testing.T, f *Facts) { f.rotate(t, newCA(t, 8*time.Hour), newCA(t, 3650*24*time.Hour)) }, nil},
+	"clock ahead":    {func(_ *testing.T, f *Facts) { f.Local = noon.Add(90 * time.Second) }, []string{"clock-skew: 1m30s ahead of"}},
+	"clock behind":   {func(_ *testing.T, f *Facts) { f.Local = noon.Add(-90 * time.Second) }, []string{"clock-skew: 1m30s behind"}},
+	"clock differs":  {func(_ *testing.T, f *Facts) { f.Local = noon.Add(-50 * time.Second) }, nil},
+
+	"old Kubernetes":     {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.33.9" }, []string{"kubernetes-version: v1.33.9"}},
+	"new Kubernetes":     {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.37.0-rc.1" }, []string{"kubernetes-version: newer kubejoin"}},
+	"Kubernetes 2":       {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v2.35.0" }, []string{"kubernetes-version"}},
+	"oldest Kubernetes":  {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.34.0+k3s1" }, nil},
+	"unknown Kubernetes": {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "main" }, []string{"kubernetes-version"}},
+
+	"Node not Ready": {func(_ *testing.T, f *Facts) {
+		c := &f.Nodes[0].Status.Conditions[0]
+		c.Status, c.Reason = corev1.ConditionUnknown, "NodeStatusUnknown"
+	}, []string{"node-not-ready: --replace-node worker-1"}},
+	"Node not Ready yet": {func(_ *testing.T, f *Facts) {
+		c := &f.Nodes[0].Status.Conditions[0]
+		c.Status, c.LastTransitionTime.Time = corev1.ConditionFalse, noon.Add(-time.Minute)
+	}, nil},
+	"Node without a kubelet": {func(_ *testing.T, f *Facts) {
+		f.Nodes[0].Status.Conditions, f.Nodes[0].CreationTimestamp.Time = nil, noon.Add(-time.Hour)
+	}, []string{"node-not-ready: it never reported"}},
+	"many Nodes not Ready": {func(_ *testing.T, f *Facts) {
+		f.Nodes = nil
+		for i := range 9 {
+			f.Nodes = append(f.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("gone-", i)}})
+		}
+	}, []string{"node-not-ready", "node-not-ready", "node-not-ready", "node-not-ready", "node-not-ready: (and 4 more)"}},
+	"request waits": {func(_ *testing.T, f *Facts) {
+		f.requests(request(certificates.KubeAPIServerClientKubeletSignerName, noon.Add(-time.Minute)))
+	}, []string{"csr-pending: kubejoin explain --csr csr-1"}},
+	"signature waits": {func(_ *testing.T, f *Facts) {
+		f.requests(request(certificates.KubeletServingSignerName, noon.Add(-time.Minute), certificates.CertificateApproved))
+	}, []string{"csr-pending: was approved"}},
+	"request is new": {func(_ *testing.T, f *Facts) { f.requests(request(certificates.KubeletServingSignerName, noon)) }, nil},
+	"request is denied": {func(_ *testing.T, f *Facts) {
+		f.requests(request(certificates.KubeletServingSignerName, noon.Add(-time.Minute), certificates.CertificateDenied))
+	}, nil},
+	"request has failed": {func(_ *testing.T, f *Facts) {
+		f.requests(request(certificates.KubeletServingSignerName, noon.Add(-time.Minute), certificates.CertificateApproved, certificates.CertificateFailed))
+	}, nil},
+	"request of another": {func(_ *testing.T, f *Facts) { f.requests(request("example.com/own", noon.Add(-time.Minute))) }, nil},
+	"request is issued": {func(_ *testing.T, f *Facts) {
+		r := request(certificates.KubeletServingSignerName, noon.Add(-time.Minute), certificates.CertificateApproved)
+		r.Status.Certificate = []byte("x")
+		f.requests(r)
+	}, nil},
+	"request has a bad name": {func(_ *testing.T, f *Facts) {
+		r := request(certificates.KubeletServingSignerName, noon.Add(-time.Minute))
+		r.Name = "$(id)"
+		f.requests(r)
+	}, []string{`csr-pending: uid=="8f0b"`}},
+}
+
+func (f *Facts) requests(all ...certificates.CertificateSigningRequest) { f.Requests = all }
+
+func (f *Facts) advertise() {
+	f.Advertise = &Endpoint{Address: "join.example.com:9443", Kubeconfig: f.ClusterInfo[clusterinfo.KubeconfigKey]}
+}
+
+// rotate makes other CAs those of the cluster.
+func (f *Facts) rotate(t *testing.T, cas ...*x509.Certificate) {
+	t.Helper()
+	f.CAs, f.Pins = cas, nil
+	f.Tokens[0].Expires = noon.Add(24 * time.Hour)
+	f.sign(t, cas...)
+}
+
+func TestDiagnose(t *testing.T) {
+	seen := map[string]bool{}
+	for name, test := range diagnoses {
+		t.Run(name, func(t *testing.T) {
+			f := healthy(t)
+			test.change(t, f)
+			report := Diagnose(f)
+			if len(report.Unchecked) > 0 {
+				t.Errorf("unchecked: %v", report.Unchecked)
+			}
+			want := slices.Clone(test.want)
+			for _, got := range report.Findings {
+				seen[got.ID] = true
+				if got.Command == "" || got.Message == "" || got.Severity == "" || strings.Contains(got.Message+got.Command, "\n") {
+					t.Errorf("incomplete finding %+v", got)
+				}
+				at := slices.IndexFunc(want, func(w string) bool {
+					id, part, _ := strings.Cut(w, ": ")
+					return id == got.ID && strings.Contains(got.Message+"\n"+got.Command, part)
+				})
+				if at < 0 {
+					t.Errorf("got %+v, want %q", got, test.want)
+					continue
+				}
+				want = slices.Delete(want, at, at+1)
+			}
+			if len(want) > 0 {
+				t.Errorf("missing: %q", want)
+			}
+		})
+	}
+	for id := range Severities {
+		if !seen[id] && !t.Failed() {
+			t.Errorf("no case has the finding %s", id)
+		}
+	}
+}
+
+// TestUnreadFactIsNeverSilent catches a check that reports nothing although it could not read a fact that it needs.
+func TestUnreadFactIsNeverSilent(t *testing.T) {
+	for _, c := range checks {
+		for _, fact := range c.needs {
+			f := healthy(t)
+			f.Unread[fact] = "need get on it"
+			if got := Diagnose(f); !slices.Contains(got.Unchecked, Unchecked{c.name, "need get on it"}) || len(got.Findings) > 0 {
+				t.Errorf("%s without %q: %+v", c.name, fact, got)
+			}
+		}
+	}
+}
+
+func TestErrorsComeFirst(t *testing.T) {
+	f := healthy(t)
+	f.controlPlane(kubeControllerManager)
+	f.Lease = nil
+	got := Diagnose(f).Findings
+	if len(got) != 2 || got[0].Severity != Error || got[1].Severity != Warning {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestHandPicked(t *testing.T) {
+	for _, secret := range []string{
+		"0123456789abcdef", "aaaaaaaaaaaaaaaa", "abababababababab", "1234567812345678", "fedcba9k3l0w2x7z", "password12x9w7q3",
+		"mykubernetes1x9w", "31415926535897a3"[:14] + "93", "x7k2m9q4x7k2m9q4", "zzzzzz9k3l0w2x7p",
+	} {
+		if handPicked(secret) == "" {
+			t.Errorf("%s looks random", secret)
+		}
+	}
+	// A fixed seed: the test must not fail for one secret in a million.
+	const alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 100_000 {
+		secret := make([]byte, 16)
+		for i := range secret {
+			secret[i] = alphabet[random.IntN(len(alphabet))]
+		}
+		if why := handPicked(string(secret)); why != "" {
+			t.Errorf("%s: %s", secret, why)
+		}
+	}
+	for range 1000 { // as of 'openssl rand -hex 8'
+		if secret := fmt.Sprintf("%016x", random.Uint64()); handPicked(secret) != "" {
+			t.Errorf("%s: %s", secret, handPicked(secret))
+		}
+	}
+}
+
+// TestShowsNoSecret catches a report that contains the secret of a token.
+func TestShowsNoSecret(t *testing.T) {
+	f := healthy(t)
+	token := tokens.Generate()
+	f.addToken(t, token).Problem = fmt.Errorf("Secret has %s", token.Reveal())
+	f.Requests = []certificates.CertificateSigningRequest{request(certificates.KubeletServingSignerName, noon.Add(-time.Minute))}
+	f.Requests[0].Name = token.Reveal()
+	report := Diagnose(f)
+	if text := report.Text() + report.Commands(); len(report.Findings) != 2 || strings.Contains(text, token.RevealSecret()) {
+		t.Errorf("got %s", text)
+	}
+}
+
+func TestTextAndCommands(t *testing.T) {
+	r := Report{
+		Checks: 3,
+		Findings: []Finding{
+			{"a", Error, "it is bad", "mend it", "cp-1"}, {"b", Warning, "it is not good", "mend it", "cp-1"}, {"c", Warning, "it is odd", "see", ""},
+		},
+		Unchecked: []Unchecked{{"tokens", "need list on secrets in kube-system"}},
+	}
+	const text = `error    a: it is bad
+  on cp-1, as root: mend it
+warning  b: it is not good
+  on cp-1, as root: mend it
+warning  c: it is odd
+  see
+unknown  tokens: could not check: need list on secrets in kube-system
+3 checks: 1 errors, 2 warnings, 1 could not be made
+`
+	if got := r.Text(); got != text {
+		t.Errorf("got\n%s", got)
+	}
+	if got, want := r.Commands(), "mend it # on cp-1, as root\nsee\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := r.Without([]string{"a", "tokens"}); len(got.Findings) != 2 || len(got.Unchecked) != 0 || len(r.Findings) != 3 {
+		t.Errorf("got %+v of %+v", got, r)
+	}
+	if (Report{}).Commands() != "" {
+		t.Error("commands of no findings")
+	}
+	if CheckNames([]string{"kcm-signs", "tokens"}) != nil || CheckNames([]string{"kcm"}) == nil {
+		t.Error("wrong names")
+	}
+}
+
+func ptr[T any](v T) *T { return &v }

@@ -1,0 +1,105 @@
+package doctor
+
+import (
+	"crypto/x509"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// A Fact names something that Read reads. Reading it can fail.
+type Fact string
+
+const (
+	factVersion            Fact = "version of the API server"
+	factAPIServer          Fact = "flags of kube-apiserver"
+	factAuthorizers        Fact = "authorizers of kube-apiserver"
+	factControllerManager  Fact = "flags of kube-controller-manager"
+	factClusterRoles       Fact = "cluster roles"
+	factRoles              Fact = "roles"
+	factObjects            Fact = "objects of kubejoin"
+	factLease              Fact = "lease of kubejoin"
+	factTokens             Fact = "tokens"
+	factClusterInfo        Fact = "cluster-info"
+	factAnonymous          Fact = "anonymous access"
+	factNodes              Fact = "nodes"
+	factRequests           Fact = "certificate requests"
+	factAdvertise          Fact = "advertised address"
+	factVersionsComparable Fact = "version of kubejoin"
+)
+
+// Facts are what the checks know. Only [Read] makes them from a cluster.
+type Facts struct {
+	// Unread says why a fact could not be read.
+	Unread map[Fact]string
+
+	// Version is that of this command.
+	Version string
+	// Pins are CA pins of an existing join command.
+	Pins []string
+
+	// Local is the time of this machine, and Time the time of the API server at the same moment.
+	Local, Time time.Time
+	// KubernetesVersion is that of the API server.
+	KubernetesVersion string
+	// Host is the URL of the API server in the kubeconfig, and CAs are the ones that the kubeconfig trusts; none if it
+	// trusts the system's.
+	Host string
+	CAs  []*x509.Certificate
+
+	// ControlPlane are the static pods of kube-apiserver and kube-controller-manager.
+	ControlPlane []corev1.Pod
+
+	ClusterRoles        []rbacv1.ClusterRole
+	ClusterRoleBindings []rbacv1.ClusterRoleBinding
+	// Roles and RoleBindings are those in the namespaces of the manifests, and in kube-system and kube-public.
+	Roles        []rbacv1.Role
+	RoleBindings []rbacv1.RoleBinding
+	// Missing are objects of the manifests, beside RBAC, that do not exist: "Kind NAME".
+	Missing []string
+	// Lease is that of kubejoin's leader; nil if there is none.
+	Lease *coordinationv1.Lease
+
+	Tokens []tokens.Record
+	// ClusterInfo is the data of the ConfigMap; nil if there is none.
+	ClusterInfo map[string]string
+	// Anonymous is the status of an anonymous read of cluster-info at the API server.
+	Anonymous int
+	// Discovery is how the server in cluster-info responds; nil if there is no valid cluster-info.
+	Discovery *Endpoint
+	// Advertise is how the address of --advertise responds; nil if join commands name the API server.
+	Advertise *Endpoint
+	// Kubejoin is a running kubejoin; nil if none was given.
+	Kubejoin *Kubejoin
+
+	Nodes    []corev1.Node
+	Requests []certificates.CertificateSigningRequest
+}
+
+// An Endpoint is an address that joining machines connect to.
+type Endpoint struct {
+	Address string
+	// Unreachable is why no connection is possible, and Untrusted why its certificate does not chain to a CA in
+	// cluster-info.
+	Unreachable, Untrusted string
+	// Kubeconfig is the kubeconfig in its cluster-info. Only advertised addresses have it.
+	Kubeconfig string
+}
+
+// A Kubejoin is what a kubejoin server reports about itself.
+type Kubejoin struct {
+	URL string
+	// Unreachable is why it does not respond.
+	Unreachable string
+	Version     string
+	// Failing are the failed checks of /readyz.
+	Failing []string
+	// Pins are those of the CAs in its join commands.
+	Pins []string
+	// Local is the time of this machine, and Time the server's at the same moment.
+	Local, Time time.Time
+}

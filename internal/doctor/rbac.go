@@ -1,0 +1,155 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/tokens"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+const (
+	certificatesGroup = "certificates.k8s.io"
+	nodeClient        = "certificatesigningrequests/nodeclient"
+	selfNodeClient    = "certificatesigningrequests/selfnodeclient"
+	nodesGroup        = "system:nodes"
+)
+
+// inGroups returns whether a subject is one of some groups, or all authenticated users.
+func inGroups(groups ...string) func(rbacv1.Subject) bool {
+	return func(s rbacv1.Subject) bool {
+		return s.Kind == rbacv1.GroupKind && (slices.Contains(groups, s.Name) || s.Name == "system:authenticated")
+	}
+}
+
+// isToken reports whether a binding for a subject holds for each bootstrap token of the default group.
+var isToken = inGroups(tokens.BootstrappersGroup, tokens.DefaultGroup)
+
+// checkApprovalBindings finds who is approved automatically and should not be.
+func checkApprovalBindings(f *Facts) []Finding {
+	var all []Finding
+	for _, binding := range f.ClusterRoleBindings {
+		rules := slices.DeleteFunc(slices.Clone(f.rulesOf(binding.RoleRef, "")), func(rule rbacv1.PolicyRule) bool {
+			return slices.Contains(rule.Resources, "*") // administrators
+		})
+		first := right{"", certificatesGroup, nodeClient, "", "create"}.allowed(rules)
+		renews := right{"", certificatesGroup, selfNodeClient, "", "create"}.allowed(rules)
+		for i, subject := range binding.Subjects {
+			who := subject.Kind + " " + subject.Name
+			switch {
+			case first && isFirst(subject):
+			case first && isOther(subject):
+				all = append(all, found("nodeclient-other", withoutSubject(binding, i),
+					"ClusterRoleBinding %s has client certificates of nodes approved for %s, which is not the group of kubeadm's tokens", binding.Name, who))
+			case first:
+				all = append(all, found("nodeclient-too-wide", withoutSubject(binding, i),
+					"ClusterRoleBinding %s has client certificates of any node name approved for %s", binding.Name, who))
+			}
+			if renews && (subject.Kind != rbacv1.GroupKind || subject.Name != nodesGroup) {
+				all = append(all, found("selfnodeclient-too-wide", withoutSubject(binding, i),
+					"ClusterRoleBinding %s has renewals of node certificates approved for %s, want only for %s", binding.Name, who, nodesGroup))
+			}
+		}
+	}
+	return all
+}
+
+func isFirst(s rbacv1.Subject) bool {
+	return s.Kind == rbacv1.GroupKind && s.Name == tokens.DefaultGroup
+}
+
+// isOther reports whether a subject is limited to some machines: other tokens, or one user.
+func isOther(s rbacv1.Subject) bool {
+	if s.Kind == rbacv1.GroupKind {
+		return s.Name == tokens.BootstrappersGroup || strings.HasPrefix(s.Name, tokens.BootstrappersGroup+":")
+	}
+	return s.Kind == rbacv1.ServiceAccountKind || s.Name != "system:anonymous"
+}
+
+// withoutSubject returns a command that removes one subject. It fails if the binding has changed since.
+func withoutSubject(binding rbacv1.ClusterRoleBinding, i int) string {
+	type step struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value string `json:"value,omitempty"`
+	}
+	path := fmt.Sprintf("/subjects/%d", i)
+	patch, _ := json.Marshal([]step{{"test", path + "/name", binding.Subjects[i].Name}, {"remove", path, ""}}) // strings only
+	return "kubectl patch clusterrolebinding " + foreign.Quote(binding.Name) + " --type=json -p " + foreign.Quote(string(patch))
+}
+
+// bind returns a command that binds a ClusterRole to a group.
+func bind(name, role, group string) string {
+	return "kubectl create clusterrolebinding " + name + " --clusterrole=" + role + " --group=" + group
+}
+
+// checkJoinRights finds missing rights of joining and renewing machines.
+func checkJoinRights(f *Facts) []Finding {
+	var all []Finding
+	token := f.rules("", isToken)
+	if !(right{"", certificatesGroup, nodeClient, "", "create"}.allowed(token)) {
+		all = append(all, found("nodeclient-missing", bind("kubeadm:node-autoapprove-bootstrap", "system:certificates.k8s.io:certificatesigningrequests:nodeclient", tokens.DefaultGroup),
+			"no ClusterRoleBinding has client certificates approved for %s, so new nodes wait for a person", tokens.DefaultGroup))
+	}
+	if !(right{"", certificatesGroup, selfNodeClient, "", "create"}.allowed(f.rules("", inGroups(nodesGroup)))) {
+		all = append(all, found("selfnodeclient-missing", bind("kubeadm:node-autoapprove-certificate-rotation", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", nodesGroup),
+			"no ClusterRoleBinding has renewals approved for %s, so certificates of nodes expire", nodesGroup))
+	}
+	for _, need := range []struct {
+		right
+		mend string
+	}{
+		{right{"", certificatesGroup, "certificatesigningrequests", "", "create"}, bind("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", tokens.DefaultGroup)},
+		{right{"", "", "nodes", "", "get"}, "kubectl create clusterrole kubeadm:get-nodes --verb=get --resource=nodes; " + bind("kubeadm:get-nodes", "kubeadm:get-nodes", tokens.DefaultGroup)},
+	} {
+		if !need.allowed(token) {
+			all = append(all, found("join-rights-missing", need.mend, "%s may not %s, so no machine joins with a token", tokens.DefaultGroup, need.right))
+		}
+	}
+	return all
+}
+
+const applyManifests = "kubectl apply -f deploy/manifests/namespace.yaml -f deploy/manifests"
+
+// checkRights finds rights that kubejoin needs and its service account lacks.
+func checkRights(f *Facts) []Finding {
+	var missing []string
+	for _, r := range manifests().rights {
+		// Only a missing cluster-info has to be created.
+		if r.resource == "configmaps" && r.verb == "create" && f.ClusterInfo != nil {
+			continue
+		}
+		if !r.allowed(f.rules(r.namespace, isKubejoin)) {
+			missing = append(missing, r.String())
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	text := strings.Join(missing[:min(len(missing), 3)], ", ")
+	if more := len(missing) - 3; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return []Finding{found("rights-missing", applyManifests, "the service account %s/%s may not %s", kubejoinNamespace, kubejoinAccount, text)}
+}
+
+// checkObjects finds missing objects of the manifests.
+func checkObjects(f *Facts) []Finding {
+	var all []Finding
+	for _, object := range f.Missing {
+		switch kind, name, _ := strings.Cut(object, " "); kind {
+		case "Namespace":
+			all = append(all, found("namespace-missing", "kubectl create namespace "+name,
+				"there is no namespace %s, so kubejoin has no claims of node names, and every request with a limited token waits", name))
+		case "ServiceAccount":
+			all = append(all, found("service-account-missing", applyManifests, "there is no service account %s/%s", kubejoinNamespace, name))
+		default:
+			all = append(all, found("admission-policy-missing", applyManifests,
+				"there is no %s %s, so a stolen credential of kubejoin can create any Secret in kube-system", kind, name))
+		}
+	}
+	return all
+}

@@ -1,0 +1,340 @@
+package doctor
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/cluster-bootstrap/token/api"
+)
+
+// timeout limits the reading of one fact.
+const timeout = 10 * time.Second
+
+// Options select what Read reads.
+type Options struct {
+	// Cluster is the configuration of a client of the API server.
+	Cluster *rest.Config
+	// Version is that of this command.
+	Version string
+	// Advertise is the HOST:PORT of kubejoin in join commands; empty means that of kubejoin's pods, if they have one.
+	Advertise string
+	// Pins are CA pins of an existing join command.
+	Pins []string
+	// URL is a running kubejoin; empty means none. CAs verify its certificate; none means those of Cluster.
+	URL string
+	CAs []*x509.Certificate
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+// reading is one call of Read.
+type reading struct {
+	Options
+	client kubernetes.Interface
+	mu     sync.Mutex
+	Facts
+}
+
+// A source reads one fact. right is the permission that it needs.
+type source struct {
+	fact  Fact
+	right string
+	read  func(context.Context) error
+}
+
+// Read reads all facts about a cluster. It only gets and lists objects. It fails if the API server does not respond or
+// refuses the credential. Facts that may not be read are in Facts.Unread.
+func Read(ctx context.Context, o Options) (*Facts, error) {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	r := &reading{Options: o, Facts: Facts{Unread: map[Fact]string{}, Version: o.Version, Pins: o.Pins, Host: o.Cluster.Host}}
+	var err error
+	if r.client, err = kubernetes.NewForConfig(o.Cluster); err != nil {
+		return nil, err
+	}
+	if err := r.trusted(); err != nil {
+		return nil, err
+	}
+	if err := r.version(ctx); err != nil {
+		return nil, err
+	}
+	r.all(ctx, []source{
+		{factAPIServer, "list on pods in kube-system", r.controlPlane},
+		{factClusterRoles, "list on clusterroles and clusterrolebindings", r.clusterRoles},
+		{factRoles, "list on roles and rolebindings in " + strings.Join(manifests().namespaces, ", "), r.roles},
+		{factObjects, "get on namespaces, serviceaccounts in " + kubejoinNamespace + ", validatingadmissionpolicies and validatingadmissionpolicybindings", r.objects},
+		{factLease, "get on leases in " + kubejoinNamespace, r.lease},
+		{factTokens, "list on secrets in kube-system", r.tokens},
+		{factClusterInfo, "get on configmaps in " + clusterinfo.Namespace, r.clusterInfo},
+		{factAnonymous, "nothing", r.anonymous},
+		{factAdvertise, "list on pods in " + kubejoinNamespace + ", or --advertise", r.advertised},
+		{factNodes, "list on nodes", r.nodes},
+		{factRequests, "list on certificatesigningrequests", r.requests},
+	})
+	r.probe(ctx)
+	return &r.Facts, ctx.Err()
+}
+
+// all reads facts concurrently.
+func (r *reading) all(ctx context.Context, sources []source) {
+	var reading sync.WaitGroup
+	for _, s := range sources {
+		reading.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			switch err := s.read(ctx); {
+			case apierrors.IsForbidden(err):
+				r.unread(s.fact, "need "+s.right)
+			case err != nil:
+				r.unread(s.fact, oneLine(err))
+			}
+		})
+	}
+	reading.Wait()
+	// Both come from the same pods.
+	if why := r.Unread[factAPIServer]; why != "" && r.Unread[factControllerManager] == "" && len(r.ControlPlane) == 0 {
+		r.Unread[factControllerManager] = why
+	}
+}
+
+func (r *reading) unread(fact Fact, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Unread[fact] = why
+}
+
+// trusted reads the CAs of the kubeconfig.
+func (r *reading) trusted() error {
+	bundle := r.Cluster.CAData
+	if len(bundle) == 0 && r.Cluster.CAFile != "" {
+		var err error
+		if bundle, err = os.ReadFile(r.Cluster.CAFile); err != nil {
+			return err
+		}
+	}
+	if len(bundle) == 0 {
+		return nil // it trusts the system's
+	}
+	var err error
+	r.Facts.CAs, err = clusterinfo.ParseCAs(bundle)
+	return err
+}
+
+// version reads the version and the clock of the API server. It is the first request.
+func (r *reading) version(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	config := rest.CopyConfig(r.Cluster)
+	var date time.Time
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return tripper(func(request *http.Request) (*http.Response, error) {
+			response, err := next.RoundTrip(request)
+			if err == nil {
+				date, _ = http.ParseTime(response.Header.Get("Date"))
+			}
+			return response, err
+		})
+	})
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	got, err := client.Discovery().RESTClient().Get().AbsPath("/version").DoRaw(ctx)
+	r.Local = r.Now()
+	if r.Time = date; date.IsZero() {
+		r.Time = r.Local
+	}
+	if apierrors.IsForbidden(err) {
+		r.Unread[factVersion] = "need get on the path /version"
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r.KubernetesVersion, err = gitVersion(got)
+	return err
+}
+
+type tripper func(*http.Request) (*http.Response, error)
+
+func (t tripper) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
+
+func (r *reading) controlPlane(ctx context.Context) error {
+	list, err := r.client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
+		LabelSelector: "component in (" + kubeAPIServer + "," + kubeControllerManager + ")",
+	})
+	if err != nil {
+		return err
+	}
+	r.ControlPlane = list.Items
+	for component, fact := range map[string]Fact{kubeAPIServer: factAPIServer, kubeControllerManager: factControllerManager} {
+		if len(componentsOf(list.Items, component)) == 0 {
+			r.unread(fact, fmt.Sprintf("no Pod in kube-system with the label component=%s has its flags", component))
+		}
+	}
+	for _, c := range componentsOf(list.Items, kubeAPIServer) {
+		if file := c.flags.last("authorization-config"); file != "" {
+			r.unread(factAuthorizers, fmt.Sprintf("kube-apiserver on %s reads its authorizers from %s", c.machine, file))
+		}
+	}
+	return nil
+}
+
+func (r *reading) clusterRoles(ctx context.Context) error {
+	roles, err := r.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	bindings, err := r.client.RbacV1().ClusterRoleBindings().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	r.ClusterRoles, r.ClusterRoleBindings = roles.Items, bindings.Items
+	return nil
+}
+
+func (r *reading) roles(ctx context.Context) error {
+	for _, namespace := range manifests().namespaces {
+		roles, err := r.client.RbacV1().Roles(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		bindings, err := r.client.RbacV1().RoleBindings(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		r.Roles, r.RoleBindings = append(r.Roles, roles.Items...), append(r.RoleBindings, bindings.Items...)
+	}
+	return nil
+}
+
+// objects looks for the objects of the manifests.
+func (r *reading) objects(ctx context.Context) error {
+	policies := r.client.AdmissionregistrationV1()
+	for _, object := range manifests().objects {
+		kind, name, _ := strings.Cut(object, " ")
+		var err error
+		switch kind {
+		case "Namespace":
+			_, err = r.client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+		case "ServiceAccount":
+			_, err = r.client.CoreV1().ServiceAccounts(kubejoinNamespace).Get(ctx, name, metav1.GetOptions{})
+		case "ValidatingAdmissionPolicy":
+			_, err = policies.ValidatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
+		case "ValidatingAdmissionPolicyBinding":
+			_, err = policies.ValidatingAdmissionPolicyBindings().Get(ctx, name, metav1.GetOptions{})
+		}
+		switch {
+		case apierrors.IsNotFound(err):
+			r.Missing = append(r.Missing, object)
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *reading) lease(ctx context.Context) error {
+	if r.URL != "" {
+		return nil // that kubejoin reports whether it works
+	}
+	lease, err := r.client.CoordinationV1().Leases(kubejoinNamespace).Get(ctx, "kubejoin", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	r.Lease = lease
+	return err
+}
+
+func (r *reading) tokens(ctx context.Context) error {
+	list, err := r.client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String(),
+	})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		record, err := secretstore.Decode(&list.Items[i])
+		if err != nil {
+			continue // not a bootstrap token: nothing accepts it
+		}
+		r.Tokens = append(r.Tokens, record)
+	}
+	return nil
+}
+
+func (r *reading) clusterInfo(ctx context.Context) error {
+	object, err := r.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if r.ClusterInfo = object.Data; r.ClusterInfo == nil {
+		r.ClusterInfo = map[string]string{}
+	}
+	return nil
+}
+
+// advertised finds --advertise in the pods of kubejoin.
+func (r *reading) advertised(ctx context.Context) error {
+	if r.Options.Advertise != "" {
+		return nil
+	}
+	pods, err := r.client.CoreV1().Pods(kubejoinNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=kubejoin"})
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods.Items {
+		for _, c := range pod.Spec.Containers {
+			if address := flagsOf(slices.Concat(c.Command, c.Args)).last("advertise"); address != "" {
+				r.Options.Advertise = address
+			}
+		}
+	}
+	return nil
+}
+
+func (r *reading) nodes(ctx context.Context) error {
+	list, err := r.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err == nil {
+		r.Nodes = list.Items
+	}
+	return err
+}
+
+func (r *reading) requests(ctx context.Context) error {
+	list, err := r.client.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+	if err == nil {
+		r.Requests = list.Items
+	}
+	return err
+}
+
+// pool returns the CAs as a pool; nil, which means the system's, if there are none.
+func pool(cas []*x509.Certificate) *x509.CertPool {
+	if len(cas) == 0 {
+		return nil
+	}
+	p := x509.NewCertPool()
+	for _, ca := range cas {
+		p.AddCert(ca)
+	}
+	return p
+}

@@ -1,0 +1,122 @@
+package doctor
+
+import (
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+// The minor versions of Kubernetes 1 that kubejoin is tested with.
+const (
+	oldestMinor = 34
+	newestMinor = 36
+)
+
+func checkKubernetesVersion(f *Facts) []Finding {
+	v, err := version.ParseGeneric(f.KubernetesVersion)
+	switch {
+	case err != nil:
+		return []Finding{found("kubernetes-version", "kubectl version", "the API server reports version %q, which is none of Kubernetes", f.KubernetesVersion)}
+	case v.Major() != 1 || v.Minor() < oldestMinor:
+		return []Finding{found("kubernetes-version", "kubeadm upgrade plan", "the API server has version %s, and kubejoin supports 1.%d to 1.%d", f.KubernetesVersion, oldestMinor, newestMinor)}
+	case v.Minor() > newestMinor:
+		return []Finding{found("kubernetes-version", "helm upgrade kubejoin deploy/chart/kubejoin -n kubejoin-system --reuse-values",
+			"the API server has version %s, and this kubejoin supports 1.%d to 1.%d: use a newer kubejoin", f.KubernetesVersion, oldestMinor, newestMinor)}
+	}
+	return nil
+}
+
+func checkKubejoinVersion(f *Facts) []Finding {
+	if f.Kubejoin == nil {
+		return nil
+	}
+	own, err := version.ParseSemantic(f.Version)
+	theirs, err2 := version.ParseSemantic(f.Kubejoin.Version)
+	if err != nil || err2 != nil || !theirs.LessThan(own) { // Read reports versions that cannot be compared
+		return nil
+	}
+	return []Finding{found("kubejoin-older", "helm upgrade kubejoin deploy/chart/kubejoin -n kubejoin-system --reuse-values",
+		"%s runs kubejoin %s, which is older than this command, %s", f.Kubejoin.URL, f.Kubejoin.Version, f.Version)}
+}
+
+// leaseMargin is the tolerated difference between the clocks of the API server and the leader.
+const leaseMargin = 30 * time.Second
+
+func checkRunning(f *Facts) []Finding {
+	if k := f.Kubejoin; k != nil {
+		switch {
+		case k.Unreachable != "":
+			return []Finding{found("kubejoin-unreachable", "curl -vk "+foreign.Quote(k.URL+"/readyz?verbose"), "%s does not respond as a kubejoin: %s", k.URL, k.Unreachable)}
+		case len(k.Failing) > 0:
+			return []Finding{found("kubejoin-not-ready", "curl -k "+foreign.Quote(k.URL+"/readyz?verbose"), "%s is not ready: %s", k.URL, strings.Join(k.Failing, "; "))}
+		}
+		return nil
+	}
+	const start = "kubejoin serve --kubeconfig kubejoin.conf --cluster-signing-cert-file /etc/kubernetes/pki/ca.crt --cluster-signing-key-file /etc/kubernetes/pki/ca.key"
+	why := "there is none"
+	if l := f.Lease; l != nil {
+		s := l.Spec
+		if s.HolderIdentity != nil && *s.HolderIdentity != "" && s.RenewTime != nil && s.LeaseDurationSeconds != nil &&
+			f.Time.Before(s.RenewTime.Add(time.Duration(*s.LeaseDurationSeconds)*time.Second+leaseMargin)) {
+			return nil
+		}
+		why = "nobody renews it"
+	}
+	return []Finding{found("kubejoin-not-running", start, "no kubejoin leads by the Lease kubejoin-system/kubejoin: %s; if one runs with --leader-elect=false, give its --url", why)}
+}
+
+// How long a Node may not be Ready, and a request may wait, before it is a finding.
+const (
+	notReadyFor = 10 * time.Minute
+	pendingFor  = 30 * time.Second
+)
+
+func checkNodes(f *Facts) []Finding {
+	var all []Finding
+	for _, node := range f.Nodes {
+		since, why := node.CreationTimestamp.Time, "it never reported"
+		ready := false
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				ready, since, why = c.Status == corev1.ConditionTrue, c.LastTransitionTime.Time, c.Reason
+			}
+		}
+		if ready || f.Time.Sub(since) < notReadyFor {
+			continue
+		}
+		all = append(all, found("node-not-ready", "kubejoin token create --replace-node "+foreign.Quote(node.Name)+" --print-join-command",
+			"Node %s is not Ready since %s (%s) and keeps its name from other machines: replace it, or delete the Node", node.Name, since.UTC().Format(time.RFC3339), why))
+	}
+	return all
+}
+
+func checkRequests(f *Facts) []Finding {
+	var all []Finding
+	for _, r := range f.Requests {
+		if r.Spec.SignerName != certificates.KubeAPIServerClientKubeletSignerName && r.Spec.SignerName != certificates.KubeletServingSignerName {
+			continue
+		}
+		state := "approved"
+		decided := false
+		for _, c := range r.Status.Conditions {
+			decided = decided || c.Type != certificates.CertificateApproved
+		}
+		if len(r.Status.Conditions) == 0 {
+			state = "created"
+		}
+		if decided || len(r.Status.Certificate) > 0 || f.Time.Sub(r.CreationTimestamp.Time) < pendingFor {
+			continue
+		}
+		command := "kubejoin explain --csr " + r.Name
+		if !foreign.SafeInShell(r.Name) {
+			command = foreign.ShowCSR(r.Name, string(r.UID))
+		}
+		all = append(all, found("csr-pending", command, "certificate request %s of %s was %s and has no certificate since %s",
+			r.Name, r.Spec.Username, state, r.CreationTimestamp.UTC().Format(time.RFC3339)))
+	}
+	return all
+}
