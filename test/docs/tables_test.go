@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/doctor"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
@@ -61,6 +62,21 @@ func TestTroubleshootingIsComplete(t *testing.T) {
 		section, _, _ = strings.Cut(section, "\n## ")
 		compareNames(t, part.what, part.declared, namesIn(section, namedInCell))
 	}
+}
+
+var findingRow = regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\| (error|warning) \\| [^|]+ \\| [^|]+ \\|$")
+
+// docs/doctor.md has a row for each finding, with its severity, and no other.
+func TestDoctorPageIsComplete(t *testing.T) {
+	t.Parallel()
+	declared, documented := map[string]bool{}, map[string]bool{}
+	for id, severity := range doctor.Severities {
+		declared[id+" "+string(severity)] = true
+	}
+	for _, m := range findingRow.FindAllStringSubmatch(read(t, "docs/doctor.md"), -1) {
+		documented[m[1]+" "+m[2]] = true
+	}
+	compareNames(t, "finding", declared, documented)
 }
 
 var shBlock = regexp.MustCompile("(?ms)^(?:<!--[^\n]*\n)?```(?:sh|console)\n(.*?)^```$")

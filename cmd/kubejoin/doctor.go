@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/doctor"
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Exit codes of doctor.
+const (
+	exitFindings  exitCode = 1
+	exitUnchecked exitCode = 2
+)
+
+// doctorOptions are the flags of doctor.
+type doctorOptions struct {
+	output
+	kubeconfig  string
+	url, caFile string
+	advertise   string
+	pins        []string
+	skip        []string
+	fix         bool
+}
+
+func doctorCommand() *cobra.Command {
+	var o doctorOptions
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Find what undoes the promises of kubejoin on a cluster, or keeps nodes from joining",
+		Long: `Find what undoes the promises of kubejoin on a cluster, or keeps nodes from joining:
+in kube-controller-manager and kube-apiserver, RBAC, tokens, cluster-info, the CA, clocks,
+versions, Nodes and certificate requests. Each finding has a severity, one sentence, and
+the command that mends it. docs/doctor.md lists all findings.
+
+The command reads the cluster with your kubeconfig and changes nothing. It needs no
+running kubejoin. With --url it also checks that one: whether it is ready, its version,
+its clock and its CA pins. It names what you may not read as "could not check".
+
+With --advertise, machines read cluster-info from kubejoin, and the API server needs no
+anonymous access. Without it, machines read cluster-info at the API server. Give --advertise
+if kubejoin runs with it outside of pods.
+
+The exit code is 0 if there is no finding. It is 1 if there are findings. It is 2 if there
+are none and a check could not be made, or the command cannot reach the cluster.
+
+The command uses the first kubeconfig of --kubeconfig, $KUBECONFIG, ~/.kube/config and
+` + adminConf + `.`,
+		Example: `  kubejoin doctor
+
+  # check a running kubejoin, too
+  kubejoin doctor --url https://join.example.com:9443 --ca-file /etc/kubernetes/pki/ca.crt
+
+  # only the commands that mend the findings; read them before you run them
+  kubejoin doctor --fix
+
+  # the IDs of all findings
+  kubejoin doctor -o jsonpath='{.findings[*].id}'
+
+  # accept a finding, for example in a nightly check
+  kubejoin doctor --skip apiserver-trusts-any-kubelet`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := o.check()
+			if err == nil {
+				err = o.run(cmd)
+			}
+			var code exitCode
+			if usage := (*usageError)(nil); err == nil || errors.As(err, &usage) || errors.As(err, &code) {
+				return usageOf(cmd, err)
+			}
+			cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
+			return exitUnchecked
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	o.known = []string{"text", "json", "yaml"}
+	f.StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
+	f.BoolVar(&o.fix, "fix", false, "print only the commands that mend the findings; the command runs none of them")
+	f.StringSliceVar(&o.skip, "skip", nil, "IDs of findings, or names of checks, to leave out")
+	f.StringVar(&o.advertise, "advertise", "", "HOST:PORT of kubejoin in join commands (default: that of the pods in kubejoin-system)")
+	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "CA pins of an existing join command to compare with cluster-info")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to check")
+	f.StringVar(&o.url, "url", "", "https://HOST:PORT of a running kubejoin to check, too")
+	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify --url with (default: those of the kubeconfig)")
+	// They fail only if the flag does not exist.
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(o.known, jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
+	_ = cmd.RegisterFlagCompletionFunc("skip", cobra.FixedCompletions(doctor.Names(), cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (o *doctorOptions) check() error {
+	if err := o.output.check(); err != nil {
+		return err
+	}
+	if o.fix && o.format != "text" {
+		return &usageError{err: errors.New("--fix: prints commands only, and excludes --output")}
+	}
+	if o.url != "" {
+		if err := checkHTTPS(o.url); err != nil {
+			return &usageError{err: fmt.Errorf("--url: %w", err)}
+		}
+	}
+	if o.caFile != "" && o.url == "" {
+		return &usageError{err: errors.New("--ca-file: is for --url, which is missing")}
+	}
+	if o.advertise != "" {
+		if err := clusterinfo.CheckEndpoint(o.advertise); err != nil {
+			return &usageError{err: fmt.Errorf("--advertise: %w", err)}
+		}
+	}
+	for i, text := range o.pins {
+		pin, err := clusterinfo.ParsePin(text)
+		if err != nil {
+			return &usageError{err: fmt.Errorf("--discovery-token-ca-cert-hash: %w", err)}
+		}
+		o.pins[i] = pin
+	}
+	if err := doctor.CheckNames(o.skip); err != nil {
+		return &usageError{err: fmt.Errorf("--skip: %w", err)}
+	}
+	return nil
+}
+
+func (o *doctorOptions) run(cmd *cobra.Command) error {
+	report, err := o.diagnose(cmd.Context())
+	if err != nil {
+		return err
+	}
+	report = report.Without(o.skip)
+	w := cmd.OutOrStdout()
+	done, err := o.object(w, report)
+	switch {
+	case done:
+	case o.fix:
+		_, err = io.WriteString(w, sanitize(report.Commands()))
+	default:
+		_, err = io.WriteString(w, sanitize(report.Text()))
+	}
+	switch {
+	case err != nil:
+		return err
+	case len(report.Findings) > 0:
+		return exitFindings
+	case len(report.Unchecked) > 0:
+		return exitUnchecked
+	}
+	return nil
+}
+
+// diagnose checks the cluster of the kubeconfig, and the kubejoin server of --url.
+func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Report, error) {
+	rules, found := (&remoteOptions{kubeconfig: o.kubeconfig}).findKubeconfig()
+	if !found {
+		return doctor.Report{}, errors.New("no kubeconfig found: want --kubeconfig FILE")
+	}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return doctor.Report{}, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	config.UserAgent = "kubejoin/" + buildVersion().Version
+	config.WarningHandler = rest.NoWarnings{}
+	config.QPS = -1 // about thirty requests
+	options := doctor.Options{Cluster: config, Version: buildVersion().Version, Advertise: o.advertise, Pins: o.pins, URL: o.url}
+	if o.caFile != "" {
+		bundle, err := os.ReadFile(o.caFile)
+		if err != nil {
+			return doctor.Report{}, fmt.Errorf("--ca-file: %w", err)
+		}
+		if options.CAs, err = clusterinfo.ParseCAs(bundle); err != nil {
+			return doctor.Report{}, fmt.Errorf("--ca-file: %w", err)
+		}
+	}
+	facts, err := doctor.Read(ctx, options)
+	if err != nil {
+		return doctor.Report{}, err
+	}
+	return doctor.Diagnose(facts), nil
+}
