@@ -9,6 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
@@ -18,6 +19,9 @@ const (
 	namespaceLook, namespaceRetry = time.Minute, 5 * time.Second
 	namespaceTimeout              = 10 * time.Second
 )
+
+// eventClaimsUnavailable is the reason of an Event on the namespace of claims.
+const eventClaimsUnavailable = "ClaimsUnavailable"
 
 // claimSpace tracks whether claims can be created. Without claims, no machine can join with a limited token.
 type claimSpace struct {
@@ -68,6 +72,9 @@ func (c *claimSpace) step(ctx context.Context) (time.Time, error) {
 		c.log.Info("claims of node names can be created again")
 	case c.problem != nil && before == nil:
 		c.log.Error("cannot create claims of node names", "error", err)
+		// Not on the Lease: its namespace may be the one that is missing.
+		c.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: secretstore.ClaimNamespace}, corev1.EventTypeWarning, eventClaimsUnavailable,
+			"kubejoin cannot create claims of node names, so no machine joins with a limited token: "+c.problem.Error())
 	}
 	if c.problem != nil {
 		return time.Now().Add(namespaceRetry), nil

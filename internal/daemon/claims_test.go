@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -21,7 +22,11 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 	forbidden := fmt.Errorf("create: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("user-7 may not")))
 	var log bytes.Buffer
 	var answer error
-	c := &claimSpace{service: &service{log: slog.New(slog.NewTextHandler(&log, nil))}, ready: func(context.Context) error { return answer }}
+	var events []string
+	s := &service{log: slog.New(slog.NewTextHandler(&log, nil)), eventOn: func(on *corev1.ObjectReference, kind, reason, message string) {
+		events = append(events, strings.Join([]string{on.Kind, on.Namespace + on.Name, kind, reason, message}, " "))
+	}}
+	c := &claimSpace{service: s, ready: func(context.Context) error { return answer }}
 	for i, step := range []struct {
 		answer          error
 		problem, logged string // empty: none
@@ -38,6 +43,7 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 	} {
 		answer = step.answer
 		log.Reset()
+		events = nil
 		next, err := c.step(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -51,6 +57,10 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 		}
 		if (log.Len() == 0) != (step.logged == "") || !strings.Contains(log.String(), step.logged) {
 			t.Errorf("step %d: the log says %q, want %q", i, log.String(), step.logged)
+		}
+		if begins := problem != "" && step.logged != ""; begins != (len(events) == 1) || len(events) > 1 ||
+			begins && (!strings.HasPrefix(events[0], "Namespace kubejoin-system Warning ClaimsUnavailable ") || !strings.HasSuffix(events[0], problem)) {
+			t.Errorf("step %d: events %q", i, events)
 		}
 		if soon := !next.IsZero() && time.Until(next) <= namespaceRetry; soon != (problem != "") {
 			t.Errorf("step %d: next at %s", i, next)

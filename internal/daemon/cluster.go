@@ -143,9 +143,10 @@ func (c *cluster) recordEvents() {
 	events := record.NewBroadcaster(record.WithContext(c.watch))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubejoin"})
-	c.event = func(kind, reason, message string) {
-		recorder.Event(lease, kind, reason, foreign.Text(message, foreign.MaxMessage))
+	c.eventOn = func(object *corev1.ObjectReference, kind, reason, message string) {
+		recorder.Event(object, kind, reason, foreign.Text(message, foreign.MaxMessage))
 	}
+	c.event = func(kind, reason, message string) { c.eventOn(lease, kind, reason, message) }
 	c.closers = append(c.closers, func() error { events.Shutdown(); return nil })
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Run serves until ctx ends or a part fails permanently. It prints a banner to stdout.
@@ -60,6 +61,8 @@ type service struct {
 	byCertificate auth.Authenticate
 	// event creates an Event; without a cluster it does nothing.
 	event func(kind, reason, message string)
+	// eventOn creates an Event on an object; without a cluster it does nothing.
+	eventOn func(object *corev1.ObjectReference, kind, reason, message string)
 	// background functions run until their context ends. An error of one of them ends the program.
 	background []func(context.Context) error
 	// hosts are extra names in an issued serving certificate.
@@ -80,7 +83,8 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s := &service{
 		options: o, log: log, stdout: stdout, registry: registry,
-		event: func(string, string, string) {}, operators: &auth.TokenFile{},
+		event: func(string, string, string) {}, eventOn: func(*corev1.ObjectReference, string, string, string) {},
+		operators: &auth.TokenFile{},
 		api: server.Server{
 			Advertise:  o.Advertise,
 			Version:    o.Version,
