@@ -217,6 +217,9 @@ var diagnoses = map[string]struct {
 	"approval for everybody": {func(_ *testing.T, f *Facts) {
 		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("it's wide", "nodeclient", tokens.DefaultGroup, "system:authenticated"))
 	}, []string{`nodeclient-too-wide: 'it'\''s wide' --type=json -p '[{"op":"test","path":"/subjects/1/name","value":"system:authenticated"},{"op":"remove","path":"/subjects/1"}]'`}},
+	"two wrong subjects": {func(_ *testing.T, f *Facts) {
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("two", "nodeclient", "system:bootstrappers:a", tokens.DefaultGroup, "system:authenticated"))
+	}, []string{"nodeclient-other: /subjects/2\"},{\"op\":\"test\",\"path\":\"/subjects/0/name", "nodeclient-too-wide: /subjects/2\"},{\"op\":\"test\",\"path\":\"/subjects/0/name"}},
 	"approval for nodes": {func(_ *testing.T, f *Facts) {
 		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("n", "nodeclient", nodesGroup))
 	}, []string{"nodeclient-too-wide"}},

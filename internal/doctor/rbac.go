@@ -37,21 +37,29 @@ func checkApprovalBindings(f *Facts) []Finding {
 		})
 		first := right{"", certificatesGroup, nodeClient, "", "create"}.allowed(rules)
 		renews := right{"", certificatesGroup, selfNodeClient, "", "create"}.allowed(rules)
+		var wrong []int // subjects to remove
+		ofBinding := len(all)
 		for i, subject := range binding.Subjects {
-			who := subject.Kind + " " + subject.Name
+			before, who := len(all), subject.Kind+" "+subject.Name
 			switch {
-			case first && isFirst(subject):
-			case first && isOther(subject):
-				all = append(all, found("nodeclient-other", withoutSubject(binding, i),
+			case !first || isFirst(subject):
+			case isOther(subject):
+				all = append(all, found("nodeclient-other", "",
 					"ClusterRoleBinding %s has client certificates of nodes approved for %s, which is not the group of kubeadm's tokens", binding.Name, who))
-			case first:
-				all = append(all, found("nodeclient-too-wide", withoutSubject(binding, i),
+			default:
+				all = append(all, found("nodeclient-too-wide", "",
 					"ClusterRoleBinding %s has client certificates of any node name approved for %s", binding.Name, who))
 			}
 			if renews && (subject.Kind != rbacv1.GroupKind || subject.Name != nodesGroup) {
-				all = append(all, found("selfnodeclient-too-wide", withoutSubject(binding, i),
+				all = append(all, found("selfnodeclient-too-wide", "",
 					"ClusterRoleBinding %s has renewals of node certificates approved for %s, want only for %s", binding.Name, who, nodesGroup))
 			}
+			if len(all) > before {
+				wrong = append(wrong, i)
+			}
+		}
+		for i := range all[ofBinding:] {
+			all[ofBinding+i].Command = withoutSubjects(binding, wrong)
 		}
 	}
 	return all
@@ -69,15 +77,19 @@ func isOther(s rbacv1.Subject) bool {
 	return s.Kind == rbacv1.ServiceAccountKind || s.Name != "system:anonymous"
 }
 
-// withoutSubject returns a command that removes one subject. It fails if the binding has changed since.
-func withoutSubject(binding rbacv1.ClusterRoleBinding, i int) string {
+// withoutSubjects returns a command that removes subjects. It fails if the binding has changed since.
+func withoutSubjects(binding rbacv1.ClusterRoleBinding, wrong []int) string {
 	type step struct {
 		Op    string `json:"op"`
 		Path  string `json:"path"`
 		Value string `json:"value,omitempty"`
 	}
-	path := fmt.Sprintf("/subjects/%d", i)
-	patch, _ := json.Marshal([]step{{"test", path + "/name", binding.Subjects[i].Name}, {"remove", path, ""}}) // strings only
+	var steps []step
+	for _, i := range slices.Backward(wrong) { // from the last one on, so that the others keep their numbers
+		path := fmt.Sprintf("/subjects/%d", i)
+		steps = append(steps, step{"test", path + "/name", binding.Subjects[i].Name}, step{"remove", path, ""})
+	}
+	patch, _ := json.Marshal(steps) // strings only
 	return "kubectl patch clusterrolebinding " + foreign.Quote(binding.Name) + " --type=json -p " + foreign.Quote(string(patch))
 }
 

@@ -30,7 +30,7 @@ func checkTokens(f *Facts) []Finding {
 			all = append(all, found("token-malformed", remove, "the limits of token %s are malformed, so it admits nobody: %s", id, oneLine(r.Limits.Problem)))
 		}
 		if r.Expires.IsZero() {
-			all = append(all, found("token-never-expires", "kubejoin token renew "+id+" --ttl 24h", "token %s never expires", id))
+			all = append(all, found("token-never-expires", "kubejoin token renew "+id+" --ttl 24h --shorten", "token %s never expires", id))
 		}
 	}
 	return all
