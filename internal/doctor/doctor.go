@@ -154,7 +154,7 @@ func (r Report) Text() string {
 	for _, u := range r.Unchecked {
 		fmt.Fprintf(&b, "%-8s %s: could not check: %s\n", "unknown", u.Check, u.Reason)
 	}
-	fmt.Fprintf(&b, "%d checks: %d errors, %d warnings, %d could not be made\n", r.Checks, count[Error], count[Warning], len(r.Unchecked))
+	fmt.Fprintf(&b, "checks: %d, errors: %d, warnings: %d, not checked: %d\n", r.Checks, count[Error], count[Warning], len(r.Unchecked))
 	return b.String()
 }
 

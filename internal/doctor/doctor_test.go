@@ -516,7 +516,7 @@ warning  b: it is not good
 warning  c: it is odd
   see
 unknown  tokens: could not check: need list on secrets in kube-system
-3 checks: 1 errors, 2 warnings, 1 could not be made
+checks: 3, errors: 1, warnings: 2, not checked: 1
 `
 	if got := r.Text(); got != text {
 		t.Errorf("got\n%s", got)
