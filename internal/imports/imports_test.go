@@ -66,7 +66,7 @@ var arrows = []struct {
 	},
 	{
 		"nothing of internal/testing",
-		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/daemon"},
+		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/daemon", "internal/doctor", "deploy"},
 		below(module + "internal/testing"), "internal/testing/hostile",
 	},
 }

@@ -1,0 +1,438 @@
+package doctor
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/doctor"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	nodeClient     = "--clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient"
+	selfNodeClient = "--clusterrole=system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
+)
+
+// faults are faults of a cluster whose commands mend them.
+var faults = []struct {
+	name   string
+	inject func(*testing.T, *patient)
+	want   []string // all findings
+}{
+	{"default of kubeadm", func(t *testing.T, p *patient) { p.controlPlane(t, "", "") },
+		[]string{"apiserver-trusts-any-kubelet", "kcm-approves", "kcm-cleans-tokens", "kcm-signs", "kcm-signs-cluster-info"}},
+	{"bootstrap tokens off", func(t *testing.T, p *patient) {
+		p.controlPlane(t, good+"  - {name: enable-bootstrap-token-auth, value: \"false\"}\n", handedOver)
+	}, []string{"apiserver-bootstrap-tokens-off"}},
+	{"no Node authorizer", func(t *testing.T, p *patient) {
+		p.controlPlane(t, good+"  - {name: authorization-mode, value: RBAC}\n", handedOver)
+	}, []string{"apiserver-node-authorizer-off"}},
+	{"every request authorized", func(t *testing.T, p *patient) {
+		p.controlPlane(t, good+"  - {name: authorization-mode, value: AlwaysAllow}\n", handedOver)
+	}, []string{"apiserver-always-allow"}},
+	{"no NodeRestriction", func(t *testing.T, p *patient) {
+		p.controlPlane(t, good+"  - {name: enable-admission-plugins, value: AlwaysPullImages}\n", handedOver)
+	}, []string{"apiserver-node-restriction-off"}},
+
+	{"approval for everybody", kubectl("create", "clusterrolebinding", "wide", nodeClient, "--group=system:authenticated"), []string{"nodeclient-too-wide"}},
+	{"approval for another group", kubectl("create", "clusterrolebinding", "edge", nodeClient, "--group=system:bootstrappers:edge", "--user=kubelet-bootstrap"), []string{"nodeclient-other"}},
+	{"renewals for everybody", kubectl("create", "clusterrolebinding", "renew", selfNodeClient, "--group=system:authenticated"), []string{"selfnodeclient-too-wide"}},
+	{"no approval", kubectl("delete", "clusterrolebinding", "kubeadm:node-autoapprove-bootstrap"), []string{"nodeclient-missing"}},
+	{"no approval of renewals", kubectl("delete", "clusterrolebinding", "kubeadm:node-autoapprove-certificate-rotation"), []string{"selfnodeclient-missing"}},
+	{"tokens may not request", kubectl("delete", "clusterrolebinding", "kubeadm:kubelet-bootstrap"), []string{"join-rights-missing"}},
+	{"tokens may not read Nodes", func(t *testing.T, p *patient) {
+		kubectl("delete", "clusterrolebinding", "kubeadm:get-nodes")(t, p)
+		kubectl("delete", "clusterrole", "kubeadm:get-nodes")(t, p)
+	}, []string{"join-rights-missing"}},
+
+	{"no service account", kubectl("-n", "kubejoin-system", "delete", "serviceaccount", "kubejoin"), []string{"service-account-missing"}},
+	{"no admission policy", kubectl("delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "kubejoin-secrets"), []string{"admission-policy-missing"}},
+	{"no binding", kubectl("-n", "kube-system", "delete", "rolebinding", "kubejoin:tokens"), []string{"rights-missing"}},
+	{"a right is missing", kubectl("patch", "clusterrole", "kubejoin", "--type=json", "-p", `[{"op":"remove","path":"/rules/1"}]`), []string{"rights-missing"}},
+	{"cluster-info not public", kubectl("-n", "kube-public", "delete", "rolebinding", "kubeadm:bootstrap-signer-clusterinfo"), []string{"cluster-info-not-public"}},
+
+	{"token never expires", func(t *testing.T, p *patient) { p.secret(t, tokens.Generate(), nil) }, []string{"token-never-expires"}},
+	{"picked token", func(t *testing.T, p *patient) {
+		token, err := tokens.New("picked", "kubernetes2026ab")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.secret(t, token, map[string]string{"expiration": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)})
+	}, []string{"token-guessable"}},
+	{"published token", func(t *testing.T, p *patient) {
+		p.secret(t, tokens.Generate(), map[string]string{"token-id": "abcdef", "token-secret": "0123456789abcdef"})
+	}, []string{"token-guessable"}},
+	{"malformed token", func(t *testing.T, p *patient) {
+		p.secret(t, tokens.Generate(), map[string]string{"token-secret": "short"})
+	}, []string{"token-malformed"}},
+	{"malformed limits", func(t *testing.T, p *patient) {
+		token := p.CreateToken(t, tokens.Limits{})
+		p.RunKubectl(t, "-n", "kube-system", "annotate", "secret", "bootstrap-token-"+token.ID(), "kubejoin.io/max-nodes=many")
+	}, []string{"token-malformed"}},
+}
+
+// kubectl returns a fault that kubectl makes.
+func kubectl(args ...string) func(*testing.T, *patient) {
+	return func(t *testing.T, p *patient) { t.Helper(); p.RunKubectl(t, args...) }
+}
+
+// secret creates the Secret of a token that another tool made.
+func (p *patient) secret(t *testing.T, token tokens.Token, data map[string]string) {
+	t.Helper()
+	all := map[string]string{"token-id": token.ID(), "token-secret": token.RevealSecret(), "usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true"}
+	for key, value := range data {
+		all[key] = value
+	}
+	_, err := p.Client().CoreV1().Secrets("kube-system").Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + all["token-id"]}, Type: "bootstrap.kubernetes.io/token", StringData: all,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDoctor injects faults one after the other, and mends each with the commands of its findings.
+func TestDoctor(t *testing.T) {
+	harness.Parallel(t)
+	p := newPatient(t)
+	url := []string{"--url=https://" + p.Endpoint}
+	p.healthy(t)
+	p.healthy(t, url...)
+	for _, fault := range faults {
+		if !t.Run(fault.name, func(t *testing.T) {
+			fault.inject(t, p)
+			p.finds(t, nil, fault.want...)
+			p.mend(t)
+			p.healthy(t)
+		}) {
+			return // the next one would also find this fault
+		}
+	}
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"anonymous access", p.anonymous},
+		{"pins", p.pins},
+		{"clock", p.clock},
+		{"nodes", p.nodes},
+		{"less rights", p.lessRights},
+		{"no cluster", p.noCluster},
+		{"no namespace", p.noNamespace},
+		{"without kubejoin", p.withoutKubejoin},
+	} {
+		if !t.Run(part.name, part.run) {
+			return
+		}
+	}
+	p.onlyReads(t)
+}
+
+// healthy checks that a cluster has no findings.
+func (p *patient) healthy(t *testing.T, args ...string) {
+	t.Helper()
+	stdout, stderr, code := p.run(t, p.reader, args...)
+	if code != 0 || stderr != "" || !strings.HasSuffix(stdout, ", errors: 0, warnings: 0, not checked: 0\n") || strings.Count(stdout, "\n") != 1 {
+		t.Fatalf("healthy cluster: exit code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// finds checks that doctor has exactly these findings.
+func (p *patient) finds(t *testing.T, args []string, want ...string) doctor.Report {
+	t.Helper()
+	r := p.report(t, args...)
+	if !slices.Equal(ids(r), want) {
+		t.Errorf("doctor %q: got %+v, want %q", args, r.Findings, want)
+	}
+	return r
+}
+
+// anonymous checks the address of --advertise, and the access that is not needed with it.
+func (p *patient) anonymous(t *testing.T) {
+	p.finds(t, []string{"--advertise=" + p.Endpoint}, "anonymous-on", "cluster-info-public")
+	p.finds(t, []string{"--advertise=" + harness.FreeAddress(t)}, "advertise-unreachable", "anonymous-on", "cluster-info-public")
+	other := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(other.Close)
+	p.finds(t, []string{"--advertise=" + other.Listener.Addr().String()}, "advertise-untrusted", "anonymous-on", "cluster-info-public")
+	// This server has a certificate of the cluster CA.
+	certificate, err := tls.LoadX509KeyPair(filepath.Join(p.Dir, "pki", "apiserver.crt"), filepath.Join(p.Dir, "pki", "apiserver.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(corev1.ConfigMap{Data: map[string]string{clusterinfo.KubeconfigKey: "other"}})
+	}))
+	foreign.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+	foreign.StartTLS()
+	t.Cleanup(foreign.Close)
+	p.finds(t, []string{"--advertise=" + foreign.Listener.Addr().String()}, "advertise-other-cluster", "anonymous-on", "cluster-info-public")
+
+	// A Pod of kubejoin has the address in its flags.
+	_, err = p.Client().CoreV1().Pods("kubejoin-system").Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubejoin", Labels: map[string]string{"app.kubernetes.io/name": "kubejoin"}, Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "0"}},
+		Spec:       corev1.PodSpec{NodeName: "control-plane", Containers: []corev1.Container{{Name: "kubejoin", Image: "kubejoin", Args: []string{"serve", "--advertise=" + p.Endpoint}}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.finds(t, nil, "anonymous-on", "cluster-info-public")
+	p.RunKubectl(t, "-n", "kubejoin-system", "delete", "pod", "kubejoin", "--grace-period=0", "--force")
+}
+
+func (p *patient) pins(t *testing.T) {
+	p.finds(t, []string{"--discovery-token-ca-cert-hash=sha256:" + strings.Repeat("0", 64)}, "pin-mismatch")
+	cas, err := clusterinfo.ParseCAs(harness.ReadFile(t, p.CAFile()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.healthy(t, "--discovery-token-ca-cert-hash="+clusterinfo.Pin(cas[0]))
+}
+
+func (p *patient) clock(t *testing.T) {
+	for _, skew := range []time.Duration{10 * time.Minute, -10 * time.Minute} {
+		config, err := p.Config(p.reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		facts, err := doctor.Read(t.Context(), doctor.Options{
+			Cluster: config, URL: "https://" + p.Endpoint, Version: "v9.9.9", Now: func() time.Time { return time.Now().Add(skew) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := doctor.Diagnose(facts)
+		if !slices.Equal(ids(r), []string{"clock-skew"}) || len(r.Findings) != 2 {
+			t.Errorf("%s: got %+v, want clock-skew", skew, r.Findings)
+		}
+		// A build without a version.
+		if len(r.Unchecked) != 1 || r.Unchecked[0].Check != "kubejoin-version" {
+			t.Errorf("unchecked: %+v, want the version", r.Unchecked)
+		}
+	}
+}
+
+func (p *patient) nodes(t *testing.T) {
+	nodes := p.Client().CoreV1().Nodes()
+	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone-1"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Hour))}}
+	if _, err := nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.finds(t, nil, "node-not-ready")
+	p.RunKubectl(t, "delete", "node", "gone-1")
+	p.healthy(t)
+}
+
+// lessRights checks that a check that could not be made is never silent.
+func (p *patient) lessRights(t *testing.T) {
+	nobody, err := p.ServiceAccountKubeconfig(t.Context(), "doctors", "nobody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr, code := p.run(t, nobody)
+	if code != 2 || stderr != "" {
+		t.Errorf("exit code %d\n%s", code, stderr)
+	}
+	for _, want := range []string{
+		"tokens: could not check: need list on secrets in kube-system\n",
+		"kube-controller-manager: could not check: need list on pods in kube-system\n",
+		"kubelet-ca: could not check: need list on pods in kube-system\n",
+		"approval-bindings: could not check: need list on clusterroles and clusterrolebindings\n",
+		"kubejoin: could not check: need get on leases in kubejoin-system\n",
+		"requests: could not check: need list on certificatesigningrequests\n",
+		"nodes: could not check: need list on nodes\n",
+		", errors: 0, warnings: 0, not checked: 19\n",
+	} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("no %q in\n%s", want, stdout)
+		}
+	}
+	// A cluster whose control plane has no Pods.
+	p.RunKubectl(t, "-n", "kube-system", "delete", "pods", "-l", "tier=control-plane", "--grace-period=0", "--force")
+	stdout, _, code = p.run(t, p.reader)
+	if code != 2 || !strings.Contains(stdout, "kube-controller-manager: could not check: no Pod in kube-system with the label component=kube-controller-manager") {
+		t.Errorf("exit code %d\n%s", code, stdout)
+	}
+	p.post(t)
+	p.healthy(t)
+}
+
+func (p *patient) noCluster(t *testing.T) {
+	content := bytes.ReplaceAll(harness.ReadFile(t, p.reader), []byte(p.Address), []byte(harness.FreeAddress(t)))
+	file := filepath.Join(t.TempDir(), "unreachable.conf")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if stdout, stderr, code := p.run(t, file); code != 2 || stdout != "" || !strings.Contains(stderr, "connection refused") {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// noNamespace deletes kubejoin-system, with the roles in it. kubejoin reports that it is not ready.
+func (p *patient) noNamespace(t *testing.T) {
+	p.RunKubectl(t, "delete", "namespace", "kubejoin-system", "--wait=false")
+	namespaces := p.Client().CoreV1().Namespaces()
+	namespace, err := namespaces.Get(t.Context(), "kubejoin-system", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	namespace.Spec.Finalizers = nil // no namespace controller runs
+	if _, err := namespaces.Finalize(t.Context(), namespace, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.finds(t, []string{"--skip=kubejoin-not-running"}, "namespace-missing") // after a while, kubejoin cannot renew its Lease
+	harness.Wait(t, "failed check claims", func() error {
+		for _, f := range p.report(t, "--url=https://"+p.Endpoint).Findings {
+			if f.ID == "kubejoin-not-ready" && strings.Contains(f.Message, "claims failed: namespace does not exist: kubejoin-system") {
+				return nil
+			}
+		}
+		return fmt.Errorf("/readyz does not name the namespace")
+	})
+	harness.Wait(t, "Event on the namespace", func() error {
+		message, err := p.Kubectl(t.Context(), "-n", "default", "get", "events", "--field-selector=involvedObject.kind=Namespace,reason=ClaimsUnavailable", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(message, "kubectl create namespace kubejoin-system") {
+			err = fmt.Errorf("got %q", message)
+		}
+		return err
+	})
+	p.mend(t, "--skip=kubejoin-not-running")
+	harness.Wait(t, "a new leader", func() error {
+		if r := p.report(t); len(r.Findings) > 0 {
+			return fmt.Errorf("%+v", r.Findings)
+		}
+		return nil
+	})
+}
+
+// withoutKubejoin has faults that a running kubejoin would mend.
+func (p *patient) withoutKubejoin(t *testing.T) {
+	const stopped = "kubejoin-not-running"
+	p.Stop(20 * time.Second)
+	r := p.finds(t, []string{"--url=https://" + p.Endpoint}, "kubejoin-unreachable")
+	if r = p.finds(t, nil, stopped); r.Findings[0].Severity != doctor.Error {
+		t.Errorf("got %+v", r.Findings[0])
+	}
+	p.CreateToken(t, tokens.Limits{})
+	p.RequestCertificate(t, "waiting", certificates.KubeletServingSignerName)
+	harness.WaitFor(t, 2*time.Minute, "findings after half a minute", func() error {
+		if got, want := ids(p.report(t)), []string{"cluster-info-unsigned", "csr-pending", stopped}; !slices.Equal(got, want) {
+			return fmt.Errorf("got %q, want %q", got, want)
+		}
+		return nil
+	})
+	p.RunKubectl(t, "delete", "csr", "waiting")
+	p.RunKubectl(t, "-n", "kube-system", "delete", "secrets", "--field-selector=type=bootstrap.kubernetes.io/token")
+	p.finds(t, nil, stopped)
+
+	server, own, err := clusterinfo.ParseKubeconfig([]byte(p.ClusterInfo(t)[clusterinfo.KubeconfigKey]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := clusterinfo.Kubeconfig(server, own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := signer.GenerateCA("other", time.Now(), 20*24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	otherCA, err := clusterinfo.Kubeconfig(server, other.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed, err := clusterinfo.Kubeconfig("https://"+harness.FreeAddress(t), own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expired := certtest.Issue(t, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour),
+	}, nil)
+	ended, err := clusterinfo.Kubeconfig(server, []*x509.Certificate{expired.Leaf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name       string
+		kubeconfig []byte
+		want       []string
+	}{
+		{"unreachable server", closed, []string{"cluster-info-server-unreachable", stopped}},
+		{"another cluster, CA ends soon", otherCA, []string{"ca-expires-soon", "cluster-info-other-ca", "cluster-info-server-untrusted", stopped}},
+		{"expired CA", ended, []string{"ca-expired", "cluster-info-other-ca", "cluster-info-server-untrusted", stopped}},
+		{"malformed", []byte("?"), []string{"cluster-info-malformed", stopped}},
+		{"as before", good, []string{stopped}},
+	} {
+		patch, err := json.Marshal(map[string]any{"data": map[string]string{clusterinfo.KubeconfigKey: string(test.kubeconfig)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.RunKubectl(t, "-n", "kube-public", "patch", "configmap", "cluster-info", "-p", string(patch))
+		t.Run(test.name, func(t *testing.T) { p.finds(t, nil, test.want...) })
+	}
+	p.RunKubectl(t, "-n", "kube-public", "delete", "configmap", "cluster-info")
+	p.finds(t, nil, "cluster-info-missing", stopped)
+
+	p.StopAPIServer()
+	if err := p.StartAPIServer(t.Context(), "--anonymous-auth=false"); err != nil {
+		t.Fatal(err)
+	}
+	p.finds(t, nil, "cluster-info-missing", "cluster-info-not-public", stopped)
+}
+
+// onlyReads checks that doctor sent only reads, and that its reader was allowed all of them.
+func (p *patient) onlyReads(t *testing.T) {
+	t.Helper()
+	seen := map[string]int{}
+	for line := range bytes.Lines(p.audit.Content(t)) {
+		var call struct {
+			Verb, RequestURI string
+			User             struct{ Username string }
+			UserAgent        string
+			ResponseStatus   struct{ Code int }
+		}
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			continue
+		}
+		if err := json.Unmarshal(line, &call); err != nil {
+			t.Fatal(err)
+		}
+		if call.User.Username == "system:anonymous" && !strings.HasPrefix(call.UserAgent, "kubejoin") && call.Verb == "get" {
+			continue // probes
+		}
+		seen[call.Verb]++
+		if !slices.Contains([]string{"get", "list", "watch"}, call.Verb) {
+			t.Errorf("%s %s %s", call.User.Username, call.Verb, call.RequestURI)
+		}
+		if call.User.Username == reader && call.ResponseStatus.Code == http.StatusForbidden {
+			t.Errorf("refused: %s %s", call.Verb, call.RequestURI)
+		}
+	}
+	if seen["get"] < 100 || seen["list"] < 100 {
+		t.Errorf("got %v, want hundreds of requests: this test could not fail", seen)
+	}
+	t.Logf("requests by verb: %v", seen)
+}
