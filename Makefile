@@ -25,7 +25,7 @@ demo: build ## join a real node to a real control plane through kubejoin (needs 
 	@$(GO) build -o bin/demo ./test/demo
 	@bin/demo
 
-kube: ## build the Kubernetes binaries for tests and demo
+kube: ## build the Kubernetes and containerd binaries for tests and demo
 	@$(GO) run ./test/demo -build
 
 test: check kube ## run all tests (node tests need root)
@@ -42,6 +42,7 @@ check: ## check formatting, go vet, go.mod files, staticcheck, and the words of 
 	$(GO) vet ./...
 	$(GO) mod tidy -diff
 	cd test/kube && $(GO) mod tidy -diff
+	cd test/containers && $(GO) mod tidy -diff
 	cd test/cfssl && $(GO) mod tidy -diff
 	cd test/ignition && $(GO) mod tidy -diff && $(GO) vet ./...
 	cd test/importer && $(GO) mod tidy -diff && $(GO) mod tidy -diff -modfile=go.newest.mod
@@ -64,4 +65,4 @@ mutate: kube ## switch off each guard of tokens, signer and server, and report t
 	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(RUN),-run '$(RUN)')
 
 clean: ## remove build results (not kubejoin-data)
-	rm -rf bin test/kube/bin test/cfssl/bin
+	rm -rf bin test/kube/bin test/containers/bin test/cfssl/bin

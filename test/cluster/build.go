@@ -16,17 +16,48 @@ import (
 	"time"
 )
 
-// programs are the programs of test/kube and their packages. kubeadm comes first, because it compiles the code
-// that most of the others share.
-var programs = []struct{ name, pkg string }{
-	{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm"},
-	{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
-	{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
-	{"kubectl", "k8s.io/kubernetes/cmd/kubectl"},
-	{"kubelet", "k8s.io/kubernetes/cmd/kubelet"},
-	{"etcd", "go.etcd.io/etcd/server/v3"},
-	{"fakecri", "./fakecri"},
-	{"specs", "./specs"},
+// A module is a nested module that pins programs which the tests run. They are built into its folder bin.
+type module struct {
+	name     string                             // below test
+	programs []program                          // in the order of their builds
+	sources  []string                           // files of its own programs
+	flags    func(dir string) ([]string, error) // of go build
+}
+
+type program struct{ name, pkg string }
+
+// kube has the components of Kubernetes. kubeadm comes first, because it compiles the code that most of the others
+// share.
+var kube = module{
+	name: "kube",
+	programs: []program{
+		{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm"},
+		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
+		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
+		{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"},
+		{"kubectl", "k8s.io/kubernetes/cmd/kubectl"},
+		{"kubelet", "k8s.io/kubernetes/cmd/kubelet"},
+		{"etcd", "go.etcd.io/etcd/server/v3"},
+		{"fakecri", "./fakecri"},
+		{"specs", "./specs"},
+	},
+	sources: []string{"fakecri/main.go", "specs/main.go"},
+	flags:   kubeFlags,
+}
+
+// containers has the container runtime of whole clusters.
+var containers = module{
+	name: "containers",
+	programs: []program{
+		{"containerd", "github.com/containerd/containerd/v2/cmd/containerd"},
+		{"containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"},
+		{"ctr", "github.com/containerd/containerd/v2/cmd/ctr"},
+		{"pause", "./pause"},
+	},
+	sources: []string{"pause/main.go"},
+	flags: func(string) ([]string, error) {
+		return []string{"-trimpath", "-tags", "no_btrfs,no_devmapper,no_zfs", "-ldflags", "-s -w"}, nil
+	},
 }
 
 // Build builds the programs that test/kube pins into test/kube/bin, and returns that folder. The first
@@ -35,6 +66,15 @@ var programs = []struct{ name, pkg string }{
 //
 // Build looks for the module in the working directory and its parents.
 func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
+	return kube.build(ctx, progress)
+}
+
+// BuildContainers is [Build] of containerd and the other programs in test/containers.
+func BuildContainers(ctx context.Context, progress io.Writer) (dir string, err error) {
+	return containers.build(ctx, progress)
+}
+
+func (m module) build(ctx context.Context, progress io.Writer) (dir string, err error) {
 	if progress == nil {
 		progress = io.Discard
 	}
@@ -42,13 +82,13 @@ func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	module := filepath.Join(root, "test", "kube")
-	flags, stamp, err := recipe(module)
+	source := filepath.Join(root, "test", m.name)
+	flags, stamp, err := m.recipe(source)
 	if err != nil {
 		return "", err
 	}
-	dir = filepath.Join(module, "bin")
-	if built(dir, stamp) {
+	dir = filepath.Join(source, "bin")
+	if m.built(dir, stamp) {
 		return dir, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -59,19 +99,19 @@ func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 		return "", err
 	}
 	defer unlock()
-	if built(dir, stamp) { // by the process that held the lock
+	if m.built(dir, stamp) { // by the process that held the lock
 		return dir, nil
 	}
-	for i, p := range programs {
-		fmt.Fprintf(progress, "building %s (%d of %d) … ", p.name, i+1, len(programs))
+	for i, p := range m.programs {
+		fmt.Fprintf(progress, "building %s (%d of %d) … ", p.name, i+1, len(m.programs))
 		start := time.Now()
 		args := append([]string{"build", "-o", filepath.Join(dir, p.name)}, flags...)
 		cmd := exec.CommandContext(ctx, "go", append(args, p.pkg)...)
-		cmd.Dir = module
+		cmd.Dir = source
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			fmt.Fprintln(progress, "failed")
-			return "", fmt.Errorf("building %s in %s: %w\n%s", p.name, module, err, out)
+			return "", fmt.Errorf("building %s in %s: %w\n%s", p.name, source, err, out)
 		}
 		fmt.Fprintf(progress, "%d s\n", int(time.Since(start).Round(time.Second).Seconds()))
 	}
@@ -97,27 +137,33 @@ func Repository() (string, error) {
 }
 
 // recipe returns the flags of go build, and a stamp that changes whenever a rebuild is needed.
-func recipe(module string) (flags []string, stamp string, err error) {
-	version, err := kubeVersion(module)
+func (m module) recipe(dir string) (flags []string, stamp string, err error) {
+	flags, err = m.flags(dir)
 	if err != nil {
 		return nil, "", err
 	}
-	// kubeadm does not work if no version is set.
-	const x = "-X k8s.io/component-base/version."
-	major, minor, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
-	minor, _, _ = strings.Cut(minor, ".")
-	flags = []string{"-trimpath", "-ldflags", "-s -w " + x + "gitVersion=" + version + " " + x + "gitMajor=" + major + " " + x + "gitMinor=" + minor}
-
 	sum := sha256.New()
-	for _, name := range []string{"go.mod", "go.sum", "fakecri/main.go", "specs/main.go"} {
-		data, err := os.ReadFile(filepath.Join(module, name))
+	for _, name := range append([]string{"go.mod", "go.sum"}, m.sources...) {
+		data, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
 			return nil, "", err
 		}
 		fmt.Fprintf(sum, "%s %d\n%s", name, len(data), data)
 	}
-	stamp = fmt.Sprintf("kubernetes %s %s/%s\n%q\nsha256:%x\n", version, runtime.GOOS, runtime.GOARCH, flags, sum.Sum(nil))
+	stamp = fmt.Sprintf("%s %s/%s\n%q\nsha256:%x\n", m.name, runtime.GOOS, runtime.GOARCH, flags, sum.Sum(nil))
 	return flags, stamp, nil
+}
+
+// kubeFlags sets the version of Kubernetes, without which kubeadm does not work.
+func kubeFlags(dir string) ([]string, error) {
+	version, err := kubeVersion(dir)
+	if err != nil {
+		return nil, err
+	}
+	const x = "-X k8s.io/component-base/version."
+	major, minor, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ = strings.Cut(minor, ".")
+	return []string{"-trimpath", "-ldflags", "-s -w " + x + "gitVersion=" + version + " " + x + "gitMajor=" + major + " " + x + "gitMinor=" + minor}, nil
 }
 
 var kubeRequirement = regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes (v\d+\.\d+\.\d+\S*)`)
@@ -135,11 +181,11 @@ func kubeVersion(module string) (string, error) {
 	return string(m[1]), nil
 }
 
-func built(dir, stamp string) bool {
+func (m module) built(dir, stamp string) bool {
 	if data, err := os.ReadFile(filepath.Join(dir, stampName)); err != nil || string(data) != stamp {
 		return false
 	}
-	for _, p := range programs {
+	for _, p := range m.programs {
 		if _, err := os.Stat(filepath.Join(dir, p.name)); err != nil {
 			return false
 		}
@@ -155,7 +201,7 @@ func lock(ctx context.Context, path string, progress io.Writer) (unlock func(), 
 			return unlock, err
 		}
 		if !told {
-			fmt.Fprintln(progress, "waiting for another process that builds test/kube …")
+			fmt.Fprintln(progress, "waiting for another process that builds the programs …")
 		}
 		if err := pause(ctx, 200*time.Millisecond); err != nil {
 			return nil, fmt.Errorf("waiting for %s: %w", path, err)

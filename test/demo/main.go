@@ -31,13 +31,16 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("demo", flag.ExitOnError)
-	build := flags.Bool("build", false, "build the programs of test/kube and exit")
+	build := flags.Bool("build", false, "build the programs of test/kube and test/containers, and exit")
 	program := flags.String("kubejoin", "bin/kubejoin", "path of the kubejoin binary")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if *build {
 		_, err := cluster.Build(ctx, out)
+		if err == nil {
+			_, err = cluster.BuildContainers(ctx, out)
+		}
 		return err
 	}
 	if os.Geteuid() != 0 {
