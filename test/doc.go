@@ -8,6 +8,7 @@
 //	differential    the same decisions and certificates as kube-controller-manager
 //	docs            the docs name what exists in the code (no Kubernetes needed)
 //	join            machines join: forms of the join command, discovery, the webhook, kubelet certificates
+//	kubeadm         a whole cluster by kubeadm init, with containers; kubejoin as a DaemonSet
 //	limits          limited tokens and claims of node names
 //	load            many tokens, connections and requests, and no leaks after them
 //	outage          a dead API server, a dead leader, silent connections, failing writes
@@ -16,8 +17,8 @@
 //	importer        programs that import kubejoin as a library (a module of its own)
 //
 // The tests share two packages: cluster runs Kubernetes, harness runs kubejoin and has the common requests, waits and
-// checks. The other folders are tools: bench, demo, mutate and fuzz.sh for the Makefile, and the modules kube, cfssl
-// and ignition, which build programs that the tests run.
+// checks. The other folders are tools: bench, demo, mutate and fuzz.sh for the Makefile, and the modules kube, containers,
+// cfssl and ignition, which build programs that the tests run.
 //
 // Run one subject with:
 //

@@ -18,3 +18,9 @@ func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 func ownNamespaces() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
 }
+
+// MachineNamespaces gives a process its own mount, PID, network, host name and IPC namespaces. When the process ends, the
+// kernel kills all processes in them, and removes their mounts and network interfaces.
+func MachineNamespaces() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
+}

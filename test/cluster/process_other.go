@@ -15,3 +15,6 @@ func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 
 // ownNamespaces returns nil: namespaces, and the kubelet that needs them, exist only on Linux.
 func ownNamespaces() *syscall.SysProcAttr { return nil }
+
+// MachineNamespaces returns nil, as ownNamespaces.
+func MachineNamespaces() *syscall.SysProcAttr { return nil }

@@ -1,0 +1,105 @@
+package kubeadm
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+)
+
+//go:embed kubejoin.yaml
+var daemonSet string
+
+// AllSignersOff returns the folder of patches that switch off the approver and the signer of kube-controller-manager.
+func AllSignersOff() (string, error) {
+	root, err := cluster.Repository()
+	return filepath.Join(root, "deploy", "kubeadm", "all-signers-off"), err
+}
+
+// Install runs an imported image of kubejoin on each control plane, with the manifests of the repository, and returns when
+// it is ready.
+func (c *Cluster) Install(ctx context.Context, image string) error {
+	root, err := cluster.Repository()
+	if err != nil {
+		return err
+	}
+	return c.step("installing kubejoin", func() error {
+		if err := c.machines[0].writeFile(ctx, "/etc/kubernetes/kubejoin.yaml", strings.ReplaceAll(daemonSet, "IMAGE", image)); err != nil {
+			return err
+		}
+		manifests := filepath.Join(root, "deploy", "manifests")
+		if _, err := c.Kubectl(ctx, "apply", "--filename", filepath.Join(manifests, "namespace.yaml"), "--filename", manifests,
+			"--filename", "/etc/kubernetes/kubejoin.yaml"); err != nil {
+			return err
+		}
+		_, err := c.Kubectl(ctx, "--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
+		return err
+	})
+}
+
+// HandOver applies the patches of [AllSignersOff] to a running cluster, and returns when kube-controller-manager runs with
+// them.
+func (c *Cluster) HandOver(ctx context.Context) error {
+	patches, err := AllSignersOff()
+	if err != nil {
+		return err
+	}
+	return c.step("switching off the signer of kube-controller-manager", func() error {
+		if err := c.configure(ctx, patches); err != nil {
+			return err
+		}
+		if err := c.machines[0].kubeadm(ctx, "kubeadm init phase control-plane controller-manager --config="+Config); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not handed over after %v", startTimeout))
+		defer cancel()
+		return c.machines[0].init.WaitFor(ctx, func(ctx context.Context) error {
+			log, err := c.Kubectl(ctx, "--namespace=kube-system", "logs", "--selector=component=kube-controller-manager", "--tail=-1")
+			if err != nil {
+				return err
+			}
+			for _, controller := range []string{"approving", "signing"} {
+				if !strings.Contains(log, `is disabled" controller="certificatesigningrequest-`+controller+`-controller"`) {
+					return fmt.Errorf("the controller %s is not disabled", controller)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// JoinCommand requests a join command for one machine from kubejoin with curl, as a service account that may create tokens, on a machine
+// outside the cluster.
+func (c *Cluster) JoinCommand(ctx context.Context) (line string, err error) {
+	const account = "installer"
+	if _, err := c.Kubectl(ctx, "get", "serviceaccount", account); err != nil {
+		if _, err := c.Kubectl(ctx, "create", "serviceaccount", account); err != nil {
+			return "", err
+		}
+		if _, err := c.Kubectl(ctx, "create", "clusterrolebinding", account, "--clusterrole=kubejoin:join-issuer", "--serviceaccount=default:"+account); err != nil {
+			return "", err
+		}
+	}
+	bearer, err := c.Kubectl(ctx, "create", "token", account, "--audience=kubejoin")
+	if err != nil {
+		return "", err
+	}
+	ca, err := c.machines[0].ReadFile(ctx, "/etc/kubernetes/pki/ca.crt")
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(c.outside.dir, "ca.crt")
+	if err := os.WriteFile(file, ca, 0o600); err != nil {
+		return "", err
+	}
+	// The bearer token is not an argument, because every user of a machine sees those.
+	curl := c.outside.Command(ctx, "curl", "--config", "-", "--request", "POST",
+		"https://"+net.JoinHostPort(c.machines[0].Address, "9443")+"/v1/token/print-join-command?maxNodes=1")
+	curl.Stdin = strings.NewReader(fmt.Sprintf("cacert = %q\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", file, strings.TrimSpace(bearer)))
+	return run(ctx, curl)
+}

@@ -1,0 +1,194 @@
+package kubeadm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+// A stock is what a cluster could leave behind on the machine of the tests. Other tests run beside it, so it has nothing
+// that they change.
+type stock struct{ mounts, links, namespaces, cgroups, files []string }
+
+func takeStock(t *testing.T) (s stock) {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mounts = strings.Split(string(mounts), "\n")
+	s.links = glob(t, "/sys/class/net/*")
+	s.namespaces = glob(t, "/run/netns/*")
+	s.cgroups = glob(t, "/sys/fs/cgroup/k*", "/sys/fs/cgroup/*/k8s.io*", "/sys/fs/cgroup/*/kubepods*", "/sys/fs/cgroup/*/kubelet*")
+	s.files = glob(t, "/var/lib/etcd", "/var/lib/containerd", "/etc/cni", "/etc/containerd", "/run/containerd", "/opt/containerd",
+		"/opt/cni", "/var/log/pods", "/var/log/containers", "/var/log/kube*", "/run/flannel", "/run/xtables.lock", "/run/kube*")
+	return s
+}
+
+func glob(t *testing.T, patterns ...string) (found []string) {
+	t.Helper()
+	for _, pattern := range patterns {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, names...)
+	}
+	return found
+}
+
+// compare fails the test for what a deleted cluster left behind. processes are those that it had.
+func (s stock) compare(t *testing.T, name string, processes map[string]string) {
+	t.Helper()
+	after := takeStock(t)
+	for what, pair := range map[string][2][]string{
+		"mounts":                   {s.mounts, after.mounts},
+		"network interfaces":       {s.links, after.links},
+		"named network namespaces": {s.namespaces, after.namespaces},
+		"cgroups":                  {s.cgroups, after.cgroups},
+		"files":                    {s.files, after.files},
+		"files of the cluster":     {nil, glob(t, filepath.Join(os.TempDir(), "*"+name+"*"))},
+		"cgroups of the cluster":   {nil, glob(t, "/sys/fs/cgroup/"+name, "/sys/fs/cgroup/*/"+name)},
+	} {
+		for _, more := range pair[1] {
+			if !slices.Contains(pair[0], more) {
+				t.Errorf("%s are left behind: %s", what, more)
+			}
+		}
+	}
+	if len(processes) < 8 {
+		t.Errorf("the cluster had %d processes: the check of processes could not fail", len(processes))
+	}
+	now := allProcesses()
+	for id, command := range processes {
+		if p, ok := now[id]; ok && p.state != "Z" {
+			t.Errorf("process %s is left behind: %s", id, command)
+		}
+	}
+}
+
+// A process is what /proc/PID/stat has about one.
+type process struct{ parent, state, command string }
+
+// allProcesses returns all processes of this machine by their ID and start time.
+func allProcesses() map[string]process {
+	all := map[string]process{}
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range files {
+		stat, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		// Field 2 is the command in parentheses, and may have any character.
+		head, tail, _ := strings.Cut(string(stat), " (")
+		end := strings.LastIndex(tail, ") ")
+		fields := strings.Fields(tail[end+2:])
+		all[head+" "+fields[19]] = process{parent: fields[1], state: fields[0], command: tail[:end]}
+	}
+	return all
+}
+
+// processesBelow returns the commands of the processes below a process, by ID and start time.
+func processesBelow(root int) map[string]string {
+	all := allProcesses()
+	found := map[string]string{}
+	ids := map[string]bool{fmt.Sprint(root): true}
+	for grown := true; grown; {
+		grown = false
+		for key, p := range all {
+			id, _, _ := strings.Cut(key, " ")
+			if ids[p.parent] && !ids[id] {
+				ids[id], grown = true, true
+				found[key] = p.command
+			}
+		}
+	}
+	return found
+}
+
+// processesOf returns the processes of a cluster as processesBelow.
+func processesOf(c *Cluster) map[string]string {
+	found := map[string]string{}
+	for _, m := range append([]*Machine{c.outside}, c.machines...) {
+		maps.Copy(found, processesBelow(m.init.PID()))
+	}
+	return found
+}
+
+// child is set in the process that [TestKilledRunLeavesNothingBehind] kills.
+const child = "KUBEJOIN_TEST_KILLED_CLUSTER"
+
+// bringUp makes a whole cluster with one machine.
+func bringUp(ctx context.Context, progress io.Writer) (*Cluster, error) {
+	c, err := New(ctx, progress)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = c.AddMachine(ctx, "control-1"); err == nil {
+		err = c.Init(ctx, "")
+	}
+	return c, err
+}
+
+// TestKilledRunLeavesNothingBehind kills a process that has a whole cluster. The next run removes what is left, works, and
+// leaves nothing behind either.
+func TestKilledRunLeavesNothingBehind(t *testing.T) {
+	harness.Parallel(t)
+	Need(t)
+	before := takeStock(t)
+	killed := exec.CommandContext(t.Context(), os.Args[0])
+	killed.Env = append(os.Environ(), child+"=1")
+	output, err := killed.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := killed.Start(); err != nil {
+		t.Fatal(err)
+	}
+	name := ""
+	for lines := bufio.NewScanner(output); name == "" && lines.Scan(); {
+		t.Log(lines.Text())
+		name, _ = strings.CutPrefix(lines.Text(), "up: ")
+		if name == lines.Text() {
+			name = ""
+		}
+	}
+	first := processesBelow(killed.Process.Pid)
+	if err := errors.Join(killed.Process.Kill(), killed.Wait()); name == "" {
+		t.Fatalf("the process to kill made no cluster: %v", err)
+	}
+	harness.Wait(t, "end of the processes", func() error {
+		all := allProcesses()
+		for id, command := range first {
+			if _, found := all[id]; found {
+				return fmt.Errorf("process %s runs: %s", id, command)
+			}
+		}
+		return nil
+	})
+	if len(glob(t, filepath.Join(os.TempDir(), name))) == 0 {
+		t.Error("the killed run left no folder behind: the check of the next run could not fail")
+	}
+
+	c, err := bringUp(t.Context(), t.Output())
+	if c == nil {
+		t.Fatal(err)
+	}
+	before.compare(t, name, first)
+	second := processesOf(c)
+	if err := errors.Join(err, c.Delete()); err != nil {
+		t.Error(err)
+	}
+	before.compare(t, c.name, second)
+}
