@@ -9,11 +9,11 @@ LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
 # warning; in CI this is an error.
 RACE := $(if $(shell command -v $(or $(CC),gcc,cc) 2>/dev/null),-race)
 
-.PHONY: help build run demo kube test unit check bench fuzz mutate clean
+.PHONY: help build run demo demo-cluster kube test unit check bench fuzz mutate clean
 .DEFAULT_GOAL := help
 
 help: ## list all targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/kubejoin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kubejoin ./cmd/kubejoin
@@ -24,6 +24,10 @@ run: build ## start a standalone join service on https://127.0.0.1:9443
 demo: build ## join a real node to a real control plane through kubejoin (needs root; the first run builds Kubernetes, 6 minutes)
 	@$(GO) build -o bin/demo ./test/demo
 	@bin/demo
+
+demo-cluster: build ## make a whole cluster with kubeadm init and containers, join a worker, and remove it (needs root, runc, iptables)
+	@$(GO) build -o bin/demo ./test/demo
+	@bin/demo -cluster
 
 kube: ## build the Kubernetes and containerd binaries for tests and demo
 	@$(GO) run ./test/demo -build

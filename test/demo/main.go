@@ -1,5 +1,6 @@
 // Command demo joins a real node to a real cluster through kubejoin, all on this machine, and keeps
-// it running: 'make demo'. With -build it only builds the programs.
+// it running: 'make demo'. With -cluster it makes a whole cluster with containers, and removes it at the
+// end: 'make demo-cluster'. With -build it only builds the programs.
 package main
 
 import (
@@ -32,6 +33,7 @@ func main() {
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("demo", flag.ExitOnError)
 	build := flags.Bool("build", false, "build the programs of test/kube and test/containers, and exit")
+	whole := flags.Bool("cluster", false, "make a whole cluster with kubeadm init, and remove it at the end")
 	program := flags.String("kubejoin", "bin/kubejoin", "path of the kubejoin binary")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -44,7 +46,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("the demo node needs root for mount namespaces: run sudo env \"PATH=$PATH\" make demo")
+		return errors.New("the demo needs root for namespaces: run it with sudo env \"PATH=$PATH\"")
 	}
 	kubejoin, err := filepath.Abs(*program)
 	if err != nil {
@@ -52,6 +54,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if _, err := os.Stat(kubejoin); err != nil {
 		return fmt.Errorf("kubejoin binary not found, run 'make build' first: %w", err)
+	}
+	if *whole {
+		return demoCluster(ctx, kubejoin, out)
 	}
 	return demo(ctx, kubejoin, out)
 }
