@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
@@ -52,7 +53,7 @@ const Config = "/etc/kubernetes/kubeadm.yaml"
 // certificates. patches is a folder of patches for kubeadm; empty for none.
 func (c *Cluster) Init(ctx context.Context, patches string) error {
 	m := c.machines[0]
-	if err := c.step("importing the images of Kubernetes", func() error { return c.importImages(ctx, m) }); err != nil {
+	if err := c.step("importing the images of Kubernetes", func() error { return m.importImages(ctx, c.images) }); err != nil {
 		return err
 	}
 	if err := c.configure(ctx, patches); err != nil {
@@ -71,13 +72,13 @@ func (c *Cluster) configure(ctx context.Context, patches string) error {
 	return c.machines[0].writeFile(ctx, Config, fmt.Sprintf(config, c.machines[0].Address, c.Version, patches))
 }
 
-// importImages imports the images that kubeadm names. There is none of CoreDNS.
-func (c *Cluster) importImages(ctx context.Context, m *Machine) error {
-	for _, image := range c.images {
+// importImages imports images that kubeadm names. There is none of kube-proxy and CoreDNS.
+func (m *Machine) importImages(ctx context.Context, images []string) error {
+	for _, image := range images {
 		name, _, _ := strings.Cut(path.Base(image), ":")
-		program := filepath.Join(c.kube, name)
+		program := filepath.Join(m.cluster.kube, name)
 		if name == "pause" {
-			program = filepath.Join(c.containers, name)
+			program = filepath.Join(m.cluster.containers, name)
 		} else if _, err := os.Stat(program); errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -88,13 +89,19 @@ func (c *Cluster) importImages(ctx context.Context, m *Machine) error {
 	return nil
 }
 
-// Join runs a join command on a machine.
+// Join runs a join command on a machine. A control plane gets the images of Kubernetes first, a worker that of the pause
+// program.
 func (m *Machine) Join(ctx context.Context, line string) error {
-	if _, err := cluster.JoinArgs(line); err != nil {
+	args, err := cluster.JoinArgs(line)
+	if err != nil {
 		return err
 	}
+	images := []string{m.cluster.pauseImage}
+	if slices.Contains(args, "--control-plane") {
+		images = m.cluster.images
+	}
 	return m.cluster.step("kubeadm join of "+m.Name, func() error {
-		if err := m.ImportProgram(ctx, m.cluster.pauseImage, filepath.Join(m.cluster.containers, "pause")); err != nil {
+		if err := m.importImages(ctx, images); err != nil {
 			return err
 		}
 		return m.kubeadm(ctx, strings.TrimSpace(line)+" --ignore-preflight-errors=all")
