@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
 # warning; in CI this is an error.
 RACE := $(if $(shell command -v $(or $(CC),gcc,cc) 2>/dev/null),-race)
 
-.PHONY: help build run demo demo-cluster kube test unit check bench fuzz mutate clean
+.PHONY: help build run demo demo-cluster kube manifests test unit check bench fuzz mutate clean
 .DEFAULT_GOAL := help
 
 help: ## list all targets
@@ -32,6 +32,10 @@ demo-cluster: build ## make a whole cluster with kubeadm init and containers, jo
 kube: ## build the Kubernetes and containerd binaries for tests and demo
 	@$(GO) run ./test/demo -build
 
+manifests: ## write deploy/manifests and the README of the chart
+	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -out ../../deploy/manifests
+	$(GO) run github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2 --chart-search-root deploy/chart --log-level error
+
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
 	$(GO) test $(RACE) -count 1 -timeout 40m ./...
@@ -41,7 +45,7 @@ test: check kube ## run all tests (node tests need root)
 unit: ## run only the fast tests, without Kubernetes and root
 	$(GO) test -short -vet=off -p 4 -parallel 8 ./...
 
-check: ## check formatting, go vet, go.mod files, staticcheck, and the words of docs and comments
+check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and the words of docs and comments
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-ed: $$unformatted"; exit 1; }
 	$(GO) vet ./...
 	$(GO) mod tidy -diff
@@ -49,6 +53,7 @@ check: ## check formatting, go vet, go.mod files, staticcheck, and the words of 
 	cd test/containers && $(GO) mod tidy -diff
 	cd test/cfssl && $(GO) mod tidy -diff
 	cd test/ignition && $(GO) mod tidy -diff && $(GO) vet ./...
+	cd test/chart && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count 1 ./...
 	cd test/importer && $(GO) mod tidy -diff && $(GO) mod tidy -diff -modfile=go.newest.mod
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
 	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')

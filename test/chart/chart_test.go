@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+)
+
+const (
+	root   = "../.."
+	folder = root + "/deploy/chart/kubejoin"
+)
+
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	c, err := loader.LoadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// output runs a command in the root of the repository.
+func output(t *testing.T, name string, args ...string) []byte {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Dir = root
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, errs.String())
+	}
+	return out
+}
+
+func TestManifestsAreRenderedFromTheChart(t *testing.T) {
+	want, err := manifests(load(t), map[string]any{"createNamespace": true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := filepath.Glob(root + "/deploy/manifests/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range found {
+		name := filepath.Base(file)
+		if !bytes.Equal(read(t, file), want[name]) {
+			t.Errorf("deploy/manifests/%s differs from the chart: run make manifests", name)
+		}
+		delete(want, name)
+	}
+	if len(want) > 0 {
+		t.Errorf("deploy/manifests lacks %q: run make manifests", slices.Collect(maps.Keys(want)))
+	}
+}
+
+func TestReadmeIsWrittenFromTheValues(t *testing.T) {
+	if got := output(t, "go", "run", "github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2", "--chart-search-root=deploy/chart", "--dry-run", "--log-level=error"); !bytes.Equal(bytes.TrimSpace(got), bytes.TrimSpace(read(t, folder+"/README.md"))) {
+		t.Error("README.md of the chart differs from values.yaml: run make manifests")
+	}
+}
+
+// It is 'helm lint --strict', which also fails for warnings.
+func TestLintsWithoutWarnings(t *testing.T) {
+	for _, m := range lint.All(folder, map[string]any{}, release.Namespace, true).Messages {
+		if m.Severity > support.InfoSev {
+			t.Error(m)
+		}
+	}
+}
+
+// everything has a value in each list, and switches everything on.
+const everything = "testdata/everything.yaml"
+
+// byValue are the flags that a value of another name sets.
+var byValue = map[string]string{
+	"listen": "port", "advertise": "advertise", "signer-config": "signerConfig",
+	"cluster-signing-cert-file": "ca", "cluster-signing-key-file": "ca",
+}
+
+// byArgs are the flags that only extraArgs can set, with the reason.
+var byArgs = map[string]string{
+	"kubeconfig":                      "the pod has a service account",
+	"leader-elect-resource-name":      "any name does",
+	"leader-elect-resource-namespace": "the RBAC rules are for kubejoin-system",
+	"token-store":                     "a file store needs one replica and a volume",
+	"data-dir":                        "same",
+	"webhook-client-ca-file":          "same",
+	"webhook-client-name":             "same",
+	"webhook-audience":                "same",
+	"help":                            "prints help and exits",
+}
+
+var helpFlag = regexp.MustCompile(`(?m)^ +(?:-\w, |    )--([a-z-]+)( \w+)?  `)
+
+// It catches a new flag of 'kubejoin serve' that the chart does not have, and one that is gone.
+func TestChartHasEveryFlagOfServe(t *testing.T) {
+	help := output(t, "go", "run", "./cmd/kubejoin", "serve", "--help")
+	types := map[string]string{}
+	for _, m := range helpFlag.FindAllSubmatch(help, -1) {
+		types[string(m[1])] = strings.TrimSpace(string(m[2]))
+	}
+	if len(types) < 40 {
+		t.Fatalf("found %d flags in the help, want more", len(types))
+	}
+	var schema struct {
+		Properties struct {
+			Flags struct {
+				Properties map[string]struct{ Type string }
+			}
+		}
+	}
+	if err := json.Unmarshal(load(t).Schema, &schema); err != nil {
+		t.Fatal(err)
+	}
+	inSchema := map[string]string{"": "boolean", "string": "string", "strings": "array", "int": "integer", "float": "number", "float32": "number", "duration": "string"}
+	values := schema.Properties.Flags.Properties
+	for name, kind := range types {
+		value, found := values[name]
+		switch places := btoi(found) + btoi(byValue[name] != "") + btoi(byArgs[name] != ""); {
+		case places != 1:
+			t.Errorf("--%s is in %d of flags in values.schema.json, byValue and byArgs, want 1", name, places)
+		case found && value.Type != "" && value.Type != inSchema[kind]:
+			t.Errorf("flags.%s has type %s in values.schema.json, want %s", name, value.Type, inSchema[kind])
+		}
+	}
+	for _, names := range []map[string]bool{keys(values), keys(byValue), keys(byArgs)} {
+		for name := range names {
+			if _, found := types[name]; !found {
+				t.Errorf("the chart has --%s, and 'kubejoin serve' has not", name)
+			}
+		}
+	}
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func keys[V any](m map[string]V) map[string]bool {
+	set := map[string]bool{}
+	for k := range m {
+		set[k] = true
+	}
+	return set
+}
+
+// It catches an object in the schema that accepts misspelt values. A map such as podLabels has a type for its values.
+func TestSchemaAcceptsNoUnknownValues(t *testing.T) {
+	var schema any
+	if err := json.Unmarshal(load(t).Schema, &schema); err != nil {
+		t.Fatal(err)
+	}
+	objects := 0
+	var check func(path string, part any)
+	check = func(path string, part any) {
+		switch part := part.(type) {
+		case []any:
+			for _, p := range part {
+				check(path, p)
+			}
+		case map[string]any:
+			if part["type"] == "object" {
+				objects++
+				if more, isSchema := part["additionalProperties"].(map[string]any); part["additionalProperties"] != false && (!isSchema || more["type"] == nil) {
+					t.Errorf("%s in values.schema.json accepts unknown values", path)
+				}
+			}
+			for name, p := range part {
+				check(path+"."+name, p)
+			}
+		}
+	}
+	check("", schema)
+	if objects < 15 {
+		t.Errorf("found %d objects in values.schema.json, want more", objects)
+	}
+}

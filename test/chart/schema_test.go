@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/yannh/kubeconform/pkg/validator"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"sigs.k8s.io/yaml"
+)
+
+// supported are the oldest and the newest Kubernetes that kubejoin supports.
+var supported = []string{"1.34.4", "1.36.3"}
+
+// It catches a field that Kubernetes does not have, or has with another type. The schemas are those of the module of
+// Kubernetes, so the test needs no network beyond the module proxy.
+func TestObjectsConformToTheOldestAndNewestKubernetes(t *testing.T) {
+	all, err := chartutil.ReadValuesFile(everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, version := range supported {
+		schemas := t.TempDir()
+		writeSchemas(t, schemas, version)
+		conform, err := validator.New([]string{schemas + "/{{.ResourceKind}}{{.KindSuffix}}.json"}, validator.Opts{
+			Strict: true, KubernetesVersion: version, SkipKinds: map[string]struct{}{"ServiceMonitor": {}, "PrometheusRule": {}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, values := range map[string]map[string]any{"default": {"createNamespace": true}, "everything": all} {
+			files, err := manifests(load(t), values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			checked := 0
+			for file, content := range files {
+				for _, r := range conform.Validate(file, io.NopCloser(bytes.NewReader(content))) {
+					switch r.Status {
+					case validator.Error, validator.Invalid:
+						t.Errorf("Kubernetes %s, values %s: %s: %v", version, name, file, r.Err)
+					case validator.Valid:
+						checked++
+					}
+				}
+			}
+			if checked < 20 {
+				t.Errorf("Kubernetes %s, values %s: %d objects checked, want more", version, name, checked)
+			}
+		}
+		broken := "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {port: 1}\n"
+		if r := conform.Validate("broken", io.NopCloser(strings.NewReader(broken))); len(r) != 1 || r[0].Status != validator.Invalid {
+			t.Errorf("Kubernetes %s: a Service with an unknown field is %v, want invalid", version, r)
+		}
+	}
+}
+
+// writeSchemas writes one schema for each kind of a Kubernetes version, from the API description in its module.
+func writeSchemas(t *testing.T, dir, version string) {
+	t.Helper()
+	var module struct{ Dir string }
+	if err := json.Unmarshal(output(t, "go", "mod", "download", "-json", "k8s.io/kubernetes@v"+version), &module); err != nil {
+		t.Fatal(err)
+	}
+	var api struct{ Definitions map[string]map[string]any }
+	if err := json.Unmarshal(read(t, filepath.Join(module.Dir, "api/openapi-spec/swagger.json")), &api); err != nil {
+		t.Fatal(err)
+	}
+	for _, definition := range api.Definitions {
+		kinds, _ := definition["x-kubernetes-group-version-kind"].([]any)
+		if len(kinds) != 1 { // types such as DeleteOptions
+			continue
+		}
+		kind := kinds[0].(map[string]any)
+		suffix := "-" + kind["version"].(string)
+		if group, _, _ := strings.Cut(kind["group"].(string), "."); group != "" {
+			suffix = "-" + group + suffix
+		}
+		if kind["group"] == "apiextensions.k8s.io" { // refers to itself
+			continue
+		}
+		content, err := json.Marshal(resolve(api.Definitions, definition))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, strings.ToLower(kind["kind"].(string))+suffix+".json"), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// resolve replaces references by what they refer to, and makes objects refuse unknown fields.
+func resolve(definitions map[string]map[string]any, part any) any {
+	switch part := part.(type) {
+	case []any:
+		list := make([]any, len(part))
+		for i, p := range part {
+			list[i] = resolve(definitions, p)
+		}
+		return list
+	case map[string]any:
+		if ref, found := part["$ref"].(string); found {
+			if strings.HasSuffix(ref, ".Quantity") { // the description has only the form that the API server writes
+				return map[string]any{"type": []string{"string", "number"}}
+			}
+			return resolve(definitions, definitions[strings.TrimPrefix(ref, "#/definitions/")])
+		}
+		if part["format"] == "int-or-string" {
+			return map[string]any{"type": []string{"string", "integer"}}
+		}
+		object := map[string]any{}
+		for name, p := range part {
+			object[name] = resolve(definitions, p)
+		}
+		if _, found := part["properties"].(map[string]any); found && part["type"] == "object" {
+			object["additionalProperties"] = false
+		}
+		return object
+	}
+	return part
+}
+
+// It catches a field that the Prometheus Operator does not have.
+func TestMonitoringObjectsHaveKnownFields(t *testing.T) {
+	values, err := chartutil.ReadValuesFile(everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := manifests(load(t), values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents := bytes.Split(files["monitoring.yaml"], []byte("---\n"))
+	if len(documents) != 3 {
+		t.Fatalf("got %d documents, want a comment, a ServiceMonitor and a PrometheusRule", len(documents))
+	}
+	var monitor monitoring.ServiceMonitor
+	var rule monitoring.PrometheusRule
+	for i, object := range []any{&monitor, &rule} {
+		if err := yaml.UnmarshalStrict(documents[i+1], object); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(monitor.Spec.Endpoints) != 1 || len(rule.Spec.Groups) == 0 || len(rule.Spec.Groups[0].Rules) == 0 {
+		t.Errorf("got %v and %v, want an endpoint and rules", monitor.Spec, rule.Spec)
+	}
+}
