@@ -442,3 +442,42 @@ func TestNotesNameTheAddressOfKubejoin(t *testing.T) {
 		}
 	}
 }
+
+// It catches a static pod that lacks what the pod of the chart has, or the other way round.
+func TestStaticPodIsLikeThePodOfTheChart(t *testing.T) {
+	var static corev1.Pod
+	if err := yaml.UnmarshalStrict(output(t, "go", "run", "./cmd/kubejoin", "manifest", "static-pod"), &static); err != nil {
+		t.Fatal(err)
+	}
+	all := rendered(t, "service: {enabled: false}")
+	want := as[appsv1.DaemonSet](t, all, "DaemonSet kubejoin").Spec.Template
+	for _, p := range []*corev1.PodSpec{&static.Spec, &want.Spec} {
+		// A static pod has no service account, so it has a kubeconfig. The kubelet does not look at node selectors.
+		p.ServiceAccountName, p.NodeSelector = "", nil
+		p.Priority, p.PriorityClassName = nil, ""
+		c := &p.Containers[0]
+		c.Image, c.Env = "", nil
+		c.Args = slices.DeleteFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--kubeconfig=") })
+		p.Volumes = slices.DeleteFunc(p.Volumes, func(v corev1.Volume) bool { return v.Name == "kubeconfig" })
+		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "kubeconfig" })
+		p.Volumes[0].Name, c.VolumeMounts[0].Name = "ca", "ca"
+	}
+	got, wanted := mustYAML(t, static.Spec), mustYAML(t, want.Spec)
+	if got != wanted {
+		t.Errorf("the static pod is\n%s\nthe pod of the chart is\n%s", got, wanted)
+	}
+	for _, name := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"} {
+		if static.Labels[name] != want.Labels[name] {
+			t.Errorf("label %s is %q, want %q, or the Service does not select the pod", name, static.Labels[name], want.Labels[name])
+		}
+	}
+}
+
+func mustYAML(t *testing.T, object any) string {
+	t.Helper()
+	text, err := yaml.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

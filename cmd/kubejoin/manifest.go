@@ -1,0 +1,207 @@
+package main
+
+import (
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/manifest"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+)
+
+// ownUser is the user of kubejoin in deploy/manifests.
+const ownUser = "system:serviceaccount:kubejoin-system:kubejoin"
+
+// imageName is the image of kubejoin without a tag.
+const imageName = "ghcr.io/kubejoin/kubejoin"
+
+func manifestCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "manifest",
+		Short: "Print manifests that run kubejoin",
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(staticPodCommand())
+	return cmd
+}
+
+type staticPodOptions struct {
+	image, kubeconfig, pkiDir, format string
+	mounts                            []string
+}
+
+func staticPodCommand() *cobra.Command {
+	var o staticPodOptions
+	cmd := &cobra.Command{
+		Use:   "static-pod [flags] [-- SERVE-FLAGS]",
+		Short: "Print a static pod for /etc/kubernetes/manifests",
+		Long: `Print a static pod that runs 'kubejoin serve' on a control plane. The kubelet starts it
+without a scheduler, a pod network or a Deployment.
+
+A static pod has no service account. It uses a kubeconfig of the same user, which has the
+rights of deploy/manifests and no others. Create it and the pod on each control plane:
+
+  (umask 077; kubeadm kubeconfig user --client-name ` + ownUser + ` \
+    > /etc/kubernetes/kubejoin.conf)
+  kubejoin manifest static-pod > /etc/kubernetes/manifests/kubejoin.yaml
+
+The certificate in the kubeconfig is valid for a year. Run both commands again before it
+expires. The manifest then names the new expiry, so that the kubelet restarts the pod.
+
+Flags after -- are those of 'kubejoin serve'. The files that they name have to be in
+--pki-dir or --mount. The command reads the kubeconfig if it exists, and contacts no
+cluster.`,
+		Example: `  # on a control plane
+  kubejoin manifest static-pod > /etc/kubernetes/manifests/kubejoin.yaml
+
+  # with flags of kubejoin serve, and files for them
+  kubejoin manifest static-pod --mount /etc/kubejoin -- --advertise join.example.com:9443 \
+    --signer-config /etc/kubejoin/signers.yaml
+
+  # without Helm: namespace, rights and policy, once for the cluster
+  cat deploy/manifests/{namespace,rbac,admission,roles}.yaml | kubectl apply -f -`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.ArgsLenAtDash() != 0 && len(args) > 0 {
+				return &usageError{command: cmd.CommandPath(), err: errors.New("flags of 'kubejoin serve' come after --, and other arguments are not allowed")}
+			}
+			pod, err := o.pod(args)
+			if err != nil {
+				return &usageError{command: cmd.CommandPath(), err: err}
+			}
+			notice := ""
+			pod.Expires, notice, err = kubeconfigExpiry(o.kubeconfig)
+			if err != nil {
+				return fmt.Errorf("--kubeconfig: %w", err)
+			}
+			if notice != "" {
+				warn(cmd, notice)
+			}
+			var content []byte
+			if o.format == "json" {
+				content, err = json.MarshalIndent(pod.Pod(), "", "    ")
+				content = append(content, '\n')
+			} else {
+				content, err = yaml.Marshal(pod.Pod())
+			}
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(content)
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.image, "image", imageName+":"+buildVersion().Version, "image of kubejoin, with a tag or a digest")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "/etc/kubernetes/kubejoin.conf", "kubeconfig of kubejoin on the machine")
+	f.StringVar(&o.pkiDir, "pki-dir", "/etc/kubernetes/pki", "folder with ca.crt and ca.key on the machine")
+	f.StringSliceVar(&o.mounts, "mount", nil, "folder of the machine to mount read only at the same path (repeatable)")
+	f.StringVarP(&o.format, "output", "o", "yaml", "output format: yaml or json")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// pod checks the flags, and those of 'kubejoin serve' as serve does.
+func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
+	var errs []error
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if o.format != "yaml" && o.format != "json" {
+		fail("--output: %q given, want yaml or json", o.format)
+	}
+	folders := append([]string{o.pkiDir}, o.mounts...)
+	for flag, paths := range map[string][]string{"kubeconfig": {o.kubeconfig}, "pki-dir": {o.pkiDir}, "mount": o.mounts} {
+		for _, path := range paths {
+			if path != filepath.Clean(path) || !filepath.IsAbs(path) {
+				fail("--%s: %q given, want an absolute path without . and ..", flag, path)
+			}
+		}
+	}
+	args := append([]string{
+		"serve", "--kubeconfig=" + o.kubeconfig, "--listen=:9443",
+		"--cluster-signing-cert-file=" + filepath.Join(o.pkiDir, "ca.crt"), "--cluster-signing-key-file=" + filepath.Join(o.pkiDir, "ca.key"),
+	}, more...)
+	var s serveOptions
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	flags.Usage = func() {}
+	s.flags().addTo(flags)
+	s.given = flags.Changed
+	if err := flags.Parse(args[1:]); err != nil {
+		return manifest.StaticPod{}, errors.Join(append(errs, flagError(err))...)
+	}
+	if flags.NArg() > 0 {
+		fail("%d arguments after --, which are no flags", flags.NArg())
+	}
+	if _, err := s.options(); err != nil {
+		fail("%w", err)
+	}
+	if s.cluster.Kubeconfig != o.kubeconfig {
+		fail("--kubeconfig: give it before --")
+	}
+	if s.tokenStore == storeFile {
+		fail("--token-store: file needs a folder that kubejoin can write; run kubejoin with systemd instead")
+	}
+	if s.IssuanceRecord != "" && s.IssuanceRecord != "-" {
+		fail("--issuance-record: %s cannot be written, because the pod's files are read only; want - for the log of the pod", s.IssuanceRecord)
+	}
+	for flag, file := range map[string]string{
+		"cluster-signing-cert-file": s.CA.CertFile, "cluster-signing-key-file": s.CA.KeyFile, "signer-config": s.SignerConfig,
+		"tls-cert-file": s.TLS.CertFile, "tls-private-key-file": s.TLS.KeyFile,
+		"token-auth-file": s.Callers.TokenFile, "client-ca-file": s.Callers.ClientCAFile,
+	} {
+		if file != "" && !slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(filepath.Clean(file), folder+"/") }) {
+			fail("--%s: %s is in no folder that is mounted; add --mount %s", flag, file, foreign.Quote(filepath.Dir(file)))
+		}
+	}
+	host, port, _ := net.SplitHostPort(s.Listen) // checked by options
+	number, err := strconv.ParseInt(port, 10, 32)
+	if err != nil || number < 1 || number > 65535 {
+		fail("--listen: port %q given, want 1 to 65535", port)
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return manifest.StaticPod{
+		Image: o.image, Args: args, Kubeconfig: o.kubeconfig, Folders: folders, Host: host, Port: int32(number), Version: buildVersion().Version,
+	}, errors.Join(errs...)
+}
+
+// kubeconfigExpiry returns when the client certificate in a kubeconfig expires, and a notice if the pod would not work
+// or would have more rights than it needs. Both are empty for a kubeconfig without a certificate.
+func kubeconfigExpiry(file string) (expires, notice string, err error) {
+	config, err := clientcmd.LoadFromFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Sprintf("there is no %s on this machine yet; create it: (umask 077; kubeadm kubeconfig user --client-name %s > %s)", file, ownUser, foreign.Quote(file)), nil
+	}
+	if err != nil {
+		return "", "", err
+	}
+	current, found := config.Contexts[config.CurrentContext]
+	if !found || config.AuthInfos[current.AuthInfo] == nil {
+		return "", "", fmt.Errorf("%s has no user in its current context", file)
+	}
+	block, _ := pem.Decode(config.AuthInfos[current.AuthInfo].ClientCertificateData)
+	if block == nil {
+		return "", "", nil
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return "", "", fmt.Errorf("%s: %w", file, err)
+	}
+	if cert.Subject.CommonName != ownUser || len(cert.Subject.Organization) > 0 {
+		notice = fmt.Sprintf("%s belongs to %s, want %s without groups, which has the least rights", file, cert.Subject, ownUser)
+	}
+	return cert.NotAfter.UTC().Format(time.RFC3339), notice, nil
+}
