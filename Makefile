@@ -9,7 +9,17 @@ LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
 # warning; in CI this is an error.
 RACE := $(if $(shell command -v $(or $(CC),gcc,cc) 2>/dev/null),-race)
 
-.PHONY: help build run demo demo-cluster kube manifests test unit check bench fuzz mutate clean
+# Where `make image` and `make release` write. The version of Go and the time of the commit are fixed, so that a commit
+# makes the same files on each machine.
+DIST := dist
+HELM := $(GO) run helm.sh/helm/v3/cmd/helm@v3.22.0
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
+image release: export GOTOOLCHAIN = go1.26.8
+CHART_VERSION := $(or $(patsubst v%,%,$(filter v%,$(VERSION))),0.0.0-g$(VERSION))
+PACK := $(GO) -C deploy/image run . -version '$(VERSION)' -revision '$(COMMIT)' -epoch '$(SOURCE_DATE_EPOCH)'
+NAMED := $(DIST)/kubejoin-$(VERSION)
+
+.PHONY: help build image release always run demo demo-cluster kube manifests test unit check bench fuzz mutate clean
 .DEFAULT_GOAL := help
 
 help: ## list all targets
@@ -17,6 +27,24 @@ help: ## list all targets
 
 build: ## build bin/kubejoin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kubejoin ./cmd/kubejoin
+
+$(NAMED)-%: always
+	$(if $(and $(VERSION),$(COMMIT),$(SOURCE_DATE_EPOCH)),,$(error not in a git clone: pass VERSION, COMMIT and SOURCE_DATE_EPOCH))
+	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) CGO_ENABLED=0 \
+	  $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/kubejoin
+
+image: $(NAMED)-linux-amd64 $(NAMED)-linux-arm64 ## build container images for linux/amd64 and linux/arm64, with SBOMs, into dist/
+	$(PACK) $(abspath $^)
+
+release: ## build a whole release into dist/: binaries, images, SBOMs, chart, manifests and SHA256SUMS
+	rm -f $(DIST)/kubejoin-* $(DIST)/SHA256SUMS
+	$(MAKE) image $(NAMED)-darwin-arm64
+	$(PACK) $(abspath $(NAMED)-darwin-arm64)
+	$(HELM) package deploy/chart/kubejoin --destination $(DIST) --version $(CHART_VERSION) --app-version $(VERSION)
+	$(PACK) $(abspath $(DIST)/kubejoin-$(CHART_VERSION).tgz)
+	$(HELM) template kubejoin $(DIST)/kubejoin-$(CHART_VERSION).tgz --namespace kubejoin-system \
+	  --set createNamespace=true --kube-version 1.36 >$(NAMED)-manifests.yaml
+	cd $(DIST) && sha256sum kubejoin-* >SHA256SUMS
 
 run: build ## start a standalone join service on https://127.0.0.1:9443
 	bin/kubejoin serve --data-dir ./kubejoin-data
@@ -40,6 +68,7 @@ test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
 	$(GO) test $(RACE) -count 1 -timeout 40m ./...
 	cd test/importer && $(GO) test $(RACE) -count 1 -timeout 20m ./...
+	cd deploy/image && $(GO) test -count 1 -timeout 30m ./...
 
 # Most of these tests wait for disks and processes, so run more of them at once than there are cores.
 unit: ## run only the fast tests, without Kubernetes and root
@@ -55,6 +84,7 @@ check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and th
 	cd test/ignition && $(GO) mod tidy -diff && $(GO) vet ./...
 	cd test/chart && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count 1 ./...
 	cd test/importer && $(GO) mod tidy -diff && $(GO) mod tidy -diff -modfile=go.newest.mod
+	cd deploy/image && $(GO) mod tidy -diff && $(GO) vet ./...
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
 	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')
 
@@ -74,4 +104,4 @@ mutate: kube ## switch off each guard of tokens, signer and server, and report t
 	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(RUN),-run '$(RUN)')
 
 clean: ## remove build results (not kubejoin-data)
-	rm -rf bin test/kube/bin test/containers/bin test/cfssl/bin
+	rm -rf bin dist test/kube/bin test/containers/bin test/cfssl/bin
