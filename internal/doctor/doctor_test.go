@@ -313,6 +313,7 @@ var diagnoses = map[string]struct {
 	"other CA":                 {func(t *testing.T, f *Facts) { f.CAs = []*x509.Certificate{newCA(t, 3650*24*time.Hour)} }, []string{"cluster-info-other-ca"}},
 	"kubeconfig without a CA":  {func(_ *testing.T, f *Facts) { f.CAs = nil }, nil},
 	"unreachable API server":   {func(_ *testing.T, f *Facts) { f.Discovery.Unreachable = "refused" }, []string{"cluster-info-server-unreachable: refused"}},
+	"no connection tried":      {func(_ *testing.T, f *Facts) { f.Discovery = nil }, nil},
 	"untrusted API server":     {func(_ *testing.T, f *Facts) { f.Discovery.Untrusted = "unknown authority" }, []string{"cluster-info-server-untrusted: unknown authority"}},
 	"not public":               {func(_ *testing.T, f *Facts) { f.Anonymous = http.StatusForbidden }, []string{"cluster-info-not-public: kubectl apply"}},
 	"anonymous off":            {func(_ *testing.T, f *Facts) { f.Anonymous = http.StatusUnauthorized }, []string{"cluster-info-not-public: --advertise"}},
