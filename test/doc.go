@@ -7,6 +7,7 @@
 //	coexist         kubejoin beside kube-controller-manager, and after others edit its objects
 //	differential    the same decisions and certificates as kube-controller-manager
 //	docs            the docs name what exists in the code (no Kubernetes needed)
+//	host            the static pod and the systemd unit, in namespaces like their sandboxes
 //	join            machines join: forms of the join command, discovery, the webhook, kubelet certificates
 //	kubeadm         a whole cluster by kubeadm init, with containers; kubejoin as a DaemonSet
 //	limits          limited tokens and claims of node names

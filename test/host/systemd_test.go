@@ -1,0 +1,234 @@
+package host
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+const (
+	unitFile = "deploy/systemd/kubejoin.service"
+	dropIns  = "deploy/systemd/kubejoin.service.d"
+	// dynamicUser is a number in systemd's range for DynamicUser.
+	dynamicUser = "61234"
+)
+
+// need skips a test if a program is missing. In CI it fails the test.
+func need(t *testing.T, programs ...string) {
+	t.Helper()
+	for _, program := range programs {
+		if _, err := exec.LookPath(program); err != nil {
+			if os.Getenv("CI") != "" {
+				t.Fatal(err)
+			}
+			t.Skip(err)
+		}
+	}
+}
+
+// systemd's own checks accept the unit with each drop-in, and find it well confined.
+func TestUnitIsValidAndConfined(t *testing.T) {
+	t.Parallel()
+	need(t, "systemd-analyze")
+	for _, mode := range []string{"standalone", "cluster"} {
+		root := t.TempDir()
+		units := filepath.Join(root, "etc/systemd/system")
+		for _, dir := range []string{units + "/kubejoin.service.d", root + "/usr/local/bin", root + "/lib/systemd", root + "/usr/lib"} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// the units that every unit refers to
+		if out, err := exec.CommandContext(t.Context(), "cp", "-rL", "/lib/systemd/system", root+"/lib/systemd/").CombinedOutput(); err != nil {
+			t.Logf("some units of this machine are not there: %v\n%s", err, out)
+		}
+		harness.ReplaceFile(t, units+"/kubejoin.service", harness.ReadFile(t, harness.RepositoryFile(t, unitFile)))
+		harness.ReplaceFile(t, units+"/kubejoin.service.d/"+mode+".conf", harness.ReadFile(t, harness.RepositoryFile(t, dropIns+"/"+mode+".conf")))
+		program := root + "/usr/local/bin/kubejoin"
+		harness.ReplaceFile(t, program, []byte("#!/bin/sh\n"))
+		if err := os.Chmod(program, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--root="+root, "kubejoin.service").CombinedOutput()
+		if err != nil || bytes.Contains(out, []byte("kubejoin")) {
+			t.Errorf("%s: systemd-analyze verify: %v\n%s", mode, err, out)
+		}
+		// The threshold is in tenths.
+		out, err = exec.CommandContext(t.Context(), "systemd-analyze", "security", "--offline=true", "--root="+root, "--threshold=15", "kubejoin.service").CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: systemd-analyze security: %v\n%s", mode, err, out)
+		}
+	}
+}
+
+var directive = regexp.MustCompile(`(?m)^([A-Za-z]+)=(.*)$`)
+
+// settings returns the settings of the unit with a drop-in. An empty value resets the list of a setting.
+func settings(t *testing.T, mode string) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	for _, file := range []string{unitFile, dropIns + "/" + mode + ".conf"} {
+		for _, m := range directive.FindAllStringSubmatch(string(harness.ReadFile(t, harness.RepositoryFile(t, file))), -1) {
+			if m[2] == "" {
+				delete(all, m[1])
+			} else {
+				all[m[1]] = append(all[m[1]], m[2])
+			}
+		}
+	}
+	return all
+}
+
+// execStart is the command of a unit as systemd would split and expand it.
+func execStart(t *testing.T, all map[string][]string, env map[string]string) []string {
+	t.Helper()
+	if len(all["ExecStart"]) != 1 {
+		t.Fatalf("ExecStart %q, want one", all["ExecStart"])
+	}
+	var words []string
+	for word := range strings.FieldsSeq(all["ExecStart"][0]) {
+		if name, found := strings.CutPrefix(word, "$"); found && !strings.HasPrefix(name, "{") {
+			words = append(words, strings.Fields(env[name])...)
+			continue
+		}
+		words = append(words, os.Expand(word, func(name string) string {
+			if env[name] == "" {
+				t.Errorf("ExecStart uses %s, which is not set", name)
+			}
+			return env[name]
+		}))
+	}
+	return words
+}
+
+// traced returns the command under strace, which writes all system calls to a file.
+func traced(file string, command []string) []string {
+	return append([]string{"strace", "-f", "-qq", "-e", "signal=none", "-o", file}, command...)
+}
+
+var systemCall = regexp.MustCompile(`(?m)^\d+ +([a-z_0-9]+)\(`)
+
+// checkSystemCalls compares the system calls of a trace with SystemCallFilter.
+func checkSystemCalls(t *testing.T, trace string, all map[string][]string) {
+	t.Helper()
+	allowed := expand(t, "@default")
+	for _, filter := range all["SystemCallFilter"] {
+		names, denies := strings.CutPrefix(filter, "~")
+		for name := range strings.FieldsSeq(names) {
+			for call := range expand(t, name) {
+				if denies {
+					delete(allowed, call)
+				} else {
+					allowed[call] = true
+				}
+			}
+		}
+	}
+	used := map[string]bool{}
+	for _, m := range systemCall.FindAllSubmatch(harness.ReadFile(t, trace), -1) {
+		used[string(m[1])] = true
+	}
+	if len(used) < 20 || !used["accept4"] {
+		t.Errorf("the trace has %d system calls, want those of a server", len(used))
+	}
+	for call := range used {
+		if !allowed[call] {
+			t.Errorf("kubejoin uses the system call %s, which SystemCallFilter denies", call)
+		}
+	}
+}
+
+// expand returns the system calls of a group.
+func expand(t *testing.T, name string) map[string]bool {
+	t.Helper()
+	if !strings.HasPrefix(name, "@") {
+		return map[string]bool{name: true}
+	}
+	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "syscall-filter", name).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]bool{}
+	for i, line := range strings.Split(string(out), "\n") {
+		if line = strings.TrimSpace(line); i == 0 || line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		for call := range expand(t, line) {
+			calls[call] = true
+		}
+	}
+	return calls
+}
+
+// traceFolder is a folder that kubejoin's user can write, beside the sandbox.
+func traceFolder(t *testing.T, below string) string {
+	t.Helper()
+	if err := os.Mkdir(filepath.Join(below, "trace"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(below, "trace"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(below, "trace")
+}
+
+// It catches a command of the unit that kubejoin refuses, a file that its user cannot read or write, and a system call
+// that the unit denies.
+func TestUnitWorksStandaloneInItsSandbox(t *testing.T) {
+	t.Parallel()
+	cluster.NeedRoot(t)
+	need(t, "systemd-analyze", "strace")
+	all, address := settings(t, "standalone"), harness.FreeAddress(t)
+	if got := all["StateDirectory"]; len(got) != 1 || got[0] != "kubejoin" {
+		t.Errorf("StateDirectory %q, want kubejoin", got)
+	}
+	state := t.TempDir()
+	traceFolder(t, state)
+	command := execStart(t, all, map[string]string{"STATE_DIRECTORY": "/var/lib/kubejoin", "KUBEJOIN_FLAGS": "--listen=" + address + " --issuance-record=-"})
+	c := confined{user: dynamicUser, files: t.TempDir(), target: "/run/credentials/kubejoin.service", state: state, program: build(t), args: traced("/var/lib/kubejoin/trace/calls", command)}
+	p := harness.Launch(t, t.TempDir(), address, filepath.Join(state, "curlrc"), c.command())
+	p.WaitReady(t, filepath.Join(state, "ca.crt"))
+	if status, body, err := p.Do(t.Context(), http.MethodPost, "/v1/token/print-join-command", p.Bearer(t)); err != nil || status != http.StatusCreated && status != http.StatusOK {
+		t.Errorf("join command: %d %s %v", status, body, err)
+	}
+	checkSystemCalls(t, filepath.Join(state, "trace/calls"), all)
+}
+
+// On a cluster the unit has nothing to write. systemd copies the credentials.
+func TestUnitWorksOnAClusterInItsSandbox(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	need(t, "systemd-analyze", "strace")
+	s := harness.PrepareSite(t, cluster.Options{})
+	all, address := settings(t, "cluster"), harness.FreeAddress(t)
+	etc, credentials := kubernetesFolder(t, s), t.TempDir()
+	for _, credential := range append(all["LoadCredential"], "operators.csv:/etc/kubernetes/pki/operators.csv") {
+		name, path, _ := strings.Cut(credential, ":")
+		from, found := strings.CutPrefix(path, "/etc/kubernetes/")
+		if !found {
+			t.Errorf("LoadCredential=%s, want a file in /etc/kubernetes", credential)
+		}
+		if err := os.WriteFile(filepath.Join(credentials, name), harness.ReadFile(t, filepath.Join(etc, from)), 0o400); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state := t.TempDir() // for the trace only
+	const folder = "/run/credentials/kubejoin.service"
+	command := execStart(t, all, map[string]string{
+		"CREDENTIALS_DIRECTORY": folder,
+		"KUBEJOIN_FLAGS":        fmt.Sprintf("--listen=%s --token-auth-file=%s/operators.csv --issuance-record=-", address, folder),
+	})
+	c := confined{user: dynamicUser, files: credentials, target: folder, state: state, program: build(t), args: traced("/var/lib/kubejoin/calls", command)}
+	s.Program = harness.Launch(t, s.WorkDir, address, s.Curlrc(), c.command())
+	works(t, s)
+	checkSystemCalls(t, filepath.Join(state, "calls"), all)
+}
