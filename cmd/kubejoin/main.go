@@ -5,15 +5,21 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 )
 
@@ -56,4 +62,141 @@ func sanitize(text string) string {
 		lines[i] = foreign.Printable(foreign.Redact(line))
 	}
 	return strings.Join(lines, "\n")
+}
+
+// usageError is an invalid command line. It makes kubejoin print a hint and exit with code 2.
+type usageError struct {
+	command string
+	err     error
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// run runs the command in args. main adds signals and the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	root := rootCommand()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return root.ExecuteContext(ctx)
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "kubejoin",
+		Short: "The cluster side of kubeadm join",
+		Long: `kubejoin is the cluster side of kubeadm join. It creates bootstrap tokens, signs
+cluster-info with them, approves and signs the certificates of joining nodes, and
+serves join commands over HTTPS.
+
+Start standalone, without a cluster:
+  kubejoin serve
+
+Start on a cluster, instead of the bootstrap and CSR controllers of kube-controller-manager:
+  kubejoin serve --kubeconfig admin.conf \
+    --cluster-signing-cert-file ca.crt --cluster-signing-key-file ca.key \
+    --token-auth-file operators.csv`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cmd.Help()
+		},
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &usageError{command: cmd.CommandPath(), err: flagError(err)}
+	})
+	root.AddCommand(serveCommand()) // not strict: some flags are kube-controller-manager's and may be empty
+	root.AddCommand(strict(tokenCommand(), claimCommand(), issuedCommand(), explainCommand(), doctorCommand(), signCommand(), signerConfigCommand(), manifestCommand(), webhookConfigCommand(), kubeconfigCommand(), versionCommand())...)
+	strictBuiltins(root)
+	return root
+}
+
+// noArgs refuses positional arguments. An argument may be a token, so the error does not repeat it.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.HasSubCommands() {
+		var names []string
+		for _, c := range cmd.Commands() {
+			if c.IsAvailableCommand() {
+				names = append(names, c.Name())
+			}
+		}
+		return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("unknown command for %q; want one of %s", cmd.CommandPath(), strings.Join(names, ", "))}
+	}
+	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q takes only flags, no arguments: %d given", cmd.CommandPath(), len(args))}
+}
+
+// strictBuiltins makes cobra's commands completion and help refuse unknown arguments. By default they print help and
+// exit with code 0.
+func strictBuiltins(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			cmd.Args = noArgs
+			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+			for _, shell := range cmd.Commands() {
+				shell.Args = noArgs
+			}
+		case "help":
+			cmd.Args = cobra.ArbitraryArgs
+			cmd.Run = nil
+			cmd.RunE = func(_ *cobra.Command, args []string) error { return help(root, args) }
+		}
+	}
+}
+
+// help prints the help of the command that args name.
+func help(root *cobra.Command, args []string) error {
+	cmd, rest, err := root.Find(args)
+	switch {
+	case err != nil:
+		return &usageError{command: root.CommandPath(), err: err}
+	case len(rest) == 0:
+		return cmd.Help()
+	case cmd.HasSubCommands():
+		return noArgs(cmd, rest)
+	}
+	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q has no subcommands: %d more arguments given", cmd.CommandPath(), len(rest))}
+}
+
+// release is set by the Makefile from git: -ldflags "-X main.release=v1.2.3 -X main.commit=…".
+var release, commit string
+
+func buildVersion() server.Version {
+	v := server.Version{Version: release, Commit: commit, GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if v.Version == "" {
+		v.Version = "devel"
+		if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+			v.Version = info.Main.Version // go install …@version
+		}
+	}
+	return v
+}
+
+func versionCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of kubejoin",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			v := buildVersion()
+			switch output {
+			case "text":
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "kubejoin %s (%s, %s)\n", v.Version, v.GoVersion, v.Platform)
+				return err
+			case "json":
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(v)
+			}
+			return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("--output: %q given, want text or json", output)}
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
+	return cmd
 }
