@@ -75,7 +75,10 @@ func readManifests() (wanted, error) {
 			if err != nil {
 				return w, err
 			}
-			if len(bytes.TrimSpace(document)) == 0 {
+			if document, err = yaml.ToJSON(document); err != nil {
+				return w, fmt.Errorf("%s: %w", file.Name(), err)
+			}
+			if string(document) == "null" { // only comments
 				continue
 			}
 			object, kind, err := scheme.Codecs.UniversalDeserializer().Decode(document, nil, nil)
