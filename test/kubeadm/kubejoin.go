@@ -21,8 +21,8 @@ func AllSignersOff() (string, error) {
 	return filepath.Join(root, "deploy", "kubeadm", "all-signers-off"), err
 }
 
-// Install runs an imported image of kubejoin on each control plane, with the manifests of the repository, and returns when
-// it is ready.
+// Install runs an imported image of kubejoin on each control plane, with the rights in deploy/manifests, and returns when
+// it is ready. It approves serving certificates of all machines, which the DaemonSet in deploy/manifests does not.
 func (c *Cluster) Install(ctx context.Context, image string) error {
 	root, err := cluster.Repository()
 	if err != nil {
@@ -32,9 +32,11 @@ func (c *Cluster) Install(ctx context.Context, image string) error {
 		if err := c.machines[0].writeFile(ctx, "/etc/kubernetes/kubejoin.yaml", strings.ReplaceAll(daemonSet, "IMAGE", image)); err != nil {
 			return err
 		}
-		manifests := filepath.Join(root, "deploy", "manifests")
-		if _, err := c.Kubectl(ctx, "apply", "--filename", filepath.Join(manifests, "namespace.yaml"), "--filename", manifests,
-			"--filename", "/etc/kubernetes/kubejoin.yaml"); err != nil {
+		apply := []string{"apply"}
+		for _, name := range []string{"namespace", "rbac", "admission", "roles"} {
+			apply = append(apply, "--filename", filepath.Join(root, "deploy", "manifests", name+".yaml"))
+		}
+		if _, err := c.Kubectl(ctx, append(apply, "--filename", "/etc/kubernetes/kubejoin.yaml")...); err != nil {
 			return err
 		}
 		_, err := c.Kubectl(ctx, "--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
