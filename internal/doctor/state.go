@@ -24,7 +24,7 @@ func checkKubernetesVersion(f *Facts) []Finding {
 	case v.Major() != 1 || v.Minor() < oldestMinor:
 		return []Finding{found("kubernetes-version", "kubeadm upgrade plan", "the API server has version %s, and kubejoin supports 1.%d to 1.%d", f.KubernetesVersion, oldestMinor, newestMinor)}
 	case v.Minor() > newestMinor:
-		return []Finding{found("kubernetes-version", "helm upgrade kubejoin deploy/chart/kubejoin -n kubejoin-system --reuse-values",
+		return []Finding{found("kubernetes-version", "helm upgrade kubejoin deploy/chart/kubejoin -n kubejoin-system --reset-then-reuse-values",
 			"the API server has version %s, and this kubejoin supports 1.%d to 1.%d: use a newer kubejoin", f.KubernetesVersion, oldestMinor, newestMinor)}
 	}
 	return nil
@@ -39,7 +39,7 @@ func checkKubejoinVersion(f *Facts) []Finding {
 	if err != nil || err2 != nil || !theirs.LessThan(own) { // Read reports versions that cannot be compared
 		return nil
 	}
-	return []Finding{found("kubejoin-older", "helm upgrade kubejoin deploy/chart/kubejoin -n kubejoin-system --reuse-values",
+	return []Finding{found("kubejoin-older", "helm upgrade kubejoin deploy/chart/kubejoin -n kubejoin-system --reset-then-reuse-values",
 		"%s runs kubejoin %s, which is older than this command, %s", f.Kubejoin.URL, f.Kubejoin.Version, f.Version)}
 }
 

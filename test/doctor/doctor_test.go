@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -196,6 +197,15 @@ func (p *patient) anonymous(t *testing.T) {
 	}
 	p.finds(t, nil, "anonymous-on", "cluster-info-public")
 	p.RunKubectl(t, "-n", "kubejoin-system", "delete", "pod", "kubejoin", "--grace-period=0", "--force")
+
+	// withoutKubejoin starts the API server with the file that the command writes.
+	p.mend(t, "--advertise="+p.Endpoint)
+	if manifest := harness.ReadFile(t, filepath.Join(p.manifests, "kube-apiserver.yaml")); !bytes.Contains(manifest, []byte("- --authentication-config=/etc/kubernetes/pki/authentication.yaml\n")) {
+		t.Errorf("kube-apiserver has no --authentication-config:\n%s", manifest)
+	}
+	p.finds(t, []string{"--advertise=" + p.Endpoint}, "anonymous-on") // the API server did not start again
+	p.mend(t)
+	p.healthy(t)
 }
 
 func (p *patient) pins(t *testing.T) {
@@ -397,10 +407,14 @@ func (p *patient) withoutKubejoin(t *testing.T) {
 	p.finds(t, nil, "cluster-info-missing", stopped)
 
 	p.StopAPIServer()
-	if err := p.StartAPIServer(t.Context(), "--anonymous-auth=false"); err != nil {
+	if err := p.StartAPIServer(t.Context(), "--authentication-config="+filepath.Join(p.pki, "authentication.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	p.finds(t, nil, "cluster-info-missing", "cluster-info-not-public", stopped)
+	probe := exec.CommandContext(t.Context(), "curl", "--silent", "--show-error", "--fail", "--cacert", p.CAFile(), "https://"+p.Address+"/livez")
+	if output, err := probe.CombinedOutput(); err != nil {
+		t.Errorf("probe of the kubelet: %v\n%s", err, output)
+	}
 }
 
 // onlyReads checks that doctor sent only reads, and that its reader was allowed all of them.

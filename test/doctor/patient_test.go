@@ -30,12 +30,13 @@ type patient struct {
 	audit     harness.AuditLog
 	reader    string // kubeconfig
 	manifests string // folder of the static pods
+	pki       string // folder for /etc/kubernetes/pki of its commands
 	bin       string // folder with kubejoin and kubectl
 }
 
 func newPatient(t *testing.T) *patient {
 	t.Helper()
-	p := &patient{audit: harness.NewAuditLog(t, `- {level: Metadata, users: ["`+reader+`", "system:anonymous"]}`+"\n- level: None\n"), bin: t.TempDir()}
+	p := &patient{audit: harness.NewAuditLog(t, `- {level: Metadata, users: ["`+reader+`", "system:anonymous"]}`+"\n- level: None\n"), bin: t.TempDir(), pki: t.TempDir()}
 	p.Site = harness.PrepareSite(t, cluster.Options{APIServerFlags: p.audit.Flags()})
 	// As administrator, kubejoin works without the objects that the tests delete.
 	p.Site.Start(t, "--kubeconfig="+p.Kubeconfig())
@@ -167,7 +168,7 @@ func (p *patient) mend(t *testing.T, args ...string) {
 	t.Helper()
 	commands, _, _ := p.run(t, p.reader, append(args, "--fix")...)
 	copies := t.TempDir()
-	script := strings.NewReplacer("/etc/kubernetes/manifests/", p.manifests+"/", "/root/", copies+"/").Replace(commands)
+	script := strings.NewReplacer("/etc/kubernetes/manifests/", p.manifests+"/", "/root/", copies+"/", "> /etc/kubernetes/pki/", "> "+p.pki+"/").Replace(commands)
 	shell := exec.CommandContext(t.Context(), "sh", "-ec", script)
 	shell.Dir = harness.RepositoryFile(t, "")
 	shell.Env = append(os.Environ(), "KUBECONFIG="+p.Kubeconfig(), "PATH="+p.bin+":"+os.Getenv("PATH"))
