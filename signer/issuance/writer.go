@@ -19,7 +19,7 @@ import (
 
 // A Writer is a [Log] that writes each entry as one line of JSON. Each line is a single write, so several
 // programs can append to one file without mixing their lines. If a line was cut off, the Writer ends it
-// before it writes the next. It escapes text from requests: a line is printable and valid UTF-8.
+// before it writes the next, unless another program that was killed meanwhile left it. It escapes text from requests: a line is printable and valid UTF-8.
 //
 // Append returns when the operating system has the entry. The entry survives a crash of the program, but
 // not of the machine.
