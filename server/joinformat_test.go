@@ -165,7 +165,7 @@ func TestJoinFormatsNameTheAPIServer(t *testing.T) {
 	h := s.Handler()
 	for name, want := range map[string]string{
 		"text": "kubeadm join api.example.com:6443 ", "yaml": "apiServerEndpoint: api.example.com:6443\n",
-		"json": `"endpoint":"api.example.com:6443"`, "script": "endpoint='api.example.com:6443'\n", "cloud-config": "endpoint='api.example.com:6443'\n",
+		"json": `"endpoint":"api.example.com:6443"`, "script": "endpoint='api.example.com:6443'\n",
 	} {
 		if body := serveOnce(t, h, commandPath+"?format="+name); !strings.Contains(body, want) {
 			t.Errorf("%s: %s, want %q in it", name, body, want)

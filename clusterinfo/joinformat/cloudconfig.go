@@ -23,19 +23,24 @@ type cloudFile struct {
 	Path        string `json:"path"`
 	Owner       string `json:"owner"`
 	Permissions string `json:"permissions"`
+	Encoding    string `json:"encoding"`
 	Content     string `json:"content"`
 }
 
 // CloudConfig returns user data for cloud-init that runs [Join.Script] at the first boot, after the modules
 // that install packages. Nothing restarts the script, so it waits for the cluster for the default TTL of a
-// token, a day.
+// token, a day. The script is compressed, because some clouds limit user data to 16 KiB.
 func (j Join) CloudConfig() ([]byte, error) {
 	script, err := j.Script()
 	if err != nil {
 		return nil, err
 	}
+	content, err := gzipped(script)
+	if err != nil {
+		return nil, err
+	}
 	document, err := yaml.Marshal(cloudConfig{
-		WriteFiles: []cloudFile{{CloudConfigScript, "root:root", "0700", string(script)}},
+		WriteFiles: []cloudFile{{CloudConfigScript, "root:root", "0700", "gz+b64", content}},
 		RunCmd:     []string{fmt.Sprintf("sh %s --timeout %d && rm -f %[1]s", CloudConfigScript, tokens.DefaultTTL/time.Second)},
 	})
 	return bytes.Join([][]byte{[]byte("#cloud-config\n"), document}, nil), err

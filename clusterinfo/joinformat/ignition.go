@@ -1,9 +1,6 @@
 package joinformat
 
-import (
-	"encoding/base64"
-	"encoding/json"
-)
+import "encoding/json"
 
 // IgnitionScript is the path of the script on a machine that boots with Ignition, until the machine has
 // joined.
@@ -60,7 +57,8 @@ type ignitionFile struct {
 }
 
 type ignitionContents struct {
-	Source string `json:"source"`
+	Compression string `json:"compression"`
+	Source      string `json:"source"`
 }
 
 type ignitionSystemd struct {
@@ -80,10 +78,14 @@ func (j Join) Ignition() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	content, err := gzipped(script)
+	if err != nil {
+		return nil, err
+	}
 	document, err := json.Marshal(ignitionConfig{
 		Ignition: ignitionMeta{ignitionVersion},
 		Storage: ignitionStorage{[]ignitionFile{{
-			IgnitionScript, 0o700, ignitionContents{"data:;base64," + base64.StdEncoding.EncodeToString(script)},
+			IgnitionScript, 0o700, ignitionContents{"gzip", "data:;base64," + content},
 		}}},
 		Systemd: ignitionSystemd{[]ignitionService{{IgnitionUnit, true, ignitionUnit}}},
 	})

@@ -1,8 +1,12 @@
 package joinformat
 
 import (
+	"bytes"
+	"compress/gzip"
 	_ "embed"
+	"encoding/base64"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -11,10 +15,16 @@ import (
 //go:embed script.sh
 var scriptText string
 
+//go:embed diagnose.sh
+var diagnoseText string
+
+// User data is limited to 16 KiB on some clouds, so the script leaves out these comments.
+var diagnoseComments = regexp.MustCompile(`(?m)^ *# .*\n`)
+
 // Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests
 // cluster-info from Endpoint with curl, and only trusts a server whose certificate is from a CA with one of
-// the pins. Then it runs kubeadm, or writes files for a kubelet that is installed without kubeadm. Its
-// option --help has the details. The token is in the text of the script, and in no command line,
+// the pins. Then it runs kubeadm, or writes files for a kubelet that is installed without kubeadm. With
+// --diagnose it only reports what is wrong. Its option --help has the details. The token is in the text of the script, and in no command line,
 // environment or output.
 func (j Join) Script() ([]byte, error) {
 	configuration, err := j.Configuration()
@@ -28,11 +38,27 @@ func (j Join) Script() ([]byte, error) {
 	// Unquoted values contain only safe characters. All other values are one quoted shell word, or are in a
 	// here-document that the shell does not expand.
 	values := strings.NewReplacer(
-		"{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
+		"{{DIAGNOSE}}\n", diagnoseComments.ReplaceAllString(diagnoseText, ""), "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
 		"{{QUOTED_ENDPOINT}}", quote(j.Endpoint), "{{QUOTED_PINS}}", quote(strings.Join(clusterinfo.Pins(j.CAs), " ")),
 		"{{QUOTED_TOKEN}}", quote(j.Token.Reveal()), "{{QUOTED_CONTROL_PLANE}}", quote(more),
 	)
 	return []byte(values.Replace(scriptText)), nil
+}
+
+// gzipped returns the script in the form that both cloud-config and Ignition accept.
+func gzipped(script []byte) (string, error) {
+	var compressed bytes.Buffer
+	w, err := gzip.NewWriterLevel(&compressed, gzip.BestCompression)
+	if err != nil {
+		return "", err
+	}
+	if _, err := w.Write(script); err != nil {
+		return "", err
+	}
+	if err := w.Close(); err != nil {
+		return "", err
+	}
+	return base64.StdEncoding.EncodeToString(compressed.Bytes()), nil
 }
 
 // quote returns s as one quoted shell word.

@@ -5,12 +5,13 @@ set +xv # tracing would print the secret
 
 usage() {
     cat <<'EOF'
-Usage: sh FILE [--kubeadm | --no-kubeadm] [OPTIONS] [-- KUBEADM FLAGS]
+Usage: sh FILE [--diagnose] [--kubeadm | --no-kubeadm] [OPTIONS] [-- KUBEADM FLAGS]
 
 Joins this machine to the cluster at {{ENDPOINT}}. The script verifies the
 cluster CA with its pin, then runs kubeadm join. Without kubeadm, it writes
 the files with which a kubelet joins.
 
+  --diagnose       do not join: print why this machine may not join, and the remedies
   --kubeadm        require kubeadm
   --no-kubeadm     write the files for a kubelet even if kubeadm is installed
   --add-config FILE
@@ -30,6 +31,7 @@ the files with which a kubelet joins.
 Exit codes: 0 joined, joined before, or files written; 1 a requirement is missing
 on this machine; 2 invalid options; 3 the endpoint is not the cluster; 4 timeout;
 5 kubeadm failed; 128 plus the signal number: stopped by a signal.
+With --diagnose: 0 no problem; 1 problems; 2 no problem, but a check could not be made.
 EOF
 }
 
@@ -39,24 +41,27 @@ die() {
     code=$1
     shift
     printf 'kubejoin: %s\n' "$*" >&2
+    case $code in
+    [345]) printf 'kubejoin: to find the cause, run this script again with --diagnose\n' >&2 ;;
+    esac
     exit "$code"
 }
 
 # seconds prints a monotonic time, because the wall clock may be set while the script waits.
 seconds() { cut -d. -f1 /proc/uptime 2>/dev/null || date +%s; }
 
-# fetch downloads cluster-info into the file $1, with the further arguments for curl. On failure, it sets
-# why to the reason, and clock to a hint if a wrong clock may be the cause.
+# fetch downloads the URL $2, usually cluster-info, into the file $1, with the further arguments for curl. On failure,
+# it sets why to the reason, and clock to a hint if a wrong clock may be the cause.
 fetch() {
     to=$1
-    shift
+    url=$2
+    shift 2
     curl=0
     clock=
     http=$(
         ulimit -f 131072 2>/dev/null || :
         exec curl -q --silent --show-error --proto '=https' --connect-timeout 5 --max-time 30 \
-            --output "$to" --write-out '%{http_code}' "$@" \
-            "https://$endpoint/api/v1/namespaces/kube-public/configmaps/cluster-info" 2>"$tmp/error"
+            --output "$to" --write-out '%{http_code}' "$@" "$url" 2>"$tmp/error"
     ) || curl=$?
     case $curl:$http in
     0:200) return 0 ;;
@@ -111,10 +116,10 @@ discover() {
     logged=
     mkdir "$tmp/none"
     while :; do
-        if fetch "$tmp/untrusted" --insecure; then
+        if fetch "$tmp/untrusted" "$cluster_info" --insecure; then
             if keep_pinned "$tmp/untrusted"; then
                 # Without --capath, curl would also trust the CAs of the system.
-                fetch "$tmp/info" --cacert "$tmp/ca.crt" --capath "$tmp/none" && return
+                fetch "$tmp/info" "$cluster_info" --cacert "$tmp/ca.crt" --capath "$tmp/none" && return
                 case $clock$curl in
                 51 | 60 | 77 | 83) die 3 "$endpoint is not trusted: $why: its CA matches the pin, but its certificate does not" ;;
                 esac
@@ -200,8 +205,26 @@ EOF
     say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig"
 }
 
+# make_tmp makes the directory tmp, which is removed at the end.
+make_tmp() {
+    umask=$(umask)
+    umask 077
+    dir=${TMPDIR:-/run} # in memory
+    [ -d "$dir" ] && [ -w "$dir" ] || dir=/tmp
+    tmp=$(mktemp -d "$dir/kubejoin.XXXXXX") || die 1 "cannot create a directory in $dir"
+    trap 'code=$?; rm -rf "$tmp"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
+    trap 'stop 129' HUP
+    trap 'stop 130' INT
+    trap 'stop 143' TERM
+}
+
+# The following functions are for --diagnose. They change nothing on this machine. Their comments are in diagnose.sh in
+# the source of kubejoin.
+
+{{DIAGNOSE}}
 main() {
     endpoint={{QUOTED_ENDPOINT}}
+    cluster_info=https://$endpoint/api/v1/namespaces/kube-public/configmaps/cluster-info
     pins={{QUOTED_PINS}}
     token={{QUOTED_TOKEN}}
     control_plane={{QUOTED_CONTROL_PLANE}}
@@ -211,6 +234,7 @@ main() {
     timeout=${KUBEJOIN_TIMEOUT:-300}
     add_config=${KUBEJOIN_ADD_CONFIG-}
     kubeadm=
+    diagnose=
     while [ $# -gt 0 ]; do
         case $1 in
         --bootstrap-kubeconfig | --ca-file | --kubeconfig | --add-config | --timeout)
@@ -226,6 +250,7 @@ main() {
             ;;
         --kubeadm) kubeadm=yes ;;
         --no-kubeadm) kubeadm=no ;;
+        --diagnose) diagnose=yes ;;
         --help) usage && exit ;;
         --) shift && break ;;
         *) die 2 "$1: unknown option, see --help" ;;
@@ -243,9 +268,13 @@ main() {
             kubeadm=yes
         elif command -v kubelet >/dev/null; then
             kubeadm=no
-        else
+        elif [ -z "$diagnose" ]; then
             die 1 'neither kubeadm nor kubelet is installed: install one, or use --no-kubeadm to write the files for a kubelet'
         fi
+    fi
+    if [ -n "$diagnose" ]; then
+        diagnose "$@" || exit
+        exit 0
     fi
     for program in curl openssl base64 awk sed mktemp; do
         command -v "$program" >/dev/null || die 1 "$program is missing: install it"
@@ -266,16 +295,7 @@ main() {
         done
     fi
 
-    umask=$(umask)
-    umask 077
-    dir=${TMPDIR:-/run} # in memory
-    [ -d "$dir" ] && [ -w "$dir" ] || dir=/tmp
-    tmp=$(mktemp -d "$dir/kubejoin.XXXXXX") || die 1 "cannot create a directory in $dir"
-    trap 'code=$?; rm -rf "$tmp"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
-    trap 'stop 129' HUP
-    trap 'stop 130' INT
-    trap 'stop 143' TERM
-
+    make_tmp
     discover
     say "verified the cluster CA of $endpoint"
     if [ "$kubeadm" = yes ]; then

@@ -4,6 +4,8 @@
 package main
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -64,7 +66,17 @@ func run(r io.Reader, w io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.Path, err)
 		}
-		m.Files = append(m.Files, file{f.Path, *f.Mode, content.Data})
+		data := content.Data
+		if f.Contents.Compression != nil && *f.Contents.Compression == "gzip" {
+			r, err := gzip.NewReader(bytes.NewReader(data))
+			if err != nil {
+				return fmt.Errorf("%s: %w", f.Path, err)
+			}
+			if data, err = io.ReadAll(r); err != nil {
+				return fmt.Errorf("%s: %w", f.Path, err)
+			}
+		}
+		m.Files = append(m.Files, file{f.Path, *f.Mode, data})
 	}
 	for _, u := range config.Systemd.Units {
 		if u.Contents == nil || u.Enabled == nil {

@@ -2,11 +2,13 @@ package join
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -360,15 +362,26 @@ func TestCloudConfigContainsTheScript(t *testing.T) {
 	p := harness.ServeStandalone(t, filepath.Join(t.TempDir(), "data"))
 	s := &harness.Site{Program: p}
 	var config struct {
-		Files []struct{ Content string } `json:"write_files"`
+		Files []struct{ Content []byte } `json:"write_files"`
 	}
 	if err := yaml.Unmarshal(harness.ReadFile(t, joinFile(t, s, "", "cloud-config")), &config); err != nil {
 		t.Fatal(err)
 	}
-	script := string(harness.ReadFile(t, joinFile(t, s, "", "script")))
+	if len(config.Files) != 1 {
+		t.Fatalf("got %d files, want 1", len(config.Files))
+	}
+	r, err := gzip.NewReader(bytes.NewReader(config.Files[0].Content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, want := string(content), string(harness.ReadFile(t, joinFile(t, s, "", "script")))
 	// The two scripts have different tokens.
-	if len(config.Files) != 1 || tokens.Redact(config.Files[0].Content) == config.Files[0].Content || withoutToken(config.Files[0].Content) != withoutToken(script) {
-		t.Errorf("the cloud-config has another script, want\n%s", tokens.Redact(script))
+	if tokens.Redact(got) == got || withoutToken(got) != withoutToken(want) {
+		t.Errorf("the cloud-config has another script, want\n%s", tokens.Redact(want))
 	}
 }
 

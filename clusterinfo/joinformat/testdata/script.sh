@@ -5,12 +5,13 @@ set +xv # tracing would print the secret
 
 usage() {
     cat <<'EOF'
-Usage: sh FILE [--kubeadm | --no-kubeadm] [OPTIONS] [-- KUBEADM FLAGS]
+Usage: sh FILE [--diagnose] [--kubeadm | --no-kubeadm] [OPTIONS] [-- KUBEADM FLAGS]
 
 Joins this machine to the cluster at join.example.com:9443. The script verifies the
 cluster CA with its pin, then runs kubeadm join. Without kubeadm, it writes
 the files with which a kubelet joins.
 
+  --diagnose       do not join: print why this machine may not join, and the remedies
   --kubeadm        require kubeadm
   --no-kubeadm     write the files for a kubelet even if kubeadm is installed
   --add-config FILE
@@ -30,6 +31,7 @@ the files with which a kubelet joins.
 Exit codes: 0 joined, joined before, or files written; 1 a requirement is missing
 on this machine; 2 invalid options; 3 the endpoint is not the cluster; 4 timeout;
 5 kubeadm failed; 128 plus the signal number: stopped by a signal.
+With --diagnose: 0 no problem; 1 problems; 2 no problem, but a check could not be made.
 EOF
 }
 
@@ -39,24 +41,27 @@ die() {
     code=$1
     shift
     printf 'kubejoin: %s\n' "$*" >&2
+    case $code in
+    [345]) printf 'kubejoin: to find the cause, run this script again with --diagnose\n' >&2 ;;
+    esac
     exit "$code"
 }
 
 # seconds prints a monotonic time, because the wall clock may be set while the script waits.
 seconds() { cut -d. -f1 /proc/uptime 2>/dev/null || date +%s; }
 
-# fetch downloads cluster-info into the file $1, with the further arguments for curl. On failure, it sets
-# why to the reason, and clock to a hint if a wrong clock may be the cause.
+# fetch downloads the URL $2, usually cluster-info, into the file $1, with the further arguments for curl. On failure,
+# it sets why to the reason, and clock to a hint if a wrong clock may be the cause.
 fetch() {
     to=$1
-    shift
+    url=$2
+    shift 2
     curl=0
     clock=
     http=$(
         ulimit -f 131072 2>/dev/null || :
         exec curl -q --silent --show-error --proto '=https' --connect-timeout 5 --max-time 30 \
-            --output "$to" --write-out '%{http_code}' "$@" \
-            "https://$endpoint/api/v1/namespaces/kube-public/configmaps/cluster-info" 2>"$tmp/error"
+            --output "$to" --write-out '%{http_code}' "$@" "$url" 2>"$tmp/error"
     ) || curl=$?
     case $curl:$http in
     0:200) return 0 ;;
@@ -111,10 +116,10 @@ discover() {
     logged=
     mkdir "$tmp/none"
     while :; do
-        if fetch "$tmp/untrusted" --insecure; then
+        if fetch "$tmp/untrusted" "$cluster_info" --insecure; then
             if keep_pinned "$tmp/untrusted"; then
                 # Without --capath, curl would also trust the CAs of the system.
-                fetch "$tmp/info" --cacert "$tmp/ca.crt" --capath "$tmp/none" && return
+                fetch "$tmp/info" "$cluster_info" --cacert "$tmp/ca.crt" --capath "$tmp/none" && return
                 case $clock$curl in
                 51 | 60 | 77 | 83) die 3 "$endpoint is not trusted: $why: its CA matches the pin, but its certificate does not" ;;
                 esac
@@ -208,8 +213,487 @@ EOF
     say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig"
 }
 
+# make_tmp makes the directory tmp, which is removed at the end.
+make_tmp() {
+    umask=$(umask)
+    umask 077
+    dir=${TMPDIR:-/run} # in memory
+    [ -d "$dir" ] && [ -w "$dir" ] || dir=/tmp
+    tmp=$(mktemp -d "$dir/kubejoin.XXXXXX") || die 1 "cannot create a directory in $dir"
+    trap 'code=$?; rm -rf "$tmp"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
+    trap 'stop 129' HUP
+    trap 'stop 130' INT
+    trap 'stop 143' TERM
+}
+
+# The following functions are for --diagnose. They change nothing on this machine. Their comments are in diagnose.sh in
+# the source of kubejoin.
+
+checks='user programs cgroup swap ip-forward node-name runtime ports leftovers ca-file kubelet-certificate proxy
+endpoint-dns endpoint-tcp clock cluster-info pin endpoint-tls api-dns api-tcp api-tls token signature version node requests'
+
+report() {
+    case $1 in
+    error) errors=$((errors + 1)) ;;
+    warning) warnings=$((warnings + 1)) ;;
+    unknown) unknown=$((unknown + 1)) ;;
+    esac
+    reported="$reported $2 "
+    printf '%-8s %s: %s%s\n' "$1" "$2" "$3" "${4:+; $4}"
+}
+
+minor() { printf '%s' "$1" | sed -n 's/.*v1\.\([0-9][0-9]*\).*/\1/p'; }
+
+json_string() {
+    LC_ALL=C awk -v key="$2" '
+        { text = text $0 "\n" }
+        END {
+            if (!match(text, "\"" key "\":[ \n]*\"")) exit
+            text = substr(text, RSTART + RLENGTH)
+            while (match(text, /[\\"]/)) {
+                out = out substr(text, 1, RSTART - 1)
+                if (substr(text, RSTART, 1) == "\"") break
+                c = substr(text, RSTART + 1, 1)
+                text = substr(text, RSTART + 2)
+                if (c == "u") {
+                    hex = tolower(substr(text, 1, 4))
+                    c = hex == "003c" ? "<" : hex == "003e" ? ">" : hex == "0026" ? "&" : "?"
+                    text = substr(text, 5)
+                }
+                out = out (c == "n" ? "\n" : c == "t" ? "\t" : c == "r" ? "\r" : c)
+            }
+            printf "%s", out
+        }' "$1"
+}
+
+base64url() { base64 | tr -d '\n=' | tr '+/' '-_'; }
+
+hmac_key() {
+    awk -v pad="$1" '
+        function xor(a, b, r, p) {
+            r = 0
+            for (p = 1; p < 256; p *= 2) if (int(a / p) % 2 != int(b / p) % 2) r += p
+            return r
+        }
+        {
+            for (i = 1; i <= 66; i++) {
+                n = i <= length($0) ? index("0123456789abcdefghijklmnopqrstuvwxyz", substr($0, i, 1)) : 0
+                byte[i] = i > 64 ? 0 : xor(n == 0 ? 0 : n + (n > 10 ? 86 : 47), pad)
+            }
+            digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+            for (i = 1; i <= 64; i += 3) {
+                bits = byte[i] * 65536 + byte[i + 1] * 256 + byte[i + 2]
+                for (p = 262144; p >= 1; p /= 64) {
+                    if (i == 64 && p < 4096) printf "="
+                    else printf "%s", substr(digits, int(bits / p) % 64 + 1, 1)
+                }
+            }
+        }' <<EOF | base64 -d
+${token#*.}
+EOF
+}
+
+signature_of() {
+    header=$(printf '{"alg":"HS256","kid":"%s"}' "${token%%.*}" | base64url)
+    {
+        hmac_key 54
+        printf '%s.' "$header"
+        base64url <"$1"
+    } | openssl dgst -sha256 -binary >"$tmp/inner"
+    mac=$({
+        hmac_key 92
+        cat "$tmp/inner"
+    } | openssl dgst -sha256 -binary | base64url)
+    printf '%s..%s' "$header" "$mac"
+}
+
+trusted() { fetch "$@" --cacert "$tmp/ca.crt" --capath "$tmp/none"; }
+ask() {
+    trusted "$1" "$server$2" --header 'Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json' --config - <<EOF
+header = "Authorization: Bearer $token"
+EOF
+}
+
+reach() {
+    why=${why#curl: (*) }
+    case $curl:$why in
+    [56]:* | 28:Resolving*)
+        report error "$1-dns" "$why" "add ${2%:*} to DNS or to /etc/hosts"
+        return 1
+        ;;
+    esac
+    report ok "$1-dns" "${2%:*} has an address"
+    case $curl in
+    0 | 35 | 51 | 52 | 56 | 60 | 77 | 83) report ok "$1-tcp" "$2 accepts connections" ;;
+    *)
+        report error "$1-tcp" "$why" "start the server, or open the port in firewalls: curl -vk https://$2/readyz"
+        return 1
+        ;;
+    esac
+}
+
+tls() {
+    why=${why#curl: (*) }
+    case $curl:$clock:$why in
+    0:*)
+        report ok "$1-tls" "the certificate of $2 is of the cluster CA"
+        return
+        ;;
+    *:?*:*) report error "$1-tls" "$why" 'if the line clock is ok, renew the certificate, else run: timedatectl set-ntp true' ;;
+    *'subject name'* | 51:*) report error "$1-tls" "$why" "its certificate must name ${2%:*}" ;;
+    60:* | 83:*) report error "$1-tls" "$why" "its certificate is not of the cluster CA: it is another server or a man in the middle" ;;
+    *) report error "$1-tls" "$why" "is $2 the right port, and does it serve HTTPS?" ;;
+    esac
+    return 1
+}
+
+check_clock() {
+    there=$(tr -d '\r' <"$tmp/headers" | sed -n 's/^[Dd]ate: //p' | tail -n 1 | awk '{
+        m = (index("JanFebMarAprMayJunJulAugSepOctNovDec", $3) + 2) / 3
+        y = $4
+        if (m < 3) { m += 12; y-- }
+        split($5, t, ":")
+        days = 365 * y + int(y / 4) - int(y / 100) + int(y / 400) + int((153 * m - 457) / 5) + $2 - 719469
+        printf "%d", days * 86400 + t[1] * 3600 + t[2] * 60 + t[3]
+    }')
+    [ -n "$there" ] || return 0
+    behind=$((there - $(date +%s)))
+    off="${behind#-} s $([ "$behind" -gt 0 ] && echo behind || echo ahead of) the clock of $endpoint"
+    if [ "${behind#-}" -ge 300 ]; then
+        report error clock "the clock is $off" 'run: timedatectl set-ntp true'
+    elif [ "${behind#-}" -gt 60 ]; then
+        report warning clock "the clock is $off" 'run: timedatectl set-ntp true'
+    else
+        report ok clock "the clock is $off"
+    fi
+}
+
+check_cluster() {
+    proxy=${https_proxy-}${HTTPS_PROXY-}${all_proxy-}${ALL_PROXY-}
+    case $proxy:,${no_proxy-},${NO_PROXY-}, in
+    :* | *,"${endpoint%:*}",*) report ok proxy "there is none for $endpoint" ;;
+    *) report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have ${endpoint%:*}" "run: export no_proxy=\"\$no_proxy,${endpoint%:*}\"" ;;
+    esac
+    fetch "$tmp/untrusted" "$cluster_info" --insecure --dump-header "$tmp/headers" || :
+    reach endpoint "$endpoint" || return 0
+    [ "$curl" = 0 ] || { tls endpoint "$endpoint" || return 0; }
+    check_clock
+    case $http in
+    200) ;;
+    401 | 403)
+        report error cluster-info "$why" "run 'kubectl apply -f deploy/cluster-info-public.yaml', or 'kubejoin serve' with --advertise"
+        return
+        ;;
+    *)
+        report error cluster-info "$why" "run: curl -k 'https://$endpoint/readyz?verbose'"
+        return
+        ;;
+    esac
+    keep_pinned "$tmp/untrusted" || [ -n "$found" ] || {
+        report error cluster-info 'the response contains no CA' "is $endpoint the cluster?"
+        return
+    }
+    report ok cluster-info "$endpoint returns it"
+    [ -s "$tmp/ca.crt" ] || {
+        report error pin "the CA of $endpoint has the pin$found, want $pins: it is another cluster or a man in the middle" 'on the cluster, run: kubejoin token create --print-join-command --format script'
+        return
+    }
+    report ok pin 'a CA in cluster-info has the pin of this script'
+    mkdir "$tmp/none"
+    trusted "$tmp/info" "$cluster_info" || [ "$curl" != 0 ] || {
+        report error cluster-info "$why" 'run this again'
+        return
+    }
+    tls endpoint "$endpoint" || return 0
+    check_server
+    check_ca_file
+}
+
+check_server() {
+    server=$(field "$tmp/info" server)
+    host=${server#https://}
+    host=${host%%/*}
+    case $host in
+    *:*) ;;
+    *) host=$host:443 ;;
+    esac
+    json_string "$tmp/info" kubeconfig >"$tmp/kubeconfig"
+    signature=$(json_string "$tmp/info" "jws-kubeconfig-${token%%.*}")
+    case $signature in
+    '') signed=missing ;;
+    "$(signature_of "$tmp/kubeconfig")") signed=yes ;;
+    *) signed=no ;;
+    esac
+    ask version /version || :
+    if reach api "$host" && tls api "$host"; then
+        check_token
+    else
+        check_signature
+    fi
+}
+
+check_signature() {
+    id=${token%%.*}
+    case $signed in
+    yes) report ok signature "cluster-info is signed with token $id" ;;
+    no) report error signature "the signature of cluster-info by token $id is invalid" "on the cluster, run: kubejoin doctor" ;;
+    *) report error signature "cluster-info has no signature by token $id: it is not signed yet, or the token lacks the usage signing" "on the cluster, run: kubejoin token list -o wide" ;;
+    esac
+}
+
+check_token() {
+    id=${token%%.*}
+    create='on the cluster, run: kubejoin token create --print-join-command --format script'
+    case $http:$signed in
+    200:*)
+        report ok token "the API server accepts token $id"
+        check_signature
+        ;;
+    401:yes)
+        report error token "the API server refuses token $id, which signs cluster-info: the token lacks the usage authentication, or the API server lacks --enable-bootstrap-token-auth" 'on the cluster, run: kubejoin doctor'
+        check_signature
+        return
+        ;;
+    401:no)
+        report error token "the token $id has another secret on the cluster" "$create"
+        return
+        ;;
+    401:*)
+        report error token "token $id is unknown: it has expired, or was deleted" "$create"
+        return
+        ;;
+    *)
+        report unknown token "the API server returns HTTP $http" "run: curl -k https://$host/readyz"
+        check_signature
+        return
+        ;;
+    esac
+    check_version
+    check_node
+    check_requests
+}
+
+check_version() {
+    version=$(json_string "$tmp/version" gitVersion)
+    api=$(minor "$version")
+    adm=$(minor "$(kubeadm version -o short 2>/dev/null)")
+    [ -n "$api" ] && [ -n "$let$adm" ] || return 0
+    if [ "${let:-$api}" -gt "$api" ] || [ "${let:-$api}" -lt $((api - 3)) ]; then
+        report error version "kubelet 1.$let does not work with an API server $version" "install kubelet 1.$api"
+    elif [ "${adm:-$api}" -gt $((api + 1)) ]; then
+        report error version "kubeadm 1.$adm does not join a cluster of version $version" "install kubeadm 1.$api"
+    else
+        report ok version "kubelet and kubeadm fit the API server $version"
+    fi
+}
+
+check_node() {
+    ask node "/api/v1/nodes/$node" || :
+    case $curl:$http in
+    0:404) report ok node "no Node is named $node" ;;
+    0:200)
+        if grep -q "\"cells\":\[\"$node\",\"Ready" "$tmp/node"; then
+            report error node "a Node $node exists and is Ready: another machine has the name, or this one has joined" "choose another name with --node-name, or run: kubectl delete node $node"
+        else
+            report warning node "a Node $node exists: only a token that replaces it can have the name" "run 'kubectl delete node $node', or: kubejoin token create --replace-node $node"
+        fi
+        ;;
+    *) report unknown node "the API server returns HTTP $http for Node $node" ;;
+    esac
+}
+
+check_requests() {
+    csrs=/apis/certificates.k8s.io/v1/certificatesigningrequests
+    ask requests "$csrs?limit=500&includeObject=None" || {
+        report unknown requests "the API server returns HTTP $http for certificate requests"
+        return
+    }
+    newest=
+    for request in $(tr '[' '\n' <"$tmp/requests" | sed -n '/"system:bootstrap:'"${token%%.*}"'"/s/^"\([a-z0-9.-]*\)",.*/\1/p' | tail -n 20); do
+        trusted "$tmp/request" "$server$csrs/$request" --config - <<EOF || continue
+header = "Authorization: Bearer $token"
+EOF
+        json_string "$tmp/request" request | base64 -d >"$tmp/request.pem" 2>/dev/null || continue
+        case $(openssl req -in "$tmp/request.pem" -noout -subject -nameopt RFC2253 2>/dev/null), in
+        *CN=system:node:"$node",*) ;;
+        *) continue ;;
+        esac
+        made=$(json_string "$tmp/request" creationTimestamp)
+        newest="$newest$made $request
+"
+        mv "$tmp/request" "$tmp/request.$request"
+    done
+    newest=$(printf '%s' "$newest" | sort | tail -n 1)
+    request=${newest#* }
+    if [ -z "$newest" ]; then
+        report ok requests "none of $node by token ${token%%.*}"
+        return
+    fi
+    sed -n 's/.*"type":"Denied"/{/p; s/.*"type":"Failed"/{/p' "$tmp/request.$request" >"$tmp/refusal"
+    if [ -s "$tmp/refusal" ]; then
+        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message | tr -cd '[:print:]')" "on the cluster, run: kubejoin explain $node"
+    elif [ -n "$(json_string "$tmp/request.$request" certificate)" ]; then
+        report ok requests "the newest, $request, has its certificate"
+    else
+        report warning requests "the newest, $request, waits for approval or signature" "on the cluster, run: kubejoin explain --csr $request"
+    fi
+}
+
+check_ca_file() {
+    if [ ! -e "$ca_file" ]; then
+        report ok ca-file "there is no $ca_file"
+        return
+    fi
+    pin=$(pin_of "$ca_file") || pin=none
+    case " $pins " in
+    *" $pin "*) report ok ca-file "$ca_file is of this cluster" ;;
+    *) report error ca-file "$ca_file is of another cluster, with the pin $pin" "run 'kubeadm reset -f', which deletes the files in /etc/kubernetes" ;;
+    esac
+}
+
+check_programs() {
+    if [ "$(id -u)" = 0 ]; then
+        report ok user root
+    else
+        report unknown user 'not root, so files of the kubelet may be hidden' 'run this as root'
+    fi
+    missing=
+    for program in curl openssl base64 awk sed mktemp $([ "$kubeadm" = no ] || echo kubeadm) kubelet; do
+        command -v "$program" >/dev/null || missing="$missing $program"
+    done
+    if [ -z "$missing" ]; then
+        report ok programs 'all that are necessary are installed'
+    else
+        report error programs "missing:$missing" 'install them'
+    fi
+    let=$(minor "$(kubelet --version 2>/dev/null)")
+    if [ -e /sys/fs/cgroup/cgroup.controllers ] || [ "${let:-35}" -lt 35 ]; then
+        report ok cgroup 'the kubelet works with it'
+    else
+        report error cgroup 'this machine has cgroup v1, which the kubelet refuses from 1.35 on' 'boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false in the KubeletConfiguration'
+    fi
+    if [ "$(wc -l </proc/swaps)" -gt 1 ]; then
+        report warning swap 'swap is on, and the kubelet does not start unless its configuration has failSwapOn: false' 'run: swapoff -a'
+    else
+        report ok swap off
+    fi
+    case $(cat /proc/sys/net/ipv4/ip_forward):$endpoint in
+    1:*) report ok ip-forward on ;;
+    *[!0-9.:]*) report warning ip-forward 'IPv4 forwarding is off, and most pod networks need it' 'run: sysctl -w net.ipv4.ip_forward=1' ;;
+    *) report error ip-forward 'IPv4 forwarding is off' 'run: sysctl -w net.ipv4.ip_forward=1' ;;
+    esac
+    if [ "$node" != localhost ] && [ "${#node}" -le 253 ] &&
+        printf '%s\n' "$node" | grep -Eqx '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'; then
+        report ok node-name "$node"
+    else
+        report error node-name "$node is not a name for a node" 'run: hostnamectl set-hostname NAME'
+    fi
+}
+
+check_runtime() {
+    sockets=
+    found=0
+    for file in ${cri_socket:-/run/containerd/containerd.sock /run/crio/crio.sock /run/cri-dockerd.sock}; do
+        file=${file#unix://}
+        [ -S "$file" ] || continue
+        sockets="$sockets $file"
+        found=$((found + 1))
+        socket=$file
+    done
+    if [ "$found" = 0 ]; then
+        report error runtime "no container runtime has a socket ${cri_socket:-/run/containerd/containerd.sock, /run/crio/crio.sock or /run/cri-dockerd.sock}" 'run: systemctl enable --now containerd'
+        return
+    elif [ "$found" -gt 1 ]; then
+        report error runtime "there are several:$sockets" 'choose one for kubeadm: -- --cri-socket unix://SOCKET'
+        return
+    fi
+    code=0
+    answer=$(printf '\000\000\000\000\000' | curl -q --silent --show-error --max-time 5 --unix-socket "$socket" --http2-prior-knowledge \
+        --header 'Content-Type: application/grpc' --header 'TE: trailers' --data-binary @- --output /dev/null --dump-header - \
+        http://localhost/runtime.v1.RuntimeService/Version 2>&1) || code=$?
+    case $code:$answer in
+    0:*'grpc-status: 12'*) report error runtime "$socket answers without CRI" "remove cri from disabled_plugins in /etc/containerd/config.toml, and run: systemctl restart containerd" ;;
+    0:*'grpc-status: 0'*) report ok runtime "$socket answers" ;;
+    [12]:*) report unknown runtime "this curl cannot ask $socket: $answer" "run: crictl --runtime-endpoint unix://$socket version" ;;
+    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1 | tr -cd '[:print:]')" 'run: systemctl restart containerd' ;;
+    esac
+}
+
+check_leftovers() {
+    taken=
+    for port in 10250 $([ -z "$control_plane" ] || echo 6443 10257 10259 2379 2380); do
+        cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
+            awk -v port="$(printf ':%04X' "$port")" '$4 == "0A" && substr($2, length($2) - 4) == port { found = 1 } END { exit !found }' &&
+            taken="$taken $port"
+    done
+    if [ -z "$taken" ]; then
+        report ok ports 'those of the kubelet are free'
+    else
+        report error ports "in use:$taken" "run 'ss -ltnp' to find the program; if it is a kubelet, run: kubeadm reset -f"
+    fi
+    set -- "$kubeconfig" /etc/kubernetes/manifests/*.yaml
+    if [ "$kubeadm" != no ]; then
+        set -- "$@" "$bootstrap"
+        [ -n "$control_plane" ] || set -- "$@" "$ca_file"
+    fi
+    left=
+    for file; do
+        [ ! -e "$file" ] || left="$left $file"
+    done
+    if [ -z "$left" ]; then
+        report ok leftovers 'none of an earlier join'
+    else
+        report error leftovers "of an earlier join:$left" "run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods"
+    fi
+    current=/var/lib/kubelet/pki/kubelet-client-current.pem
+    if [ -e "$current" ] && ! openssl x509 -in "$current" -noout -checkend 0 >/dev/null 2>&1; then
+        report error kubelet-certificate "$current has expired, so the kubelet cannot renew it" "on the cluster, run: kubejoin token create --replace-node $node"
+    else
+        report ok kubelet-certificate 'it has not expired, or there is none'
+    fi
+}
+
+diagnose() {
+    errors=0 warnings=0 unknown=0 reported=' '
+    node=$(uname -n | tr '[:upper:]' '[:lower:]')
+    cri_socket=
+    if [ -n "$add_config" ]; then
+        set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ n]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
+            "--cri-socket=$(sed -n '/^nodeRegistration:/,/^[^ n]/s/^ *criSocket: *//p' "$add_config" | tr -d "\"'")" "$@"
+    fi
+    before=
+    for word; do
+        case $before$word in
+        --node-name=?* | --node-name[!=]*) node=${word#--node-name=} ;;
+        --cri-socket=?* | --cri-socket[!=]*) cri_socket=${word#--cri-socket=} ;;
+        esac
+        before=
+        case $word in
+        --node-name | --cri-socket) before=$word ;;
+        esac
+    done
+    check_programs
+    check_leftovers
+    case " $missing " in
+    *' curl '*) ;;
+    *) check_runtime ;;
+    esac
+    case $missing in
+    '' | ' kubeadm' | ' kubelet' | ' kubeadm kubelet') make_tmp && check_cluster ;;
+    esac
+    for check in $checks; do
+        case $reported in
+        *" $check "*) ;;
+        *) report unknown "$check" 'not checked, because of an error above' ;;
+        esac
+    done
+    printf 'checks: %d, errors: %d, warnings: %d, not checked: %d\n' "$(printf '%s\n' "$checks" | wc -w)" "$errors" "$warnings" "$unknown"
+    [ "$((errors + warnings))" = 0 ] || return 1
+    [ "$unknown" = 0 ] || return 2
+}
 main() {
     endpoint='join.example.com:9443'
+    cluster_info=https://$endpoint/api/v1/namespaces/kube-public/configmaps/cluster-info
     pins='sha256:b12154dc4ae9e074899d4a6da1b72f0bea0d4f2ca01bd9289b44d01b2b3435fd'
     token='abcdef.9876543210fedcba'
     control_plane=''
@@ -219,6 +703,7 @@ main() {
     timeout=${KUBEJOIN_TIMEOUT:-300}
     add_config=${KUBEJOIN_ADD_CONFIG-}
     kubeadm=
+    diagnose=
     while [ $# -gt 0 ]; do
         case $1 in
         --bootstrap-kubeconfig | --ca-file | --kubeconfig | --add-config | --timeout)
@@ -234,6 +719,7 @@ main() {
             ;;
         --kubeadm) kubeadm=yes ;;
         --no-kubeadm) kubeadm=no ;;
+        --diagnose) diagnose=yes ;;
         --help) usage && exit ;;
         --) shift && break ;;
         *) die 2 "$1: unknown option, see --help" ;;
@@ -251,9 +737,13 @@ main() {
             kubeadm=yes
         elif command -v kubelet >/dev/null; then
             kubeadm=no
-        else
+        elif [ -z "$diagnose" ]; then
             die 1 'neither kubeadm nor kubelet is installed: install one, or use --no-kubeadm to write the files for a kubelet'
         fi
+    fi
+    if [ -n "$diagnose" ]; then
+        diagnose "$@" || exit
+        exit 0
     fi
     for program in curl openssl base64 awk sed mktemp; do
         command -v "$program" >/dev/null || die 1 "$program is missing: install it"
@@ -274,16 +764,7 @@ main() {
         done
     fi
 
-    umask=$(umask)
-    umask 077
-    dir=${TMPDIR:-/run} # in memory
-    [ -d "$dir" ] && [ -w "$dir" ] || dir=/tmp
-    tmp=$(mktemp -d "$dir/kubejoin.XXXXXX") || die 1 "cannot create a directory in $dir"
-    trap 'code=$?; rm -rf "$tmp"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
-    trap 'stop 129' HUP
-    trap 'stop 130' INT
-    trap 'stop 143' TERM
-
+    make_tmp
     discover
     say "verified the cluster CA of $endpoint"
     if [ "$kubeadm" = yes ]; then
