@@ -83,11 +83,11 @@ signature_of() {
     printf '%s..%s' "$header" "$mac"
 }
 
-# trusted and ask are fetch with verified TLS. ask also sends the token, from standard input. For a list, it requests
-# the columns that kubectl get prints.
-trusted() { fetch "$@" --cacert "$tmp/ca.crt" --capath "$tmp/none"; }
+# trusted and ask are fetch with verified TLS. ask also sends the token, from standard input. It requests the columns
+# that kubectl get prints. The API server indents JSON for the user agent of curl.
+trusted() { fetch "$@" --user-agent kubejoin --cacert "$tmp/ca.crt" --capath "$tmp/none"; }
 ask() {
-    trusted "$1" "$server$2" --header 'Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json' --config - <<EOF
+    trusted "$tmp/$1" "$server$2" --header 'Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json' --config - <<EOF
 header = "Authorization: Bearer $token"
 EOF
 }
@@ -114,16 +114,20 @@ reach() {
 # tls reports $1-tls: whether the last request got an HTTP response over TLS from the server $2.
 tls() {
     why=${why#curl: (*) }
-    case $curl:$clock:$why in
-    0:*)
+    if [ "$curl" = 0 ]; then
         report ok "$1-tls" "the certificate of $2 is of the cluster CA"
         return
-        ;;
-    *:?*:*) report error "$1-tls" "$why" 'if the line clock is ok, renew the certificate, else run: timedatectl set-ntp true' ;;
-    *'subject name'* | 51:*) report error "$1-tls" "$why" "its certificate must name ${2%:*}" ;;
-    60:* | 83:*) report error "$1-tls" "$why" "its certificate is not of the cluster CA: it is another server or a man in the middle" ;;
-    *) report error "$1-tls" "$why" "is $2 the right port, and does it serve HTTPS?" ;;
-    esac
+    fi
+    if [ -n "$clock" ]; then
+        remedy='if the line clock is ok, renew the certificate, else run: timedatectl set-ntp true'
+    else
+        case $curl:$why in
+        *'subject name'* | 51:*) remedy="its certificate must name ${2%:*}" ;;
+        60:* | 83:*) remedy="its certificate is not of the cluster CA: $2 is another server, or a man in the middle" ;;
+        *) remedy="is $2 the right port, and does it serve HTTPS?" ;;
+        esac
+    fi
+    report error "$1-tls" "$why" "$remedy"
     return 1
 }
 
@@ -151,10 +155,10 @@ check_clock() {
 
 # check_cluster reports everything about the cluster, until an error hides the rest.
 check_cluster() {
-    proxy=${https_proxy-}${HTTPS_PROXY-}${all_proxy-}${ALL_PROXY-}
-    case $proxy:,${no_proxy-},${NO_PROXY-}, in
-    :* | *,"${endpoint%:*}",*) report ok proxy "there is none for $endpoint" ;;
-    *) report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have ${endpoint%:*}" "run: export no_proxy=\"\$no_proxy,${endpoint%:*}\"" ;;
+    host=${endpoint%:*}
+    case ${https_proxy-}${HTTPS_PROXY-}${all_proxy-}${ALL_PROXY-}:,${no_proxy-},${NO_PROXY-}, in
+    :* | *,"$host",* | *,"${host#*.}",* | *,".${host#*.}",* | *,'*',*) report ok proxy "there is none for $host" ;;
+    *) report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have $host" "run: export no_proxy=\"\$no_proxy,$host\"" ;;
     esac
     fetch "$tmp/untrusted" "$cluster_info" --insecure --dump-header "$tmp/headers" || :
     reach endpoint "$endpoint" || return 0
@@ -258,16 +262,17 @@ check_token() {
     check_requests
 }
 
-# check_version compares the versions of kubelet and kubeadm with that of the API server.
+# check_version compares the version of the kubelet, which check_programs found, and that of kubeadm with the API server.
 check_version() {
     version=$(json_string "$tmp/version" gitVersion)
-    api=$(minor "$version")
-    adm=$(minor "$(kubeadm version -o short 2>/dev/null)")
-    [ -n "$api" ] && [ -n "$let$adm" ] || return 0
-    if [ "${let:-$api}" -gt "$api" ] || [ "${let:-$api}" -lt $((api - 3)) ]; then
-        report error version "kubelet 1.$let does not work with an API server $version" "install kubelet 1.$api"
-    elif [ "${adm:-$api}" -gt $((api + 1)) ]; then
-        report error version "kubeadm 1.$adm does not join a cluster of version $version" "install kubeadm 1.$api"
+    api_minor=$(minor "$version")
+    kubeadm_minor=$(minor "$(kubeadm version -o short 2>/dev/null)")
+    if [ -z "$api_minor" ] || [ -z "$kubelet_minor$kubeadm_minor" ]; then
+        report unknown version "not checked: kubelet '$kubelet_minor', kubeadm '$kubeadm_minor', API server '$version'" 'run: kubelet --version'
+    elif [ "${kubelet_minor:-$api_minor}" -gt "$api_minor" ] || [ "${kubelet_minor:-$api_minor}" -lt $((api_minor - 3)) ]; then
+        report error version "kubelet 1.$kubelet_minor does not work with an API server $version" "install kubelet 1.$api_minor"
+    elif [ "${kubeadm_minor:-$api_minor}" -gt $((api_minor + 1)) ]; then
+        report error version "kubeadm 1.$kubeadm_minor does not join a cluster of version $version" "install kubeadm 1.$api_minor"
     else
         report ok version "kubelet and kubeadm fit the API server $version"
     fi
@@ -357,13 +362,13 @@ check_programs() {
     else
         report error programs "missing:$missing" 'install them'
     fi
-    let=$(minor "$(kubelet --version 2>/dev/null)")
-    if [ -e /sys/fs/cgroup/cgroup.controllers ] || [ "${let:-35}" -lt 35 ]; then
+    kubelet_minor=$(minor "$(kubelet --version 2>/dev/null)")
+    if [ -e /sys/fs/cgroup/cgroup.controllers ] || [ "${kubelet_minor:-35}" -lt 35 ]; then
         report ok cgroup 'the kubelet works with it'
     else
         report error cgroup 'this machine has cgroup v1, which the kubelet refuses from 1.35 on' 'boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false in the KubeletConfiguration'
     fi
-    if [ "$(wc -l </proc/swaps)" -gt 1 ]; then
+    if [ -e /proc/swaps ] && [ "$(wc -l </proc/swaps)" -gt 1 ]; then
         report warning swap 'swap is on, and the kubelet does not start unless its configuration has failSwapOn: false' 'run: swapoff -a'
     else
         report ok swap off
@@ -476,12 +481,17 @@ diagnose() {
     case $missing in
     '' | ' kubeadm' | ' kubelet' | ' kubeadm kubelet') make_tmp && check_cluster ;;
     esac
+    skipped=
     for check in $checks; do
         case $reported in
         *" $check "*) ;;
-        *) report unknown "$check" 'not checked, because of an error above' ;;
+        *)
+            skipped="$skipped, $check"
+            unknown=$((unknown + 1))
+            ;;
         esac
     done
+    [ -z "$skipped" ] || printf '%-8s %s: not checked, because of an error above\n' unknown "${skipped#, }"
     printf 'checks: %d, errors: %d, warnings: %d, not checked: %d\n' "$(printf '%s\n' "$checks" | wc -w)" "$errors" "$warnings" "$unknown"
     [ "$((errors + warnings))" = 0 ] || return 1
     [ "$unknown" = 0 ] || return 2

@@ -264,7 +264,7 @@ func TestScriptReportsFailureOfKubeadm(t *testing.T) {
 	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
 	m := newMachine(t, joinOf(t, s, ca))
 	m.kubeadm(t, 7)
-	if output, code := m.run(t); code != 5 || !strings.Contains(output, "exit code 7") || !strings.Contains(output, "kubeadm reset") {
+	if output, code := m.run(t); code != 5 || !strings.Contains(output, "exit code 7") || !strings.Contains(output, "kubeadm reset") || !strings.Contains(output, "with --diagnose") {
 		t.Errorf("got exit code %d:\n%s", code, output)
 	}
 }
@@ -496,19 +496,59 @@ func TestTruncatedScriptRunsNothing(t *testing.T) {
 	}
 }
 
+// Diagnosis must verify any signature, and must pass the token to no program in its arguments or environment. The
+// endpoint must not get it, see serve.
+func TestDiagnoseVerifiesSignature(t *testing.T) {
+	t.Parallel()
+	ca := certtest.CA(t, "cluster")
+	kubeconfig, err := clusterinfo.Kubeconfig("https://127.0.0.1:1/a/&/<b>", []*x509.Certificate{ca.Leaf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []string{"abcdef." + secret, "666666.6666666666666666", "000000.zzzzzzzzzzzzzzzz", "zzzzzz.aaaaaaaaaaaaaaaa", "0a1b2c.ponmlkjihgfedcb1"} {
+		body := func(signer string) []byte {
+			signature, err := clusterinfo.Sign(kubeconfig, mustToken(t, signer))
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": string(kubeconfig), "jws-kubeconfig-" + token[:6]: signature})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return body
+		}
+		bodies := map[string][]byte{"\nok       signature: ": body(token)}
+		if token[:6] == "abcdef" {
+			bodies["\nerror    signature: the signature of cluster-info by token abcdef is invalid"] = body(token[:22] + "5")
+		}
+		for want, body := range bodies {
+			s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(body))
+			j := joinOf(t, s, ca)
+			j.Token = mustToken(t, token)
+			m := newMachine(t, j)
+			m.record(t)
+			output, code := m.run(t, "--diagnose")
+			if code != 1 || !strings.Contains(output, want) || !strings.Contains(output, "\nerror    api-tcp: ") {
+				t.Errorf("got exit code %d, want 1 with %q:\n%s", code, want, output)
+			}
+			seen := m.read(t, "seen")
+			if strings.Contains(seen+output, token[7:]) {
+				t.Errorf("%s: got the token in the output, or in the arguments or environment of a program", token[:6])
+			}
+			if !strings.Contains(seen, "openssl dgst -sha256 -binary") {
+				t.Error("got no call of openssl dgst")
+			}
+		}
+	}
+}
+
 // The script must not pass the token to any program in its arguments or environment.
 func TestScriptPassesTokenToNoProgram(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")
 	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
 	m := newMachine(t, joinOf(t, s, ca))
-	for _, program := range []string{"curl", "openssl", "base64", "awk", "sed", "mktemp", "cat", "mv", "chmod", "mkdir", "rm", "tr", "head", "dirname", "cut"} {
-		path, err := exec.LookPath(program)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.write(t, "bin/"+program, fmt.Sprintf("#!/bin/sh\n{ echo %s \"$@\"; /usr/bin/env; } >>%s\nexec %s \"$@\"\n", program, m.file("seen"), path))
-	}
+	m.record(t)
 	if output, code := m.run(t, "--no-kubeadm"); code != 0 {
 		t.Fatalf("got exit code %d:\n%s", code, output)
 	}
@@ -523,6 +563,18 @@ func TestScriptPassesTokenToNoProgram(t *testing.T) {
 	}
 	if !strings.Contains(m.read(t, "bootstrap.conf"), secret) {
 		t.Error("got bootstrap.conf without the token")
+	}
+}
+
+// record makes the programs that the script uses append their arguments and environment to the file seen.
+func (m *machine) record(t *testing.T) {
+	t.Helper()
+	for _, program := range []string{"curl", "openssl", "base64", "awk", "sed", "mktemp", "cat", "mv", "chmod", "mkdir", "rm", "tr", "head", "tail", "sort", "grep", "dirname", "cut", "wc", "date", "uname"} {
+		path, err := exec.LookPath(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.write(t, "bin/"+program, fmt.Sprintf("#!/bin/sh\n{ echo %s \"$@\"; /usr/bin/env; } >>%s\nexec %s \"$@\"\n", program, m.file("seen"), path))
 	}
 }
 

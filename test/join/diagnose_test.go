@@ -1,0 +1,373 @@
+package join
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+//go:embed diagnose.sh
+var diagnoseMachine string
+
+// A sickbed is a machine with a join script. It has its own network, in which each address of targets leads to another
+// address outside. Nothing listens where the target is "".
+type sickbed struct {
+	script, machine string // the join script, and a shell command that makes the fault
+	args, env       []string
+	targets         map[string]string
+	listen          string // an address on the machine that is in use
+}
+
+// A line is one line of sh join.sh --diagnose.
+var line = regexp.MustCompile(`(?m)^(ok|error|warning|unknown) +([a-z-]+): (.*)$`)
+
+// diagnose runs sh join.sh --diagnose and returns its output and exit code.
+func (b *sickbed) diagnose(t *testing.T, s *harness.Site) (output string, code int) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "join.sh")
+	if err := os.WriteFile(file, []byte(b.script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", slices.Concat([]string{"-c", diagnoseMachine, "machine", s.Bin, b.machine, "sh", file, "--diagnose"}, b.args)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS}
+	cmd.Env = append(os.Environ(), b.env...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	started := make(chan error)
+	var listeners []net.Listener
+	go func() {
+		// The runtime ends a locked thread with its goroutine, so no other goroutine gets into this network.
+		runtime.LockOSThread()
+		started <- func() error {
+			if err := syscall.Unshare(syscall.CLONE_NEWNET); err != nil {
+				return fmt.Errorf("network namespace: %w", err)
+			}
+			if output, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, output)
+			}
+			for address, target := range b.targets {
+				if target == "" {
+					continue
+				}
+				l, err := net.Listen("tcp", address)
+				if err != nil {
+					return err
+				}
+				listeners = append(listeners, l)
+				go relay(l, target)
+			}
+			if b.listen != "" {
+				l, err := net.Listen("tcp", b.listen)
+				if err != nil {
+					return err
+				}
+				listeners = append(listeners, l)
+			}
+			return cmd.Start()
+		}()
+	}()
+	err := <-started
+	defer func() {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+	}()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), cmd.ProcessState.ExitCode()
+}
+
+// relay connects the clients of a listener to a target, until the listener is closed.
+func relay(l net.Listener, target string) {
+	for {
+		client, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer func() { _ = client.Close() }()
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				return
+			}
+			defer func() { _ = server.Close() }()
+			go func() { _, _ = io.Copy(server, client) }()
+			_, _ = io.Copy(client, server)
+		}()
+	}
+}
+
+// TestDiagnose injects faults into a machine that does not join. Each must be named, with a remedy, and a healthy
+// machine must have no finding.
+func TestDiagnose(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	listen := harness.FreeAddress(t)
+	_, port, _ := net.SplitHostPort(listen)
+	endpoint := "join.test:" + port
+	s := harness.NewSite(t, cluster.Options{}, "--listen="+listen, "--advertise="+endpoint)
+	healthy := sickbed{script: diagnosedScript(t, s, ""), targets: map[string]string{listen: listen, s.Address: s.Address}}
+	id := func(script string) string { return scriptToken(t, script).ID() }
+
+	for _, shell := range []string{"sh", "dash", "bash", "busybox", "mksh"} {
+		if _, err := exec.LookPath(shell); err != nil {
+			t.Logf("%s is not installed", shell)
+			continue
+		}
+		t.Run("healthy machine, "+shell, func(t *testing.T) {
+			b := healthy
+			b.machine = "set -- " + shell + map[bool]string{true: " sh"}[shell == "busybox"] + " \"$2\" --diagnose"
+			output, code := b.diagnose(t, s)
+			if code != 0 || !strings.Contains(output, "\nchecks: 26, errors: 0, warnings: 0, not checked: 0\n") {
+				t.Errorf("got exit code %d, want 0 and no finding:\n%s", code, output)
+			}
+			s.Secrets.CheckAbsent(t, "the output", output)
+		})
+	}
+
+	clusterCA, err := tls.LoadX509KeyPair(s.CAFile(), s.CAKeyFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	otherCA := certtest.CA(t, "other")
+	now := time.Now()
+	serving := func(ca *tls.Certificate, name string, begin time.Time) tls.Certificate {
+		return *certtest.Issue(t, &x509.Certificate{DNSNames: []string{name}, NotBefore: begin, NotAfter: begin.Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, ca)
+	}
+	_, clusterInfo, err := s.Program.Get(t.Context(), harness.ClusterInfoPath, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// instead is a fault: another server responds at the address of kubejoin.
+	instead := func(certificate tls.Certificate, status int, body string) func(*testing.T, *sickbed) {
+		return func(t *testing.T, b *sickbed) {
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(status)
+				_, _ = io.WriteString(w, body)
+			}))
+			server.Config.ErrorLog = log.New(io.Discard, "", 0)
+			server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+			server.StartTLS()
+			t.Cleanup(server.Close)
+			b.targets = map[string]string{listen: server.Listener.Addr().String(), s.Address: s.Address}
+		}
+	}
+	onMachine := func(command string) func(*testing.T, *sickbed) {
+		return func(_ *testing.T, b *sickbed) { b.machine = command }
+	}
+	// fake is a program that prints a text.
+	fake := func(program, text string) func(*testing.T, *sickbed) {
+		return onMachine(fmt.Sprintf("rm -f /run/bin/%[1]s; printf '#!/bin/sh\\necho %[2]s\\n' >/run/bin/%[1]s; chmod +x /run/bin/%[1]s", program, text))
+	}
+	clock := func(ahead time.Duration) func(*testing.T, *sickbed) {
+		return fake("date", fmt.Sprintf("$(($(/bin/date +%%%%s) + %d))", int(ahead.Seconds())))
+	}
+	withToken := func(query string, prepare func(t *testing.T, id string)) func(*testing.T, *sickbed) {
+		return func(t *testing.T, b *sickbed) {
+			b.script = diagnosedScript(t, s, query)
+			prepare(t, id(b.script))
+		}
+	}
+	createNode := func(t *testing.T, name string, ready corev1.ConditionStatus) {
+		t.Helper()
+		nodes := s.Client().CoreV1().Nodes()
+		node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
+		if _, err := nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	request := func(t *testing.T, id, node string) string {
+		t.Helper()
+		name := "csr-" + id
+		if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), name, certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+
+	for _, fault := range []struct {
+		name   string
+		inject func(*testing.T, *sickbed)
+		want   string // all findings
+		says   string // a part of the line
+	}{
+		{"name of kubejoin does not resolve", onMachine("printf '127.0.0.1 localhost\\n' >/run/hosts"), "error endpoint-dns", "join.test"},
+		{"kubejoin is unreachable", func(_ *testing.T, b *sickbed) { b.targets = map[string]string{s.Address: s.Address} }, "error endpoint-tcp", endpoint},
+		{"nothing speaks TLS", func(t *testing.T, b *sickbed) {
+			server := httptest.NewServer(nil)
+			t.Cleanup(server.Close)
+			b.targets = map[string]string{listen: server.Listener.Addr().String(), s.Address: s.Address}
+		}, "error endpoint-tls", "does it serve HTTPS?"},
+		{"man in the middle", instead(serving(otherCA, "join.test", now), 200, clusterInfo), "error endpoint-tls", "man in the middle"},
+		{"certificate for another name", instead(serving(&clusterCA, "else.test", now), 200, clusterInfo), "error endpoint-tls", "must name join.test"},
+		{"expired certificate", instead(serving(&clusterCA, "join.test", now.Add(-2*time.Hour)), 200, clusterInfo), "error endpoint-tls", "not valid at this machine's time"},
+		{"another cluster", func(_ *testing.T, b *sickbed) {
+			b.script = regexp.MustCompile("pins='sha256:[0-9a-f]*").ReplaceAllString(b.script, "pins='sha256:"+strings.Repeat("0", 64))
+		}, "error pin", "want sha256:0000"},
+		{"clock behind", clock(-10 * time.Minute), "error clock", "behind the clock"},
+		{"clock ahead", clock(10 * time.Minute), "error clock", "ahead of the clock"},
+		{"clock a bit behind", clock(-2 * time.Minute), "warning clock", "behind the clock"},
+		{"no cluster-info", instead(serving(&clusterCA, "join.test", now), 404, ""), "error cluster-info", "HTTP 404"},
+		{"cluster-info not public", instead(serving(&clusterCA, "join.test", now), 403, ""), "error cluster-info", "HTTP 403"},
+		{"a web page", instead(serving(&clusterCA, "join.test", now), 200, "<html>"), "error cluster-info", "no CA"},
+
+		{"token deleted", withToken("", func(t *testing.T, id string) {
+			s.RunKubectl(t, "-n", "kube-system", "delete", "secret", "bootstrap-token-"+id)
+			waitUnsigned(t, s, id)
+		}), "error token", "unknown"},
+		{"another secret", func(_ *testing.T, b *sickbed) {
+			b.script = strings.ReplaceAll(b.script, scriptToken(t, b.script).RevealSecret(), tokens.Generate().RevealSecret())
+		}, "error token", "another secret"},
+		{"not signed", withToken("", func(t *testing.T, id string) {
+			s.RunKubectl(t, "-n", "kube-system", "patch", "secret", "bootstrap-token-"+id, "-p", `{"stringData":{"usage-bootstrap-signing":"false"}}`)
+			waitUnsigned(t, s, id)
+		}), "error signature", "no signature"},
+		{"signs only", withToken("", func(t *testing.T, id string) {
+			s.RunKubectl(t, "-n", "kube-system", "patch", "secret", "bootstrap-token-"+id, "-p", `{"stringData":{"usage-bootstrap-authentication":"false"}}`)
+		}), "error token", "usage authentication"},
+		{"signature of something else", instead(serving(&clusterCA, "join.test", now), 200, strings.Replace(clusterInfo, "kind: Config", "kind:  Config", 1)), "error signature", "invalid"},
+
+		{"API server is unreachable", func(_ *testing.T, b *sickbed) { b.targets = map[string]string{listen: listen} }, "error api-tcp", s.Address},
+		{"another server in place of the API server", func(t *testing.T, b *sickbed) {
+			instead(serving(otherCA, "127.0.0.1", now), 200, "{}")(t, b)
+			b.targets = map[string]string{listen: listen, s.Address: b.targets[listen]}
+		}, "error api-tls", "127.0.0.1"},
+		{"kubelet is too new", fake("kubelet", "Kubernetes v1.99.1"), "error version", "kubelet 1.99"},
+		{"kubelet is too old", fake("kubelet", "Kubernetes v1.20.1"), "error version", "kubelet 1.20"},
+		{"kubeadm is too new", fake("kubeadm", "v1.99.1"), "error version", "kubeadm 1.99"},
+		{"Node exists", func(t *testing.T, b *sickbed) {
+			createNode(t, "twin", corev1.ConditionTrue)
+			b.args = []string{"--", "--node-name", "twin"}
+		}, "error node", "Ready"},
+		{"Node exists and is not Ready", func(t *testing.T, b *sickbed) {
+			createNode(t, "ghost", corev1.ConditionFalse)
+			b.args = []string{"--", "--node-name=ghost"}
+		}, "warning node", "replace-node"},
+		{"request refused", withToken("&maxNodes=1&nodeNames=worker-9", func(t *testing.T, id string) {
+			name := request(t, id, "worker-1")
+			harness.Wait(t, "refusal", func() error {
+				r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
+				if err == nil && len(r.Status.Conditions) == 0 {
+					err = errors.New("no condition")
+				}
+				return err
+			})
+		}), "error requests", "NodeNameNotAllowed"},
+
+		{"name of the machine", onMachine("echo worker_1 >/proc/sys/kernel/hostname"), "error node-name", "worker_1"},
+		{"no container runtime", onMachine("rm /run/containerd/containerd.sock"), "error runtime", "containerd.sock"},
+		{"no runtime at --cri-socket", func(_ *testing.T, b *sickbed) { b.args = []string{"--", "--cri-socket=unix:///run/else.sock"} }, "error runtime", "/run/else.sock"},
+		{"dead container runtime", onMachine("kill $!; until ! kill -0 $! 2>/dev/null; do sleep 0.05; done; [ -S /run/containerd/containerd.sock ] || ln /run/dead.sock /run/containerd/containerd.sock"), "error runtime", "does not answer"},
+		{"two container runtimes", onMachine("mkdir /run/crio; runtime /run/crio/crio.sock"), "error runtime", "/run/crio/crio.sock"},
+		{"port of the kubelet in use", func(_ *testing.T, b *sickbed) { b.listen = "127.0.0.1:10250" }, "error ports", "10250"},
+		{"leftover kubelet.conf", onMachine("touch /etc/kubernetes/kubelet.conf"), "error leftovers", "/etc/kubernetes/kubelet.conf"},
+		{"leftover bootstrap-kubelet.conf", onMachine("touch /etc/kubernetes/bootstrap-kubelet.conf"), "error leftovers", "bootstrap-kubelet.conf"},
+		{"leftover manifests", onMachine("mkdir /etc/kubernetes/manifests; touch /etc/kubernetes/manifests/etcd.yaml"), "error leftovers", "etcd.yaml"},
+		{"CA of another cluster", onMachine("mkdir /etc/kubernetes/pki; openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout /run/key -subj /CN=x -out /etc/kubernetes/pki/ca.crt 2>/dev/null"), "error ca-file, error leftovers", "another cluster"},
+		{"expired kubelet certificate", onMachine("mkdir /var/lib/kubelet/pki; echo expired >/var/lib/kubelet/pki/kubelet-client-current.pem"), "error kubelet-certificate", "has expired"},
+		{"no kubelet", onMachine("rm /run/bin/kubelet; PATH=/run/bin:/usr/bin:/bin:/usr/sbin:/sbin"), "error programs", "missing: kubelet"},
+		{"neither kubeadm nor kubelet", onMachine("rm /run/bin/kube*; PATH=/run/bin:/usr/bin:/bin:/usr/sbin:/sbin"), "error programs", "missing: kubeadm kubelet"},
+		{"cgroup v1", onMachine("rm /sys/fs/cgroup/cgroup.controllers"), "error cgroup", "cgroup v1"},
+		{"swap", onMachine("echo /swapfile file 1 0 -2 >>/run/swaps"), "warning swap", "swapoff"},
+		{"no IPv4 forwarding", onMachine("echo 0 >/proc/sys/net/ipv4/ip_forward"), "warning ip-forward", "sysctl"},
+		{"proxy", func(_ *testing.T, b *sickbed) { b.env = []string{"https_proxy=http://127.0.0.1:1"} }, "error endpoint-tcp, warning proxy", "no_proxy"},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			b := healthy
+			fault.inject(t, &b)
+			output, code := b.diagnose(t, s)
+			var findings, said []string
+			for _, m := range line.FindAllStringSubmatch(output, -1) {
+				if m[1] == "error" || m[1] == "warning" {
+					findings = append(findings, m[1]+" "+m[2])
+					said = append(said, m[3])
+					if _, remedy, _ := strings.Cut(m[3], "; "); remedy == "" {
+						t.Errorf("got no remedy in %q", m[0])
+					}
+				}
+			}
+			slices.Sort(findings)
+			if got := strings.Join(findings, ", "); got != fault.want || code != 1 || !strings.Contains(strings.Join(said, "\n"), fault.says) || strings.Contains(output, "changed: ") {
+				t.Errorf("got exit code %d and %q, want 1 and %q with %q:\n%s", code, got, fault.want, fault.says, output)
+			}
+			if strings.Contains(output, scriptToken(t, b.script).RevealSecret()) {
+				t.Error("the output holds the token secret")
+			}
+			s.Secrets.CheckAbsent(t, "the output", output)
+		})
+	}
+}
+
+// diagnosedScript returns the join script with a new token.
+func diagnosedScript(t *testing.T, s *harness.Site, query string) string {
+	t.Helper()
+	script := string(harness.ReadFile(t, joinFile(t, s, "?ttl=1h"+query, "script")))
+	token := scriptToken(t, script)
+	s.Secrets.Add("token "+token.ID(), token.RevealSecret())
+	return script
+}
+
+// scriptToken returns the token in a join script.
+func scriptToken(t *testing.T, script string) tokens.Token {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^    token='(.*)'$`).FindStringSubmatch(script)
+	if m == nil {
+		t.Fatal("the script has no token")
+	}
+	token, err := tokens.Parse(m[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+// waitUnsigned waits until cluster-info has no signature by a token.
+func waitUnsigned(t *testing.T, s *harness.Site, id string) {
+	t.Helper()
+	harness.Wait(t, "removal of the signature", func() error {
+		_, body, err := s.Program.Get(t.Context(), harness.ClusterInfoPath, "")
+		if err == nil && strings.Contains(body, "jws-kubeconfig-"+id) {
+			err = errors.New("cluster-info is signed")
+		}
+		return err
+	})
+}
