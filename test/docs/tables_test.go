@@ -79,6 +79,22 @@ func TestDoctorPageIsComplete(t *testing.T) {
 	compareNames(t, "finding", declared, documented)
 }
 
+var checksOfDiagnose = regexp.MustCompile("(?s)\nchecks='([^']*)'")
+
+// docs/diagnose.md has a row for each check of sh join.sh --diagnose, and no other.
+func TestDiagnosePageIsComplete(t *testing.T) {
+	t.Parallel()
+	declared := map[string]bool{}
+	m := checksOfDiagnose.FindStringSubmatch(read(t, "clusterinfo/joinformat/diagnose.sh"))
+	if m == nil {
+		t.Fatal("diagnose.sh has no checks")
+	}
+	for check := range strings.FieldsSeq(m[1]) {
+		declared[check] = true
+	}
+	compareNames(t, "check", declared, namesIn(read(t, "docs/diagnose.md"), namedInCell))
+}
+
 var shBlock = regexp.MustCompile("(?ms)^(?:<!--[^\n]*\n)?```(?:sh|console)\n(.*?)^```$")
 
 // README.zh-CN.md has the commands of README.md, in the same order and with the same comments.

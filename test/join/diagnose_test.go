@@ -176,7 +176,10 @@ func TestDiagnose(t *testing.T) {
 	// instead is a fault: another server responds at the address of kubejoin.
 	instead := func(certificate tls.Certificate, status int, body string) func(*testing.T, *sickbed) {
 		return func(t *testing.T, b *sickbed) {
-			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") != "" {
+					t.Error("the script sends the token")
+				}
 				w.WriteHeader(status)
 				_, _ = io.WriteString(w, body)
 			}))
@@ -215,10 +218,10 @@ func TestDiagnose(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	request := func(t *testing.T, id, node string) string {
+	request := func(t *testing.T, id, node, signerName string) string {
 		t.Helper()
 		name := "csr-" + id
-		if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), name, certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
+		if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), name, signerName, node); err != nil {
 			t.Fatal(err)
 		}
 		return name
@@ -283,7 +286,7 @@ func TestDiagnose(t *testing.T) {
 			b.args = []string{"--", "--node-name=ghost"}
 		}, "warning node", "replace-node"},
 		{"request refused", withToken("&maxNodes=1&nodeNames=worker-9", func(t *testing.T, id string) {
-			name := request(t, id, "worker-1")
+			name := request(t, id, "worker-1", certificates.KubeAPIServerClientKubeletSignerName)
 			harness.Wait(t, "refusal", func() error {
 				r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
 				if err == nil && len(r.Status.Conditions) == 0 {
@@ -293,10 +296,28 @@ func TestDiagnose(t *testing.T) {
 			})
 		}), "error requests", "NodeNameNotAllowed"},
 
+		{"request waits", withToken("", func(t *testing.T, id string) { request(t, id, "worker-1", "example.com/none") }), "warning requests", "waits"},
+
 		{"name of the machine", onMachine("echo worker_1 >/proc/sys/kernel/hostname"), "error node-name", "worker_1"},
 		{"no container runtime", onMachine("rm /run/containerd/containerd.sock"), "error runtime", "containerd.sock"},
 		{"no runtime at --cri-socket", func(_ *testing.T, b *sickbed) { b.args = []string{"--", "--cri-socket=unix:///run/else.sock"} }, "error runtime", "/run/else.sock"},
 		{"dead container runtime", onMachine("kill $!; until ! kill -0 $! 2>/dev/null; do sleep 0.05; done; [ -S /run/containerd/containerd.sock ] || ln /run/dead.sock /run/containerd/containerd.sock"), "error runtime", "does not answer"},
+		{"container runtime without CRI", func(t *testing.T, b *sickbed) {
+			file := filepath.Join(t.TempDir(), "s")
+			l, err := net.Listen("unix", file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The response of gRPC to a method that is not implemented.
+			server := &http.Server{Protocols: &http.Protocols{}, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "application/grpc")
+				w.Header().Set("Grpc-Status", "12")
+			})}
+			server.Protocols.SetUnencryptedHTTP2(true)
+			go func() { _ = server.Serve(l) }()
+			t.Cleanup(func() { _ = server.Close() })
+			b.args = []string{"--", "--cri-socket", "unix://" + file}
+		}, "error runtime", "disabled_plugins"},
 		{"two container runtimes", onMachine("mkdir /run/crio; runtime /run/crio/crio.sock"), "error runtime", "/run/crio/crio.sock"},
 		{"port of the kubelet in use", func(_ *testing.T, b *sickbed) { b.listen = "127.0.0.1:10250" }, "error ports", "10250"},
 		{"leftover kubelet.conf", onMachine("touch /etc/kubernetes/kubelet.conf"), "error leftovers", "/etc/kubernetes/kubelet.conf"},
@@ -309,6 +330,10 @@ func TestDiagnose(t *testing.T) {
 		{"cgroup v1", onMachine("rm /sys/fs/cgroup/cgroup.controllers"), "error cgroup", "cgroup v1"},
 		{"swap", onMachine("echo /swapfile file 1 0 -2 >>/run/swaps"), "warning swap", "swapoff"},
 		{"no IPv4 forwarding", onMachine("echo 0 >/proc/sys/net/ipv4/ip_forward"), "warning ip-forward", "sysctl"},
+		{"no IPv4 forwarding, and an address as endpoint", func(t *testing.T, b *sickbed) {
+			b.script = strings.ReplaceAll(b.script, endpoint, s.Address)
+			b.machine = "echo 0 >/proc/sys/net/ipv4/ip_forward"
+		}, "error ip-forward", "sysctl"},
 		{"proxy", func(_ *testing.T, b *sickbed) { b.env = []string{"https_proxy=http://127.0.0.1:1"} }, "error endpoint-tcp, warning proxy", "no_proxy"},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
