@@ -299,6 +299,10 @@ func TestDiagnose(t *testing.T) {
 		{"request waits", withToken("", func(t *testing.T, id string) { request(t, id, "worker-1", "example.com/none") }), "warning requests", "waits"},
 
 		{"name of the machine", onMachine("echo worker_1 >/proc/sys/kernel/hostname"), "error node-name", "worker_1"},
+		{"name of the machine in --add-config", func(_ *testing.T, b *sickbed) {
+			b.machine = "printf 'nodeRegistration:\\n  criSocket: unix:///run/containerd/containerd.sock\\n  name: \"Worker_2\"\\nskipPhases: []\\n' >/run/more.yaml"
+			b.args = []string{"--add-config", "/run/more.yaml"}
+		}, "error node-name", "Worker_2"},
 		{"no container runtime", onMachine("rm /run/containerd/containerd.sock"), "error runtime", "containerd.sock"},
 		{"no runtime at --cri-socket", func(_ *testing.T, b *sickbed) { b.args = []string{"--", "--cri-socket=unix:///run/else.sock"} }, "error runtime", "/run/else.sock"},
 		{"dead container runtime", onMachine("kill $!; until ! kill -0 $! 2>/dev/null; do sleep 0.05; done; [ -S /run/containerd/containerd.sock ] || ln /run/dead.sock /run/containerd/containerd.sock"), "error runtime", "does not answer"},

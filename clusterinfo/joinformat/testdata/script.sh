@@ -663,8 +663,8 @@ diagnose() {
     node=$(uname -n | tr '[:upper:]' '[:lower:]')
     cri_socket=
     if [ -n "$add_config" ]; then
-        set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ n]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
-            "--cri-socket=$(sed -n '/^nodeRegistration:/,/^[^ n]/s/^ *criSocket: *//p' "$add_config" | tr -d "\"'")" "$@"
+        set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
+            "--cri-socket=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *criSocket: *//p' "$add_config" | tr -d "\"'")" "$@"
     fi
     before=
     for word; do
