@@ -99,7 +99,11 @@ func (h *handler) version(*call) (response, error) {
 	return object(http.StatusOK, h.Version)
 }
 
-func (h *handler) metrics(*call) (response, error) {
+// metrics runs the checks first, so that kubejoin_ready is up to date.
+func (h *handler) metrics(r *call) (response, error) {
+	if _, err := h.check(r.Context()); err != nil {
+		return response{}, err
+	}
 	return response{serve: h.Metrics}, nil
 }
 
@@ -168,5 +172,12 @@ func (h *handler) run(ctx context.Context, r *round) {
 		all.Go(func() { r.errs[i] = c.Ready(ctx) })
 	}
 	all.Wait()
+	for i, c := range h.Checks {
+		passes := 0.0
+		if notice := Notice(""); r.errs[i] == nil || errors.As(r.errs[i], &notice) {
+			passes = 1
+		}
+		h.ready.WithLabelValues(c.Name).Set(passes)
+	}
 	close(r.done)
 }

@@ -2,12 +2,14 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 func TestNoticeKeepsReadiness(t *testing.T) {
@@ -37,5 +39,26 @@ func TestMalformedClusterInfoIsAnError(t *testing.T) {
 	s.start(t)
 	if got := s.do(t, "GET", infoPath, "", "", ""); got.status != 500 || !strings.Contains(got.body, `"kind":"Status"`) || !strings.Contains(got.body, "users: 1 given") {
 		t.Errorf("got %d %s, want 500 with the cause", got.status, got.body)
+	}
+}
+
+func TestMetricsHaveTheChecks(t *testing.T) {
+	s := newSite(t)
+	var failure error
+	s.Checks = []server.Check{
+		{Name: "good", Ready: func(context.Context) error { return nil }},
+		{Name: "old", Ready: func(context.Context) error { return server.Notice("it ends soon") }},
+		{Name: "broken", Ready: func(context.Context) error { return failure }},
+	}
+	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
+	s.start(t)
+	for value, err := range map[string]error{"0": errors.New("it is missing"), "1": nil} {
+		failure = err
+		got := s.do(t, "GET", "/metrics", adminBearer, "", "")
+		for _, want := range []string{`kubejoin_ready{check="broken"} ` + value, `kubejoin_ready{check="good"} 1`, `kubejoin_ready{check="old"} 1`, `kubejoin_build_info{version="v0.0.0"} 1`} {
+			if got.status != 200 || !strings.Contains(got.body, "\n"+want+"\n") {
+				t.Errorf("got %d, want %s in\n%s", got.status, want, got.body)
+			}
+		}
 	}
 }

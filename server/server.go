@@ -152,6 +152,7 @@ type handler struct {
 	joinCommands                 *prometheus.CounterVec
 	tokenReviews                 *prometheus.CounterVec
 	certificates                 *prometheus.CounterVec
+	ready                        *prometheus.GaugeVec
 	absentToken                  tokens.Record // stands in for a token that does not exist; see bootstrapUser
 }
 
@@ -171,6 +172,8 @@ func (s Server) Handler() http.Handler {
 	}
 	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "HTTP requests, by route and status.", "route", "status")
 	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to respond to an HTTP request, by route.", prometheus.DefBuckets, "route")
+	h.ready = metrics.Gauge(s.Registerer, "kubejoin_ready", "1 if a check of /readyz passes, else 0.", "check")
+	metrics.Gauge(s.Registerer, "kubejoin_build_info", "Always 1; the label has the version of kubejoin.", "version").WithLabelValues(s.Version.Version).Set(1)
 	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Requests for a join command, by result: ok or failed.", "result")
 
 	if h.Certificates != nil {
