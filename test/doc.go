@@ -12,6 +12,7 @@
 //	kubeadm         a whole cluster by kubeadm init, with containers; kubejoin as a DaemonSet
 //	limits          limited tokens and claims of node names
 //	load            many tokens, connections and requests, and no leaks after them
+//	monitoring      alert rules and dashboard, with a real Prometheus
 //	outage          a dead API server, a dead leader, silent connections, failing writes
 //	standalone      kubejoin without Kubernetes
 //

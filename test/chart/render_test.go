@@ -204,6 +204,8 @@ func TestKinds(t *testing.T) {
 		{"networkPolicy: {enabled: true}", "NetworkPolicy kubejoin", "ConfigMap kubejoin"},
 		{"serviceMonitor: {enabled: true}", "ServiceMonitor kubejoin", "PrometheusRule kubejoin"},
 		{"prometheusRule: {enabled: true}", "PrometheusRule kubejoin", "ServiceMonitor kubejoin"},
+		{"", "Service kubejoin", "ConfigMap kubejoin-dashboard"},
+		{"grafanaDashboard: {enabled: true}", "ConfigMap kubejoin-dashboard", "PrometheusRule kubejoin"},
 		{"createNamespace: true", "Namespace kubejoin-system", "ConfigMap kubejoin"},
 	} {
 		all := rendered(t, c.values)

@@ -137,8 +137,8 @@ func TestMonitoringObjectsHaveKnownFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	documents := bytes.Split(files["monitoring.yaml"], []byte("---\n"))
-	if len(documents) != 3 {
-		t.Fatalf("got %d documents, want a comment, a ServiceMonitor and a PrometheusRule", len(documents))
+	if len(documents) != 4 {
+		t.Fatalf("got %d documents, want a comment, a ServiceMonitor, a PrometheusRule and a ConfigMap", len(documents))
 	}
 	var monitor monitoring.ServiceMonitor
 	var rule monitoring.PrometheusRule

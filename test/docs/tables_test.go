@@ -2,11 +2,13 @@ package docs
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/doctor"
 	"github.com/kubejoin/kubejoin/test/harness"
+	"sigs.k8s.io/yaml"
 )
 
 // read returns a file of the repository.
@@ -93,6 +95,57 @@ func TestDiagnosePageIsComplete(t *testing.T) {
 		declared[check] = true
 	}
 	compareNames(t, "check", declared, namesIn(read(t, "docs/diagnose.md"), namedInCell))
+}
+
+var (
+	alertRow      = regexp.MustCompile("(?m)^\\| `(Kubejoin\\w+)` \\| (\\w+) \\| ([^|]+) \\| [^|]+ \\| (?:both|cluster) \\|$")
+	runbook       = regexp.MustCompile(`^https://github\.com/kubejoin/kubejoin/blob/main/(docs/[a-z-]+\.md)#([a-z-]+)$`)
+	quotedCommand = regexp.MustCompile("`[a-z]+ [^`]+`")
+)
+
+// docs/metrics.md has a row for each alert, with its severity and time. Each alert has one sentence, a next command and a
+// section of the docs.
+func TestAlertsAreDocumented(t *testing.T) {
+	t.Parallel()
+	var rules struct {
+		Groups []struct {
+			Rules []struct {
+				Alert, For          string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/chart/kubejoin/files/rules.yaml")), &rules); err != nil {
+		t.Fatal(err)
+	}
+	all := pages(t)
+	declared, documented := map[string]bool{}, map[string]bool{}
+	for _, group := range rules.Groups {
+		for _, r := range group.Rules {
+			after := "at once"
+			if minutes, found := strings.CutSuffix(r.For, "m"); found {
+				after = minutes + " min"
+			}
+			declared[r.Alert+" "+r.Labels["severity"]+" "+after] = true
+			if summary := r.Annotations["summary"]; !strings.HasSuffix(summary, ".") || strings.Contains(summary, ". ") {
+				t.Errorf("%s: summary %q, want one sentence", r.Alert, summary)
+			}
+			if !quotedCommand.MatchString(r.Annotations["description"]) {
+				t.Errorf("%s: description %q, want the next command", r.Alert, r.Annotations["description"])
+			}
+			link := runbook.FindStringSubmatch(r.Annotations["runbook_url"])
+			if link == nil || !slices.Contains(anchors(all[link[1]]), link[2]) {
+				t.Errorf("%s: runbook_url %q, want a section of the docs", r.Alert, r.Annotations["runbook_url"])
+			}
+			if s := r.Labels["severity"]; s != "critical" && s != "warning" {
+				t.Errorf("%s: severity %q, want critical or warning", r.Alert, s)
+			}
+		}
+	}
+	for _, m := range alertRow.FindAllStringSubmatch(read(t, "docs/metrics.md"), -1) {
+		documented[m[1]+" "+m[2]+" "+m[3]] = true
+	}
+	compareNames(t, "alert", declared, documented)
 }
 
 var shBlock = regexp.MustCompile("(?ms)^(?:<!--[^\n]*\n)?```(?:sh|console)\n(.*?)^```$")
