@@ -9,45 +9,62 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // A module is a nested module that pins programs which the tests run. They are built into its folder bin.
 type module struct {
-	name     string                             // below test
-	programs []program                          // in the order of their builds
-	sources  []string                           // files of its own programs
-	flags    func(dir string) ([]string, error) // of go build
+	name     string    // below test
+	modfile  string    // go.mod, or another with the same imports
+	bin      string    // where the programs are, below its folder
+	programs []program // in the order of their builds
+	sources  []string  // files of its own programs
+	flags    []string  // of go build
 }
 
 type program struct{ name, pkg string }
 
-// kube has the components of Kubernetes. kubeadm comes first, because it compiles the code that most of the others
-// share.
-var kube = module{
-	name: "kube",
-	programs: []program{
-		{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm"},
-		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
-		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
-		{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"},
-		{"kubectl", "k8s.io/kubernetes/cmd/kubectl"},
-		{"kubelet", "k8s.io/kubernetes/cmd/kubelet"},
-		{"etcd", "go.etcd.io/etcd/server/v3"},
-		{"fakecri", "./fakecri"},
-		{"specs", "./specs"},
-	},
-	sources: []string{"fakecri/main.go", "specs/main.go"},
-	flags:   kubeFlags,
+// kube has the components of one version of Kubernetes. kubeadm comes first, because it compiles the code that most of
+// the others share.
+func kube(p pin) module {
+	// Without its version, kubeadm does not work.
+	const x = " -X k8s.io/component-base/version."
+	v := version.MustParseGeneric(p.version)
+	m := module{
+		name:    "kube",
+		modfile: p.modfile,
+		bin:     "bin",
+		programs: []program{
+			{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm"},
+			{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
+			{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
+			{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"},
+			{"kubectl", "k8s.io/kubernetes/cmd/kubectl"},
+			{"kubelet", "k8s.io/kubernetes/cmd/kubelet"},
+			{"etcd", "go.etcd.io/etcd/server/v3"},
+			{"fakecri", "./fakecri"},
+			{"specs", "./specs"},
+		},
+		sources: []string{"fakecri/main.go", "specs/main.go"},
+		flags: []string{"-trimpath", "-ldflags", fmt.Sprintf("-s -w%[1]sgitVersion=v%[2]s%[1]sgitMajor=%[3]d%[1]sgitMinor=%[4]d",
+			x, p.version, v.Major(), v.Minor())},
+	}
+	if p.modfile != "go.mod" {
+		m.bin = filepath.Join("bin", p.version)
+	}
+	return m
 }
 
 // containers has the container runtime of whole clusters.
 var containers = module{
-	name: "containers",
+	name:    "containers",
+	modfile: "go.mod",
+	bin:     "bin",
 	programs: []program{
 		{"containerd", "github.com/containerd/containerd/v2/cmd/containerd"},
 		{"containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"},
@@ -55,18 +72,20 @@ var containers = module{
 		{"pause", "./pause"},
 	},
 	sources: []string{"pause/main.go"},
-	flags: func(string) ([]string, error) {
-		return []string{"-trimpath", "-tags", "no_btrfs,no_devmapper,no_zfs", "-ldflags", "-s -w"}, nil
-	},
+	flags:   []string{"-trimpath", "-tags", "no_btrfs,no_devmapper,no_zfs", "-ldflags", "-s -w"},
 }
 
-// Build builds the programs that test/kube pins into test/kube/bin, and returns that folder. The first
-// build takes minutes; later calls return at once. If another process is building, Build waits for it.
-// It writes lines of progress to progress, which may be nil.
+// Build builds the programs that test/kube pins, of the version that [VersionVariable] chooses. It returns their folder:
+// test/kube/bin, or bin/VERSION there if the version is not the newest. The first build takes minutes; later calls return
+// at once. If another process is building, Build waits for it. It writes lines of progress to progress, which may be nil.
 //
 // Build looks for the module in the working directory and its parents.
 func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
-	return kube.build(ctx, progress)
+	p, err := choose(os.Getenv(VersionVariable))
+	if err != nil {
+		return "", err
+	}
+	return kube(p).build(ctx, progress)
 }
 
 // BuildContainers is [Build] of containerd and the other programs in test/containers.
@@ -83,11 +102,11 @@ func (m module) build(ctx context.Context, progress io.Writer) (dir string, err 
 		return "", err
 	}
 	source := filepath.Join(root, "test", m.name)
-	flags, stamp, err := m.recipe(source)
+	stamp, err := m.recipe(source)
 	if err != nil {
 		return "", err
 	}
-	dir = filepath.Join(source, "bin")
+	dir = filepath.Join(source, m.bin)
 	if m.built(dir, stamp) {
 		return dir, nil
 	}
@@ -105,7 +124,7 @@ func (m module) build(ctx context.Context, progress io.Writer) (dir string, err 
 	for i, p := range m.programs {
 		fmt.Fprintf(progress, "building %s (%d of %d) … ", p.name, i+1, len(m.programs))
 		start := time.Now()
-		args := append([]string{"build", "-o", filepath.Join(dir, p.name)}, flags...)
+		args := append([]string{"build", "-modfile", m.modfile, "-o", filepath.Join(dir, p.name)}, m.flags...)
 		cmd := exec.CommandContext(ctx, "go", append(args, p.pkg)...)
 		cmd.Dir = source
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
@@ -136,49 +155,17 @@ func Repository() (string, error) {
 	}
 }
 
-// recipe returns the flags of go build, and a stamp that changes whenever a rebuild is needed.
-func (m module) recipe(dir string) (flags []string, stamp string, err error) {
-	flags, err = m.flags(dir)
-	if err != nil {
-		return nil, "", err
-	}
+// recipe returns a stamp that changes whenever a rebuild is needed.
+func (m module) recipe(dir string) (stamp string, err error) {
 	sum := sha256.New()
-	for _, name := range append([]string{"go.mod", "go.sum"}, m.sources...) {
+	for _, name := range append([]string{m.modfile, strings.TrimSuffix(m.modfile, "mod") + "sum"}, m.sources...) {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
-			return nil, "", err
+			return "", err
 		}
 		fmt.Fprintf(sum, "%s %d\n%s", name, len(data), data)
 	}
-	stamp = fmt.Sprintf("%s %s/%s\n%q\nsha256:%x\n", m.name, runtime.GOOS, runtime.GOARCH, flags, sum.Sum(nil))
-	return flags, stamp, nil
-}
-
-// kubeFlags sets the version of Kubernetes, without which kubeadm does not work.
-func kubeFlags(dir string) ([]string, error) {
-	version, err := kubeVersion(dir)
-	if err != nil {
-		return nil, err
-	}
-	const x = "-X k8s.io/component-base/version."
-	major, minor, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
-	minor, _, _ = strings.Cut(minor, ".")
-	return []string{"-trimpath", "-ldflags", "-s -w " + x + "gitVersion=" + version + " " + x + "gitMajor=" + major + " " + x + "gitMinor=" + minor}, nil
-}
-
-var kubeRequirement = regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes (v\d+\.\d+\.\d+\S*)`)
-
-// kubeVersion returns the Kubernetes version that test/kube requires, for example "v1.36.3".
-func kubeVersion(module string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(module, "go.mod"))
-	if err != nil {
-		return "", err
-	}
-	m := kubeRequirement.FindSubmatch(data)
-	if m == nil {
-		return "", fmt.Errorf("%s does not require k8s.io/kubernetes", filepath.Join(module, "go.mod"))
-	}
-	return string(m[1]), nil
+	return fmt.Sprintf("%s %s/%s\n%q\nsha256:%x\n", m.name, runtime.GOOS, runtime.GOARCH, m.flags, sum.Sum(nil)), nil
 }
 
 func (m module) built(dir, stamp string) bool {

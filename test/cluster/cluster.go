@@ -82,7 +82,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	version, err := kubeVersion(filepath.Dir(bin))
+	pin, err := choose(os.Getenv(VersionVariable))
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Dir: dir, Bin: bin, Version: version, options: o, setupToken: tokens.Generate()}
+	c := &Cluster{Dir: dir, Bin: bin, Version: "v" + pin.version, options: o, setupToken: tokens.Generate()}
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}

@@ -200,7 +200,7 @@ func run(t *testing.T, script string) {
 	}
 	for program, script := range map[string]string{
 		filepath.Join(bin, "sudo"):            `exec "$@"`,
-		filepath.Join(hooks, "post-checkout"): "ln -s " + c.Bin + " test/kube/bin", // each clone has the programs built
+		filepath.Join(hooks, "post-checkout"): "ln -s " + harness.RepositoryFile(t, "test/kube/bin") + " test/kube/bin", // each clone has the programs built
 	} {
 		if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
 			t.Fatal(err)

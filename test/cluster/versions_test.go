@@ -1,0 +1,36 @@
+package cluster
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestVersionChoosesPrograms catches programs of two versions that share a folder.
+func TestVersionChoosesPrograms(t *testing.T) {
+	versions, err := Versions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var folders []string
+	for _, version := range versions {
+		p, err := choose(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := kube(p)
+		if flags := strings.Join(m.flags, " "); !strings.Contains(flags, "gitVersion=v"+version+" ") {
+			t.Errorf("%s: go build has the flags %s", version, flags)
+		}
+		folders = append(folders, m.bin)
+	}
+	if len(slices.Compact(slices.Sorted(slices.Values(folders)))) != len(versions) {
+		t.Errorf("the programs of %v are in %v", versions, folders)
+	}
+	if p, err := choose(""); err != nil || p.version != versions[len(versions)-1] || kube(p).bin != "bin" {
+		t.Errorf("without a version: got %v, %v, want the newest", p, err)
+	}
+	if _, err := choose("1.2.3"); err == nil || !strings.Contains(err.Error(), `invalid KUBE="1.2.3": want one of `+strings.Join(versions, ", ")) {
+		t.Errorf("unknown version: got error %v", err)
+	}
+}
