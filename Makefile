@@ -19,7 +19,13 @@ CHART_VERSION := $(or $(patsubst v%,%,$(filter v%,$(VERSION))),0.0.0-g$(VERSION)
 PACK := $(GO) -C deploy/image run . -version '$(VERSION)' -revision '$(COMMIT)' -epoch '$(SOURCE_DATE_EPOCH)'
 NAMED := $(DIST)/kubejoin-$(VERSION)
 
-.PHONY: help build image release always run demo demo-cluster kube manifests test unit check bench fuzz mutate clean
+# KUBE=1.34.4 takes this version of Kubernetes for the tests, demos and benchmark; empty is the newest. test/kube pins the
+# newest in go.mod, and each other version in go.VERSION.mod.
+KUBE ?=
+export KUBE
+OLDER := $(sort $(patsubst test/kube/go.%.mod,%,$(wildcard test/kube/go.*.mod)))
+
+.PHONY: help build image release always run demo demo-cluster kube manifests test test-matrix test-oldest unit check bench fuzz mutate clean
 .DEFAULT_GOAL := help
 
 help: ## list all targets
@@ -71,6 +77,17 @@ test: check kube ## run all tests (node tests need root)
 	cd test/importer && $(GO) test $(RACE) -count 1 -timeout 20m ./...
 	cd deploy/image && $(GO) test -count 1 -timeout 30m ./...
 
+test-matrix: ## run all tests on each supported version of Kubernetes
+	$(MAKE) test KUBE=
+	for version in $(OLDER); do $(MAKE) test KUBE=$$version || exit; done
+
+# CI runs them: a real join, a limited token and a serving certificate.
+OLDEST := $(firstword $(OLDER))
+test-oldest: ## run a few tests on the oldest supported version of Kubernetes (needs root)
+	KUBE=$(OLDEST) $(GO) run ./test/demo -build
+	KUBE=$(OLDEST) $(GO) test -count 1 -timeout 20m -v -run '^(TestTokenForOneNodeAdmitsOne|TestAPIServerVerifiesKubeletServingCertificate)$$' \
+	  ./test/join ./test/limits
+
 # Most of these tests wait for disks and processes, so run more of them at once than there are cores.
 unit: ## run only the fast tests, without Kubernetes and root
 	$(GO) test -short -vet=off -p 4 -parallel 8 ./...
@@ -79,7 +96,7 @@ check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and th
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-ed: $$unformatted"; exit 1; }
 	$(GO) vet ./...
 	$(GO) mod tidy -diff
-	cd test/kube && $(GO) mod tidy -diff
+	cd test/kube && $(GO) mod tidy -diff && for version in $(OLDER); do $(GO) mod tidy -diff -modfile=go.$$version.mod || exit; done
 	cd test/containers && $(GO) mod tidy -diff
 	cd test/cfssl && $(GO) mod tidy -diff
 	cd test/ignition && $(GO) mod tidy -diff && $(GO) vet ./...

@@ -10,10 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// The minor versions of Kubernetes 1 that kubejoin is tested with.
+// The minor versions of Kubernetes 1 that kubejoin supports. A test compares them with those that the tests run.
 const (
-	oldestMinor = 34
-	newestMinor = 36
+	OldestMinor = 34
+	NewestMinor = 36
 )
 
 func checkKubernetesVersion(f *Facts) []Finding {
@@ -21,11 +21,11 @@ func checkKubernetesVersion(f *Facts) []Finding {
 	switch {
 	case err != nil:
 		return []Finding{found("kubernetes-version", "kubectl version", "the API server reports version %q, which is none of Kubernetes", f.KubernetesVersion)}
-	case v.Major() != 1 || v.Minor() < oldestMinor:
-		return []Finding{found("kubernetes-version", "kubeadm upgrade plan", "the API server has version %s, and kubejoin supports 1.%d to 1.%d", f.KubernetesVersion, oldestMinor, newestMinor)}
-	case v.Minor() > newestMinor:
+	case v.Major() != 1 || v.Minor() < OldestMinor:
+		return []Finding{found("kubernetes-version", "kubeadm upgrade plan", "the API server has version %s, and kubejoin supports 1.%d to 1.%d", f.KubernetesVersion, OldestMinor, NewestMinor)}
+	case v.Minor() > NewestMinor:
 		return []Finding{found("kubernetes-version", "helm upgrade kubejoin deploy/chart/kubejoin -n kubejoin-system --reset-then-reuse-values",
-			"the API server has version %s, and this kubejoin supports 1.%d to 1.%d: use a newer kubejoin", f.KubernetesVersion, oldestMinor, newestMinor)}
+			"the API server has version %s, and this kubejoin supports 1.%d to 1.%d: use a newer kubejoin", f.KubernetesVersion, OldestMinor, NewestMinor)}
 	}
 	return nil
 }
