@@ -328,8 +328,17 @@ func (p *patient) noNamespace(t *testing.T) {
 		}
 		return err
 	})
+	created := time.Now()
 	p.mend(t, "--skip=kubejoin-not-running")
 	harness.Wait(t, "a new leader", func() error {
+		// No namespace controller has deleted the old Lease, which looks held for 40 s after its last renewal.
+		lease, err := p.Client().CoordinationV1().Leases("kubejoin-system").Get(t.Context(), "kubejoin", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if renewed := lease.Spec.RenewTime; renewed == nil || renewed.Time.Before(created) {
+			return fmt.Errorf("last renewed at %v", renewed)
+		}
 		if r := p.report(t); len(r.Findings) > 0 {
 			return fmt.Errorf("%+v", r.Findings)
 		}
