@@ -88,7 +88,7 @@ func kubernetesFolder(t *testing.T, s *harness.Site) string {
 	harness.ReplaceFile(t, filepath.Join(dir, "pki/operators.csv"), harness.ReadFile(t, operators))
 	config := filepath.Join(dir, "kubeadm.yaml")
 	harness.ReplaceFile(t, config, []byte("apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n"+
-		"kubernetesVersion: v1.36.3\ncertificatesDir: "+dir+"/pki\ncontrolPlaneEndpoint: "+strings.TrimPrefix(s.Server(), "https://")+"\n"))
+		"kubernetesVersion: "+s.Version+"\ncertificatesDir: "+dir+"/pki\ncontrolPlaneEndpoint: "+strings.TrimPrefix(s.Server(), "https://")+"\n"))
 	help, err := exec.CommandContext(t.Context(), harness.Kubejoin, "manifest", "static-pod", "--help").Output()
 	if err != nil {
 		t.Fatal(err)

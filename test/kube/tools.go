@@ -1,7 +1,8 @@
 //go:build tools
 
 // Package kube pins the real Kubernetes components that the end-to-end tests run, and builds them from
-// their published modules. It is a separate module, so that importers of kubejoin do not require them.
+// their published modules. It is a separate module, so that importers of kubejoin do not require them. go.mod has the
+// newest version of Kubernetes, and go.VERSION.mod each older one that kubejoin supports.
 package kube
 
 import (
