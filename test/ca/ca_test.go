@@ -1,7 +1,6 @@
 package ca
 
 import (
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -66,7 +65,7 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 	issue()
 
 	// Two certificates, of which the second matches the key.
-	other, otherKey := makeCA(t, "other", nil, time.Now().Add(24*time.Hour))
+	other, otherKey := makeCA(t, "other", time.Now().Add(24*time.Hour))
 	write(slices.Concat(other, goodCert), goodKey)
 	waitReported(t, s, "CA replaced", "kubejoin_ca_certificates 2", "ok", "CAReplaced 2 certificates are trusted")
 	issue()
@@ -270,14 +269,12 @@ func encodeCA(t *testing.T, ca *signer.CA) (cert, key []byte) {
 	return cert, key
 }
 
-// makeCA creates a CA with this key. A nil key means a new one.
-func makeCA(t *testing.T, name string, key crypto.Signer, end time.Time) (certPEM, keyPEM []byte) {
+// makeCA creates a CA.
+func makeCA(t *testing.T, name string, end time.Time) (certPEM, keyPEM []byte) {
 	t.Helper()
-	if key == nil {
-		var err error
-		if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-			t.Fatal(err)
-		}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
@@ -303,6 +300,12 @@ func reissue(t *testing.T, certPEM, keyPEM []byte, end time.Time) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, _ := makeCA(t, pair.Leaf.Subject.CommonName, pair.PrivateKey.(crypto.Signer), end)
-	return again
+	// It keeps the key identifier, by which openssl finds the issuer. kubeadm 1.34 computes another one than this Go.
+	template := *pair.Leaf
+	template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), end
+	der, err := x509.CreateCertificate(rand.Reader, &template, pair.Leaf, pair.Leaf.PublicKey, pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

@@ -35,7 +35,7 @@ func TestSignerConfigReloads(t *testing.T) {
 	if err := os.Mkdir(filepath.Dir(certFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	caCert, caKey := makeCA(t, "etcd", nil, time.Now().Add(365*24*time.Hour))
+	caCert, caKey := makeCA(t, "etcd", time.Now().Add(365*24*time.Hour))
 	harness.ReplaceFile(t, certFile, caCert)
 	harness.ReplaceFile(t, keyFile, caKey)
 	const kubelets = `apiVersion: kubejoin.io/v1alpha1
@@ -136,7 +136,7 @@ signers:
 
 	// kubejoin ignores a CA certificate without its key, and uses the new CA once both are there.
 	end := time.Now().Add(10 * time.Hour).Truncate(time.Second)
-	nextCert, nextKey := makeCA(t, "etcd next", nil, end)
+	nextCert, nextKey := makeCA(t, "etcd next", end)
 	harness.ReplaceFile(t, certFile, nextCert)
 	waitReported(t, s, "matches none of the 1 certificates", `kubejoin_files_in_use{files="signer-config"} 0`,
 		"signer-config failed: ", "SignerConfigUnusable signers[1].ca: CA certificate")
