@@ -1,11 +1,13 @@
 package kubeadm
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -15,23 +17,16 @@ import (
 // helmVersion is that of the Makefile.
 var helmVersion = regexp.MustCompile(`helm\.sh/helm/v3/cmd/helm@v\S+`)
 
-// TestHelmPage runs docs/helm.md from the build of the image to the removal, one block after the other, on a control plane
-// whose Node is not Ready.
+// TestHelmPage runs docs/helm.md on a cluster whose Nodes are not Ready, one section after the other. Workers join through
+// kubejoin before, during and after an upgrade, and while the leader's machine is lost.
 func TestHelmPage(t *testing.T) {
 	harness.Parallel(t)
-	c := ForTest(t)
-	control := addMachine(t, c, "control-1")
-	if err := c.Init(t.Context(), ""); err != nil {
-		t.Fatal(err)
-	}
+	before := takeStock(t)
+	p := newPair(t)
 	page, err := os.ReadFile(harness.RepositoryFile(t, "docs/helm.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.must(err)
 	makefile, err := os.ReadFile(harness.RepositoryFile(t, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.must(err)
 	work := t.TempDir()
 	clone, bin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin")
 	prepare(t, clone, bin)
@@ -44,27 +39,94 @@ func TestHelmPage(t *testing.T) {
 	if values == nil {
 		t.Fatal("docs/helm.md has no block that begins with # values.yaml")
 	}
-	if err := os.WriteFile(filepath.Join(clone, "values.yaml"), values[1], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	here := strings.ReplaceAll(string(values[1]), "10.0.0.0/16", network+".0/24")
+	p.must(os.WriteFile(filepath.Join(clone, "values.yaml"), []byte(here), 0o600))
 
-	var script strings.Builder
-	blocks := blocksOf(t, page)
-	for _, block := range blocks {
-		script.WriteString(block)
-		// After each block the page promises pods that are ready, or none.
-		script.WriteString("kubectl --namespace kubejoin-system get pods --output wide || :\n")
+	version := strings.TrimSpace(host(t, clone, "git", "describe", "--tags", "--always", "--dirty"))
+	run := func(heading string) string {
+		t.Helper()
+		return paste(t, p.first, bin, clone, "VERSION="+version+"\n"+strings.Join(blocksOf(t, sectionOf(t, page, heading)), ""))
 	}
-	output := paste(t, control, bin, clone, script.String())
-	for _, text := range []string{"print-join-command", "kube-controller-manager"} { // of the notes after the installation
-		if !strings.Contains(output, text) {
-			t.Errorf("the output does not contain %q:\n%s", text, output)
+	const repository = "ghcr.io/kubejoin/kubejoin:"
+	image, next := repository+version, repository+version+"-next"
+	run("Get the image")
+	archive, err := os.Open(filepath.Join(clone, "dist", "kubejoin-"+version+"-linux-"+runtime.GOARCH+".image.tar"))
+	p.must(err)
+	defer archive.Close()
+	p.must(p.second.Import(t.Context(), archive))
+	for _, m := range []*Machine{p.first, p.second} {
+		p.on(m, "ctr", "--namespace=k8s.io", "images", "tag", image, next)
+	}
+	p.checkNoLogs()
+	if output := run("Install"); !strings.Contains(output, "WARNING: kube-controller-manager-control-1 still approves and signs") {
+		t.Errorf("no warning that kube-controller-manager signs:\n%s", output)
+	}
+	notes := run("Set flags")
+	run("Keep the CA in a Secret")
+	run("Configure signers")
+	p.must(p.HandOver(t.Context()))
+	p.joinSecond()
+	p.waitPods(image)
+
+	p.checkWorker(p.worker("worker-1", lineOf(t, paste(t, p.first, bin, clone, commandsOf(t, notes)))))
+	version += "-next"
+	p.joinDuring("upgrade", func() {
+		line := lineOf(t, run("Request join commands from any control plane"))
+		run("Upgrade")
+		p.worker("worker-2", line)
+	})
+	p.waitPods(next)
+	p.joinDuring("rollback", func() {
+		run("Roll back")
+		p.worker("worker-3", p.request())
+	})
+	p.waitPods(image)
+	version = strings.TrimSuffix(version, "-next")
+	p.loseLeader(image)
+
+	giveBack := strings.Join(blocksOf(t, sectionOf(t, page, "Give the work back to kube-controller-manager")), "")
+	for _, m := range []*Machine{p.first, p.second} {
+		paste(t, m, bin, clone, giveBack)
+	}
+	run("Remove")
+	p.checkGivenBack()
+	run("Install without Helm")
+	p.waitPods(image)
+
+	running := processesOf(p.Cluster)
+	if err := p.Delete(); err != nil {
+		t.Error(err)
+	}
+	before.compare(t, p.Cluster.name, running)
+}
+
+// commandsOf returns the commands in the notes of the chart.
+func commandsOf(t *testing.T, notes string) string {
+	t.Helper()
+	_, notes, _ = strings.Cut(notes, "\nNOTES:\n")
+	notes, _, _ = strings.Cut(notes, "\nWARNING: ")
+	var commands strings.Builder
+	for line := range strings.Lines(notes) {
+		if command, found := strings.CutPrefix(line, "  "); found {
+			commands.WriteString(command)
 		}
 	}
-	pods, err := c.Kubectl(t.Context(), "--namespace=kubejoin-system", "get", "pods", "--output", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}`)
-	if err != nil || pods != "True" {
-		t.Errorf("after the last block pods are ready: %q, %v", pods, err)
+	if commands.Len() == 0 {
+		t.Fatalf("no commands in the notes of the chart:\n%s", notes)
 	}
+	return commands.String()
+}
+
+// lineOf returns the join command in an output.
+func lineOf(t *testing.T, output string) string {
+	t.Helper()
+	for line := range strings.Lines(output) {
+		if strings.HasPrefix(line, "kubeadm join ") {
+			return line
+		}
+	}
+	t.Fatalf("no join command in the output:\n%s", output)
+	return ""
 }
 
 // TestStaticPodOnControlPlane runs docs/host.md up to the static pod. It catches a manifest that a kubelet does not run.
@@ -102,7 +164,18 @@ func TestStaticPodOnControlPlane(t *testing.T) {
 	}
 }
 
-// blocksOf returns the commands of a page that name the running test.
+// sectionOf returns a section of a page.
+func sectionOf(t *testing.T, page []byte, heading string) []byte {
+	t.Helper()
+	_, section, found := bytes.Cut(page, []byte("\n## "+heading+"\n"))
+	if !found {
+		t.Fatalf("the page has no section %q", heading)
+	}
+	section, _, _ = bytes.Cut(section, []byte("\n## "))
+	return append(section, '\n')
+}
+
+// blocksOf returns the commands of a page or section that name the running test.
 func blocksOf(t *testing.T, page []byte) []string {
 	t.Helper()
 	pattern := regexp.MustCompile("(?ms)^<!-- run by " + t.Name() + " -->\n```sh\n(.*?)^```$")

@@ -75,33 +75,46 @@ func (c *Cluster) HandOver(ctx context.Context) error {
 	})
 }
 
-// JoinCommand requests a join command for one machine from kubejoin with curl, as a service account that may create tokens, on a machine
-// outside the cluster.
+// JoinCommand requests a join command for one machine from kubejoin on the first control plane: see [Cluster.RequestJoin].
 func (c *Cluster) JoinCommand(ctx context.Context) (line string, err error) {
+	return c.RequestJoin(ctx, c.machines[0].Address, "maxNodes=1")
+}
+
+// RequestJoin requests a join command with curl, as a service account that may create tokens, on a machine outside the
+// cluster. Like the curl in docs/helm.md it retries. host is where kubejoin listens.
+func (c *Cluster) RequestJoin(ctx context.Context, host, query string) (line string, err error) {
+	curlrc := filepath.Join(c.outside.dir, "installer.curlrc")
+	if _, err := os.Stat(curlrc); err != nil {
+		if err := c.writeCurlrc(ctx, curlrc); err != nil {
+			return "", err
+		}
+	}
+	return run(ctx, c.outside.Command(ctx, "curl", "--config", curlrc, "--retry", "30", "--retry-delay", "1", "--retry-all-errors",
+		"--connect-timeout", "5", "--request", "POST", "https://"+net.JoinHostPort(host, "9443")+"/v1/token/print-join-command?"+query))
+}
+
+// writeCurlrc creates the service account, and writes its token and the CA for curl. The token is not an argument,
+// because every user of a machine sees those.
+func (c *Cluster) writeCurlrc(ctx context.Context, curlrc string) error {
 	const account = "installer"
-	if _, err := c.Kubectl(ctx, "get", "serviceaccount", account); err != nil {
-		if _, err := c.Kubectl(ctx, "create", "serviceaccount", account); err != nil {
-			return "", err
-		}
-		if _, err := c.Kubectl(ctx, "create", "clusterrolebinding", account, "--clusterrole=kubejoin:join-issuer", "--serviceaccount=default:"+account); err != nil {
-			return "", err
-		}
+	if _, err := c.Kubectl(ctx, "create", "serviceaccount", account); err != nil {
+		return err
+	}
+	if _, err := c.Kubectl(ctx, "create", "clusterrolebinding", account, "--clusterrole=kubejoin:join-issuer", "--serviceaccount=default:"+account); err != nil {
+		return err
 	}
 	bearer, err := c.Kubectl(ctx, "create", "token", account, "--audience=kubejoin")
 	if err != nil {
-		return "", err
+		return err
 	}
 	ca, err := c.machines[0].ReadFile(ctx, "/etc/kubernetes/pki/ca.crt")
 	if err != nil {
-		return "", err
+		return err
 	}
 	file := filepath.Join(c.outside.dir, "ca.crt")
 	if err := os.WriteFile(file, ca, 0o600); err != nil {
-		return "", err
+		return err
 	}
-	// The bearer token is not an argument, because every user of a machine sees those.
-	curl := c.outside.Command(ctx, "curl", "--config", "-", "--request", "POST",
-		"https://"+net.JoinHostPort(c.machines[0].Address, "9443")+"/v1/token/print-join-command?maxNodes=1")
-	curl.Stdin = strings.NewReader(fmt.Sprintf("cacert = %q\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", file, strings.TrimSpace(bearer)))
-	return run(ctx, curl)
+	return os.WriteFile(curlrc, fmt.Appendf(nil, "cacert = %q\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n",
+		file, strings.TrimSpace(bearer)), 0o600)
 }

@@ -10,13 +10,25 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(child) == "" {
+	var err error
+	switch node := os.Getenv(nodeChild); {
+	case node != "":
+		err = playNode(context.Background(), node)
+	case os.Getenv(child) != "":
+		err = waitToBeKilled()
+	default:
 		harness.Main(m)
 	}
-	c, err := bringUp(context.Background(), os.Stdout)
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
+	}
+}
+
+func waitToBeKilled() error {
+	c, err := bringUp(context.Background(), os.Stdout)
+	if err != nil {
+		return err
 	}
 	fmt.Println("up: " + c.name)
 	select {} // until the test kills this process

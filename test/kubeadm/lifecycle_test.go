@@ -1,0 +1,245 @@
+package kubeadm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+// joinHost is the name of kubejoin in docs/helm.md. On each machine it has the addresses of both control planes.
+const joinHost = "join.example.com"
+
+// A pair is a cluster for two control planes that run kubejoin. The leader can be lost, and the other one takes over.
+type pair struct {
+	*Cluster
+	t             *testing.T
+	first, second *Machine
+}
+
+// newPair makes the first control plane, and starts the machine of the second.
+func newPair(t *testing.T) *pair {
+	t.Helper()
+	c := ForTest(t)
+	p := &pair{c, t, addMachine(t, c, "control-1"), addMachine(t, c, "control-2")}
+	p.must(c.Init(t.Context(), ""))
+	p.name(p.first)
+	p.name(p.second)
+	p.must(c.outside.writeFile(t.Context(), c.outside.dir+"/hosts", "127.0.0.1 localhost\n"))
+	p.on(c.outside, "mount", "--bind", c.outside.dir+"/hosts", "/etc/hosts")
+	p.name(c.outside)
+	return p
+}
+
+// name gives joinHost to a machine.
+func (p *pair) name(m *Machine) {
+	p.t.Helper()
+	p.on(m, "sh", "-euc", `for address; do echo "$address `+joinHost+`" >>/etc/hosts; done`, "name", p.first.Address, p.second.Address)
+}
+
+func (p *pair) must(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// on runs a command on a machine.
+func (p *pair) on(m *Machine, args ...string) string {
+	p.t.Helper()
+	output, err := m.Run(p.t.Context(), args...)
+	p.must(err)
+	return strings.TrimSpace(output)
+}
+
+func (p *pair) kubectl(args ...string) string {
+	p.t.Helper()
+	return p.on(p.first, append([]string{"kubectl"}, args...)...)
+}
+
+// joinSecond joins the second control plane. Its kube-controller-manager does not sign.
+func (p *pair) joinSecond() {
+	p.t.Helper()
+	output := p.on(p.first, "kubeadm", "init", "phase", "upload-certs", "--upload-certs", "--config="+Config)
+	key := output[strings.LastIndex(output, "\n")+1:]
+	p.kubectl("create", "clusterrolebinding", "control-planes", "--clusterrole=kubejoin:token-admin", "--serviceaccount=default:installer")
+	line, err := p.RequestJoin(p.t.Context(), joinHost, "maxNodes=1&role=control-plane")
+	p.must(err)
+	patches, err := AllSignersOff()
+	p.must(err)
+	p.must(p.second.Join(p.t.Context(), strings.TrimSpace(line)+" --control-plane --certificate-key="+key+" --patches="+patches))
+}
+
+// worker joins a machine by a join command.
+func (p *pair) worker(name, line string) *Machine {
+	p.t.Helper()
+	m := addMachine(p.t, p.Cluster, name)
+	p.name(m)
+	p.must(m.Join(p.t.Context(), line))
+	return m
+}
+
+// request returns a join command from any control plane.
+func (p *pair) request() string {
+	p.t.Helper()
+	line, err := p.RequestJoin(p.t.Context(), joinHost, "maxNodes=1")
+	p.must(err)
+	return line
+}
+
+// waitPods waits until both control planes run an image of kubejoin, and are ready.
+func (p *pair) waitPods(image string) {
+	p.t.Helper()
+	want := fmt.Sprintf("control-1 %s True\ncontrol-2 %[1]s True", image)
+	harness.Wait(p.t, "kubejoin on both control planes", func() error {
+		pods, err := p.Kubectl(p.t.Context(), "--namespace=kubejoin-system", "get", "pods", "--sort-by=.spec.nodeName", "--output",
+			`jsonpath={range .items[*]}{.spec.nodeName} {.spec.containers[0].image} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
+		if err != nil || strings.TrimSpace(pods) != want {
+			return fmt.Errorf("want\n%s, got\n%s, %w", want, pods, err)
+		}
+		return nil
+	})
+}
+
+// checkWorker fails unless logs and commands of a worker's pod work through a serving certificate that kubejoin signed.
+func (p *pair) checkWorker(worker *Machine) {
+	p.t.Helper()
+	text := "Hello from " + worker.Name
+	p.must(p.RunPod(p.t.Context(), worker, "hello", text))
+	if got := p.kubectl("logs", "hello"); got != text {
+		p.t.Errorf("logs: %q", got)
+	}
+	if got := p.kubectl("exec", "hello", "--", "pause", "-once", "inside"); got != "inside" {
+		p.t.Errorf("exec: %q", got)
+	}
+	checkServingCertificate(p.t, p.first, worker)
+	want := "kubernetes.io/kubelet-serving AutoApproved kubejoin"
+	if got := p.requests("system:node:" + worker.Name); got != want {
+		p.t.Errorf("requests of the worker: got %q, want %q", got, want)
+	}
+}
+
+// checkNoLogs fails if kube-apiserver returns the logs of a kubelet without a serving certificate.
+func (p *pair) checkNoLogs() {
+	p.t.Helper()
+	harness.Wait(p.t, "logs without a serving certificate", func() error {
+		_, err := p.Kubectl(p.t.Context(), "--namespace=kube-system", "logs", "etcd-control-1")
+		if err == nil {
+			p.t.Fatal("kube-apiserver returns the logs of a kubelet without a serving certificate")
+		}
+		if strings.Contains(err.Error(), "tls: internal error") {
+			return nil
+		}
+		return err
+	})
+}
+
+// requests returns signer, reason and last writer of the status of the requests by a user.
+func (p *pair) requests(user string) string {
+	p.t.Helper()
+	return p.kubectl("get", "csr", "--output", `jsonpath={range .items[?(@.spec.username=="`+user+
+		`")]}{.spec.signerName} {.status.conditions[*].reason} {.metadata.managedFields[?(@.subresource=="status")].manager}{"\n"}{end}`)
+}
+
+// joinLightOnce requests a join command and joins a light node.
+func (p *pair) joinLightOnce(ctx context.Context, name string) (lightNode, error) {
+	line, err := p.RequestJoin(ctx, joinHost, "maxNodes=1")
+	if err != nil {
+		return lightNode{}, err
+	}
+	return p.joinLight(ctx, name, line)
+}
+
+// joinDuring joins light nodes one after the other while work runs. It fails the test unless all of them join.
+func (p *pair) joinDuring(what string, work func()) {
+	p.t.Helper()
+	p.must(p.step(what, func() error {
+		stop, failed, count := make(chan struct{}), make(chan error, 1), 0
+		go func() {
+			var err error
+			for {
+				count++
+				if _, failure := p.joinLightOnce(p.t.Context(), fmt.Sprintf("%s-%d", what, count)); failure != nil {
+					err = errors.Join(err, fmt.Errorf("node %d: %w", count, failure))
+				}
+				select {
+				case <-stop:
+					failed <- err
+					return
+				case <-time.After(200 * time.Millisecond): // leave the processors to the rest
+				}
+			}
+		}()
+		func() {
+			defer close(stop)
+			work()
+		}()
+		err := <-failed
+		fmt.Fprintf(p.t.Output(), "%d nodes joined … ", count)
+		return err
+	}))
+}
+
+// loseLeader stops the kubelet of the leader's machine, kills the leader and deletes its pod. Nodes join and renew through
+// the other one. Then the kubelet starts again.
+func (p *pair) loseLeader(image string) {
+	p.t.Helper()
+	before := time.Now()
+	node, err := p.joinLightOnce(p.t.Context(), "renews")
+	p.must(err)
+	usual := time.Since(before)
+
+	lease := []string{"--namespace=kubejoin-system", "get", "lease", "kubejoin", "--output=jsonpath={.spec.holderIdentity}"}
+	identity := p.kubectl(lease...)
+	host, _, _ := strings.Cut(identity, "_")
+	leader := p.first
+	if host == p.second.Name {
+		leader = p.second
+	}
+	pod := p.kubectl("--namespace=kubejoin-system", "get", "pods", "--field-selector=spec.nodeName="+host, "--output=name")
+	p.must(leader.StopKubelet(p.t.Context()))
+	p.on(leader, "sh", "-euc", `ctr --namespace=k8s.io tasks kill --signal=KILL "$(
+		ctr --namespace=k8s.io containers list --quiet 'labels."io.kubernetes.container.name"==kubejoin,labels."io.cri-containerd.kind"==container' |
+		while read -r id; do ctr --namespace=k8s.io tasks list | awk -v id="$id" '$1 == id && $3 == "RUNNING" { print id }'; done)"`)
+	lost := time.Now()
+	p.kubectl("--namespace=kubejoin-system", "delete", pod, "--wait=false")
+	var joined, renewed time.Duration
+	done := make(chan error, 1)
+	go func() {
+		_, err := p.joinLight(p.t.Context(), node.name, node.certificate)
+		renewed = time.Since(lost)
+		done <- err
+	}()
+	_, err = p.joinLightOnce(p.t.Context(), "joins")
+	joined = time.Since(lost)
+	if err := errors.Join(err, <-done); err != nil {
+		p.t.Fatalf("after the leader was lost: %v", err)
+	}
+	p.t.Logf("leader on %s lost: a node joined after %s, another one renewed after %s; a join usually takes %s", host,
+		joined.Round(time.Millisecond), renewed.Round(time.Millisecond), usual.Round(time.Millisecond))
+	// 20 s are enough on an idle machine. On a busy one, the first join already took longer.
+	if most := 20*time.Second + 5*usual; max(joined, renewed) > most {
+		p.t.Errorf("want both within %s", most)
+	}
+	if p.kubectl(lease...) == identity {
+		p.t.Error("the lost leader still holds the Lease: the check could not fail")
+	}
+	p.must(leader.StartKubelet(p.t.Context()))
+	p.waitPods(image)
+}
+
+// checkGivenBack joins a worker with a token of kubeadm. kube-controller-manager signs its certificate.
+func (p *pair) checkGivenBack() {
+	p.t.Helper()
+	line := p.on(p.first, "kubeadm", "token", "create", "--print-join-command")
+	worker := p.worker("worker-last", line)
+	id, _, _ := strings.Cut(strings.Fields(line)[4], ".")
+	want := "kubernetes.io/kube-apiserver-client-kubelet AutoApproved kube-controller-manager"
+	if got := p.requests("system:bootstrap:" + id); got != want {
+		p.t.Errorf("requests of %s: got %q, want %q", worker.Name, got, want)
+	}
+}
