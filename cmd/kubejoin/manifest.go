@@ -132,7 +132,7 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 		}
 	}
 	args := append([]string{
-		"serve", "--kubeconfig=" + o.kubeconfig, "--listen=:9443",
+		"serve", "--kubeconfig=" + o.kubeconfig, "--listen=:9443", "--shutdown-delay-duration=5s",
 		"--cluster-signing-cert-file=" + filepath.Join(o.pkiDir, "ca.crt"), "--cluster-signing-key-file=" + filepath.Join(o.pkiDir, "ca.key"),
 	}, more...)
 	var s serveOptions

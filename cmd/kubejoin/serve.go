@@ -133,6 +133,7 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringVar(&o.TLS.CertFile, "tls-cert-file", "", "serving certificate and its chain; kubeadm requires that the cluster CA signed it (default: kubejoin issues and renews one)")
 	f.StringVar(&o.TLS.KeyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
 	f.StringSliceVar(&o.TLS.SANs, "tls-san", nil, "additional DNS name or IP address in the serving certificate that kubejoin issues (repeatable)")
+	f.DurationVar(&o.ShutdownDelay, "shutdown-delay-duration", 0, "how long to serve on after SIGTERM with /readyz failing, so that load balancers notice first")
 	f.StringVar(&o.tlsMinVersion, "tls-min-version", tls13, "oldest accepted TLS version: "+tls12+" or "+tls13)
 
 	f = groups.add("Authentication")

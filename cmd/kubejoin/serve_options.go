@@ -88,6 +88,9 @@ func (o *serveOptions) checkAddresses(fail failure) {
 	if _, port, err := net.SplitHostPort(o.Listen); err != nil || port == "" {
 		fail("listen", "%q given, want HOST:PORT or :PORT", o.Listen)
 	}
+	if o.ShutdownDelay < 0 {
+		fail("shutdown-delay-duration", "%s given, want 0s or more", o.ShutdownDelay)
+	}
 	if o.Advertise != "" {
 		if err := clusterinfo.CheckEndpoint(o.Advertise); err != nil {
 			fail("advertise", "%v", err)

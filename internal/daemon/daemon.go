@@ -5,10 +5,12 @@ package daemon
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"runtime"
+	"sync/atomic"
 
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
@@ -76,6 +78,8 @@ type service struct {
 	// banner is printed when the server answers.
 	banner  string
 	closers []func() error
+	// stopping is set before the server stops listening.
+	stopping atomic.Bool
 }
 
 func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
@@ -96,6 +100,12 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 			Registerer: registry,
 		},
 	}
+	s.check("shutdown", func(context.Context) error {
+		if s.stopping.Load() {
+			return errors.New("kubejoin is shutting down")
+		}
+		return nil
+	})
 	s.api.Warnings = func(ctx context.Context, made tokens.Record) []string {
 		return tokenwarning.All(ctx, made, s.warnings...)
 	}

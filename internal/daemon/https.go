@@ -61,8 +61,9 @@ func (s *service) servingCertificate() error {
 	return nil
 }
 
-// serve serves requests until ctx ends or a part fails permanently. On shutdown it finishes the requests in flight
-// before it stops the background functions that they may need.
+// serve serves requests until ctx ends or a part fails permanently. On shutdown it first reports that it is not ready,
+// and serves on for the shutdown delay, until load balancers have noticed. Then it finishes the requests in flight before
+// it stops the background functions that they may need.
 func (s *service) serve(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.options.Listen)
 	if err != nil {
@@ -103,7 +104,12 @@ func (s *service) serve(ctx context.Context) error {
 
 	select {
 	case <-ctx.Done():
-		s.log.Info("stopping", "grace_period", shutdownTimeout)
+		s.stopping.Store(true)
+		s.log.Info("stopping", "delay", s.options.ShutdownDelay, "grace_period", shutdownTimeout)
+		select {
+		case <-time.After(s.options.ShutdownDelay):
+		case <-back.Done():
+		}
 	case <-back.Done(): // a part failed
 	}
 	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)

@@ -35,6 +35,7 @@ type Options struct {
 	Cluster *ClusterOptions
 
 	Listen, Advertise, APIServer string
+	ShutdownDelay                time.Duration
 	TLS                          TLS
 	Callers                      Callers
 	Limits                       Limits

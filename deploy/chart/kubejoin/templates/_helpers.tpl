@@ -25,6 +25,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "kubejoin.args" -}}
 - serve
 - --listen=:{{ .Values.port }}
+{{- if not (hasKey .Values.flags "shutdown-delay-duration") }}
+- --shutdown-delay-duration=5s
+{{- end }}
 {{- with .Values.advertise }}
 - {{ printf "--advertise=%s" . | quote }}
 {{- end }}
