@@ -1,15 +1,16 @@
 package kubeadm
 
 import (
-	"bytes"
-	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -23,29 +24,30 @@ func TestHelmPage(t *testing.T) {
 	harness.Parallel(t)
 	before := takeStock(t)
 	p := newPair(t)
-	page, err := os.ReadFile(harness.RepositoryFile(t, "docs/helm.md"))
-	p.must(err)
+	page := readPage(t, "docs/helm.md")
 	makefile, err := os.ReadFile(harness.RepositoryFile(t, "Makefile"))
 	p.must(err)
 	work := t.TempDir()
 	clone, bin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin")
 	prepare(t, clone, bin)
 	// The machine has no connection to the internet, so fetch before what the commands need.
-	host(t, clone, "make", "--silent", "image")
+	p.must(p.step("make image", func() error { host(t, clone, "make", "--silent", "image"); return nil }))
 	host(t, clone, "sh", "-euc", `
 		GOBIN="$1" go install "$2"
 		"$1/kubejoin" signer-config default > signers.yaml`, "fetch", bin, helmVersion.FindString(string(makefile)))
-	values := regexp.MustCompile("(?ms)^```yaml\n(# values\\.yaml\n.*?)^```$").FindSubmatch(page)
+	values := regexp.MustCompile("(?ms)^```yaml\n(# values\\.yaml\n.*?)^```$").FindStringSubmatch(page.content)
 	if values == nil {
 		t.Fatal("docs/helm.md has no block that begins with # values.yaml")
 	}
-	here := strings.ReplaceAll(string(values[1]), "10.0.0.0/16", network+".0/24")
+	here := strings.ReplaceAll(values[1], "10.0.0.0/16", network+".0/24")
 	p.must(os.WriteFile(filepath.Join(clone, "values.yaml"), []byte(here), 0o600))
 
 	version := strings.TrimSpace(host(t, clone, "git", "describe", "--tags", "--always", "--dirty"))
 	run := func(heading string) string {
 		t.Helper()
-		return paste(t, p.first, bin, clone, "VERSION="+version+"\n"+strings.Join(blocksOf(t, sectionOf(t, page, heading)), ""))
+		began := time.Now()
+		defer func() { t.Logf("%s: %.1f s", heading, time.Since(began).Seconds()) }()
+		return paste(t, p.first, bin, clone, "VERSION="+version+"\n"+page.section(heading))
 	}
 	const repository = "ghcr.io/kubejoin/kubejoin:"
 	image, next := repository+version, repository+version+"-next"
@@ -64,7 +66,6 @@ func TestHelmPage(t *testing.T) {
 	notes := run("Set flags")
 	run("Keep the CA in a Secret")
 	run("Configure signers")
-	p.must(p.HandOver(t.Context()))
 	p.joinSecond()
 	p.waitPods(image)
 
@@ -84,7 +85,7 @@ func TestHelmPage(t *testing.T) {
 	version = strings.TrimSuffix(version, "-next")
 	p.loseLeader(image)
 
-	giveBack := strings.Join(blocksOf(t, sectionOf(t, page, "Give the work back to kube-controller-manager")), "")
+	giveBack := page.section("Give the work back to kube-controller-manager")
 	for _, m := range []*Machine{p.first, p.second} {
 		paste(t, m, bin, clone, giveBack)
 	}
@@ -129,64 +130,103 @@ func lineOf(t *testing.T, output string) string {
 	return ""
 }
 
-// TestStaticPodOnControlPlane runs docs/host.md up to the static pod. It catches a manifest that a kubelet does not run.
+// TestStaticPodOnControlPlane runs the parts of docs/host.md on static pods, as [TestHelmPage] does with the chart.
 func TestStaticPodOnControlPlane(t *testing.T) {
 	harness.Parallel(t)
-	c := ForTest(t)
-	control := addMachine(t, c, "control-1")
-	if err := c.Init(t.Context(), ""); err != nil {
-		t.Fatal(err)
+	p := newPair(t)
+	page := readPage(t, "docs/host.md")
+	work := t.TempDir()
+	clone, bin, newBin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin"), filepath.Join(work, "new")
+	prepare(t, clone, bin)
+	host(t, clone, "sh", "-euc", `cp -r "$1" "$2"; CGO_ENABLED=0 go build -trimpath -ldflags="-X main.release=v99.0.0" -o "$2/kubejoin" ./cmd/kubejoin`,
+		"build", bin, newBin)
+	var images []string
+	for _, folder := range []string{bin, newBin} {
+		image := regexp.MustCompile(`image: (\S+)`).FindStringSubmatch(host(t, clone, filepath.Join(folder, "kubejoin"), "manifest", "static-pod"))
+		if image == nil {
+			t.Fatal("the manifest names no image")
+		}
+		images = append(images, image[1])
+		for _, m := range []*Machine{p.first, p.second} {
+			p.must(m.ImportProgram(t.Context(), image[1], filepath.Join(folder, "kubejoin")))
+		}
 	}
-	page, err := os.ReadFile(harness.RepositoryFile(t, "docs/host.md"))
+	flags := "FLAGS='--advertise=" + joinHost + ":9443 --serving-allowed-cidr=" + network + ".0/24 --reserved-node-names=control-*'\n"
+	upgrade := flags + page.section("Upgrade a static pod")
+
+	p.checkNoLogs()
+	paste(t, p.first, bin, clone, page.section("Create the rights")+page.section("Create the kubeconfig")+page.section("Run a static pod")+upgrade)
+	p.joinSecond()
+	paste(t, p.second, bin, clone, page.section("Create the kubeconfig")+upgrade)
+	p.waitPods(images[0])
+	p.checkWorker(p.worker("worker-1", p.request()))
+	p.joinDuring("upgrade", func() {
+		paste(t, p.first, newBin, clone, upgrade)
+		p.worker("worker-2", p.request())
+		paste(t, p.second, newBin, clone, upgrade)
+	})
+	p.waitPods(images[1])
+	p.joinDuring("rollback", func() {
+		paste(t, p.second, bin, clone, upgrade)
+		p.worker("worker-3", p.request())
+		paste(t, p.first, bin, clone, upgrade)
+	})
+	p.waitPods(images[0])
+	p.loseLeader(images[0])
+
+	giveBack := readPage(t, "docs/helm.md").section("Give the work back to kube-controller-manager")
+	for _, m := range []*Machine{p.first, p.second} {
+		paste(t, m, bin, clone, giveBack+page.section("Remove a static pod"))
+	}
+	paste(t, p.first, bin, clone, page.section("Remove the rights"))
+	p.checkGivenBack()
+}
+
+// A page is a page of the docs.
+type page struct {
+	t       *testing.T
+	content string
+	left    map[string]bool // blocks that name the running test, and that it has not run yet
+}
+
+// block is a block of commands that a test runs.
+var block = regexp.MustCompile("(?ms)^<!-- run by (Test\\w+) -->\n```sh\n(.*?)^```$")
+
+// readPage reads a page. The test fails unless it runs all blocks that name it.
+func readPage(t *testing.T, name string) page {
+	t.Helper()
+	content, err := os.ReadFile(harness.RepositoryFile(t, name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	work := t.TempDir()
-	clone, bin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin")
-	prepare(t, clone, bin)
-	image := regexp.MustCompile(`image: (\S+)`).FindStringSubmatch(host(t, clone, filepath.Join(bin, "kubejoin"), "manifest", "static-pod"))
-	if image == nil {
-		t.Fatal("the manifest names no image")
-	}
-	if err := control.ImportProgram(t.Context(), image[1], filepath.Join(bin, "kubejoin")); err != nil {
-		t.Fatal(err)
-	}
-	paste(t, control, bin, clone, strings.Join(blocksOf(t, page), ""))
-	harness.Wait(t, "the static pod", func() error {
-		ready, err := c.Kubectl(t.Context(), "--namespace=kubejoin-system", "get", "pod", "kubejoin-control-1", "--output", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
-		if err != nil || ready != "True" {
-			return fmt.Errorf("ready: %q, %w", ready, err)
+	p := page{t, string(content), map[string]bool{}}
+	for _, m := range block.FindAllStringSubmatch(p.content, -1) {
+		if m[1] == t.Name() {
+			p.left[m[2]] = true
 		}
-		return nil
+	}
+	t.Cleanup(func() {
+		if !t.Failed() && len(p.left) > 0 {
+			t.Errorf("blocks of %s that were not run: %q", name, slices.Collect(maps.Keys(p.left)))
+		}
 	})
-	if line, err := c.JoinCommand(t.Context()); err != nil || !strings.HasPrefix(line, "kubeadm join ") {
-		t.Errorf("no join command: %v", err)
-	}
+	return p
 }
 
-// sectionOf returns a section of a page.
-func sectionOf(t *testing.T, page []byte, heading string) []byte {
-	t.Helper()
-	_, section, found := bytes.Cut(page, []byte("\n## "+heading+"\n"))
-	if !found {
-		t.Fatalf("the page has no section %q", heading)
+// section returns the commands of a section.
+func (p page) section(heading string) string {
+	p.t.Helper()
+	_, section, found := strings.Cut(p.content, "\n## "+heading+"\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var commands strings.Builder
+	for _, m := range block.FindAllStringSubmatch(section, -1) {
+		commands.WriteString(m[2])
+		delete(p.left, m[2])
 	}
-	section, _, _ = bytes.Cut(section, []byte("\n## "))
-	return append(section, '\n')
-}
-
-// blocksOf returns the commands of a page or section that name the running test.
-func blocksOf(t *testing.T, page []byte) []string {
-	t.Helper()
-	pattern := regexp.MustCompile("(?ms)^<!-- run by " + t.Name() + " -->\n```sh\n(.*?)^```$")
-	var blocks []string
-	for _, m := range pattern.FindAllSubmatch(page, -1) {
-		blocks = append(blocks, string(m[1]))
+	if !found || commands.Len() == 0 {
+		p.t.Fatalf("no commands in section %q", heading)
 	}
-	if len(blocks) == 0 {
-		t.Fatal("the page has no commands for this test")
-	}
-	return blocks
+	return commands.String()
 }
 
 // prepare clones the repository, and makes a folder with a static kubejoin and a sudo for root.

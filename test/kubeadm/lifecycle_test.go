@@ -61,9 +61,13 @@ func (p *pair) kubectl(args ...string) string {
 	return p.on(p.first, append([]string{"kubectl"}, args...)...)
 }
 
-// joinSecond joins the second control plane. Its kube-controller-manager does not sign.
+// joinSecond joins the second control plane, while kubejoin takes over from the kube-controller-manager of the first one.
+// That of the second one never signs.
 func (p *pair) joinSecond() {
 	p.t.Helper()
+	handed := make(chan error, 1)
+	defer func() { p.must(<-handed) }()
+	go func() { handed <- p.HandOver(p.t.Context()) }()
 	output := p.on(p.first, "kubeadm", "init", "phase", "upload-certs", "--upload-certs", "--config="+Config)
 	key := output[strings.LastIndex(output, "\n")+1:]
 	p.kubectl("create", "clusterrolebinding", "control-planes", "--clusterrole=kubejoin:token-admin", "--serviceaccount=default:installer")
@@ -95,9 +99,11 @@ func (p *pair) request() string {
 func (p *pair) waitPods(image string) {
 	p.t.Helper()
 	want := fmt.Sprintf("control-1 %s True\ncontrol-2 %[1]s True", image)
+	began := time.Now()
+	defer func() { p.t.Logf("kubejoin on both control planes after %.1f s", time.Since(began).Seconds()) }()
 	harness.Wait(p.t, "kubejoin on both control planes", func() error {
 		pods, err := p.Kubectl(p.t.Context(), "--namespace=kubejoin-system", "get", "pods", "--sort-by=.spec.nodeName", "--output",
-			`jsonpath={range .items[*]}{.spec.nodeName} {.spec.containers[0].image} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
+			`jsonpath={range .items[*]}{.spec.nodeName} {.spec.containers[0].image} {.status.conditions[?(@.type=="Ready")].status}{.metadata.deletionTimestamp}{"\n"}{end}`)
 		if err != nil || strings.TrimSpace(pods) != want {
 			return fmt.Errorf("want\n%s, got\n%s, %w", want, pods, err)
 		}
@@ -157,31 +163,28 @@ func (p *pair) joinLightOnce(ctx context.Context, name string) (lightNode, error
 // joinDuring joins light nodes one after the other while work runs. It fails the test unless all of them join.
 func (p *pair) joinDuring(what string, work func()) {
 	p.t.Helper()
-	p.must(p.step(what, func() error {
-		stop, failed, count := make(chan struct{}), make(chan error, 1), 0
-		go func() {
-			var err error
-			for {
-				count++
-				if _, failure := p.joinLightOnce(p.t.Context(), fmt.Sprintf("%s-%d", what, count)); failure != nil {
-					err = errors.Join(err, fmt.Errorf("node %d: %w", count, failure))
-				}
-				select {
-				case <-stop:
-					failed <- err
-					return
-				case <-time.After(200 * time.Millisecond): // leave the processors to the rest
-				}
+	stop, failed, count := make(chan struct{}), make(chan error, 1), 0
+	go func() {
+		var err error
+		for {
+			count++
+			if _, failure := p.joinLightOnce(p.t.Context(), fmt.Sprintf("%s-%d", what, count)); failure != nil {
+				err = errors.Join(err, fmt.Errorf("node %d: %w", count, failure))
 			}
-		}()
-		func() {
-			defer close(stop)
-			work()
-		}()
-		err := <-failed
-		fmt.Fprintf(p.t.Output(), "%d nodes joined … ", count)
-		return err
-	}))
+			select {
+			case <-stop:
+				failed <- err
+				return
+			case <-time.After(200 * time.Millisecond): // leave the processors to the rest
+			}
+		}
+	}()
+	func() {
+		defer close(stop)
+		work()
+	}()
+	p.must(<-failed)
+	p.t.Logf("%s: %d nodes joined", what, count)
 }
 
 // loseLeader stops the kubelet of the leader's machine, kills the leader and deletes its pod. Nodes join and renew through
