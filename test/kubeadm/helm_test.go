@@ -66,6 +66,8 @@ func TestHelmPage(t *testing.T) {
 	notes := run("Set flags")
 	run("Keep the CA in a Secret")
 	run("Configure signers")
+	// kube-controller-manager, which restarts next, has to create the new pod before.
+	p.kubectl("--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
 	p.joinSecond()
 	p.waitPods(image)
 
