@@ -1,6 +1,7 @@
 package joinformat
 
 import (
+	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,13 @@ import (
 // --upload-certs' prints it. All ways of formatting it redact it. The zero CertificateKey means none.
 type CertificateKey struct {
 	hex unique.Handle[string] // a handle, as in tokens.Token, so that fmt cannot print the key
+}
+
+// GenerateCertificateKey returns a random key.
+func GenerateCertificateKey() CertificateKey {
+	var key [32]byte
+	_, _ = rand.Read(key[:]) // never fails
+	return CertificateKey{unique.Make(hex.EncodeToString(key[:]))}
 }
 
 // ParseCertificateKey parses 64 hexadecimal digits. Its error does not repeat the input.

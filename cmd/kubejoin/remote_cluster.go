@@ -35,9 +35,8 @@ type onKubeconfig struct {
 	store  tokens.Store
 }
 
-// connectCluster runs a kubejoin server in this process, so that a command has the same result as with a kubejoin
-// server on that cluster.
-func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRules) (*remote, func(), error) {
+// clusterClient returns a client of the API server in a kubeconfig.
+func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, kubernetes.Interface, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		return nil, nil, fmt.Errorf("--kubeconfig: %w", err)
@@ -48,6 +47,16 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return config, clientset, nil
+}
+
+// connectCluster runs a kubejoin server in this process, so that a command has the same result as with a kubejoin
+// server on that cluster.
+func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRules) (*remote, func(), error) {
+	config, clientset, err := clusterClient(rules)
+	if err != nil {
+		return nil, nil, err
 	}
 	signer, forbidden, err := findSigner(ctx, clientset)
 	if err != nil {

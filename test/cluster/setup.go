@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -104,5 +105,21 @@ func ignoreExists[T any](_ T, err error) error {
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
+	return err
+}
+
+// KubeadmUploadCerts runs kubeadm's phase upload-certs with a certificate key.
+func (c *Cluster) KubeadmUploadCerts(ctx context.Context, key string) error {
+	content, err := os.ReadFile(filepath.Join(c.Dir, initConfig))
+	if err != nil {
+		return err
+	}
+	// kubeadm takes the key from the configuration if there is one.
+	withKey := filepath.Join(c.Dir, "kubeadm-upload-certs.yaml")
+	kind := "kind: InitConfiguration\n"
+	if err := os.WriteFile(withKey, []byte(strings.Replace(string(content), kind, kind+"certificateKey: "+key+"\n", 1)), 0o600); err != nil {
+		return err
+	}
+	_, err = c.kubeadm(ctx, "init", "phase", "upload-certs", "--upload-certs", "--config", withKey, "--kubeconfig", c.Kubeconfig())
 	return err
 }

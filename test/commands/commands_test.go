@@ -17,6 +17,7 @@ import (
 // onCluster are the pages whose commands call a kubejoin that runs on the cluster, started as docs/install.md says. The
 // commands of the other pages start a kubejoin themselves if they need one.
 var onCluster = map[string]bool{
+	"docs/control-planes.md":  true,
 	"docs/doctor.md":          true,
 	"docs/tokens.md":          true,
 	"docs/troubleshooting.md": true,

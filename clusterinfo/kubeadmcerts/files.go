@@ -1,0 +1,135 @@
+package kubeadmcerts
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/client-go/util/keyutil"
+	"sigs.k8s.io/yaml"
+)
+
+// DefaultDir is the folder where kubeadm keeps the certificates of a control plane.
+const DefaultDir = "/etc/kubernetes/pki"
+
+// maxFile is the largest file that is uploaded, in bytes. All files must fit into a Secret, 1 MiB.
+const maxFile = 96 << 10
+
+// configuration is the part of kubeadm's ClusterConfiguration that says where shared files are. The versions v1beta3
+// and v1beta4 have the same fields.
+type configuration struct {
+	Kind            string `json:"kind"`
+	CertificatesDir string `json:"certificatesDir"`
+	Etcd            struct {
+		External *struct {
+			CAFile   string `json:"caFile"`
+			CertFile string `json:"certFile"`
+			KeyFile  string `json:"keyFile"`
+		} `json:"external"`
+	} `json:"etcd"`
+}
+
+// parseConfiguration parses the ClusterConfiguration in the ConfigMap kubeadm-config.
+func parseConfiguration(content string) (configuration, error) {
+	var c configuration
+	if err := yaml.Unmarshal([]byte(content), &c); err != nil {
+		return c, errors.New("malformed YAML")
+	}
+	if c.Kind != "ClusterConfiguration" {
+		return c, fmt.Errorf("kind %.40q given, want ClusterConfiguration", c.Kind)
+	}
+	if c.CertificatesDir == "" {
+		c.CertificatesDir = DefaultDir
+	}
+	return c, nil
+}
+
+// A source is a file to upload.
+type source struct {
+	name, path string
+	required   bool
+}
+
+// sources returns the files that kubeadm uploads. With external etcd these are the files of the API server's client of
+// etcd. Without one of the required files, a control plane that joins would generate its own.
+func (c configuration) sources(dir string) []source {
+	in := func(name ...string) string { return filepath.Join(append([]string{dir}, name...)...) }
+	list := []source{
+		{"ca.crt", in("ca.crt"), true},
+		{"ca.key", in("ca.key"), false},
+		{"front-proxy-ca.crt", in("front-proxy-ca.crt"), true},
+		{"front-proxy-ca.key", in("front-proxy-ca.key"), false},
+		{"sa.pub", in("sa.pub"), true},
+		{"sa.key", in("sa.key"), true},
+	}
+	external := c.Etcd.External
+	if external == nil {
+		return append(list, source{"etcd-ca.crt", in("etcd", "ca.crt"), true}, source{"etcd-ca.key", in("etcd", "ca.key"), false})
+	}
+	for _, file := range []source{
+		{"external-etcd-ca.crt", external.CAFile, external.CAFile != ""},
+		{"external-etcd.crt", external.CertFile, external.CertFile != ""},
+		{"external-etcd.key", external.KeyFile, external.KeyFile != ""},
+	} {
+		if below, err := filepath.Rel(c.CertificatesDir, file.path); err == nil && filepath.IsLocal(below) {
+			file.path = in(below) // the folder may be mounted at another path
+		}
+		list = append(list, file)
+	}
+	return list
+}
+
+// read reads the files to upload. dir is the folder that this host has as certificatesDir.
+func (c configuration) read(dir string) (Files, error) {
+	files := Files{}
+	var missing []string
+	for _, s := range c.sources(dir) {
+		content, err := readFile(s.path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && s.required:
+			missing = append(missing, s.path)
+		case errors.Is(err, fs.ErrNotExist): // kubeadm uploads an empty value
+		case err != nil:
+			return nil, fmt.Errorf("%s: %w", s.name, err)
+		case !isPEM(content): // kubeadm would refuse to download it
+			return nil, fmt.Errorf("%s: want a certificate or a key in PEM", s.path)
+		}
+		files[s.name] = content
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("a control plane shares these files, and they do not exist here: %s", strings.Join(missing, ", "))
+	}
+	return files, nil
+}
+
+func readFile(path string) ([]byte, error) {
+	if path == "" {
+		return nil, fs.ErrNotExist
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	content, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(content) > maxFile {
+		return nil, fmt.Errorf("%s has more than %d bytes", path, maxFile)
+	}
+	return content, nil
+}
+
+// isPEM reports whether kubeadm accepts the content of a file when it downloads it.
+func isPEM(content []byte) bool {
+	if _, err := keyutil.ParsePrivateKeyPEM(content); err == nil {
+		return true
+	}
+	_, err := keyutil.ParsePublicKeysPEM(content)
+	return err == nil
+}

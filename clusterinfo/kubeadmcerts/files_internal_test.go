@@ -1,0 +1,146 @@
+package kubeadmcerts
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"k8s.io/client-go/util/cert"
+)
+
+const stacked = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncertificatesDir: /etc/kubernetes/pki\n"
+
+// writeHost writes the files of a host below a folder. It returns one content, which is a valid certificate.
+func writeHost(t *testing.T, dir string, files ...string) string {
+	t.Helper()
+	content, err := cert.EncodeCertificates(certtest.CA(t, "ca").Leaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return string(content)
+}
+
+var onStacked = []string{"ca.crt", "ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.pub", "sa.key", "etcd/ca.crt", "etcd/ca.key"}
+
+func without(list []string, names ...string) []string {
+	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(names, s) })
+}
+
+// The names are those of kubeadm's phases/copycerts.
+func TestReadsFilesOfKubeadm(t *testing.T) {
+	external := func(ca, crt, key string) string {
+		return stacked + "etcd:\n  external:\n    endpoints: [https://192.0.2.1:2379]\n    caFile: " + ca + "\n    certFile: " + crt + "\n    keyFile: " + key + "\n"
+	}
+	outside := t.TempDir()
+	writeHost(t, outside, "etcd.crt")
+	all := []string{"ca.crt", "ca.key", "etcd-ca.crt", "etcd-ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"}
+	shared := without(all, "etcd-ca.crt", "etcd-ca.key")
+	withExternal := slices.Sorted(slices.Values(append(slices.Clone(shared), "external-etcd-ca.crt", "external-etcd.crt", "external-etcd.key")))
+	for name, test := range map[string]struct {
+		config      string
+		host        []string
+		want, empty []string
+		err         string
+	}{
+		"stacked etcd":         {stacked, onStacked, all, nil, ""},
+		"external CA":          {stacked, without(onStacked, "ca.key", "front-proxy-ca.key", "etcd/ca.key"), without(all, "ca.key", "front-proxy-ca.key", "etcd-ca.key"), []string{"ca.key", "front-proxy-ca.key", "etcd-ca.key"}, ""},
+		"external etcd":        {external("/etc/kubernetes/pki/etcd/ca.crt", "/etc/kubernetes/pki/client.crt", filepath.Join(outside, "etcd.crt")), append(without(onStacked, "etcd/ca.key"), "client.crt"), withExternal, nil, ""},
+		"etcd without TLS":     {external(`""`, `""`, `""`), without(onStacked, "etcd/ca.crt", "etcd/ca.key"), shared, []string{"external-etcd-ca.crt", "external-etcd.crt", "external-etcd.key"}, ""},
+		"no etcd client":       {external("/etc/kubernetes/pki/etcd/ca.crt", "/etc/etcd/none.crt", "/etc/etcd/none.key"), onStacked, nil, nil, "/etc/etcd/none.crt, /etc/etcd/none.key"},
+		"no service account":   {stacked, without(onStacked, "sa.key", "sa.pub"), nil, nil, "pki/sa.pub, "},
+		"no etcd CA":           {stacked, without(onStacked, "etcd/ca.crt"), nil, nil, "etcd/ca.crt"},
+		"no front proxy CA":    {stacked, without(onStacked, "front-proxy-ca.crt"), nil, nil, "front-proxy-ca.crt"},
+		"not a control plane":  {stacked, nil, nil, nil, "ca.crt"},
+		"no certificates' dir": {"kind: ClusterConfiguration\n", onStacked, all, nil, ""},
+	} {
+		dir := filepath.Join(t.TempDir(), "pki")
+		content := writeHost(t, dir, test.host...)
+		c, err := parseConfiguration(test.config)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		files, err := c.read(dir)
+		if test.err != "" {
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: got %v, want an error with %s", name, err, test.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got := names(files); !slices.Equal(got, test.want) || len(files) != len(test.want)+len(test.empty) {
+			t.Errorf("%s: got %v of %d, want %v and %v", name, got, len(files), test.want, test.empty)
+		}
+		for _, empty := range test.empty {
+			if value, found := files[empty]; !found || len(value) > 0 {
+				t.Errorf("%s: want an empty %s, which kubeadm requires in the Secret", name, empty)
+			}
+		}
+		if name == "stacked etcd" && string(files["etcd-ca.key"]) != content {
+			t.Errorf("%s: the content differs", name)
+		}
+	}
+}
+
+func TestReadRefusesFilesThatKubeadmCannotDownload(t *testing.T) {
+	for what, content := range map[string]string{"empty": "", "text": "not a key", "larger": strings.Repeat("a", maxFile+1)} {
+		dir := t.TempDir()
+		writeHost(t, dir, onStacked...)
+		if err := os.WriteFile(filepath.Join(dir, "ca.key"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := parseConfiguration(stacked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.read(dir); err == nil || !strings.Contains(err.Error(), "ca.key") || len(err.Error()) > 300 {
+			t.Errorf("%s: got %.400v, want an error that names ca.key", what, err)
+		}
+	}
+}
+
+func TestParseConfigurationRefuses(t *testing.T) {
+	for _, content := range []string{"", "kind: InitConfiguration\n", "a: [", "kind: ClusterConfiguration\netcd: 5\n"} {
+		if c, err := parseConfiguration(content); err == nil {
+			t.Errorf("%q: got %+v, want an error", content, c)
+		}
+	}
+}
+
+// The ClusterConfiguration names files to read, but only people who may write in kube-system can change it.
+func FuzzParseConfiguration(f *testing.F) {
+	f.Add(stacked)
+	f.Add(stacked + "etcd:\n  external:\n    caFile: /etc/kubernetes/pki/../../../a\n    certFile: x\n    keyFile: ''\n")
+	f.Fuzz(func(t *testing.T, content string) {
+		fuzzing.RunWithinLimit(t, func() {
+			c, err := parseConfiguration(content)
+			if err != nil {
+				return
+			}
+			list := c.sources("/pki")
+			if n := len(list); n != 8 && n != 9 {
+				t.Errorf("got %d files, want 8 or 9", n)
+			}
+			for _, s := range list[:6] {
+				if filepath.Dir(s.path) != "/pki" {
+					t.Errorf("%s is in %s", s.name, s.path)
+				}
+			}
+		})
+	})
+}

@@ -1,0 +1,305 @@
+package kubeadmcerts_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+func TestMain(m *testing.M) { cluster.Main(m) }
+
+// onCluster returns an Uploader on the shared cluster without an upload.
+func onCluster(t *testing.T) *kubeadmcerts.Uploader {
+	t.Helper()
+	c := cluster.Shared(t)
+	clear := func() {
+		for _, name := range []string{kubeadmcerts.SecretName} {
+			err := c.Client().CoreV1().Secrets("kube-system").Delete(context.Background(), name, metav1.DeleteOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				t.Error(err)
+			}
+		}
+	}
+	clear()
+	t.Cleanup(clear)
+	return &kubeadmcerts.Uploader{Client: c.Client(), Dir: filepath.Join(c.Dir, "pki")}
+}
+
+func upload(t *testing.T, u *kubeadmcerts.Uploader) kubeadmcerts.Upload {
+	t.Helper()
+	up, err := u.Upload(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return up
+}
+
+func secret(t *testing.T, u *kubeadmcerts.Uploader) *corev1.Secret {
+	t.Helper()
+	s, err := u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), kubeadmcerts.SecretName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// The Secret, its owner token and the Role are those of kubeadm's phase upload-certs, which writes them first.
+func TestUploadIsThatOfKubeadm(t *testing.T) {
+	u := onCluster(t)
+	c := cluster.Shared(t)
+	type object struct {
+		secret, owner *corev1.Secret
+		rules, binds  string
+	}
+	read := func() object {
+		t.Helper()
+		s := secret(t, u)
+		if len(s.OwnerReferences) != 1 {
+			t.Fatalf("got owners %v, want one", s.OwnerReferences)
+		}
+		owner, err := u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), s.OwnerReferences[0].Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		role, err := u.Client.RbacV1().Roles("kube-system").Get(t.Context(), "kubeadm:kubeadm-certs", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		binding, err := u.Client.RbacV1().RoleBindings("kube-system").Get(t.Context(), "kubeadm:kubeadm-certs", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return object{s, owner, fmt.Sprint(role.Rules), fmt.Sprint(binding.RoleRef, binding.Subjects)}
+	}
+	key := joinformat.GenerateCertificateKey()
+	if err := c.KubeadmUploadCerts(t.Context(), key.Reveal()); err != nil {
+		t.Fatal(err)
+	}
+	theirs := read()
+	files, err := kubeadmcerts.Decrypt(theirs.secret.Data, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	u.CreateRole = true
+	up := upload(t, u)
+	if !up.Replaced || up.Shared {
+		t.Errorf("got %+v, want a replaced upload", up)
+	}
+	ours := read()
+	again, err := kubeadmcerts.Decrypt(ours.secret.Data, up.Key)
+	if err != nil || !maps.EqualFunc(files, again, func(a, b []byte) bool { return string(a) == string(b) }) || len(again) != 8 {
+		t.Errorf("got files %v, %v, want those of kubeadm: %v", slices.Sorted(maps.Keys(again)), err, slices.Sorted(maps.Keys(files)))
+	}
+	if _, err := kubeadmcerts.Decrypt(ours.secret.Data, key); err == nil {
+		t.Error("the replaced key still decrypts")
+	}
+	a, b := ours.secret.OwnerReferences[0], theirs.secret.OwnerReferences[0]
+	if a.UID != ours.owner.UID || a.APIVersion != b.APIVersion || a.Kind != b.Kind || !*a.Controller || !*a.BlockOwnerDeletion {
+		t.Errorf("got owner %+v, want as %+v", a, b)
+	}
+	if ours.secret.Type != theirs.secret.Type || len(ours.secret.Labels)+len(ours.secret.Annotations) > 0 {
+		t.Errorf("got type %s and metadata %+v, want as kubeadm's %+v", ours.secret.Type, ours.secret.ObjectMeta, theirs.secret.ObjectMeta)
+	}
+	if !slices.Equal(slices.Sorted(maps.Keys(ours.owner.Data)), slices.Sorted(maps.Keys(theirs.owner.Data))) || ours.owner.Type != theirs.owner.Type ||
+		string(ours.owner.Data["description"]) != string(theirs.owner.Data["description"]) {
+		t.Errorf("got owner token with %v, want as kubeadm's with %v", slices.Sorted(maps.Keys(ours.owner.Data)), slices.Sorted(maps.Keys(theirs.owner.Data)))
+	}
+	record, err := secretstore.Decode(ours.owner)
+	if err != nil || record.Problem != nil || record.Signing || record.Authentication || len(record.Groups) > 0 || !record.Expires.Equal(up.Expires) || record.Token.ID() != up.TokenID {
+		t.Errorf("got owner token %+v, %v, want one without usages that expires at %s", record, err, up.Expires)
+	}
+	if life := up.Expires.Sub(record.Created); life < kubeadmcerts.TTL-time.Minute || life > kubeadmcerts.TTL+time.Minute {
+		t.Errorf("the upload lasts %s, want %s", life, kubeadmcerts.TTL)
+	}
+	if ours.rules != theirs.rules || ours.binds != theirs.binds {
+		t.Errorf("got %s and %s, want as kubeadm's %s and %s", ours.rules, ours.binds, theirs.rules, theirs.binds)
+	}
+	info, err := u.Get(t.Context())
+	if err != nil || info.TokenID != up.TokenID || !info.Expires.Equal(up.Expires) || len(info.Files) != 8 {
+		t.Errorf("got %+v, %v", info, err)
+	}
+}
+
+// A call must not end the key of an earlier call, as long as the Secret still has its files.
+func TestUploadKeepsKeyOfEarlierCall(t *testing.T) {
+	u := onCluster(t)
+	first := upload(t, u)
+	if first.Replaced || first.Shared {
+		t.Errorf("got %+v, want a first upload", first)
+	}
+	second := upload(t, u)
+	if second.Key != first.Key || !second.Shared || second.Replaced || second.TokenID == first.TokenID {
+		t.Errorf("got %+v after %+v, want the same key with a new owner token", second, first)
+	}
+	if _, err := u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), "bootstrap-token-"+first.TokenID, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("got %v, want the first owner token deleted", err)
+	}
+
+	// Another replica does not have the key.
+	other := &kubeadmcerts.Uploader{Client: u.Client, Dir: u.Dir}
+	third := upload(t, other)
+	if third.Key == first.Key || !third.Replaced || third.Shared {
+		t.Errorf("got %+v, want another key that replaces the first", third)
+	}
+	// The upload of this replica is gone, so it must not return its old key.
+	fourth := upload(t, u)
+	if fourth.Key == first.Key || !fourth.Replaced {
+		t.Errorf("got %+v, want a new key that replaces the third", fourth)
+	}
+	if _, err := kubeadmcerts.Decrypt(secret(t, u).Data, fourth.Key); err != nil {
+		t.Error(err)
+	}
+
+	// An upload that expired is made again, under a new key.
+	if _, err := u.Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := u.Get(t.Context()); !errors.Is(err, kubeadmcerts.ErrNotFound) {
+		t.Errorf("got %v, want ErrNotFound", err)
+	}
+	if _, err := u.Delete(t.Context()); !errors.Is(err, kubeadmcerts.ErrNotFound) {
+		t.Errorf("got %v, want ErrNotFound", err)
+	}
+	if fifth := upload(t, u); fifth.Key == fourth.Key || fifth.Replaced || fifth.Shared {
+		t.Errorf("got %+v, want a new key that replaces none", fifth)
+	}
+}
+
+// After a rotation of the CA, the old files must not be shared.
+func TestUploadOfChangedFilesHasNewKey(t *testing.T) {
+	u := onCluster(t)
+	dir := filepath.Join(t.TempDir(), "pki")
+	if err := os.CopyFS(dir, os.DirFS(u.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	u.Dir = dir
+	first := upload(t, u)
+	front, err := os.ReadFile(filepath.Join(dir, "front-proxy-ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "front-proxy-ca.crt"), append(front, front...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second := upload(t, u)
+	if second.Key == first.Key || !second.Replaced {
+		t.Errorf("got %+v, want a new key", second)
+	}
+}
+
+// Concurrent calls of one replica must not end each other's keys.
+func TestConcurrentUploadsShareOneKey(t *testing.T) {
+	u := onCluster(t)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	keys, replaced := map[joinformat.CertificateKey]int{}, 0
+	for range 8 {
+		wg.Go(func() {
+			up, err := u.Upload(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			keys[up.Key]++
+			if up.Replaced {
+				replaced++
+			}
+		})
+	}
+	wg.Wait()
+	if len(keys) != 1 || replaced > 0 {
+		t.Errorf("got %d keys and %d replaced, want one key", len(keys), replaced)
+	}
+}
+
+// Two replicas write at once: the compare-and-swap must leave the Secret with the files of one of them, and its owner.
+func TestConcurrentReplicasLeaveOneUpload(t *testing.T) {
+	u := onCluster(t)
+	var wg sync.WaitGroup
+	results := make([]kubeadmcerts.Upload, 6)
+	for i := range results {
+		wg.Go(func() {
+			replica := &kubeadmcerts.Uploader{Client: u.Client, Dir: u.Dir}
+			var err error
+			if results[i], err = replica.Upload(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	live, works, first := secret(t, u), 0, 0
+	for _, up := range results {
+		if !up.Replaced {
+			first++
+		}
+		if _, err := kubeadmcerts.Decrypt(live.Data, up.Key); err == nil {
+			works++
+			if live.OwnerReferences[0].Name != "bootstrap-token-"+up.TokenID {
+				t.Errorf("the owner is %s, want that of the key that works, %s", live.OwnerReferences[0].Name, up.TokenID)
+			}
+		}
+	}
+	if works != 1 || first != 1 {
+		t.Errorf("%d keys work, and %d calls replaced no other, want one each", works, first)
+	}
+}
+
+func TestFailedUploadLeavesNoOwnerToken(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pki")
+	files := map[string]string{}
+	for _, name := range []string{"ca.crt", "front-proxy-ca.crt", "sa.pub", "sa.key", "etcd/ca.crt"} {
+		files[name] = "testdata/ca.crt"
+	}
+	content, err := os.ReadFile("../joinformat/testdata/ca.crt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range files {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client := fake.NewClientset(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"},
+		Data:       map[string]string{"ClusterConfiguration": "kind: ClusterConfiguration\n"},
+	})
+	client.PrependReactor("create", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if made := a.(clienttesting.CreateAction).GetObject().(*corev1.Secret); made.Name == kubeadmcerts.SecretName {
+			return true, nil, errors.New("no space left")
+		}
+		return false, nil, nil
+	})
+	u := &kubeadmcerts.Uploader{Client: client, Dir: dir}
+	if up, err := u.Upload(t.Context()); err == nil || !strings.Contains(err.Error(), "no space left") || !up.Key.IsZero() {
+		t.Errorf("got %+v, %v, want the error", up, err)
+	}
+	left, err := client.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(left.Items) > 0 {
+		t.Errorf("got %d Secrets, %v, want none", len(left.Items), err)
+	}
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+func certsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "certs",
+		Short: "Handle the certificates of control planes",
+		Long:  `Handle the certificates of control planes.`,
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(certsUploadCommand(), certsListCommand(), certsDeleteCommand())
+	return cmd
+}
+
+// certsOptions select a cluster, and format the upload in it.
+type certsOptions struct {
+	remoteOptions
+	output
+}
+
+func (o *certsOptions) register(cmd *cobra.Command) {
+	cmd.Flags().SortFlags = false
+	o.given = cmd.Flags().Changed
+	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default: the first of $KUBECONFIG, ~/.kube/config and "+adminConf+")")
+}
+
+// registerPKIDir adds --pki-dir.
+func registerPKIDir(f *pflag.FlagSet, dir *string, when string) {
+	f.StringVar(dir, "pki-dir", kubeadmcerts.DefaultDir, when+"folder of this control plane with the files to upload")
+}
+
+// uploader returns an Uploader for the cluster.
+func (o *certsOptions) uploader() (*kubeadmcerts.Uploader, error) {
+	rules, found := o.findKubeconfig()
+	if !found {
+		return nil, errors.New("no kubeconfig found: want --kubeconfig FILE")
+	}
+	_, client, err := clusterClient(rules)
+	return &kubeadmcerts.Uploader{Client: client, CreateRole: true}, err
+}
+
+// A certsUpload is an upload as commands print it.
+type certsUpload struct {
+	Secret string `json:"secret"`
+	// CertificateKey is set by certs upload.
+	CertificateKey api.Secret `json:"certificateKey,omitempty"`
+	TokenID        string     `json:"tokenID,omitempty"`
+	Created        time.Time  `json:"created,omitzero"`
+	Expires        time.Time  `json:"expires,omitzero"`
+	Files          []string   `json:"files,omitempty"`
+	// ReplacedKeys is true if the keys of earlier uploads stopped working.
+	ReplacedKeys bool `json:"replacedKeys,omitempty"`
+}
+
+// certsSecret is the name of an upload.
+const certsSecret = "kube-system/" + kubeadmcerts.SecretName
+
+// replacedKeys warns that an upload replaced another one.
+const replacedKeys = "this upload replaced another one: join commands with an earlier certificate key no longer work"
+
+func certsUploadCommand() *cobra.Command {
+	var o certsOptions
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "upload",
+		Short: "Upload the certificates that control planes share, and print the certificate key",
+		Long: `Upload the certificates and keys that all control planes share, encrypted, and print the
+certificate key for 'kubeadm join --control-plane --certificate-key'. The result is that
+of 'kubeadm init phase upload-certs --upload-certs': the Secret ` + certsSecret + `,
+which is deleted after 2 hours.
+
+A cluster has one upload: another upload replaces it, and its key stops working. Anyone
+with the key and a bootstrap token can become cluster-admin. Run the command on a control
+plane. 'kubejoin token create --print-join-command --control-plane' does the same and
+prints a whole join command.`,
+		Example: `  kubejoin certs upload`,
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return usageOf(cmd, err)
+			}
+			u, err := o.uploader()
+			if err != nil {
+				return err
+			}
+			u.Dir = dir
+			ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
+			defer cancel()
+			up, err := u.Upload(ctx)
+			if err != nil {
+				return err
+			}
+			if up.Replaced {
+				warn(cmd, replacedKeys)
+			}
+			done, err := o.object(cmd.OutOrStdout(), certsUpload{
+				Secret: certsSecret, CertificateKey: api.Secret(up.Key.Reveal()), TokenID: up.TokenID, Expires: up.Expires, ReplacedKeys: up.Replaced,
+			})
+			if done || err != nil {
+				return err
+			}
+			text := up.Key.Reveal()
+			if o.format == "name" {
+				text = certsSecret
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
+			return err
+		},
+	}
+	o.output.register(cmd, "text")
+	registerPKIDir(cmd.Flags(), &dir, "")
+	o.register(cmd)
+	return cmd
+}
+
+// certsTimeout limits how long an API server may take.
+const certsTimeout = 30 * time.Second
+
+func certsListCommand() *cobra.Command {
+	var o certsOptions
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "Show the upload of certificates, without its contents",
+		Long:    `Show the Secret ` + certsSecret + `: when it expires, its owner token and the files in it.`,
+		Example: `  kubejoin certs list`,
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return usageOf(cmd, err)
+			}
+			u, err := o.uploader()
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
+			defer cancel()
+			info, err := u.Get(ctx)
+			var list struct {
+				Items []certsUpload `json:"items"`
+			}
+			list.Items = []certsUpload{}
+			switch {
+			case err == nil:
+				list.Items = append(list.Items, certsUpload{Secret: certsSecret, TokenID: info.TokenID, Created: info.Created, Expires: info.Expires, Files: info.Files})
+			case !errors.Is(err, kubeadmcerts.ErrNotFound):
+				return err
+			}
+			w := cmd.OutOrStdout()
+			if done, err := o.object(w, list); done || len(list.Items) == 0 {
+				return err
+			}
+			if o.format == "name" {
+				_, err := fmt.Fprintln(w, certsSecret)
+				return err
+			}
+			ttl, expires := "<unknown>", "<unknown>" // the owner token is gone: the Secret is about to be deleted
+			if !info.Expires.IsZero() {
+				ttl, expires = duration.ShortHumanDuration(time.Until(info.Expires)), info.Expires.Format(time.RFC3339)
+			}
+			return table(w, [][]string{
+				{"SECRET", "TTL", "EXPIRES", "TOKEN", "FILES"},
+				{certsSecret, ttl, expires, orNone(info.TokenID), strings.Join(info.Files, ",")},
+			})
+		},
+	}
+	o.output.register(cmd, "text")
+	o.register(cmd)
+	return cmd
+}
+
+func certsDeleteCommand() *cobra.Command {
+	var o certsOptions
+	cmd := &cobra.Command{
+		Use:   "delete",
+		Short: "Delete the upload of certificates",
+		Long: `Delete the Secret ` + certsSecret + ` before it expires. Its certificate key stops
+working. Control planes that have joined are not affected.`,
+		Example: `  kubejoin certs delete`,
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			u, err := o.uploader()
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
+			defer cancel()
+			if _, err := u.Delete(ctx); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s deleted\n", certsSecret)
+			return err
+		},
+	}
+	o.register(cmd)
+	return cmd
+}
