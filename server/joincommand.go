@@ -29,6 +29,9 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	if err != nil {
 		return response{}, badField("format", "%v", err)
 	}
+	if err := h.forControlPlane(r, &req); err != nil {
+		return response{}, err
+	}
 	record, err := h.newRecord(r, req.TokenSpec, tokens.Generate(), time.Now())
 	if err != nil {
 		return response{}, err
@@ -36,15 +39,12 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	if !record.Signing || !record.Authentication {
 		return response{}, badField("usages", "a join command needs a token for signing and authentication")
 	}
-	a, err := h.mint(r, record, format)
+	a, err := h.mint(r, record, format, req.ControlPlane)
 	if err != nil {
 		h.joinCommands.WithLabelValues("failed").Inc()
 		return response{}, err
 	}
 	h.joinCommands.WithLabelValues("ok").Inc()
-	if advice := h.advice(r.Context(), record); len(advice) > 0 {
-		a.header["Warning"] = warningHeader(advice)
-	}
 	return a, nil
 }
 
@@ -58,9 +58,10 @@ func warningHeader(warnings []string) string {
 	return strings.Join(list, ", ")
 }
 
-// mint stores a record, waits for its signature and returns how to join with it. It takes SignTimeout at
-// most, plus withdrawTimeout to delete the token after a failure.
-func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (response, error) {
+// mint stores a record, waits for its signature and returns how to join with it. For a control plane it then
+// uploads the certificates. It takes SignTimeout at most, plus withdrawTimeout to delete the token after a
+// failure.
+func (h *handler) mint(r *call, record tokens.Record, format joinFormat, controlPlane bool) (response, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
 	defer cancel()
 	start := time.Now()
@@ -80,21 +81,27 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat) (respon
 	created := time.Now()
 
 	join, err := h.signed(ctx, r.Context(), record, h.SignTimeout)
+	signed := time.Now()
+	var warnings []string
+	if err == nil && controlPlane {
+		warnings, err = h.upload(ctx, r, &join)
+	}
 	var body []byte
 	if err == nil {
-		body, err = format.join(join, record.Expires)
+		warnings = append(warnings, h.advice(r.Context(), record)...)
+		body, err = format.join(join, record.Expires, warnings)
 	}
 	if err != nil {
 		// Nobody has received the secret. Delete the token, also if the client has disconnected.
 		return response{}, h.withdraw(context.WithoutCancel(ctx), record, err)
 	}
-	return response{
-		contentType: format.contentType,
-		header: map[string]string{
-			"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(time.Since(created))),
-		},
-		body: body,
-	}, nil
+	header := map[string]string{
+		"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(signed.Sub(created))),
+	}
+	if len(warnings) > 0 {
+		header["Warning"] = warningHeader(warnings)
+	}
+	return response{contentType: format.contentType, header: header, body: body}, nil
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -257,10 +264,10 @@ func WriteJoin(format string, j joinformat.Join, expires time.Time) ([]byte, err
 	if err != nil {
 		return nil, err
 	}
-	return f.join(j, expires)
+	return f.join(j, expires, nil)
 }
 
-func (f joinFormat) join(j joinformat.Join, expires time.Time) ([]byte, error) {
+func (f joinFormat) join(j joinformat.Join, expires time.Time, warnings []string) ([]byte, error) {
 	if f.write != nil {
 		return f.write(j)
 	}
@@ -272,7 +279,7 @@ func (f joinFormat) join(j joinformat.Join, expires time.Time) ([]byte, error) {
 		APIVersion: api.Version, Kind: api.KindJoinCommand,
 		ID: j.Token.ID(), Token: api.Secret(j.Token.Reveal()), Expires: expires,
 		Endpoint: j.Endpoint, CACertHashes: clusterinfo.Pins(j.CAs), APIServer: j.Server, CABundle: j.Bundle(),
-		JoinCommand: api.Secret(strings.TrimSpace(string(line))),
+		JoinCommand: api.Secret(strings.TrimSpace(string(line))), CertificateKey: api.Secret(j.CertificateKey.Reveal()), Warnings: warnings,
 	})
 	return append(body, '\n'), err
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -50,6 +51,10 @@ type Server struct {
 	// SignedBy names the component that should sign cluster-info, and where to look. It appears in the
 	// error message after SignTimeout. Empty names every component that could sign.
 	SignedBy string
+
+	// UploadCertificates uploads the certificates that control planes share, for join commands of control planes. It is
+	// usually Upload of an Uploader of package clusterinfo/kubeadmcerts. Nil refuses such requests.
+	UploadCertificates func(ctx context.Context) (kubeadmcerts.Upload, error)
 
 	// Claims stores the claims: node names taken with limited tokens. If it is nil, /v1/claim returns 404.
 	Claims tokens.Claims
@@ -150,6 +155,7 @@ type handler struct {
 	requests                     *prometheus.CounterVec
 	duration                     *prometheus.HistogramVec
 	joinCommands                 *prometheus.CounterVec
+	uploads                      *rate.Limiter // of certificates of control planes
 	tokenReviews                 *prometheus.CounterVec
 	certificates                 *prometheus.CounterVec
 	ready                        *prometheus.GaugeVec
@@ -182,6 +188,7 @@ func (s Server) Handler() http.Handler {
 	if h.TokenReview != nil {
 		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result")
 	}
+	h.uploads = h.uploadLimiter()
 	h.absentToken = tokens.Record{Token: tokens.Generate()}
 	return h.router()
 }

@@ -38,6 +38,9 @@ type remoteOptions struct {
 	bearerFile, curlrc    string
 	clientCert, clientKey string
 
+	// pkiDir has the files of a control plane, for commands that upload them on a cluster.
+	pkiDir string
+
 	given func(flag string) bool
 	// serverOnly is true for commands that only a kubejoin server supports. They do not look for a kubeconfig.
 	serverOnly bool
@@ -88,7 +91,7 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 		return o.connectServer()
 	}
 	if rules, found := o.findKubeconfig(); found && !o.serverOnly {
-		return connectCluster(ctx, rules)
+		return connectCluster(ctx, rules, o.pkiDir)
 	}
 	if exists(defaultCurlrc) {
 		return o.connectServer()
@@ -214,6 +217,7 @@ var flagNames = map[string]string{
 	"nodeNames":           "node-name",
 	"certificateDuration": "certificate-duration",
 	"replaceNode":         "replace-node",
+	"controlPlane":        "control-plane",
 	"tokenID":             "token",
 	"endsWithin":          "ends-within",
 }

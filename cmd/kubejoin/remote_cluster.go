@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/client"
@@ -53,7 +54,7 @@ func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, kub
 
 // connectCluster runs a kubejoin server in this process, so that a command has the same result as with a kubejoin
 // server on that cluster.
-func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRules) (*remote, func(), error) {
+func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRules, pkiDir string) (*remote, func(), error) {
 	config, clientset, err := clusterClient(rules)
 	if err != nil {
 		return nil, nil, err
@@ -79,6 +80,8 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		Node:           liveNode(clientset),
 		Explain:        kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info}.Explain,
 		ExplainRequest: byDefaults(ctx, clientset, store, claims).Explain,
+
+		UploadCertificates: (&kubeadmcerts.Uploader{Client: clientset, Dir: pkiDir, CreateRole: true}).Upload,
 
 		SignedBy: signer.signedBy(),
 		Warnings: func(ctx context.Context, made tokens.Record) []string {

@@ -264,7 +264,7 @@ func (o *serveOptions) checkOnCluster(enabled map[string]bool, fail failure) {
 
 // checkStandalone refuses flags that need a cluster. It reports only the first one.
 func (o *serveOptions) checkStandalone(fail failure) {
-	for _, flag := range []string{"shadow", "leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst", "api-audiences"} {
+	for _, flag := range []string{"shadow", "leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst", "api-audiences", "pki-dir"} {
 		if o.given(flag) {
 			fail(flag, "needs a cluster: give --kubeconfig")
 			return

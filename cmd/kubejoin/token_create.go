@@ -35,6 +35,7 @@ type tokenCreateOptions struct {
 	printJoinCommand bool
 	joinFormat       string
 	certificateKey   string
+	controlPlane     bool
 	key              joinformat.CertificateKey
 	withoutCluster   offlineOptions
 }
@@ -68,6 +69,9 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
   # to replace a broken machine whose Node object still exists
   kubejoin token create --replace-node worker-7 --print-join-command
 
+  # for one control plane; run it on a control plane, or with --url
+  kubejoin token create --print-join-command --control-plane
+
   # on a standalone kubejoin server
   kubejoin token create --curlrc kubejoin-data/curlrc
 
@@ -82,7 +86,12 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 			if o.withoutCluster.offline {
 				return usageOf(cmd, o.withoutCluster.run(cmd, asked, o.format))
 			}
-			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.create(ctx, cmd, r, asked) })
+			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				if o.controlPlane {
+					return o.createControlPlane(ctx, cmd, r, asked)
+				}
+				return o.create(ctx, cmd, r, asked)
+			})
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -96,6 +105,8 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the join command instead of the token, in the format of --format")
 	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(server.JoinFormats(), ", ")+"; text is the 'kubeadm join' command line; all contain the token")
 	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join as control plane, with the key that 'kubeadm init phase upload-certs --upload-certs' printed")
+	f.BoolVar(&o.controlPlane, "control-plane", false, "with --print-join-command: join as control plane, and upload the certificates that control planes share (default limits: --ttl 2h --max-nodes 1 --role control-plane)")
+	registerPKIDir(f, &o.pkiDir, "with --control-plane on a cluster: ")
 	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join, 1 to %d (default: unlimited)", tokens.MaxNodes))
 	f.StringSliceVar(&o.nodeNames, "node-name", nil, "allowed node name, or a pattern such as 'worker-*' (repeatable; default: any)")
 	f.DurationVar(&o.duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
@@ -155,6 +166,9 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	o.withoutCluster.join = o.join
 	if err := o.withoutCluster.check(o.given, o.format); err != nil {
 		return asked, &usageError{err: err}
+	}
+	if o.controlPlane && len(args) > 0 {
+		return usage("TOKEN: excludes --control-plane, for which kubejoin generates the token")
 	}
 	t, err := chosenToken(stdin, args)
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/spf13/cobra"
 )
 
 // checkJoinFormat refuses an invalid --format or --certificate-key, and combinations that do not work.
@@ -21,7 +24,7 @@ func (o *tokenCreateOptions) checkJoinFormat() (err error) {
 			return fmt.Errorf("--certificate-key: want 64 hexadecimal digits, not %d characters", len(o.certificateKey))
 		}
 	}
-	for _, flag := range []string{"format", "certificate-key"} {
+	for _, flag := range []string{"format", "certificate-key", "control-plane"} {
 		if o.given(flag) && !o.printJoinCommand {
 			return fmt.Errorf("--%s: needs --print-join-command", flag)
 		}
@@ -32,7 +35,60 @@ func (o *tokenCreateOptions) checkJoinFormat() (err error) {
 	if o.joinFormat == api.FormatKubeconfig && !o.key.IsZero() {
 		return errors.New("--certificate-key: a kubeconfig cannot contain it; give it to kubeadm join --certificate-key together with the kubeconfig")
 	}
+	if o.given("pki-dir") && !o.controlPlane {
+		return errors.New("--pki-dir: needs --control-plane")
+	}
+	if !o.controlPlane {
+		return nil
+	}
+	for _, flag := range []string{"certificate-key", "offline", "dry-run", "wait"} {
+		if o.given(flag) {
+			return fmt.Errorf("--%s: excludes --control-plane, which uploads the certificates under a new key", flag)
+		}
+	}
+	if o.joinFormat == api.FormatKubeconfig {
+		return errors.New("--format: a kubeconfig cannot contain the certificate key of --control-plane")
+	}
 	return nil
+}
+
+// createControlPlane prints a join command for a control plane. The server generates its token and certificate key.
+func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken) error {
+	if r.cluster == nil && o.given("pki-dir") {
+		return &usageError{err: errors.New("--pki-dir: only for a cluster; a kubejoin server has its own")}
+	}
+	spec := asked.TokenSpec
+	if !o.given("ttl") {
+		spec.TTL = "" // the server's default for control planes
+	}
+	content, err := r.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: spec, Format: api.FormatJSON, ControlPlane: true})
+	if err != nil {
+		return err
+	}
+	var made api.JoinCommand
+	if err := json.Unmarshal([]byte(content.Reveal()), &made); err != nil {
+		return errors.New("the response is not from a kubejoin server")
+	}
+	warn(cmd, made.Warnings...)
+	if o.key, err = joinformat.ParseCertificateKey(made.CertificateKey.Reveal()); err != nil {
+		return err
+	}
+	token, err := tokens.Parse(made.Token.Reveal())
+	if err != nil {
+		return err
+	}
+	cas, err := clusterinfo.ParseCAs([]byte(made.CABundle))
+	if err != nil {
+		return err
+	}
+	join, err := server.WriteJoin(o.joinFormat, joinformat.Join{
+		Endpoint: made.Endpoint, Token: token, Server: made.APIServer, CAs: cas, CertificateKey: o.key,
+	}, made.Expires)
+	if err != nil {
+		return err
+	}
+	_, err = cmd.OutOrStdout().Write(join)
+	return err
 }
 
 // printJoin prints the join command of a new token in the requested format. If that fails, it prints the token.

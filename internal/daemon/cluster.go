@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/leader"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
@@ -187,6 +188,9 @@ func (c *cluster) openStores() (err error) {
 	c.api.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
 		uid, err := c.nodes.Node(ctx, name)
 		return tokens.NodeRef{Name: name, UID: uid}, err
+	}
+	if c.PKIDir != "" {
+		c.api.UploadCertificates = (&kubeadmcerts.Uploader{Client: c.client, Dir: c.PKIDir}).Upload
 	}
 	c.api.Explain = c.explainer().Explain
 	if host, _, err := net.SplitHostPort(c.options.Advertise); err == nil {

@@ -61,6 +61,7 @@ type ClusterOptions struct {
 	Burst        int     // 0: same as QPS
 	TokensInFile bool    // in DataDir instead of Secrets
 	Shadow       bool
+	PKIDir       string   // empty: uploads no certificates of control planes
 	Audiences    []string // accepted audiences: a bearer token of the cluster must have one of them
 
 	LeaderElect               bool

@@ -26,6 +26,10 @@ type PrintJoinCommand struct {
 	TokenSpec
 	// Format is one of the Format constants.
 	Format string `json:"format,omitempty"`
+	// ControlPlane requests a join command for one control plane. The server uploads the certificates that control
+	// planes share, and the join command contains their certificate key. The token is then limited to one node and
+	// has the role control-plane, unless the request sets other limits.
+	ControlPlane bool `json:"controlPlane,omitempty"`
 }
 
 // A JoinCommand holds what a machine needs to join, field by field.
@@ -46,4 +50,8 @@ type JoinCommand struct {
 	CABundle  string `json:"caBundle"`
 	// JoinCommand is the kubeadm command.
 	JoinCommand Secret `json:"joinCommand"`
+	// CertificateKey decrypts the certificates of control planes; empty for a worker.
+	CertificateKey Secret `json:"certificateKey,omitempty"`
+	// Warnings are messages for the person who sent the request, as in the Warning header.
+	Warnings []string `json:"warnings,omitempty"`
 }

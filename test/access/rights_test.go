@@ -323,6 +323,11 @@ func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 			StringData: map[string]string{"token-id": strings.TrimPrefix(name, "bootstrap-token-"), "token-secret": tokens.Generate().RevealSecret()},
 		}
 	}
+	owned := func(name string, kind corev1.SecretType, owner string) *corev1.Secret {
+		s := secret(name, kind)
+		s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Secret", Name: owner, UID: "0"}}
+		return s
+	}
 	// The API server enforces the policy shortly after its creation.
 	harness.Wait(t, "the policy", func() error {
 		_, err := secrets.Create(ctx, secret("probe", corev1.SecretTypeOpaque), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
@@ -352,6 +357,22 @@ func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 			_, err := secrets.Update(ctx, secret("other", corev1.SecretTypeOpaque), metav1.UpdateOptions{})
 			return err
 		},
+		"create an upload that no token owns": func() error {
+			_, err := secrets.Create(ctx, secret("kubeadm-certs", corev1.SecretTypeOpaque), metav1.CreateOptions{})
+			return err
+		},
+		"create an upload that another Secret owns": func() error {
+			_, err := secrets.Create(ctx, owned("kubeadm-certs", corev1.SecretTypeOpaque, "other"), metav1.CreateOptions{})
+			return err
+		},
+		"create a service account token with the name of the upload": func() error {
+			_, err := secrets.Create(ctx, owned("kubeadm-certs", corev1.SecretTypeServiceAccountToken, "bootstrap-token-abcabc"), metav1.CreateOptions{})
+			return err
+		},
+		"create another owned Secret": func() error {
+			_, err := secrets.Create(ctx, owned("kubeadm-certs-2", corev1.SecretTypeOpaque, "bootstrap-token-abcabc"), metav1.CreateOptions{})
+			return err
+		},
 		"delete another Secret": func() error { return secrets.Delete(ctx, "other", metav1.DeleteOptions{}) },
 	} {
 		if err := do(); err == nil || !strings.Contains(err.Error(), "kubejoin may write only Secrets") {
@@ -363,6 +384,10 @@ func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 	}
 	if err := secrets.Delete(ctx, "bootstrap-token-abcabc", metav1.DeleteOptions{}); err != nil {
 		t.Errorf("delete a bootstrap token: %v", err)
+	}
+	upload := owned("kubeadm-certs", corev1.SecretTypeOpaque, "bootstrap-token-abcabc")
+	if _, err := secrets.Create(ctx, upload, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		t.Errorf("create an upload: %v", err)
 	}
 	if _, err := client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{}); err == nil {
 		t.Error("kubejoin can list Secrets in another namespace, want an error")

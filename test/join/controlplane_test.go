@@ -3,6 +3,7 @@ package join
 import (
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -51,9 +52,10 @@ func TestUploadedFilesDownloadUnchanged(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	s := harness.NewSite(t, cluster.Options{})
+	pki := "--pki-dir=" + filepath.Join(s.Dir, "pki")
 	upload := func() (key, warnings string) {
 		t.Helper()
-		stdout, stderr, code := s.RunKubejoin(t, "certs", "upload", "--pki-dir="+filepath.Join(s.Dir, "pki"))
+		stdout, stderr, code := s.RunKubejoin(t, "certs", "upload", pki)
 		if code != 0 {
 			t.Fatalf("exit code %d: %s", code, stderr)
 		}
@@ -102,5 +104,65 @@ func TestUploadedFilesDownloadUnchanged(t *testing.T) {
 		t.Errorf("got warnings for an upload after the last one was deleted: %s", warnings)
 	}
 	downloaded(third)
+
+	// token create uploads and prints a whole join command. It has another process, so it does not share the key.
+	s.WaitLeader(t) // without a leader, the command prints a warning
+	stdout, stderr, code := s.RunKubejoin(t, "token", "create", "--print-join-command", "--control-plane", pki)
+	line := keyOfLine.FindStringSubmatch(stdout)
+	if code != 0 || line == nil || !strings.Contains(stderr, "no longer work") {
+		t.Fatalf("exit code %d, want a join command and a warning of the replaced upload: %s", code, stderr)
+	}
+	s.Secrets.Add("token create", line[1])
+	downloaded(line[1])
+	s.CheckSecrets(t)
+}
+
+var keyOfLine = regexp.MustCompile(`--control-plane --certificate-key ([0-9a-f]{64})\n$`)
+
+// TestControlPlaneByOneCall requests the join command of a control plane with curl and with kubejoin --curlrc. kubejoin
+// has the rights of deploy/manifests and deploy/control-planes.yaml, and the admission policy. The test catches a missing
+// right, a policy that refuses the upload, and a call that ends the key of an earlier call.
+func TestControlPlaneByOneCall(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))
+	s.Start(t, "--pki-dir="+filepath.Join(s.Dir, "pki"))
+	call := func() string {
+		t.Helper()
+		line, err := s.JoinCommand(t, "?controlPlane=true")
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := keyOfLine.FindStringSubmatch(line)
+		if found == nil {
+			t.Fatal("the join command has no certificate key")
+		}
+		s.Secrets.Add("the certificate key", found[1])
+		return found[1]
+	}
+	first := call()
+	if output, err := download(t, s, first); err != nil || !strings.HasSuffix(output, "\n8\n") {
+		t.Errorf("want 8 files that are equal: %v\n%s", err, output)
+	}
+	if call() != first {
+		t.Error("the second call has another key, so it ended the first one")
+	}
+	printed, err := exec.CommandContext(t.Context(), harness.Kubejoin, "token", "create", "--print-join-command", "--control-plane",
+		"--format=yaml", "--curlrc="+s.Curlrc(), "--url=https://"+s.Endpoint).Output()
+	if err != nil || !strings.Contains(string(printed), "certificateKey: "+first) && !strings.Contains(string(printed), `certificateKey: "`+first) {
+		t.Errorf("kubejoin token create over HTTPS: %v, want a JoinConfiguration with the same key", err)
+	}
+	if owners := s.RunKubectl(t, "-n", "kube-system", "get", "secret", "--field-selector=type=bootstrap.kubernetes.io/token", "-o", `jsonpath={range .items[?(@.data.description)]}{.metadata.name}{"\n"}{end}`); len(strings.Fields(owners)) != 1 {
+		t.Errorf("got owner tokens %q, want only the last one", owners)
+	}
+	s.RunKubectl(t, "-n", "kube-system", "delete", "secret", "kubeadm-certs") // as when it expires
+	second := call()
+	if second == first {
+		t.Error("got the key of an upload that is gone")
+	}
+	if output, err := download(t, s, second); err != nil {
+		t.Errorf("%v\n%s", err, output)
+	}
 	s.CheckSecrets(t)
 }

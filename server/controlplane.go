@@ -1,0 +1,84 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/tokens"
+	"golang.org/x/time/rate"
+)
+
+// Rate of uploads of certificates, for all users together: each of them writes three objects.
+const (
+	uploadEvery = 30 * time.Second
+	uploadBurst = 10
+)
+
+// uploadLimiter returns the limiter of uploads.
+func (h *handler) uploadLimiter() *rate.Limiter {
+	if h.UserRate.QPS < 0 {
+		return rate.NewLimiter(rate.Inf, 0)
+	}
+	return rate.NewLimiter(rate.Every(uploadEvery), uploadBurst)
+}
+
+// forControlPlane checks a request for the join command of a control plane, and sets the defaults of its token: one
+// machine, the role for reserved names, and the lifetime of the certificate key.
+func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
+	if !req.ControlPlane {
+		return nil
+	}
+	permission := extraPermission{auth.Access{Verb: "create", Resource: "tokens/controlplane"}, "controlPlane", ""}
+	if err := h.checkExtraPermission(r, permission); err != nil {
+		return err
+	}
+	switch {
+	case h.UploadCertificates == nil:
+		return badField("controlPlane", "this kubejoin uploads no certificates; start it on a control plane with --pki-dir")
+	case req.Format == api.FormatKubeconfig:
+		return badField("format", "a kubeconfig cannot contain the certificate key; want another format")
+	case req.Groups != nil && !slices.Contains(req.Groups, tokens.DefaultGroup):
+		return badField("groups", "only machines in group %s can download the certificates of control planes", tokens.DefaultGroup)
+	}
+	if req.Role == "" {
+		req.Role = tokens.RoleControlPlane
+	}
+	if req.MaxNodes == 0 && req.ReplaceNode == "" {
+		req.MaxNodes = 1
+	}
+	if req.TTL == "" && req.Expires == "" {
+		req.TTL = kubeadmcerts.TTL.String()
+	}
+	return nil
+}
+
+// upload uploads the certificates of control planes and adds the key to join. It returns warnings for the caller.
+func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) ([]string, error) {
+	if !h.uploads.Allow() {
+		p := tooMany("too many join commands of control planes; kubejoin allows one every %s", uploadEvery)
+		p.retryAfter = uploadEvery
+		return nil, p
+	}
+	up, err := h.UploadCertificates(ctx)
+	if err != nil {
+		p := newProblem(http.StatusServiceUnavailable, "certificates-not-uploaded", "the certificates of control planes could not be uploaded; the log of kubejoin has the reason under this request ID")
+		p.cause, p.retryAfter = err, retryAfter
+		return nil, p
+	}
+	join.CertificateKey = up.Key
+	h.log.LogAttrs(ctx, slog.LevelInfo, "uploaded the certificates of control planes",
+		slog.String("user", r.user.Name), slog.String("token", join.Token.ID()), slog.String("owner", up.TokenID),
+		slog.Time("expires", up.Expires), slog.Bool("replaced_keys", up.Replaced), slog.Bool("shared_key", up.Shared))
+	warnings := []string{"the certificate key in this join command works until " + up.Expires.Format(time.RFC3339) + ", and gives access to the key of the cluster CA"}
+	if up.Replaced {
+		warnings = append(warnings, "this upload replaced another one: join commands with an earlier certificate key no longer work")
+	}
+	return warnings, nil
+}
