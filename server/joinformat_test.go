@@ -122,7 +122,7 @@ func TestRefusesInvalidJoinFormats(t *testing.T) {
 		{"?format=yaml", `{"format":"yaml"}`, "format", "more than once"},
 		{"", `{"format":"../script"}`, "format", "want text"},
 		{"", `{"Format":"yaml"}`, "Format", `unknown field "Format"; known: ttl`},
-		{"?formats=yaml", "", "formats", "and format"},
+		{"?formats=yaml", "", "formats", "format and controlPlane"},
 		{"?format=yaml&certificateKey=00", "", "certificateKey", "unknown"},
 		{"?format=script&usages=signing", "", "usages", "signing and authentication"},
 		{"?format=script&maxNodes=0x1", "", "maxNodes", "not a number"},
