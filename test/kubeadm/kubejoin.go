@@ -21,8 +21,8 @@ func AllSignersOff() (string, error) {
 	return filepath.Join(root, "deploy", "kubeadm", "all-signers-off"), err
 }
 
-// Install runs an imported image of kubejoin on each control plane, with the rights in deploy/manifests, and returns when
-// it is ready. It approves serving certificates of all machines, which the DaemonSet in deploy/manifests does not.
+// Install runs an imported image of kubejoin on each control plane, with the rights in deploy/manifests and
+// deploy/control-planes.yaml, and returns when it is ready. It approves serving certificates of all machines, which the DaemonSet in deploy/manifests does not.
 func (c *Cluster) Install(ctx context.Context, image string) error {
 	root, err := cluster.Repository()
 	if err != nil {
@@ -36,6 +36,7 @@ func (c *Cluster) Install(ctx context.Context, image string) error {
 		for _, name := range []string{"namespace", "rbac", "admission", "roles"} {
 			apply = append(apply, "--filename", filepath.Join(root, "deploy", "manifests", name+".yaml"))
 		}
+		apply = append(apply, "--filename", filepath.Join(root, "deploy", "control-planes.yaml"))
 		if _, err := c.Kubectl(ctx, append(apply, "--filename", "/etc/kubernetes/kubejoin.yaml")...); err != nil {
 			return err
 		}
@@ -80,6 +81,15 @@ func (c *Cluster) JoinCommand(ctx context.Context) (line string, err error) {
 	return c.RequestJoin(ctx, c.machines[0].Address, "maxNodes=1")
 }
 
+// ControlPlaneJoinCommand is [Cluster.JoinCommand] for a control plane.
+func (c *Cluster) ControlPlaneJoinCommand(ctx context.Context) (line string, err error) {
+	if _, err := c.Kubectl(ctx, "create", "clusterrolebinding", "installer-control-planes",
+		"--clusterrole=kubejoin:control-plane-issuer", "--serviceaccount=default:installer"); err != nil {
+		return "", err
+	}
+	return c.RequestJoin(ctx, c.machines[0].Address, "controlPlane=true")
+}
+
 // RequestJoin requests a join command with curl, as a service account that may create tokens, on a machine outside the
 // cluster. Like the curl in docs/helm.md it retries. host is where kubejoin listens.
 func (c *Cluster) RequestJoin(ctx context.Context, host, query string) (line string, err error) {
@@ -89,8 +99,9 @@ func (c *Cluster) RequestJoin(ctx context.Context, host, query string) (line str
 			return "", err
 		}
 	}
-	return run(ctx, c.outside.Command(ctx, "curl", "--config", curlrc, "--retry", "30", "--retry-delay", "1", "--retry-all-errors",
+	output, err := run(ctx, c.outside.Command(ctx, "curl", "--config", curlrc, "--retry", "30", "--retry-delay", "1", "--retry-all-errors",
 		"--connect-timeout", "5", "--request", "POST", "https://"+net.JoinHostPort(host, "9443")+"/v1/token/print-join-command?"+query))
+	return output[max(0, strings.LastIndex(output, "kubeadm join ")):], err // after the responses to failed attempts
 }
 
 // writeCurlrc creates the service account, and writes its token and the CA for curl. The token is not an argument,
