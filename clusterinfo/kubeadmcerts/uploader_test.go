@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 )
@@ -32,11 +34,9 @@ func onCluster(t *testing.T) *kubeadmcerts.Uploader {
 	t.Helper()
 	c := cluster.Shared(t)
 	clear := func() {
-		for _, name := range []string{kubeadmcerts.SecretName} {
-			err := c.Client().CoreV1().Secrets("kube-system").Delete(context.Background(), name, metav1.DeleteOptions{})
-			if err != nil && !apierrors.IsNotFound(err) {
-				t.Error(err)
-			}
+		err := c.Client().CoreV1().Secrets("kube-system").Delete(context.Background(), kubeadmcerts.SecretName, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
 		}
 	}
 	clear()
@@ -266,17 +266,50 @@ func TestConcurrentReplicasLeaveOneUpload(t *testing.T) {
 	}
 }
 
+// Another replica replaces the upload between the read and the write of this one. Without a compare-and-swap, this call
+// would end the key of the other replica and not report it.
+func TestUploadReportsReplacedUploadOfAnotherReplica(t *testing.T) {
+	other := onCluster(t)
+	var replace func()
+	config := cluster.Shared(t).AdminConfig()
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/"+kubeadmcerts.SecretName) && replace != nil {
+				act := replace
+				replace = nil
+				act()
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := &kubeadmcerts.Uploader{Client: client, Dir: other.Dir}
+	first := upload(t, u)
+	var between kubeadmcerts.Upload
+	replace = func() { between = upload(t, other) }
+	second := upload(t, u)
+	if !between.Replaced || !second.Replaced || second.Shared || second.Key == first.Key {
+		t.Errorf("got %+v after %+v, want a new key and a report that it replaced the upload of the other replica", second, between)
+	}
+	if _, err := kubeadmcerts.Decrypt(secret(t, u).Data, second.Key); err != nil {
+		t.Error(err)
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
 func TestFailedUploadLeavesNoOwnerToken(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pki")
-	files := map[string]string{}
-	for _, name := range []string{"ca.crt", "front-proxy-ca.crt", "sa.pub", "sa.key", "etcd/ca.crt"} {
-		files[name] = "testdata/ca.crt"
-	}
 	content, err := os.ReadFile("../joinformat/testdata/ca.crt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name := range files {
+	for _, name := range []string{"ca.crt", "front-proxy-ca.crt", "sa.pub", "sa.key", "etcd/ca.crt"} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
 			t.Fatal(err)
 		}
