@@ -59,12 +59,23 @@ func (c *Cluster) Join(ctx context.Context, name string, args []string) (*Node, 
 
 // StartNode starts the machine like [Cluster.Join], but does not wait. Several machines may use the same name.
 func (c *Cluster) StartNode(name string, args []string) (*Node, error) {
+	return c.StartNodeWith(name, nil, args)
+}
+
+// StartNodeWith is [Cluster.StartNode] for a machine that has /etc/kubernetes/kubelet.conf before it joins. kubeadm calls
+// this custom kubelet credentials. Nil leaves it to TLS bootstrap.
+func (c *Cluster) StartNodeWith(name string, kubeletConf []byte, args []string) (*Node, error) {
 	dir, err := c.nodeDir(name)
 	if err != nil {
 		return nil, err
 	}
 	if err := c.writeKubeletPatch(dir); err != nil {
 		return nil, err
+	}
+	if kubeletConf != nil {
+		if err := os.WriteFile(filepath.Join(dir, "kubelet.conf"), kubeletConf, 0o600); err != nil {
+			return nil, err
+		}
 	}
 	return c.startNode(name, dir, "1", append([]string{"join"}, append(slices.Clone(args), "--node-name", name)...))
 }

@@ -61,6 +61,10 @@ if [ "$KUBEJOIN_KUBELET" = alone ]; then
 	exit
 fi
 
+if [ -e "$dir/kubelet.conf" ]; then # the machine has its credential before it joins
+	install -m 0600 "$dir/kubelet.conf" /etc/kubernetes/kubelet.conf
+fi
+
 code=0
 if [ "$KUBEJOIN_KUBELET" = boot ]; then
 	env PATH="$dir/bin:$PATH" "$@" >"$dir/kubeadm.log" 2>&1 </dev/null || code=$?

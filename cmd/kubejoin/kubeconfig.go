@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"encoding/pem"
@@ -12,8 +13,11 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,11 +52,280 @@ type bootstrapOptions struct {
 func kubeconfigCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kubeconfig",
-		Short: "Create kubeconfig files",
+		Short: "Create and check kubeconfig files",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(bootstrapKubeconfigCommand())
+	cmd.AddCommand(bootstrapKubeconfigCommand(), nodeKubeconfigCommand(), userKubeconfigCommand(), checkKubeconfigCommand())
+	return cmd
+}
+
+// credentialOptions are the flags of kubeconfig node and kubeconfig user.
+type credentialOptions struct {
+	remoteOptions
+	caCert, caKey string
+	apiServer     string
+	duration      time.Duration
+	groups        []string
+	wait          time.Duration
+	outputFile    string
+	force         bool
+}
+
+// credentialHelp ends the help of kubeconfig node and kubeconfig user.
+const credentialHelp = `
+
+The command makes the key, and sends only a certificate request. One of these signs it:
+  --kubeconfig        the cluster, with a CertificateSigningRequest that you may approve
+  --url or --curlrc   a kubejoin server; you need the permission to sign
+  --ca-cert, --ca-key a CA on this machine, by the same rules
+
+The signer keeps --duration within its bounds. The command says so if it changes it.` + remoteHelp
+
+func nodeKubeconfigCommand() *cobra.Command {
+	o := &credentialOptions{}
+	cmd := &cobra.Command{
+		Use:   "node NAME",
+		Short: "Create the kubeconfig of a kubelet, without TLS bootstrap",
+		Long: `Create /etc/kubernetes/kubelet.conf for a machine that joins without TLS bootstrap. kubeadm
+calls this custom kubelet credentials. The name of an existing Node is refused.` + credentialHelp,
+		Example: `  # on the machine that joins, then: kubeadm join … \
+  #   --ignore-preflight-errors=FileAvailable--etc-kubernetes-kubelet.conf
+  kubejoin kubeconfig node worker-7 --url https://join.example.com:9443 --ca-file ca.crt \
+    --bearer-file token -o /etc/kubernetes/kubelet.conf
+
+  # with the CA key
+  kubejoin kubeconfig node worker-7 --ca-cert ca.crt --ca-key ca.key \
+    --api-server https://api.example.com:6443 -o kubelet.conf`,
+	}
+	return o.complete(cmd, func(name string) (credentials.Identity, error) { return credentials.Node(name) })
+}
+
+func userKubeconfigCommand() *cobra.Command {
+	o := &credentialOptions{}
+	cmd := &cobra.Command{
+		Use:   "user NAME",
+		Short: "Create the kubeconfig of a user",
+		Long: `Create a kubeconfig with a client certificate for a user and groups. A certificate cannot be
+revoked, so prefer a short --duration.` + credentialHelp,
+		Example: `  kubejoin kubeconfig user jane --group developers --duration 24h -o jane.conf
+
+  kubejoin kubeconfig user jane --group developers --ca-cert ca.crt --ca-key ca.key \
+    --api-server https://api.example.com:6443`,
+	}
+	cmd.Flags().StringSliceVar(&o.groups, "group", nil, "group of the user (repeatable; default: none)")
+	return o.complete(cmd, func(name string) (credentials.Identity, error) { return credentials.User(name, o.groups) })
+}
+
+// complete adds what both commands have.
+func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name string) (credentials.Identity, error)) *cobra.Command {
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := o.check(args, identity)
+		if err != nil {
+			return &usageError{command: cmd.CommandPath(), err: err}
+		}
+		return usageOf(cmd, explain(o.run(cmd, id)))
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.DurationVar(&o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
+	f.StringVarP(&o.outputFile, "output-file", "o", "", "file to write, with mode 0600 (default: standard output)")
+	f.BoolVar(&o.force, "force", false, "replace the file of --output-file if it exists")
+	f.DurationVar(&o.wait, "wait", time.Minute, "how long to wait for the certificate")
+	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server to write into the file (default: that in cluster-info)")
+	f.StringVar(&o.caCert, "ca-cert", "", "CA certificate file, to sign on this machine")
+	f.StringVar(&o.caKey, "ca-key", "", "private key of --ca-cert")
+	o.register(cmd)
+	return cmd
+}
+
+func (o *credentialOptions) check(args []string, identity func(name string) (credentials.Identity, error)) (credentials.Identity, error) {
+	var errs []error
+	var id credentials.Identity
+	if len(args) != 1 {
+		errs = append(errs, fmt.Errorf("NAME: %d given, want one", len(args)))
+	} else {
+		var err error
+		if id, err = identity(args[0]); err != nil {
+			errs = append(errs, fmt.Errorf("NAME: %w", err))
+		}
+	}
+	if o.given("duration") && o.duration < 10*time.Minute {
+		errs = append(errs, fmt.Errorf("--duration: %s given, want at least 10m", o.duration))
+	}
+	if o.wait <= 0 {
+		errs = append(errs, fmt.Errorf("--wait: %s given, want more than 0", o.wait))
+	}
+	if (o.caCert == "") != (o.caKey == "") {
+		errs = append(errs, errors.New("--ca-cert: goes together with --ca-key, and one of them is missing"))
+	}
+	if o.caCert != "" {
+		if o.apiServer == "" {
+			errs = append(errs, errors.New("--api-server: needed with --ca-cert, as https://HOST:PORT"))
+		}
+		for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
+			if o.given(flag) {
+				errs = append(errs, fmt.Errorf("--%s: excludes --ca-cert, which signs on this machine", flag))
+			}
+		}
+	}
+	if o.apiServer != "" {
+		if err := checkHTTPS(o.apiServer); err != nil {
+			errs = append(errs, fmt.Errorf("--api-server: %w", err))
+		}
+	}
+	if o.force && o.outputFile == "" {
+		errs = append(errs, errors.New("--force: needs --output-file"))
+	}
+	return id, errors.Join(errs...)
+}
+
+func (o *credentialOptions) run(cmd *cobra.Command, id credentials.Identity) error {
+	if o.outputFile != "" && !o.force && exists(o.outputFile) {
+		return fmt.Errorf("--output-file: %s exists; replace it with --force", o.outputFile)
+	}
+	var to *atomicfile.Replacement // checked before the request
+	if o.outputFile != "" {
+		var err error
+		if to, err = atomicfile.Prepare(o.outputFile); err != nil {
+			return fmt.Errorf("--output-file: %w", err)
+		}
+		defer to.Drop()
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), o.wait)
+	defer cancel()
+	sign, kubeconfig, stop, err := o.signer(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	server, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return fmt.Errorf("cluster-info: %w", err)
+	}
+	made, err := id.Issue(ctx, sign, o.duration)
+	if err != nil {
+		return err
+	}
+	var bundle []byte
+	for _, ca := range cas {
+		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
+	}
+	content, err := clientcmd.Write(oneCluster("kubernetes", &clientcmdapi.Cluster{Server: cmp.Or(o.apiServer, server), CertificateAuthorityData: bundle},
+		id.User, &clientcmdapi.AuthInfo{ClientCertificateData: made.Chain, ClientKeyData: made.Key}))
+	if err != nil {
+		return err
+	}
+	if to != nil {
+		err = to.Write(content, 0o600)
+	} else {
+		_, err = cmd.OutOrStdout().Write(content)
+	}
+	if err != nil {
+		return err
+	}
+	end := made.Certificate.NotAfter
+	cmd.PrintErrln("kubejoin: the certificate for", sanitize(id.User), "ends at", end.UTC().Format(time.RFC3339))
+	// A certificate begins 5 minutes before it is issued, and a long one ends 5 minutes earlier.
+	if differs := time.Until(end) - o.duration; o.duration > 0 && differs.Abs() > 10*time.Minute {
+		warn(cmd, fmt.Sprintf("the signer does not issue certificates for %s", o.duration))
+	}
+	return nil
+}
+
+// signer returns who signs, and the cluster-info of the cluster.
+func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sign credentials.Sign, kubeconfig []byte, stop func(), err error) {
+	if o.caCert != "" {
+		ca, err := signer.LoadCA(o.caCert, o.caKey)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		kubeconfig, err = clusterinfo.Kubeconfig(o.apiServer, ca.Bundle())
+		return credentials.Local(signer.KubernetesSigners(signer.Fixed(ca), 0)), kubeconfig, func() {}, err
+	}
+	r, stop, err := o.connect(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if kubeconfig, err = r.clusterInfo(ctx); err != nil {
+		stop()
+		return nil, nil, nil, err
+	}
+	if r.cluster != nil {
+		return credentials.OverCSR(r.cluster.client, func(message string) { cmd.PrintErrln("kubejoin:", message) }), kubeconfig, stop, nil
+	}
+	return overHTTPS(cmd, r, o.wait), kubeconfig, stop, nil
+}
+
+// overHTTPS returns a Sign that asks a kubejoin server, and retries until the certificate can be issued.
+func overHTTPS(cmd *cobra.Command, r *remote, wait time.Duration) credentials.Sign {
+	return func(ctx context.Context, asked credentials.Request) ([]byte, error) {
+		one := signOptions{signer: asked.Signer, duration: asked.Duration, wait: wait}
+		for _, u := range asked.Usages {
+			one.usages = append(one.usages, string(u))
+		}
+		return one.sign(ctx, cmd, r, asked.CSR)
+	}
+}
+
+func checkKubeconfigCommand() *cobra.Command {
+	var o struct {
+		output
+		node    string
+		offline bool
+	}
+	cmd := &cobra.Command{
+		Use:   "check FILE",
+		Short: "Find what is wrong with a kubeconfig that has a client certificate",
+		Long: `Find what is wrong with a kubeconfig that has a client certificate, for example
+/etc/kubernetes/kubelet.conf: in the file, its certificate, its key and its CA, and at the
+API server, with two requests that change nothing. Each finding is one line with a remedy.
+
+The exit code is 0 if there is no finding. It is 1 if there are findings. It is 2 if there
+are none and a check could not be made, or the command cannot read the file.`,
+		Example: `  kubejoin kubeconfig check /etc/kubernetes/kubelet.conf --node worker-7
+
+  kubejoin kubeconfig check jane.conf -o jsonpath='{.findings[*].id}'`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := o.check()
+			switch {
+			case err != nil:
+			case len(args) != 1 || args[0] == "":
+				err = &usageError{err: fmt.Errorf("FILE: %d given, want one", len(args))}
+			case o.node != "" && tokens.CheckNodeName(o.node) != nil:
+				err = &usageError{err: fmt.Errorf("--node: %w", tokens.CheckNodeName(o.node))}
+			}
+			if err != nil {
+				return usageOf(cmd, err)
+			}
+			report, err := credentials.Checker{Node: o.node, Offline: o.offline}.Check(cmd.Context(), args[0])
+			if err != nil {
+				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
+				return exitUnchecked
+			}
+			done, err := o.object(cmd.OutOrStdout(), report)
+			if !done {
+				_, err = io.WriteString(cmd.OutOrStdout(), sanitize(report.Text()))
+			}
+			switch {
+			case err != nil:
+				return err
+			case len(report.Findings) > 0:
+				return exitFindings
+			case len(report.Unchecked) > 0:
+				return exitUnchecked
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	o.known = []string{"text", "json", "yaml"}
+	f.StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
+	f.StringVar(&o.node, "node", "", "node that the file is for (default: any)")
+	f.BoolVar(&o.offline, "offline", false, "check only the file, not the API server")
 	return cmd
 }
 

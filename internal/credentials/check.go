@@ -1,0 +1,374 @@
+package credentials
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// maxKubeconfig limits the size of a kubeconfig, which is also the largest response that is read.
+const maxKubeconfig = 1 << 20
+
+// callTimeout limits each request to the API server.
+const callTimeout = 10 * time.Second
+
+// A Finding is one fault of a kubeconfig.
+type Finding struct {
+	// ID is stable, for example "expired".
+	ID string `json:"id"`
+	// Message says what is wrong, Remedy what to do.
+	Message string `json:"message"`
+	Remedy  string `json:"remedy"`
+}
+
+// A Report is the result of a check of one file.
+type Report struct {
+	File     string    `json:"file"`
+	User     string    `json:"user,omitempty"`
+	Server   string    `json:"server,omitempty"`
+	NotAfter string    `json:"notAfter,omitempty"`
+	Findings []Finding `json:"findings"`
+	// Unchecked says which checks could not be made, and why.
+	Unchecked []string `json:"unchecked,omitempty"`
+}
+
+// Text returns the report with one line for each finding.
+func (r Report) Text() string {
+	var b strings.Builder
+	for _, f := range r.Findings {
+		fmt.Fprintf(&b, "%s: %s; to mend it: %s\n", f.ID, f.Message, f.Remedy)
+	}
+	for _, u := range r.Unchecked {
+		fmt.Fprintf(&b, "could not check %s\n", u)
+	}
+	if len(r.Findings)+len(r.Unchecked) == 0 {
+		fmt.Fprintf(&b, "no findings: %s is good for %s at %s until %s\n", r.File, r.User, r.Server, r.NotAfter)
+	}
+	return b.String()
+}
+
+// A Checker checks kubeconfigs.
+type Checker struct {
+	// Node is the node that the file is for; empty if it may be for anyone.
+	Node string
+	// Offline makes no request to the API server.
+	Offline bool
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+// remedies that several findings share.
+const (
+	remedyNew = "make a new file: kubejoin kubeconfig node NAME, or kubejoin kubeconfig user NAME"
+	remedyCA  = "copy the CA certificates of the cluster, for example from /etc/kubernetes/pki/ca.crt, into certificate-authority-data"
+)
+
+// checking is the state of one check.
+type checking struct {
+	Checker
+	report Report
+	dir    string // of the file, for relative paths
+	now    time.Time
+
+	cluster *clientcmdapi.Cluster
+	user    *clientcmdapi.AuthInfo
+
+	roots       []*x509.Certificate
+	leaf        *x509.Certificate
+	certificate *tls.Certificate // nil if certificate or key cannot be used
+	wrongCA     bool
+}
+
+func (c *checking) find(id, remedy, format string, args ...any) {
+	c.report.Findings = append(c.report.Findings, Finding{id, fmt.Sprintf(format, args...), remedy})
+}
+
+// Check checks a kubeconfig and the API server in it. The error means that the file could not be read.
+func (o Checker) Check(ctx context.Context, file string) (Report, error) {
+	c := &checking{Checker: o, dir: filepath.Dir(file), now: time.Now(), report: Report{File: file, Findings: []Finding{}}}
+	if o.Now != nil {
+		c.now = o.Now()
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		return c.report, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxKubeconfig {
+		return c.report, fmt.Errorf("%s: want a regular file of at most %d bytes", file, maxKubeconfig)
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return c.report, err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		c.find("readable-by-others", "chmod 600 "+file, "the file has mode %04o, so other users of this machine may read or change its key", info.Mode().Perm())
+	}
+	if c.parse(content) {
+		c.checkCluster()
+		c.checkUser()
+		if !o.Offline {
+			c.checkServer(ctx)
+		} else {
+			c.report.Unchecked = append(c.report.Unchecked, "the API server, because of --offline")
+		}
+		if c.wrongCA {
+			c.find("wrong-ca", remedyNew+"; if the API server trusts another CA for clients, check the file without --offline where the API server is reachable",
+				"the CA of the file did not issue its client certificate, which %q issued", c.leaf.Issuer)
+		}
+	}
+	return c.report, nil
+}
+
+// parse reads the current context. It reports false if nothing more can be checked. Errors of the YAML parser may hold
+// parts of the file, so they are not shown.
+func (c *checking) parse(content []byte) bool {
+	config, err := clientcmd.Load(content)
+	if err != nil || len(config.Clusters)+len(config.AuthInfos)+len(config.Contexts) == 0 {
+		c.find("malformed", remedyNew, "the file is not a kubeconfig")
+		return false
+	}
+	if config.CurrentContext == "" {
+		c.find("no-current-context", "kubectl config use-context CONTEXT --kubeconfig "+c.report.File, "the file has no current-context")
+		return false
+	}
+	at := config.Contexts[config.CurrentContext]
+	if at == nil {
+		c.find("no-current-context", "kubectl config use-context CONTEXT --kubeconfig "+c.report.File, "current-context is %q, and the file has no such context", config.CurrentContext)
+		return false
+	}
+	c.cluster, c.user = config.Clusters[at.Cluster], config.AuthInfos[at.AuthInfo]
+	if c.cluster == nil {
+		c.find("no-cluster", remedyNew, "context %q has cluster %q, which the file does not define", config.CurrentContext, at.Cluster)
+	}
+	if c.user == nil {
+		c.find("no-user", remedyNew, "context %q has user %q, which the file does not define", config.CurrentContext, at.AuthInfo)
+	}
+	return c.cluster != nil && c.user != nil
+}
+
+// data returns what the file has embedded, or the content of the file that it names.
+func (c *checking) data(embedded []byte, file string) ([]byte, error) {
+	if len(embedded) > 0 || file == "" {
+		return embedded, nil
+	}
+	if !filepath.IsAbs(file) {
+		file = filepath.Join(c.dir, file)
+	}
+	return os.ReadFile(file)
+}
+
+func (c *checking) checkCluster() {
+	c.report.Server = c.cluster.Server
+	if u, err := url.Parse(c.cluster.Server); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil {
+		c.report.Server = ""
+		c.find("server-address", "kubectl config set-cluster CLUSTER --server https://HOST:6443 --kubeconfig "+c.report.File, "the address of the API server is invalid, want https://HOST:PORT")
+	}
+	if c.cluster.InsecureSkipTLSVerify {
+		c.find("insecure", remedyCA+", and remove insecure-skip-tls-verify", "insecure-skip-tls-verify is set, so anyone on the network can pose as the API server")
+	}
+	content, err := c.data(c.cluster.CertificateAuthorityData, c.cluster.CertificateAuthority)
+	if err != nil {
+		c.find("no-ca", remedyCA, "the CA file of the cluster cannot be read: %v", err)
+		return
+	}
+	leaf, others, err := parseChain(content)
+	if err != nil {
+		c.find("no-ca", remedyCA, "the file has no CA certificate for the API server")
+		return
+	}
+	c.roots = append(others, leaf)
+	if !slices.ContainsFunc(c.roots, func(ca *x509.Certificate) bool { return c.now.Before(ca.NotAfter) }) {
+		c.find("ca-expired", remedyCA, "every CA certificate in the file has expired")
+	}
+}
+
+func (c *checking) checkUser() {
+	u := c.user
+	chain, err := c.data(u.ClientCertificateData, u.ClientCertificate)
+	key := []byte(nil)
+	if err == nil {
+		key, err = c.data(u.ClientKeyData, u.ClientKey)
+	}
+	if err != nil {
+		c.find("no-credential", remedyNew, "a file that the kubeconfig names cannot be read: %v", err)
+		return
+	}
+	switch {
+	case len(chain)+len(key) == 0 && (u.Token != "" || u.TokenFile != ""):
+		c.find("no-certificate", remedyNew, "the user has a token and no client certificate; a bootstrap kubeconfig belongs in bootstrap-kubelet.conf")
+		return
+	case len(chain)+len(key) == 0:
+		c.find("no-credential", remedyNew, "the user has no client certificate")
+		return
+	case len(chain) == 0:
+		c.find("no-certificate", "have the certificate signed: kubejoin sign --kubeadm-dir "+c.dir, "the user has a key and no client certificate")
+		return
+	case len(key) == 0:
+		c.find("no-key", remedyNew, "the user has a client certificate and no key")
+		return
+	}
+	leaf, others, err := parseChain(chain)
+	if err != nil {
+		c.find("malformed-certificate", remedyNew, "the client certificate cannot be read")
+		return
+	}
+	c.leaf, c.report.User, c.report.NotAfter = leaf, leaf.Subject.CommonName, leaf.NotAfter.UTC().Format(time.RFC3339)
+	private, err := parseKey(key)
+	switch {
+	case err != nil:
+		c.find("malformed-key", remedyNew, "the private key cannot be read")
+	case !matches(private, leaf.PublicKey):
+		c.find("key-differs", remedyNew, "the private key does not belong to the client certificate")
+	default:
+		c.certificate = &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: private}
+		for _, cert := range others {
+			c.certificate.Certificate = append(c.certificate.Certificate, cert.Raw)
+		}
+	}
+	c.checkTimes()
+	if !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageClientAuth) && !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageAny) && len(leaf.ExtKeyUsage) > 0 {
+		c.find("not-a-client-certificate", remedyNew, "the certificate is not for clients: it lacks usage client auth")
+	}
+	c.checkNode()
+	if len(c.roots) > 0 {
+		roots, between := x509.NewCertPool(), x509.NewCertPool()
+		for _, ca := range c.roots {
+			roots.AddCert(ca)
+		}
+		for _, cert := range others {
+			between.AddCert(cert)
+		}
+		// The times of the certificate have findings of their own.
+		_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		var unknown x509.UnknownAuthorityError
+		c.wrongCA = errors.As(err, &unknown)
+	}
+}
+
+// checkTimes finds certificates that are not valid now, or not for long: a kubelet renews its own after 70 to 90 percent.
+func (c *checking) checkTimes() {
+	begin, end := c.leaf.NotBefore, c.leaf.NotAfter
+	day := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+	switch left := end.Sub(c.now); {
+	case c.now.Before(begin):
+		c.find("not-yet-valid", "check the clocks of this machine and of the signer: timedatectl", "the client certificate begins at %s, and this machine has %s", day(begin), day(c.now))
+	case left <= 0:
+		c.find("expired", remedyNew, "the client certificate ended at %s", day(end))
+	case left < end.Sub(begin)/10:
+		c.find("near-end", remedyNew, "the client certificate ends at %s, in less than a tenth of its lifetime", day(end))
+	}
+}
+
+// checkNode finds a client certificate that the kubelet of a node cannot use.
+func (c *checking) checkNode() {
+	name, isNode := strings.CutPrefix(c.leaf.Subject.CommonName, tokens.NodeUserPrefix)
+	inGroup := slices.Contains(c.leaf.Subject.Organization, tokens.NodesGroup)
+	remedy := "make a file for this node: kubejoin kubeconfig node NAME"
+	switch {
+	case c.Node != "" && (!isNode || name != c.Node || !inGroup):
+		c.find("wrong-user", remedy, "the client certificate is for %q in %q, and node %s needs %q in %q", c.leaf.Subject.CommonName, c.leaf.Subject.Organization, c.Node, tokens.NodeUserPrefix+c.Node, tokens.NodesGroup)
+	case filepath.Base(c.report.File) == "kubelet.conf" && (!isNode || !inGroup), isNode != inGroup:
+		c.find("wrong-user", remedy, "the client certificate is for %q in %q, which is not a node; want %sNAME in %q", c.leaf.Subject.CommonName, c.leaf.Subject.Organization, tokens.NodeUserPrefix, tokens.NodesGroup)
+	}
+}
+
+// checkServer makes requests to the API server with the certificate.
+func (c *checking) checkServer(ctx context.Context) {
+	if c.report.Server == "" || len(c.roots) == 0 {
+		c.report.Unchecked = append(c.report.Unchecked, "the API server, because its address or CA is missing")
+		return
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), ServerName: c.cluster.TLSServerName, Time: func() time.Time { return c.now }}
+	for _, ca := range c.roots {
+		config.RootCAs.AddCert(ca)
+	}
+	if c.certificate != nil {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.certificate, nil }
+	}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: config, TLSHandshakeTimeout: callTimeout}
+	defer transport.CloseIdleConnections()
+	web := &http.Client{Transport: transport, Timeout: callTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	review := authenticationv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}}
+	body, err := json.Marshal(review)
+	if err != nil {
+		c.report.Unchecked = append(c.report.Unchecked, err.Error())
+		return
+	}
+	status, err := c.call(ctx, web, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", body)
+	var invalid *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &invalid):
+		c.find("server-certificate", remedyCA+"; or check the name of the server in the file", "the certificate of the API server does not pass: %v", invalid.Err)
+		return
+	case err != nil && c.certificate != nil && strings.Contains(err.Error(), "remote error: tls:"):
+		c.find("not-accepted", remedyNew, "the server refuses the client certificate: %v", err)
+		return
+	case err != nil:
+		c.find("unreachable", "check the address, and the firewalls between here and there: curl -k "+c.report.Server+"/livez", "the API server is not reachable: %v", err)
+		return
+	}
+	if c.certificate == nil {
+		return // there is a finding about it
+	}
+	switch status {
+	case http.StatusOK, http.StatusCreated:
+		c.wrongCA = false // the API server trusts another CA for clients
+	case http.StatusUnauthorized:
+		c.find("not-accepted", remedyNew, "the API server does not accept the client certificate (401)")
+		return
+	case http.StatusForbidden:
+		c.find("not-permitted", "check RBAC: kubectl auth can-i --list --as USER; and whether the certificate was revoked", "the API server knows the user and permits nothing (403)")
+		return
+	default:
+		c.report.Unchecked = append(c.report.Unchecked, fmt.Sprintf("the user, because the API server returned status %d", status))
+		return
+	}
+	name, isNode := strings.CutPrefix(c.leaf.Subject.CommonName, tokens.NodeUserPrefix)
+	if !isNode {
+		return
+	}
+	switch status, err := c.call(ctx, web, http.MethodGet, "/api/v1/nodes/"+url.PathEscape(name), nil); {
+	case err != nil:
+		c.report.Unchecked = append(c.report.Unchecked, fmt.Sprintf("node %s: %v", name, err))
+	case status == http.StatusForbidden:
+		c.find("not-permitted", "check that kube-apiserver runs with --authorization-mode=Node,RBAC, and whether the node was revoked", "the API server does not permit %s to read its own Node (403)", c.leaf.Subject.CommonName)
+	case status != http.StatusOK && status != http.StatusNotFound: // not found: it has not registered yet
+		c.report.Unchecked = append(c.report.Unchecked, fmt.Sprintf("node %s, because the API server returned status %d", name, status))
+	}
+}
+
+// call makes a request and returns the status. Errors do not repeat the request.
+func (c *checking) call(ctx context.Context, web *http.Client, method, path string, body []byte) (int, error) {
+	r, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.report.Server, "/")+path, bytes.NewReader(body))
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Accept", "application/json")
+	response, err := web.Do(r)
+	var at *url.Error
+	if errors.As(err, &at) {
+		return 0, at.Err
+	}
+	if err != nil {
+		return 0, err
+	}
+	return response.StatusCode, response.Body.Close()
+}

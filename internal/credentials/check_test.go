@@ -1,0 +1,250 @@
+package credentials_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// An apiServer answers as kube-apiserver does to the requests of a check.
+type apiServer struct {
+	*httptest.Server
+	trusts         *tls.Certificate // CA of clients
+	review, ofNode int              // statuses of other than 401; zero is success
+}
+
+func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	roots := x509.NewCertPool()
+	roots.AddCert(s.trusts.Leaf)
+	status := s.review
+	if strings.HasPrefix(r.URL.Path, "/api/v1/nodes/") {
+		status = s.ofNode
+	}
+	if len(r.TLS.PeerCertificates) == 0 {
+		status = http.StatusUnauthorized
+	} else if _, err := r.TLS.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		status = http.StatusUnauthorized
+	}
+	if status == 0 {
+		status = http.StatusOK
+	}
+	w.WriteHeader(status)
+}
+
+func pemOf(certs ...*tls.Certificate) (out []byte) {
+	for _, c := range certs {
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Leaf.Raw})...)
+	}
+	return out
+}
+
+func keyOf(t testing.TB, c *tls.Certificate) []byte {
+	t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}
+
+func nodeTemplate() *x509.Certificate {
+	return &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+}
+
+// Each fault has its finding and no other, and a file without a fault has none.
+func TestCheckFindsFaults(t *testing.T) {
+	ca, other := certtest.CA(t, "kubernetes"), certtest.CA(t, "other")
+	now := time.Now()
+	type parts struct {
+		config *clientcmdapi.Config
+		raw    []byte // replaces the file
+		mode   os.FileMode
+		server *apiServer
+		check  credentials.Checker
+		name   string
+	}
+	use := func(p *parts, c *tls.Certificate) {
+		u := p.config.AuthInfos["me"]
+		u.ClientCertificateData, u.ClientKeyData = pemOf(c), keyOf(t, c)
+	}
+	template := func(change func(*x509.Certificate)) func(*parts) {
+		return func(p *parts) {
+			c := nodeTemplate()
+			change(c)
+			use(p, certtest.Issue(t, c, ca))
+		}
+	}
+	for _, test := range []struct {
+		what   string
+		change func(*parts)
+		want   []string
+	}{
+		{"none", func(*parts) {}, nil},
+		{"no fault: not registered yet", func(p *parts) { p.server.ofNode = http.StatusNotFound }, nil},
+		{"no fault: the API server trusts another CA for clients", func(p *parts) {
+			p.server.trusts = other
+			use(p, certtest.Issue(t, nodeTemplate(), other))
+		}, nil},
+		{"readable by others", func(p *parts) { p.mode = 0o640 }, []string{"readable-by-others"}},
+		{"not YAML", func(p *parts) { p.raw = []byte("{secret-0123456789") }, []string{"malformed"}},
+		{"not a kubeconfig", func(p *parts) { p.raw = []byte("kind: Config\napiVersion: v1\n") }, []string{"malformed"}},
+		{"no current context", func(p *parts) { p.config.CurrentContext = "" }, []string{"no-current-context"}},
+		{"unknown context", func(p *parts) { p.config.CurrentContext = "gone" }, []string{"no-current-context"}},
+		{"unknown cluster", func(p *parts) { delete(p.config.Clusters, "c") }, []string{"no-cluster"}},
+		{"unknown user", func(p *parts) { delete(p.config.AuthInfos, "me") }, []string{"no-user"}},
+		{"address", func(p *parts) { p.config.Clusters["c"].Server = "http://api:6443" }, []string{"server-address"}},
+		{"insecure", func(p *parts) { p.config.Clusters["c"].InsecureSkipTLSVerify = true }, []string{"insecure"}},
+		{"no CA", func(p *parts) { p.config.Clusters["c"].CertificateAuthorityData = nil }, []string{"no-ca"}},
+		{"missing CA file", func(p *parts) {
+			p.config.Clusters["c"].CertificateAuthorityData, p.config.Clusters["c"].CertificateAuthority = nil, "gone.crt"
+		}, []string{"no-ca"}},
+		{"token", func(p *parts) { p.config.AuthInfos["me"] = &clientcmdapi.AuthInfo{Token: "secret-0123456789"} }, []string{"no-certificate"}},
+		{"no credential", func(p *parts) { p.config.AuthInfos["me"] = &clientcmdapi.AuthInfo{} }, []string{"no-credential"}},
+		{"missing certificate file", func(p *parts) {
+			p.config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificate: "gone.pem", ClientKey: "gone.pem"}
+		}, []string{"no-credential"}},
+		{"not signed yet", func(p *parts) { p.config.AuthInfos["me"].ClientCertificateData = nil }, []string{"no-certificate"}},
+		{"no key", func(p *parts) { p.config.AuthInfos["me"].ClientKeyData = nil }, []string{"no-key"}},
+		{"malformed certificate", func(p *parts) { p.config.AuthInfos["me"].ClientCertificateData = []byte("secret-0123456789") }, []string{"malformed-certificate"}},
+		{"malformed key", func(p *parts) { p.config.AuthInfos["me"].ClientKeyData = []byte("secret-0123456789") }, []string{"malformed-key"}},
+		{"other key", func(p *parts) { p.config.AuthInfos["me"].ClientKeyData = keyOf(t, ca) }, []string{"key-differs"}},
+		{"expired", template(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(-time.Hour), now.Add(-time.Minute) }), []string{"expired", "not-accepted"}},
+		{"not yet valid", template(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(time.Hour), now.Add(2*time.Hour) }), []string{"not-yet-valid", "not-accepted"}},
+		{"near its end", template(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(-100*time.Hour), now.Add(time.Hour) }), []string{"near-end"}},
+		{"serving certificate", template(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), []string{"not-a-client-certificate", "not-accepted"}},
+		{"wrong CA", func(p *parts) { use(p, certtest.Issue(t, nodeTemplate(), other)) }, []string{"not-accepted", "wrong-ca"}},
+		{"other node", func(p *parts) { p.check.Node = "worker-2" }, []string{"wrong-user"}},
+		{"node without its group", template(func(c *x509.Certificate) { c.Subject.Organization = nil }), []string{"wrong-user"}},
+		{"user in kubelet.conf", template(func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: "jane"} }), []string{"wrong-user"}},
+		{"unreachable", func(p *parts) { p.server.Close() }, []string{"unreachable"}},
+		{"server certificate", func(p *parts) { p.config.Clusters["c"].CertificateAuthorityData = pemOf(ca, other)[len(pemOf(ca)):] }, []string{"server-certificate", "wrong-ca"}},
+		{"server name", func(p *parts) { p.config.Clusters["c"].TLSServerName = "api.example.com" }, []string{"server-certificate"}},
+		{"401", func(p *parts) { p.server.review = http.StatusUnauthorized }, []string{"not-accepted"}},
+		{"403", func(p *parts) { p.server.review = http.StatusForbidden }, []string{"not-permitted"}},
+		{"403 for the Node", func(p *parts) { p.server.ofNode = http.StatusForbidden }, []string{"not-permitted"}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			t.Parallel()
+			server := &apiServer{trusts: ca}
+			server.Server = httptest.NewUnstartedServer(server)
+			server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}, ClientAuth: tls.RequestClientCert}
+			server.StartTLS()
+			t.Cleanup(server.Close)
+			p := &parts{mode: 0o600, server: server, name: "kubelet.conf", config: &clientcmdapi.Config{
+				Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: server.URL, CertificateAuthorityData: pemOf(ca)}},
+				AuthInfos:      map[string]*clientcmdapi.AuthInfo{"me": {}},
+				Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}},
+				CurrentContext: "x",
+			}}
+			use(p, certtest.Issue(t, nodeTemplate(), ca))
+			test.change(p)
+			content, err := clientcmd.Write(*p.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.raw != nil {
+				content = p.raw
+			}
+			file := filepath.Join(t.TempDir(), p.name)
+			if err := os.WriteFile(file, content, p.mode); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(file, p.mode); err != nil {
+				t.Fatal(err)
+			}
+			report, err := p.check.Check(t.Context(), file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var ids []string
+			for _, f := range report.Findings {
+				ids = append(ids, f.ID)
+				if f.Message == "" || f.Remedy == "" || strings.Contains(f.Message+f.Remedy, "\n") {
+					t.Errorf("want one line with a remedy, got %+v", f)
+				}
+			}
+			if !slices.Equal(ids, test.want) {
+				t.Errorf("got %q, want %q\n%s", ids, test.want, report.Text())
+			}
+			if len(report.Unchecked) > 0 && test.want == nil {
+				t.Errorf("not checked: %q", report.Unchecked)
+			}
+			if strings.Contains(report.Text(), "secret-0123456789") {
+				t.Error("the report has a part of the file")
+			}
+		})
+	}
+}
+
+// A state of the API server that passes is no finding: nobody can mend it in the file.
+func TestUnavailableServerIsUnchecked(t *testing.T) {
+	ca := certtest.CA(t, "kubernetes")
+	server := &apiServer{trusts: ca, review: http.StatusServiceUnavailable}
+	server.Server = httptest.NewUnstartedServer(server)
+	server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}, ClientAuth: tls.RequestClientCert}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	client := certtest.Issue(t, nodeTemplate(), ca)
+	content, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: server.URL, CertificateAuthorityData: pemOf(ca)}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientCertificateData: pemOf(client), ClientKeyData: keyOf(t, client)}},
+		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "kubelet.conf")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	report, err := credentials.Checker{}.Check(t.Context(), file)
+	if err != nil || len(report.Findings) > 0 || len(report.Unchecked) != 1 || !strings.Contains(report.Unchecked[0], "503") {
+		t.Errorf("got %+v, %v", report, err)
+	}
+}
+
+// FuzzCheck shows that no file stops a check, and that the report never has the file's key.
+func FuzzCheck(f *testing.F) {
+	ca := certtest.CA(f, "kubernetes")
+	client := certtest.Issue(f, nodeTemplate(), ca)
+	content, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: "https://127.0.0.1:6443", CertificateAuthorityData: pemOf(ca)}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientCertificateData: pemOf(client), ClientKeyData: keyOf(f, client)}},
+		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(content)
+	f.Add([]byte("clusters: [{name: c}]\nusers: [{name: u, user: {client-certificate: /dev/null}}]\n"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		file := filepath.Join(t.TempDir(), "kubelet.conf")
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		report, err := credentials.Checker{Offline: true}.Check(t.Context(), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(report.Text(), "PRIVATE KEY") {
+			t.Errorf("the report has a key: %s", report.Text())
+		}
+	})
+}

@@ -1,0 +1,159 @@
+// Package credentials makes client certificates and kubeconfigs on the machine that uses them, and finds what is wrong
+// with one. Private keys are made here and are never sent: a [Sign] gets only the certificate request.
+package credentials
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// PEM block types.
+const (
+	certificateBlock = "CERTIFICATE"
+	ecKeyBlock       = "EC PRIVATE KEY"
+)
+
+// A Request asks for one certificate.
+type Request struct {
+	// Signer is the signer name, for example "kubernetes.io/kube-apiserver-client".
+	Signer string
+	// CSR is one PKCS #10 request in PEM.
+	CSR []byte
+	// Usages are the usages of the certificate.
+	Usages []certificates.KeyUsage
+	// Duration is the requested lifetime; zero leaves it to the signer.
+	Duration time.Duration
+}
+
+// Sign returns the certificate of a request in PEM, followed by its intermediates.
+type Sign func(context.Context, Request) ([]byte, error)
+
+// Local returns a Sign with CA keys on this machine. The rules of the signers apply as in a kubejoin server.
+func Local(signers map[string]signer.Signer) Sign {
+	authority := signer.Authority{Signers: signer.FixedSigners(signers), Unthrottled: true}
+	return func(ctx context.Context, r Request) ([]byte, error) {
+		csr, err := pkcs10.Parse(r.CSR)
+		if err != nil {
+			return nil, err
+		}
+		return authority.Sign(ctx, approval.Request{
+			SignerName: r.Signer, User: "local", Approver: "local", CSR: csr, Usages: r.Usages, Expiration: r.Duration,
+		})
+	}
+}
+
+// An Identity is the user of a client certificate.
+type Identity struct {
+	// Signer is the signer that issues certificates for this identity.
+	Signer string
+	// User is the common name, Groups are the organizations.
+	User   string
+	Groups []string
+}
+
+// Node returns the identity of the kubelet on a node.
+func Node(name string) (Identity, error) {
+	if err := tokens.CheckNodeName(name); err != nil {
+		return Identity{}, err
+	}
+	return Identity{certificates.KubeAPIServerClientKubeletSignerName, tokens.NodeUserPrefix + name, []string{tokens.NodesGroup}}, nil
+}
+
+// User returns the identity of a user. The signer refuses names that it does not issue.
+func User(name string, groups []string) (Identity, error) {
+	if name == "" {
+		return Identity{}, errors.New("the name is empty")
+	}
+	return Identity{certificates.KubeAPIServerClientSignerName, name, groups}, nil
+}
+
+// A Credential is a client certificate with its key, both in PEM.
+type Credential struct {
+	Certificate *x509.Certificate
+	Chain, Key  []byte
+}
+
+// Issue makes a key on P-256 and has a client certificate signed for it.
+func (id Identity) Issue(ctx context.Context, sign Sign, duration time.Duration) (Credential, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Credential{}, err
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return Credential{}, err
+	}
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: id.User, Organization: id.Groups}}, key)
+	if err != nil {
+		return Credential{}, err
+	}
+	chain, err := sign(ctx, Request{
+		Signer: id.Signer, CSR: pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: csr}),
+		Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}, Duration: duration,
+	})
+	if err != nil {
+		return Credential{}, err
+	}
+	leaf, _, err := parseChain(chain)
+	if err != nil {
+		return Credential{}, fmt.Errorf("the signer returned no valid certificate: %w", err)
+	}
+	if !key.PublicKey.Equal(leaf.PublicKey) {
+		return Credential{}, errors.New("the signer returned a certificate for another key")
+	}
+	return Credential{leaf, chain, pem.EncodeToMemory(&pem.Block{Type: ecKeyBlock, Bytes: der})}, nil
+}
+
+// parseChain parses PEM. It ignores blocks of other types, since a kubelet keeps certificate and key in one file.
+func parseChain(content []byte) (leaf *x509.Certificate, others []*x509.Certificate, err error) {
+	var all []*x509.Certificate
+	for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != certificateBlock {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, cert)
+	}
+	if len(all) == 0 {
+		return nil, nil, errors.New("no certificate in PEM")
+	}
+	return all[0], all[1:], nil
+}
+
+// parseKey parses a private key in PEM. Its errors contain no part of the key.
+func parseKey(content []byte) (crypto.Signer, error) {
+	parsed, err := keyutil.ParsePrivateKeyPEM(content)
+	if err != nil {
+		return nil, errors.New("no private key in PEM that can be read")
+	}
+	key, ok := parsed.(crypto.Signer)
+	if !ok {
+		return nil, errors.New("the private key cannot sign")
+	}
+	return key, nil
+}
+
+// matches reports whether a key belongs to a certificate or a request.
+func matches(key crypto.Signer, public any) bool {
+	own, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
+	return ok && own.Equal(public)
+}
