@@ -47,17 +47,27 @@ invalid, it keeps the last valid one and reports the error in the log, in an Eve
 }
 
 func signerConfigDefaultCommand() *cobra.Command {
-	return &cobra.Command{
+	kubeadm := false
+	cmd := &cobra.Command{
 		Use:   "default",
 		Short: "Print the configuration that kubejoin uses without a file",
 		Example: `  kubejoin signer-config default > signers.yaml
-  kubejoin signer-config check signers.yaml`,
+  kubejoin signer-config check signers.yaml
+
+  # for a machine that has the CA keys of kubeadm in pki, so that no control plane has them
+  kubejoin signer-config default --kubeadm > pki/signers.yaml`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := io.WriteString(cmd.OutOrStdout(), config.Default)
+			content := config.Default
+			if kubeadm {
+				content = config.Kubeadm
+			}
+			_, err := io.WriteString(cmd.OutOrStdout(), content)
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&kubeadm, "kubeadm", false, "add a signer for each certificate of a control plane that kubeadm makes")
+	return cmd
 }
 
 func signerConfigCheckCommand() *cobra.Command {

@@ -128,6 +128,9 @@ func Check(r approval.Request) (Request, error) {
 	if err := pkcs10.Check(r.CSR); err != nil {
 		return Request{}, err
 	}
+	if err := approval.CheckSubject(r, approval.ReasonValidation); err != nil {
+		return Request{}, err
+	}
 	r.Groups, r.Usages = slices.Clone(r.Groups), slices.Clone(r.Usages)
 	return Request{r}, nil
 }

@@ -1,7 +1,6 @@
 package approval
 
 import (
-	"crypto/x509"
 	"slices"
 	"strings"
 
@@ -21,13 +20,13 @@ const (
 // object, regardless of RBAC. It is for requests that have no such object:
 //
 //   - The subject must not be in group system:masters (admission plugin CertificateSubjectRestriction, here for every
-//     signer). signer.Profile.Issue refuses it as well, because the plugin can be off.
+//     signer but [SuperAdminSigner]). signer.Profile.Issue refuses it as well, because the plugin can be off.
 //   - A node may request the certificate of a node only for itself (NodeRestriction).
 func CheckAdmission(r Request) error {
 	if r.CSR == nil {
 		return Refuse("no certificate request given")
 	}
-	if err := CheckSubject(r.CSR, ReasonSubjectRestriction); err != nil {
+	if err := CheckSubject(r, ReasonSubjectRestriction); err != nil {
 		return err
 	}
 	name := r.CSR.Subject.CommonName
@@ -44,10 +43,24 @@ func IsNode(user string, groups []string) bool {
 	return strings.HasPrefix(user, tokens.NodeUserPrefix) && slices.Contains(groups, tokens.NodesGroup)
 }
 
-// CheckSubject refuses a subject in group system:masters with the given reason.
-func CheckSubject(csr *x509.CertificateRequest, reason string) error {
-	if slices.Contains(csr.Subject.Organization, tokens.MastersGroup) {
-		return RefuseFor(reason, "the subject is in group %s, and kubejoin issues no certificates for this group", tokens.MastersGroup)
+// SuperAdminSigner and SuperAdmin are the only signer and the only user for which kubejoin issues a certificate in group
+// system:masters. kubeadm init needs it for its first RBAC objects if the CA key is not on the host. No configuration has
+// this signer by default.
+const (
+	SuperAdminSigner = "kubeadm.kubejoin.io/super-admin.conf"
+	SuperAdmin       = "kubernetes-super-admin"
+)
+
+// CheckSubject refuses a subject in group system:masters with the given reason. The exception is [SuperAdmin] at
+// [SuperAdminSigner], in no other group and not by a CertificateSigningRequest object: a cluster that has such objects
+// has its RBAC already.
+func CheckSubject(r Request, reason string) error {
+	subject := r.CSR.Subject
+	if !slices.Contains(subject.Organization, tokens.MastersGroup) {
+		return nil
 	}
-	return nil
+	if r.SignerName == SuperAdminSigner && r.Name == "" && subject.CommonName == SuperAdmin && len(subject.Organization) == 1 {
+		return nil
+	}
+	return RefuseFor(reason, "the subject is in group %s, and kubejoin issues no certificates for this group", tokens.MastersGroup)
 }

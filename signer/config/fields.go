@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"go.yaml.in/yaml/v3"
 	certificates "k8s.io/api/certificates/v1"
@@ -111,7 +112,11 @@ func (r *nodes) signer(n *yaml.Node, path string, s *Signer) bool {
 					s.Subject.CommonNames = r.patterns(n, path, "common names", checkText)
 				}},
 				field{"organizations", false, func(n *yaml.Node, path string) {
-					s.Subject.Organizations = r.patterns(n, path, "organizations", checkOrganization)
+					check := checkOrganization
+					if s.Name == approval.SuperAdminSigner {
+						check = checkText // every other subject in system:masters is refused at issue
+					}
+					s.Subject.Organizations = r.patterns(n, path, "organizations", check)
 				}})
 		}),
 		note("names", false, func(n *yaml.Node, path string) {

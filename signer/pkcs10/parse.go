@@ -56,7 +56,7 @@ var (
 )
 
 // Check returns a [*approval.Refused] for a request that no signer signs. It refuses weak or unusual keys, CAs, and
-// subjects in group system:masters or with a UID. It also refuses what crypto/x509 does not read, or reads
+// subjects with a UID. It also refuses what crypto/x509 does not read, or reads
 // differently from other implementations.
 func Check(csr *x509.CertificateRequest) error {
 	if csr == nil {
@@ -79,9 +79,6 @@ func Check(csr *x509.CertificateRequest) error {
 		if constraints.IsCA {
 			return approval.Refuse("the certificate request is for a CA certificate")
 		}
-	}
-	if err := approval.CheckSubject(csr, approval.ReasonValidation); err != nil {
-		return err
 	}
 	for _, attribute := range csr.Subject.Names {
 		if attribute.Type.Equal(oidKubernetesUID) || attribute.Type.Equal(oidUID) {

@@ -1,0 +1,106 @@
+package config_test
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/config"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// kubeadmSigners returns the signers of config.Kubeadm, with a CA of its own for each file.
+func kubeadmSigners(t testing.TB) signer.Authority {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "etcd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"front-proxy-ca", "etcd/ca"} {
+		certs, key, err := newCA(t).PEM()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for suffix, content := range map[string][]byte{".crt": certs, ".key": key} {
+			if err := os.WriteFile(filepath.Join(dir, name+suffix), content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	_, signers, err := config.Compile(filepath.Join(dir, "signers.yaml"), []byte(config.Kubeadm), config.Defaults{CA: signer.Fixed(newCA(t))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signer.Authority{Signers: signer.FixedSigners(signers), Unthrottled: true}
+}
+
+// Each signer issues only what kubeadm makes with it, and system:masters comes through one door.
+func TestKubeadmSignersIssueOnlyKubeadmCertificates(t *testing.T) {
+	authority := kubeadmSigners(t)
+	client, server := certificates.UsageClientAuth, certificates.UsageServerAuth
+	subject := func(cn string, organizations ...string) x509.CertificateRequest {
+		return x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: organizations}}
+	}
+	named := func(cn string) x509.CertificateRequest {
+		r := subject(cn)
+		r.DNSNames, r.IPAddresses = []string{"kubernetes.default.svc.cluster.local", "localhost", "control-1"}, []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, net.IPv4(10, 96, 0, 1)}
+		return r
+	}
+	for _, test := range []struct {
+		signer   string
+		template x509.CertificateRequest
+		usage    certificates.KeyUsage
+		want     string // part of the refusal; empty: issued
+	}{
+		{"apiserver", named("kube-apiserver"), server, ""},
+		{"apiserver", named("kube-apiserver"), client, "usage"},
+		{"apiserver", named("other"), server, "common name"},
+		{"apiserver-kubelet-client", subject("kube-apiserver-kubelet-client"), client, ""},
+		{"apiserver-kubelet-client", subject("kube-apiserver-kubelet-client", "system:masters"), client, "system:masters"},
+		{"front-proxy-client", subject("front-proxy-client"), client, ""},
+		{"front-proxy-client", named("front-proxy-client"), client, "DNS name"},
+		{"front-proxy-client", subject("front-proxy-client", "kubeadm:cluster-admins"), client, "organization"},
+		{"etcd-server", named("control-1"), server, ""},
+		{"etcd-peer", named("control-1"), client, ""},
+		{"etcd-healthcheck-client", subject("kube-etcd-healthcheck-client"), client, ""},
+		{"etcd-healthcheck-client", subject("root"), client, "common name"},
+		{"apiserver-etcd-client", subject("kube-apiserver-etcd-client"), client, ""},
+		{"admin.conf", subject("kubernetes-admin", "kubeadm:cluster-admins"), client, ""},
+		{"admin.conf", subject("kubernetes-admin", "system:masters"), client, "system:masters"},
+		{"super-admin.conf", subject("kubernetes-super-admin", "system:masters"), client, ""},
+		{"super-admin.conf", subject("jane", "system:masters"), client, "system:masters"},
+		{"super-admin.conf", subject("kubernetes-super-admin", "system:masters", "dev"), client, "system:masters"},
+		{"super-admin.conf", subject("kubernetes-super-admin", "system:Masters"), client, "looks like"},
+		{"controller-manager.conf", subject("system:kube-controller-manager"), client, ""},
+		{"controller-manager.conf", subject("system:kube-scheduler"), client, "common name"},
+		{"scheduler.conf", subject("system:kube-scheduler"), client, ""},
+		{"kubelet.conf", subject("system:node:control-1", "system:nodes"), client, ""},
+		{"kubelet.conf", subject("system:node:a/b", "system:nodes"), client, "node name"},
+		{"kubelet.conf", subject("kubernetes-admin", "system:nodes"), client, "common name"},
+	} {
+		t.Run(test.signer+" "+test.template.Subject.String(), func(t *testing.T) {
+			r := request(t, "kubeadm.kubejoin.io/"+test.signer, test.template, certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, test.usage)
+			_, err := authority.Sign(t.Context(), r)
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+			// No rule approves, for any requester.
+			if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.None {
+				t.Errorf("got %+v, %v, want no decision", d, err)
+			}
+		})
+	}
+	t.Run("no object", func(t *testing.T) {
+		r := request(t, approval.SuperAdminSigner, subject(approval.SuperAdmin, "system:masters"), client)
+		r.Name = "csr-1"
+		if _, err := authority.Sign(t.Context(), r); err == nil || !strings.Contains(err.Error(), "system:masters") {
+			t.Errorf("got %v, want a refusal of system:masters for an object", err)
+		}
+	})
+}
