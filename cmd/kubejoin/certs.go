@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -17,12 +18,11 @@ import (
 func certsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "certs",
-		Short: "Handle the certificates of control planes",
-		Long:  `Handle the certificates of control planes.`,
+		Short: "Check, renew and upload the certificates of control planes",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(certsUploadCommand(), certsListCommand(), certsDeleteCommand())
+	cmd.AddCommand(certsCheckCommand(), certsRenewCommand(), certsUploadCommand(), certsListCommand(), certsDeleteCommand())
 	return cmd
 }
 
@@ -205,6 +205,139 @@ working. Control planes that have joined are not affected.`,
 			return err
 		},
 	}
+	o.register(cmd)
+	return cmd
+}
+
+// kubeadmDir is the folder of kubeadm.
+const kubeadmDir = "/etc/kubernetes"
+
+func certsCheckCommand() *cobra.Command {
+	var o output
+	cmd := &cobra.Command{
+		Use:   "check [DIR]",
+		Short: "Print when the certificates of a control plane end, and what is wrong with them",
+		Long: `Print when the certificates of a control plane end, and what is wrong with them, like
+'kubeadm certs check-expiration'. It also works on a host without CA keys and before a
+cluster exists, and compares each certificate with its key and its CA. DIR is
+` + kubeadmDir + ` by default. The command changes nothing.
+
+The exit code is 0 if all certificates can be used, and 1 if not. It is 2 if there are no
+certificates.`,
+		Example: `  kubejoin certs check
+
+  kubejoin certs check -o jsonpath='{.certificates[?(@.problem)].name}'`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := o.check()
+			dir := kubeadmDir
+			switch {
+			case err != nil:
+			case len(args) == 1 && args[0] != "":
+				dir = args[0]
+			case len(args) > 0:
+				err = &usageError{err: fmt.Errorf("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)}
+			}
+			if err != nil {
+				return usageOf(cmd, err)
+			}
+			list, err := credentials.Host{Dir: dir}.List()
+			if err != nil {
+				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
+				return exitUnchecked
+			}
+			done, err := o.object(cmd.OutOrStdout(), struct {
+				Certificates []credentials.Held `json:"certificates"`
+			}{list})
+			if !done {
+				err = table(cmd.OutOrStdout(), heldRows(list, o.format == "name", time.Now()))
+			}
+			if err != nil {
+				return err
+			}
+			for _, held := range list {
+				if held.Problem != "" {
+					return exitFindings
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().SortFlags = false
+	o.register(cmd, "text")
+	return cmd
+}
+
+func heldRows(list []credentials.Held, names bool, now time.Time) [][]string {
+	rows := [][]string{{"CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "CERTIFICATE AUTHORITY", "CA KEY ON HOST", "PROBLEM"}}
+	if names {
+		rows = nil
+	}
+	for _, held := range list {
+		if names {
+			rows = append(rows, []string{held.Name})
+			continue
+		}
+		row := []string{held.Name, "<none>", "<none>", orNone(held.CA), "", orNone(held.Problem)}
+		if held.NotAfter != nil {
+			row[1], row[2] = held.NotAfter.UTC().Format("Jan 02, 2006 15:04 MST"), duration.ShortHumanDuration(held.NotAfter.Sub(now))
+		}
+		switch {
+		case held.KeyOnHost:
+			row[4] = "yes"
+		case held.CA == "":
+			row[4] = "no"
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func certsRenewCommand() *cobra.Command {
+	var o struct {
+		remoteOptions
+		dir, pkiDir string
+		wait        time.Duration
+	}
+	cmd := &cobra.Command{
+		Use:   "renew [NAME…]",
+		Short: "Renew the certificates of a control plane that has no CA keys",
+		Long: `Renew the certificates of a control plane that has no CA keys. The same signers as for
+'kubejoin sign --kubeadm-dir' issue certificates for the same keys, subjects and names.
+NAME is as in 'kubejoin certs check'; none renews all but kubelet.conf, which the kubelet
+renews. The command replaces nothing unless all certificates were issued, each file at
+once, and copies the old files to DIR/tmp.
+
+Restart the static pods of the control plane and of etcd afterwards, as after
+'kubeadm certs renew'.`,
+		Example: `  kubejoin certs renew --url https://ca.example.com:9443 --ca-file kubejoin-ca.crt \
+    --bearer-file operator.token
+
+  # only some, with CA keys in a folder of this machine
+  kubejoin certs renew apiserver etcd-server --pki-dir /media/ca/pki`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			sign, stop, err := o.kubeadmSigner(cmd, o.pkiDir, o.wait)
+			if err != nil {
+				return usageOf(cmd, err)
+			}
+			defer stop()
+			names, backup, err := credentials.Host{Dir: o.dir}.Renew(cmd.Context(), sign, args)
+			for _, name := range names {
+				cmd.PrintErrln("kubejoin: renewed", name)
+			}
+			if backup != "" {
+				cmd.PrintErrln("kubejoin: the old files are in", backup)
+			}
+			return usageOf(cmd, explain(err))
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.dir, "kubeadm-dir", kubeadmDir, "folder with the certificates")
+	f.StringVar(&o.pkiDir, "pki-dir", "", "folder with the CA keys, to sign on this machine")
+	f.DurationVar(&o.wait, "wait", time.Minute, "how long to retry while the server cannot issue a certificate yet")
+	o.serverOnly = true
 	o.register(cmd)
 	return cmd
 }

@@ -7,12 +7,16 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/spf13/cobra"
 	certificates "k8s.io/api/certificates/v1"
@@ -66,12 +70,19 @@ if the command cannot reach the server.`,
     kubejoin sign --url https://join.example.com:9443 --ca-file ca.crt \
       --client-certificate node.crt --client-key node.key --wait 1m
 
+  # a control plane without CA keys, after 'kubeadm certs generate-csr'
+  kubejoin sign --kubeadm-dir /etc/kubernetes --url https://ca.example.com:9443 \
+    --ca-file kubejoin-ca.crt --bearer-file operator.token
+
   # an admin gets a client certificate for a user
   kubejoin sign jane.csr --signer kubernetes.io/kube-apiserver-client --duration 24h`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(args); err != nil {
 				return usageOf(cmd, err)
+			}
+			if o.kubeadmDir != "" {
+				return o.signKubeadm(cmd)
 			}
 			file := "-"
 			if len(args) == 1 {
@@ -110,9 +121,53 @@ if the command cannot reach the server.`,
 	}
 	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
 	complete("usage", string(certificates.UsageDigitalSignature), string(certificates.UsageKeyEncipherment), string(certificates.UsageClientAuth), string(certificates.UsageServerAuth))
+	f.StringVar(&o.kubeadmDir, "kubeadm-dir", "", "sign everything that 'kubeadm certs generate-csr' wrote below this folder, for example /etc/kubernetes")
+	f.StringVar(&o.pkiDir, "pki-dir", "", "with --kubeadm-dir: folder with the CA keys, to sign on this machine")
 	o.serverOnly = true
 	o.register(cmd)
 	return cmd
+}
+
+// signKubeadm signs the requests of a control plane.
+func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
+	sign, stop, err := o.kubeadmSigner(cmd, o.pkiDir, o.wait)
+	if err != nil {
+		return usageOf(cmd, err)
+	}
+	defer stop()
+	names, err := credentials.Host{Dir: o.kubeadmDir}.Sign(cmd.Context(), sign)
+	for _, name := range names {
+		cmd.PrintErrln("kubejoin: signed", name)
+	}
+	if err == nil && len(names) == 0 {
+		cmd.PrintErrln("kubejoin: all certificates are valid already")
+	}
+	return usageOf(cmd, explain(err))
+}
+
+// kubeadmSigner returns who signs the certificates of a control plane: a server, or the CA keys in pkiDir.
+func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, pkiDir string, wait time.Duration) (credentials.Sign, func(), error) {
+	if pkiDir == "" {
+		r, stop, err := o.connect(cmd.Context())
+		if err != nil {
+			return nil, nil, err
+		}
+		return overHTTPS(cmd, r, wait), stop, nil
+	}
+	for _, flag := range []string{"url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
+		if o.given(flag) {
+			return nil, nil, &usageError{err: fmt.Errorf("--%s: excludes --pki-dir, which signs on this machine", flag)}
+		}
+	}
+	ca, err := signer.LoadCA(filepath.Join(pkiDir, "ca.crt"), filepath.Join(pkiDir, "ca.key"))
+	if err != nil {
+		return nil, nil, fmt.Errorf("--pki-dir: %w", err)
+	}
+	_, signers, err := config.Compile(filepath.Join(pkiDir, "signers.yaml"), []byte(config.Kubeadm), config.Defaults{CA: signer.Fixed(ca)})
+	if err != nil {
+		return nil, nil, fmt.Errorf("--pki-dir: %w", err)
+	}
+	return credentials.Local(signers), func() {}, nil
 }
 
 type signOptions struct {
@@ -122,10 +177,24 @@ type signOptions struct {
 	usages   []string
 	file     string
 	wait     time.Duration
+
+	kubeadmDir, pkiDir string
 }
 
 func (o *signOptions) check(args []string) error {
 	var errs []error
+	if o.kubeadmDir != "" {
+		for _, flag := range []string{"signer", "duration", "usage", "output"} {
+			if o.given(flag) {
+				errs = append(errs, fmt.Errorf("--%s: excludes --kubeadm-dir, which has one signer for each certificate", flag))
+			}
+		}
+		if len(args) > 0 {
+			errs = append(errs, errors.New("FILE: excludes --kubeadm-dir"))
+		}
+	} else if o.pkiDir != "" {
+		errs = append(errs, errors.New("--pki-dir: needs --kubeadm-dir"))
+	}
 	if len(args) > 1 {
 		errs = append(errs, fmt.Errorf("FILE: %d given, want one, or none for standard input", len(args)))
 	} else if len(args) == 1 && args[0] == "" {

@@ -126,12 +126,14 @@ func record(cmd *exec.Cmd) (keepCA func() error) {
 			return func() error { return nil }
 		case "--cluster-signing-cert-file":
 			ca = append(ca, value)
-		case "--signer-config": // the CAs of its signers are in folders beside it
-			own, err := filepath.Glob(filepath.Join(filepath.Dir(value), "*", "*.crt"))
-			if err != nil {
-				return func() error { return err }
+		case "--signer-config": // the CAs of its signers are beside it, or in folders beside it
+			for _, pattern := range []string{"*.crt", "*/*.crt"} {
+				own, err := filepath.Glob(filepath.Join(filepath.Dir(value), pattern))
+				if err != nil {
+					return func() error { return err }
+				}
+				ca = append(ca, own...)
 			}
-			ca = append(ca, own...)
 		case "--data-dir":
 			ca = append(ca, filepath.Join(value, "ca.pem"))
 		}
