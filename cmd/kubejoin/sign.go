@@ -142,6 +142,10 @@ func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
 	if err == nil && len(names) == 0 {
 		cmd.PrintErrln("kubejoin: all certificates are valid already")
 	}
+	if sa := filepath.Join(o.kubeadmDir, "pki", "sa.key"); err == nil && !exists(sa) {
+		warn(cmd, sa+" is missing, and kubeadm does not create it in external CA mode; copy sa.key and sa.pub from another control plane, "+
+			"or for the first one run 'kubeadm init phase certs sa --cert-dir DIR' with an empty DIR")
+	}
 	return usageOf(cmd, explain(err))
 }
 

@@ -39,7 +39,7 @@ var arrows = []struct {
 	},
 	{
 		"no server",
-		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/api"},
+		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/api", "internal/credentials"},
 		below(module + "server"), "cmd/kubejoin",
 	},
 	{
@@ -66,7 +66,7 @@ var arrows = []struct {
 	},
 	{
 		"nothing of internal/testing",
-		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/daemon", "internal/doctor", "deploy"},
+		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/credentials", "internal/daemon", "internal/doctor", "deploy"},
 		below(module + "internal/testing"), "internal/testing/hostile",
 	},
 }
