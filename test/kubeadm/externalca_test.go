@@ -1,0 +1,201 @@
+package kubeadm
+
+import (
+	"crypto"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/test/harness"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// The CAs of a cluster, below the folder pki.
+var cas = []string{"ca", "front-proxy-ca", "etcd/ca"}
+
+// TestClusterWithoutCAKeys makes a cluster of two control planes and a worker with the real kubeadm. A standalone kubejoin
+// on a machine outside the cluster has the CA keys. No host of the cluster ever has one.
+func TestClusterWithoutCAKeys(t *testing.T) {
+	harness.Parallel(t)
+	c := ForTest(t)
+	ctx, dir := t.Context(), t.TempDir()
+	first := addMachine(t, c, "control-1")
+	pki, data := filepath.Join(dir, "pki"), filepath.Join(dir, "data")
+	for _, phase := range []string{"ca", "front-proxy-ca", "etcd-ca"} {
+		host(t, dir, filepath.Join(c.kube, "kubeadm"), "init", "phase", "certs", phase, "--cert-dir", pki, "--kubernetes-version", c.Version)
+	}
+	signers := host(t, dir, harness.Kubejoin, "signer-config", "default", "--kubeadm")
+	if err := os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(signers), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	address := c.Outside().Address + ":9443"
+	log, err := os.Create(filepath.Join(dir, "kubejoin.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve := c.Outside().Command(ctx, harness.Kubejoin, "serve", "--listen="+address, "--data-dir="+data, "--signer-config="+filepath.Join(pki, "signers.yaml"),
+		"--cluster-signing-cert-file="+filepath.Join(pki, "ca.crt"), "--cluster-signing-key-file="+filepath.Join(pki, "ca.key"),
+		"--api-server=https://"+first.Address+":6443")
+	serve.Stdout, serve.Stderr = log, log
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // when the context has ended it
+		_ = serve.Wait()
+		if content, err := os.ReadFile(log.Name()); t.Failed() {
+			t.Logf("kubejoin: %v\n%s", err, content)
+		}
+	})
+	curlrc := filepath.Join(data, "curlrc")
+	harness.Wait(t, "kubejoin", func() error {
+		_, err := first.Run(ctx, "curl", "--silent", "--fail", "--config", curlrc, "https://"+address+"/readyz")
+		return err
+	})
+	kubejoin := func(m *Machine, args ...string) string {
+		t.Helper()
+		out, err := m.Run(ctx, append(append([]string{harness.Kubejoin}, args...), "--url=https://"+address, "--curlrc="+curlrc)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	// prepare makes the keys of a control plane on itself, and has their certificates signed.
+	prepare := func(m *Machine) {
+		t.Helper()
+		for _, ca := range cas {
+			content, err := os.ReadFile(filepath.Join(pki, ca+".crt"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.writeFile(ctx, "/etc/kubernetes/pki/"+ca+".crt", string(content)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := m.kubeadm(ctx, "kubeadm certs generate-csr --config="+Config); err != nil {
+			t.Fatal(err)
+		}
+		kubejoin(m, "sign", "--kubeadm-dir=/etc/kubernetes")
+		if out, err := m.Run(ctx, harness.Kubejoin, "certs", "check"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+
+	if err := c.configure(ctx, ""); err != nil {
+		t.Fatal(err)
+	}
+	// In external CA mode kubeadm expects the keys of service accounts, and has no CA certificate yet here.
+	if err := first.kubeadm(ctx, "kubeadm init phase certs sa --config="+Config); err != nil {
+		t.Fatal(err)
+	}
+	prepare(first)
+	if err := c.Init(ctx, ""); err != nil {
+		t.Fatal(err)
+	}
+	line, err := first.Run(ctx, "kubeadm", "token", "create", "--print-join-command")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	second := addMachine(t, c, "control-2")
+	config, err := first.ReadFile(ctx, Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := strings.Replace(string(config), "advertiseAddress: "+first.Address, "advertiseAddress: "+second.Address, 1)
+	if err := second.writeFile(ctx, Config, own); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"/etc/kubernetes/pki/sa.key", "/etc/kubernetes/pki/sa.pub"} {
+		content, err := first.ReadFile(ctx, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := second.writeFile(ctx, file, string(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prepare(second)
+	if err := second.Join(ctx, strings.TrimSpace(line)+" --control-plane --apiserver-advertise-address="+second.Address); err != nil {
+		t.Fatal(err)
+	}
+
+	worker := addMachine(t, c, "worker-1")
+	if _, err := worker.Run(ctx, "mkdir", "-p", "/etc/kubernetes"); err != nil { // as packages of kubeadm do
+		t.Fatal(err)
+	}
+	kubejoin(worker, "kubeconfig", "node", "worker-1", "--output-file=/etc/kubernetes/kubelet.conf")
+	if err := worker.Join(ctx, line); err != nil {
+		t.Fatal(err)
+	}
+	harness.Wait(t, "three Nodes at the second API server", func() error {
+		_, err := second.Run(ctx, "kubectl", "--server=https://"+second.Address+":6443", "get", "node", first.Name, second.Name, worker.Name)
+		return err
+	})
+	expiration, err := first.Run(ctx, "kubeadm", "certs", "check-expiration")
+	if err != nil || strings.Contains(expiration, " no ") || !strings.Contains(expiration, " yes ") {
+		t.Errorf("want only certificates that are externally managed, got %v\n%s", err, expiration)
+	}
+	for _, m := range []*Machine{first, second, worker} {
+		checkNoCAKey(t, m, pki)
+	}
+}
+
+var keyData = regexp.MustCompile(`client-key-data: (\S+)`)
+
+// checkNoCAKey fails the test for a file of a machine that has the key of a CA.
+func checkNoCAKey(t *testing.T, m *Machine, pki string) {
+	t.Helper()
+	keys := func(content []byte) (found []crypto.Signer) {
+		for _, embedded := range keyData.FindAllSubmatch(content, -1) {
+			if more, err := base64.StdEncoding.DecodeString(string(embedded[1])); err == nil {
+				content = append(append(content, '\n'), more...)
+			}
+		}
+		for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
+			if key, err := keyutil.ParsePrivateKeyPEM(pem.EncodeToMemory(block)); err == nil {
+				found = append(found, key.(crypto.Signer))
+			}
+		}
+		return found
+	}
+	public := func(key crypto.Signer) string {
+		der, err := x509.MarshalPKIXPublicKey(key.Public())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(der)
+	}
+	secret := map[string]string{}
+	for _, ca := range cas {
+		content, err := os.ReadFile(filepath.Join(pki, ca+".key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range keys(content) {
+			secret[public(key)] = ca
+		}
+	}
+	// grep fails for a file that ends while it searches; the count below shows whether it searched.
+	list, _ := m.Run(t.Context(), "grep", "-rslIE", "PRIVATE KEY|client-key-data", "/etc", "/var", "/run", "/opt")
+	seen := 0
+	for file := range strings.FieldsSeq(list) {
+		content, err := m.ReadFile(t.Context(), file)
+		if err != nil {
+			continue // it has ended with its process
+		}
+		for _, key := range keys(content) {
+			seen++
+			if ca, found := secret[public(key)]; found {
+				t.Errorf("%s: %s has the key of %s", m.Name, file, ca)
+			}
+		}
+	}
+	if len(secret) != len(cas) || seen == 0 {
+		t.Errorf("%s: %d keys seen and %d CA keys known: the search cannot fail", m.Name, seen, len(secret))
+	}
+}
