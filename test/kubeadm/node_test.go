@@ -108,7 +108,7 @@ func requestCertificate(ctx context.Context, config *rest.Config, name string) (
 	}
 	request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
-	object, uid, err := csr.RequestCertificate(client, request, "", certificatesv1.KubeAPIServerClientKubeletSignerName, nil, usages, key)
+	object, uid, err := csr.RequestCertificateWithContext(ctx, client, request, "", certificatesv1.KubeAPIServerClientKubeletSignerName, nil, usages, key)
 	if err != nil {
 		return nil, err
 	}
