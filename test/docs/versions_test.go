@@ -60,3 +60,19 @@ func TestSupportedVersionsAgree(t *testing.T) {
 		}
 	}
 }
+
+var testInMakefile = regexp.MustCompile(`-run '\^(\w+)\$\$' (\S+)`)
+
+// TestOldestVersionRunsTestsThatExist catches a renamed test: go test runs nothing then, and succeeds.
+func TestOldestVersionRunsTestsThatExist(t *testing.T) {
+	t.Parallel()
+	names := testInMakefile.FindAllStringSubmatch(read(t, "Makefile"), -1)
+	if len(names) == 0 {
+		t.Error("make test-oldest names no test")
+	}
+	for _, m := range names {
+		if !declaredTests(t)[m[1]] {
+			t.Errorf("make test-oldest runs %s, which does not exist", m[1])
+		}
+	}
+}
