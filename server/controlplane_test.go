@@ -1,9 +1,12 @@
 package server_test
 
 import (
+	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"regexp"
 	"slices"
@@ -45,8 +48,8 @@ func TestControlPlaneJoinCommandHasKey(t *testing.T) {
 		before := s.ids(t)
 		got := s.do(t, "POST", controlPlane+"&format="+format, adminBearer, "", "")
 		body := got.body
-		if format == api.FormatIgnition {
-			body = decodedIgnition(t, body)
+		if format == api.FormatCloudConfig || format == api.FormatIgnition {
+			body = scriptIn(t, body)
 		}
 		if got.status != 200 || !strings.Contains(body, up.Key.Reveal()) || got.header.Get("Cache-Control") != "no-store" {
 			t.Errorf("%s: %d %s", format, got.status, got.body)
@@ -86,19 +89,19 @@ func TestControlPlaneJoinCommandHasKey(t *testing.T) {
 	}
 }
 
-// decodedIgnition returns the script in an Ignition config.
-func decodedIgnition(t *testing.T, document string) string {
+// scriptIn returns the compressed script in a document.
+func scriptIn(t *testing.T, document string) string {
 	t.Helper()
-	var config struct {
-		Storage struct {
-			Files []struct{ Contents struct{ Source []byte } }
-		}
-	}
-	encoded := strings.Replace(document, "data:;base64,", "", 1) // a []byte is base64
-	if err := json.Unmarshal([]byte(encoded), &config); err != nil || len(config.Storage.Files) != 1 {
+	encoded := regexp.MustCompile("H4sI[0-9A-Za-z+/=]+").FindString(document)
+	r, err := gzip.NewReader(base64.NewDecoder(base64.StdEncoding, strings.NewReader(encoded)))
+	if err != nil {
 		t.Fatalf("%v in %s", err, document)
 	}
-	return string(config.Storage.Files[0].Contents.Source)
+	script, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(script)
 }
 
 func TestControlPlaneJoinCommandWarnsOfReplacedKeys(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -63,4 +65,32 @@ func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
 	}
 	may["sign"] = false
 	wantProblem(t, ask(free[0]), 403, "forbidden", "")
+}
+
+// The one signer of group system:masters needs the permission to approve, too. Each other signer refuses the group.
+func TestSuperAdminNeedsPermissionToApprove(t *testing.T) {
+	s, _ := certifying(t)
+	all := s.Certificates.Authority.Signers()
+	all[approval.SuperAdminSigner] = all[peerSigner]
+	s.Certificates.Authority.Signers = signer.FixedSigners(all)
+	may := map[string]bool{"sign": true}
+	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+		if may[a.Verb] {
+			return nil
+		}
+		return fmt.Errorf("%w: not %s", auth.ErrForbidden, a)
+	}
+	s.start(t)
+	ask := func(signer, name string) error {
+		subject := pkix.Name{CommonName: name, Organization: []string{"system:masters"}}
+		_, err := s.by(viewerBearer).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: subject}, nil)), Signer: signer})
+		return err
+	}
+	wantProblem(t, ask(approval.SuperAdminSigner, approval.SuperAdmin), 403, "forbidden", "")
+	may["approve"] = true
+	if err := ask(approval.SuperAdminSigner, approval.SuperAdmin); err != nil {
+		t.Errorf("with both permissions: %v", err)
+	}
+	wantProblem(t, ask(approval.SuperAdminSigner, "jane"), 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction)
+	wantProblem(t, ask(peerSigner, approval.SuperAdmin), 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction)
 }
