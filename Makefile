@@ -85,8 +85,8 @@ test-matrix: ## run all tests on each supported version of Kubernetes
 OLDEST := $(firstword $(OLDER))
 test-oldest: ## run a few tests on the oldest supported version of Kubernetes (needs root)
 	KUBE=$(OLDEST) $(GO) run ./test/demo -build
-	KUBE=$(OLDEST) $(GO) test -count 1 -timeout 20m -run '^TestTokenForOneNodeAdmitsOne$$' ./test/limits
-	KUBE=$(OLDEST) $(GO) test -count 1 -timeout 20m -run '^TestAPIServerVerifiesKubeletServingCertificate$$' ./test/join
+	KUBE=$(OLDEST) $(GO) test -count 1 -timeout 20m -run '^(TestTokenForOneNodeAdmitsOne|TestAPIServerVerifiesKubeletServingCertificate)$$' \
+	  ./test/limits ./test/join
 
 # Most of these tests wait for disks and processes, so run more of them at once than there are cores.
 unit: ## run only the fast tests, without Kubernetes and root

@@ -36,9 +36,8 @@ if [ -n "$state" ]; then
   mount --bind "$state" /var/lib/kubejoin
 fi
 mkdir -p /usr/local/bin
-cp "$program" /run/kubejoin.program
 mount -t tmpfs -o mode=755 tmpfs /usr/local/bin
-mv /run/kubejoin.program /usr/local/bin/kubejoin
+cp "$program" /usr/local/bin/kubejoin
 mount -o remount,ro tmpfs /usr/local/bin
 mount -o remount,ro "$target"
 mount -t tmpfs -o mode=1777 tmpfs /tmp
