@@ -30,6 +30,7 @@ func TestHelmPage(t *testing.T) {
 	work := t.TempDir()
 	clone, bin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin")
 	prepare(t, clone, bin)
+	host(t, clone, "git", "tag", "20261e4") // --set would make this version a number, as some commits
 	// The machine has no connection to the internet, so fetch before what the commands need.
 	p.must(p.step("make image", func() error { host(t, clone, "make", "--silent", "image"); return nil }))
 	host(t, clone, "sh", "-euc", `
