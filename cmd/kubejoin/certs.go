@@ -304,9 +304,9 @@ func certsRenewCommand() *cobra.Command {
 		Short: "Renew the certificates of a control plane that has no CA keys",
 		Long: `Renew the certificates of a control plane that has no CA keys. The same signers as for
 'kubejoin sign --kubeadm-dir' issue certificates for the same keys, subjects and names.
-NAME is as in 'kubejoin certs check'; none renews all but kubelet.conf, which the kubelet
-renews. The command replaces nothing unless all certificates were issued, each file at
-once, and copies the old files to DIR/tmp.
+NAME is a name that 'kubejoin certs check' prints. Without NAME, the command renews all but
+kubelet.conf, which the kubelet renews. It replaces nothing unless all certificates were
+issued, replaces each file atomically, and copies the old files to tmp in --kubeadm-dir.
 
 Restart the static pods of the control plane and of etcd afterwards, as after
 'kubeadm certs renew'.`,

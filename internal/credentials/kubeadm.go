@@ -370,7 +370,7 @@ func (h Host) backUp(all []signed) (string, error) {
 	return dir, nil
 }
 
-// A Held is a certificate in the folder.
+// A Held is a certificate in the folder of a Host.
 type Held struct {
 	Name     string     `json:"name"`
 	CA       string     `json:"certificateAuthority,omitempty"` // empty for a CA
