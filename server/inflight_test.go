@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
@@ -87,17 +88,24 @@ func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
 	handler := s.Handler()
 	body := make(unfinished)
 	var slow sync.WaitGroup
+	var reading atomic.Int32
 	ask := func(i int, bearer string, body io.Reader) *httptest.ResponseRecorder {
 		return from(t, handler, fmt.Sprintf("192.0.2.%d:1", i%250), "POST", certificatePath, bearer, body)
 	}
 	for i := range httplimit.MaxCertificates / 2 {
 		slow.Go(func() {
-			if w := ask(i, stolen, body); w.Code != 400 {
+			var once sync.Once
+			counted := readFunc(func(p []byte) (int, error) {
+				once.Do(func() { reading.Add(1) })
+				return body.Read(p)
+			})
+			if w := ask(i, stolen, counted); w.Code != 400 {
 				t.Errorf("truncated body: got %d %s, want 400", w.Code, w.Body)
 			}
 		})
 	}
-	s.waitFor(t, "places are not taken yet", func() int { return httplimit.MaxCertificates/2 - int(s.inFlight(t, "certificate")) })
+	// A request whose body is read is counted for its user.
+	s.waitFor(t, "bodies are not read yet", func() int { return httplimit.MaxCertificates/2 - int(reading.Load()) })
 	wantTooMany(t, "half of all", ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))))
 	for i := range httplimit.MaxCertificates { // sequentially
 		if w := ask(i, other, strings.NewReader(nodeCSR(t, fmt.Sprint("worker-", i+2)))); w.Code != 200 {
@@ -113,6 +121,10 @@ func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
 		t.Errorf("after all responses: got %d %s, want 200", w.Code, w.Body)
 	}
 }
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
 
 // A client opens many HTTP/2 streams and reads no response. Catches it blocking discovery or probes of others, and
 // short responses that do not count as in flight while they are unread.
