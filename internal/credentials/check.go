@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -106,14 +107,7 @@ func (o Checker) Check(ctx context.Context, file string) (Report, error) {
 	if o.Now != nil {
 		c.now = o.Now()
 	}
-	info, err := os.Stat(file)
-	if err != nil {
-		return c.report, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxKubeconfig {
-		return c.report, fmt.Errorf("%s: want a regular file of at most %d bytes", file, maxKubeconfig)
-	}
-	content, err := os.ReadFile(file)
+	content, info, err := readSmall(file)
 	if err != nil {
 		return c.report, err
 	}
@@ -171,7 +165,21 @@ func (c *checking) data(embedded []byte, file string) ([]byte, error) {
 	if !filepath.IsAbs(file) {
 		file = filepath.Join(c.dir, file)
 	}
-	return os.ReadFile(file)
+	content, _, err := readSmall(file)
+	return content, err
+}
+
+// readSmall reads a file. It refuses devices and pipes, which may never end, and large files.
+func readSmall(file string) ([]byte, fs.FileInfo, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxKubeconfig {
+		return nil, nil, fmt.Errorf("%s: want a regular file of at most %d bytes", file, maxKubeconfig)
+	}
+	content, err := os.ReadFile(file)
+	return content, info, err
 }
 
 func (c *checking) checkCluster() {

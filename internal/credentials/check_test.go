@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -247,4 +248,38 @@ func FuzzCheck(f *testing.F) {
 			t.Errorf("the report has a key: %s", report.Text())
 		}
 	})
+}
+
+// Catches a check that reads a device without an end, or waits for a writer of a pipe, because the file names it.
+func TestCheckReadsOnlySmallRegularFilesThatTheKubeconfigNames(t *testing.T) {
+	dir := t.TempDir()
+	pipe, large := filepath.Join(dir, "pipe"), filepath.Join(dir, "large")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	content := append(pemOf(certtest.CA(t, "kubernetes")), make([]byte, 1<<20)...)
+	if err := os.WriteFile(large, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{pipe, "/dev/zero", dir, large, "pipe"} {
+		config := clientcmdapi.NewConfig()
+		config.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1", CertificateAuthority: file}
+		config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificate: file, ClientKey: file}
+		config.Contexts["at"], config.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "me"}, "at"
+		kubeconfig := filepath.Join(dir, "kubeconfig")
+		if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
+			t.Fatal(err)
+		}
+		report, err := credentials.Checker{Offline: true}.Check(t.Context(), kubeconfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range report.Findings {
+			got = append(got, f.ID)
+		}
+		if !slices.Equal(got, []string{"no-ca", "no-credential"}) {
+			t.Errorf("%s: got findings %q, want no-ca and no-credential", file, got)
+		}
+	}
 }
