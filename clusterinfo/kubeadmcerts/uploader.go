@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -99,7 +100,11 @@ func (u *Uploader) Upload(ctx context.Context) (Upload, error) {
 	}
 	result, err := u.write(ctx, files, owner)
 	if err != nil {
-		return Upload{}, errors.Join(fmt.Errorf("secret %s: %w", SecretName, err), u.deleteOwner(ctx, owner))
+		err = fmt.Errorf("secret %s: %w", SecretName, err)
+		if refused(err) {
+			err = errors.Join(err, u.deleteOwner(ctx, owner))
+		}
+		return Upload{}, err
 	}
 	result.Expires = expires
 	return result, nil
@@ -136,6 +141,18 @@ func (u *Uploader) createOwner(ctx context.Context, now time.Time) (*corev1.Secr
 	}
 	owner, err := u.secrets().Create(ctx, manifest, metav1.CreateOptions{})
 	return owner, r.Expires, err
+}
+
+// refused reports whether kube-apiserver refused a write. After any other error, such as a lost connection, the Secret
+// may have the new owner. Deleting that owner would delete the Secret and end the keys of earlier calls. The owner
+// expires instead.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
 }
 
 // deleteOwner deletes an owner token, also if ctx has ended.

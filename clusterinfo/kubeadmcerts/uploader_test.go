@@ -303,7 +303,9 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func TestFailedUploadLeavesNoOwnerToken(t *testing.T) {
+// filesAndClient returns a folder with files to upload, and a client of a cluster without an API server.
+func filesAndClient(t *testing.T) (string, *fake.Clientset) {
+	t.Helper()
 	dir := filepath.Join(t.TempDir(), "pki")
 	content, err := os.ReadFile("../joinformat/testdata/ca.crt")
 	if err != nil {
@@ -317,18 +319,55 @@ func TestFailedUploadLeavesNoOwnerToken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	client := fake.NewClientset(&corev1.ConfigMap{
+	return dir, fake.NewClientset(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"},
 		Data:       map[string]string{"ClusterConfiguration": "kind: ClusterConfiguration\n"},
 	})
+}
+
+// Without an answer, kubejoin does not know whether the Secret has the new owner. If it deleted the owner, the garbage
+// collector would delete the Secret, and end the keys of all earlier calls.
+func TestUploadWithoutAnswerKeepsOwnerToken(t *testing.T) {
+	dir, client := filesAndClient(t)
+	u := &kubeadmcerts.Uploader{Client: client, Dir: dir}
+	first := upload(t, u)
+	lost := false
+	client.PrependReactor("update", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if lost {
+			return false, nil, nil
+		}
+		lost = true
+		update := a.(clienttesting.UpdateAction)
+		if err := client.Tracker().Update(update.GetResource(), update.GetObject(), update.GetNamespace()); err != nil {
+			t.Error(err)
+		}
+		return true, nil, context.Canceled
+	})
+	if up, err := u.Upload(t.Context()); err == nil {
+		t.Fatalf("got %+v, want an error", up)
+	}
+	live := secret(t, u)
+	if live.OwnerReferences[0].Name == "bootstrap-token-"+first.TokenID {
+		t.Fatal("the Secret has the first owner, want that of the write without an answer")
+	}
+	if _, err := client.CoreV1().Secrets("kube-system").Get(t.Context(), live.OwnerReferences[0].Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("the owner token of the Secret: %v", err)
+	}
+	if again := upload(t, u); again.Key != first.Key || again.Replaced {
+		t.Errorf("got %+v, want the key of the first call", again)
+	}
+}
+
+func TestRefusedUploadLeavesNoOwnerToken(t *testing.T) {
+	dir, client := filesAndClient(t)
 	client.PrependReactor("create", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		if made := a.(clienttesting.CreateAction).GetObject().(*corev1.Secret); made.Name == kubeadmcerts.SecretName {
-			return true, nil, errors.New("no space left")
+			return true, nil, apierrors.NewForbidden(corev1.Resource("secrets"), made.Name, errors.New("not owned"))
 		}
 		return false, nil, nil
 	})
 	u := &kubeadmcerts.Uploader{Client: client, Dir: dir}
-	if up, err := u.Upload(t.Context()); err == nil || !strings.Contains(err.Error(), "no space left") || !up.Key.IsZero() {
+	if up, err := u.Upload(t.Context()); err == nil || !strings.Contains(err.Error(), "not owned") || !up.Key.IsZero() {
 		t.Errorf("got %+v, %v, want the error", up, err)
 	}
 	left, err := client.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
