@@ -91,7 +91,8 @@ type loaded struct {
 	config *clientcmdapi.Config // of a kubeconfig
 	user   *clientcmdapi.AuthInfo
 	key    crypto.Signer
-	leaf   *x509.Certificate // nil if there is none yet
+	leaf   *x509.Certificate   // nil if there is none yet
+	chain  []*x509.Certificate // intermediates of leaf
 	roots  []*x509.Certificate
 	caPEM  []byte
 }
@@ -136,7 +137,7 @@ func (h Host) load(p part) (*loaded, error) {
 		return nil, fmt.Errorf("%s: %w", h.file(p.path), err)
 	}
 	if len(chain) > 0 {
-		if l.leaf, _, err = parseChain(chain); err != nil {
+		if l.leaf, l.chain, err = parseChain(chain); err != nil {
 			return nil, fmt.Errorf("%s: certificate: %w", h.file(p.path), err)
 		}
 	}
@@ -248,7 +249,7 @@ func (h Host) Sign(ctx context.Context, sign Sign) ([]string, error) {
 			continue
 		}
 		found = true
-		if l.problem(l.leaf, nil, h.now()) == nil {
+		if l.problem(l.leaf, l.chain, h.now()) == nil {
 			continue
 		}
 		file := h.file(p.path + ".csr")
@@ -396,7 +397,7 @@ func (h Host) List() ([]Held, error) {
 			if l.leaf != nil {
 				held.NotAfter = &l.leaf.NotAfter
 			}
-			if err := l.problem(l.leaf, nil, h.now()); err != nil {
+			if err := l.problem(l.leaf, l.chain, h.now()); err != nil {
 				held.Problem = err.Error()
 			}
 		}

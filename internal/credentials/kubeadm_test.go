@@ -280,3 +280,43 @@ func FuzzHost(f *testing.F) {
 		}
 	})
 }
+
+// An intermediate CA signs, and pki/ca.crt has the root. Catches a check that ignores the intermediates beside the
+// certificate: it reports a certificate that kubejoin has just written, and Sign has it signed again and again.
+func TestIntermediatesBesideCertificateCount(t *testing.T) {
+	root := certtest.CA(t, "root")
+	key := csrtest.NewKey()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "intermediate"}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, root.Leaf, key.Public(), root.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	intermediate, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := signer.NewCA([]*x509.Certificate{intermediate, root.Leaf}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := newHost(t, newCA(t))
+	write(t, dir, "pki/ca.crt", pemOf(root))
+	host := credentials.Host{Dir: dir}
+	for _, want := range []int{3, 0} {
+		if names, err := host.Sign(t.Context(), anything(ca)); err != nil || len(names) != want {
+			t.Fatalf("signed %q, %v, want %d", names, err, want)
+		}
+	}
+	list, err := host.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, held := range list {
+		if held.Problem != "" {
+			t.Errorf("%s: %s, want no problem", held.Name, held.Problem)
+		}
+	}
+}
