@@ -4,6 +4,7 @@ package atomicfile
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -24,8 +25,12 @@ type Replacement struct {
 	temporary *os.File // in the same folder; nil after Write or Drop
 }
 
-// Prepare checks that a file can be written. The file does not change until Write.
+// Prepare checks that a file can be written. The file does not change until Write. Prepare refuses a file that exists
+// and is not a regular one, because Write would replace a device such as /dev/null.
 func Prepare(file string) (*Replacement, error) {
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: want a regular file", file)
+	}
 	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // mode 0600
 	if err != nil {
 		return nil, err
