@@ -198,6 +198,10 @@ check_cluster() {
 # check_server reports the API server that cluster-info names, and the token.
 check_server() {
     server=$(field "$tmp/info" server)
+    check_https "$server" || {
+        report error cluster-info "it contains $why" 'on the cluster, run: kubejoin doctor'
+        return
+    }
     host=${server#https://}
     host=${host%%/*}
     case $host in

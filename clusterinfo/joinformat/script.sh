@@ -84,6 +84,16 @@ field() {
     tr ',{' '\n\n' <"$1" | sed -n '/^[[:space:]]*"kubeconfig":/,$s/.*[^a-z-]'"$2"'[\\"]*: *[\\"]*\([^\\" ]*\).*/\1/p' | head -n 1
 }
 
+# check_https sets why unless $1 is an https:// URL without special characters.
+check_https() {
+    case $1 in
+    https://*[!]A-Za-z0-9.:/_%~[-]*) why='an invalid server' ;;
+    https://?*) return 0 ;;
+    *) why='no https:// server' ;;
+    esac
+    return 1
+}
+
 # pin_of prints the pin of a certificate as kubeadm does: the hash of its public key.
 pin_of() {
     openssl x509 -in "$1" -noout -pubkey >"$tmp/key.pem" 2>/dev/null &&
@@ -172,11 +182,7 @@ place() {
 
 without_kubeadm() {
     server=$(field "$tmp/info" server)
-    case $server in
-    https://*[!]A-Za-z0-9.:/_%~[-]*) die 3 'cluster-info contains an invalid server: want https://HOST:PORT' ;;
-    https://?*) ;;
-    *) die 3 'cluster-info contains no https:// server' ;;
-    esac
+    check_https "$server" || die 3 "cluster-info contains $why: want https://HOST:PORT"
     if [ -e "$ca_file" ]; then
         [ "$(cat "$tmp/ca.crt")" = "$(cat "$ca_file")" ] || die 1 "$ca_file exists and differs from the cluster CA: remove it, or use --ca-file"
     else

@@ -586,3 +586,22 @@ func mustBytes(t *testing.T, form func() ([]byte, error)) string {
 	}
 	return string(content)
 }
+
+// The server in cluster-info becomes an argument of curl and a part of the output.
+func TestDiagnoseReportsInvalidServer(t *testing.T) {
+	ca := certtest.CA(t, "kubernetes")
+	good := configMap(t, kubeconfigOf(t, ca))
+	for server, want := range map[string]string{
+		"https://api\x1b]0;title\x07:6443": "an invalid server",
+		"https://api:6443/;x":              "an invalid server",
+		"-K/etc/hosts":                     "no https:// server",
+	} {
+		s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(bytes.ReplaceAll(good, []byte(apiServer), []byte(server))))
+		m := newMachine(t, joinOf(t, s, ca))
+		m.kubeadm(t, 0)
+		output, code := m.run(t, "--diagnose")
+		if code != 1 || !strings.Contains(output, "error    cluster-info: it contains "+want+";") || strings.ContainsAny(output, "\x1b\x07") || strings.Contains(output, "api-dns: ") {
+			t.Errorf("%q: code %d, want a report of %s:\n%q", server, code, want, output)
+		}
+	}
+}
