@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -54,7 +53,7 @@ func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
 		req.MaxNodes = 1
 	}
 	if req.TTL == "" && req.Expires == "" {
-		req.TTL = kubeadmcerts.TTL.String()
+		req.TTL = joinformat.UploadTTL.String()
 	}
 	return nil
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -23,18 +22,18 @@ import (
 )
 
 // uploading returns a site whose uploads return up, and the number of uploads.
-func uploading(t *testing.T, up kubeadmcerts.Upload, err error) (*site, *int) {
+func uploading(t *testing.T, up joinformat.Upload, err error) (*site, *int) {
 	t.Helper()
 	s, n := newSite(t), 0
-	s.UploadCertificates = func(context.Context) (kubeadmcerts.Upload, error) {
+	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) {
 		n++
 		return up, err
 	}
 	return s, &n
 }
 
-func newUpload() kubeadmcerts.Upload {
-	return kubeadmcerts.Upload{Key: joinformat.GenerateCertificateKey(), Expires: time.Now().Add(2 * time.Hour).UTC().Truncate(time.Second), TokenID: "0wn3r0"}
+func newUpload() joinformat.Upload {
+	return joinformat.Upload{Key: joinformat.GenerateCertificateKey(), Expires: time.Now().Add(2 * time.Hour).UTC().Truncate(time.Second), TokenID: "0wn3r0"}
 }
 
 const controlPlane = commandPath + "?controlPlane=true"
@@ -176,7 +175,7 @@ func TestControlPlaneJoinCommandRefuses(t *testing.T) {
 }
 
 func TestControlPlaneJoinCommandDeletesTokenOfFailedUpload(t *testing.T) {
-	s, uploads := uploading(t, kubeadmcerts.Upload{}, errors.New("sa.key is missing"))
+	s, uploads := uploading(t, joinformat.Upload{}, errors.New("sa.key is missing"))
 	s.start(t)
 	got := s.do(t, "POST", controlPlane, adminBearer, "", "")
 	if got.status != 503 || !strings.Contains(got.body, "certificates-not-uploaded") || strings.Contains(got.body, "sa.key") || got.header.Get("Retry-After") == "" {

@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/reference"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -190,7 +190,7 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	s.ExplainRequest = func(_ context.Context, name string, _ *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		return explain.OfRequest(approval.Request{Name: name}, api.RequestPending, errors.New("the request is no PKCS 10"), nil), nil
 	}
-	s.UploadCertificates = func(context.Context) (kubeadmcerts.Upload, error) { return newUpload(), nil }
+	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }
 	s.start(t)
 	folder := t.TempDir()
 	write := func(name, content string) {

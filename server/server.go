@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -54,7 +54,7 @@ type Server struct {
 
 	// UploadCertificates uploads the certificates that control planes share, for join commands of control planes. It is
 	// usually Upload of an Uploader of package clusterinfo/kubeadmcerts. Nil refuses such requests.
-	UploadCertificates func(ctx context.Context) (kubeadmcerts.Upload, error)
+	UploadCertificates func(ctx context.Context) (joinformat.Upload, error)
 
 	// Claims stores the claims: node names taken with limited tokens. If it is nil, /v1/claim returns 404.
 	Claims tokens.Claims

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"time"
 	"unique"
 )
 
@@ -55,3 +56,20 @@ func (k CertificateKey) LogValue() slog.Value { return slog.StringValue(k.String
 
 // MarshalText redacts like [CertificateKey.String].
 func (k CertificateKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UploadTTL is how long an [Upload] lasts.
+const UploadTTL = 2 * time.Hour
+
+// An Upload is the result of [github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts.Uploader.Upload].
+type Upload struct {
+	// Key decrypts the files. It is stored nowhere.
+	Key CertificateKey
+	// Expires is when the Secret is deleted.
+	Expires time.Time
+	// TokenID is the ID of the bootstrap token that owns the Secret. The token has no usages.
+	TokenID string
+	// Shared is true if an earlier call returned the same key, which still works.
+	Shared bool
+	// Replaced is true if there was another upload. Its key no longer works.
+	Replaced bool
+}

@@ -28,8 +28,6 @@ import (
 const (
 	// SecretName is the name of the Secret in kube-system.
 	SecretName = "kubeadm-certs"
-	// TTL is how long an upload lasts.
-	TTL = 2 * time.Hour
 
 	roleName         = "kubeadm:kubeadm-certs"
 	configName       = "kubeadm-config"
@@ -65,38 +63,24 @@ type upload struct {
 	owner *corev1.Secret
 }
 
-// An Upload is the result of [Uploader.Upload].
-type Upload struct {
-	// Key decrypts the files. It is stored nowhere.
-	Key joinformat.CertificateKey
-	// Expires is when the Secret is deleted.
-	Expires time.Time
-	// TokenID is the ID of the bootstrap token that owns the Secret. The token has no usages.
-	TokenID string
-	// Shared is true if an earlier call returned the same key, which still works.
-	Shared bool
-	// Replaced is true if there was another upload. Its key no longer works.
-	Replaced bool
-}
-
 // Upload writes the files to the Secret under a new key. If the Secret still has the files of the last call, the key
 // of that call stays valid and is returned again. In both cases the Secret gets a new owner token, which deletes it
-// after TTL.
-func (u *Uploader) Upload(ctx context.Context) (Upload, error) {
+// after [joinformat.UploadTTL].
+func (u *Uploader) Upload(ctx context.Context) (joinformat.Upload, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	files, err := u.files(ctx)
 	if err != nil {
-		return Upload{}, err
+		return joinformat.Upload{}, err
 	}
 	if u.CreateRole {
 		if err := u.createRole(ctx); err != nil {
-			return Upload{}, err
+			return joinformat.Upload{}, err
 		}
 	}
 	owner, expires, err := u.createOwner(ctx, time.Now())
 	if err != nil {
-		return Upload{}, fmt.Errorf("the owner token of Secret %s: %w", SecretName, err)
+		return joinformat.Upload{}, fmt.Errorf("the owner token of Secret %s: %w", SecretName, err)
 	}
 	result, err := u.write(ctx, files, owner)
 	if err != nil {
@@ -104,7 +88,7 @@ func (u *Uploader) Upload(ctx context.Context) (Upload, error) {
 		if refused(err) {
 			err = errors.Join(err, u.deleteOwner(ctx, owner))
 		}
-		return Upload{}, err
+		return joinformat.Upload{}, err
 	}
 	result.Expires = expires
 	return result, nil
@@ -134,7 +118,7 @@ func (u *Uploader) files(ctx context.Context) (Files, error) {
 // createOwner creates the bootstrap token that owns the Secret. It has no usages. When a token cleaner deletes it, the
 // garbage collector deletes the Secret.
 func (u *Uploader) createOwner(ctx context.Context, now time.Time) (*corev1.Secret, time.Time, error) {
-	r := tokens.Record{Token: tokens.Generate(), Description: ownerDescription, Expires: now.Add(TTL).UTC().Truncate(time.Second)}
+	r := tokens.Record{Token: tokens.Generate(), Description: ownerDescription, Expires: now.Add(joinformat.UploadTTL).UTC().Truncate(time.Second)}
 	manifest, err := secretstore.Manifest(r)
 	if err != nil {
 		return nil, time.Time{}, err
@@ -167,14 +151,14 @@ func (u *Uploader) deleteOwner(ctx context.Context, owner *corev1.Secret) error 
 }
 
 // write writes the Secret by compare-and-swap.
-func (u *Uploader) write(ctx context.Context, files Files, owner *corev1.Secret) (Upload, error) {
+func (u *Uploader) write(ctx context.Context, files Files, owner *corev1.Secret) (joinformat.Upload, error) {
 	for {
 		live, err := u.secrets().Get(ctx, SecretName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			live, err = nil, nil
 		}
 		if err != nil {
-			return Upload{}, err
+			return joinformat.Upload{}, err
 		}
 		next := upload{files: files, owner: owner}
 		shared := live != nil && u.last != nil && u.last.files.equal(files) && maps.EqualFunc(live.Data, u.last.data, bytes.Equal)
@@ -183,7 +167,7 @@ func (u *Uploader) write(ctx context.Context, files Files, owner *corev1.Secret)
 		} else {
 			next.key = joinformat.GenerateCertificateKey()
 			if next.data, err = files.Encrypt(next.key); err != nil {
-				return Upload{}, err
+				return joinformat.Upload{}, err
 			}
 		}
 		secret := &corev1.Secret{
@@ -204,14 +188,14 @@ func (u *Uploader) write(ctx context.Context, files Files, owner *corev1.Secret)
 		case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err), live != nil && apierrors.IsNotFound(err):
 			continue
 		case err != nil:
-			return Upload{}, err
+			return joinformat.Upload{}, err
 		}
 		if u.last != nil {
 			_ = u.deleteOwner(ctx, u.last.owner) // otherwise it expires
 		}
 		u.last = &next
 		id, _ := strings.CutPrefix(owner.Name, api.BootstrapTokenSecretPrefix)
-		return Upload{Key: next.key, TokenID: id, Shared: shared, Replaced: live != nil && !shared}, nil
+		return joinformat.Upload{Key: next.key, TokenID: id, Shared: shared, Replaced: live != nil && !shared}, nil
 	}
 }
 

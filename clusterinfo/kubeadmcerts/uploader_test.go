@@ -44,7 +44,7 @@ func onCluster(t *testing.T) *kubeadmcerts.Uploader {
 	return &kubeadmcerts.Uploader{Client: c.Client(), Dir: filepath.Join(c.Dir, "pki")}
 }
 
-func upload(t *testing.T, u *kubeadmcerts.Uploader) kubeadmcerts.Upload {
+func upload(t *testing.T, u *kubeadmcerts.Uploader) joinformat.Upload {
 	t.Helper()
 	up, err := u.Upload(t.Context())
 	if err != nil {
@@ -128,8 +128,8 @@ func TestUploadIsThatOfKubeadm(t *testing.T) {
 	if err != nil || record.Problem != nil || record.Signing || record.Authentication || len(record.Groups) > 0 || !record.Expires.Equal(up.Expires) || record.Token.ID() != up.TokenID {
 		t.Errorf("got owner token %+v, %v, want one without usages that expires at %s", record, err, up.Expires)
 	}
-	if life := up.Expires.Sub(record.Created); life < kubeadmcerts.TTL-time.Minute || life > kubeadmcerts.TTL+time.Minute {
-		t.Errorf("the upload lasts %s, want %s", life, kubeadmcerts.TTL)
+	if life := up.Expires.Sub(record.Created); life < joinformat.UploadTTL-time.Minute || life > joinformat.UploadTTL+time.Minute {
+		t.Errorf("the upload lasts %s, want %s", life, joinformat.UploadTTL)
 	}
 	if ours.rules != theirs.rules || ours.binds != theirs.binds {
 		t.Errorf("got %s and %s, want as kubeadm's %s and %s", ours.rules, ours.binds, theirs.rules, theirs.binds)
@@ -238,7 +238,7 @@ func TestConcurrentUploadsShareOneKey(t *testing.T) {
 func TestConcurrentReplicasLeaveOneUpload(t *testing.T) {
 	u := onCluster(t)
 	var wg sync.WaitGroup
-	results := make([]kubeadmcerts.Upload, 6)
+	results := make([]joinformat.Upload, 6)
 	for i := range results {
 		wg.Go(func() {
 			replica := &kubeadmcerts.Uploader{Client: u.Client, Dir: u.Dir}
@@ -288,7 +288,7 @@ func TestUploadReportsReplacedUploadOfAnotherReplica(t *testing.T) {
 	}
 	u := &kubeadmcerts.Uploader{Client: client, Dir: other.Dir}
 	first := upload(t, u)
-	var between kubeadmcerts.Upload
+	var between joinformat.Upload
 	replace = func() { between = upload(t, other) }
 	second := upload(t, u)
 	if !between.Replaced || !second.Replaced || second.Shared || second.Key == first.Key {
