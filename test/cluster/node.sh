@@ -12,6 +12,9 @@ for d in /etc/kubernetes /var/lib/kubelet /var/log /usr/libexec/kubernetes; do
 	mkdir -p "$d"
 	mount -t tmpfs -o mode=0755 tmpfs "$d"
 done
+# The kernel's 128 inotify instances are too few for the kubelets of several tests. All machines share the limit.
+limit=/proc/sys/fs/inotify/max_user_instances
+[ "$(cat $limit)" -ge 1024 ] || echo 1024 >$limit
 # The kubelet sets these for the whole machine: it gets copies.
 for f in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
 	copy=/var/log/$(basename $f)

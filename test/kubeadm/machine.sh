@@ -23,6 +23,9 @@ mount --bind "$dir/log" /var/log
 mount -t tmpfs -o mode=0700 tmpfs /var/lib/etcd # etcd waits for each write
 echo "127.0.0.1 localhost
 $address $name" >/etc/hosts
+# The kernel's 128 inotify instances are too few for the kubelets of several tests. All machines share the limit.
+limit=/proc/sys/fs/inotify/max_user_instances
+[ "$(cat $limit)" -ge 1024 ] || echo 1024 >$limit
 # The kubelet sets these for the whole machine: it gets copies.
 for f in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
 	copy=/run/$(basename $f)
