@@ -70,10 +70,11 @@ manifests: ## write deploy/manifests and the README of the chart
 	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -out ../../deploy/manifests
 	$(GO) run github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2 --chart-search-root deploy/chart --log-level error
 
-# Most tests with Kubernetes wait for processes and timers, so run more of them at once than there are cores.
+# Most tests with Kubernetes wait for processes and timers, so run more of them at once than there are cores, and the
+# longest first.
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
-	$(GO) test $(RACE) -count 1 -timeout 40m -p 4 -parallel 4 ./...
+	$(GO) test $(RACE) -count 1 -timeout 40m -p 4 -parallel 4 ./test/kubeadm ./test/join ./test/limits ./...
 	cd test/importer && $(GO) test $(RACE) -count 1 -timeout 20m ./...
 	cd deploy/image && $(GO) test -count 1 -timeout 30m ./...
 
