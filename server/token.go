@@ -102,6 +102,9 @@ func (h *handler) deleteToken(r *call) (response, error) {
 		if req.OnlyExpired && !record.Expired(time.Now()) {
 			return response{}, newProblem(http.StatusConflict, api.ProblemNotExpired, "token %s has not expired, or was renewed", record.Token.ID())
 		}
+		if !record.Expired(time.Now()) && record.OwnsUpload() {
+			return response{}, ownsUpload(record, "delete the upload with: kubejoin certs delete")
+		}
 		if !req.DryRun {
 			err = h.Tokens.Delete(r.Context(), record)
 		}
@@ -169,6 +172,8 @@ func (h *handler) renewToken(r *call) (response, error) {
 func renewable(record tokens.Record, expires time.Time, shorten bool) error {
 	id := record.Token.ID()
 	switch {
+	case record.OwnsUpload():
+		return ownsUpload(record, "upload the certificates again with: kubejoin certs upload")
 	case record.Problem != nil || record.Limits.Problem != nil:
 		return newProblem(http.StatusConflict, "token-invalid", "token %s is malformed, and renewing it does not help: %s; delete it with: kubejoin token delete %s", id, problemOf(record), id)
 	case record.Spent():
@@ -181,6 +186,12 @@ func renewable(record tokens.Record, expires time.Time, shorten bool) error {
 		return wouldShorten("token %s expires at "+record.Expires.Format(time.RFC3339)+", and this renewal would make it expire sooner, at %s", id, expires)
 	}
 	return nil
+}
+
+// ownsUpload returns the problem of a change to the token that gives an upload of certificates its expiry. A longer life
+// would keep the upload and its key, and deleting the token would delete the upload.
+func ownsUpload(record tokens.Record, instead string) error {
+	return newProblem(http.StatusConflict, "token-owns-upload", "token %s only decides when the Secret kube-system/kubeadm-certs expires; %s", record.Token.ID(), instead)
 }
 
 func wouldShorten(format, id string, expires time.Time) error {

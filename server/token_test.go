@@ -237,6 +237,43 @@ func TestDeleteToken(t *testing.T) {
 	}
 }
 
+// Renewing the token would keep the certificate key valid, and deleting it would delete the certificates that machines are
+// about to download.
+func TestRefusesToChangeTokenOfUpload(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	owner := func(expires time.Duration) tokens.Record {
+		return s.stored(t, func(r *tokens.Record) {
+			r.Description, r.Signing, r.Authentication, r.Groups, r.Expires = tokens.UploadDescription, false, false, nil, time.Now().Add(expires)
+		})
+	}
+	r := owner(time.Hour)
+	path := tokenPath + "/" + r.Token.ID()
+	for _, test := range []struct{ method, path, body, instead string }{
+		{"DELETE", path, "", "kubejoin certs delete"},
+		{"DELETE", path + "?dryRun=true", "", "kubejoin certs delete"},
+		{"POST", path + "/renew", `{"ttl":"8000h"}`, "kubejoin certs upload"},
+		{"POST", path + "/renew", `{"ttl":"0"}`, "kubejoin certs upload"},
+		{"POST", path + "/renew", `{"ttl":"1m","shorten":true}`, "kubejoin certs upload"},
+		{"POST", path + "/renew", `{"ttl":"8000h","dryRun":true}`, "kubejoin certs upload"},
+	} {
+		if _, p, got := askFor[api.Token](t, s, test.method, test.path, test.body); got.status != 409 || !p.Named("token-owns-upload") || !strings.Contains(p.Detail, test.instead) {
+			t.Errorf("%s %s %s: %d %s", test.method, test.path, test.body, got.status, got.body)
+		}
+	}
+	if now := s.record(t, r.Token.ID()); !now.Expires.Equal(r.Expires) {
+		t.Errorf("the token expires at %s, want it unchanged: %s", now.Expires, r.Expires)
+	}
+	expired := owner(-time.Minute)
+	if got := s.do(t, "DELETE", tokenPath+"/"+expired.Token.ID(), adminBearer, "", ""); got.status != 200 {
+		t.Errorf("an expired one: %d %s", got.status, got.body)
+	}
+	same := s.stored(t, func(r *tokens.Record) { r.Description = tokens.UploadDescription })
+	if got := s.do(t, "DELETE", tokenPath+"/"+same.Token.ID(), adminBearer, "", ""); got.status != 200 {
+		t.Errorf("a token that machines use, with the same description: %d %s", got.status, got.body)
+	}
+}
+
 // racing is a store that calls then before the first deletion.
 type racing struct {
 	tokens.Store

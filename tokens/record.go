@@ -80,6 +80,15 @@ func (r Record) Expired(now time.Time) bool {
 	return !r.Expires.IsZero() && !now.Before(r.Expires)
 }
 
+// UploadDescription is the description of a token that owns an upload of certificates, as in kubeadm.
+const UploadDescription = "Proxy for managing TTL for the kubeadm-certs secret"
+
+// OwnsUpload reports whether the token owns the Secret kubeadm-certs. Such a token has no usages. When it expires or is
+// deleted, Kubernetes deletes the Secret.
+func (r Record) OwnsUpload() bool {
+	return r.Description == UploadDescription && !r.Signing && !r.Authentication
+}
+
 // Spent reports whether the node limit of the token is used up, so that no new node can join with it.
 func (r Record) Spent() bool {
 	most := r.Limits.NodeLimit()
