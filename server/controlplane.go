@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -69,6 +70,9 @@ func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) ([
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "certificates-not-uploaded", "the certificates of control planes could not be uploaded; the log of kubejoin has the reason under this request ID")
 		p.cause, p.retryAfter = err, retryAfter
+		if ends := (*joinformat.KeyEndsError)(nil); errors.As(err, &ends) {
+			p.Detail, p.retryAfter = ends.Error(), max(time.Until(ends.Expires), 0)+time.Second
+		}
 		return nil, p
 	}
 	join.CertificateKey = up.Key

@@ -6,10 +6,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -183,6 +185,21 @@ func TestControlPlaneJoinCommandDeletesTokenOfFailedUpload(t *testing.T) {
 	}
 	if *uploads != 1 || len(s.ids(t)) > 0 || !strings.Contains(s.logs.String(), "sa.key is missing") {
 		t.Errorf("%d uploads, tokens %v, want the token deleted and the reason in the log:\n%s", *uploads, s.ids(t), s.logs)
+	}
+}
+
+// The caller must learn when to retry, and the command that helps at once.
+func TestControlPlaneJoinCommandWaitsForEndOfKey(t *testing.T) {
+	end := time.Now().Add(10 * time.Minute)
+	s, _ := uploading(t, joinformat.Upload{}, fmt.Errorf("upload: %w", &joinformat.KeyEndsError{Expires: end}))
+	s.start(t)
+	got := s.do(t, "POST", controlPlane, adminBearer, "", "")
+	seconds, _ := strconv.Atoi(got.header.Get("Retry-After"))
+	if got.status != 503 || seconds < 500 || seconds > 601 || !strings.Contains(got.body, end.UTC().Format(time.RFC3339)) || !strings.Contains(got.body, "kubejoin certs delete") {
+		t.Errorf("%d %v %s", got.status, got.header, got.body)
+	}
+	if len(s.ids(t)) > 0 {
+		t.Errorf("got tokens %v, want none", s.ids(t))
 	}
 }
 

@@ -57,14 +57,31 @@ func (k CertificateKey) LogValue() slog.Value { return slog.StringValue(k.String
 // MarshalText redacts like [CertificateKey.String].
 func (k CertificateKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UploadTTL is how long an [Upload] lasts.
-const UploadTTL = 2 * time.Hour
+// Lifetimes of an [Upload].
+const (
+	// UploadTTL is how long an upload lasts after the last call that returned its key, as in kubeadm.
+	UploadTTL = 2 * time.Hour
+	// KeyTTL is how long a key lasts at most, however many calls return it.
+	KeyTTL = 4 * time.Hour
+)
+
+// A KeyEndsError reports that the key of an upload ends too soon to join with it. A new upload before that would end the
+// key of earlier join commands.
+type KeyEndsError struct {
+	// Expires is when the key ends.
+	Expires time.Time
+}
+
+func (e *KeyEndsError) Error() string {
+	return fmt.Sprintf("the certificate key of earlier join commands ends at %s and is not extended; retry then, or end it now with: kubejoin certs delete",
+		e.Expires.UTC().Format(time.RFC3339))
+}
 
 // An Upload is the result of [github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts.Uploader.Upload].
 type Upload struct {
 	// Key decrypts the files. It is stored nowhere.
 	Key CertificateKey
-	// Expires is when the Secret is deleted.
+	// Expires is when the Secret is deleted, unless a later call extends it.
 	Expires time.Time
 	// TokenID is the ID of the bootstrap token that owns the Secret. The token has no usages.
 	TokenID string

@@ -144,3 +144,25 @@ func FuzzParseConfiguration(f *testing.F) {
 		})
 	})
 }
+
+// Who lacks one of the files must not be able to compute the key that opens it.
+func TestKeyNeedsAllFilesAndSalt(t *testing.T) {
+	files := Files{"ca.key": []byte("a"), "sa.key": []byte("b"), "etcd-ca.key": nil}
+	key := files.key("salt")
+	if again := files.key("salt"); again != key {
+		t.Error("the same files and salt have two keys")
+	}
+	for name, other := range map[string]Files{
+		"another ca.key": {"ca.key": []byte("c"), "sa.key": []byte("b"), "etcd-ca.key": nil},
+		"another sa.key": {"ca.key": []byte("a"), "sa.key": []byte("c"), "etcd-ca.key": nil},
+		"swapped":        {"ca.key": []byte("b"), "sa.key": []byte("a"), "etcd-ca.key": nil},
+		"no ca.key":      {"ca.key": nil, "sa.key": []byte("b"), "etcd-ca.key": nil},
+	} {
+		if other.key("salt") == key {
+			t.Errorf("%s: got the same key", name)
+		}
+	}
+	if files.key("another") == key {
+		t.Error("another salt has the same key")
+	}
+}

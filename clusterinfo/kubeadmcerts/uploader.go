@@ -1,15 +1,12 @@
 package kubeadmcerts
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
@@ -29,10 +26,9 @@ const (
 	// SecretName is the name of the Secret in kube-system.
 	SecretName = "kubeadm-certs"
 
-	roleName         = "kubeadm:kubeadm-certs"
-	configName       = "kubeadm-config"
-	configKey        = "ClusterConfiguration"
-	ownerDescription = "Proxy for managing TTL for the kubeadm-certs secret"
+	roleName   = "kubeadm:kubeadm-certs"
+	configName = "kubeadm-config"
+	configKey  = "ClusterConfiguration"
 )
 
 // cleanupTimeout is how long to try to delete an owner token that has no use.
@@ -41,7 +37,8 @@ const cleanupTimeout = 10 * time.Second
 // ErrNotFound reports that there is no upload.
 var ErrNotFound = errors.New("there is no Secret kube-system/" + SecretName)
 
-// An Uploader uploads the shared files of a control plane. Its methods are safe for concurrent use.
+// An Uploader uploads the shared files of a control plane. It keeps no state, so its methods are safe for concurrent use,
+// and the Uploaders of several control planes share one upload.
 type Uploader struct {
 	// Client needs the verbs get, create, update and delete on Secrets in kube-system, and get on the ConfigMap
 	// kubeadm-config there. It is required.
@@ -50,25 +47,13 @@ type Uploader struct {
 	Dir string
 	// CreateRole creates the Role and RoleBinding that let bootstrap tokens read the Secret, as kubeadm does.
 	CreateRole bool
-
-	mu   sync.Mutex
-	last *upload
 }
 
-// An upload is what an Uploader wrote.
-type upload struct {
-	key   joinformat.CertificateKey
-	files Files
-	data  map[string][]byte
-	owner *corev1.Secret
-}
-
-// Upload writes the files to the Secret under a new key. If the Secret still has the files of the last call, the key
-// of that call stays valid and is returned again. In both cases the Secret gets a new owner token, which deletes it
-// after [joinformat.UploadTTL].
+// Upload writes the files to the Secret and returns the key that decrypts them. If the Secret already has an upload of the
+// same files by an Uploader, that key stays valid and is returned again, for at most [joinformat.KeyTTL] after it was
+// made. In both cases the Secret gets a new owner token, which deletes it after [joinformat.UploadTTL] or when the key
+// ends. The error is a [joinformat.KeyEndsError] if the key is about to end.
 func (u *Uploader) Upload(ctx context.Context) (joinformat.Upload, error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
 	files, err := u.files(ctx)
 	if err != nil {
 		return joinformat.Upload{}, err
@@ -78,20 +63,34 @@ func (u *Uploader) Upload(ctx context.Context) (joinformat.Upload, error) {
 			return joinformat.Upload{}, err
 		}
 	}
-	owner, expires, err := u.createOwner(ctx, time.Now())
-	if err != nil {
-		return joinformat.Upload{}, fmt.Errorf("the owner token of Secret %s: %w", SecretName, err)
-	}
-	result, err := u.write(ctx, files, owner)
-	if err != nil {
-		err = fmt.Errorf("secret %s: %w", SecretName, err)
-		if refused(err) {
-			err = errors.Join(err, u.deleteOwner(ctx, owner))
+	for {
+		live, err := u.read(ctx)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return joinformat.Upload{}, fmt.Errorf("secret %s: %w", SecretName, err)
 		}
-		return joinformat.Upload{}, err
+		next, err := plan(live, files, time.Now())
+		if err != nil {
+			return joinformat.Upload{}, err
+		}
+		owner, err := u.createOwner(ctx, next.expires)
+		if err != nil {
+			return joinformat.Upload{}, fmt.Errorf("the owner token of Secret %s: %w", SecretName, err)
+		}
+		err = u.write(ctx, live.secret, next, owner)
+		if err == nil {
+			_ = u.deleteOwner(ctx, live.owner) // otherwise it expires
+			id, _ := strings.CutPrefix(owner.Name, api.BootstrapTokenSecretPrefix)
+			return joinformat.Upload{Key: next.key, Expires: next.expires, TokenID: id, Shared: next.shared, Replaced: live.secret != nil && !next.shared}, nil
+		}
+		var cleanup error
+		if refused(err) {
+			cleanup = u.deleteOwner(ctx, owner)
+		}
+		if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) || live.secret != nil && apierrors.IsNotFound(err) {
+			continue // another call was faster
+		}
+		return joinformat.Upload{}, fmt.Errorf("secret %s: %w", SecretName, errors.Join(err, cleanup))
 	}
-	result.Expires = expires
-	return result, nil
 }
 
 func (u *Uploader) secrets() typedcorev1.SecretInterface {
@@ -117,14 +116,12 @@ func (u *Uploader) files(ctx context.Context) (Files, error) {
 
 // createOwner creates the bootstrap token that owns the Secret. It has no usages. When a token cleaner deletes it, the
 // garbage collector deletes the Secret.
-func (u *Uploader) createOwner(ctx context.Context, now time.Time) (*corev1.Secret, time.Time, error) {
-	r := tokens.Record{Token: tokens.Generate(), Description: ownerDescription, Expires: now.Add(joinformat.UploadTTL).UTC().Truncate(time.Second)}
-	manifest, err := secretstore.Manifest(r)
+func (u *Uploader) createOwner(ctx context.Context, expires time.Time) (*corev1.Secret, error) {
+	manifest, err := secretstore.Manifest(tokens.Record{Token: tokens.Generate(), Description: tokens.UploadDescription, Expires: expires})
 	if err != nil {
-		return nil, time.Time{}, err
+		return nil, err
 	}
-	owner, err := u.secrets().Create(ctx, manifest, metav1.CreateOptions{})
-	return owner, r.Expires, err
+	return u.secrets().Create(ctx, manifest, metav1.CreateOptions{})
 }
 
 // refused reports whether kube-apiserver refused a write. After any other error, such as a lost connection, the Secret
@@ -139,8 +136,11 @@ func refused(err error) bool {
 	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
 }
 
-// deleteOwner deletes an owner token, also if ctx has ended.
+// deleteOwner deletes an owner token, also if ctx has ended. nil means none.
 func (u *Uploader) deleteOwner(ctx context.Context, owner *corev1.Secret) error {
+	if owner == nil {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	err := u.secrets().Delete(ctx, owner.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &owner.UID}})
@@ -150,53 +150,65 @@ func (u *Uploader) deleteOwner(ctx context.Context, owner *corev1.Secret) error 
 	return err
 }
 
-// write writes the Secret by compare-and-swap.
-func (u *Uploader) write(ctx context.Context, files Files, owner *corev1.Secret) (joinformat.Upload, error) {
-	for {
-		live, err := u.secrets().Get(ctx, SecretName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			live, err = nil, nil
-		}
-		if err != nil {
-			return joinformat.Upload{}, err
-		}
-		next := upload{files: files, owner: owner}
-		shared := live != nil && u.last != nil && u.last.files.equal(files) && maps.EqualFunc(live.Data, u.last.data, bytes.Equal)
-		if shared {
-			next.key, next.data = u.last.key, u.last.data
-		} else {
-			next.key = joinformat.GenerateCertificateKey()
-			if next.data, err = files.Encrypt(next.key); err != nil {
-				return joinformat.Upload{}, err
-			}
-		}
-		secret := &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: metav1.NamespaceSystem, Name: SecretName,
-				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, corev1.SchemeGroupVersion.WithKind("Secret"))},
-			},
-			Type: corev1.SecretTypeOpaque,
-			Data: next.data,
-		}
-		if live == nil {
-			_, err = u.secrets().Create(ctx, secret, metav1.CreateOptions{})
-		} else {
-			secret.UID, secret.ResourceVersion = live.UID, live.ResourceVersion
-			_, err = u.secrets().Update(ctx, secret, metav1.UpdateOptions{})
-		}
-		switch {
-		case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err), live != nil && apierrors.IsNotFound(err):
-			continue
-		case err != nil:
-			return joinformat.Upload{}, err
-		}
-		if u.last != nil {
-			_ = u.deleteOwner(ctx, u.last.owner) // otherwise it expires
-		}
-		u.last = &next
-		id, _ := strings.CutPrefix(owner.Name, api.BootstrapTokenSecretPrefix)
-		return joinformat.Upload{Key: next.key, TokenID: id, Shared: shared, Replaced: live != nil && !shared}, nil
+// A stored is the upload in a cluster; zero if there is none.
+type stored struct {
+	secret *corev1.Secret
+	// id is the ID of the owner token in the Secret; empty if it has none.
+	id string
+	// owner is the owner token, and expires is when it expires. owner is nil if the token is gone, or is not only the
+	// owner of an upload: a user who can change the Secret can make any token its owner.
+	owner   *corev1.Secret
+	expires time.Time
+}
+
+// read reads the upload in the cluster, or returns [ErrNotFound].
+func (u *Uploader) read(ctx context.Context) (stored, error) {
+	secret, err := u.secrets().Get(ctx, SecretName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return stored{}, ErrNotFound
 	}
+	if err != nil {
+		return stored{}, err
+	}
+	live := stored{secret: secret}
+	i := slices.IndexFunc(secret.OwnerReferences, func(r metav1.OwnerReference) bool {
+		return r.Kind == "Secret" && strings.HasPrefix(r.Name, api.BootstrapTokenSecretPrefix)
+	})
+	if i < 0 {
+		return live, nil
+	}
+	ref := secret.OwnerReferences[i]
+	live.id = strings.TrimPrefix(ref.Name, api.BootstrapTokenSecretPrefix)
+	owner, err := u.secrets().Get(ctx, ref.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return live, nil
+	case err != nil:
+		return stored{}, err
+	}
+	if r, err := secretstore.Decode(owner); err == nil && r.OwnsUpload() && owner.UID == ref.UID {
+		live.owner, live.expires = owner, r.Expires
+	}
+	return live, nil
+}
+
+// write writes the Secret by compare-and-swap. live is nil if it does not exist.
+func (u *Uploader) write(ctx context.Context, live *corev1.Secret, next upload, owner *corev1.Secret) error {
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceSystem, Name: SecretName, Annotations: map[string]string{saltAnnotation: next.salt},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, corev1.SchemeGroupVersion.WithKind("Secret"))},
+		},
+		Type: corev1.SecretTypeOpaque,
+		Data: next.data,
+	}
+	if live == nil {
+		_, err := u.secrets().Create(ctx, secret, metav1.CreateOptions{})
+		return err
+	}
+	secret.UID, secret.ResourceVersion = live.UID, live.ResourceVersion
+	_, err := u.secrets().Update(ctx, secret, metav1.UpdateOptions{})
+	return err
 }
 
 // createRole creates the Role and RoleBinding of kubeadm, or replaces them.
@@ -237,54 +249,37 @@ type Info struct {
 	Expires time.Time
 	// Files are the names of the files that are not empty, sorted.
 	Files []string
+}
 
-	secret *corev1.Secret
+func (s stored) info() Info {
+	return Info{Created: s.secret.CreationTimestamp.UTC(), TokenID: s.id, Expires: s.expires, Files: names(s.secret.Data)}
 }
 
 // Get returns the upload in the cluster, or [ErrNotFound].
 func (u *Uploader) Get(ctx context.Context) (Info, error) {
-	secret, err := u.secrets().Get(ctx, SecretName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return Info{}, ErrNotFound
-	}
+	live, err := u.read(ctx)
 	if err != nil {
 		return Info{}, err
 	}
-	info := Info{Created: secret.CreationTimestamp.UTC(), Files: names(secret.Data), secret: secret}
-	i := slices.IndexFunc(secret.OwnerReferences, func(r metav1.OwnerReference) bool {
-		return r.Kind == "Secret" && strings.HasPrefix(r.Name, api.BootstrapTokenSecretPrefix)
-	})
-	if i < 0 {
-		return info, nil
+	return live.info(), nil
+}
+
+// Delete deletes the upload with its owner token, and returns what it was. It returns [ErrNotFound] if there is no
+// upload, and a conflict if another upload replaced it meanwhile.
+func (u *Uploader) Delete(ctx context.Context) (Info, error) {
+	live, err := u.read(ctx)
+	if err != nil {
+		return Info{}, err
 	}
-	ref := secret.OwnerReferences[i]
-	info.TokenID = strings.TrimPrefix(ref.Name, api.BootstrapTokenSecretPrefix)
-	owner, err := u.secrets().Get(ctx, ref.Name, metav1.GetOptions{})
+	err = u.secrets().Delete(ctx, SecretName, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &live.secret.UID, ResourceVersion: &live.secret.ResourceVersion},
+	})
 	switch {
 	case apierrors.IsNotFound(err):
-		return info, nil
+		return Info{}, ErrNotFound
 	case err != nil:
 		return Info{}, err
 	}
-	// A malformed time counts as expired.
-	if expires, err := time.Parse(time.RFC3339, string(owner.Data[api.BootstrapTokenExpirationKey])); err == nil {
-		info.Expires = expires.UTC()
-	}
-	return info, nil
-}
-
-// Delete deletes the upload and returns what it was. Its owner token has no other use and expires. Delete returns
-// [ErrNotFound] if there is no upload, and a conflict if another upload replaced it meanwhile.
-func (u *Uploader) Delete(ctx context.Context) (Info, error) {
-	info, err := u.Get(ctx)
-	if err != nil {
-		return info, err
-	}
-	err = u.secrets().Delete(ctx, SecretName, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &info.secret.UID, ResourceVersion: &info.secret.ResourceVersion},
-	})
-	if apierrors.IsNotFound(err) {
-		return Info{}, ErrNotFound
-	}
-	return info, err
+	_ = u.deleteOwner(ctx, live.owner) // otherwise it expires
+	return live.info(), nil
 }

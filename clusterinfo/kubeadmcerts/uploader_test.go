@@ -12,11 +12,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -117,8 +119,8 @@ func TestUploadIsThatOfKubeadm(t *testing.T) {
 	if a.UID != ours.owner.UID || a.APIVersion != b.APIVersion || a.Kind != b.Kind || !*a.Controller || !*a.BlockOwnerDeletion {
 		t.Errorf("got owner %+v, want as %+v", a, b)
 	}
-	if ours.secret.Type != theirs.secret.Type || len(ours.secret.Labels)+len(ours.secret.Annotations) > 0 {
-		t.Errorf("got type %s and metadata %+v, want as kubeadm's %+v", ours.secret.Type, ours.secret.ObjectMeta, theirs.secret.ObjectMeta)
+	if ours.secret.Type != theirs.secret.Type || len(ours.secret.Labels) > 0 || len(ours.secret.Annotations) != 1 {
+		t.Errorf("got type %s and metadata %+v, want as kubeadm's %+v with the salt", ours.secret.Type, ours.secret.ObjectMeta, theirs.secret.ObjectMeta)
 	}
 	if !slices.Equal(slices.Sorted(maps.Keys(ours.owner.Data)), slices.Sorted(maps.Keys(theirs.owner.Data))) || ours.owner.Type != theirs.owner.Type ||
 		string(ours.owner.Data["description"]) != string(theirs.owner.Data["description"]) {
@@ -155,24 +157,29 @@ func TestUploadKeepsKeyOfEarlierCall(t *testing.T) {
 		t.Errorf("got %v, want the first owner token deleted", err)
 	}
 
-	// Another replica does not have the key.
+	// Another replica, or this one after a restart, computes the same key.
 	other := &kubeadmcerts.Uploader{Client: u.Client, Dir: u.Dir}
-	third := upload(t, other)
-	if third.Key == first.Key || !third.Replaced || third.Shared {
-		t.Errorf("got %+v, want another key that replaces the first", third)
+	if third := upload(t, other); third.Key != first.Key || !third.Shared || third.Replaced {
+		t.Errorf("got %+v, want the key of the first call", third)
 	}
-	// The upload of this replica is gone, so it must not return its old key.
+	// kubeadm replaces the upload, so the next call must not return the old key.
+	if err := cluster.Shared(t).KubeadmUploadCerts(t.Context(), joinformat.GenerateCertificateKey().Reveal()); err != nil {
+		t.Fatal(err)
+	}
 	fourth := upload(t, u)
-	if fourth.Key == first.Key || !fourth.Replaced {
-		t.Errorf("got %+v, want a new key that replaces the third", fourth)
+	if fourth.Key == first.Key || !fourth.Replaced || fourth.Shared {
+		t.Errorf("got %+v, want a new key that replaces that of kubeadm", fourth)
 	}
 	if _, err := kubeadmcerts.Decrypt(secret(t, u).Data, fourth.Key); err != nil {
 		t.Error(err)
 	}
 
-	// An upload that expired is made again, under a new key.
-	if _, err := u.Delete(t.Context()); err != nil {
-		t.Fatal(err)
+	// An upload that was deleted is made again, under a new key.
+	if info, err := u.Delete(t.Context()); err != nil || info.TokenID != fourth.TokenID {
+		t.Fatalf("got %+v, %v, want the upload with token %s", info, err, fourth.TokenID)
+	}
+	if _, err := u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), "bootstrap-token-"+fourth.TokenID, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("got %v, want the owner token deleted with the upload", err)
 	}
 	if _, err := u.Get(t.Context()); !errors.Is(err, kubeadmcerts.ErrNotFound) {
 		t.Errorf("got %v, want ErrNotFound", err)
@@ -185,6 +192,18 @@ func TestUploadKeepsKeyOfEarlierCall(t *testing.T) {
 	}
 }
 
+// appendTo appends the content of a file to it.
+func appendTo(t *testing.T, file string) {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, append(content, content...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // After a rotation of the CA, the old files must not be shared.
 func TestUploadOfChangedFilesHasNewKey(t *testing.T) {
 	u := onCluster(t)
@@ -194,48 +213,31 @@ func TestUploadOfChangedFilesHasNewKey(t *testing.T) {
 	}
 	u.Dir = dir
 	first := upload(t, u)
-	front, err := os.ReadFile(filepath.Join(dir, "front-proxy-ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "front-proxy-ca.crt"), append(front, front...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	appendTo(t, filepath.Join(dir, "front-proxy-ca.crt"))
 	second := upload(t, u)
 	if second.Key == first.Key || !second.Replaced {
 		t.Errorf("got %+v, want a new key", second)
 	}
 }
 
-// Concurrent calls of one replica must not end each other's keys.
-func TestConcurrentUploadsShareOneKey(t *testing.T) {
-	u := onCluster(t)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	keys, replaced := map[joinformat.CertificateKey]int{}, 0
-	for range 8 {
-		wg.Go(func() {
-			up, err := u.Upload(t.Context())
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			keys[up.Key]++
-			if up.Replaced {
-				replaced++
-			}
-		})
+// Somebody removed a file from the Secret. A control plane that joins would make its own.
+func TestUploadCompletesSecret(t *testing.T) {
+	dir, client := filesAndClient(t)
+	u := &kubeadmcerts.Uploader{Client: client, Dir: dir}
+	upload(t, u)
+	live := secret(t, u)
+	delete(live.Data, "sa.key")
+	if _, err := client.CoreV1().Secrets("kube-system").Update(t.Context(), live, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
 	}
-	wg.Wait()
-	if len(keys) != 1 || replaced > 0 {
-		t.Errorf("got %d keys and %d replaced, want one key", len(keys), replaced)
+	if up := upload(t, u); up.Shared || len(secret(t, u).Data["sa.key"]) == 0 {
+		t.Errorf("got %+v, want a new upload with sa.key", up)
 	}
 }
 
-// Two replicas write at once: the compare-and-swap must leave the Secret with the files of one of them, and its owner.
-func TestConcurrentReplicasLeaveOneUpload(t *testing.T) {
+// Replicas write at once: the compare-and-swap must leave the Secret with one key, which all of them returned, and with the
+// owner token of the last one.
+func TestConcurrentReplicasShareOneKey(t *testing.T) {
 	u := onCluster(t)
 	var wg sync.WaitGroup
 	results := make([]joinformat.Upload, 6)
@@ -249,25 +251,110 @@ func TestConcurrentReplicasLeaveOneUpload(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	live, works, first := secret(t, u), 0, 0
+	live, first := secret(t, u), 0
 	for _, up := range results {
-		if !up.Replaced {
+		if up.Key != results[0].Key || up.Replaced {
+			t.Errorf("got %+v, want the key of all calls, and none replaced", up)
+		}
+		if !up.Shared {
 			first++
 		}
-		if _, err := kubeadmcerts.Decrypt(live.Data, up.Key); err == nil {
-			works++
-			if live.OwnerReferences[0].Name != "bootstrap-token-"+up.TokenID {
-				t.Errorf("the owner is %s, want that of the key that works, %s", live.OwnerReferences[0].Name, up.TokenID)
-			}
+		_, err := u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), "bootstrap-token-"+up.TokenID, metav1.GetOptions{})
+		if owns := live.OwnerReferences[0].Name == "bootstrap-token-"+up.TokenID; owns && err != nil || !owns && !apierrors.IsNotFound(err) {
+			t.Errorf("owner token %s: owns the upload: %v, %v; want only the owner left", up.TokenID, owns, err)
 		}
 	}
-	if works != 1 || first != 1 {
-		t.Errorf("%d keys work, and %d calls replaced no other, want one each", works, first)
+	if _, err := kubeadmcerts.Decrypt(live.Data, results[0].Key); err != nil || first != 1 {
+		t.Errorf("%v; %d calls made a key, want one", err, first)
 	}
 }
 
-// Another replica replaces the upload between the read and the write of this one. Without a compare-and-swap, this call
-// would end the key of the other replica and not report it.
+// A user who can change the Secret can make any token its owner. An upload must not delete a token that machines use.
+func TestUploadDeletesNoTokenThatIsUsed(t *testing.T) {
+	dir, client := filesAndClient(t)
+	u := &kubeadmcerts.Uploader{Client: client, Dir: dir}
+	upload(t, u)
+	manifest, err := secretstore.Manifest(tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	victim, err := client.CoreV1().Secrets("kube-system").Create(t.Context(), manifest, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	change := func() {
+		t.Helper()
+		live := secret(t, u)
+		live.OwnerReferences[0].Name, live.OwnerReferences[0].UID = victim.Name, victim.UID
+		if _, err := client.CoreV1().Secrets("kube-system").Update(t.Context(), live, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change()
+	if up := upload(t, u); up.Shared || !up.Replaced {
+		t.Errorf("got %+v, want a new key: nothing expires the upload", up)
+	}
+	change()
+	if _, err := u.Delete(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := client.CoreV1().Secrets("kube-system").Get(t.Context(), victim.Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("the other token: %v", err)
+	}
+}
+
+// A key must not last forever while calls go on, and must work until the time that each call returned.
+func TestKeyEnds(t *testing.T) {
+	dir, client := filesAndClient(t)
+	synctest.Test(t, func(t *testing.T) {
+		u := &kubeadmcerts.Uploader{Client: client, Dir: dir}
+		start := time.Now()
+		at := func(after time.Duration) joinformat.Upload {
+			t.Helper()
+			time.Sleep(time.Until(start.Add(after)))
+			return upload(t, u)
+		}
+		first := at(0)
+		if up := at(time.Hour); up.Key != first.Key || !up.Shared || !up.Expires.Equal(start.Add(time.Hour+joinformat.UploadTTL)) {
+			t.Errorf("got %+v, want the first key, for %s from now", up, joinformat.UploadTTL)
+		}
+		for _, after := range []time.Duration{2*time.Hour + time.Minute, 3*time.Hour + 30*time.Minute} {
+			if up := at(after); up.Key != first.Key || !up.Expires.Equal(start.Add(joinformat.KeyTTL)) {
+				t.Errorf("after %s: got %+v, want the first key until %s", after, up, joinformat.KeyTTL)
+			}
+		}
+		time.Sleep(time.Minute)
+		var ends *joinformat.KeyEndsError
+		if up, err := u.Upload(t.Context()); !errors.As(err, &ends) || !ends.Expires.Equal(start.Add(joinformat.KeyTTL)) || !up.Key.IsZero() {
+			t.Errorf("shortly before the end: got %+v, %v, want an error with the end", up, err)
+		}
+		if list, err := client.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 2 {
+			t.Errorf("got %d Secrets, %v, want the upload and its owner", len(list.Items), err)
+		}
+		// kubectl can extend the owner token, and must not extend the key.
+		live := secret(t, u)
+		owner, err := client.CoreV1().Secrets("kube-system").Get(t.Context(), live.OwnerReferences[0].Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		owner.Data["expiration"] = []byte(start.Add(8000 * time.Hour).Format(time.RFC3339))
+		if _, err := client.CoreV1().Secrets("kube-system").Update(t.Context(), owner, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if up := at(joinformat.KeyTTL); up.Key == first.Key || up.Shared || !up.Expires.Equal(start.Add(joinformat.KeyTTL+joinformat.UploadTTL)) {
+			t.Errorf("at the end: got %+v, want a new key", up)
+		}
+		// Nobody deleted an upload that expired. Its key has ended nevertheless.
+		second := upload(t, u)
+		time.Sleep(joinformat.UploadTTL)
+		if up := upload(t, u); up.Key == second.Key || !up.Replaced {
+			t.Errorf("after an upload expired: got %+v, want a new key", up)
+		}
+	})
+}
+
+// A replica with other files, as during a rotation of the CA, replaces the upload between the read and the write of this
+// one. Without a compare-and-swap, this call would end the key of the other replica and not report it.
 func TestUploadReportsReplacedUploadOfAnotherReplica(t *testing.T) {
 	other := onCluster(t)
 	var replace func()
@@ -287,6 +374,11 @@ func TestUploadReportsReplacedUploadOfAnotherReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	u := &kubeadmcerts.Uploader{Client: client, Dir: other.Dir}
+	other.Dir = filepath.Join(t.TempDir(), "pki")
+	if err := os.CopyFS(other.Dir, os.DirFS(u.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	appendTo(t, filepath.Join(other.Dir, "ca.crt"))
 	first := upload(t, u)
 	var between joinformat.Upload
 	replace = func() { between = upload(t, other) }

@@ -83,10 +83,14 @@ certificate key for 'kubeadm join --control-plane --certificate-key'. The result
 of 'kubeadm init phase upload-certs --upload-certs': the Secret ` + certsSecret + `,
 which is deleted after 2 hours.
 
-A cluster has one upload: another upload replaces it, and its key stops working. Anyone
-with the key and a bootstrap token can become cluster-admin. Run the command on a control
-plane. 'kubejoin token create --print-join-command --control-plane' does the same and
-prints a whole join command.`,
+If kubejoin uploaded the same files before, the command prints the same key and extends
+the upload to 2 hours from now. A key lasts at most 4 hours. The command replaces any other
+upload, and warns that its key stops working. For a new key, run 'kubejoin certs delete'
+first.
+
+Anyone with the key and a bootstrap token can become cluster-admin. Run the command on a
+control plane. 'kubejoin token create --print-join-command --control-plane' does the same
+and prints a whole join command.`,
 		Example: `  kubejoin certs upload`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -187,8 +191,8 @@ func certsDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete",
 		Short: "Delete the upload of certificates",
-		Long: `Delete the Secret ` + certsSecret + ` before it expires. Its certificate key stops
-working. Control planes that have joined are not affected.`,
+		Long: `Delete the Secret ` + certsSecret + ` and its owner token before they expire. The
+certificate key stops working. Control planes that have joined are not affected.`,
 		Example: `  kubejoin certs delete`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -1,0 +1,96 @@
+package kubeadmcerts
+
+import (
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+)
+
+// saltAnnotation is the annotation of the Secret with the salt of its key. kubeadm ignores it, and removes it when it
+// uploads under a key of its own.
+const saltAnnotation = "kubejoin.io/certificate-key-salt"
+
+// minKeyLeft is how long a returned key lasts at least: a machine has to boot and to join meanwhile.
+const minKeyLeft = 30 * time.Minute
+
+// An upload is what to write to the Secret.
+type upload struct {
+	salt    string
+	key     joinformat.CertificateKey
+	data    map[string][]byte
+	expires time.Time
+	shared  bool // an earlier call returned the key
+}
+
+// plan returns the upload that follows live.
+//
+// The key is derived from all files and a random salt, which begins with the time when it was made. So each control plane
+// can compute the key of an upload by another one, also after a restart, and nobody stores it. Only a host with all files
+// can compute it, and it opens nothing else.
+func plan(live stored, files Files, now time.Time) (upload, error) {
+	now = now.UTC().Truncate(time.Second)
+	if next, end, ok := live.share(files); ok && now.Before(live.expires) && now.Before(end) {
+		if end.Sub(now) < minKeyLeft {
+			return upload{}, &joinformat.KeyEndsError{Expires: end}
+		}
+		next.expires = earlier(end, later(now.Add(joinformat.UploadTTL), live.expires)) // clocks of control planes differ
+		return next, nil
+	}
+	salt := now.Format(time.RFC3339) + "/" + rand.Text()
+	key := files.key(salt)
+	data, err := files.Encrypt(key)
+	return upload{salt: salt, key: key, data: data, expires: now.Add(joinformat.UploadTTL)}, err
+}
+
+// share returns the live upload and when its key ends. ok is false if it has other files or another key.
+func (s stored) share(files Files) (next upload, end time.Time, ok bool) {
+	if s.owner == nil {
+		return upload{}, time.Time{}, false
+	}
+	salt := s.secret.Annotations[saltAnnotation]
+	since, _, _ := strings.Cut(salt, "/")
+	made, err := time.Parse(time.RFC3339, since)
+	if err != nil {
+		return upload{}, time.Time{}, false
+	}
+	key := files.key(salt)
+	inside, err := Decrypt(s.secret.Data, key)
+	return upload{salt: salt, key: key, data: s.secret.Data, shared: true}, made.Add(joinformat.KeyTTL), err == nil && inside.equal(files)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// key derives the certificate key of an upload of these files.
+func (f Files) key(salt string) joinformat.CertificateKey {
+	content, err := json.Marshal(f) // sorts the names
+	if err != nil {
+		panic(err) // a map of bytes
+	}
+	raw, err := hkdf.Key(sha256.New, content, []byte(salt), "kubejoin certificate key", 32)
+	if err != nil {
+		panic(err) // only for a longer key
+	}
+	key, err := joinformat.ParseCertificateKey(hex.EncodeToString(raw))
+	if err != nil {
+		panic(err) // 64 digits
+	}
+	return key
+}
