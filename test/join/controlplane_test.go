@@ -1,31 +1,43 @@
 package join
 
 import (
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
+	"sigs.k8s.io/yaml"
 )
 
-// download runs the part of kubeadm join that downloads the files of control planes, on a machine of its own. It
-// compares them with those of the cluster.
-func download(t *testing.T, s *harness.Site, key string) (output string, err error) {
+// stacked are the files that control planes with stacked etcd share.
+var stacked = []string{"ca.crt", "ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.pub", "sa.key", "etcd/ca.crt", "etcd/ca.key"}
+
+// download runs the part of kubeadm join that downloads the files of control planes, on a machine of its own. The error is
+// not nil if the machine then has other files than these files of dir, byte for byte.
+func download(t *testing.T, s *harness.Site, key, dir string, files []string) (output string, err error) {
 	t.Helper()
 	_, token := s.JoinArgs(t, "?maxNodes=1")
-	kubeadm := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-euc", `
+	kubeadm := exec.CommandContext(t.Context(), "unshare", append([]string{"--mount", "sh", "-euc", `
 		mkdir -p /etc/kubernetes
 		mount -t tmpfs tmpfs /etc/kubernetes
 		cat >/etc/kubernetes/join.yaml
 		"$1" join phase control-plane-prepare download-certs --config /etc/kubernetes/join.yaml
-		for file in ca.crt ca.key front-proxy-ca.crt front-proxy-ca.key sa.pub sa.key etcd/ca.crt etcd/ca.key; do
-			cmp "$2/$file" "/etc/kubernetes/pki/$file"
-		done
-		find /etc/kubernetes/pki -type f | wc -l`, "download", filepath.Join(s.Bin, "kubeadm"), filepath.Join(s.Dir, "pki"))
+		dir=$2
+		shift 2
+		for file; do cmp "$dir/$file" "/etc/kubernetes/pki/$file"; done
+		test "$(find /etc/kubernetes/pki -type f | wc -l)" = $#`, "download", filepath.Join(s.Bin, "kubeadm"), dir}, files...)...)
 	kubeadm.Env = append(kubeadm.Environ(), "HOME="+t.TempDir())
 	kubeadm.Stdin = strings.NewReader(`apiVersion: kubeadm.k8s.io/v1beta4
 kind: JoinConfiguration
@@ -46,88 +58,177 @@ nodeRegistration:
 	return string(out), err
 }
 
+// uploads runs kubejoin certs upload and kubeadm on a cluster.
+type uploads struct {
+	*testing.T
+	*harness.Site
+	pki string
+}
+
+// upload returns the certificate key, and the warnings of the command.
+func (u uploads) upload() (key, warnings string) {
+	u.Helper()
+	stdout, stderr, code := u.RunKubejoin(u.T, "certs", "upload", "--pki-dir="+u.pki)
+	if code != 0 {
+		u.Fatalf("exit code %d: %s", code, stderr)
+	}
+	key = strings.TrimSpace(stdout)
+	if _, err := joinformat.ParseCertificateKey(key); err != nil {
+		u.Fatal(err)
+	}
+	u.Secrets.Add("the upload "+key[:4], key)
+	return key, stderr
+}
+
+func (u uploads) downloaded(key string, files []string) {
+	u.Helper()
+	if output, err := download(u.T, u.Site, key, u.pki, files); err != nil {
+		u.Errorf("want exactly the files %v: %v\n%s", files, err, output)
+	}
+}
+
+func (u uploads) refused(key, why string) {
+	u.Helper()
+	if output, err := download(u.T, u.Site, key, u.pki, stacked); err == nil || !strings.Contains(output, why) {
+		u.Errorf("got %v, want kubeadm to refuse the key: %s\n%s", err, why, output)
+	}
+}
+
 // TestUploadedFilesDownloadUnchanged catches an upload that the real kubeadm cannot download, and a key that still works
-// after its upload was replaced or deleted.
+// after its upload was replaced, was deleted or has expired.
 func TestUploadedFilesDownloadUnchanged(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	s := harness.NewSite(t, cluster.Options{})
-	pki := "--pki-dir=" + filepath.Join(s.Dir, "pki")
-	upload := func() (key, warnings string) {
-		t.Helper()
-		stdout, stderr, code := s.RunKubejoin(t, "certs", "upload", pki)
-		if code != 0 {
-			t.Fatalf("exit code %d: %s", code, stderr)
-		}
-		key = strings.TrimSpace(stdout)
-		if _, err := joinformat.ParseCertificateKey(key); err != nil {
-			t.Fatal(err)
-		}
-		s.Secrets.Add("the upload "+key[:4], key)
-		return key, stderr
-	}
-	downloaded := func(key string) {
-		t.Helper()
-		if output, err := download(t, s, key); err != nil || !strings.HasSuffix(output, "\n8\n") {
-			t.Errorf("want 8 files that are equal: %v\n%s", err, output)
-		}
-	}
-	refused := func(key, why string) {
-		t.Helper()
-		if output, err := download(t, s, key); err == nil || !strings.Contains(output, why) {
-			t.Errorf("got %v, want kubeadm to refuse the key: %s\n%s", err, why, output)
-		}
-	}
-	first, warnings := upload()
+	u := uploads{t, s, filepath.Join(s.Dir, "pki")}
+	first, warnings := u.upload()
 	if warnings != "" {
 		t.Errorf("got warnings for the first upload: %s", warnings)
 	}
-	downloaded(first)
+	u.downloaded(first, stacked)
 	if list := s.CLI(t, "certs", "list"); !strings.Contains(list, "ca.crt,ca.key,etcd-ca.crt,etcd-ca.key,front-proxy-ca.crt,front-proxy-ca.key,sa.key,sa.pub") || !strings.Contains(list, " 1h ") {
 		t.Errorf("certs list: got\n%s", list)
 	}
-	second, warnings := upload()
+	if again, warnings := u.upload(); again != first || warnings != "" {
+		t.Errorf("the second upload has another key, or warnings: %s", warnings)
+	}
+	u.downloaded(first, stacked)
+
+	theirs := joinformat.GenerateCertificateKey().Reveal()
+	if err := s.KubeadmUploadCerts(t.Context(), theirs); err != nil {
+		t.Fatal(err)
+	}
+	u.refused(first, "message authentication failed")
+	second, warnings := u.upload()
 	if !strings.Contains(warnings, "replaced another one") {
 		t.Errorf("got no warning for a replaced upload: %s", warnings)
 	}
-	downloaded(second)
-	refused(first, "message authentication failed")
+	u.downloaded(second, stacked)
+	u.refused(theirs, "message authentication failed")
+
 	if out := s.CLI(t, "certs", "delete"); !strings.Contains(out, "deleted") {
 		t.Errorf("certs delete: got %s", out)
 	}
-	refused(second, "This Secret might have expired")
+	u.refused(second, "This Secret might have expired")
 	if list := s.CLI(t, "certs", "list", "-o", "json"); !strings.Contains(list, `"items": []`) {
 		t.Errorf("certs list: got\n%s", list)
 	}
-	third, warnings := upload()
+
+	// kubejoin deletes the owner token once it has expired, and kube-controller-manager then deletes the Secret.
+	third, warnings := u.upload()
 	if warnings != "" {
 		t.Errorf("got warnings for an upload after the last one was deleted: %s", warnings)
 	}
-	downloaded(third)
-
-	// token create uploads and prints a whole join command. It has another process, so it does not share the key.
-	s.WaitLeader(t) // without a leader, the command prints a warning
-	stdout, stderr, code := s.RunKubejoin(t, "token", "create", "--print-join-command", "--control-plane", pki)
-	line := keyOfLine.FindStringSubmatch(stdout)
-	if code != 0 || line == nil || !strings.Contains(stderr, "no longer work") {
-		t.Fatalf("exit code %d, want a join command and a warning of the replaced upload: %s", code, stderr)
+	if _, err := s.StartKCM(t.Context(), "--controllers=garbage-collector-controller"); err != nil {
+		t.Fatal(err)
 	}
-	s.Secrets.Add("token create", line[1])
-	downloaded(line[1])
+	owner := s.RunKubectl(t, "-n", "kube-system", "get", "secret", "kubeadm-certs", "-o", "jsonpath={.metadata.ownerReferences[0].name}")
+	soon := base64.StdEncoding.EncodeToString([]byte(time.Now().Add(2 * time.Second).UTC().Format(time.RFC3339)))
+	s.RunKubectl(t, "-n", "kube-system", "patch", "secret", owner, "-p", `{"data":{"expiration":"`+soon+`"}}`)
+	harness.Wait(t, "end of the upload", func() error {
+		if list := s.CLI(t, "certs", "list", "-o", "name"); list != "" {
+			return errors.New("it is still there: " + list)
+		}
+		return nil
+	})
+	u.refused(third, "This Secret might have expired")
+	fourth, warnings := u.upload()
+	if fourth == third || warnings != "" {
+		t.Errorf("an upload that expired is made again with the same key, or with warnings: %s", warnings)
+	}
+	u.downloaded(fourth, stacked)
+
+	// Another process, which prints a whole join command, has the same key.
+	s.WaitLeader(t) // without a leader, the command prints a warning
+	stdout, stderr, code := s.RunKubejoin(t, "token", "create", "--print-join-command", "--control-plane", "--pki-dir="+u.pki)
+	if line := keyOfLine.FindStringSubmatch(stdout); code != 0 || line == nil || line[1] != fourth || strings.Contains(stderr, "no longer work") {
+		t.Fatalf("exit code %d, want a join command with the key of the upload: %s", code, stderr)
+	}
+	u.withExternal()
 	s.CheckSecrets(t)
+}
+
+// withExternal uploads the files of control planes with external etcd, and of those without CA keys.
+func (u uploads) withExternal() {
+	u.Helper()
+	dir := filepath.Join(u.TempDir(), "pki")
+	if err := os.CopyFS(dir, os.DirFS(u.pki)); err != nil {
+		u.Fatal(err)
+	}
+	u.pki = dir
+	without := stacked
+	for _, key := range []string{"ca.key", "front-proxy-ca.key", "etcd/ca.key"} {
+		if err := os.Remove(filepath.Join(dir, key)); err != nil {
+			u.Fatal(err)
+		}
+		without = slices.DeleteFunc(slices.Clone(without), func(file string) bool { return file == key })
+	}
+	key, warnings := u.upload()
+	if !strings.Contains(warnings, "replaced another one") {
+		u.Errorf("got no warning for an upload of other files: %s", warnings)
+	}
+	u.downloaded(key, without)
+
+	for from, to := range map[string]string{"ca.crt": "etcd/etcd.crt", "sa.key": "etcd/etcd.key"} { // any certificate and key
+		if err := os.WriteFile(filepath.Join(dir, to), harness.ReadFile(u.T, filepath.Join(dir, from)), 0o600); err != nil {
+			u.Fatal(err)
+		}
+	}
+	const folder = "/etc/kubernetes/pki/etcd/"
+	config := u.RunKubectl(u.T, "-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")
+	var edited map[string]any
+	if err := yaml.Unmarshal([]byte(config), &edited); err != nil {
+		u.Fatal(err)
+	}
+	edited["etcd"] = map[string]any{"external": map[string]any{
+		"endpoints": []string{"https://192.0.2.9:2379"}, "caFile": folder + "ca.crt", "certFile": folder + "etcd.crt", "keyFile": folder + "etcd.key",
+	}}
+	content, err := yaml.Marshal(edited)
+	if err != nil {
+		u.Fatal(err)
+	}
+	patch, err := json.Marshal(map[string]any{"data": map[string]string{"ClusterConfiguration": string(content)}})
+	if err != nil {
+		u.Fatal(err)
+	}
+	u.RunKubectl(u.T, "-n", "kube-system", "patch", "configmap", "kubeadm-config", "-p", string(patch))
+	key, _ = u.upload()
+	u.downloaded(key, append(without, "etcd/etcd.crt", "etcd/etcd.key"))
 }
 
 var keyOfLine = regexp.MustCompile(`--control-plane --certificate-key ([0-9a-f]{64})\n$`)
 
 // TestControlPlaneByOneCall requests the join command of a control plane with curl and with kubejoin --curlrc. kubejoin
 // has the rights of deploy/manifests and deploy/control-planes.yaml, and the admission policy. The test catches a missing
-// right, a policy that refuses the upload, and a call that ends the key of an earlier call.
+// right, a policy that refuses the upload, a call that ends the key of an earlier call, and a key that is left behind.
 func TestControlPlaneByOneCall(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	s := harness.PrepareSite(t, cluster.Options{})
+	audit := harness.NewAuditLog(t, `- {level: RequestResponse, users: ["system:serviceaccount:kubejoin-system:kubejoin"]}`+"\n- level: None\n")
+	s := harness.PrepareSite(t, cluster.Options{APIServerFlags: audit.Flags()})
+	u := uploads{t, s, filepath.Join(s.Dir, "pki")}
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))
-	s.Start(t, "--pki-dir="+filepath.Join(s.Dir, "pki"))
+	s.Start(t, "--pki-dir="+u.pki)
 	call := func() string {
 		t.Helper()
 		line, err := s.JoinCommand(t, "?controlPlane=true")
@@ -142,8 +243,9 @@ func TestControlPlaneByOneCall(t *testing.T) {
 		return found[1]
 	}
 	first := call()
-	if output, err := download(t, s, first); err != nil || !strings.HasSuffix(output, "\n8\n") {
-		t.Errorf("want 8 files that are equal: %v\n%s", err, output)
+	u.downloaded(first, stacked)
+	if key, warnings := u.upload(); key != first || warnings != "" {
+		t.Errorf("another program has another key, so it ended the first one, or warnings: %s", warnings)
 	}
 	if call() != first {
 		t.Error("the second call has another key, so it ended the first one")
@@ -161,8 +263,43 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	if second == first {
 		t.Error("got the key of an upload that is gone")
 	}
-	if output, err := download(t, s, second); err != nil {
-		t.Errorf("%v\n%s", err, output)
+	u.downloaded(second, stacked)
+	_, token := s.JoinArgs(t, "?maxNodes=1")
+	text := s.CheckSecrets(t) + s.Log() + string(audit.Content(t)) + s.RunKubectl(t, "get", "secrets,configmaps,events,leases,csr", "--all-namespaces", "-o", "json")
+	u.checkAbsent(text, token.RevealSecret(), first, second)
+}
+
+// encoded is base64 of at least 15 bytes.
+var encoded = regexp.MustCompile(`[0-9A-Za-z+/]{20,}={0,2}`)
+
+// checkAbsent fails the test if a text, or anything encoded in it, has one of these certificate keys or a private key that
+// control planes share. It also fails if the text lacks present, so that the search cannot fail.
+func (u uploads) checkAbsent(text, present string, certificateKeys ...string) {
+	u.Helper()
+	var all strings.Builder
+	all.WriteString(text)
+	for _, found := range encoded.FindAllString(text, -1) {
+		if content, err := base64.StdEncoding.DecodeString(found); err == nil {
+			all.Write(content)
+		}
 	}
-	s.CheckSecrets(t)
+	text = all.String()
+	for _, key := range certificateKeys {
+		raw, err := hex.DecodeString(key)
+		if err != nil {
+			u.Fatal(err)
+		}
+		if strings.Contains(text, key) || strings.Contains(text, string(raw)) {
+			u.Error("a certificate key is left behind")
+		}
+	}
+	for _, file := range stacked {
+		block, _ := pem.Decode(harness.ReadFile(u.T, filepath.Join(u.pki, file)))
+		if strings.HasSuffix(file, ".key") && strings.Contains(text, string(block.Bytes)) || strings.Contains(text, "PRIVATE KEY-----") {
+			u.Errorf("%s is left behind", file)
+		}
+	}
+	if !strings.Contains(text, present) {
+		u.Error("the secret of a token is missing, so the search could not fail")
+	}
 }
