@@ -340,6 +340,27 @@ func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 	if _, err := s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, other, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// An upload also needs the right of deploy/control-planes.yaml.
+	upload := owned("kubeadm-certs", corev1.SecretTypeOpaque, "bootstrap-token-abcabc")
+	if _, err := s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, upload, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	update := func() error {
+		_, err := secrets.Update(ctx, upload, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	const without = "deploy/control-planes.yaml also allows kubeadm-certs"
+	if err := update(); err == nil || !strings.Contains(err.Error(), without) {
+		t.Errorf("update an upload without the right: got %v, want a refusal by the policy", err)
+	}
+	if err := secrets.Delete(ctx, "kubeadm-certs", metav1.DeleteOptions{}); err == nil || !strings.Contains(err.Error(), without) {
+		t.Errorf("delete an upload without the right: got %v, want a refusal by the policy", err)
+	}
+	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))
+	harness.Wait(t, "the right to upload", update)
+	if err := secrets.Delete(ctx, "kubeadm-certs", metav1.DeleteOptions{}); err != nil {
+		t.Errorf("delete an upload: %v", err)
+	}
 	for what, do := range map[string]func() error{
 		"create a service account token": func() error {
 			_, err := secrets.Create(ctx, secret("stolen", corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{})
@@ -384,10 +405,6 @@ func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 	}
 	if err := secrets.Delete(ctx, "bootstrap-token-abcabc", metav1.DeleteOptions{}); err != nil {
 		t.Errorf("delete a bootstrap token: %v", err)
-	}
-	upload := owned("kubeadm-certs", corev1.SecretTypeOpaque, "bootstrap-token-abcabc")
-	if _, err := secrets.Create(ctx, upload, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
-		t.Errorf("create an upload: %v", err)
 	}
 	if _, err := client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{}); err == nil {
 		t.Error("kubejoin can list Secrets in another namespace, want an error")
