@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -45,11 +46,16 @@ func tidying(t testing.TB, s *site) http.Handler {
 	})
 }
 
+// fuzzKey is the certificate key of all uploads.
+var fuzzKey = joinformat.GenerateCertificateKey()
+
 // fuzzSite returns a handler that is called without a network, so that it also gets requests that no HTTP client can
 // send. All inputs of one process share it.
 func fuzzSite(f *testing.F) http.Handler {
 	s := newSite(f)
 	s.UserTokens = -1
+	s.UserRate = server.Rate{QPS: -1} // and no rate of uploads
+	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Advertise = "127.0.0.1:9443"
 	s.Logger = slog.New(slog.DiscardHandler)
 	s.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
@@ -65,6 +71,10 @@ func FuzzJoinCommand(f *testing.F) {
 	f.Add(strings.Repeat("description=a&", 1<<10), "application/json", []byte("{"+strings.Repeat(`"ttl":"1h",`, 5<<10)+`"ttl":""}`))
 	f.Add("description="+strings.Repeat("%F0", 2000), "application/x-www-form-urlencoded", bytes.Repeat([]byte("["), server.MaxBody))
 	f.Add("maxNodes=1&nodeNames=a,b&nodeNames=*&certificateDuration=1h&role=control-plane&usages=signing", "application/json", []byte(`{"groups": [], "replaceNode": "a"}`))
+	f.Add("controlPlane=true&format=yaml&ttl=30m", "", []byte(nil))
+	f.Add("controlPlane&format=kubeconfig", "application/json", []byte(`{"controlPlane": false, "role": "worker"}`))
+	f.Add("", "application/json", []byte(`{"controlPlane": true, "groups": ["system:bootstrappers:a"], "maxNodes": 3}`))
+	f.Add("", "application/json", []byte(`{"controlPlane": "true"}`))
 	handler := fuzzSite(f)
 	f.Fuzz(func(t *testing.T, query, contentType string, body []byte) {
 		fuzzing.RunWithinLimit(t, func() {
@@ -181,7 +191,9 @@ func checkAnswer(t *testing.T, handler http.Handler, r *http.Request) {
 		t.Errorf("%d with headers %v", w.Code, w.Header())
 	case r.Method == http.MethodHead && len(body) > 0 && kind != "text/plain; charset=utf-8": // the mock of /metrics
 		t.Errorf("%d bytes for HEAD", len(body))
-	case w.Code == http.StatusOK && strings.HasPrefix(r.URL.Path, commandPath):
+	case w.Code != http.StatusOK && strings.Contains(w.Body.String(), fuzzKey.Reveal()):
+		t.Errorf("status %d: the response shows the certificate key", w.Code)
+	case w.Code == http.StatusOK && strings.HasPrefix(r.URL.Path, commandPath) && strings.HasPrefix(kind, "text/plain"):
 		parseLine(t, w.Body.String())
 	case w.Code == http.StatusOK, w.Code == http.StatusCreated && r.URL.Path == tokenPath:
 	case w.Code == http.StatusNotModified && w.Header().Get("ETag") != "" && len(body) == 0:

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -54,6 +55,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.Advertise, s.Logger, s.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
 	s.Issued, s.Certificates.Authority.Record = boltrecord.New(s.store.Issued()), boltrecord.New(s.store.Issued())
 	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
+	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Explain = explained
 	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
@@ -102,6 +104,7 @@ func seeds(t testing.TB) []shot {
 	return []shot{
 		{"print-join-command", "", "ttl=1h&maxNodes=1&nodeNames=a,b&nodeNames=*&certificateDuration=1h&role=control-plane", json, `{"groups": [], "description": "x"}`, 0},
 		{"print-join-command", "", "description=rack+7&usages=signing,authentication", json, `{"ttl": "2h"}`, 0},
+		{"print-join-command", "", "controlPlane=true&format=ignition", json, `{"ttl": "1h", "maxNodes": 2}`, 0},
 		{"create-token", "", "dryRun&wait=0", json, `{"token": "<token>", "expires": "2030-01-02T03:04:05Z"}`, 0},
 		{"create-token", "", "", json, `{"maxNodes": 3, "replaceNode": "worker-1"}`, 0},
 		{"create-token", "", "ttl=0", "", "", 0},
@@ -160,6 +163,9 @@ func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.Respon
 	body := got.Body.Bytes()
 	if !strings.Contains(s.body, "<token>") && strings.Contains(string(body), w.token.RevealSecret()) {
 		t.Errorf("%s: the response shows a token secret: %s", what, body)
+	}
+	if got.Code >= 400 && bytes.Contains(body, []byte(fuzzKey.Reveal())) {
+		t.Errorf("%s: the response shows the certificate key", what)
 	}
 	for _, bearer := range []string{adminBearer, viewerBearer, reviewerBearer} {
 		if bytes.Contains(body, []byte(bearer)) {

@@ -185,7 +185,11 @@ func parseLine(t *testing.T, line string) (endpoint string, token tokens.Token, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	for rest := words[5:]; len(rest) > 0; rest = rest[2:] {
+	rest := words[5:]
+	if n := len(rest); n > 3 && rest[n-3] == "--control-plane" && rest[n-2] == "--certificate-key" && len(rest[n-1]) == 64 {
+		rest = rest[:n-3]
+	}
+	for ; len(rest) > 0; rest = rest[2:] {
 		if rest[0] != "--discovery-token-ca-cert-hash" {
 			t.Fatalf("flag %s", rest[0])
 		}

@@ -1,14 +1,19 @@
 package kubeadmcerts
 
 import (
+	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/cert"
 )
 
@@ -108,7 +113,7 @@ func TestReadRefusesFilesThatKubeadmCannotDownload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.read(dir); err == nil || !strings.Contains(err.Error(), "ca.key") || len(err.Error()) > 300 {
+		if _, err := c.read(dir); err == nil || !strings.Contains(err.Error(), "ca.key") || len(err.Error()) > 300 || content != "" && strings.Contains(err.Error(), content) {
 			t.Errorf("%s: got %.400v, want an error that names ca.key", what, err)
 		}
 	}
@@ -165,4 +170,40 @@ func TestKeyNeedsAllFilesAndSalt(t *testing.T) {
 	if files.key("another") == key {
 		t.Error("another salt has the same key")
 	}
+}
+
+// FuzzSecret shows that nothing in the Secret stops an upload or a download, and that a Secret that another program wrote
+// is never taken for an upload of these files.
+func FuzzSecret(f *testing.F) {
+	files := Files{"ca.crt": []byte("certificate"), "ca.key": nil, "sa.key": []byte("private")}
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	first, err := plan(stored{}, files, now)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(first.salt, first.key.Reveal(), "sa.key", first.data["sa.key"])
+	f.Add("2026-01-02T03:04:05Z/", strings.Repeat("0", 64), "", []byte("short"))
+	f.Add("9999-12-31T23:59:59+23:59/x", "g", "ca.key", bytes.Repeat([]byte{0}, 40))
+	f.Fuzz(func(t *testing.T, salt, key, name string, value []byte) {
+		fuzzing.RunWithinLimit(t, func() {
+			data := maps.Clone(first.data)
+			data[name] = value
+			live := stored{secret: &corev1.Secret{Data: data}, owner: &corev1.Secret{}, expires: now.Add(time.Hour)}
+			live.secret.Annotations = map[string]string{saltAnnotation: salt}
+			next, err := plan(live, files, now)
+			if same := salt == first.salt && bytes.Equal(data["sa.key"], first.data["sa.key"]) && bytes.Equal(data["ca.crt"], first.data["ca.crt"]) && len(data["ca.key"]) == 0 && len(data) == 3; err != nil || next.shared != same {
+				t.Errorf("got shared %v, %v, want %v", next.shared, err, same)
+			}
+			if inside, err := Decrypt(next.data, next.key); err != nil || !inside.equal(files) {
+				t.Errorf("the upload does not have the files: %v", err)
+			}
+			parsed, err := joinformat.ParseCertificateKey(key)
+			if err != nil {
+				return
+			}
+			if inside, err := Decrypt(data, parsed); err != nil && (inside != nil || strings.Contains(err.Error(), key)) {
+				t.Errorf("got %v, %v", inside, err)
+			}
+		})
+	})
 }
