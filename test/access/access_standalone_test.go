@@ -29,7 +29,8 @@ func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := harness.Serve(t, dir, filepath.Join(dataDir, "ca.crt"), curlrc, "--data-dir="+dataDir, "--token-auth-file="+operators, "--client-qps=0")
+	p := harness.Serve(t, dir, filepath.Join(dataDir, "ca.crt"), curlrc, "--data-dir="+dataDir, "--token-auth-file="+operators, "--client-qps=0",
+		"--signer-config="+kubeadmSigners(t, filepath.Join(dir, "pki")))
 	ca, err := signer.LoadCA(filepath.Join(dataDir, "ca.pem"), filepath.Join(dataDir, "ca.pem"))
 	if err != nil {
 		t.Fatal(err)
@@ -84,6 +85,11 @@ func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 		}
 		return path, "", "", 200
 	}
-	w.all(t, readTable(t, "docs/http-api.md", "bad bearer"), func(string) bool { return true })
+	every := func(string) bool { return true }
+	w.all(t, readTable(t, "docs/http-api.md", "bad bearer"), every)
+	w.prepare = func(t *testing.T, route, _ string, _ bool) (path, contentType, body string, status int) {
+		return kubeadmRequest(t, route)
+	}
+	w.all(t, readTable(t, "docs/credentials.md", "other audience").only(callers), every)
 	p.CheckSecrets(t)
 }

@@ -164,6 +164,23 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	for _, m := range []*Machine{first, second, worker} {
 		checkNoCAKey(t, m, pki)
 	}
+	said, err := os.ReadFile(log.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := harness.NewSecrets()
+	secrets.Add("the operator", string(bearer[1]))
+	for _, ca := range cas {
+		content, err := os.ReadFile(filepath.Join(pki, ca+".key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		secrets.Add("the CA "+ca, strings.Split(string(content), "\n")[1]) // a line of the key
+	}
+	secrets.CheckAbsent(t, "the log", string(said))
+	if !strings.Contains(string(said), "kubeadm.kubejoin.io/admin.conf") {
+		t.Errorf("the log does not have the certificates, so the search could not fail:\n%s", said)
+	}
 }
 
 var keyData = regexp.MustCompile(`client-key-data: (\S+)`)
