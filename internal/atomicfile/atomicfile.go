@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 )
 
 // Write writes a file that only its owner can read.
@@ -23,25 +25,51 @@ func Write(file string, content []byte) error {
 type Replacement struct {
 	file      string
 	temporary *os.File // in the same folder; nil after Write or Drop
+	mode      fs.FileMode
 }
 
 // Prepare checks that a file can be written. The file does not change until Write. Prepare refuses a file that exists
-// and is not a regular one, because Write would replace a device such as /dev/null.
+// and is not a regular one, because Write would replace a device such as /dev/null, or a link such as /dev/stderr.
 func Prepare(file string) (*Replacement, error) {
-	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+	whole, err := filepath.Abs(file)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() || strings.HasPrefix(whole, "/dev/") || strings.HasPrefix(whole, "/proc/") {
 		return nil, fmt.Errorf("%s: want a regular file", file)
 	}
 	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // mode 0600
 	if err != nil {
 		return nil, err
 	}
-	return &Replacement{file, f}, nil
+	return &Replacement{file: file, temporary: f}, nil
 }
 
-// Write replaces the file. It can be called once.
+// KeepOwner makes Write keep the owner, the group and the mode of the file that it replaces. It does nothing if there is
+// none. Use it only if the old file had the same secrets: its owner reads the new content.
+func (r *Replacement) KeepOwner() error {
+	info, err := os.Stat(r.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r.mode = info.Mode().Perm()
+	owner := info.Sys().(*syscall.Stat_t) // documented for these systems
+	if err := r.temporary.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
+		return fmt.Errorf("%s: keep its owner: %w", r.file, errors.Unwrap(err))
+	}
+	return nil
+}
+
+// Write replaces the file. It can be called once. mode is the mode of a new file.
 func (r *Replacement) Write(content []byte, mode fs.FileMode) error {
 	f := r.temporary
 	r.temporary = nil
+	if r.mode != 0 {
+		mode = r.mode
+	}
 	_, err := f.Write(content)
 	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), r.file)

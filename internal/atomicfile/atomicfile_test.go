@@ -21,7 +21,7 @@ func TestPrepareRefusesWhatIsNoRegularFile(t *testing.T) {
 	if err := os.Symlink(pipe, link); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{pipe, link, dir} {
+	for _, file := range []string{pipe, link, dir, "/dev/stderr", "/dev/fd/1", "/proc/self/fd/1"} {
 		before, err := os.Lstat(file)
 		if err != nil {
 			t.Fatal(err)
@@ -44,4 +44,46 @@ func TestPrepareRefusesWhatIsNoRegularFile(t *testing.T) {
 	if err := atomicfile.Write(filepath.Join(dir, "none", "file"), nil); err == nil {
 		t.Error("wrote into a folder that does not exist")
 	}
+}
+
+// Catches a renewal after which a program that reads the file as another user, such as etcd, cannot read it any more.
+func TestKeepOwnerKeepsOwnerGroupAndMode(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	write := func(content string) {
+		t.Helper()
+		r, err := atomicfile.Prepare(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.KeepOwner(); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Write([]byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(owner, group uint32, mode fs.FileMode) {
+		t.Helper()
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := info.Sys().(*syscall.Stat_t); s.Uid != owner || s.Gid != group || info.Mode() != mode {
+			t.Errorf("got owner %d, group %d and mode %v, want %d, %d and %v", s.Uid, s.Gid, info.Mode(), owner, group, mode)
+		}
+	}
+	owner, group := uint32(os.Getuid()), uint32(os.Getgid())
+	write("new")
+	check(owner, group, 0o600)
+	if err := os.Chmod(file, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if owner == 0 { // others may not change owners
+		owner, group = 12, 34
+		if err := os.Chown(file, int(owner), int(group)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("replaced")
+	check(owner, group, 0o640)
 }

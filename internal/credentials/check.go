@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -24,7 +25,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// maxKubeconfig limits the size of a kubeconfig, which is also the largest response that is read.
+// maxKubeconfig limits the size of a kubeconfig or of another file, and of a response.
 const maxKubeconfig = 1 << 20
 
 // callTimeout limits each request to the API server.
@@ -178,7 +179,12 @@ func readSmall(file string) ([]byte, fs.FileInfo, error) {
 	if !info.Mode().IsRegular() || info.Size() > maxKubeconfig {
 		return nil, nil, fmt.Errorf("%s: want a regular file of at most %d bytes", file, maxKubeconfig)
 	}
-	content, err := os.ReadFile(file)
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = f.Close() }()                             // it was only read
+	content, err := io.ReadAll(io.LimitReader(f, maxKubeconfig)) // it may have grown
 	return content, info, err
 }
 

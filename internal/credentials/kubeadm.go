@@ -103,7 +103,7 @@ func (h Host) load(p part) (*loaded, error) {
 	var chain, key []byte
 	var err error
 	if p.kubeconfig() {
-		content, err := os.ReadFile(h.file(p.path))
+		content, _, err := readSmall(h.file(p.path))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		} else if err != nil {
@@ -123,13 +123,13 @@ func (h Host) load(p part) (*loaded, error) {
 		}
 		chain, key = l.user.ClientCertificateData, l.user.ClientKeyData
 	} else {
-		key, err = os.ReadFile(h.file(p.path + ".key"))
+		key, _, err = readSmall(h.file(p.path + ".key"))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		} else if err != nil {
 			return nil, err
 		}
-		if chain, err = os.ReadFile(h.file(p.path + ".crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if chain, _, err = readSmall(h.file(p.path + ".crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
@@ -141,7 +141,7 @@ func (h Host) load(p part) (*loaded, error) {
 			return nil, fmt.Errorf("%s: certificate: %w", h.file(p.path), err)
 		}
 	}
-	if l.caPEM, err = os.ReadFile(h.file(p.ca + ".crt")); err != nil {
+	if l.caPEM, _, err = readSmall(h.file(p.ca + ".crt")); err != nil {
 		return nil, fmt.Errorf("%s needs the certificate of its CA, not the key: %w", p.name, err)
 	}
 	first, others, err := parseChain(l.caPEM)
@@ -232,6 +232,10 @@ func (h Host) write(s signed) error {
 	if err != nil {
 		return err
 	}
+	defer to.Drop()
+	if err := to.KeepOwner(); err != nil { // a kubeconfig keeps its key
+		return err
+	}
 	return to.Write(content, mode)
 }
 
@@ -253,7 +257,7 @@ func (h Host) Sign(ctx context.Context, sign Sign) ([]string, error) {
 			continue
 		}
 		file := h.file(p.path + ".csr")
-		content, err := os.ReadFile(file)
+		content, _, err := readSmall(file)
 		if err != nil {
 			return nil, fmt.Errorf("%w; create it with: kubeadm certs generate-csr", err)
 		}
@@ -356,7 +360,7 @@ func (h Host) backUp(all []signed) (string, error) {
 		if !one.kubeconfig() {
 			path += ".crt"
 		}
-		content, err := os.ReadFile(h.file(path))
+		content, _, err := readSmall(h.file(path))
 		if err != nil {
 			return "", err
 		}
@@ -404,7 +408,7 @@ func (h Host) List() ([]Held, error) {
 		list = append(list, held)
 	}
 	for _, path := range []string{clusterCA, etcdCA, frontProxyCA} {
-		content, err := os.ReadFile(h.file(path + ".crt"))
+		content, _, err := readSmall(h.file(path + ".crt"))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

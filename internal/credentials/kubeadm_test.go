@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -317,6 +318,54 @@ func TestIntermediatesBesideCertificateCount(t *testing.T) {
 	for _, held := range list {
 		if held.Problem != "" {
 			t.Errorf("%s: %s, want no problem", held.Name, held.Problem)
+		}
+	}
+}
+
+// Catches a new certificate that the owner of the old one cannot read.
+func TestHostKeepsOwnersAndModes(t *testing.T) {
+	ca := newCA(t)
+	h := credentials.Host{Dir: newHost(t, ca)}
+	config := filepath.Join(h.Dir, "scheduler.conf")
+	if err := os.Chmod(config, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Sign(t.Context(), anything(ca)); err != nil {
+		t.Fatal(err)
+	}
+	cert := filepath.Join(h.Dir, "pki/apiserver.crt")
+	if err := os.Chmod(cert, 0o604); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := h.Renew(t.Context(), anything(ca), nil); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]fs.FileMode{config: 0o640, cert: 0o604, filepath.Join(h.Dir, "pki/apiserver-kubelet-client.crt"): 0o644} {
+		if info, err := os.Stat(file); err != nil || info.Mode() != want {
+			t.Errorf("%s: got mode %v, %v, want %v", file, info.Mode(), err, want)
+		}
+	}
+}
+
+// Catches a command of root that reads a pipe without an end, or a file that fills the memory.
+func TestHostReadsOnlySmallRegularFiles(t *testing.T) {
+	for _, name := range []string{"scheduler.conf", "pki/apiserver.key", "pki/apiserver.csr", "pki/apiserver.crt", "pki/ca.crt"} {
+		for what, replace := range map[string]func(file string) error{
+			"a pipe":       func(file string) error { return syscall.Mkfifo(file, 0o600) },
+			"a large file": func(file string) error { return os.WriteFile(file, make([]byte, 1<<20+1), 0o600) },
+		} {
+			ca := newCA(t)
+			h := credentials.Host{Dir: newHost(t, ca)}
+			file := filepath.Join(h.Dir, name)
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Fatal(err)
+			}
+			if err := replace(file); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.Sign(t.Context(), anything(ca)); err == nil || !strings.Contains(err.Error(), name+": want a regular file of at most 1048576 bytes") {
+				t.Errorf("%s is %s: got %v, want a refusal", name, what, err)
+			}
 		}
 	}
 }
