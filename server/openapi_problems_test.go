@@ -67,12 +67,18 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 					media = strings.Replace(media, "application/json", "application/pkcs10", 1)
 					query = cmp.Or(query, "?signer="+peerSigner)
 				}
+				bearer := adminBearer
+				if op.Path == turnPath {
+					bearer = s.token(t, func(r *tokens.Record) {
+						r.Limits.MaxNodes, r.Limits.Role = 1, map[bool]string{true: tokens.RoleControlPlane}[test.problem != "forbidden"]
+					})
+				}
 				path := strings.NewReplacer("{id}", "qwertz", "{node}", "worker-3", "{serial}", "1f").Replace(op.Path)
 				h := s.Handler()
 				var w *httptest.ResponseRecorder
 				for range map[bool]int{false: 1, true: 2}[test.twice] {
 					r := httptest.NewRequestWithContext(t.Context(), op.Method, path+query, strings.NewReader(body))
-					r.Header.Set("Authorization", "Bearer "+adminBearer)
+					r.Header.Set("Authorization", "Bearer "+bearer)
 					if media != "" {
 						r.Header.Set("Content-Type", media)
 					}

@@ -160,12 +160,14 @@ var asked = map[string]any{
 	"explain": struct {
 		Format string `json:"format"`
 	}{},
-	"certificate":  api.SignCertificate{},
-	"cluster-info": nil,
-	"ca":           api.GetCA{},
-	"openapi":      nil,
-	"openapi-json": nil,
-	"reference":    nil,
+	"take-turn":      api.TakeTurn{},
+	"give-back-turn": api.TakeTurn{},
+	"certificate":    api.SignCertificate{},
+	"cluster-info":   nil,
+	"ca":             api.GetCA{},
+	"openapi":        nil,
+	"openapi-json":   nil,
+	"reference":      nil,
 }
 
 // others are the operations that decode no type of package api.
@@ -269,7 +271,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 // shown has the types of response bodies by schema name. wantObject also checks the types nested in them.
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
-	"CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
+	"Turn": api.Turn{}, "CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": server.Version{}, "Problem": api.Problem{},
 }
 

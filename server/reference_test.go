@@ -191,6 +191,7 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 		return explain.OfRequest(approval.Request{Name: name}, api.RequestPending, errors.New("the request is no PKCS 10"), nil), nil
 	}
 	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }
+	s.Turns = &fakeTurns{}
 	s.start(t)
 	folder := t.TempDir()
 	write := func(name, content string) {
@@ -201,7 +202,9 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	}
 	write("ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.ca.Certificate().Raw})))
 	write("curlrc", "cacert = \"ca.crt\"\nheader = \"Authorization: Bearer "+adminBearer+"\"\nsilent\nshow-error\n")
-	write("token-header", "Authorization: Bearer "+s.token(t, func(r *tokens.Record) { r.Limits.NodeNames = []string{"worker-7"} })+"\n")
+	write("token-header", "Authorization: Bearer "+s.token(t, func(r *tokens.Record) {
+		r.Limits.NodeNames, r.Limits.Role = []string{"worker-7"}, tokens.RoleControlPlane
+	})+"\n")
 	issued, err := s.by(s.token(t, once)).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "worker-5"))})
 	if err != nil || len(issued) == 0 {
 		t.Fatal(err)

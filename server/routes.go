@@ -49,6 +49,8 @@ func (h *handler) routes() []route {
 		{http.MethodGet, "/v1/issued/{serial}", "get-issued", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "issued"}, h.getIssued},
 		{http.MethodPost, "/v1/explain", "explain-request", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "explanations"}, h.explainRequest},
 		{http.MethodGet, "/v1/explain/{node}", "explain", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "explanations"}, h.explanation},
+		{http.MethodPost, turnPath, "take-turn", httplimit.Lifecycle, auth.Access{}, h.takeTurn},
+		{http.MethodDelete, turnPath, "give-back-turn", httplimit.Lifecycle, auth.Access{}, h.giveBackTurn},
 
 		{http.MethodGet, "/v1/cluster-info", "cluster-info", httplimit.Discovery, auth.Access{}, h.discoveryFile},
 		{http.MethodGet, "/v1/ca", "ca", httplimit.Discovery, auth.Access{}, h.ca},

@@ -56,6 +56,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.Issued, s.Certificates.Authority.Record = boltrecord.New(s.store.Issued()), boltrecord.New(s.store.Issued())
 	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
 	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
+	s.Turns = &fakeTurns{}
 	s.Explain = explained
 	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
@@ -64,7 +65,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 		return kube.Requests{Authority: func() (*signer.Authority, error) { return &signer.Authority{}, nil }}.Explain(ctx, name, object)
 	}
 	w := &wholeSite{site: s, handler: s.Handler(), routes: s.Routes()}
-	if w.token, err = tokens.Parse(s.token(t, func(r *tokens.Record) { r.Limits.MaxNodes = 5 })); err != nil {
+	if w.token, err = tokens.Parse(s.token(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Limits.Role = 5, tokens.RoleControlPlane })); err != nil {
 		t.Fatal(err)
 	}
 	for _, node := range []string{"worker-1", "worker-2"} {
@@ -112,6 +113,8 @@ func seeds(t testing.TB) []shot {
 		{"delete-token", "<id>", "onlyExpired=false", json, `{"dryRun": true}`, 0},
 		{"renew-token", "<id>", "dryRun", json, `{"ttl": "48h", "shorten": true}`, 0},
 		{"release-claim", "worker-1", "dryRun", "", "", 0},
+		{"take-turn", "", "", json, `{"node": "control-2", "id": "0123456789abcdef0123456789abcdef"}`, bootstrap},
+		{"give-back-turn", "", "node=control-2&id=0123456789abcdef0123456789abcdef", "", "", bootstrap},
 		{"list-issued", "", "limit=1&continue=<next>", "", "", 0},
 		{"list-issued", "", "node=worker-1&outcome=issued&endsWithin=30d&since=7d&signer=a/b&requester=x&tokenID=<id>", "", "", 0},
 		{"get-issued", "<serial>", "", "", "", 0},
@@ -201,6 +204,7 @@ func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.Respon
 // tidy deletes all tokens but w.token, and creates that one again if it was deleted.
 func (w *wholeSite) tidy(t testing.TB) {
 	known := tokens.NewRecord(w.token, time.Hour, time.Now())
+	known.Limits.Role = tokens.RoleControlPlane
 	if _, err := w.store.Create(t.Context(), known); err != nil && !errors.Is(err, tokens.ErrExists) {
 		t.Fatal(err)
 	}

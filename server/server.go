@@ -56,6 +56,9 @@ type Server struct {
 	// usually Upload of an Uploader of package clusterinfo/kubeadmcerts. Nil refuses such requests.
 	UploadCertificates func(ctx context.Context) (joinformat.Upload, error)
 
+	// Turns makes control planes join one after the other. It is nil without a cluster: the path then returns 404.
+	Turns Turns
+
 	// Claims stores the claims: node names taken with limited tokens. If it is nil, /v1/claim returns 404.
 	Claims tokens.Claims
 	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:

@@ -153,23 +153,37 @@ func (h *handler) review(r *call, shown string, audiences []string) (no authenti
 // authenticator. If those refuse the token, it returns why. An error means that the store could not be read.
 // A nil now is time.Now.
 func (h *handler) bootstrapUser(r *call, shown tokens.Token, now func() time.Time) (user auth.User, why string, err error) {
+	record, why, err := h.bootstrapRecord(r, shown, now)
+	if err != nil || why != "" {
+		return auth.User{}, why, err
+	}
+	return bootstrapUserOf(record), "", nil
+}
+
+// bootstrapUserOf returns the user of a token.
+func bootstrapUserOf(record tokens.Record) auth.User {
+	return auth.User{Name: tokens.BootstrapUserPrefix + record.Token.ID(), Groups: bootstrapGroups(record)}
+}
+
+// bootstrapRecord is bootstrapUser, but returns the record of the token.
+func (h *handler) bootstrapRecord(r *call, shown tokens.Token, now func() time.Time) (record tokens.Record, why string, err error) {
 	r.log(slog.String("token", shown.ID()))
 	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
 	defer cancel()
-	record, err := h.Tokens.Get(ctx, shown.ID())
+	record, err = h.Tokens.Get(ctx, shown.ID())
 	if errors.Is(err, tokens.ErrNotFound) {
 		record, err = h.absentToken, nil // an unknown token takes as long as a wrong secret
 	}
 	if err != nil {
-		return auth.User{}, "", err
+		return tokens.Record{}, "", err
 	}
 	if now == nil {
 		now = time.Now
 	}
 	if why := refusal(record, shown, now()); why != "" {
-		return auth.User{}, why, nil
+		return tokens.Record{}, why, nil
 	}
-	return auth.User{Name: tokens.BootstrapUserPrefix + shown.ID(), Groups: bootstrapGroups(record)}, "", nil
+	return record, "", nil
 }
 
 // isToken reports whether a request has an existing bootstrap token. It uses Find, which costs little but

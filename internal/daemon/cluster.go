@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/server/turn"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -192,6 +193,7 @@ func (c *cluster) openStores() (err error) {
 	if c.PKIDir != "" {
 		c.api.UploadCertificates = (&kubeadmcerts.Uploader{Client: c.client, Dir: c.PKIDir}).Upload
 	}
+	c.api.Turns = &turn.Leases{Client: c.client, Namespace: c.LeaseNamespace}
 	c.api.Explain = c.explainer().Explain
 	if host, _, err := net.SplitHostPort(c.options.Advertise); err == nil {
 		c.hosts = append(c.hosts, host)

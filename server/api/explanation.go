@@ -62,6 +62,8 @@ type Evidence struct {
 	Event      *EventEvidence  `json:"event,omitempty"`
 	Object     *NodeEvidence   `json:"object,omitempty"`
 	Leader     *LeaderEvidence `json:"leader,omitempty"`
+	// Turn is set if the node joins as a control plane now, or waits for its turn.
+	Turn *TurnEvidence `json:"turn,omitempty"`
 }
 
 // MaxEvidence is the maximum number of requests, and of tokens, in an Evidence.
@@ -186,6 +188,23 @@ type LeaderEvidence struct {
 	Renewed time.Time `json:"renewed,omitzero"`
 	// Duration is how long the other replicas wait for a renewal.
 	Duration time.Duration `json:"-"`
+}
+
+// A TurnEvidence says which control plane joins now. The others wait, because etcd accepts one new member at a time.
+type TurnEvidence struct {
+	// Holder is the node name of the machine that joins now; empty if none does. It has the turn since Since, and last
+	// renewed it at Renewed.
+	Holder  string    `json:"holder,omitempty"`
+	Since   time.Time `json:"since,omitzero"`
+	Renewed time.Time `json:"renewed,omitzero"`
+	// Waiting are the machines that wait, the first one first.
+	Waiting []WaitingEvidence `json:"waiting,omitempty"`
+}
+
+// A WaitingEvidence is a machine that waits for the turn.
+type WaitingEvidence struct {
+	Node  string    `json:"node"`
+	Since time.Time `json:"since"`
 }
 
 // KindRequestExplanation is the kind of a RequestExplanation; its apiVersion is Version.

@@ -55,6 +55,8 @@ const (
 	ProblemWouldShorten = "would-shorten"
 	// ProblemNotExpired: DeleteToken.OnlyExpired is set and the token has not expired.
 	ProblemNotExpired = "token-not-expired"
+	// ProblemTurnTaken: another control plane is joining; retry until it has the turn.
+	ProblemTurnTaken = "turn-taken"
 	// ProblemCertificateRefused: this request will never get a certificate. Reason says why.
 	ProblemCertificateRefused = "certificate-refused"
 	// ProblemCertificateNotPermitted: no rule denied the request, but none may approve it automatically.

@@ -40,8 +40,11 @@ func Explain(f Facts, now time.Time) api.NodeExplanation {
 	v.e.Evidence.Requests = v.e.Evidence.Requests[:min(len(v.e.Evidence.Requests), api.MaxEvidence)]
 	v.e.Evidence.Object, v.e.Evidence.Claim = f.Object, claimEvidence(f.Claim)
 
-	v.explain()
-	v.shared()
+	if !v.waits() {
+		v.explain()
+		v.shared()
+	}
+	v.turn()
 	v.e.Sentence = f.Node + ": " + v.e.Sentence
 	if len(v.missing) > 0 {
 		v.e.Sentence += fmt.Sprintf(" (could not be read: %s)", joinFacts(v.missing))

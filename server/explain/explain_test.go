@@ -440,6 +440,31 @@ func TestExplain(t *testing.T) {
 				"approve it with: kubectl certificate approve csr-1 (could not be read: tokens, the claim of the name, Events)",
 			next: []string{"kubectl certificate approve csr-1"},
 		},
+		"waits for its turn": {
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Turn: turn("control-2", time.Second, name)},
+			state: explain.WaitsForTurn, since: before(2 * time.Minute),
+			sentence: "has waited 2 min for its turn to join as a control plane; control-2 has been joining for 3 min",
+		},
+		"waits for a silent machine": {
+			facts: explain.Facts{Turn: turn("control-2", 25*time.Second, name)},
+			state: explain.WaitsForTurn, since: before(2 * time.Minute),
+			sentence: "has waited 2 min for its turn to join as a control plane; control-2 has been joining for 3 min, but has not renewed its turn for 25 s; the turn ends after 30 s",
+		},
+		"others wait": {
+			facts: explain.Facts{Turn: turn(name, time.Second, "control-3", "control-4"), Object: node("True", "")},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago; it has been joining as a control plane for 3 min; machines that wait for it: control-3, control-4",
+		},
+		"turn of a dead machine": {
+			facts: explain.Facts{Turn: turn(name, time.Hour, "control-3"), Object: node("True", "")},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago",
+		},
+		"joined while listed as waiting": {
+			facts: explain.Facts{Turn: turn("control-2", time.Second, name), Object: node("True", "")},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago",
+		},
 		"leader unread": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Unread: []api.UnreadFact{gone(explain.FactLeader)}},
 			state: explain.NotSigned, since: before(30 * time.Second),

@@ -52,6 +52,8 @@ const (
 	// NodeDeleted: the Node object was deleted.
 	NodeDeleted api.NodeState = "NodeDeleted"
 
+	// WaitsForTurn: the machine waits until another control plane has joined.
+	WaitsForTurn api.NodeState = "WaitsForTurn"
 	// Claimed: a token holds the name, but there is neither a request nor a Node object.
 	Claimed api.NodeState = "Claimed"
 	// NoClusterInfo: there is no request, and without cluster-info no machine can discover the cluster.

@@ -24,6 +24,8 @@ type Facts struct {
 	Events []api.EventEvidence
 	// Leader is the replica that runs the controllers; nil if there is no Lease.
 	Leader *api.LeaderEvidence
+	// Turn says which control plane joins now, and which wait; nil if none has joined with kubejoin.
+	Turn *api.TurnEvidence
 	// Unread are the facts that could not be read.
 	Unread []api.UnreadFact
 }
@@ -37,6 +39,7 @@ const (
 	FactClusterInfo api.Fact = "cluster-info"
 	FactEvents      api.Fact = "Events"
 	FactLeader      api.Fact = "kubejoin's Lease"
+	FactTurn        api.Fact = "the turn of control planes"
 	FactPermission  api.Fact = "permissions of the requester"
 )
 

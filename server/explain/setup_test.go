@@ -148,6 +148,14 @@ func leader(age time.Duration) *api.LeaderEvidence {
 	return &api.LeaderEvidence{Namespace: "kubejoin-system", Lease: "kubejoin", Holder: "cp-1_abc", Renewed: before(age), Duration: 15 * time.Second}
 }
 
+func turn(holder string, silent time.Duration, waiting ...string) *api.TurnEvidence {
+	t := &api.TurnEvidence{Holder: holder, Since: before(3 * time.Minute), Renewed: before(silent)}
+	for _, name := range waiting {
+		t.Waiting = append(t.Waiting, api.WaitingEvidence{Node: name, Since: before(2 * time.Minute)})
+	}
+	return t
+}
+
 func node(ready, message string) *api.NodeEvidence {
 	return &api.NodeEvidence{UID: "uid-node", Created: before(3 * time.Hour), Ready: ready, Message: message, Since: before(2*time.Hour + time.Minute)}
 }

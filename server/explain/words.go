@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -111,6 +112,15 @@ func cleaned(e api.NodeExplanation) api.NodeExplanation {
 		name(&node.Reason)
 		message(&node.Message)
 		e.Evidence.Object = &node
+	}
+	if e.Evidence.Turn != nil {
+		turn := *e.Evidence.Turn
+		name(&turn.Holder)
+		turn.Waiting = slices.Clone(turn.Waiting)
+		for i := range turn.Waiting {
+			name(&turn.Waiting[i].Node)
+		}
+		e.Evidence.Turn = &turn
 	}
 	if e.Evidence.Leader != nil {
 		leader := *e.Evidence.Leader

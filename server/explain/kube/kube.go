@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
+	"github.com/kubejoin/kubejoin/server/turn"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
@@ -34,7 +35,7 @@ const (
 // A Reader reads the facts of a cluster. Its methods are safe for concurrent use.
 type Reader struct {
 	// Client calls the API server. It needs list on certificatesigningrequests, get on nodes, list on events in
-	// default and LeaseNamespace, get on the Lease, and create on subjectaccessreviews. The explanation names what it
+	// default and LeaseNamespace, get on the Leases, and create on subjectaccessreviews. The explanation names what it
 	// may not read.
 	Client kubernetes.Interface
 	// Tokens reads the bootstrap tokens.
@@ -96,6 +97,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		explain.FactTokens:      g.tokens,
 		explain.FactClusterInfo: g.clusterInfo,
 		explain.FactLeader:      g.leader,
+		explain.FactTurn:        g.turn,
 	})
 	if g.failure == nil {
 		g.all(ctx, map[api.Fact]func(context.Context) error{
@@ -228,6 +230,23 @@ func (g *gathering) clusterInfo(ctx context.Context) error {
 		return err
 	}
 	g.set(func(f *explain.Facts) { f.ClusterInfo = data })
+	return nil
+}
+
+func (g *gathering) turn(ctx context.Context) error {
+	s, err := (&turn.Leases{Client: g.Client, Namespace: g.LeaseNamespace}).Read(ctx)
+	if err != nil || s.Holder == (turn.Machine{}) && len(s.Waiting) == 0 {
+		return err
+	}
+	now := time.Now
+	if g.Now != nil {
+		now = g.Now
+	}
+	t := &api.TurnEvidence{Holder: s.Holder.Node, Since: s.Since, Renewed: s.Renewed}
+	for _, w := range s.StillWaiting(now()) {
+		t.Waiting = append(t.Waiting, api.WaitingEvidence{Node: w.Node, Since: w.Since})
+	}
+	g.set(func(f *explain.Facts) { f.Turn = t })
 	return nil
 }
 

@@ -1,0 +1,45 @@
+package explain
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/turn"
+)
+
+// waits explains a machine that waits for its turn to join as a control plane, and reports whether it does. Such a
+// machine has not started kubeadm, so older requests of its name explain nothing.
+func (v *view) waits() bool {
+	if v.Turn == nil || v.Turn.Holder == "" || v.Object != nil {
+		return false
+	}
+	i := slices.IndexFunc(v.Turn.Waiting, func(w api.WaitingEvidence) bool { return w.Node == v.Node })
+	if i < 0 {
+		return false
+	}
+	since := v.Turn.Waiting[i].Since
+	v.say(WaitsForTurn, since, "has waited %s for its turn to join as a control plane; %s has been joining for %s", span(v.now.Sub(since)), clean(v.Turn.Holder), span(v.now.Sub(v.Turn.Since)))
+	if silent := v.now.Sub(v.Turn.Renewed); silent > 2*turn.RenewEvery {
+		v.e.Sentence += ", but has not renewed its turn for " + span(silent) + "; the turn ends after " + span(turn.Duration)
+	}
+	v.e.Evidence.Turn = v.Turn
+	return true
+}
+
+// turn adds who waits for this machine.
+func (v *view) turn() {
+	if v.Turn == nil || v.Turn.Holder != v.Node || v.now.Sub(v.Turn.Renewed) > time.Minute {
+		return
+	}
+	v.e.Evidence.Turn = v.Turn
+	v.e.Sentence += "; it has been joining as a control plane for " + span(v.now.Sub(v.Turn.Since))
+	var names []string
+	for _, w := range v.Turn.Waiting {
+		names = append(names, clean(w.Node))
+	}
+	if len(names) > 0 {
+		v.e.Sentence += "; machines that wait for it: " + strings.Join(names, ", ")
+	}
+}

@@ -1,0 +1,114 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+const turnPath = "/v1/controlplane/turn"
+
+// turnTimeout limits how long a request for the turn may take.
+const turnTimeout = 10 * time.Second
+
+// Turns stores whose turn it is to join as a control plane. It is usually a [turn.Leases].
+type Turns interface {
+	Take(ctx context.Context, m turn.Machine) (after turn.State, granted bool, err error)
+	GiveBack(ctx context.Context, m turn.Machine) error
+}
+
+var turnIDPattern = regexp.MustCompile(`\A[0-9a-f]{32}\z`)
+
+// takeTurn gives a machine the turn to join as a control plane, or renews it.
+func (h *handler) takeTurn(r *call) (response, error) {
+	m, err := h.readTurn(r)
+	if err != nil {
+		return response{}, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), turnTimeout)
+	defer cancel()
+	state, granted, err := h.Turns.Take(ctx, m)
+	if err != nil {
+		return response{}, turnUnavailable(err)
+	}
+	if !granted {
+		p := newProblem(http.StatusConflict, api.ProblemTurnTaken, "%s has been joining as a control plane since %s; %s waits for its turn", state.Holder.Node, state.Since.Format(time.RFC3339), m.Node)
+		p.retryAfter = turn.RetryEvery
+		return response{}, p
+	}
+	return object(http.StatusOK, api.Turn{
+		APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node, Since: state.Since, RenewSeconds: int(turn.RenewEvery / time.Second),
+	})
+}
+
+// giveBackTurn gives back the turn of a machine, or ends its waiting.
+func (h *handler) giveBackTurn(r *call) (response, error) {
+	m, err := h.readTurn(r)
+	if err != nil {
+		return response{}, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), turnTimeout)
+	defer cancel()
+	if err := h.Turns.GiveBack(ctx, m); err != nil {
+		return response{}, turnUnavailable(err)
+	}
+	return object(http.StatusOK, api.Turn{APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node})
+}
+
+func turnUnavailable(err error) *problem {
+	p := newProblem(http.StatusServiceUnavailable, "turn-unavailable", "the turn of control planes cannot be read or written now; retry")
+	p.cause, p.retryAfter = err, retryAfter
+	return p
+}
+
+// readTurn authenticates a machine by its bootstrap token, which must be for control planes: with the token of a
+// worker, a thief could keep control planes from joining.
+func (h *handler) readTurn(r *call) (turn.Machine, error) {
+	bearer, err := auth.Bearer(r.Request)
+	if err != nil {
+		return turn.Machine{}, unauthenticated(err)
+	}
+	token, err := tokens.Parse(bearer)
+	if err != nil {
+		return turn.Machine{}, unauthenticated(fmt.Errorf("%w: want a bootstrap token", auth.ErrBadCredentials))
+	}
+	record, why, err := h.bootstrapRecord(r, token, nil)
+	if err != nil {
+		p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
+		p.cause, p.retryAfter = err, retryAfter
+		return turn.Machine{}, p
+	}
+	if why != "" {
+		r.log(slog.String("reason", why)) // only for the operator
+		return turn.Machine{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", auth.ErrBadCredentials, why))
+	}
+	if err := h.identified(r, bootstrapUserOf(record)); err != nil {
+		return turn.Machine{}, err
+	}
+	if record.Limits.Role != tokens.RoleControlPlane || record.Limits.Problem != nil {
+		return turn.Machine{}, newProblem(http.StatusForbidden, "forbidden", "token %s has no role %s", token.ID(), tokens.RoleControlPlane)
+	}
+	var req api.TakeTurn
+	if err := readRequest(r, &req); err != nil {
+		return turn.Machine{}, err
+	}
+	if err := tokens.CheckNodeName(req.Node); err != nil {
+		return turn.Machine{}, badField("node", "%.300v", err)
+	}
+	if !turnIDPattern.MatchString(req.ID) {
+		return turn.Machine{}, badField("id", "want 32 random hexadecimal digits, in lower case")
+	}
+	if h.Turns == nil {
+		return turn.Machine{}, newProblem(http.StatusNotFound, "no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
+	}
+	r.log(slog.String("node", req.Node))
+	return turn.Machine{Node: req.Node, ID: req.ID}, nil
+}

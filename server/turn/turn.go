@@ -1,0 +1,97 @@
+// Package turn makes control planes join one after the other, because etcd accepts one new member at a time. A machine
+// takes the turn before it runs kubeadm join, renews it meanwhile, and gives it back at the end.
+package turn
+
+import (
+	"slices"
+	"time"
+)
+
+const (
+	// Duration is how long a turn lasts after its last renewal.
+	Duration = 30 * time.Second
+	// RenewEvery is how often the holder should renew its turn, so that it may miss a renewal.
+	RenewEvery = 10 * time.Second
+	// RetryEvery is how often a waiting machine should retry.
+	RetryEvery = 5 * time.Second
+	// MaxWaiting is the maximum length of State.Waiting. More machines may wait.
+	MaxWaiting = 20
+)
+
+const (
+	seenEvery = 3 * RetryEvery // how often a retry is written, to limit writes
+	seenFor   = time.Minute    // after which a machine that does not retry is no longer listed
+)
+
+// A Machine joins as a control plane. Machines may have the same node name by mistake: the ID, which the machine
+// chooses at random, tells them apart.
+type Machine struct {
+	Node string `json:"node"`
+	ID   string `json:"id"`
+}
+
+// A State says who has the turn and who waits for it.
+type State struct {
+	// Holder has the turn since Since, and renewed it at Renewed. The zero Machine means that nobody has it.
+	Holder         Machine
+	Since, Renewed time.Time
+	// Waiting are the machines that wait, the first one first. It is only for people: any of them may be next.
+	Waiting []Waiter
+}
+
+// A Waiter waits for the turn since Since. It last asked for it at about Seen.
+type Waiter struct {
+	Machine
+	Since time.Time `json:"since"`
+	Seen  time.Time `json:"seen"`
+}
+
+// Take returns the state after a machine has asked for the turn or has renewed it, and whether the machine has it.
+// expired reports whether the holder has not renewed its turn for Duration. Until another machine takes an expired
+// turn, its holder can renew it.
+func (s State) Take(m Machine, expired bool, now time.Time) (State, bool) {
+	if s.Holder == m {
+		s.Renewed = now
+		return s, true
+	}
+	if s.Holder == (Machine{}) || expired {
+		s.Waiting = s.without(m, now)
+		s.Holder, s.Since, s.Renewed = m, now, now
+		return s, true
+	}
+	s.Waiting = slices.Clone(s.Waiting)
+	i := slices.IndexFunc(s.Waiting, func(w Waiter) bool { return w.Machine == m })
+	switch {
+	case i < 0:
+		if s.Waiting = s.without(m, now); len(s.Waiting) < MaxWaiting {
+			s.Waiting = append(s.Waiting, Waiter{Machine: m, Since: now, Seen: now})
+		}
+	case now.Sub(s.Waiting[i].Seen) >= seenEvery:
+		s.Waiting[i].Seen = now
+	}
+	return s, false
+}
+
+// GiveBack returns the state after a machine has given back its turn or has stopped waiting.
+func (s State) GiveBack(m Machine, now time.Time) State {
+	if s.Holder == m {
+		s.Holder, s.Since, s.Renewed = Machine{}, time.Time{}, time.Time{}
+	}
+	s.Waiting = s.without(m, now)
+	return s
+}
+
+// StillWaiting returns the machines that still wait at the time now.
+func (s State) StillWaiting(now time.Time) []Waiter { return s.without(Machine{}, now) }
+
+// without returns the machines, except m, that have asked for the turn lately.
+func (s State) without(m Machine, now time.Time) []Waiter {
+	return slices.DeleteFunc(slices.Clone(s.Waiting), func(w Waiter) bool { return w.Machine == m || now.Sub(w.Seen) > seenFor })
+}
+
+func (s State) equal(t State) bool {
+	return s.Holder == t.Holder && s.Since.Equal(t.Since) && s.Renewed.Equal(t.Renewed) &&
+		slices.EqualFunc(s.Waiting, t.Waiting, func(a, b Waiter) bool {
+			return a.Machine == b.Machine && a.Since.Equal(b.Since) && a.Seen.Equal(b.Seen)
+		})
+}

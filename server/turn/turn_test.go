@@ -1,0 +1,272 @@
+package turn_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/turn"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+const namespace = "kubejoin-system"
+
+// clocked is a Leases whose clock stands still.
+type clocked struct {
+	*turn.Leases
+	now time.Time
+}
+
+// replicas returns replicas of kubejoin that share a cluster. Each has its own clock.
+func replicas(n int) (*fake.Clientset, []*clocked) {
+	client := fake.NewClientset()
+	conflicts(client)
+	all := make([]*clocked, n)
+	for i := range all {
+		c := &clocked{now: time.Date(2026, 11, 23, 5, 0, 0, 0, time.UTC)}
+		c.Leases = &turn.Leases{Client: client, Namespace: namespace, Now: func() time.Time { return c.now }}
+		all[i] = c
+	}
+	return client, all
+}
+
+// conflicts makes updates fail unless they have the current version, which the fake client does not check.
+func conflicts(client *fake.Clientset) {
+	var mu sync.Mutex
+	version := 0
+	client.PrependReactor("*", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		var lease *coordinationv1.Lease
+		switch a := action.(type) {
+		case clienttesting.UpdateAction:
+			lease = a.GetObject().(*coordinationv1.Lease).DeepCopy()
+		default:
+			return false, nil, nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		resource := action.GetResource()
+		old, err := client.Tracker().Get(resource, lease.Namespace, lease.Name)
+		creates := action.GetVerb() == "create"
+		switch {
+		case creates && err == nil:
+			return true, nil, apierrors.NewAlreadyExists(resource.GroupResource(), lease.Name)
+		case !creates && err != nil:
+			return true, nil, err
+		case !creates && old.(*coordinationv1.Lease).ResourceVersion != lease.ResourceVersion:
+			return true, nil, apierrors.NewConflict(resource.GroupResource(), lease.Name, nil)
+		}
+		version++
+		lease.ResourceVersion = fmt.Sprint(version)
+		if creates {
+			err = client.Tracker().Create(resource, lease, lease.Namespace)
+		} else {
+			err = client.Tracker().Update(resource, lease, lease.Namespace)
+		}
+		return true, lease, err
+	})
+}
+
+func machine(node string) turn.Machine {
+	return turn.Machine{Node: node, ID: strings.Repeat(node[len(node)-1:], 32)}
+}
+
+func take(t *testing.T, c *clocked, node string) bool {
+	t.Helper()
+	_, granted, err := c.Take(t.Context(), machine(node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return granted
+}
+
+func waiting(t *testing.T, c *clocked) (nodes []string) {
+	t.Helper()
+	s, err := c.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range s.StillWaiting(c.now) {
+		nodes = append(nodes, w.Node)
+	}
+	return nodes
+}
+
+func TestOneMachineHasTheTurn(t *testing.T) {
+	_, all := replicas(2)
+	a, b := all[0], all[1]
+	if !take(t, a, "control-2") || take(t, b, "control-3") || !take(t, b, "control-2") {
+		t.Fatal("want the turn for control-2 only, by each replica")
+	}
+	same := turn.Machine{Node: "control-2", ID: strings.Repeat("0", 32)} // another machine of that name
+	if _, granted, err := b.Take(t.Context(), same); granted || err != nil {
+		t.Errorf("another machine of the name: %v, %v", granted, err)
+	}
+	if got := waiting(t, a); !slices.Equal(got, []string{"control-3", "control-2"}) {
+		t.Errorf("got %q waiting", got)
+	}
+	if err := b.GiveBack(t.Context(), same); err != nil {
+		t.Fatal(err)
+	}
+	if take(t, b, "control-3") {
+		t.Error("a machine that waited gave back the turn of another one")
+	}
+	if err := b.GiveBack(t.Context(), machine("control-2")); err != nil {
+		t.Fatal(err)
+	}
+	if !take(t, a, "control-3") {
+		t.Error("want the turn after it was given back")
+	}
+	if got := waiting(t, a); len(got) > 0 {
+		t.Errorf("got %q waiting, want none", got)
+	}
+}
+
+// A holder that dies must free its turn within 60 s, whichever replica its successor asks.
+func TestTurnOfDeadMachineEnds(t *testing.T) {
+	_, all := replicas(3)
+	take(t, all[0], "control-2")
+	var since time.Duration
+	for n := 0; !take(t, all[n%3], "control-3"); n++ {
+		since += turn.RetryEvery
+		for _, c := range all {
+			c.now = c.now.Add(turn.RetryEvery)
+		}
+		if since > time.Minute {
+			t.Fatalf("not free after %s", since)
+		}
+	}
+	if since < turn.Duration {
+		t.Errorf("the turn ended after %s, want %s", since, turn.Duration)
+	}
+	if take(t, all[0], "control-2") {
+		t.Error("the dead machine has the turn again")
+	}
+}
+
+// A live holder must keep the turn, also through a replica whose clock is wrong.
+func TestRenewedTurnDoesNotEnd(t *testing.T) {
+	_, all := replicas(2)
+	all[1].now = all[1].now.Add(time.Hour)
+	take(t, all[0], "control-2")
+	for range 30 {
+		if take(t, all[1], "control-3") {
+			t.Fatal("control-3 has the turn of a live machine")
+		}
+		for _, c := range all {
+			c.now = c.now.Add(turn.RenewEvery)
+		}
+		if !take(t, all[0], "control-2") {
+			t.Fatal("the turn was not renewed")
+		}
+	}
+}
+
+// An expired turn that nobody took can be renewed.
+func TestExpiredTurnCanBeRenewed(t *testing.T) {
+	_, all := replicas(1)
+	take(t, all[0], "control-2")
+	all[0].now = all[0].now.Add(time.Hour)
+	if !take(t, all[0], "control-2") || take(t, all[0], "control-3") {
+		t.Error("want the turn for control-2")
+	}
+}
+
+// Of many machines that ask at the same moment, exactly one must get the turn.
+func TestTurnIsTakenByCompareAndSwap(t *testing.T) {
+	_, all := replicas(4)
+	var mu sync.Mutex
+	var granted []string
+	var asking sync.WaitGroup
+	for i := range 12 {
+		asking.Go(func() {
+			node := fmt.Sprintf("control-%d", i)
+			_, yes, err := all[i%4].Take(context.Background(), machine(node))
+			if err != nil {
+				t.Error(err)
+			}
+			if yes {
+				mu.Lock()
+				defer mu.Unlock()
+				granted = append(granted, node)
+			}
+		})
+	}
+	asking.Wait()
+	if len(granted) != 1 {
+		t.Errorf("got the turn: %q, want one", granted)
+	}
+	if got := waiting(t, all[0]); len(got) != 11 {
+		t.Errorf("got %d waiting, want 11", len(got))
+	}
+}
+
+// Retries must not write each time, and the list must be bounded and forget machines that gave up.
+func TestWaitingIsBounded(t *testing.T) {
+	client, all := replicas(1)
+	c := all[0]
+	take(t, c, "control-1")
+	for i := range 3 * turn.MaxWaiting {
+		take(t, c, fmt.Sprintf("control-%d", 100+i))
+	}
+	if got := waiting(t, c); len(got) != turn.MaxWaiting {
+		t.Errorf("got %d waiting, want %d", len(got), turn.MaxWaiting)
+	}
+	writes := func() (n int) {
+		for _, a := range client.Actions() {
+			if a.GetVerb() != "get" {
+				n++
+			}
+		}
+		return n
+	}
+	before := writes()
+	take(t, c, "control-100")
+	c.now = c.now.Add(turn.RetryEvery)
+	take(t, c, "control-100")
+	if n := writes() - before; n != 0 {
+		t.Errorf("got %d writes by retries, want none", n)
+	}
+	c.now = c.now.Add(15 * time.Second)
+	take(t, c, "control-100")
+	c.now = c.now.Add(50 * time.Second)
+	if got := waiting(t, c); !slices.Equal(got, []string{"control-100"}) {
+		t.Errorf("got %q waiting, want only the one that retries", got)
+	}
+}
+
+// A Lease that is not a turn, for example a claim of a node of that name, must stay as it is. Malformed parts of a turn
+// must not stop joins.
+func TestForeignLease(t *testing.T) {
+	client, all := replicas(1)
+	ctx := t.Context()
+	leases := client.CoordinationV1().Leases(namespace)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: turn.LeaseName, Namespace: namespace, Labels: map[string]string{"kubejoin.io/claim": "true"}}}
+	lease, err := leases.Create(ctx, lease, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, granted, err := all[0].Take(ctx, machine("control-2")); granted || err == nil || !strings.Contains(err.Error(), turn.LeaseName) {
+		t.Errorf("%v, %v", granted, err)
+	}
+	holder := "no slash"
+	lease.Labels, lease.Annotations, lease.Spec.HolderIdentity = map[string]string{"kubejoin.io/turn": "true"}, map[string]string{"turn.kubejoin.io/waiting": "{"}, &holder
+	if _, err := leases.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if take(t, all[0], "control-2") {
+		t.Error("took the turn of an unknown holder at once")
+	}
+	all[0].now = all[0].now.Add(turn.Duration)
+	if !take(t, all[0], "control-2") {
+		t.Error("the turn of an unknown holder never ends")
+	}
+}
