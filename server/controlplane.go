@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -76,6 +77,9 @@ func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) ([
 		return nil, p
 	}
 	join.CertificateKey = up.Key
+	if h.Advertise == "" { // join commands name the API server, which has no turns
+		join.TurnServer, _ = clusterinfo.Endpoint("https://" + r.Host) // empty with an error
+	}
 	h.log.LogAttrs(ctx, slog.LevelInfo, "uploaded the certificates of control planes",
 		slog.String("user", r.user.Name), slog.String("token", join.Token.ID()), slog.String("owner", up.TokenID),
 		slog.Time("expires", up.Expires), slog.Bool("replaced_keys", up.Replaced), slog.Bool("shared_key", up.Shared))

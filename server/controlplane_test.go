@@ -55,6 +55,9 @@ func TestControlPlaneJoinCommandHasKey(t *testing.T) {
 		if got.status != 200 || !strings.Contains(body, up.Key.Reveal()) || got.header.Get("Cache-Control") != "no-store" {
 			t.Errorf("%s: %d %s", format, got.status, got.body)
 		}
+		if format == api.FormatScript && !strings.Contains(body, "\n    turns='"+s.Advertise+"'\n") {
+			t.Errorf("the script waits for its turn elsewhere than at %s", s.Advertise)
+		}
 		if w := got.header.Get("Warning"); !strings.Contains(w, up.Expires.Format(time.RFC3339)) || strings.Contains(w, "no longer work") || strings.Contains(w, up.Key.Reveal()) {
 			t.Errorf("%s: got Warning %s", format, w)
 		}

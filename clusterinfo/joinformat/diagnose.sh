@@ -459,23 +459,7 @@ check_leftovers() {
 # diagnose prints the lines of all checks. It takes the flags for kubeadm, and returns the exit code of kubejoin doctor.
 diagnose() {
     errors=0 warnings=0 unknown=0 reported=' '
-    node=$(uname -n | tr '[:upper:]' '[:lower:]')
-    cri_socket=
-    if [ -n "$add_config" ]; then
-        set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
-            "--cri-socket=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *criSocket: *//p' "$add_config" | tr -d "\"'")" "$@"
-    fi
-    before=
-    for word; do
-        case $before$word in
-        --node-name=?* | --node-name[!=]*) node=${word#--node-name=} ;;
-        --cri-socket=?* | --cri-socket[!=]*) cri_socket=${word#--cri-socket=} ;;
-        esac
-        before=
-        case $word in
-        --node-name | --cri-socket) before=$word ;;
-        esac
-    done
+    find_node "$@"
     check_programs
     check_leftovers
     case " $missing " in

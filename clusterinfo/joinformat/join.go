@@ -24,6 +24,9 @@ type Join struct {
 	CAs    []*x509.Certificate
 	// CertificateKey joins the machine as a control-plane node; the zero value joins a worker.
 	CertificateKey CertificateKey
+	// TurnServer is the HOST:PORT of a kubejoin server at which a control plane waits for its turn to join. Empty is
+	// Endpoint. If it has no turns or cannot be reached, the machine joins without one.
+	TurnServer string
 }
 
 // Line returns the kubeadm join command with a newline.

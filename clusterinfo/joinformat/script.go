@@ -2,6 +2,7 @@ package joinformat
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	_ "embed"
 	"encoding/base64"
@@ -18,8 +19,11 @@ var scriptText string
 //go:embed diagnose.sh
 var diagnoseText string
 
+//go:embed turn.sh
+var turnText string
+
 // User data is limited to 16 KiB on some clouds, so the script leaves out these comments.
-var diagnoseComments = regexp.MustCompile(`(?m)^ *# .*\n`)
+var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
 // Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests
 // cluster-info from Endpoint with curl, and only trusts a server whose certificate is from a CA with one of
@@ -31,14 +35,18 @@ func (j Join) Script() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("script: %w", err)
 	}
-	more := ""
+	more, turns := "", ""
 	if !j.CertificateKey.IsZero() {
-		more = "yes"
+		server := cmp.Or(j.TurnServer, j.Endpoint)
+		if err := clusterinfo.CheckEndpoint(server); err != nil {
+			return nil, fmt.Errorf("script: server of turns: %w", err)
+		}
+		more, turns = "yes", strings.Replace(comments.ReplaceAllString(turnText, ""), "{{QUOTED_TURNS}}", quote(server), 1)
 	}
 	// Unquoted values contain only safe characters. All other values are one quoted shell word, or are in a
 	// here-document that the shell does not expand.
 	values := strings.NewReplacer(
-		"{{DIAGNOSE}}\n", diagnoseComments.ReplaceAllString(diagnoseText, ""), "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
+		"{{TURN}}\n", turns, "{{DIAGNOSE}}\n", comments.ReplaceAllString(diagnoseText, ""), "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
 		"{{QUOTED_ENDPOINT}}", quote(j.Endpoint), "{{QUOTED_PINS}}", quote(strings.Join(clusterinfo.Pins(j.CAs), " ")),
 		"{{QUOTED_TOKEN}}", quote(j.Token.Reveal()), "{{QUOTED_CONTROL_PLANE}}", quote(more),
 	)

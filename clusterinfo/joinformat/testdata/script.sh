@@ -158,12 +158,21 @@ discovery:
 kind: JoinConfiguration
 EOF
     [ -z "$add_config" ] || cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
+    if [ -n "$control_plane" ]; then
+        take_turn "$@"
+        # kubeadm retries for 2 minutes if etcd has another new member, for example of a join without a turn.
+        grep -q '^timeouts:' "$tmp/join.yaml" || printf 'timeouts:\n  etcdAPICall: 20m0s\n' >>"$tmp/join.yaml"
+    fi
     code=0
     # A shell handles signals during wait, but not while a foreground command runs.
-    kubeadm=running
     (umask "$umask" && exec kubeadm join --config "$tmp/join.yaml" "$@") </dev/null &
-    wait "$!" || code=$?
-    kubeadm=
+    pid=$!
+    if [ -n "$turn" ]; then
+        renew_turn >/dev/null 2>&1 &
+        renewal=$!
+    fi
+    wait "$pid" || code=$?
+    pid=
     rm -f "$tmp/join.yaml"
     [ "$code" = 0 ] || die 5 "kubeadm join failed with exit code $code: fix the problem, run 'kubeadm reset', then run this script again"
     say 'this machine has joined'
@@ -173,9 +182,9 @@ EOF
 # shell ignore INT.
 stop() {
     trap '' HUP INT TERM
-    if [ "$kubeadm" = running ]; then
-        kill "$!" 2>/dev/null || :
-        wait "$!" || : # ignore the exit code of kubeadm
+    if [ -n "$pid" ]; then
+        kill "$pid" 2>/dev/null || :
+        wait "$pid" || : # ignore the exit code of kubeadm
     fi
     exit "$1"
 }
@@ -219,6 +228,27 @@ EOF
     say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig"
 }
 
+# find_node sets node and cri_socket as the flags for kubeadm and --add-config say.
+find_node() {
+    node=$(uname -n | tr '[:upper:]' '[:lower:]')
+    cri_socket=
+    if [ -n "$add_config" ]; then
+        set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
+            "--cri-socket=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *criSocket: *//p' "$add_config" | tr -d "\"'")" "$@"
+    fi
+    before=
+    for word; do
+        case $before$word in
+        --node-name=?* | --node-name[!=]*) node=${word#--node-name=} ;;
+        --cri-socket=?* | --cri-socket[!=]*) cri_socket=${word#--cri-socket=} ;;
+        esac
+        before=
+        case $word in
+        --node-name | --cri-socket) before=$word ;;
+        esac
+    done
+}
+
 # make_tmp makes the directory tmp, which is removed at the end.
 make_tmp() {
     umask=$(umask)
@@ -226,7 +256,7 @@ make_tmp() {
     dir=${TMPDIR:-/run} # in memory
     [ -d "$dir" ] && [ -w "$dir" ] || dir=/tmp
     tmp=$(mktemp -d "$dir/kubejoin.XXXXXX") || die 1 "cannot create a directory in $dir"
-    trap 'code=$?; rm -rf "$tmp"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
+    trap 'code=$?; [ -z "$turn" ] || give_back_turn; rm -rf "$tmp"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
     trap 'stop 129' HUP
     trap 'stop 130' INT
     trap 'stop 143' TERM
@@ -670,23 +700,7 @@ check_leftovers() {
 
 diagnose() {
     errors=0 warnings=0 unknown=0 reported=' '
-    node=$(uname -n | tr '[:upper:]' '[:lower:]')
-    cri_socket=
-    if [ -n "$add_config" ]; then
-        set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
-            "--cri-socket=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *criSocket: *//p' "$add_config" | tr -d "\"'")" "$@"
-    fi
-    before=
-    for word; do
-        case $before$word in
-        --node-name=?* | --node-name[!=]*) node=${word#--node-name=} ;;
-        --cri-socket=?* | --cri-socket[!=]*) cri_socket=${word#--cri-socket=} ;;
-        esac
-        before=
-        case $word in
-        --node-name | --cri-socket) before=$word ;;
-        esac
-    done
+    find_node "$@"
     check_programs
     check_leftovers
     case " $missing " in
@@ -724,6 +738,9 @@ main() {
     add_config=${KUBEJOIN_ADD_CONFIG-}
     kubeadm=
     diagnose=
+    pid=
+    turn=
+    renewal=
     while [ $# -gt 0 ]; do
         case $1 in
         --bootstrap-kubeconfig | --ca-file | --kubeconfig | --add-config | --timeout)

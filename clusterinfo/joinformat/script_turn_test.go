@@ -1,0 +1,234 @@
+package joinformat_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"crypto/tls"
+
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+)
+
+// A turnServer serves cluster-info and the turn. It answers requests for the turn with statuses, and then with 200.
+type turnServer struct {
+	*httptest.Server
+	mu       sync.Mutex
+	statuses []int
+	got      []string // method, node and ID of each request
+	asked    chan string
+}
+
+func serveTurns(t *testing.T, statuses ...int) (*turnServer, *machine) {
+	t.Helper()
+	ca := certtest.CA(t, "cluster")
+	info := configMap(t, kubeconfigOf(t, ca))
+	s := &turnServer{statuses: statuses, asked: make(chan string, 100)}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/controlplane/turn" {
+			_, _ = w.Write(info)
+			return
+		}
+		var body struct{ Node, ID string }
+		content, err := io.ReadAll(r.Body)
+		if err != nil || json.Unmarshal(content, &body) != nil || r.Header.Get("Content-Type") != "application/json" || r.Header.Get("Authorization") != "Bearer abcdef."+secret {
+			t.Errorf("%v: %s %v %s", err, r.Method, r.Header, content)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.got = append(s.got, fmt.Sprint(r.Method, " ", body.Node, " ", body.ID))
+		s.asked <- r.Method
+		status := http.StatusOK
+		if len(s.statuses) > 0 {
+			status, s.statuses = s.statuses[0], s.statuses[1:]
+		}
+		w.WriteHeader(status)
+		_, _ = fmt.Fprintf(w, `{"type":"x","status":%d,"detail":"control-2 has been joining \u0007 since noon"}`, status)
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}}
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	j := joinOf(t, &server{Server: s.Server}, ca)
+	j.CertificateKey = mustKey(t)
+	return s, newMachine(t, j)
+}
+
+// methods returns the methods of the requests for the turn. All of them must have the same node and ID.
+func (s *turnServer) methods(t *testing.T, node string) (methods []string) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, got := range s.got {
+		words := strings.Fields(got)
+		if len(words) != 3 || words[1] != node || len(words[2]) != 32 || words[2] != strings.Fields(s.got[0])[2] {
+			t.Errorf("got request %q, want the node %s and one ID", got, node)
+			continue
+		}
+		methods = append(methods, words[0])
+	}
+	return methods
+}
+
+// Before the turn, kubeadm must not run. After it, the turn must be given back, in each shell.
+func TestScriptWaitsForTurn(t *testing.T) {
+	t.Parallel()
+	for _, shell := range [][]string{{"sh"}, {"sh", "-eu"}, {"bash", "--posix"}, {"busybox", "sh"}, {"mksh"}} {
+		t.Run(strings.Join(shell, " "), func(t *testing.T) {
+			t.Parallel()
+			s, m := serveTurns(t, http.StatusConflict, http.StatusServiceUnavailable)
+			m.shell = installed(t, shell)
+			m.kubeadm(t, 0)
+			output, code := m.run(t, "--timeout", "9", "--", "--node-name=Control-3")
+			if code != 0 || !strings.Contains(output, "waiting for the turn to join: control-2 has been joining") || !strings.Contains(output, "HTTP 503") || !strings.Contains(output, "turn of this machine") {
+				t.Errorf("got exit code %d:\n%s", code, output)
+			}
+			if got := s.methods(t, "control-3"); !slices.Equal(got, []string{"POST", "POST", "POST", "DELETE"}) {
+				t.Errorf("got requests %q", got)
+			}
+			if config := m.read(t, "config"); !strings.Contains(config, "\ntimeouts:\n  etcdAPICall: 20m0s\n") {
+				t.Errorf("kubeadm waits too briefly for etcd:\n%s", config)
+			}
+		})
+	}
+}
+
+// installed returns the shell, or sh if it is not installed.
+func installed(t *testing.T, shell []string) []string {
+	t.Helper()
+	for _, dir := range []string{"/bin/", "/usr/bin/"} {
+		if _, err := os.Stat(dir + shell[0]); err == nil {
+			return shell
+		}
+	}
+	t.Logf("%s is not installed", shell[0])
+	return []string{"sh"}
+}
+
+// An endpoint without turns, for example the API server or an earlier kubejoin, must not keep the machine from joining.
+func TestScriptJoinsWithoutTurns(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{401, 403, 404} {
+		s, m := serveTurns(t, status)
+		m.kubeadm(t, 0)
+		m.write(t, "more.yaml", "nodeRegistration:\n  name: \"control-4\"\ntimeouts:\n  discovery: 1m0s\n")
+		output, code := m.run(t, "--add-config", m.file("more.yaml"))
+		if code != 0 || !strings.Contains(output, "no turns") || len(s.methods(t, "control-4")) != 1 {
+			t.Errorf("%d: got exit code %d and requests %q:\n%s", status, code, s.got, output)
+		}
+		if config := m.read(t, "config"); strings.Count(config, "timeouts:") != 1 {
+			t.Errorf("got configuration with two timeouts:\n%s", config)
+		}
+	}
+}
+
+// A failed or stopped script must give back the turn, and one that gives up must stop waiting.
+func TestScriptGivesBackTurn(t *testing.T) {
+	t.Parallel()
+	s, m := serveTurns(t)
+	m.kubeadm(t, 7)
+	if output, code := m.run(t, "--", "--node-name", "control-2"); code != 5 || !slices.Equal(s.methods(t, "control-2"), []string{"POST", "DELETE"}) {
+		t.Errorf("got exit code %d and requests %q:\n%s", code, s.got, output)
+	}
+	s, m = serveTurns(t, 500)
+	m.kubeadm(t, 0)
+	if output, code := m.run(t, "--timeout", "0", "--", "--node-name", "control-2"); code != 4 || !slices.Equal(s.methods(t, "control-2"), []string{"POST", "DELETE"}) {
+		t.Errorf("got exit code %d and requests %q:\n%s", code, s.got, output)
+	}
+	for _, statuses := range [][]int{nil, {409, 409, 409, 409}} { // in kubeadm, and while it waits
+		s, m = serveTurns(t, statuses...)
+		m.kubeadm(t, 0)
+		m.write(t, "bin/kubeadm", "#!/bin/sh\nexec sleep 60\n")
+		cmd := m.start(t, "--", "--node-name", "control-2")
+		<-s.asked
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		output, code := m.end(t, cmd)
+		if got := s.methods(t, "control-2"); code != 143 || got[len(got)-1] != "DELETE" {
+			t.Errorf("%v: got exit code %d and requests %q:\n%s", statuses, code, got, output)
+		}
+	}
+}
+
+// The turn must be renewed while kubeadm runs, and no longer.
+func TestScriptRenewsTurn(t *testing.T) {
+	t.Parallel()
+	s, m := serveTurns(t)
+	m.kubeadm(t, 0)
+	m.write(t, "bin/kubeadm", "#!/bin/sh\nuntil [ -e "+m.file("done")+" ]; do sleep 1; done\n")
+	cmd := m.start(t, "--", "--node-name", "control-2")
+	for range 2 {
+		<-s.asked
+	}
+	m.write(t, "done", "")
+	output, code := m.end(t, cmd)
+	if got := s.methods(t, "control-2"); code != 0 || !slices.Equal(got, []string{"POST", "POST", "DELETE"}) {
+		t.Errorf("got exit code %d and requests %q:\n%s", code, got, output)
+	}
+}
+
+// A script that was killed cannot renew the turn, unless its kubeadm still runs.
+func TestKilledScriptDoesNotRenewTurn(t *testing.T) {
+	t.Parallel()
+	s, m := serveTurns(t)
+	m.kubeadm(t, 0)
+	m.write(t, "bin/kubeadm", "#!/bin/sh\necho $$ >"+m.file("pid.new")+"\nmv "+m.file("pid.new")+" "+m.file("pid")+"\nexec sleep 60\n")
+	cmd := m.start(t, "--", "--node-name", "control-2")
+	<-s.asked
+	var pid int
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if content, err := os.ReadFile(m.file("pid")); err == nil {
+			if _, err := fmt.Sscan(string(content), &pid); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("kubeadm does not start")
+		}
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-s.asked // a renewal for kubeadm, which was not killed
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // until the renewal has ended too
+	for len(s.asked) > 0 {
+		<-s.asked
+	}
+	if got := s.methods(t, "control-2"); slices.Contains(got, "DELETE") || len(got) > 3 {
+		t.Errorf("got requests %q", got)
+	}
+}
+
+// If the server of the join command cannot be reached from the machine, kubeadm itself must wait for etcd.
+func TestScriptJoinsIfTurnServerIsOutOfReach(t *testing.T) {
+	t.Parallel()
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	j := joinOf(t, s, ca)
+	j.CertificateKey, j.TurnServer = mustKey(t), "127.0.0.1:1"
+	m := newMachine(t, j)
+	m.kubeadm(t, 0)
+	output, code := m.run(t)
+	if code != 0 || !strings.Contains(output, "127.0.0.1:1 is out of reach") || m.read(t, "args") == "" {
+		t.Errorf("got exit code %d:\n%s", code, output)
+	}
+	j.TurnServer = "a'b:1"
+	if _, err := j.Script(); err == nil {
+		t.Error("got a script with a quote in TurnServer, want an error")
+	}
+}

@@ -1,0 +1,68 @@
+# request_turn sends the request $1 for the turn to join as a control plane: POST takes or renews it, and DELETE gives it
+# back. The token is in no argument.
+request_turn() {
+    fetch "$tmp/turn" "https://$turns/v1/controlplane/turn" --request "$1" --header 'Content-Type: application/json' \
+        --data '{"node":"'"$node"'","id":"'"$turn"'"}' --cacert "$tmp/ca.crt" --capath "$tmp/none" --config - <<TOKEN
+header = "Authorization: Bearer $token"
+TOKEN
+}
+
+# take_turn waits until this machine may join as a control plane, because etcd accepts one new member at a time. A
+# server that is not kubejoin has no turns, and that of the join command may be out of reach here. Then kubeadm itself
+# waits for etcd.
+take_turn() {
+    turns={{QUOTED_TURNS}}
+    find_node "$@"
+    node=$(printf '%s' "$node" | tr '[:upper:]' '[:lower:]' | tr -cd 'a-z0-9.-')
+    turn=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+    begin=$(seconds)
+    end=$((begin + timeout))
+    logged=
+    reached=
+    [ "$turns" != "$endpoint" ] || reached=yes
+    until request_turn POST; do
+        case $http in
+        000)
+            if [ -z "$reached" ] && [ "$(seconds)" -ge "$((begin + 30))" ]; then
+                say "$turns is out of reach: $why: joining without a turn"
+                turn=
+                return
+            fi
+            ;;
+        *) reached=yes ;;
+        esac
+        case $http in
+        000) ;;
+        409)
+            end=$(($(seconds) + timeout)) # kubejoin is there, and others may take any time
+            why=$(sed -n 's/.*"detail":"\([^"]*\)".*/\1/p' "$tmp/turn" | tr -cd '[:print:]')
+            ;;
+        401 | 403 | 404)
+            say "$turns has no turns of control planes (HTTP $http): joining without one"
+            turn=
+            return
+            ;;
+        *) why="it returns HTTP $http" ;;
+        esac
+        [ "$(seconds)" -lt "$end" ] || die 4 "no turn to join as a control plane from $turns in $timeout s: $why"
+        [ "$why" = "$logged" ] || say "waiting for the turn to join: $why"
+        logged=$why
+        sleep 5
+    done
+    say 'it is the turn of this machine to join'
+}
+
+# renew_turn renews the turn while kubeadm runs, also if this script was killed.
+renew_turn() {
+    count=0
+    while sleep 1 && kill -0 "$pid"; do
+        count=$((count + 1))
+        [ "$((count % 10))" != 0 ] || request_turn POST || : # the next renewal may succeed
+    done
+}
+
+# give_back_turn ends the turn, or the waiting for it. If it fails, the turn expires.
+give_back_turn() {
+    [ -z "$renewal" ] || wait "$renewal" || : # a late renewal would take the turn again
+    request_turn DELETE || :
+}
