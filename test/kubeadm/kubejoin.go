@@ -83,25 +83,36 @@ func (c *Cluster) JoinCommand(ctx context.Context) (line string, err error) {
 
 // ControlPlaneJoinCommand is [Cluster.JoinCommand] for a control plane.
 func (c *Cluster) ControlPlaneJoinCommand(ctx context.Context) (line string, err error) {
-	if _, err := c.Kubectl(ctx, "create", "clusterrolebinding", "installer-control-planes",
-		"--clusterrole=kubejoin:control-plane-issuer", "--serviceaccount=default:installer"); err != nil {
+	if err := c.permitControlPlanes(ctx); err != nil {
 		return "", err
 	}
 	return c.RequestJoin(ctx, c.machines[0].Address, "controlPlane=true")
 }
 
+// permitControlPlanes permits the service account of RequestJoin to request join commands of control planes.
+func (c *Cluster) permitControlPlanes(ctx context.Context) error {
+	_, err := c.Kubectl(ctx, "create", "clusterrolebinding", "installer-control-planes",
+		"--clusterrole=kubejoin:control-plane-issuer", "--serviceaccount=default:installer")
+	return err
+}
+
 // RequestJoin requests a join command with curl, as a service account that may create tokens, on a machine outside the
 // cluster. Like the curl in docs/helm.md it retries. host is where kubejoin listens.
 func (c *Cluster) RequestJoin(ctx context.Context, host, query string) (line string, err error) {
+	output, err := c.requestJoin(ctx, host, query)
+	return output[max(0, strings.LastIndex(output, "kubeadm join ")):], err // after the responses to failed attempts
+}
+
+// requestJoin is RequestJoin for any format, with the responses to failed attempts.
+func (c *Cluster) requestJoin(ctx context.Context, host, query string) (output string, err error) {
 	curlrc := filepath.Join(c.outside.dir, "installer.curlrc")
 	if _, err := os.Stat(curlrc); err != nil {
 		if err := c.writeCurlrc(ctx, curlrc); err != nil {
 			return "", err
 		}
 	}
-	output, err := run(ctx, c.outside.Command(ctx, "curl", "--config", curlrc, "--retry", "30", "--retry-delay", "1", "--retry-all-errors",
+	return run(ctx, c.outside.Command(ctx, "curl", "--config", curlrc, "--retry", "30", "--retry-delay", "1", "--retry-all-errors",
 		"--connect-timeout", "5", "--request", "POST", "https://"+net.JoinHostPort(host, "9443")+"/v1/token/print-join-command?"+query))
-	return output[max(0, strings.LastIndex(output, "kubeadm join ")):], err // after the responses to failed attempts
 }
 
 // writeCurlrc creates the service account, and writes its token and the CA for curl. The token is not an argument,
