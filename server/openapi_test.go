@@ -423,8 +423,12 @@ func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 				}
 			}
 		}
+		bearer := adminBearer
+		if op.Path == turnPath {
+			bearer = controlPlaneToken(t, s)
+		}
 		var p api.Problem
-		got := s.do(t, op.Method, path+"?unheardOf=1", adminBearer, "", map[string]string{"certificate": nodeCSR(t, "worker-3")}[op.ID])
+		got := s.do(t, op.Method, path+"?unheardOf=1", bearer, "", map[string]string{"certificate": nodeCSR(t, "worker-3")}[op.ID])
 		if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 {
 			t.Errorf("%s: %d %s", op.ID, got.status, got.body)
 		}
@@ -434,7 +438,7 @@ func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 		if op.Method == http.MethodGet || op.ID == "certificate" {
 			continue
 		}
-		got = s.do(t, op.Method, path, adminBearer, "application/json", `{"unheardOf":1}`)
+		got = s.do(t, op.Method, path, bearer, "application/json", `{"unheardOf":1}`)
 		if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 {
 			t.Errorf("%s: %d %s", op.ID, got.status, got.body)
 		}
