@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"regexp"
 	"time"
 
@@ -16,10 +17,10 @@ import (
 
 const turnPath = "/v1/controlplane/turn"
 
-// turnTimeout limits how long a request for the turn may take.
-const turnTimeout = 10 * time.Second
+// turnTimeout limits how long a request for the turn may take. The client waits 8 s.
+const turnTimeout = 6 * time.Second
 
-// Turns stores whose turn it is to join as a control plane. It is usually a [turn.Leases].
+// Turns stores whose turn it is to join as a control plane. It is usually a leases.Turns.
 type Turns interface {
 	Take(ctx context.Context, m turn.Machine) (after turn.State, granted bool, err error)
 	GiveBack(ctx context.Context, m turn.Machine) error
@@ -41,6 +42,9 @@ func (h *handler) takeTurn(r *call) (response, error) {
 	}
 	if !granted {
 		p := newProblem(http.StatusConflict, api.ProblemTurnTaken, "%s has been joining as a control plane since %s; %s waits for its turn", state.Holder.Node, state.Since.Format(time.RFC3339), m.Node)
+		if state.Learner != "" {
+			p.Detail = fmt.Sprintf("the etcd member %s is still a learner; %s waits until it votes; if that machine no longer joins, remove the member", state.Learner, m.Node)
+		}
 		p.retryAfter = turn.RetryEvery
 		return response{}, p
 	}
@@ -106,9 +110,14 @@ func (h *handler) readTurn(r *call) (turn.Machine, error) {
 	if !turnIDPattern.MatchString(req.ID) {
 		return turn.Machine{}, badField("id", "want 32 random hexadecimal digits, in lower case")
 	}
+	if req.Address != "" {
+		if _, err := netip.ParseAddr(req.Address); err != nil || len(req.Address) > 64 {
+			return turn.Machine{}, badField("address", "want an IP address")
+		}
+	}
 	if h.Turns == nil {
 		return turn.Machine{}, newProblem(http.StatusNotFound, "no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
 	}
 	r.log(slog.String("node", req.Node))
-	return turn.Machine{Node: req.Node, ID: req.ID}, nil
+	return turn.Machine{Node: req.Node, ID: req.ID, Address: req.Address}, nil
 }

@@ -20,14 +20,16 @@ const turnPath = "/v1/controlplane/turn"
 type fakeTurns struct {
 	mu    sync.Mutex
 	state turn.State
-	err   error
+	// learner is in etcd.
+	learner string
+	err     error
 }
 
 func (f *fakeTurns) Take(_ context.Context, m turn.Machine) (turn.State, bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var granted bool
-	f.state, granted = f.state.Take(m, false, time.Now().UTC().Truncate(time.Second))
+	f.state, granted = f.state.Take(m, false, f.learner, time.Now().UTC().Truncate(time.Second))
 	return f.state, granted, f.err
 }
 
@@ -70,6 +72,14 @@ func TestControlPlanesTakeTurns(t *testing.T) {
 	}
 	if got := s.do(t, "POST", turnPath, second, "application/json", turnBody("control-3", "3")); got.status != 200 {
 		t.Errorf("%d %s", got.status, got.body)
+	}
+	turns.state, turns.learner = turn.State{}, "https://192.0.2.9:2380"
+	if got := s.do(t, "POST", turnPath, second, "application/json", turnBody("control-3", "3")); got.status != 409 || !strings.Contains(got.body, "the etcd member https://192.0.2.9:2380 is still a learner; control-3 waits") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	turns.learner = ""
+	if got := s.do(t, "POST", turnPath, second, "application/json", strings.Replace(turnBody("control-3", "3"), "}", `,"address":"192.0.2.3"}`, 1)); got.status != 200 || turns.state.Holder.Address != "192.0.2.3" {
+		t.Errorf("%d %s, %+v", got.status, got.body, turns.state)
 	}
 	turns.err = errors.New("etcd is away")
 	for _, method := range []string{"POST", "DELETE"} {
@@ -122,16 +132,17 @@ func TestTurnRefusesMalformedRequests(t *testing.T) {
 	s.start(t)
 	token := controlPlaneToken(t, s)
 	for body, want := range map[string]string{
-		``:                                      `"field":"node"`,
-		`{"node":"control-2"}`:                  `"field":"id"`,
-		turnBody("Control", "2"):                `"field":"node"`,
-		turnBody("control-2", "G"):              `"field":"id"`,
-		turnBody("control-2", "22"):             `"field":"id"`,
-		turnBody("control-2", "A"):              `"field":"id"`,
-		turnBody("control-2", "2")[:20]:         "syntax error",
-		`{"node":"control-2","id":1}`:           `"field":"id"`,
-		`{"node":"a","holder":""}`:              "unknown field",
-		turnBody(strings.Repeat("a", 300), "2"): `"field":"node"`,
+		``:                          `"field":"node"`,
+		`{"node":"control-2"}`:      `"field":"id"`,
+		turnBody("Control", "2"):    `"field":"node"`,
+		turnBody("control-2", "G"):  `"field":"id"`,
+		turnBody("control-2", "22"): `"field":"id"`,
+		turnBody("control-2", "A"):  `"field":"id"`,
+		`{"node":"a","id":"` + strings.Repeat("2", 32) + `","address":"a"}`: `"field":"address"`,
+		turnBody("control-2", "2")[:20]:                                     "syntax error",
+		`{"node":"control-2","id":1}`:                                       `"field":"id"`,
+		`{"node":"a","holder":""}`:                                          "unknown field",
+		turnBody(strings.Repeat("a", 300), "2"):                             `"field":"node"`,
 	} {
 		if got := s.do(t, "POST", turnPath, token, "application/json", body); got.status != 400 || !strings.Contains(got.body, want) {
 			t.Errorf("%s: got %d %s, want %s", body, got.status, got.body, want)

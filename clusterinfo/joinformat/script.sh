@@ -51,7 +51,7 @@ die() {
 seconds() { cut -d. -f1 /proc/uptime 2>/dev/null || date +%s; }
 
 # fetch downloads the URL $2, usually cluster-info, into the file $1, with the further arguments for curl. On failure,
-# it sets why to the reason, and clock to a hint if a wrong clock may be the cause.
+# it sets why to the reason, and clock to a hint if a wrong clock may be the cause. It sets address to that of this machine.
 fetch() {
     to=$1
     url=$2
@@ -61,8 +61,10 @@ fetch() {
     http=$(
         ulimit -f 131072 2>/dev/null || :
         exec curl -q --silent --show-error --proto '=https' --connect-timeout 5 --max-time 30 \
-            --output "$to" --write-out '%{http_code}' "$@" "$url" 2>"$tmp/error"
+            --output "$to" --write-out '%{http_code} %{local_ip}' "$@" "$url" 2>"$tmp/error"
     ) || curl=$?
+    address=${http#* }
+    http=${http%% *}
     case $curl:$http in
     0:200) return 0 ;;
     0:401 | 0:403) why="cluster-info cannot be read without credentials (HTTP $http)" ;;

@@ -39,9 +39,10 @@ func serveTurns(t *testing.T, statuses ...int) (*turnServer, *machine) {
 			_, _ = w.Write(info)
 			return
 		}
-		var body struct{ Node, ID string }
+		var body struct{ Node, ID, Address string }
 		content, err := io.ReadAll(r.Body)
-		if err != nil || json.Unmarshal(content, &body) != nil || r.Header.Get("Content-Type") != "application/json" || r.Header.Get("Authorization") != "Bearer abcdef."+secret {
+		if err != nil || json.Unmarshal(content, &body) != nil || r.Header.Get("Content-Type") != "application/json" || r.Header.Get("Authorization") != "Bearer abcdef."+secret ||
+			body.Address != "127.0.0.1" {
 			t.Errorf("%v: %s %v %s", err, r.Method, r.Header, content)
 		}
 		s.mu.Lock()

@@ -2,7 +2,7 @@
 # back. The token is in no argument.
 request_turn() {
     fetch "$tmp/turn" "https://$turns/v1/controlplane/turn" --request "$1" --header 'Content-Type: application/json' \
-        --data '{"node":"'"$node"'","id":"'"$turn"'"}' --cacert "$tmp/ca.crt" --capath "$tmp/none" --config - <<TOKEN
+        --data '{"node":"'"$node"'","id":"'"$turn"'","address":"'"$local_ip"'"}' --max-time 8 --cacert "$tmp/ca.crt" --capath "$tmp/none" --config - <<TOKEN
 header = "Authorization: Bearer $token"
 TOKEN
 }
@@ -15,6 +15,7 @@ take_turn() {
     find_node "$@"
     node=$(printf '%s' "$node" | tr '[:upper:]' '[:lower:]' | tr -cd 'a-z0-9.-')
     turn=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+    local_ip=$(printf '%s' "$address" | tr -cd '0-9a-fA-F.:') # at which the endpoint sees this machine
     begin=$(seconds)
     end=$((begin + timeout))
     logged=

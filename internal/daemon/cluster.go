@@ -14,7 +14,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
-	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/server/turn/etcd"
+	"github.com/kubejoin/kubejoin/server/turn/leases"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -190,10 +191,12 @@ func (c *cluster) openStores() (err error) {
 		uid, err := c.nodes.Node(ctx, name)
 		return tokens.NodeRef{Name: name, UID: uid}, err
 	}
+	turns := &leases.Turns{Client: c.client, Namespace: c.LeaseNamespace}
 	if c.PKIDir != "" {
+		turns.Etcd = etcd.Members{Dir: c.PKIDir, Log: c.log}
 		c.api.UploadCertificates = (&kubeadmcerts.Uploader{Client: c.client, Dir: c.PKIDir}).Upload
 	}
-	c.api.Turns = &turn.Leases{Client: c.client, Namespace: c.LeaseNamespace}
+	c.api.Turns = turns
 	c.api.Explain = c.explainer().Explain
 	if host, _, err := net.SplitHostPort(c.options.Advertise); err == nil {
 		c.hosts = append(c.hosts, host)

@@ -197,6 +197,8 @@ type TurnEvidence struct {
 	Holder  string    `json:"holder,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
 	Renewed time.Time `json:"renewed,omitzero"`
+	// Learner is the peer URL of a new etcd member that does not vote yet, if no machine can take the turn because of it.
+	Learner string `json:"learner,omitempty"`
 	// Waiting are the machines that wait, the first one first.
 	Waiting []WaitingEvidence `json:"waiting,omitempty"`
 }

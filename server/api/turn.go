@@ -12,6 +12,9 @@ type TakeTurn struct {
 	// ID tells machines with the same name or token apart: 32 random hexadecimal digits, the same ones for each request
 	// of a machine.
 	ID string `json:"id"`
+	// Address is the IP address that the etcd member of the machine will have. If the machine dies, kubejoin removes only a
+	// learner with this address.
+	Address string `json:"address,omitempty"`
 }
 
 // A Turn permits a machine to join as a control plane now.

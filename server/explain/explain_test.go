@@ -450,6 +450,11 @@ func TestExplain(t *testing.T) {
 			state: explain.WaitsForTurn, since: before(2 * time.Minute),
 			sentence: "has waited 2 min for its turn to join as a control plane; control-2 has been joining for 3 min, but has not renewed its turn for 25 s; the turn ends after 30 s",
 		},
+		"waits for a learner": {
+			facts: explain.Facts{Turn: &api.TurnEvidence{Learner: "https://192.0.2.9:2380", Waiting: turn("", 0, name).Waiting}},
+			state: explain.WaitsForTurn, since: before(2 * time.Minute),
+			sentence: "has waited 2 min for its turn to join as a control plane; the etcd member https://192.0.2.9:2380 is still a learner; if no machine joins with that address, remove the member",
+		},
 		"others wait": {
 			facts: explain.Facts{Turn: turn(name, time.Second, "control-3", "control-4"), Object: node("True", "")},
 			state: api.Joined, since: before(2*time.Hour + time.Minute),

@@ -12,7 +12,7 @@ import (
 // waits explains a machine that waits for its turn to join as a control plane, and reports whether it does. Such a
 // machine has not started kubeadm, so older requests of its name explain nothing.
 func (v *view) waits() bool {
-	if v.Turn == nil || v.Turn.Holder == "" || v.Object != nil {
+	if v.Turn == nil || v.Turn.Holder == "" && v.Turn.Learner == "" || v.Object != nil {
 		return false
 	}
 	i := slices.IndexFunc(v.Turn.Waiting, func(w api.WaitingEvidence) bool { return w.Node == v.Node })
@@ -20,11 +20,15 @@ func (v *view) waits() bool {
 		return false
 	}
 	since := v.Turn.Waiting[i].Since
+	v.e.Evidence.Turn = v.Turn
+	if v.Turn.Learner != "" {
+		v.say(WaitsForTurn, since, "has waited %s for its turn to join as a control plane; the etcd member %s is still a learner; if no machine joins with that address, remove the member", span(v.now.Sub(since)), clean(v.Turn.Learner))
+		return true
+	}
 	v.say(WaitsForTurn, since, "has waited %s for its turn to join as a control plane; %s has been joining for %s", span(v.now.Sub(since)), clean(v.Turn.Holder), span(v.now.Sub(v.Turn.Since)))
 	if silent := v.now.Sub(v.Turn.Renewed); silent > 2*turn.RenewEvery {
 		v.e.Sentence += ", but has not renewed its turn for " + span(silent) + "; the turn ends after " + span(turn.Duration)
 	}
-	v.e.Evidence.Turn = v.Turn
 	return true
 }
 

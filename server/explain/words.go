@@ -116,6 +116,7 @@ func cleaned(e api.NodeExplanation) api.NodeExplanation {
 	if e.Evidence.Turn != nil {
 		turn := *e.Evidence.Turn
 		name(&turn.Holder)
+		turn.Learner = clean(turn.Learner)
 		turn.Waiting = slices.Clone(turn.Waiting)
 		for i := range turn.Waiting {
 			name(&turn.Waiting[i].Node)

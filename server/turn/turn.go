@@ -28,6 +28,8 @@ const (
 type Machine struct {
 	Node string `json:"node"`
 	ID   string `json:"id"`
+	// Address is the IP address of its new etcd member, if it is known.
+	Address string `json:"address,omitempty"`
 }
 
 // A State says who has the turn and who waits for it.
@@ -35,6 +37,9 @@ type State struct {
 	// Holder has the turn since Since, and renewed it at Renewed. The zero Machine means that nobody has it.
 	Holder         Machine
 	Since, Renewed time.Time
+	// Learner is the peer URL of a new etcd member that does not vote yet, while it keeps a free or expired turn from being
+	// taken. It belongs to a join without a turn, or to a machine that failed.
+	Learner string
 	// Waiting are the machines that wait, the first one first. It is only for people: any of them may be next.
 	Waiting []Waiter
 }
@@ -46,18 +51,29 @@ type Waiter struct {
 	Seen  time.Time `json:"seen"`
 }
 
+// Free reports whether a machine would get the turn of another one, or one that nobody has. expired reports whether the
+// holder has not renewed its turn for Duration.
+func (s State) Free(m Machine, expired bool) bool {
+	return s.Holder != m && (s.Holder == Machine{} || expired)
+}
+
 // Take returns the state after a machine has asked for the turn or has renewed it, and whether the machine has it.
-// expired reports whether the holder has not renewed its turn for Duration. Until another machine takes an expired
+// Nobody gets a free turn as long as etcd has a learner: its peer URL, or empty. Until another machine takes an expired
 // turn, its holder can renew it.
-func (s State) Take(m Machine, expired bool, now time.Time) (State, bool) {
-	if s.Holder == m {
-		s.Renewed = now
+func (s State) Take(m Machine, expired bool, learner string, now time.Time) (State, bool) {
+	free := s.Free(m, expired)
+	switch {
+	case s.Holder == m:
+		s.Renewed, s.Learner = now, ""
 		return s, true
-	}
-	if s.Holder == (Machine{}) || expired {
+	case free && learner == "":
 		s.Waiting = s.without(m, now)
-		s.Holder, s.Since, s.Renewed = m, now, now
+		s.Holder, s.Since, s.Renewed, s.Learner = m, now, now, ""
 		return s, true
+	case free:
+		s.Learner = learner
+	default:
+		s.Learner = ""
 	}
 	s.Waiting = slices.Clone(s.Waiting)
 	i := slices.IndexFunc(s.Waiting, func(w Waiter) bool { return w.Machine == m })
@@ -89,8 +105,9 @@ func (s State) without(m Machine, now time.Time) []Waiter {
 	return slices.DeleteFunc(slices.Clone(s.Waiting), func(w Waiter) bool { return w.Machine == m || now.Sub(w.Seen) > seenFor })
 }
 
-func (s State) equal(t State) bool {
-	return s.Holder == t.Holder && s.Since.Equal(t.Since) && s.Renewed.Equal(t.Renewed) &&
+// Equal reports whether two states are the same.
+func (s State) Equal(t State) bool {
+	return s.Holder == t.Holder && s.Learner == t.Learner && s.Since.Equal(t.Since) && s.Renewed.Equal(t.Renewed) &&
 		slices.EqualFunc(s.Waiting, t.Waiting, func(a, b Waiter) bool {
 			return a.Machine == b.Machine && a.Since.Equal(b.Since) && a.Seen.Equal(b.Seen)
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/server/turn/leases"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
@@ -234,7 +235,7 @@ func (g *gathering) clusterInfo(ctx context.Context) error {
 }
 
 func (g *gathering) turn(ctx context.Context) error {
-	s, err := (&turn.Leases{Client: g.Client, Namespace: g.LeaseNamespace}).Read(ctx)
+	s, err := (&leases.Turns{Client: g.Client, Namespace: g.LeaseNamespace}).Read(ctx)
 	if err != nil || s.Holder == (turn.Machine{}) && len(s.Waiting) == 0 {
 		return err
 	}
@@ -242,7 +243,7 @@ func (g *gathering) turn(ctx context.Context) error {
 	if g.Now != nil {
 		now = g.Now
 	}
-	t := &api.TurnEvidence{Holder: s.Holder.Node, Since: s.Since, Renewed: s.Renewed}
+	t := &api.TurnEvidence{Holder: s.Holder.Node, Since: s.Since, Renewed: s.Renewed, Learner: s.Learner}
 	for _, w := range s.StillWaiting(now()) {
 		t.Waiting = append(t.Waiting, api.WaitingEvidence{Node: w.Node, Since: w.Since})
 	}

@@ -1,7 +1,8 @@
-package turn_test
+package leases_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/server/turn/leases"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,9 +22,9 @@ import (
 
 const namespace = "kubejoin-system"
 
-// clocked is a Leases whose clock stands still.
+// clocked is a Turns whose clock stands still.
 type clocked struct {
-	*turn.Leases
+	*leases.Turns
 	now time.Time
 }
 
@@ -33,7 +35,7 @@ func replicas(n int) (*fake.Clientset, []*clocked) {
 	all := make([]*clocked, n)
 	for i := range all {
 		c := &clocked{now: time.Date(2026, 11, 23, 5, 0, 0, 0, time.UTC)}
-		c.Leases = &turn.Leases{Client: client, Namespace: namespace, Now: func() time.Time { return c.now }}
+		c.Turns = &leases.Turns{Client: client, Namespace: namespace, Now: func() time.Time { return c.now }}
 		all[i] = c
 	}
 	return client, all
@@ -248,25 +250,128 @@ func TestWaitingIsBounded(t *testing.T) {
 func TestForeignLease(t *testing.T) {
 	client, all := replicas(1)
 	ctx := t.Context()
-	leases := client.CoordinationV1().Leases(namespace)
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: turn.LeaseName, Namespace: namespace, Labels: map[string]string{"kubejoin.io/claim": "true"}}}
-	lease, err := leases.Create(ctx, lease, metav1.CreateOptions{})
+	stored := client.CoordinationV1().Leases(namespace)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: leases.Name, Namespace: namespace, Labels: map[string]string{"kubejoin.io/claim": "true"}}}
+	lease, err := stored.Create(ctx, lease, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, granted, err := all[0].Take(ctx, machine("control-2")); granted || err == nil || !strings.Contains(err.Error(), turn.LeaseName) {
+	if _, granted, err := all[0].Take(ctx, machine("control-2")); granted || err == nil || !strings.Contains(err.Error(), leases.Name) {
 		t.Errorf("%v, %v", granted, err)
 	}
 	holder := "no slash"
 	lease.Labels, lease.Annotations, lease.Spec.HolderIdentity = map[string]string{"kubejoin.io/turn": "true"}, map[string]string{"turn.kubejoin.io/waiting": "{"}, &holder
-	if _, err := leases.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
+	if _, err := stored.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if take(t, all[0], "control-2") {
 		t.Error("took the turn of an unknown holder at once")
 	}
-	all[0].now = all[0].now.Add(turn.Duration)
+	for range turn.Duration / turn.RetryEvery {
+		all[0].now = all[0].now.Add(turn.RetryEvery)
+		take(t, all[0], "control-2")
+	}
 	if !take(t, all[0], "control-2") {
 		t.Error("the turn of an unknown holder never ends")
+	}
+}
+
+// Silence while the API server was away is no sign that the holder died: it could not renew its turn.
+func TestTurnSurvivesOutage(t *testing.T) {
+	_, all := replicas(1)
+	c := all[0]
+	take(t, c, "control-2")
+	c.now = c.now.Add(turn.RenewEvery - time.Second)
+	take(t, c, "control-3")
+	c.now = c.now.Add(10 * time.Minute) // without any request
+	if take(t, c, "control-3") || !take(t, c, "control-2") {
+		t.Error("the turn was lost in an outage")
+	}
+}
+
+// A fakeEtcd has one learner of a machine, or none.
+type fakeEtcd struct {
+	of     turn.Machine
+	runs   bool // the etcd of the learner
+	calls  int
+	broken error
+}
+
+func (e *fakeEtcd) RemoveLearner(_ context.Context, gone turn.Machine, ended bool) (string, error) {
+	e.calls++
+	if e.of == gone && (ended || !e.runs) {
+		e.of = turn.Machine{}
+	}
+	if e.of == (turn.Machine{}) {
+		return "", e.broken
+	}
+	return "https://" + e.of.Node + ":2380", e.broken
+}
+
+// Nobody may get the turn while etcd has a learner, whether that joins without a turn or its machine failed.
+func TestTurnWaitsForLearner(t *testing.T) {
+	_, all := replicas(1)
+	c, etcd := all[0], &fakeEtcd{}
+	c.Etcd = etcd
+	expire := func() {
+		for range turn.Duration / turn.RetryEvery {
+			take(t, c, "control-3")
+			c.now = c.now.Add(turn.RetryEvery)
+		}
+	}
+	learner := func() string {
+		s, err := c.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Learner
+	}
+
+	etcd.of = machine("control-9") // joins without a turn
+	if take(t, c, "control-2") || learner() != "https://control-9:2380" || !slices.Equal(waiting(t, c), []string{"control-2"}) {
+		t.Errorf("control-2 does not wait for the learner %q", learner())
+	}
+	etcd.of = turn.Machine{}
+	if !take(t, c, "control-2") || learner() != "" {
+		t.Fatalf("want the turn for control-2; learner: %q", learner())
+	}
+	before := etcd.calls
+	if etcd.of = machine("control-2"); !take(t, c, "control-2") || take(t, c, "control-3") || etcd.calls != before {
+		t.Error("a turn that is not free depends on etcd")
+	}
+
+	etcd.runs = true
+	if expire(); take(t, c, "control-3") || learner() == "" {
+		t.Error("control-3 has the turn despite a learner that runs")
+	}
+	if !take(t, c, "control-2") || learner() != "" {
+		t.Error("the holder cannot renew its turn, or the state still has its learner")
+	}
+	etcd.runs = false
+	if expire(); !take(t, c, "control-3") || etcd.of != (turn.Machine{}) {
+		t.Error("the learner of a dead machine stays")
+	}
+
+	etcd.of, etcd.runs = machine("control-3"), true // kubeadm failed
+	for _, m := range []turn.Machine{machine("control-2"), machine("control-3")} {
+		if err := c.GiveBack(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		if removed := etcd.of == (turn.Machine{}); removed != (m.Node == "control-3") {
+			t.Errorf("%s gave back: removed the learner of control-3: %v", m.Node, removed)
+		}
+	}
+	etcd.broken = errors.New("no leader")
+	if _, granted, err := c.Take(t.Context(), machine("control-2")); granted || !errors.Is(err, etcd.broken) {
+		t.Errorf("%v, %v, want the error of etcd", granted, err)
+	}
+	etcd.broken = nil
+	take(t, c, "control-2")
+	etcd.broken = errors.New("no leader")
+	if err := c.GiveBack(t.Context(), machine("control-2")); !errors.Is(err, etcd.broken) {
+		t.Errorf("%v, want the error of etcd", err)
+	}
+	if s, err := c.Read(t.Context()); err != nil || s.Holder.Node != "control-2" {
+		t.Errorf("%+v, %v: want the holder, so that its turn expires", s.Holder, err)
 	}
 }
