@@ -329,7 +329,7 @@ EOF
     # The message of a refusal follows its type.
     sed -n 's/.*"type":"Denied"/{/p; s/.*"type":"Failed"/{/p' "$tmp/request.$request" >"$tmp/refusal"
     if [ -s "$tmp/refusal" ]; then
-        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message | tr -cd '[:print:]')" "on the cluster, run: kubejoin explain $node"
+        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message | tr -cd ' -~')" "on the cluster, run: kubejoin explain $node"
     elif [ -n "$(json_string "$tmp/request.$request" certificate)" ]; then
         report ok requests "the newest, $request, has its certificate"
     else
@@ -417,7 +417,7 @@ check_runtime() {
     0:*'grpc-status: 12'*) report error runtime "$socket answers without CRI" "remove cri from disabled_plugins in /etc/containerd/config.toml, and run: systemctl restart containerd" ;;
     0:*'grpc-status: 0'*) report ok runtime "$socket answers" ;;
     [12]:*) report unknown runtime "this curl cannot ask $socket: $answer" "run: crictl --runtime-endpoint unix://$socket version" ;;
-    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1 | tr -cd '[:print:]')" 'run: systemctl restart containerd' ;;
+    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1 | tr -cd ' -~')" 'run: systemctl restart containerd' ;;
     esac
 }
 

@@ -70,7 +70,7 @@ fetch() {
     0:401 | 0:403) why="cluster-info cannot be read without credentials (HTTP $http)" ;;
     0:404) why='there is no cluster-info yet (HTTP 404)' ;;
     0:*) why="it returns HTTP $http" ;;
-    *) why=$(head -n 1 "$tmp/error" | tr -cd '[:print:]') ;;
+    *) why=$(head -n 1 "$tmp/error" | tr -cd ' -~') ;;
     esac
     case $curl:$why in
     60:*' not yet valid'* | 60:*' has expired'* | 60:*' date has passed'* | 60:*' not activated yet'*)

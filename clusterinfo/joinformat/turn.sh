@@ -36,7 +36,7 @@ take_turn() {
         000) ;;
         409)
             end=$(($(seconds) + timeout)) # kubejoin is there, and others may take any time
-            why=$(sed -n 's/.*"detail":"\([^"]*\)".*/\1/p' "$tmp/turn" | tr -cd '[:print:]')
+            why=$(sed -n 's/.*"detail":"\([^"]*\)".*/\1/p' "$tmp/turn" | tr -cd ' -~')
             ;;
         401 | 403 | 404)
             say "$turns has no turns of control planes (HTTP $http): joining without one"

@@ -70,7 +70,7 @@ fetch() {
     0:401 | 0:403) why="cluster-info cannot be read without credentials (HTTP $http)" ;;
     0:404) why='there is no cluster-info yet (HTTP 404)' ;;
     0:*) why="it returns HTTP $http" ;;
-    *) why=$(head -n 1 "$tmp/error" | tr -cd '[:print:]') ;;
+    *) why=$(head -n 1 "$tmp/error" | tr -cd ' -~') ;;
     esac
     case $curl:$why in
     60:*' not yet valid'* | 60:*' has expired'* | 60:*' date has passed'* | 60:*' not activated yet'*)
@@ -578,7 +578,7 @@ EOF
     fi
     sed -n 's/.*"type":"Denied"/{/p; s/.*"type":"Failed"/{/p' "$tmp/request.$request" >"$tmp/refusal"
     if [ -s "$tmp/refusal" ]; then
-        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message | tr -cd '[:print:]')" "on the cluster, run: kubejoin explain $node"
+        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message | tr -cd ' -~')" "on the cluster, run: kubejoin explain $node"
     elif [ -n "$(json_string "$tmp/request.$request" certificate)" ]; then
         report ok requests "the newest, $request, has its certificate"
     else
@@ -662,7 +662,7 @@ check_runtime() {
     0:*'grpc-status: 12'*) report error runtime "$socket answers without CRI" "remove cri from disabled_plugins in /etc/containerd/config.toml, and run: systemctl restart containerd" ;;
     0:*'grpc-status: 0'*) report ok runtime "$socket answers" ;;
     [12]:*) report unknown runtime "this curl cannot ask $socket: $answer" "run: crictl --runtime-endpoint unix://$socket version" ;;
-    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1 | tr -cd '[:print:]')" 'run: systemctl restart containerd' ;;
+    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1 | tr -cd ' -~')" 'run: systemctl restart containerd' ;;
     esac
 }
 

@@ -88,7 +88,7 @@ func (m Members) RemoveLearner(ctx context.Context, gone turn.Machine, ended boo
 	return stays, nil
 }
 
-// address returns the peer URL of a member, and its address; the zero value unless that is known.
+// address returns the peer URL of a member and its address, which is the zero value if it is not known.
 func (l member) address() (peer string, address netip.AddrPort) {
 	peer = strings.Join(l.PeerURLs, ",")
 	if u, err := url.Parse(peer); err == nil {
