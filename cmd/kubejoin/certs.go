@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,7 +41,7 @@ func (o *certsOptions) register(cmd *cobra.Command) {
 
 // registerPKIDir adds --pki-dir.
 func registerPKIDir(f *pflag.FlagSet, dir *string, when string) {
-	f.StringVar(dir, "pki-dir", kubeadmcerts.DefaultDir, when+"folder of this control plane with the files to upload")
+	f.StringVar(dir, "pki-dir", kubeadmcerts.DefaultDir, when+"folder of this control plane with the certificates and keys to upload")
 }
 
 // uploader returns an Uploader for the cluster.
@@ -233,16 +234,8 @@ certificates.`,
   kubejoin certs check -o jsonpath='{.certificates[?(@.problem)].name}'`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := o.check()
-			dir := kubeadmDir
-			switch {
-			case err != nil:
-			case len(args) == 1 && args[0] != "":
-				dir = args[0]
-			case len(args) > 0:
-				err = &usageError{err: fmt.Errorf("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)}
-			}
-			if err != nil {
+			dir, err := kubeadmDirOf(args)
+			if err := errors.Join(err, o.check()); err != nil {
 				return usageOf(cmd, err)
 			}
 			list, err := credentials.Host{Dir: dir}.List()
@@ -251,16 +244,16 @@ certificates.`,
 				return exitUnchecked
 			}
 			done, err := o.object(cmd.OutOrStdout(), struct {
-				Certificates []credentials.Held `json:"certificates"`
+				Certificates []credentials.CertificateStatus `json:"certificates"`
 			}{list})
 			if !done {
-				err = table(cmd.OutOrStdout(), heldRows(list, o.format == "name", time.Now()))
+				err = table(cmd.OutOrStdout(), statusRows(list, o.format == "name", time.Now()))
 			}
 			if err != nil {
 				return err
 			}
-			for _, held := range list {
-				if held.Problem != "" {
+			for _, status := range list {
+				if status.Problem != "" {
 					return exitFindings
 				}
 			}
@@ -272,24 +265,24 @@ certificates.`,
 	return cmd
 }
 
-func heldRows(list []credentials.Held, names bool, now time.Time) [][]string {
+func statusRows(list []credentials.CertificateStatus, names bool, now time.Time) [][]string {
 	rows := [][]string{{"CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "CERTIFICATE AUTHORITY", "CA KEY ON HOST", "PROBLEM"}}
 	if names {
 		rows = nil
 	}
-	for _, held := range list {
+	for _, status := range list {
 		if names {
-			rows = append(rows, []string{held.Name})
+			rows = append(rows, []string{status.Name})
 			continue
 		}
-		row := []string{held.Name, "<none>", "<none>", orNone(held.CA), "", orNone(held.Problem)}
-		if held.NotAfter != nil {
-			row[1], row[2] = held.NotAfter.UTC().Format("Jan 02, 2006 15:04 MST"), duration.ShortHumanDuration(held.NotAfter.Sub(now))
+		row := []string{status.Name, "<none>", "<none>", orNone(status.CA), "", orNone(status.Problem)}
+		if status.NotAfter != nil {
+			row[1], row[2] = status.NotAfter.UTC().Format("Jan 02, 2006 15:04 MST"), duration.ShortHumanDuration(status.NotAfter.Sub(now))
 		}
 		switch {
-		case held.KeyOnHost:
+		case status.KeyOnHost:
 			row[4] = "yes"
-		case held.CA == "":
+		case status.CA == "":
 			row[4] = "no"
 		}
 		rows = append(rows, row)
@@ -300,17 +293,20 @@ func heldRows(list []credentials.Held, names bool, now time.Time) [][]string {
 func certsRenewCommand() *cobra.Command {
 	var o struct {
 		remoteOptions
-		dir, pkiDir string
-		wait        time.Duration
+		pkiDir string
+		names  []string
+		wait   time.Duration
 	}
 	cmd := &cobra.Command{
-		Use:   "renew [NAME…]",
+		Use:   "renew [DIR]",
 		Short: "Renew the certificates of a control plane that has no CA keys",
 		Long: `Renew the certificates of a control plane that has no CA keys. The same signers as for
-'kubejoin sign --kubeadm-dir' issue certificates for the same keys, subjects and names.
-NAME is a name that 'kubejoin certs check' prints. Without NAME, the command renews all but
+'kubejoin sign --kubeadm-dir' issue certificates for the same keys, subjects and names. DIR
+is ` + kubeadmDir + ` by default. Without --name, the command renews all certificates but
 kubelet.conf, which the kubelet renews. It replaces nothing unless all certificates were
-issued, replaces each file atomically, and copies the old files to tmp in --kubeadm-dir.
+issued, replaces each file atomically, and copies the old files to DIR/tmp.
+
+A kubejoin server signs, or this machine with the CA keys in --pki-dir.
 
 Restart the static pods of the control plane and of etcd afterwards, as after
 'kubeadm certs renew'.`,
@@ -318,15 +314,19 @@ Restart the static pods of the control plane and of etcd afterwards, as after
     --bearer-file operator.token
 
   # only some, with CA keys in a folder of this machine
-  kubejoin certs renew apiserver etcd-server --pki-dir /media/ca/pki`,
+  kubejoin certs renew --name apiserver --name etcd-server --pki-dir /media/ca/pki`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := kubeadmDirOf(args)
+			if err != nil {
+				return usageOf(cmd, err)
+			}
 			sign, stop, err := o.kubeadmSigner(cmd, o.pkiDir, o.wait)
 			if err != nil {
 				return usageOf(cmd, err)
 			}
 			defer stop()
-			names, backup, err := credentials.Host{Dir: o.dir}.Renew(cmd.Context(), sign, args)
+			names, backup, err := credentials.Host{Dir: dir}.Renew(cmd.Context(), sign, o.names)
 			for _, name := range names {
 				cmd.PrintErrln("kubejoin: renewed", name)
 			}
@@ -338,10 +338,29 @@ Restart the static pods of the control plane and of etcd afterwards, as after
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.dir, "kubeadm-dir", kubeadmDir, "folder with the certificates")
-	f.StringVar(&o.pkiDir, "pki-dir", "", "folder with the CA keys, to sign on this machine")
+	f.StringSliceVar(&o.names, "name", nil, "certificate to renew, as 'kubejoin certs check' prints it (repeatable; default: all)")
+	registerCAKeysDir(f, &o.pkiDir, "")
 	f.DurationVar(&o.wait, "wait", time.Minute, "how long to retry while the server cannot issue a certificate yet")
 	o.serverOnly = true
 	o.register(cmd)
+	_ = cmd.RegisterFlagCompletionFunc("name", cobra.FixedCompletions(credentials.Renewable(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+// registerCAKeysDir adds --pki-dir of commands that can sign on this machine.
+func registerCAKeysDir(f *pflag.FlagSet, dir *string, when string) {
+	f.StringVar(dir, "pki-dir", "", when+"folder with the CA certificates and keys of kubeadm, to sign on this machine without a server")
+}
+
+// kubeadmDirOf returns the folder of kubeadm that the arguments name.
+func kubeadmDirOf(args []string) (string, error) {
+	switch {
+	case len(args) == 0:
+		return kubeadmDir, nil
+	case len(args) > 1 || args[0] == "":
+		return "", &usageError{err: fmt.Errorf("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)}
+	case slices.Contains(credentials.Renewable(), args[0]) && !exists(args[0]):
+		return "", &usageError{err: fmt.Errorf("DIR: %q given, which is a certificate; want a folder, and --name %[1]s to renew only this certificate", args[0])}
+	}
+	return args[0], nil
 }

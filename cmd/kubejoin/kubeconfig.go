@@ -110,8 +110,9 @@ func userKubeconfigCommand() *cobra.Command {
 revoked, so prefer a short --duration.` + credentialHelp,
 		Example: `  kubejoin kubeconfig user jane --group developers --duration 24h -o jane.conf
 
-  kubejoin kubeconfig user jane --group developers --ca-cert ca.crt --ca-key ca.key \
-    --api-server https://api.example.com:6443`,
+  # with the CA key
+  kubejoin kubeconfig user jane --group developers --duration 24h --ca-cert ca.crt \
+    --ca-key ca.key --api-server https://api.example.com:6443 -o jane.conf`,
 	}
 	cmd.Flags().StringSliceVar(&o.groups, "group", nil, "group of the user (repeatable; default: none)")
 	return o.complete(cmd, func(name string) (credentials.Identity, error) { return credentials.User(name, o.groups) })
@@ -130,7 +131,7 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.DurationVar(&o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
-	f.StringVarP(&o.outputFile, "output-file", "o", "", "file to write, with mode 0600 (default: standard output)")
+	f.StringVarP(&o.outputFile, "output-file", "o", "", "file to write, with mode 0600 (- or default: standard output)")
 	f.BoolVar(&o.force, "force", false, "replace the file of --output-file if it exists")
 	f.DurationVar(&o.wait, "wait", time.Minute, "how long to wait for the certificate")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server to write into the file (default: that in cluster-info)")
@@ -182,11 +183,12 @@ func (o *credentialOptions) check(args []string, identity func(name string) (cre
 }
 
 func (o *credentialOptions) run(cmd *cobra.Command, id credentials.Identity) error {
-	if o.outputFile != "" && !o.force && exists(o.outputFile) {
+	toFile := !isStdout(o.outputFile)
+	if toFile && !o.force && exists(o.outputFile) {
 		return fmt.Errorf("--output-file: %s exists; replace it with --force", o.outputFile)
 	}
 	var to *atomicfile.Replacement // checked before the request
-	if o.outputFile != "" {
+	if toFile {
 		var err error
 		if to, err = atomicfile.Prepare(o.outputFile); err != nil {
 			return fmt.Errorf("--output-file: %w", err)
@@ -235,14 +237,14 @@ func (o *credentialOptions) run(cmd *cobra.Command, id credentials.Identity) err
 }
 
 // signer returns who signs, and the cluster-info of the cluster.
-func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sign credentials.Sign, kubeconfig []byte, stop func(), err error) {
+func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sign credentials.SignFunc, kubeconfig []byte, stop func(), err error) {
 	if o.caCert != "" {
 		ca, err := signer.LoadCA(o.caCert, o.caKey)
 		if err != nil {
 			return nil, nil, nil, err
 		}
 		kubeconfig, err = clusterinfo.Kubeconfig(o.apiServer, ca.Bundle())
-		return credentials.Local(signer.KubernetesSigners(signer.Fixed(ca), 0)), kubeconfig, func() {}, err
+		return credentials.SignLocally(signer.KubernetesSigners(signer.Fixed(ca), 0)), kubeconfig, func() {}, err
 	}
 	r, stop, err := o.connect(ctx)
 	if err != nil {
@@ -253,13 +255,13 @@ func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sig
 		return nil, nil, nil, err
 	}
 	if r.cluster != nil {
-		return credentials.OverCSR(r.cluster.client, func(message string) { cmd.PrintErrln("kubejoin:", message) }), kubeconfig, stop, nil
+		return credentials.SignByCSRObject(r.cluster.client, func(message string) { cmd.PrintErrln("kubejoin:", message) }), kubeconfig, stop, nil
 	}
 	return overHTTPS(cmd, r, o.wait), kubeconfig, stop, nil
 }
 
-// overHTTPS returns a Sign that asks a kubejoin server, and retries until the certificate can be issued.
-func overHTTPS(cmd *cobra.Command, r *remote, wait time.Duration) credentials.Sign {
+// overHTTPS returns a SignFunc that asks a kubejoin server, and retries until the certificate can be issued.
+func overHTTPS(cmd *cobra.Command, r *remote, wait time.Duration) credentials.SignFunc {
 	return func(ctx context.Context, asked credentials.Request) ([]byte, error) {
 		one := signOptions{signer: asked.Signer, duration: asked.Duration, wait: wait}
 		for _, u := range asked.Usages {
@@ -384,7 +386,7 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server, with its CA in --ca-file")
 	f.StringVar(&o.discovery, "discovery", "", "HOST:PORT to fetch cluster-info from, like a joining machine")
 	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "with --discovery: pin of a trusted CA, as sha256:HEX (repeatable)")
-	f.StringVarP(&o.outputFile, "output-file", "o", "", "file to write, with mode 0600 (default: standard output)")
+	f.StringVarP(&o.outputFile, "output-file", "o", "", "file to write, with mode 0600 (- or default: standard output)")
 	o.remoteOptions.register(cmd)
 	return cmd
 }

@@ -59,6 +59,9 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	f.SortFlags = false
 	o.given = f.Changed
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
+	if o.serverOnly {
+		_ = f.MarkHidden("kubeconfig") // it is an error that says what to use instead
+	}
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server to work on (default with --curlrc: "+defaultURL+")")
 	f.StringVar(&o.curlrc, "curlrc", "", "file with a CA and a bearer token, written by 'kubejoin serve' (default with --url: "+defaultCurlrc+" if it exists)")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --curlrc, else the system's)")
@@ -82,6 +85,9 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 	}
 	if (o.clientCert == "") != (o.clientKey == "") {
 		return nil, nil, &usageError{err: errors.New("--client-certificate: certificate and key go together, and one of them is missing")}
+	}
+	if o.serverOnly && o.kubeconfig != "" {
+		return nil, nil, &usageError{err: errors.New("--kubeconfig: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE")}
 	}
 	ofServer := o.url != "" || o.curlrc != "" || o.caFile != "" || o.bearerFile != "" || o.clientCert != ""
 	if o.kubeconfig != "" && ofServer {

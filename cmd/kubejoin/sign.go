@@ -122,7 +122,7 @@ if the command cannot reach the server.`,
 	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
 	complete("usage", string(certificates.UsageDigitalSignature), string(certificates.UsageKeyEncipherment), string(certificates.UsageClientAuth), string(certificates.UsageServerAuth))
 	f.StringVar(&o.kubeadmDir, "kubeadm-dir", "", "sign everything that 'kubeadm certs generate-csr' wrote below this folder, for example /etc/kubernetes")
-	f.StringVar(&o.pkiDir, "pki-dir", "", "with --kubeadm-dir: folder with the CA keys, to sign on this machine")
+	registerCAKeysDir(f, &o.pkiDir, "with --kubeadm-dir: ")
 	o.serverOnly = true
 	o.register(cmd)
 	return cmd
@@ -150,7 +150,7 @@ func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
 }
 
 // kubeadmSigner returns who signs the certificates of a control plane: a server, or the CA keys in pkiDir.
-func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, pkiDir string, wait time.Duration) (credentials.Sign, func(), error) {
+func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, pkiDir string, wait time.Duration) (credentials.SignFunc, func(), error) {
 	if pkiDir == "" {
 		r, stop, err := o.connect(cmd.Context())
 		if err != nil {
@@ -158,7 +158,7 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, pkiDir string, wait ti
 		}
 		return overHTTPS(cmd, r, wait), stop, nil
 	}
-	for _, flag := range []string{"url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
+	for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
 		if o.given(flag) {
 			return nil, nil, &usageError{err: fmt.Errorf("--%s: excludes --pki-dir, which signs on this machine", flag)}
 		}
@@ -171,7 +171,7 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, pkiDir string, wait ti
 	if err != nil {
 		return nil, nil, fmt.Errorf("--pki-dir: %w", err)
 	}
-	return credentials.Local(signers), func() {}, nil
+	return credentials.SignLocally(signers), func() {}, nil
 }
 
 type signOptions struct {
@@ -302,7 +302,7 @@ type destination struct {
 // destination opens the output before the request. A certificate that cannot be written would waste a claim of the
 // token, maybe the only one.
 func (o *signOptions) destination(stdout io.Writer) (destination, error) {
-	if o.file == "-" {
+	if isStdout(o.file) {
 		return destination{func(chain []byte) error { _, err := stdout.Write(chain); return err }, func() {}}, nil
 	}
 	const anybody = 0o644

@@ -86,7 +86,7 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 	f.StringVar(&o.clientCert, "client-certificate", "", "path, on the kube-apiserver machine, of a client certificate to use instead of the token")
 	f.StringVar(&o.clientKey, "client-key", "", "path, on the kube-apiserver machine, of the private key of --client-certificate")
 	f.DurationVar(&o.cacheTTL, "cache-ttl", 10*time.Second, "how long kube-apiserver may cache a response; the default of kube-apiserver is 2m")
-	f.StringVarP(&o.output, "output-file", "o", "", "file to write, with mode 0600 (default: standard output)")
+	f.StringVarP(&o.output, "output-file", "o", "", "file to write, with mode 0600 (- or default: standard output)")
 	return cmd
 }
 
@@ -206,9 +206,12 @@ func readCAs(file string) ([]byte, error) {
 	return bundle.Bytes(), nil
 }
 
-// emit writes content to a file that only its owner can read, or to stdout if file is empty. It may hold a credential.
+// isStdout reports whether a file of -o is standard output. /dev/stdout is a link that must not be replaced by a file.
+func isStdout(file string) bool { return file == "" || file == "-" || file == "/dev/stdout" }
+
+// emit writes content to a file that only its owner can read, or to stdout. It may hold a credential.
 func emit(file string, content []byte, stdout io.Writer) error {
-	if file == "" {
+	if isStdout(file) {
 		_, err := stdout.Write(content)
 		return err
 	}

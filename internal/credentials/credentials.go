@@ -1,5 +1,5 @@
 // Package credentials makes client certificates and kubeconfigs on the machine that uses them, and finds what is wrong
-// with one. Private keys are made here and are never sent: a [Sign] gets only the certificate request.
+// with one. Private keys are made here and are never sent: a [SignFunc] gets only the certificate request.
 package credentials
 
 import (
@@ -41,11 +41,11 @@ type Request struct {
 	Duration time.Duration
 }
 
-// Sign returns the certificate of a request in PEM, followed by its intermediates.
-type Sign func(context.Context, Request) ([]byte, error)
+// A SignFunc returns the certificate of a request in PEM, followed by its intermediates.
+type SignFunc func(context.Context, Request) ([]byte, error)
 
-// Local returns a Sign with CA keys on this machine. The rules of the signers apply as in a kubejoin server.
-func Local(signers map[string]signer.Signer) Sign {
+// SignLocally returns a SignFunc with CA keys on this machine. The rules of the signers apply as in a kubejoin server.
+func SignLocally(signers map[string]signer.Signer) SignFunc {
 	authority := signer.Authority{Signers: signer.FixedSigners(signers), Unthrottled: true}
 	return func(ctx context.Context, r Request) ([]byte, error) {
 		csr, err := pkcs10.Parse(r.CSR)
@@ -90,7 +90,7 @@ type Credential struct {
 }
 
 // Issue makes a key on P-256 and has a client certificate signed for it.
-func (id Identity) Issue(ctx context.Context, sign Sign, duration time.Duration) (Credential, error) {
+func (id Identity) Issue(ctx context.Context, sign SignFunc, duration time.Duration) (Credential, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Credential{}, err

@@ -37,7 +37,7 @@ func newCA(t testing.TB) *signer.CA {
 
 // Locally, the rules of the signers apply as in a kubejoin server, and the key is that of the certificate.
 func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
-	sign := credentials.Local(signer.KubernetesSigners(signer.Fixed(newCA(t)), 24*time.Hour))
+	sign := credentials.SignLocally(signer.KubernetesSigners(signer.Fixed(newCA(t)), 24*time.Hour))
 	node, err := credentials.Node("worker-1")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
 
 // Nobody but this process gets the key, and a certificate for another key is refused.
 func TestKeyDoesNotLeave(t *testing.T) {
-	local := credentials.Local(signer.KubernetesSigners(signer.Fixed(newCA(t)), 0))
+	local := credentials.SignLocally(signer.KubernetesSigners(signer.Fixed(newCA(t)), 0))
 	var first []byte
 	id, err := credentials.User("jane", nil)
 	if err != nil {
@@ -134,7 +134,7 @@ func TestOverCSRApprovesAndCleansUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = id.Issue(ctx, credentials.OverCSR(client, func(string) { notices++ }), time.Hour)
+			_, err = id.Issue(ctx, credentials.SignByCSRObject(client, func(string) { notices++ }), time.Hour)
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
@@ -160,7 +160,7 @@ func signsApproved(t *testing.T, ca *signer.CA) func(*fake.Clientset) {
 			if *csr.Spec.ExpirationSeconds != 3600 || !slices.Contains(csr.Spec.Usages, certificates.UsageClientAuth) {
 				t.Errorf("got %+v", csr.Spec)
 			}
-			chain, err := credentials.Local(signer.KubernetesSigners(signer.Fixed(ca), 0))(t.Context(), credentials.Request{Signer: csr.Spec.SignerName, CSR: csr.Spec.Request, Usages: csr.Spec.Usages})
+			chain, err := credentials.SignLocally(signer.KubernetesSigners(signer.Fixed(ca), 0))(t.Context(), credentials.Request{Signer: csr.Spec.SignerName, CSR: csr.Spec.Request, Usages: csr.Spec.Usages})
 			if err != nil {
 				t.Error(err)
 			}

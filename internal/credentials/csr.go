@@ -18,13 +18,13 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// poll is how often OverCSR looks for the certificate.
+// poll is how often SignByCSRObject looks for the certificate.
 const poll = 500 * time.Millisecond
 
-// OverCSR returns a Sign that creates a CertificateSigningRequest object and approves it. If the user may not approve
+// SignByCSRObject returns a SignFunc that creates a CertificateSigningRequest object and approves it. If the user may not approve
 // it, notify gets a message with the command for a user who may. It waits for the certificate until ctx ends, and then
 // deletes the object, because nobody has its key any more.
-func OverCSR(client kubernetes.Interface, notify func(message string)) Sign {
+func SignByCSRObject(client kubernetes.Interface, notify func(message string)) SignFunc {
 	objects := client.CertificatesV1().CertificateSigningRequests()
 	return func(ctx context.Context, r Request) (chain []byte, err error) {
 		name := "kubejoin-" + strings.ToLower(rand.Text())

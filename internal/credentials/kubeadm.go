@@ -185,7 +185,7 @@ type signed struct {
 }
 
 // sign has a request of a part signed, and checks the certificate.
-func (h Host) sign(ctx context.Context, sign Sign, l *loaded, csr *x509.CertificateRequest) (signed, error) {
+func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, csr *x509.CertificateRequest) (signed, error) {
 	fail := func(err error) (signed, error) { return signed{}, fmt.Errorf("%s: %w", l.name, err) }
 	if !matches(l.key, csr.PublicKey) {
 		return fail(errors.New("the certificate request is not for the key beside it"))
@@ -241,7 +241,7 @@ func (h Host) write(s signed) error {
 
 // Sign has everything signed that 'kubeadm certs generate-csr' wrote and that has no valid certificate yet. It returns
 // the names of what it wrote. It writes nothing unless all certificates were issued.
-func (h Host) Sign(ctx context.Context, sign Sign) ([]string, error) {
+func (h Host) Sign(ctx context.Context, sign SignFunc) ([]string, error) {
 	var all []signed
 	found := false
 	for _, p := range parts {
@@ -290,7 +290,7 @@ func (h Host) writeAll(all []signed) (names []string, err error) {
 // Renew has new certificates signed for the keys that the folder has, with the subjects and names of the old ones. names
 // selects certificates; none means all. It leaves out kubelet.conf, which the kubelet renews. It copies the old files to
 // the folder that it returns, and writes nothing unless all certificates were issued.
-func (h Host) Renew(ctx context.Context, sign Sign, names []string) (renewed []string, backup string, err error) {
+func (h Host) Renew(ctx context.Context, sign SignFunc, names []string) (renewed []string, backup string, err error) {
 	for _, name := range names {
 		if name == kubeletConf || !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
 			return nil, "", fmt.Errorf("%q is not a certificate that can be renewed, want one of %s", name, strings.Join(Renewable(), ", "))
@@ -375,8 +375,8 @@ func (h Host) backUp(all []signed) (string, error) {
 	return dir, nil
 }
 
-// A Held is a certificate in the folder of a Host.
-type Held struct {
+// A CertificateStatus is the state of one certificate in the folder of a Host.
+type CertificateStatus struct {
 	Name     string     `json:"name"`
 	CA       string     `json:"certificateAuthority,omitempty"` // empty for a CA
 	NotAfter *time.Time `json:"notAfter,omitempty"`
@@ -387,48 +387,48 @@ type Held struct {
 }
 
 // List returns the certificates and then the CAs in the folder, like 'kubeadm certs check-expiration'.
-func (h Host) List() ([]Held, error) {
-	list := []Held{}
+func (h Host) List() ([]CertificateStatus, error) {
+	list := []CertificateStatus{}
 	for _, p := range parts {
-		held := Held{Name: p.name, CA: caName(p.ca)}
+		status := CertificateStatus{Name: p.name, CA: caName(p.ca)}
 		l, err := h.load(p)
 		switch {
 		case err != nil:
-			held.Problem = err.Error()
+			status.Problem = err.Error()
 		case l == nil:
 			continue
 		default:
 			if l.leaf != nil {
-				held.NotAfter = &l.leaf.NotAfter
+				status.NotAfter = &l.leaf.NotAfter
 			}
 			if err := l.problem(l.leaf, l.chain, h.now()); err != nil {
-				held.Problem = err.Error()
+				status.Problem = err.Error()
 			}
 		}
-		list = append(list, held)
+		list = append(list, status)
 	}
 	for _, path := range []string{clusterCA, etcdCA, frontProxyCA} {
 		content, _, err := readSmall(h.file(path + ".crt"))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		held := Held{Name: caName(path)}
+		status := CertificateStatus{Name: caName(path)}
 		var leaf *x509.Certificate
 		if err == nil {
 			leaf, _, err = parseChain(content)
 		}
 		switch {
 		case err != nil:
-			held.Problem = err.Error()
+			status.Problem = err.Error()
 		default:
-			held.NotAfter = &leaf.NotAfter
+			status.NotAfter = &leaf.NotAfter
 			if h.now().After(leaf.NotAfter) {
-				held.Problem = "expired"
+				status.Problem = "expired"
 			}
 		}
 		_, err = os.Stat(h.file(path + ".key"))
-		held.KeyOnHost = err == nil
-		list = append(list, held)
+		status.KeyOnHost = err == nil
+		list = append(list, status)
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)

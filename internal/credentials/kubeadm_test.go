@@ -30,12 +30,12 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// anything is a Sign that issues what is requested, from one CA.
-func anything(ca *signer.CA) credentials.Sign {
+// anything is a SignFunc that issues what is requested, from one CA.
+func anything(ca *signer.CA) credentials.SignFunc {
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth}
 	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
 		one := signer.Signer{CA: signer.Fixed(ca), Profile: signer.Profile{Usages: usages}, Check: func(approval.Request) error { return nil }}
-		return credentials.Local(map[string]signer.Signer{r.Signer: one})(ctx, r)
+		return credentials.SignLocally(map[string]signer.Signer{r.Signer: one})(ctx, r)
 	}
 }
 
@@ -130,7 +130,7 @@ func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 	for _, test := range []struct {
 		what   string
 		change func(dir string)
-		sign   credentials.Sign
+		sign   credentials.SignFunc
 		want   string
 	}{
 		{"no CA", func(dir string) { _ = os.Remove(filepath.Join(dir, "pki/ca.crt")) }, anything(ca), "needs the certificate of its CA, not the key"},

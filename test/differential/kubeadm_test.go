@@ -160,7 +160,7 @@ func TestSignsWhatKubeadmMakes(t *testing.T) {
 			if strings.Contains(out, " yes ") || strings.Count(out, "<none>") != 12+3+3 {
 				t.Errorf("check:\n%s", out)
 			}
-			renewed := command(t, harness.Kubejoin, append([]string{"certs", "renew", "--kubeadm-dir", ours.dir}, signer...)...)
+			renewed := command(t, harness.Kubejoin, append([]string{"certs", "renew", ours.dir}, signer...)...)
 			again, _ := ours.certificates(t)
 			compare(t, want, again)
 			for name, cert := range got {
