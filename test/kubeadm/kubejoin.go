@@ -92,9 +92,12 @@ func (c *Cluster) ControlPlaneJoinCommand(ctx context.Context) (line string, err
 // permitControlPlanes permits the service account of RequestJoin to request join commands of control planes.
 func (c *Cluster) permitControlPlanes(ctx context.Context) error {
 	_, err := c.Kubectl(ctx, "create", "clusterrolebinding", "installer-control-planes",
-		"--clusterrole=kubejoin:control-plane-issuer", "--serviceaccount=default:installer")
+		"--clusterrole=kubejoin:control-plane-issuer", "--serviceaccount=default:"+requester)
 	return err
 }
+
+// requester is the service account of [Cluster.RequestJoin]. The docs have one of another name.
+const requester = "requester"
 
 // RequestJoin requests a join command with curl, as a service account that may create tokens, on a machine outside the
 // cluster. Like the curl in docs/helm.md it retries. host is where kubejoin listens.
@@ -118,7 +121,7 @@ func (c *Cluster) requestJoin(ctx context.Context, host, query string) (output s
 // writeCurlrc creates the service account, and writes its token and the CA for curl. The token is not an argument,
 // because every user of a machine sees those.
 func (c *Cluster) writeCurlrc(ctx context.Context, curlrc string) error {
-	const account = "installer"
+	const account = requester
 	if _, err := c.Kubectl(ctx, "create", "serviceaccount", account); err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func (p *pair) joinSecond() {
 	go func() { handed <- p.HandOver(p.t.Context()) }()
 	output := p.on(p.first, "kubeadm", "init", "phase", "upload-certs", "--upload-certs", "--config="+Config)
 	key := output[strings.LastIndex(output, "\n")+1:]
-	p.kubectl("create", "clusterrolebinding", "control-planes", "--clusterrole=kubejoin:token-admin", "--serviceaccount=default:installer")
+	p.kubectl("create", "clusterrolebinding", "control-planes", "--clusterrole=kubejoin:token-admin", "--serviceaccount=default:"+requester)
 	line, err := p.RequestJoin(p.t.Context(), joinHost, "maxNodes=1&role=control-plane")
 	p.must(err)
 	patches, err := AllSignersOff()
