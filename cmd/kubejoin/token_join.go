@@ -81,9 +81,12 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 	if err != nil {
 		return err
 	}
-	join, err := server.WriteJoin(o.joinFormat, joinformat.Join{
-		Endpoint: made.Endpoint, Token: token, Server: made.APIServer, CAs: cas, CertificateKey: o.key,
-	}, made.Expires)
+	j := joinformat.Join{Endpoint: made.Endpoint, Token: token, Server: made.APIServer, CAs: cas, CertificateKey: o.key}
+	// Without --advertise, the endpoint is the API server, which has no turns.
+	if apiServer, err := clusterinfo.Endpoint(made.APIServer); r.cluster == nil && err == nil && made.Endpoint == apiServer {
+		j.TurnServer, _ = clusterinfo.Endpoint(r.URL) // empty with an error
+	}
+	join, err := server.WriteJoin(o.joinFormat, j, made.Expires)
 	if err != nil {
 		return err
 	}

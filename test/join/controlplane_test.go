@@ -251,9 +251,12 @@ func TestControlPlaneByOneCall(t *testing.T) {
 		t.Error("the second call has another key, so it ended the first one")
 	}
 	printed, err := exec.CommandContext(t.Context(), harness.Kubejoin, "token", "create", "--print-join-command", "--control-plane",
-		"--format=yaml", "--curlrc="+s.Curlrc(), "--url=https://"+s.Endpoint).Output()
+		"--format=script", "--curlrc="+s.Curlrc(), "--url=https://"+s.Endpoint).Output()
 	if err != nil || !strings.Contains(string(printed), "certificateKey: "+first) && !strings.Contains(string(printed), `certificateKey: "`+first) {
 		t.Errorf("kubejoin token create over HTTPS: %v, want a JoinConfiguration with the same key", err)
+	}
+	if !strings.Contains(string(printed), "turns='"+s.Endpoint+"'") {
+		t.Errorf("the script does not ask %s for its turn", s.Endpoint)
 	}
 	if owners := s.RunKubectl(t, "-n", "kube-system", "get", "secret", "--field-selector=type=bootstrap.kubernetes.io/token", "-o", `jsonpath={range .items[?(@.data.description)]}{.metadata.name}{"\n"}{end}`); len(strings.Fields(owners)) != 1 {
 		t.Errorf("got owner tokens %q, want only the last one", owners)

@@ -42,6 +42,7 @@ type Cluster struct {
 	machines                    []*Machine
 	images                      []string // of the control plane
 	pauseImage                  string
+	endpoint                    string // address of the API servers; empty is that of the first machine
 }
 
 // New makes a cluster without machines. It writes lines of progress to progress. It first removes what clusters of dead

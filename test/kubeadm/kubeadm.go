@@ -1,6 +1,7 @@
 package kubeadm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ localAPIEndpoint:
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
 kubernetesVersion: %[2]s
-controlPlaneEndpoint: %[1]s:6443
+controlPlaneEndpoint: %[4]s:6443
 encryptionAlgorithm: ECDSA-P256
 apiServer:
   extraArgs:
@@ -69,7 +70,7 @@ func (c *Cluster) configure(ctx context.Context, patches string) error {
 	if patches != "" {
 		patches = fmt.Sprintf("patches:\n  directory: %q\n", patches)
 	}
-	return c.machines[0].writeFile(ctx, Config, fmt.Sprintf(config, c.machines[0].Address, c.Version, patches))
+	return c.machines[0].writeFile(ctx, Config, fmt.Sprintf(config, c.machines[0].Address, c.Version, patches, cmp.Or(c.endpoint, c.machines[0].Address)))
 }
 
 // importImages imports images that kubeadm names. There is none of kube-proxy and CoreDNS.

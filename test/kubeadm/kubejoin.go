@@ -81,14 +81,6 @@ func (c *Cluster) JoinCommand(ctx context.Context) (line string, err error) {
 	return c.RequestJoin(ctx, c.machines[0].Address, "maxNodes=1")
 }
 
-// ControlPlaneJoinCommand is [Cluster.JoinCommand] for a control plane.
-func (c *Cluster) ControlPlaneJoinCommand(ctx context.Context) (line string, err error) {
-	if err := c.permitControlPlanes(ctx); err != nil {
-		return "", err
-	}
-	return c.RequestJoin(ctx, c.machines[0].Address, "controlPlane=true")
-}
-
 // permitControlPlanes permits the service account of RequestJoin to request join commands of control planes.
 func (c *Cluster) permitControlPlanes(ctx context.Context) error {
 	_, err := c.Kubectl(ctx, "create", "clusterrolebinding", "installer-control-planes",

@@ -3,118 +3,242 @@ package kubeadm
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"fmt"
 	"io"
 	"net"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/test/harness"
 	"sigs.k8s.io/yaml"
 )
 
+// A race joins control planes that wait for each other.
+type race struct {
+	*Cluster
+	t       *testing.T
+	first   *Machine
+	program string // kubejoin
+	key     string // the certificate key
+}
+
 // TestControlPlanesJoinAtTheSameMoment joins two control planes at the same moment, by a script and by a cloud-config,
-// each from one curl. Before that, a third machine dies while it has the turn.
+// each from one curl. Before that, one machine dies while it has the turn, and one after etcd has accepted it. At the end
+// the first control plane is lost, and a worker joins through the others.
 func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	harness.Parallel(t)
-	c := ForTest(t)
-	first := addMachine(t, c, "control-1")
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(c.Init(t.Context(), ""))
+	r := &race{Cluster: ForTest(t), t: t, program: buildStatic(t)}
+	page := readPage(t, "docs/control-planes.md")
+	r.first = addMachine(t, r.Cluster, "control-1")
+	r.endpoint = network + ".100" // moves to another control plane when this one is lost
+	const takeEndpoint = "ip address add " + network + ".100/32 dev eth0"
+	r.run(r.first, takeEndpoint)
+	r.must(r.Init(t.Context(), ""))
 	const image = "ghcr.io/kubejoin/kubejoin:test"
-	program := buildStatic(t)
-	must(first.ImportProgram(t.Context(), image, program))
-	must(c.Install(t.Context(), image))
-	must(c.permitControlPlanes(t.Context()))
+	r.must(r.first.ImportProgram(t.Context(), image, r.program))
+	r.must(r.Install(t.Context(), image))
+	r.must(r.permitControlPlanes(t.Context()))
 
-	const script, more = "/run/kubejoin/join.sh", "/run/more.yaml"
-	prepare := func(name, format string) *Machine {
-		t.Helper()
-		m := addMachine(t, c, name)
-		document, err := c.requestJoin(t.Context(), first.Address, "controlPlane=true&format="+format)
-		must(err)
-		if format == "cloud-config" {
-			document = scriptOf(t, document)
-		}
-		must(m.writeFile(t.Context(), script, document[strings.Index(document, "#!/bin/sh"):]))
-		must(m.writeFile(t.Context(), more, "nodeRegistration:\n  name: "+name+"\n  ignorePreflightErrors: [all]\n"))
-		return m
+	r.run(r.first, etcdCall("add", `{"peerURLs": ["https://`+network+`.250:2380"], "isLearner": true}`)) // as a join without a turn
+	idle := r.prepare("control-2", "script")
+	ended := r.start(idle)
+	r.waitExplained("control-2", "the etcd member https://"+network+".250:2380 is still a learner; if no machine joins with that address, remove the member")
+	if output := paste(t, r.first, t.TempDir(), "/", page.section("Join several at once")); !strings.Contains(output, network+".250") {
+		t.Errorf("no learner in the output:\n%s", output)
 	}
-	join := func(ctx context.Context, m *Machine) error {
+	r.waitHolder("control-2")
+	idle.Stop()
+	<-ended
+
+	// Its etcd cannot start, because it has no image of it. So it stays a learner.
+	accepted := r.prepare("control-3", "script")
+	ended = r.start(accepted)
+	both := []*Machine{r.prepare("control-4", "script"), r.prepare("control-5", "cloud-config")}
+	for _, m := range both {
+		r.must(m.importImages(t.Context(), r.images))
+		r.must(m.ImportProgram(t.Context(), image, r.program))
+	}
+	r.waitHolder("control-3")
+	harness.Wait(t, "the learner of control-3", func() error { return r.checkMembers(r.first, 2, 1) })
+	accepted.Stop()
+	<-ended
+
+	died := time.Now()
+	joined := []<-chan error{r.start(both[0]), r.start(both[1])}
+	now := r.waitHolder("control-4", "control-5")
+	t.Logf("%s has the turn %.0f s after control-3 died", now, time.Since(died).Seconds())
+	other := map[string]string{"control-4": "control-5", "control-5": "control-4"}[now]
+	r.waitExplained(other, "for its turn to join as a control plane; "+now+" has been joining for ")
+	for _, end := range joined {
+		r.must(<-end)
+	}
+	t.Logf("both joined %.0f s after control-3 died", time.Since(died).Seconds())
+	if got := r.holder(); got != "" {
+		t.Errorf("%s has not given back its turn", got)
+	}
+	r.checkControlPlanes(append(both, r.first))
+	r.checkLogs()
+
+	r.run(r.first, "kubectl --namespace=kubejoin-system rollout status daemonset/kubejoin --timeout=3m")
+	r.first.Stop()
+	r.run(both[0], takeEndpoint)
+	for i, m := range both {
+		line, err := r.RequestJoin(t.Context(), m.Address, "maxNodes=1")
+		r.must(err)
+		name := fmt.Sprintf("worker-%d", i+1)
+		r.must(addMachine(t, r.Cluster, name).Join(t.Context(), line))
+		r.run(m, "kubectl wait --for=create --timeout=1m node/"+name)
+	}
+}
+
+func (r *race) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// run runs a line of shell on a machine.
+func (r *race) run(m *Machine, line string) string {
+	r.t.Helper()
+	output, err := m.Run(r.t.Context(), "sh", "-euc", line)
+	r.must(err)
+	return output
+}
+
+const (
+	joinScript = "/run/kubejoin/join.sh"
+	joinConfig = "/run/more.yaml"
+)
+
+// prepare starts a machine, and writes a script to it that joins it as a control plane.
+func (r *race) prepare(name, format string) *Machine {
+	r.t.Helper()
+	m := addMachine(r.t, r.Cluster, name)
+	document, err := r.requestJoin(r.t.Context(), r.first.Address, "controlPlane=true&format="+format)
+	r.must(err)
+	if format == "cloud-config" {
+		document = scriptOf(r.t, document)
+	}
+	key := regexp.MustCompile(`certificateKey: ([0-9a-f]{64})\n`).FindStringSubmatch(document)
+	if key == nil {
+		r.t.Fatalf("the script of %s has no certificate key", name)
+	}
+	r.key = key[1]
+	r.must(m.writeFile(r.t.Context(), joinScript, document[strings.Index(document, "#!/bin/sh"):]))
+	r.must(m.writeFile(r.t.Context(), joinConfig, "nodeRegistration:\n  name: "+name+"\n  ignorePreflightErrors: [all]\n  imagePullPolicy: Never\n"))
+	return m
+}
+
+// start runs the script of a machine.
+func (r *race) start(m *Machine) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
 		const log = "/var/log/kubeadm.log"
-		_, err := m.Run(ctx, "sh", "-c", "KUBEJOIN_ADD_CONFIG="+more+" sh "+script+" >"+log+" 2>&1 </dev/null || { tail -n 40 "+log+" >&2; exit 1; }")
+		_, err := m.Run(r.t.Context(), "sh", "-c", "KUBEJOIN_ADD_CONFIG="+joinConfig+" sh "+joinScript+" >"+log+" 2>&1 </dev/null || { tail -n 40 "+log+" >&2; exit 1; }")
+		if err != nil {
+			err = fmt.Errorf("%s: %w", m.Name, err)
+		}
+		ended <- err
+	}()
+	return ended
+}
+
+// holder returns the machine that has the turn.
+func (r *race) holder() string {
+	identity, _ := r.Kubectl(r.t.Context(), "--namespace=kubejoin-system", "get", "lease", "kubejoin-control-plane-turn", "--output=jsonpath={.spec.holderIdentity}")
+	name, _, _ := strings.Cut(identity, "/")
+	return name
+}
+
+// waitHolder waits until one of the machines has the turn, and returns it.
+func (r *race) waitHolder(names ...string) (name string) {
+	r.t.Helper()
+	harness.Wait(r.t, fmt.Sprintf("the turn of one of %q", names), func() error {
+		if name = r.holder(); !slices.Contains(names, name) {
+			return fmt.Errorf("it is the turn of %q", name)
+		}
+		return nil
+	})
+	return name
+}
+
+// waitExplained waits for a part of the explanation of a machine.
+func (r *race) waitExplained(name, want string) {
+	r.t.Helper()
+	harness.Wait(r.t, "the explanation of "+name, func() error {
+		got, err := r.first.Run(r.t.Context(), r.program, "explain", name)
+		if !strings.Contains(got, want) {
+			return fmt.Errorf("%w: %s, want %q", err, got, want)
+		}
+		return nil
+	})
+}
+
+// etcdCall returns a command for the JSON API of etcd on a control plane.
+func etcdCall(method, body string) string {
+	const pki = "/etc/kubernetes/pki/etcd/"
+	return "curl --silent --show-error --fail --cacert " + pki + "ca.crt --cert " + pki + "healthcheck-client.crt --key " + pki +
+		"healthcheck-client.key --data '" + body + "' https://127.0.0.1:2379/v3/cluster/member/" + method
+}
+
+// checkMembers fails unless the etcd of a machine has so many members, and so many learners among them.
+func (r *race) checkMembers(m *Machine, members, learners int) error {
+	text, err := m.Run(r.t.Context(), "sh", "-c", etcdCall("list", "{}"))
+	if err != nil {
 		return err
 	}
-	holder := func() string {
-		name, _ := c.Kubectl(t.Context(), "--namespace=kubejoin-system", "get", "lease", "kubejoin-control-plane-turn", "--output=jsonpath={.spec.holderIdentity}")
-		name, _, _ = strings.Cut(name, "/")
-		return name
+	if got, of := strings.Count(text, `"peerURLs"`), strings.Count(text, `"isLearner":true`); got != members || of != learners {
+		return fmt.Errorf("etcd of %s has %d members, %d of them learners, want %d and %d", m.Name, got, of, members, learners)
 	}
+	return nil
+}
 
-	dead := prepare("control-4", "script")
-	stopped := make(chan struct{})
-	go func() { _ = join(t.Context(), dead); close(stopped) }()
-	harness.Wait(t, "the turn of control-4", func() error {
-		if got := holder(); got != "control-4" {
-			return fmt.Errorf("it is the turn of %q", got)
+// checkControlPlanes fails unless all machines are whole control planes: members of etcd that vote, API servers that work,
+// and the same keys.
+func (r *race) checkControlPlanes(machines []*Machine) {
+	r.t.Helper()
+	for _, m := range machines {
+		if err := r.checkMembers(m, len(machines), 0); err != nil {
+			r.t.Error(err)
 		}
-		return nil
-	})
-	dead.Stop()
-	<-stopped
-
-	both := []*Machine{prepare("control-2", "script"), prepare("control-3", "cloud-config")}
-	for _, m := range both {
-		must(m.importImages(t.Context(), c.images))
-	}
-	joined := make(chan error, len(both))
-	for _, m := range both {
-		go func() {
-			if err := join(t.Context(), m); err != nil {
-				joined <- fmt.Errorf("%s: %w", m.Name, err)
-				return
-			}
-			joined <- nil
-		}()
-	}
-	harness.Wait(t, "one control plane that waits for the other", func() error {
-		now, other := holder(), "control-3"
-		switch now {
-		case "control-2":
-		case "control-3":
-			other = "control-2"
-		default:
-			return fmt.Errorf("it is the turn of %q", now)
-		}
-		explained, err := first.Run(t.Context(), program, "explain", other)
-		if want := "for its turn to join as a control plane; " + now + " has been joining for "; !strings.Contains(explained, want) {
-			return fmt.Errorf("%w: %s, want %q", err, explained, want)
-		}
-		return nil
-	})
-	for range both {
-		must(<-joined)
-	}
-	for _, m := range append(both, first) {
-		harness.Wait(t, "the API server of "+m.Name, func() error {
-			ready, err := m.Run(t.Context(), "kubectl", "--server=https://"+net.JoinHostPort(m.Address, "6443"), "get", "--raw=/readyz")
-			if err != nil || ready != "ok" {
-				return fmt.Errorf("ready: %q, %w", ready, err)
+		harness.Wait(r.t, "kubectl through the API server of "+m.Name, func() error {
+			nodes, err := m.Run(r.t.Context(), "kubectl", "--server=https://"+net.JoinHostPort(m.Address, "6443"), "get", "nodes", "--output=name")
+			for _, other := range machines {
+				if !strings.Contains(nodes, "node/"+other.Name+"\n") {
+					return fmt.Errorf("no %s among\n%s%w", other.Name, nodes, err)
+				}
 			}
 			return nil
 		})
-		if members, learners, err := etcdMembers(t, m); err != nil || members != 3 || learners != 0 {
-			t.Errorf("etcd of %s has %d members, %d of them learners, %v, want 3 and none", m.Name, members, learners, err)
+		for _, file := range []string{"ca.key", "sa.key", "front-proxy-ca.key", "etcd/ca.key"} {
+			a, errA := r.first.ReadFile(r.t.Context(), "/etc/kubernetes/pki/"+file)
+			b, errB := m.ReadFile(r.t.Context(), "/etc/kubernetes/pki/"+file)
+			if errA != nil || errB != nil || string(a) != string(b) {
+				r.t.Errorf("%s of %s differs: %v, %v", file, m.Name, errA, errB)
+			}
 		}
 	}
-	if got := holder(); got != "" {
-		t.Errorf("%s has not given back its turn", got)
+}
+
+// checkLogs fails if a log of kubejoin has the certificate key, or none has the upload and the learner that was removed.
+func (r *race) checkLogs() {
+	r.t.Helper()
+	var log string
+	harness.Wait(r.t, "the logs of kubejoin", func() (err error) { // through the serving certificates of the kubelets
+		log, err = r.Kubectl(r.t.Context(), "--namespace=kubejoin-system", "logs", "--selector=app.kubernetes.io/name=kubejoin", "--tail=-1")
+		return err
+	})
+	if strings.Contains(log, r.key) {
+		r.t.Error("the log of kubejoin has the certificate key")
+	}
+	for _, want := range []string{"uploaded the certificates of control planes", `removed the etcd learner of a control plane that did not join" node=control-3`} {
+		if !strings.Contains(log, want) {
+			r.t.Errorf("the log of kubejoin has no line %q:\n%s", want, log)
+		}
 	}
 }
 
