@@ -68,7 +68,7 @@ func (h *handler) giveBackTurn(r *call) (response, error) {
 }
 
 func turnUnavailable(err error) *problem {
-	p := newProblem(http.StatusServiceUnavailable, "turn-unavailable", "the turn of control planes cannot be read or written now; retry")
+	p := newProblem(http.StatusServiceUnavailable, "turn-unavailable", "the turn of control planes or the members of etcd cannot be read or changed now; retry")
 	p.cause, p.retryAfter = err, retryAfter
 	return p
 }

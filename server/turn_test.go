@@ -81,9 +81,9 @@ func TestControlPlanesTakeTurns(t *testing.T) {
 	if got := s.do(t, "POST", turnPath, second, "application/json", strings.Replace(turnBody("control-3", "3"), "}", `,"address":"192.0.2.3"}`, 1)); got.status != 200 || turns.state.Holder.Address != "192.0.2.3" {
 		t.Errorf("%d %s, %+v", got.status, got.body, turns.state)
 	}
-	turns.err = errors.New("etcd is away")
+	turns.err = errors.New("leaderless")
 	for _, method := range []string{"POST", "DELETE"} {
-		if got := s.do(t, method, turnPath, second, "application/json", turnBody("control-3", "3")); got.status != 503 || strings.Contains(got.body, "etcd") || got.header.Get("Retry-After") == "" {
+		if got := s.do(t, method, turnPath, second, "application/json", turnBody("control-3", "3")); got.status != 503 || strings.Contains(got.body, "leaderless") || got.header.Get("Retry-After") == "" {
 			t.Errorf("%s: %d %s", method, got.status, got.body)
 		}
 	}

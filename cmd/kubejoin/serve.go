@@ -156,7 +156,7 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringVar(&o.CA.CertFile, "cluster-signing-cert-file", "", "certificate of the cluster CA; during a CA rotation several, of which the one that matches the key signs")
 	f.StringVar(&o.CA.KeyFile, "cluster-signing-key-file", "", "private key of --cluster-signing-cert-file")
 	f.DurationVar(&o.CA.Duration, "cluster-signing-duration", 365*24*time.Hour, "maximum lifetime of certificates, and the lifetime if a request has none")
-	f.StringVar(&o.cluster.PKIDir, "pki-dir", "", "on a cluster: folder of a control plane's certificates to upload for join commands with controlPlane, for example "+kubeadmcerts.DefaultDir+" (default: such join commands are refused)")
+	f.StringVar(&o.cluster.PKIDir, "pki-dir", "", "on a cluster: folder of a control plane's certificates to upload for join commands with controlPlane, and to find failed members of etcd, for example "+kubeadmcerts.DefaultDir+" (default: such join commands are refused)")
 	f.StringVar(&o.SignerConfig, "signer-config", "", "file that configures the signers, re-read when it changes; see 'kubejoin signer-config --help' (default: what 'kubejoin signer-config default' prints)")
 	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow first client certificates for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'")
 	f.StringSliceVar(&o.Nodes.Reserved, "reserved-node-names", nil, "node name, or a pattern with *, that only tokens with role control-plane may use (repeatable)")

@@ -115,7 +115,7 @@ func silent(ctx context.Context, address netip.AddrPort) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH) || errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// remove removes a learner, unless it votes by now or is gone, and reports whether it did.
+// remove removes a learner, except if it votes by now, and reports whether there is no such learner any more.
 func (m Members) remove(ctx context.Context, client *http.Client, learner member, gone turn.Machine) (bool, error) {
 	members, err := m.list(ctx, client)
 	if err != nil {

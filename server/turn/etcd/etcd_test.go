@@ -45,7 +45,7 @@ func (e *fakeEtcd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if e.status != 0 {
-		http.Error(w, "no leader", e.status)
+		http.Error(w, `{"error": "no leader"}`, e.status)
 		return
 	}
 	switch {
@@ -151,6 +151,7 @@ func TestRemovesOnlyLearnerOfMachineThatIsGone(t *testing.T) {
 		"unknown address":          {members: []map[string]any{learner("2", "https://"+closed)}, gone: turn.Machine{Node: "control-2"}, ended: true, stays: "https://" + closed},
 		"two addresses":            {members: []map[string]any{learner("2", "https://"+closed, "https://192.0.2.9:2380")}, gone: gone, ended: true, stays: "https://" + closed + ",https://192.0.2.9:2380"},
 		"host name":                {members: []map[string]any{learner("2", "https://localhost:2380")}, gone: gone, ended: true, stays: "https://localhost:2380"},
+		"both unknown":             {members: []map[string]any{learner("2", "https://localhost:2380")}, ended: true, stays: "https://localhost:2380"},
 		"address is a prefix":      {members: []map[string]any{learner("2", "https://127.0.0.11:1")}, gone: gone, ended: true, stays: "https://127.0.0.11:1"},
 		"IPv6 form of it":          {members: []map[string]any{learner("2", "https://"+closed)}, gone: turn.Machine{Address: "::ffff:127.0.0.1"}, removed: []string{"2"}},
 		"one of two learners":      {members: []map[string]any{learner("2", "https://"+closed), learner("3", "https://192.0.2.9:2380")}, gone: gone, stays: "https://192.0.2.9:2380", removed: []string{"2"}},

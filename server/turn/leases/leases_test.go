@@ -331,6 +331,9 @@ func TestTurnWaitsForLearner(t *testing.T) {
 	if take(t, c, "control-2") || learner() != "https://control-9:2380" || !slices.Equal(waiting(t, c), []string{"control-2"}) {
 		t.Errorf("control-2 does not wait for the learner %q", learner())
 	}
+	if etcd.of = machine("control-8"); take(t, c, "control-2") || learner() != "https://control-8:2380" {
+		t.Errorf("got learner %q, want the new one", learner())
+	}
 	etcd.of = turn.Machine{}
 	if !take(t, c, "control-2") || learner() != "" {
 		t.Fatalf("want the turn for control-2; learner: %q", learner())
@@ -353,6 +356,7 @@ func TestTurnWaitsForLearner(t *testing.T) {
 	}
 
 	etcd.of, etcd.runs = machine("control-3"), true // kubeadm failed
+	before = etcd.calls
 	for _, m := range []turn.Machine{machine("control-2"), machine("control-3")} {
 		if err := c.GiveBack(t.Context(), m); err != nil {
 			t.Fatal(err)
@@ -360,6 +364,9 @@ func TestTurnWaitsForLearner(t *testing.T) {
 		if removed := etcd.of == (turn.Machine{}); removed != (m.Node == "control-3") {
 			t.Errorf("%s gave back: removed the learner of control-3: %v", m.Node, removed)
 		}
+	}
+	if etcd.calls != before+1 {
+		t.Errorf("got %d calls of etcd, want one, for the holder", etcd.calls-before)
 	}
 	etcd.broken = errors.New("no leader")
 	if _, granted, err := c.Take(t.Context(), machine("control-2")); granted || !errors.Is(err, etcd.broken) {
