@@ -124,7 +124,8 @@ func (c *Cluster) makeNetwork(ctx context.Context) error {
 		mount --make-rprivate /
 		mount -t proc proc /proc
 		ip link set lo up
-		ip link add br0 type bridge
+		# Without an address of its own, the bridge takes the lowest of its machines, and changes it when one joins.
+		ip link add br0 address 02:00:00:00:00:01 type bridge
 		ip address add "$1/24" dev br0
 		ip link set br0 up
 		touch "$2"
