@@ -83,10 +83,10 @@ signature_of() {
     printf '%s..%s' "$header" "$mac"
 }
 
-# trusted and ask are fetch with verified TLS. ask also sends the token, from standard input. It requests the columns
+# trusted and query are fetch with verified TLS. query also sends the token, from standard input. It requests the columns
 # that kubectl get prints. The API server indents JSON for the user agent of curl.
 trusted() { fetch "$@" --user-agent kubejoin --cacert "$tmp/ca.crt" --capath "$tmp/none"; }
-ask() {
+query() {
     trusted "$tmp/$1" "$server$2" --header 'Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json' --config - <<EOF
 header = "Authorization: Bearer $token"
 EOF
@@ -215,7 +215,7 @@ check_server() {
     "$(signature_of "$tmp/kubeconfig")") signed=yes ;;
     *) signed=no ;;
     esac
-    ask version /version || :
+    query version /version || :
     if reach api "$host" && tls api "$host"; then
         check_token
     else
@@ -284,7 +284,7 @@ check_version() {
 
 # check_node reports whether a Node has the name of this machine.
 check_node() {
-    ask node "/api/v1/nodes/$node" || :
+    query node "/api/v1/nodes/$node" || :
     case $curl:$http in
     0:404) report ok node "no Node is named $node" ;;
     0:200)
@@ -301,7 +301,7 @@ check_node() {
 # check_requests reports the newest certificate request that the token made for the name of this machine.
 check_requests() {
     csrs=/apis/certificates.k8s.io/v1/certificatesigningrequests
-    ask requests "$csrs?limit=500&includeObject=None" || {
+    query requests "$csrs?limit=500&includeObject=None" || {
         report unknown requests "the API server returns HTTP $http for certificate requests"
         return
     }

@@ -346,7 +346,7 @@ signature_of() {
 }
 
 trusted() { fetch "$@" --user-agent kubejoin --cacert "$tmp/ca.crt" --capath "$tmp/none"; }
-ask() {
+query() {
     trusted "$tmp/$1" "$server$2" --header 'Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json' --config - <<EOF
 header = "Authorization: Bearer $token"
 EOF
@@ -470,7 +470,7 @@ check_server() {
     "$(signature_of "$tmp/kubeconfig")") signed=yes ;;
     *) signed=no ;;
     esac
-    ask version /version || :
+    query version /version || :
     if reach api "$host" && tls api "$host"; then
         check_token
     else
@@ -535,7 +535,7 @@ check_version() {
 }
 
 check_node() {
-    ask node "/api/v1/nodes/$node" || :
+    query node "/api/v1/nodes/$node" || :
     case $curl:$http in
     0:404) report ok node "no Node is named $node" ;;
     0:200)
@@ -551,7 +551,7 @@ check_node() {
 
 check_requests() {
     csrs=/apis/certificates.k8s.io/v1/certificatesigningrequests
-    ask requests "$csrs?limit=500&includeObject=None" || {
+    query requests "$csrs?limit=500&includeObject=None" || {
         report unknown requests "the API server returns HTTP $http for certificate requests"
         return
     }
