@@ -152,12 +152,13 @@ discover() {
 with_kubeadm() {
     cat >"$tmp/join.yaml" <<'EOF'
 {{CONFIGURATION}}EOF
-    [ -z "$add_config" ] || cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
-    if [ -n "$control_plane" ]; then
-        take_turn "$@"
-        # kubeadm retries for 2 minutes if etcd has another new member, for example of a join without a turn.
-        grep -q '^timeouts:' "$tmp/join.yaml" || printf 'timeouts:\n  etcdAPICall: 20m0s\n' >>"$tmp/join.yaml"
+    # kubeadm retries for 2 minutes if etcd has another new member, for example of a join without a turn. This comes before
+    # the file of --add-config, which may end with another document or without a newline.
+    if [ -n "$control_plane" ] && ! grep -qs '^timeouts:' "$add_config"; then
+        printf 'timeouts:\n  etcdAPICall: 20m0s\n' >>"$tmp/join.yaml"
     fi
+    [ -z "$add_config" ] || cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
+    [ -z "$control_plane" ] || take_turn "$@"
     code=0
     # A shell handles signals during wait, but not while a foreground command runs.
     (umask "$umask" && exec kubeadm join --config "$tmp/join.yaml" "$@") </dev/null &

@@ -133,6 +133,22 @@ func TestScriptJoinsWithoutTurns(t *testing.T) {
 	}
 }
 
+// A file of --add-config may end without a newline or with another document.
+func TestScriptWaitsForEtcdWithAddedConfig(t *testing.T) {
+	t.Parallel()
+	for _, added := range []string{"nodeRegistration:\n  name: control-4", "dryRun: false\n---\nkind: KubeletConfiguration\n"} {
+		_, m := serveTurns(t)
+		m.kubeadm(t, 0)
+		m.write(t, "more.yaml", added)
+		if output, code := m.run(t, "--add-config", m.file("more.yaml")); code != 0 {
+			t.Errorf("got exit code %d:\n%s", code, output)
+		}
+		if config := m.read(t, "config"); !strings.HasSuffix(config, "\ntimeouts:\n  etcdAPICall: 20m0s\n"+added) {
+			t.Errorf("got configuration\n%s", config)
+		}
+	}
+}
+
 // A failed or stopped script must give back the turn, and one that gives up must stop waiting.
 func TestScriptGivesBackTurn(t *testing.T) {
 	t.Parallel()

@@ -172,6 +172,23 @@ func TestKeyNeedsAllFilesAndSalt(t *testing.T) {
 	}
 }
 
+// A key from a clock that is far ahead must not be shared, because it would last too long.
+func TestKeyFromFutureIsNotShared(t *testing.T) {
+	files := Files{"sa.key": []byte("private")}
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for ahead, want := range map[time.Duration]bool{0: true, maxSkew: true, maxSkew + time.Second: false, 365 * 24 * time.Hour: false} {
+		made, err := plan(stored{}, files, now.Add(ahead))
+		if err != nil {
+			t.Fatal(err)
+		}
+		live := stored{secret: &corev1.Secret{Data: made.data}, owner: &corev1.Secret{}, expires: made.expires}
+		live.secret.Annotations = map[string]string{saltAnnotation: made.salt}
+		if next, err := plan(live, files, now); err != nil || next.shared != want {
+			t.Errorf("%s ahead: got shared %v, %v, want %v", ahead, next.shared, err, want)
+		}
+	}
+}
+
 // FuzzSecret shows that nothing in the Secret stops an upload or a download, and that a Secret that another program wrote
 // is never taken for an upload of these files.
 func FuzzSecret(f *testing.F) {

@@ -19,6 +19,9 @@ const saltAnnotation = "kubejoin.io/certificate-key-salt"
 // minKeyLeft is how long a returned key lasts at least: a machine has to boot and to join meanwhile.
 const minKeyLeft = 30 * time.Minute
 
+// maxSkew is how far the clock of another control plane may be ahead. A key from a later time would last too long.
+const maxSkew = 5 * time.Minute
+
 // An upload is what to write to the Secret.
 type upload struct {
 	salt    string
@@ -35,7 +38,7 @@ type upload struct {
 // can compute it, and it opens nothing else.
 func plan(live stored, files Files, now time.Time) (upload, error) {
 	now = now.UTC().Truncate(time.Second)
-	if next, end, ok := live.share(files); ok && now.Before(live.expires) && now.Before(end) {
+	if next, end, ok := live.share(files); ok && now.Before(live.expires) && now.Before(end) && end.Sub(now) <= joinformat.KeyTTL+maxSkew {
 		if end.Sub(now) < minKeyLeft {
 			return upload{}, &joinformat.KeyEndsError{Expires: end}
 		}

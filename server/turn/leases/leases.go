@@ -100,7 +100,7 @@ func (t *Turns) expired(s turn.State, now time.Time) bool {
 	if renewal := encodeMachine(s.Holder) + s.Renewed.Format(time.RFC3339Nano); renewal != t.renewal {
 		t.renewal, t.silent = renewal, 0
 	} else {
-		t.silent += min(now.Sub(t.looked), maxGap)
+		t.silent += min(max(0, now.Sub(t.looked)), maxGap) // a clock may be set back
 	}
 	t.looked = now
 	return t.silent >= turn.Duration

@@ -382,3 +382,19 @@ func TestTurnWaitsForLearner(t *testing.T) {
 		t.Errorf("%+v, %v: want the holder, so that its turn expires", s.Holder, err)
 	}
 }
+
+// A clock that is set back must not prolong the turn of a dead machine.
+func TestTurnEndsThoughClockIsSetBack(t *testing.T) {
+	_, all := replicas(1)
+	c := all[0]
+	take(t, c, "control-2")
+	take(t, c, "control-3")
+	c.now = c.now.Add(-time.Hour)
+	for range 1 + turn.Duration/turn.RetryEvery {
+		if take(t, c, "control-3") {
+			return
+		}
+		c.now = c.now.Add(turn.RetryEvery)
+	}
+	t.Error("the turn of a dead machine has not ended")
+}
