@@ -149,17 +149,23 @@ func TestScriptWaitsForEtcdWithAddedConfig(t *testing.T) {
 	}
 }
 
-// A failed or stopped script must give back the turn, and one that gives up must stop waiting.
+// If kubejoin cannot read the turn or etcd, kubeadm must try by itself.
+func TestScriptJoinsWithoutTurnAfterTimeout(t *testing.T) {
+	t.Parallel()
+	s, m := serveTurns(t, 500)
+	m.kubeadm(t, 0)
+	output, code := m.run(t, "--timeout", "0", "--", "--node-name", "control-2")
+	if code != 0 || !strings.Contains(output, "HTTP 500: joining without one") || !slices.Equal(s.methods(t, "control-2"), []string{"POST"}) {
+		t.Errorf("got exit code %d and requests %q:\n%s", code, s.got, output)
+	}
+}
+
+// A failed or stopped script must give back the turn.
 func TestScriptGivesBackTurn(t *testing.T) {
 	t.Parallel()
 	s, m := serveTurns(t)
 	m.kubeadm(t, 7)
 	if output, code := m.run(t, "--", "--node-name", "control-2"); code != 5 || !slices.Equal(s.methods(t, "control-2"), []string{"POST", "DELETE"}) {
-		t.Errorf("got exit code %d and requests %q:\n%s", code, s.got, output)
-	}
-	s, m = serveTurns(t, 500)
-	m.kubeadm(t, 0)
-	if output, code := m.run(t, "--timeout", "0", "--", "--node-name", "control-2"); code != 4 || !slices.Equal(s.methods(t, "control-2"), []string{"POST", "DELETE"}) {
 		t.Errorf("got exit code %d and requests %q:\n%s", code, s.got, output)
 	}
 	for _, statuses := range [][]int{nil, {409, 409, 409, 409}} { // in kubeadm, and while it waits
