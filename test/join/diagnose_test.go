@@ -30,7 +30,10 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 //go:embed diagnose.sh
@@ -142,16 +145,24 @@ func TestDiagnose(t *testing.T) {
 	endpoint := "join.test:" + port
 	s := harness.NewSite(t, cluster.Options{}, "--listen="+listen, "--advertise="+endpoint)
 	healthy := sickbed{script: diagnosedScript(t, s, ""), targets: map[string]string{listen: listen, s.Address: s.Address}}
-	id := func(script string) string { return scriptToken(t, script).ID() }
 
-	for _, shell := range []string{"sh", "dash", "bash", "busybox", "mksh"} {
-		if _, err := exec.LookPath(shell); err != nil {
-			t.Logf("%s is not installed", shell)
+	for _, with := range []struct{ program, machine string }{
+		{"sh", ""},
+		{"dash", `set -- dash "$2" --diagnose`},
+		{"bash", `set -- bash "$2" --diagnose`},
+		{"busybox", `set -- busybox sh "$2" --diagnose`},
+		{"mksh", `set -- mksh "$2" --diagnose`},
+		{"mawk", `ln -s "$(command -v mawk)" /run/bin/awk`},
+		{"gawk", `ln -s "$(command -v gawk)" /run/bin/awk`},
+		{"original-awk", `ln -s "$(command -v original-awk)" /run/bin/awk`},
+	} {
+		if _, err := exec.LookPath(with.program); err != nil {
+			t.Logf("%s is not installed", with.program)
 			continue
 		}
-		t.Run("healthy machine, "+shell, func(t *testing.T) {
+		t.Run("healthy machine, "+with.program, func(t *testing.T) {
 			b := healthy
-			b.machine = "set -- " + shell + map[bool]string{true: " sh"}[shell == "busybox"] + " \"$2\" --diagnose"
+			b.machine = with.machine
 			output, code := b.diagnose(t, s)
 			if code != 0 || !strings.Contains(output, "\nchecks: 26, errors: 0, warnings: 0, not checked: 0\n") || strings.Contains(output, "changed: ") {
 				t.Errorf("got exit code %d, want 0 and no finding:\n%s", code, output)
@@ -200,10 +211,10 @@ func TestDiagnose(t *testing.T) {
 	clock := func(ahead time.Duration) func(*testing.T, *sickbed) {
 		return fake("date", fmt.Sprintf("$(($(/bin/date +%%%%s) + %d))", int(ahead.Seconds())))
 	}
-	withToken := func(query string, prepare func(t *testing.T, id string)) func(*testing.T, *sickbed) {
+	withToken := func(query string, prepare func(t *testing.T, token tokens.Token)) func(*testing.T, *sickbed) {
 		return func(t *testing.T, b *sickbed) {
 			b.script = diagnosedScript(t, s, query)
-			prepare(t, id(b.script))
+			prepare(t, scriptToken(t, b.script))
 		}
 	}
 	createNode := func(t *testing.T, name string, ready corev1.ConditionStatus) {
@@ -253,19 +264,21 @@ func TestDiagnose(t *testing.T) {
 		{"cluster-info not public", instead(serving(&clusterCA, "join.test", now), 403, ""), "error cluster-info", "HTTP 403"},
 		{"a web page", instead(serving(&clusterCA, "join.test", now), 200, "<html>"), "error cluster-info", "no CA"},
 
-		{"token deleted", withToken("", func(t *testing.T, id string) {
-			s.RunKubectl(t, "-n", "kube-system", "delete", "secret", "bootstrap-token-"+id)
-			waitUnsigned(t, s, id)
+		{"token deleted", withToken("", func(t *testing.T, token tokens.Token) {
+			s.RunKubectl(t, "-n", "kube-system", "delete", "secret", "bootstrap-token-"+token.ID())
+			waitUnsigned(t, s, token.ID())
+			waitRefused(t, s, token)
 		}), "error token", "unknown"},
 		{"another secret", func(_ *testing.T, b *sickbed) {
 			b.script = strings.ReplaceAll(b.script, scriptToken(t, b.script).RevealSecret(), tokens.Generate().RevealSecret())
 		}, "error token", "another secret"},
-		{"not signed", withToken("", func(t *testing.T, id string) {
-			s.RunKubectl(t, "-n", "kube-system", "patch", "secret", "bootstrap-token-"+id, "-p", `{"stringData":{"usage-bootstrap-signing":"false"}}`)
-			waitUnsigned(t, s, id)
+		{"not signed", withToken("", func(t *testing.T, token tokens.Token) {
+			s.RunKubectl(t, "-n", "kube-system", "patch", "secret", "bootstrap-token-"+token.ID(), "-p", `{"stringData":{"usage-bootstrap-signing":"false"}}`)
+			waitUnsigned(t, s, token.ID())
 		}), "error signature", "no signature"},
-		{"signs only", withToken("", func(t *testing.T, id string) {
-			s.RunKubectl(t, "-n", "kube-system", "patch", "secret", "bootstrap-token-"+id, "-p", `{"stringData":{"usage-bootstrap-authentication":"false"}}`)
+		{"signs only", withToken("", func(t *testing.T, token tokens.Token) {
+			s.RunKubectl(t, "-n", "kube-system", "patch", "secret", "bootstrap-token-"+token.ID(), "-p", `{"stringData":{"usage-bootstrap-authentication":"false"}}`)
+			waitRefused(t, s, token)
 		}), "error token", "usage authentication"},
 		{"signature of something else", instead(serving(&clusterCA, "join.test", now), 200, strings.Replace(clusterInfo, "kind: Config", "kind:  Config", 1)), "error signature", "invalid"},
 
@@ -285,8 +298,8 @@ func TestDiagnose(t *testing.T) {
 			createNode(t, "ghost", corev1.ConditionFalse)
 			b.args = []string{"--", "--node-name=ghost"}
 		}, "warning node", "replace-node"},
-		{"request refused", withToken("&maxNodes=1&nodeNames=worker-9", func(t *testing.T, id string) {
-			name := request(t, id, "worker-1", certificates.KubeAPIServerClientKubeletSignerName)
+		{"request refused", withToken("&maxNodes=1&nodeNames=worker-9", func(t *testing.T, token tokens.Token) {
+			name := request(t, token.ID(), "worker-1", certificates.KubeAPIServerClientKubeletSignerName)
 			harness.Wait(t, "refusal", func() error {
 				r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
 				if err == nil && len(r.Status.Conditions) == 0 {
@@ -296,7 +309,7 @@ func TestDiagnose(t *testing.T) {
 			})
 		}), "error requests", "NodeNameNotAllowed"},
 
-		{"request waits", withToken("", func(t *testing.T, id string) { request(t, id, "worker-1", "example.com/none") }), "warning requests", "waits"},
+		{"request waits", withToken("", func(t *testing.T, token tokens.Token) { request(t, token.ID(), "worker-1", "example.com/none") }), "warning requests", "waits"},
 
 		{"name of the machine", onMachine("echo worker_1 >/proc/sys/kernel/hostname"), "error node-name", "worker_1"},
 		{"name of the machine in --add-config", func(_ *testing.T, b *sickbed) {
@@ -401,5 +414,26 @@ func waitUnsigned(t *testing.T, s *harness.Site, id string) {
 			err = errors.New("cluster-info is signed")
 		}
 		return err
+	})
+}
+
+// waitRefused waits until the API server refuses a token. Its authenticator has the Secrets from a watch.
+func waitRefused(t *testing.T, s *harness.Site, token tokens.Token) {
+	t.Helper()
+	config := rest.AnonymousClientConfig(s.AdminConfig())
+	config.BearerToken = token.Reveal()
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Wait(t, "refusal of the token", func() error {
+		_, err := client.Discovery().ServerVersion()
+		if err == nil {
+			return errors.New("the API server accepts it")
+		}
+		if !apierrors.IsUnauthorized(err) {
+			return err
+		}
+		return nil
 	})
 }

@@ -309,7 +309,7 @@ base64url() { base64 | tr -d '\n=' | tr '+/' '-_'; }
 
 hmac_key() {
     awk -v pad="$1" '
-        function xor(a, b, r, p) {
+        function exclusive_or(a, b, r, p) {
             r = 0
             for (p = 1; p < 256; p *= 2) if (int(a / p) % 2 != int(b / p) % 2) r += p
             return r
@@ -317,7 +317,7 @@ hmac_key() {
         {
             for (i = 1; i <= 66; i++) {
                 n = i <= length($0) ? index("0123456789abcdefghijklmnopqrstuvwxyz", substr($0, i, 1)) : 0
-                byte[i] = i > 64 ? 0 : xor(n == 0 ? 0 : n + (n > 10 ? 86 : 47), pad)
+                byte[i] = i > 64 ? 0 : exclusive_or(n == 0 ? 0 : n + (n > 10 ? 86 : 47), pad)
             }
             digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
             for (i = 1; i <= 64; i += 3) {
