@@ -85,15 +85,15 @@ func later(a, b time.Time) time.Time {
 func (f Files) key(salt string) joinformat.CertificateKey {
 	content, err := json.Marshal(f) // sorts the names
 	if err != nil {
-		panic(err) // a map of bytes
+		panic(err) // cannot be: JSON can encode each map of bytes
 	}
 	raw, err := hkdf.Key(sha256.New, content, []byte(salt), "kubejoin certificate key", 32)
 	if err != nil {
-		panic(err) // only for a longer key
+		panic(err) // cannot be: HKDF fails only for more than 8160 bytes
 	}
 	key, err := joinformat.ParseCertificateKey(hex.EncodeToString(raw))
 	if err != nil {
-		panic(err) // 64 digits
+		panic(err) // cannot be: raw has 32 bytes
 	}
 	return key
 }

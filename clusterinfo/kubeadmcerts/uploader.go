@@ -150,7 +150,7 @@ func (u *Uploader) deleteOwner(ctx context.Context, owner *corev1.Secret) error 
 	return err
 }
 
-// A stored is the upload in a cluster; zero if there is none.
+// A stored is the upload that a cluster has. The zero stored means that it has none.
 type stored struct {
 	secret *corev1.Secret
 	// id is the ID of the owner token in the Secret; empty if it has none.

@@ -91,7 +91,7 @@ type loaded struct {
 	config *clientcmdapi.Config // of a kubeconfig
 	user   *clientcmdapi.AuthInfo
 	key    crypto.Signer
-	leaf   *x509.Certificate   // nil if there is none yet
+	leaf   *x509.Certificate   // nil if the folder has no certificate of it
 	chain  []*x509.Certificate // intermediates of leaf
 	roots  []*x509.Certificate
 	caPEM  []byte

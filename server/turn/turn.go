@@ -34,7 +34,8 @@ type Machine struct {
 
 // A State says who has the turn and who waits for it.
 type State struct {
-	// Holder has the turn since Since, and renewed it at Renewed. The zero Machine means that nobody has it.
+	// Holder is the machine that has the turn. It took it at Since and last renewed it at Renewed. The zero Machine means
+	// that the turn is free.
 	Holder         Machine
 	Since, Renewed time.Time
 	// Learner is the peer URL of a new etcd member that does not vote yet, while it keeps a free or expired turn from being
@@ -51,8 +52,8 @@ type Waiter struct {
 	Seen  time.Time `json:"seen"`
 }
 
-// Free reports whether a machine would get the turn of another one, or one that nobody has. expired reports whether the
-// holder has not renewed its turn for Duration.
+// Free reports whether a machine that asks now gets a turn that it does not have. expired says that the holder has not
+// renewed the turn for Duration.
 func (s State) Free(m Machine, expired bool) bool {
 	return s.Holder != m && (s.Holder == Machine{} || expired)
 }

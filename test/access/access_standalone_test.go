@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// TestStandaloneAccessMatchesDocumentedTable sends a request for every cell of the documented table to a standalone
+// TestStandaloneAccessMatchesDocumentedTable tests every cell of the documented table with a request to a standalone
 // kubejoin. It catches a caller that may do more or less than documented.
 func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 	harness.Parallel(t)

@@ -80,7 +80,7 @@ func kubeadmSigners(t *testing.T, dir string) (file string) {
 	return file
 }
 
-// checkControlPlanes sends a request for every cell of the tables about control planes.
+// checkControlPlanes tests every cell of the tables about control planes with a request.
 func checkControlPlanes(t *testing.T, s *harness.Site, w tableCheck) {
 	t.Helper()
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))

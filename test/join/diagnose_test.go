@@ -39,20 +39,20 @@ import (
 //go:embed diagnose.sh
 var diagnoseMachine string
 
-// A sickbed is a machine with a join script. It has its own network, in which each address of targets leads to another
-// address outside. Nothing listens where the target is "".
-type sickbed struct {
+// A testMachine is a machine with a join script and perhaps a fault. It has its own network, in which each address of targets
+// leads to another address outside. Nothing listens where the target is "".
+type testMachine struct {
 	script, machine string // the join script, and a shell command that makes the fault
 	args, env       []string
 	targets         map[string]string
-	listen          string // an address on the machine that is in use
+	listen          string // an address that another program uses
 }
 
 // A line is one line of sh join.sh --diagnose.
 var line = regexp.MustCompile(`(?m)^(ok|error|warning|unknown) +([a-z-]+): (.*)$`)
 
 // diagnose runs sh join.sh --diagnose and returns its output and exit code.
-func (b *sickbed) diagnose(t *testing.T, s *harness.Site) (output string, code int) {
+func (b *testMachine) diagnose(t *testing.T, s *harness.Site) (output string, code int) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "join.sh")
 	if err := os.WriteFile(file, []byte(b.script), 0o600); err != nil {
@@ -144,7 +144,7 @@ func TestDiagnose(t *testing.T) {
 	_, port, _ := net.SplitHostPort(listen)
 	endpoint := "join.test:" + port
 	s := harness.NewSite(t, cluster.Options{}, "--listen="+listen, "--advertise="+endpoint)
-	healthy := sickbed{script: diagnosedScript(t, s, ""), targets: map[string]string{listen: listen, s.Address: s.Address}}
+	healthy := testMachine{script: diagnosedScript(t, s, ""), targets: map[string]string{listen: listen, s.Address: s.Address}}
 
 	for _, with := range []struct{ program, machine string }{
 		{"sh", ""},
@@ -185,8 +185,8 @@ func TestDiagnose(t *testing.T) {
 		t.Fatal(err)
 	}
 	// instead is a fault: another server responds at the address of kubejoin.
-	instead := func(certificate tls.Certificate, status int, body string) func(*testing.T, *sickbed) {
-		return func(t *testing.T, b *sickbed) {
+	instead := func(certificate tls.Certificate, status int, body string) func(*testing.T, *testMachine) {
+		return func(t *testing.T, b *testMachine) {
 			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Header.Get("Authorization") != "" {
 					t.Error("the script sends the token")
@@ -201,18 +201,18 @@ func TestDiagnose(t *testing.T) {
 			b.targets = map[string]string{listen: server.Listener.Addr().String(), s.Address: s.Address}
 		}
 	}
-	onMachine := func(command string) func(*testing.T, *sickbed) {
-		return func(_ *testing.T, b *sickbed) { b.machine = command }
+	onMachine := func(command string) func(*testing.T, *testMachine) {
+		return func(_ *testing.T, b *testMachine) { b.machine = command }
 	}
 	// fake is a program that prints a text.
-	fake := func(program, text string) func(*testing.T, *sickbed) {
+	fake := func(program, text string) func(*testing.T, *testMachine) {
 		return onMachine(fmt.Sprintf("rm -f /run/bin/%[1]s; printf '#!/bin/sh\\necho %[2]s\\n' >/run/bin/%[1]s; chmod +x /run/bin/%[1]s", program, text))
 	}
-	clock := func(ahead time.Duration) func(*testing.T, *sickbed) {
+	clock := func(ahead time.Duration) func(*testing.T, *testMachine) {
 		return fake("date", fmt.Sprintf("$(($(/bin/date +%%%%s) + %d))", int(ahead.Seconds())))
 	}
-	withToken := func(query string, prepare func(t *testing.T, token tokens.Token)) func(*testing.T, *sickbed) {
-		return func(t *testing.T, b *sickbed) {
+	withToken := func(query string, prepare func(t *testing.T, token tokens.Token)) func(*testing.T, *testMachine) {
+		return func(t *testing.T, b *testMachine) {
 			b.script = diagnosedScript(t, s, query)
 			prepare(t, scriptToken(t, b.script))
 		}
@@ -240,13 +240,13 @@ func TestDiagnose(t *testing.T) {
 
 	for _, fault := range []struct {
 		name   string
-		inject func(*testing.T, *sickbed)
+		inject func(*testing.T, *testMachine)
 		want   string // all findings
 		says   string // a part of the line
 	}{
 		{"name of kubejoin does not resolve", onMachine("printf '127.0.0.1 localhost\\n' >/run/hosts"), "error endpoint-dns", "join.test"},
-		{"kubejoin is unreachable", func(_ *testing.T, b *sickbed) { b.targets = map[string]string{s.Address: s.Address} }, "error endpoint-tcp", endpoint},
-		{"nothing speaks TLS", func(t *testing.T, b *sickbed) {
+		{"kubejoin is unreachable", func(_ *testing.T, b *testMachine) { b.targets = map[string]string{s.Address: s.Address} }, "error endpoint-tcp", endpoint},
+		{"nothing speaks TLS", func(t *testing.T, b *testMachine) {
 			server := httptest.NewServer(nil)
 			t.Cleanup(server.Close)
 			b.targets = map[string]string{listen: server.Listener.Addr().String(), s.Address: s.Address}
@@ -254,7 +254,7 @@ func TestDiagnose(t *testing.T) {
 		{"man in the middle", instead(serving(otherCA, "join.test", now), 200, clusterInfo), "error endpoint-tls", "man in the middle"},
 		{"certificate for another name", instead(serving(&clusterCA, "else.test", now), 200, clusterInfo), "error endpoint-tls", "must name join.test"},
 		{"expired certificate", instead(serving(&clusterCA, "join.test", now.Add(-2*time.Hour)), 200, clusterInfo), "error endpoint-tls", "not valid at this machine's time"},
-		{"another cluster", func(_ *testing.T, b *sickbed) {
+		{"another cluster", func(_ *testing.T, b *testMachine) {
 			b.script = regexp.MustCompile("pins='sha256:[0-9a-f]*").ReplaceAllString(b.script, "pins='sha256:"+strings.Repeat("0", 64))
 		}, "error pin", "want sha256:0000"},
 		{"clock behind", clock(-10 * time.Minute), "error clock", "behind the clock"},
@@ -269,7 +269,7 @@ func TestDiagnose(t *testing.T) {
 			waitUnsigned(t, s, token.ID())
 			waitRefused(t, s, token)
 		}), "error token", "unknown"},
-		{"another secret", func(_ *testing.T, b *sickbed) {
+		{"another secret", func(_ *testing.T, b *testMachine) {
 			b.script = strings.ReplaceAll(b.script, scriptToken(t, b.script).RevealSecret(), tokens.Generate().RevealSecret())
 		}, "error token", "another secret"},
 		{"not signed", withToken("", func(t *testing.T, token tokens.Token) {
@@ -282,19 +282,19 @@ func TestDiagnose(t *testing.T) {
 		}), "error token", "usage authentication"},
 		{"signature of something else", instead(serving(&clusterCA, "join.test", now), 200, strings.Replace(clusterInfo, "kind: Config", "kind:  Config", 1)), "error signature", "invalid"},
 
-		{"API server is unreachable", func(_ *testing.T, b *sickbed) { b.targets = map[string]string{listen: listen} }, "error api-tcp", s.Address},
-		{"another server in place of the API server", func(t *testing.T, b *sickbed) {
+		{"API server is unreachable", func(_ *testing.T, b *testMachine) { b.targets = map[string]string{listen: listen} }, "error api-tcp", s.Address},
+		{"another server in place of the API server", func(t *testing.T, b *testMachine) {
 			instead(serving(otherCA, "127.0.0.1", now), 200, "{}")(t, b)
 			b.targets = map[string]string{listen: listen, s.Address: b.targets[listen]}
 		}, "error api-tls", "127.0.0.1"},
 		{"kubelet is too new", fake("kubelet", "Kubernetes v1.99.1"), "error version", "kubelet 1.99"},
 		{"kubelet is too old", fake("kubelet", "Kubernetes v1.20.1"), "error version", "kubelet 1.20"},
 		{"kubeadm is too new", fake("kubeadm", "v1.99.1"), "error version", "kubeadm 1.99"},
-		{"Node exists", func(t *testing.T, b *sickbed) {
+		{"Node exists", func(t *testing.T, b *testMachine) {
 			createNode(t, "twin", corev1.ConditionTrue)
 			b.args = []string{"--", "--node-name", "twin"}
 		}, "error node", "Ready"},
-		{"Node exists and is not Ready", func(t *testing.T, b *sickbed) {
+		{"Node exists and is not Ready", func(t *testing.T, b *testMachine) {
 			createNode(t, "ghost", corev1.ConditionFalse)
 			b.args = []string{"--", "--node-name=ghost"}
 		}, "warning node", "replace-node"},
@@ -312,14 +312,14 @@ func TestDiagnose(t *testing.T) {
 		{"request waits", withToken("", func(t *testing.T, token tokens.Token) { request(t, token.ID(), "worker-1", "example.com/none") }), "warning requests", "waits"},
 
 		{"name of the machine", onMachine("echo worker_1 >/proc/sys/kernel/hostname"), "error node-name", "worker_1"},
-		{"name of the machine in --add-config", func(_ *testing.T, b *sickbed) {
+		{"name of the machine in --add-config", func(_ *testing.T, b *testMachine) {
 			b.machine = "printf 'nodeRegistration:\\n  criSocket: unix:///run/containerd/containerd.sock\\n  name: \"Worker_2\"\\nskipPhases: []\\n' >/run/more.yaml"
 			b.args = []string{"--add-config", "/run/more.yaml"}
 		}, "error node-name", "Worker_2"},
 		{"no container runtime", onMachine("rm /run/containerd/containerd.sock"), "error runtime", "containerd.sock"},
-		{"no runtime at --cri-socket", func(_ *testing.T, b *sickbed) { b.args = []string{"--", "--cri-socket=unix:///run/else.sock"} }, "error runtime", "/run/else.sock"},
+		{"no runtime at --cri-socket", func(_ *testing.T, b *testMachine) { b.args = []string{"--", "--cri-socket=unix:///run/else.sock"} }, "error runtime", "/run/else.sock"},
 		{"dead container runtime", onMachine("kill $!; until ! kill -0 $! 2>/dev/null; do sleep 0.05; done; [ -S /run/containerd/containerd.sock ] || ln /run/dead.sock /run/containerd/containerd.sock"), "error runtime", "does not answer"},
-		{"container runtime without CRI", func(t *testing.T, b *sickbed) {
+		{"container runtime without CRI", func(t *testing.T, b *testMachine) {
 			file := filepath.Join(t.TempDir(), "s")
 			l, err := net.Listen("unix", file)
 			if err != nil {
@@ -336,7 +336,7 @@ func TestDiagnose(t *testing.T) {
 			b.args = []string{"--", "--cri-socket", "unix://" + file}
 		}, "error runtime", "disabled_plugins"},
 		{"two container runtimes", onMachine("mkdir /run/crio; runtime /run/crio/crio.sock"), "error runtime", "/run/crio/crio.sock"},
-		{"port of the kubelet in use", func(_ *testing.T, b *sickbed) { b.listen = "127.0.0.1:10250" }, "error ports", "10250"},
+		{"port of the kubelet in use", func(_ *testing.T, b *testMachine) { b.listen = "127.0.0.1:10250" }, "error ports", "10250"},
 		{"leftover kubelet.conf", onMachine("touch /etc/kubernetes/kubelet.conf"), "error leftovers", "/etc/kubernetes/kubelet.conf"},
 		{"leftover bootstrap-kubelet.conf", onMachine("touch /etc/kubernetes/bootstrap-kubelet.conf"), "error leftovers", "bootstrap-kubelet.conf"},
 		{"leftover manifests", onMachine("mkdir /etc/kubernetes/manifests; touch /etc/kubernetes/manifests/etcd.yaml"), "error leftovers", "etcd.yaml"},
@@ -347,11 +347,11 @@ func TestDiagnose(t *testing.T) {
 		{"cgroup v1", onMachine("rm /sys/fs/cgroup/cgroup.controllers"), "error cgroup", "cgroup v1"},
 		{"swap", onMachine("echo /swapfile file 1 0 -2 >>/run/swaps"), "warning swap", "swapoff"},
 		{"no IPv4 forwarding", onMachine("echo 0 >/proc/sys/net/ipv4/ip_forward"), "warning ip-forward", "sysctl"},
-		{"no IPv4 forwarding, and an address as endpoint", func(t *testing.T, b *sickbed) {
+		{"no IPv4 forwarding, and an address as endpoint", func(t *testing.T, b *testMachine) {
 			b.script = strings.ReplaceAll(b.script, endpoint, s.Address)
 			b.machine = "echo 0 >/proc/sys/net/ipv4/ip_forward"
 		}, "error ip-forward", "sysctl"},
-		{"proxy", func(_ *testing.T, b *sickbed) { b.env = []string{"https_proxy=http://127.0.0.1:1"} }, "error endpoint-tcp, warning proxy", "no_proxy"},
+		{"proxy", func(_ *testing.T, b *testMachine) { b.env = []string{"https_proxy=http://127.0.0.1:1"} }, "error endpoint-tcp, warning proxy", "no_proxy"},
 	} {
 		if fault.name == "cgroup v1" && strings.HasPrefix(strings.TrimPrefix(s.Version, "v"), "1.34.") {
 			continue // kubelets work with it until 1.34

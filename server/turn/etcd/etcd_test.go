@@ -147,7 +147,7 @@ func TestRemovesOnlyLearnerOfMachineThatIsGone(t *testing.T) {
 		"etcd runs, kubeadm ended": {members: []map[string]any{learner("2", "https://"+open)}, gone: gone, ended: true, removed: []string{"2"}},
 		"another learner":          {members: []map[string]any{learner("9", "https://192.0.2.9:2380")}, gone: gone, ended: true, stays: "https://192.0.2.9:2380"},
 		"uncertain":                {members: []map[string]any{learner("2", "https://255.255.255.255:2380")}, gone: turn.Machine{Address: "255.255.255.255"}, stays: "https://255.255.255.255:2380"},
-		"nobody is gone":           {members: []map[string]any{learner("2", "https://"+closed)}, stays: "https://" + closed},
+		"no machine ended":         {members: []map[string]any{learner("2", "https://"+closed)}, stays: "https://" + closed},
 		"unknown address":          {members: []map[string]any{learner("2", "https://"+closed)}, gone: turn.Machine{Node: "control-2"}, ended: true, stays: "https://" + closed},
 		"two addresses":            {members: []map[string]any{learner("2", "https://"+closed, "https://192.0.2.9:2380")}, gone: gone, ended: true, stays: "https://" + closed + ",https://192.0.2.9:2380"},
 		"host name":                {members: []map[string]any{learner("2", "https://localhost:2380")}, gone: gone, ended: true, stays: "https://localhost:2380"},

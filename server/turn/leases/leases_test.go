@@ -308,7 +308,7 @@ func (e *fakeEtcd) RemoveLearner(_ context.Context, gone turn.Machine, ended boo
 	return "https://" + e.of.Node + ":2380", e.broken
 }
 
-// Nobody may get the turn while etcd has a learner, whether that joins without a turn or its machine failed.
+// No machine may get the turn while etcd has a learner: one that joins without a turn, or one whose machine failed.
 func TestTurnWaitsForLearner(t *testing.T) {
 	_, all := replicas(1)
 	c, etcd := all[0], &fakeEtcd{}
