@@ -327,6 +327,9 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
+	if err := a.Nodes.Remember(ctx, m.valid.request, m.admitted, done.cert.NotAfter); err != nil {
+		return issued{}, err
+	}
 	return done, nil
 }
 

@@ -16,7 +16,9 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -324,4 +326,31 @@ func TestCustomSignerRefusesSystemMasters(t *testing.T) {
 	if chain, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) || chain != nil {
 		t.Errorf("got %v, want a refusal", err)
 	}
+}
+
+// A certificate whose key could not be stored must not leave: the machine could not rejoin with it.
+func TestCertificateIsIssuedOnlyIfItsKeyIsStored(t *testing.T) {
+	store := openStore(t)
+	nodes := &admission.Nodes{Tokens: store, Claims: brokenClaims{store.Claims()}, RejoinWindow: time.Hour}
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)), Nodes: nodes}
+	r := nodeRequest(t, "jane", "worker-1")
+	if chain, err := a.Sign(t.Context(), r); !errors.Is(err, errNotStored) || chain != nil {
+		t.Errorf("got %q, %v, want no certificate and the error of the store", chain, err)
+	}
+	nodes.RejoinWindow = 0
+	if chain, err := a.Sign(t.Context(), r); err != nil || chain == nil {
+		t.Errorf("without a window: %v", err)
+	}
+}
+
+var errNotStored = errors.New("not stored")
+
+type brokenClaims struct{ tokens.Claims }
+
+func (brokenClaims) Create(context.Context, tokens.Claim) (tokens.Claim, error) {
+	return tokens.Claim{}, errNotStored
 }

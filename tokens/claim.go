@@ -15,7 +15,7 @@ const MaxKeys = 3
 
 // A Claim is a node name held by a token that has [Limits]. While the claim exists, no other token
 // can take the name. A claim without TokenID is released: the name is free, no limit counts the claim,
-// and the store keeps it only for its Past.
+// and the store keeps it only for its Past and its Identity.
 type Claim struct {
 	// Node is the node name.
 	Node string
@@ -46,6 +46,9 @@ type Claim struct {
 	ReadyAgain bool
 	// Past is what remains of earlier, released claims of the name.
 	Past ReleasedClaim
+	// Identity is what the node proves that it is itself with. Nodes without a token with limits have one,
+	// too: their claim is released.
+	Identity Identity
 
 	// Created, UID and Version are set by the store, as in a [Record]. If a token takes the name of a
 	// released claim, the claim keeps its UID and gets a new Created.
@@ -82,8 +85,9 @@ type Claims interface {
 	Create(ctx context.Context, c Claim) (Claim, error)
 
 	// Update reads the current claim, calls change on it and writes it back. If the claim has changed
-	// in the meantime, Update starts over and calls change again with the new claim. If this Claims has
-	// just created the claim, the first call of change may get that claim without a read.
+	// in the meantime, Update starts over and calls change again with the new claim. The first call of
+	// change may get a claim that Claims has written itself or has cached, without a read. What change
+	// returns for it counts only if the write finds the claim unchanged.
 	//
 	// Update returns an error of change unwrapped. It also fails if the changed claim does not pass
 	// [Claim.Check], or if change alters Node, Created or UID. If nothing changes, it writes nothing.
@@ -99,11 +103,11 @@ type Claims interface {
 
 // Check returns an error if a store must not accept the claim. It joins all errors.
 func (c Claim) Check() error {
-	errs := []error{CheckNodeName(c.Node), c.Limits.Check(), c.Past.check()}
+	errs := []error{CheckNodeName(c.Node), c.Limits.Check(), c.Past.check(), c.Identity.check()}
 	if !c.Released() {
 		errs = append(errs, CheckID(c.TokenID))
 	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.Pending || c.NodeUID != "" || c.ReadyBefore != "" || c.ReadyAgain {
-		errs = append(errs, errors.New("want no other fields than past in a released claim"))
+		errs = append(errs, errors.New("want no other fields than past and identity in a released claim"))
 	}
 	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
 		if n := len(words); n > MaxKeys {
@@ -141,6 +145,7 @@ func (c Claim) HasKey(key string) bool { return slices.Contains(c.Keys, key) }
 // Clone returns a copy that shares no slice with c.
 func (c Claim) Clone() Claim {
 	c.Keys, c.Requests, c.Limits.NodeNames = slices.Clone(c.Keys), slices.Clone(c.Requests), slices.Clone(c.Limits.NodeNames)
+	c.Identity = c.Identity.clone()
 	return c
 }
 
@@ -165,6 +170,6 @@ func (c Claim) Edit(change func(*Claim) error) (Claim, error) {
 func (c Claim) Equal(d Claim) bool {
 	return c.Node == d.Node && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID && c.Limits.Equal(d.Limits) &&
 		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.Pending == d.Pending && c.NodeUID == d.NodeUID &&
-		c.ReadyBefore == d.ReadyBefore && c.ReadyAgain == d.ReadyAgain && c.Past.equal(d.Past) &&
+		c.ReadyBefore == d.ReadyBefore && c.ReadyAgain == d.ReadyAgain && c.Past.equal(d.Past) && c.Identity.Equal(d.Identity) &&
 		c.Created.Equal(d.Created) && c.UID == d.UID && c.Version == d.Version
 }

@@ -24,6 +24,7 @@ func TestDifferentClaimsAreNotEqual(t *testing.T) {
 		"ReadyAgain":               {ReadyAgain: true},
 		"Past.Until":               {Past: tokens.ReleasedClaim{Until: noon}},
 		"Past.CertificateDuration": {Past: tokens.ReleasedClaim{CertificateDuration: time.Hour}},
+		"Identity":                 {Identity: tokens.Identity{NodeUID: "u"}},
 		"Created":                  {Created: noon},
 		"UID":                      {UID: "u"},
 		"Version":                  {Version: "1"},
@@ -79,6 +80,41 @@ func TestClaimCheck(t *testing.T) {
 		if claim.Check() == nil {
 			t.Errorf("%s: got Check = nil, want an error", name)
 		}
+	}
+}
+
+func TestDifferentIdentitiesAreNotEqual(t *testing.T) {
+	zero := tokens.Identity{}
+	for name, other := range map[string]tokens.Identity{
+		"NodeUID":      {NodeUID: "u"},
+		"Keys":         {Keys: []string{"a"}},
+		"NotAfter":     {NotAfter: noon},
+		"BoundKey":     {BoundKey: "a"},
+		"Challenge":    {Challenge: noon},
+		"Rejoins":      {Rejoins: []time.Time{noon}},
+		"TokenID":      {TokenID: id},
+		"TokenExpires": {TokenExpires: noon},
+	} {
+		if zero.Equal(other) || other.Equal(zero) || !other.Equal(other) || other.IsZero() {
+			t.Errorf("%s: got equal, want different", name)
+		}
+	}
+}
+
+// An old copy of a disk must not pass for the node: only the last two keys count.
+func TestIdentityKeepsTwoKeys(t *testing.T) {
+	var i tokens.Identity
+	for _, key := range []string{"a", "b", "b", "c"} {
+		i = i.WithKey(key)
+	}
+	if i.HasKey("a") || !i.HasKey("b") || !i.HasKey("c") || i.HasKey("") {
+		t.Errorf("got keys %q, want b and c", i.Keys)
+	}
+	if i.BoundKey = "d"; !i.HasKey("d") {
+		t.Error("the bound key does not count")
+	}
+	if i = i.WithKey("b"); i.Keys[1] != "b" {
+		t.Errorf("got keys %q, want b as the newest", i.Keys)
 	}
 }
 

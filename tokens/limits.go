@@ -28,6 +28,12 @@ const (
 	MaxCertificateDuration = 100 * 365 * 24 * time.Hour
 )
 
+// Values of [Limits.Rejoin].
+const (
+	RejoinAllow = "allow"
+	RejoinDeny  = "deny"
+)
+
 // RoleControlPlane is the [Limits.Role] of a token that can take reserved node names.
 const RoleControlPlane = "control-plane"
 
@@ -47,6 +53,9 @@ type Limits struct {
 	Replaces NodeRef
 	// Role is [RoleControlPlane], or empty for workers.
 	Role string
+	// Rejoin is [RejoinDeny] if the nodes of the token cannot rejoin after their certificates have expired.
+	// [RejoinAllow] is the same as empty: the configuration of kubejoin decides.
+	Rejoin string
 
 	// Problem is why the stored limits are malformed, or nil. No machine can join with such a token.
 	Problem error
@@ -55,15 +64,15 @@ type Limits struct {
 // A NodeRef identifies one Node object. A Node that is created again under the same name has another UID.
 type NodeRef struct{ Name, UID string }
 
-// IsZero reports whether there are no limits.
+// IsZero reports whether there are no limits. [RejoinAllow] is none.
 func (l Limits) IsZero() bool {
-	return l.MaxNodes == 0 && len(l.NodeNames) == 0 && l.CertificateDuration == 0 && l.Replaces == NodeRef{} && l.Role == "" && l.Problem == nil
+	return l.MaxNodes == 0 && len(l.NodeNames) == 0 && l.CertificateDuration == 0 && l.Replaces == NodeRef{} && l.Role == "" && (l.Rejoin == "" || l.Rejoin == RejoinAllow) && l.Problem == nil
 }
 
 // Equal reports whether l and m set the same limits and both or neither have a Problem.
 func (l Limits) Equal(m Limits) bool {
 	return l.MaxNodes == m.MaxNodes && slices.Equal(l.NodeNames, m.NodeNames) && l.CertificateDuration == m.CertificateDuration &&
-		l.Replaces == m.Replaces && l.Role == m.Role && (l.Problem == nil) == (m.Problem == nil)
+		l.Replaces == m.Replaces && l.Role == m.Role && l.Rejoin == m.Rejoin && (l.Problem == nil) == (m.Problem == nil)
 }
 
 // NodeLimit returns how many nodes can join; zero means unlimited. For a token that replaces a Node, it is 1.
@@ -114,6 +123,9 @@ func (l Limits) Check() error {
 	}
 	if l.Role != "" && l.Role != RoleControlPlane {
 		errs = append(errs, fieldErrorf("role", "%q given, want %s or none", l.Role, RoleControlPlane))
+	}
+	if l.Rejoin != "" && l.Rejoin != RejoinAllow && l.Rejoin != RejoinDeny {
+		errs = append(errs, fieldErrorf("rejoin", "%q given, want %s or %s", l.Rejoin, RejoinAllow, RejoinDeny))
 	}
 	if l.Replaces != (NodeRef{}) {
 		switch {

@@ -75,6 +75,7 @@ func TestLimitsCheck(t *testing.T) {
 		{name: "short", limits: tokens.Limits{CertificateDuration: 9 * time.Minute}, want: "certificate-duration: 9m0s given"},
 		{name: "fraction", limits: tokens.Limits{CertificateDuration: time.Hour + time.Millisecond}, want: "certificate-duration"},
 		{name: "long", limits: tokens.Limits{CertificateDuration: 101 * 365 * 24 * time.Hour}, want: "certificate-duration"},
+		{name: "rejoin", limits: tokens.Limits{Rejoin: "yes"}, want: `rejoin: "yes" given`},
 		{name: "role", limits: tokens.Limits{Role: "master"}, want: `role: "master" given`},
 		{name: "replaces without UID", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1"}}, want: "replaces-node"},
 		{name: "replaces no name", limits: tokens.Limits{Replaces: tokens.NodeRef{UID: "8f2b"}}, want: "replaces-node"},
@@ -134,6 +135,7 @@ func TestDifferentLimitsAreNotEqual(t *testing.T) {
 		"Replaces":            {Replaces: tokens.NodeRef{Name: "worker-1", UID: "8f2b"}},
 		"UID of Replaces":     {Replaces: tokens.NodeRef{UID: "8f2b"}},
 		"Role":                {Role: tokens.RoleControlPlane},
+		"Rejoin":              {Rejoin: tokens.RejoinDeny},
 		"Problem":             {Problem: errors.New("of others")},
 	} {
 		if zero.Equal(other) || other.Equal(zero) || !other.Equal(other) {

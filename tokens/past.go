@@ -76,8 +76,8 @@ func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedCl
 	return p
 }
 
-// Release releases a claim, so that its name is free, and stores the Past that it leaves. If that is
-// zero, Release deletes the claim. If the claim has changed, the error wraps [ErrConflict], as in Delete.
+// Release releases a claim, so that its name is free, and stores the Past that it leaves, without the
+// Identity. If the Past is zero, Release deletes the claim. If the claim has changed, the error wraps [ErrConflict], as in Delete.
 func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) error {
 	if leaves == (ReleasedClaim{}) {
 		return claims.Delete(ctx, c)

@@ -101,6 +101,9 @@ type Nodes struct {
 	// Retention is how long a spent token is kept. During this time the node can fetch its certificate, and other
 	// machines learn why they are refused. Zero means [DefaultRetention].
 	Retention time.Duration
+	// RejoinWindow is how long after the end of its certificate a node may rejoin. [Nodes.Remember] then stores the
+	// identity of each node that gets a certificate. Zero stores none.
+	RejoinWindow time.Duration
 	// Logger logs changes of claims; nil logs nothing.
 	Logger *slog.Logger
 	// Registerer registers the kubejoin_claim_* metrics; nil registers none.
@@ -147,6 +150,8 @@ type Admitted struct {
 	// Keys is how many keys have been admitted on the claim. More than one means that the machine started over, or
 	// that two machines use the name and the token.
 	Keys int
+
+	nodeUID string // of the Node that renews or is replaced; empty for a new Node
 }
 
 // Waiting is the error of a valid request that waits for something else, for example its Node.
@@ -190,7 +195,7 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 		_, err = n.renew(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix))
 		return err
 	case isOwn(r):
-		if err := n.checkNodeExists(ctx, node); err != nil {
+		if a.nodeUID, err = n.checkNodeExists(ctx, node); err != nil {
 			return err
 		}
 		a.Duration, err = n.renew(ctx, node)
@@ -211,19 +216,19 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 	return n.checkNameFree(ctx, node)
 }
 
-// checkNodeExists returns a [*Waiting] if the node has no Node object. A deleted Node comes back only if its machine registers
+// checkNodeExists returns the UID of a Node, or a [*Waiting] if there is no such Node. A deleted Node comes back only if its machine registers
 // again; until then the machine must not renew.
-func (n *Nodes) checkNodeExists(ctx context.Context, node string) error {
+func (n *Nodes) checkNodeExists(ctx context.Context, node string) (uid string, err error) {
 	if n.Node == nil {
-		return nil
+		return "", nil
 	}
-	switch _, err := n.Node(ctx, node); {
+	switch uid, err = n.Node(ctx, node); {
 	case errors.Is(err, tokens.ErrNotFound):
-		return &Waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", foreign.Text(node, foreign.MaxName))}
+		return "", &Waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", foreign.Text(node, foreign.MaxName))}
 	case err != nil:
-		return fmt.Errorf("node %s: %w", node, err)
+		return "", fmt.Errorf("node %s: %w", node, err)
 	}
-	return nil
+	return uid, nil
 }
 
 // Lifetime returns the requested lifetime, limited to Duration. Zero leaves it to the signer.

@@ -18,7 +18,7 @@ func (n *Nodes) DryRun() *Nodes {
 		return nil
 	}
 	dry := &Nodes{
-		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Lease: n.Lease, Retention: n.Retention, Now: n.Now, dry: true,
+		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Lease: n.Lease, Retention: n.Retention, RejoinWindow: n.RejoinWindow, Now: n.Now, dry: true,
 	}
 	if n.Tokens != nil {
 		dry.Tokens = dryTokens{n.Tokens}

@@ -40,12 +40,19 @@ var errVacate = errors.New("the name has a claim")
 func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 	id, key := p.record.Token.ID(), pkcs10.KeyID(p.request.CSR)
 	own := c.TokenID == id
+	replaces := p.replaces
+	if ref := p.record.Limits.Replaces; n.Node == nil && ref.Name == c.Node {
+		// There are no Nodes, so the token replaces the machine that the claim identifies.
+		if replaces = ref.UID == c.Identity.NodeUID; !replaces {
+			return keep, refuseOther(c.Node, ref.UID, c.Identity.NodeUID)
+		}
+	}
 	switch {
-	case p.counted && (c.Released() || !own && p.replaces):
-		return keep, refuseJoined(id, c.Node, p.replaces)
+	case p.counted && (c.Released() || !own && replaces):
+		return keep, refuseJoined(id, c.Node, replaces)
 	case c.Released():
 		return newClaim, nil
-	case !own && p.replaces:
+	case !own && replaces:
 		return takeOver, nil
 	case !own && c.NodeUID == "":
 		return keep, errVacate
@@ -68,9 +75,9 @@ func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 func (p *slotRequest) apply(do step, c tokens.Claim, now time.Time) tokens.Claim {
 	switch do {
 	case newClaim:
-		return withIdentityOf(c, p.fresh(), c.Past)
+		return writtenOver(c, p.fresh(), c.Past)
 	case takeOver:
-		return withIdentityOf(c, p.fresh(), c.PastAfterRelease(now, 0))
+		return writtenOver(c, p.fresh(), c.PastAfterRelease(now, 0))
 	case refuseReplacedAgain:
 		c.ReadyAgain = true // never reset, even if the Node changes again
 		return c
@@ -94,16 +101,19 @@ func (p *slotRequest) fresh() tokens.Claim {
 	}, time.Time{})
 }
 
-// withIdentityOf returns fresh with the identity of claim over in the store, so that it can be written over it, and with past.
-func withIdentityOf(over, fresh tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
+// writtenOver returns fresh in a form that can be written over claim over, and with past. It keeps the Identity until
+// [Nodes.Remember] decides about it: nothing was issued yet.
+func writtenOver(over, fresh tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
 	fresh = fresh.Clone()
-	fresh.UID, fresh.Version, fresh.Created, fresh.Past = over.UID, over.Version, over.Created, past
+	fresh.UID, fresh.Version, fresh.Created, fresh.Past, fresh.Identity = over.UID, over.Version, over.Created, past, over.Identity
 	return fresh
 }
 
-// released returns what remains of a claim when its name is released.
+// released returns what remains of a claim when its name is released. The Identity ends with the Node.
 func released(c tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
-	return withIdentityOf(c, tokens.Claim{Node: c.Node}, past)
+	left := writtenOver(c, tokens.Claim{Node: c.Node}, past)
+	left.Identity = tokens.Identity{}
+	return left
 }
 
 // pendingFor is how long a claim may be pending before another token can take its name. No attempt takes
@@ -129,12 +139,13 @@ func vacated(c tokens.Claim, gone, counted bool, now time.Time) (tokens.Claim, e
 	return c, refuseClaimed(c)
 }
 
-// dropped returns what remains of a claim that nothing was issued on: the past of earlier claims of the name.
+// dropped returns what remains of a claim that nothing was issued on: the past of earlier claims of the name, and the
+// identity of the node that has it.
 func dropped(c tokens.Claim, now time.Time) tokens.Claim {
 	if !c.Past.Active(now) {
 		c.Past = tokens.ReleasedClaim{}
 	}
-	return released(c, c.Past)
+	return writtenOver(c, tokens.Claim{Node: c.Node}, c.Past)
 }
 
 // undoable reports whether the key of a refused request may be removed from a claim, because nothing was issued on
@@ -230,6 +241,9 @@ func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 				l.NodeNames = slices.Clone(names)
 			}
 		}
+		if l.Rejoin == "" && c.Limits.Rejoin == tokens.RejoinDeny {
+			l.Rejoin = tokens.RejoinDeny
+		}
 		if before.CertificateDuration == 0 {
 			l.CertificateDuration = least(l.CertificateDuration, c.Limits.CertificateDuration)
 		}
@@ -265,8 +279,7 @@ func (n *Nodes) replaces(node, uid string, ref tokens.NodeRef) (bool, error) {
 	case ref == tokens.NodeRef{Name: node, UID: uid}:
 		return true, nil
 	case ref.Name == node:
-		return false, approval.RefuseFor(ReasonNodeReplaced, "the token may replace Node %s with UID %s, but this Node now has UID %s; create another token: kubejoin token create --replace-node %s",
-			node, ref.UID, uid, node)
+		return false, refuseOther(node, ref.UID, uid)
 	case n.AllowExisting:
 		return false, nil
 	}
@@ -346,6 +359,11 @@ func refuseJoined(id, node string, replaces bool) error {
 
 func refuseReplaced(node string) error {
 	return approval.RefuseFor(ReasonNodeExists, "another machine has already replaced Node %s and became Ready; to replace it again: kubejoin token create --replace-node %s", node, node)
+}
+
+func refuseOther(node, wanted, uid string) error {
+	return approval.RefuseFor(ReasonNodeReplaced, "the token may replace Node %s with UID %s, but this Node now has UID %s; create another token: kubejoin token create --replace-node %s",
+		node, wanted, uid, node)
 }
 
 func refuseClaimed(c tokens.Claim) error {

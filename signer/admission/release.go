@@ -13,10 +13,10 @@ import (
 )
 
 // replace writes a claim over one that was read live, if that has not changed since. If the new claim is released and
-// has no past, replace deletes the claim instead.
+// has neither past nor identity, replace deletes the claim instead.
 func (n *Nodes) replace(ctx context.Context, c, next tokens.Claim) (tokens.Claim, error) {
 	var err error
-	if next.Released() {
+	if next.Released() && next.Identity.IsZero() {
 		err = tokens.Release(ctx, n.Claims, c, next.Past)
 	} else {
 		next, err = n.Claims.Update(ctx, c.Node, func(now *tokens.Claim) error {

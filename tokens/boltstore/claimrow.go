@@ -26,7 +26,9 @@ type claimRow struct {
 	ReadyBefore string `json:"readyBefore,omitempty"`
 	ReadyAgain  bool   `json:"readyAgain,omitempty"`
 
-	Past    pastRow   `json:"past,omitzero"`
+	Past     pastRow         `json:"past,omitzero"`
+	Identity tokens.Identity `json:"identity,omitzero"`
+
 	Created time.Time `json:"created"`
 	UID     string    `json:"uid"`
 	Version uint64    `json:"version"`
@@ -42,10 +44,20 @@ type pastRow struct {
 func normalizedClaim(c tokens.Claim) tokens.Claim {
 	c.Created = c.Created.UTC().Truncate(time.Second)
 	c.Past.Until = c.Past.Until.UTC()
+	c.Identity = normalizedIdentity(c.Identity)
 	c.Keys = append([]string(nil), c.Keys...)
 	c.Requests = append([]string(nil), c.Requests...)
 	c.Limits.NodeNames = append([]string(nil), c.Limits.NodeNames...)
 	return c
+}
+
+func normalizedIdentity(i tokens.Identity) tokens.Identity {
+	i.NotAfter, i.Challenge, i.TokenExpires = i.NotAfter.UTC(), i.Challenge.UTC(), i.TokenExpires.UTC()
+	i.Keys, i.Rejoins = append([]string(nil), i.Keys...), append([]time.Time(nil), i.Rejoins...)
+	for at, t := range i.Rejoins {
+		i.Rejoins[at] = t.UTC()
+	}
+	return i
 }
 
 func getClaim(tx *bbolt.Tx, node string) (tokens.Claim, error) {
@@ -93,10 +105,11 @@ func putClaim(tx *bbolt.Tx, before, c tokens.Claim) error {
 		ReadyBefore: c.ReadyBefore,
 		ReadyAgain:  c.ReadyAgain,
 
-		Past:    pastRow{c.Past.Until, int64(c.Past.CertificateDuration / time.Second)},
-		Created: c.Created,
-		UID:     c.UID,
-		Version: version,
+		Past:     pastRow{c.Past.Until, int64(c.Past.CertificateDuration / time.Second)},
+		Identity: c.Identity,
+		Created:  c.Created,
+		UID:      c.UID,
+		Version:  version,
 	})
 	if err != nil {
 		return fmt.Errorf("claim %s: encode: %w", c.Node, err)
@@ -150,10 +163,11 @@ func decodeClaim(k, v []byte) (tokens.Claim, error) {
 		ReadyBefore: w.ReadyBefore,
 		ReadyAgain:  w.ReadyAgain,
 
-		Past:    tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
-		Created: w.Created,
-		UID:     w.UID,
-		Version: strconv.FormatUint(w.Version, 10),
+		Past:     tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
+		Identity: w.Identity,
+		Created:  w.Created,
+		UID:      w.UID,
+		Version:  strconv.FormatUint(w.Version, 10),
 	}
 	if c.Check() != nil || int64(c.Past.CertificateDuration/time.Second) != w.Past.CertificateDuration {
 		return damaged(errors.New("invalid claim"))

@@ -14,6 +14,7 @@ type limitsRow struct {
 	CertificateDuration int64    `json:"certificateDuration,omitempty"` // seconds
 	Replaces            *nodeRow `json:"replaces,omitempty"`
 	Role                string   `json:"role,omitempty"`
+	Rejoin              string   `json:"rejoin,omitempty"`
 }
 
 type nodeRow struct {
@@ -27,6 +28,7 @@ func encodeLimits(l tokens.Limits) limitsRow {
 		NodeNames:           l.NodeNames,
 		CertificateDuration: int64(l.CertificateDuration / time.Second),
 		Role:                l.Role,
+		Rejoin:              l.Rejoin,
 	}
 	if l.Replaces != (tokens.NodeRef{}) {
 		row.Replaces = &nodeRow{Name: l.Replaces.Name, UID: l.Replaces.UID}
@@ -41,6 +43,7 @@ func decodeLimits(row limitsRow) (tokens.Limits, error) {
 		NodeNames:           row.NodeNames,
 		CertificateDuration: time.Duration(row.CertificateDuration) * time.Second,
 		Role:                row.Role,
+		Rejoin:              row.Rejoin,
 	}
 	overflown := int64(l.CertificateDuration/time.Second) != row.CertificateDuration
 	if row.Replaces != nil {

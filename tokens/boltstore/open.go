@@ -36,11 +36,11 @@ var (
 	schemaKey      = []byte("schema")
 )
 
-// Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, and 6 the
-// creator of tokens. Rows of earlier schemas are valid in schema 6.
-const schemaVersion = "6"
+// Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, 6 the creator
+// of tokens, and 7 the identity in claims and the rejoin limit. Rows of earlier schemas are valid in schema 7.
+const schemaVersion = "7"
 
-var schemasBefore = []string{"1", "2", "3", "4", "5"}
+var schemasBefore = []string{"1", "2", "3", "4", "5", "6"}
 
 // openTimeout is how long Open waits for the lock of the file. A program that is stopping releases the lock
 // within this time.

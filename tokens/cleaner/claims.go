@@ -21,7 +21,8 @@ const claimsGap = 200 * time.Millisecond
 // Claims updates claims until their node names are free again. It records on each claim which Node has
 // registered. It releases a claim if its Node registered and was deleted, or if no Node registered and
 // the token was deleted or has expired. The count of the token stays the same, because a machine that
-// joined and left has used the token. Claims deletes a released claim when its Past is over.
+// joined and left has used the token. Claims deletes a released claim when its Past and its Identity are
+// over. An Identity ends with its Node, and RejoinWindow after the last certificate.
 type Claims struct {
 	Store  tokens.Claims
 	Tokens tokens.Store
@@ -36,6 +37,9 @@ type Claims struct {
 	// word that differs each time the Node becomes Ready, or an empty string while the Node is not Ready.
 	// The error is as in Node. With nil, Claims does not record that a replaced Node is Ready again.
 	Ready func(ctx context.Context, name string) (period string, err error)
+	// RejoinWindow is how long after the end of its certificate a node may rejoin, see [tokens.Identity].
+	// Zero means never.
+	RejoinWindow time.Duration
 	// NodesChanged receives a hint after a Node or its Ready condition changes. It may be nil.
 	NodesChanged <-chan struct{}
 	// Sweep is the longest time between two lists of all claims; zero means one minute.
@@ -93,6 +97,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("list claims: %w", err)
 	}
 	next, errs := c.forget(ctx, claims)
+	identified := slices.DeleteFunc(slices.Clone(claims), func(claim tokens.Claim) bool { return !claim.Released() || !c.identifies(claim) })
 	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
 	registered := 0
 	for _, claim := range claims {
@@ -102,7 +107,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 	}
 	c.count.WithLabelValues("true").Set(float64(registered))
 	c.count.WithLabelValues("false").Set(float64(len(claims) - registered))
-	if len(claims) == 0 || c.Node == nil {
+	if len(claims)+len(identified) == 0 || c.Node == nil {
 		return c.timer(next), errors.Join(errs...)
 	}
 	records, err := c.Tokens.List(ctx)
@@ -113,6 +118,13 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 	if c.Nodes != nil {
 		if nodes, err = c.Nodes(ctx); err != nil {
 			return time.Time{}, fmt.Errorf("list nodes: %w", err)
+		}
+	}
+	for _, claim := range identified {
+		if c.Nodes == nil || nodes[claim.Node] == "" != (claim.Identity.NodeUID == "") {
+			if err := c.cleanIdentity(ctx, claim); err != nil {
+				errs = append(errs, err)
+			}
 		}
 	}
 	for _, claim := range claims {
@@ -149,12 +161,35 @@ func (c *claimLoop) timer(next time.Time) time.Time {
 	return time.Now().Add(next.Sub(c.Now()))
 }
 
-// forget deletes the released claims whose Past is over. It returns when the next Past is over.
+// unregistered is how long a released claim stays for its Identity although no Node has registered. A
+// machine registers within seconds. A stolen token without limits could otherwise fill the store.
+const unregistered = time.Hour
+
+// identifies reports whether the Identity of a claim has not ended.
+func (c *claimLoop) identifies(claim tokens.Claim) bool { return c.identityEnd(claim).After(c.Now()) }
+
+// identityEnd returns when the Identity of a released claim ends.
+func (c *claimLoop) identityEnd(claim tokens.Claim) time.Time {
+	if c.RejoinWindow <= 0 || claim.Identity.IsZero() {
+		return time.Time{}
+	}
+	end := claim.Identity.NotAfter.Add(c.RejoinWindow)
+	if soon := claim.Created.Add(unregistered); c.Node != nil && claim.Identity.NodeUID == "" && soon.Before(end) {
+		return soon
+	}
+	return end
+}
+
+// forget deletes the released claims whose Past and Identity are over. It returns when the next one is over.
 func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next time.Time, errs []error) {
 	for _, claim := range claims {
-		switch end := claim.Past.Until; {
+		end := claim.Past.Until
+		if identityEnd := c.identityEnd(claim); identityEnd.After(end) {
+			end = identityEnd
+		}
+		switch {
 		case !claim.Released():
-		case claim.Past.Active(c.Now()):
+		case end.After(c.Now()):
 			if next.IsZero() || end.Before(next) {
 				next = end
 			}
@@ -192,6 +227,34 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 	return nil
 }
 
+// cleanIdentity stores which Node the Identity of a released claim belongs to, or ends the Identity if that Node
+// was deleted. It reads the Node live.
+func (c *claimLoop) cleanIdentity(ctx context.Context, claim tokens.Claim) error {
+	uid, err := c.Node(ctx, claim.Node)
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		if claim.Identity.NodeUID == "" {
+			return nil
+		}
+		err = tokens.Release(ctx, c.Store, claim, claim.Past)
+		if err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
+			return fmt.Errorf("end identity of node %s: %w", claim.Node, err)
+		}
+		return nil
+	case err != nil:
+		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
+	}
+	return c.note(ctx, claim, func(now *tokens.Claim) { identify(now, uid) })
+}
+
+// identify stores the Node that the Identity of a claim belongs to, unless it has one. A Node that was deleted and
+// created again is not that Node.
+func identify(claim *tokens.Claim, uid string) {
+	if !claim.Identity.IsZero() && claim.Identity.NodeUID == "" {
+		claim.Identity.NodeUID = uid
+	}
+}
+
 // readyAgain sets ReadyAgain on the claim of a replaced Node if the Node has become Ready since.
 func (c *claimLoop) readyAgain(ctx context.Context, claim tokens.Claim) error {
 	if c.Ready == nil || claim.Limits.Replaces.Name != claim.Node || claim.ReadyAgain {
@@ -210,7 +273,10 @@ func (c *claimLoop) readyAgain(ctx context.Context, claim tokens.Claim) error {
 }
 
 func (c *claimLoop) registered(ctx context.Context, claim tokens.Claim, uid string) error {
-	return c.note(ctx, claim, func(now *tokens.Claim) { now.NodeUID = uid })
+	return c.note(ctx, claim, func(now *tokens.Claim) {
+		now.NodeUID = uid
+		identify(now, uid)
+	})
 }
 
 // note updates a claim, unless it was replaced by another claim.

@@ -126,3 +126,70 @@ func TestClaimsNeedsStores(t *testing.T) {
 		}
 	}
 }
+
+// An Identity must end with its Node, with the window, and an hour after its creation if no Node registers. Only then is
+// the claim of a node without limits deleted.
+func TestClaimsEndsIdentities(t *testing.T) {
+	const window = 24 * time.Hour
+	synctest.Test(t, func(t *testing.T) {
+		in := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+		nodes := map[string]string{"joining": "uid-1", "there": "uid-2", "again": "uid-4"}
+		store := openClaims(t,
+			tokens.Claim{Node: "joining", Identity: tokens.Identity{Keys: []string{"k"}, NotAfter: in}},
+			tokens.Claim{Node: "there", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid-2", NotAfter: in}},
+			tokens.Claim{Node: "again", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid-3", NotAfter: in}},
+			tokens.Claim{Node: "gone", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid-5", NotAfter: in}},
+			tokens.Claim{Node: "gone-past", Past: tokens.ReleasedClaim{Until: in}, Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid-6", NotAfter: in}},
+			tokens.Claim{Node: "never", Identity: tokens.Identity{Keys: []string{"k"}, NotAfter: in}},
+		)
+		c := cleaner.Claims{
+			Store: store.Claims(), Tokens: store, RejoinWindow: window,
+			Node: func(_ context.Context, name string) (string, error) {
+				if uid := nodes[name]; uid != "" {
+					return uid, nil
+				}
+				return "", tokens.ErrNotFound
+			},
+			Nodes: func(context.Context) (map[string]string, error) { return nodes, nil },
+		}
+		if left, want := cleanClaims(t, c), []string{"again", "gone-past", "joining", "never", "there"}; !slices.Equal(left, want) {
+			t.Errorf("got claims %q, want %q", left, want)
+		}
+		for node, uid := range map[string]string{"joining": "uid-1", "there": "uid-2", "again": "uid-3", "gone-past": "", "never": ""} {
+			claim, err := store.Claims().Get(t.Context(), node)
+			if err != nil || claim.Identity.NodeUID != uid || claim.Identity.IsZero() != (node == "gone-past") {
+				t.Errorf("%s: got identity %+v, %v, want Node %q", node, claim.Identity, err, uid)
+			}
+		}
+		time.Sleep(time.Hour)
+		if left, want := cleanClaims(t, c), []string{"again", "joining", "there"}; !slices.Equal(left, want) {
+			t.Errorf("an hour later: got claims %q, want %q", left, want)
+		}
+		time.Sleep(window)
+		if left := cleanClaims(t, c); len(left) > 0 {
+			t.Errorf("after the window: got claims %q, want none", left)
+		}
+	})
+}
+
+// Without a window, identities that an earlier run has stored must end, and not those of held claims.
+func TestClaimsEndsIdentitiesWhenOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		identity := tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}
+		store := openClaims(t, tokens.Claim{Node: "free", Identity: identity}, tokens.Claim{Node: "held", TokenID: "abc123", Identity: identity})
+		if left := cleanClaims(t, cleaner.Claims{Store: store.Claims(), Tokens: store}); !slices.Equal(left, []string{"held"}) {
+			t.Errorf("got claims %q, want held", left)
+		}
+	})
+}
+
+// When the Node of a held claim registers, its UID must get into the Identity with the same write.
+func TestClaimsIdentifiesRegisteredNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Keys: []string{"k"}}})
+		cleanClaims(t, cleaner.Claims{Store: store.Claims(), Tokens: store, RejoinWindow: time.Hour, Node: func(context.Context, string) (string, error) { return "uid", nil }})
+		if c, err := store.Claims().Get(t.Context(), "worker-1"); err != nil || c.NodeUID != "uid" || c.Identity.NodeUID != "uid" || c.Version != "2" {
+			t.Errorf("got %+v, %v, want the UID twice after one write", c, err)
+		}
+	})
+}

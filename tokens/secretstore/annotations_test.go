@@ -77,6 +77,8 @@ func TestDecodeLimits(t *testing.T) {
 			NodeNames: []string{"worker-2"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"},
 		}, problems: []string{`kubejoin.io/node-names: ["worker-2"] given, want names that allow worker-1`}},
 
+		{annotations: "rejoin=deny", want: tokens.Limits{Rejoin: "deny"}},
+		{annotations: "rejoin=allow", want: tokens.Limits{Rejoin: "allow"}},
 		{annotations: "role=control-plane", want: tokens.Limits{Role: "control-plane"}},
 		{annotations: "role=", problems: []string{`kubejoin.io/role: "" given, want control-plane, or remove the annotation`}},
 		{annotations: "role=worker", problems: []string{`"worker" given`}},

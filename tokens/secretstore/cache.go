@@ -191,12 +191,20 @@ func (c *cache[O, T]) get(ctx context.Context, name string) (*entry[T], error) {
 	if err := c.wait(ctx); err != nil {
 		return nil, err
 	}
+	return c.peek(name), nil
+}
+
+// peek is like get, but does not wait until the cache is filled.
+func (c *cache[O, T]) peek(name string) *entry[T] {
+	if c == nil {
+		return nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at, found := c.entries.find(name); found {
-		return c.entries[at], nil
+		return c.entries[at]
 	}
-	return nil, nil
+	return nil
 }
 
 // find returns the index of a name, or the index at which to insert it.

@@ -37,16 +37,31 @@ const ClaimNamespace = "kubejoin-system"
 type Claims struct {
 	leases    typedcoordinationv1.LeaseInterface
 	namespace string
-	cache     *cache[*coordinationv1.Lease, tokens.Claim]
+	cache     *cache[*coordinationv1.Lease, cachedClaim]
 
 	heldByCalls batch.Queue[struct{}, *heldBy]
 
 	mu      sync.Mutex
-	created map[string]*coordinationv1.Lease // new Leases as the API server returned them, by node name
+	written map[string]*coordinationv1.Lease // new Leases as the API server returned them, by node name
 }
 
-// maxCreated is how many new Leases Claims keeps for firstUpdate.
-const maxCreated = 1000
+// A cachedClaim is a claim with its Lease. The Lease is nil unless the claim has an Identity: those claims change
+// with each certificate.
+type cachedClaim struct {
+	tokens.Claim
+	lease *coordinationv1.Lease
+}
+
+func decodeCached(lease *coordinationv1.Lease) (cachedClaim, error) {
+	c, err := decodeLease(lease)
+	if err != nil || c.Identity.IsZero() {
+		lease = nil
+	}
+	return cachedClaim{c, lease}, err
+}
+
+// maxWritten is how many new Leases Claims keeps for firstUpdate.
+const maxWritten = 1000
 
 var _ tokens.Claims = (*Claims)(nil)
 
@@ -67,15 +82,15 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 		log = slog.New(slog.DiscardHandler)
 	}
 	leases := client.CoordinationV1().Leases(namespace)
-	c := &cache[*coordinationv1.Lease, tokens.Claim]{
+	c := &cache[*coordinationv1.Lease, cachedClaim]{
 		what:   "claims",
-		decode: decodeLease,
-		changed: func(_ string, c tokens.Claim, err error) {
+		decode: decodeCached,
+		changed: func(_ string, _ cachedClaim, err error) {
 			if err != nil {
 				log.Warn("malformed claim", "problem", foreign.Text(err.Error(), foreign.MaxMessage))
 			}
 		},
-		group: func(c tokens.Claim) string { return c.TokenID }, // "" for released claims
+		group: func(c cachedClaim) string { return c.TokenID }, // "" for released claims
 		log:   log,
 	}
 	if err := c.follow(ctx, outage.Follow(labelled{leases}, "", c.outage), &coordinationv1.Lease{}); err != nil {
@@ -209,11 +224,12 @@ func (s *Claims) listHeldBy(ctx context.Context, all []*heldBy) {
 	}
 }
 
-func cloned(all []tokens.Claim, err error) ([]tokens.Claim, error) {
+func cloned(cached []cachedClaim, err error) ([]tokens.Claim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
 	}
-	for i, c := range all {
+	all := make([]tokens.Claim, len(cached))
+	for i, c := range cached {
 		all[i] = c.Clone()
 	}
 	return all, nil
@@ -231,29 +247,53 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	case err != nil:
 		return tokens.Claim{}, fmt.Errorf("create claim %s: %w", c.Node, s.notCreated(err))
 	}
-	s.mu.Lock()
-	if s.created == nil || len(s.created) >= maxCreated {
-		s.created = map[string]*coordinationv1.Lease{}
-	}
-	s.created[c.Node] = lease.DeepCopy()
-	s.mu.Unlock()
+	s.keepWritten(lease)
 	return decodeLease(lease)
 }
 
-// takeCreated removes the new Lease of a node from created and returns it, or nil if there is none.
-func (s *Claims) takeCreated(node string) *coordinationv1.Lease {
+func (s *Claims) keepWritten(lease *coordinationv1.Lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	lease := s.created[node]
-	delete(s.created, node)
+	if s.written == nil || len(s.written) >= maxWritten {
+		s.written = map[string]*coordinationv1.Lease{}
+	}
+	s.written[lease.Name] = lease.DeepCopy()
+}
+
+// takeWritten removes the new Lease of a node from written and returns it, or nil if there is none.
+func (s *Claims) takeWritten(node string) *coordinationv1.Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lease := s.written[node]
+	delete(s.written, node)
 	return lease
 }
 
-// firstUpdate updates a Lease that this Claims has created, without reading it again. This saves a request,
-// because the signer confirms a claim right after it has created it. firstUpdate reports whether it has updated
-// the Lease. It does nothing if the Lease has changed since its creation, or if change fails or changes nothing.
+// known returns the Lease of a node as this Claims has written or cached it, whichever is newer, or nil.
+func (s *Claims) known(node string) *coordinationv1.Lease {
+	lease := s.takeWritten(node)
+	cached := s.cache.peek(node)
+	if cached == nil || lease != nil && !newer(cached.version, lease.ResourceVersion) {
+		return lease
+	}
+	return cached.value.lease.DeepCopy() // nil for nil
+}
+
+// newer reports whether one resourceVersion is newer than another, as far as it can tell. If it is wrong, a write
+// fails with a conflict.
+func newer(a, b string) bool {
+	return len(a) > len(b) || len(a) == len(b) && a > b
+}
+
+// firstUpdate updates a Lease that this Claims has written or cached, without reading it again. This saves a
+// request: the signer confirms a claim right after it has created it, and then stores the key of the certificate.
+// Later each renewal changes the Lease. firstUpdate reports whether it has updated the Lease. It does nothing if
+// the Lease has changed since, or if change fails or changes nothing.
 func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, bool) {
-	lease := s.takeCreated(node)
+	if tokens.CheckNodeName(node) != nil {
+		return tokens.Claim{}, false
+	}
+	lease := s.known(node)
 	if lease == nil {
 		return tokens.Claim{}, false
 	}
@@ -270,6 +310,7 @@ func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*toke
 	if err != nil {
 		return tokens.Claim{}, false
 	}
+	s.keepWritten(updated)
 	after, err = decodeLease(updated)
 	return after, err == nil
 }
@@ -292,7 +333,7 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 			return before, nil
 		}
 		applyClaim(lease, before, after)
-		s.takeCreated(node)
+		s.takeWritten(node)
 		// The resourceVersion in lease makes the update conditional.
 		updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
 		switch {
@@ -309,7 +350,7 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 	if err := tokens.CheckNodeName(c.Node); err != nil {
 		return fmt.Errorf("delete claim: %w", err)
 	}
-	s.takeCreated(c.Node)
+	s.takeWritten(c.Node)
 	uid := types.UID(c.UID)
 	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Version},

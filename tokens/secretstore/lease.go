@@ -1,6 +1,7 @@
 package secretstore
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -42,6 +43,9 @@ const (
 	readyBeforeAnnotation = "replaced." + annotationPrefix + "ready-before"
 	readyAgainAnnotation  = "replaced." + annotationPrefix + "ready-again"
 )
+
+// identityAnnotation contains the Identity as JSON. It has its own prefix, too.
+const identityAnnotation = "rejoin." + annotationPrefix + "identity"
 
 // claimAnnotations are the annotations of a claim that are not limits.
 var claimAnnotations = []string{tokenUIDAnnotation, keysAnnotation, requestsAnnotation, nodeUIDAnnotation}
@@ -91,7 +95,9 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	if c.Past, err = readPast(lease.Annotations); err == nil && (label == released) != c.Released() {
 		err = fmt.Errorf("label %s: %q given, but the holder is %q", claimLabel, label, c.TokenID)
 	}
-	if err := errors.Join(c.Check(), err); err != nil {
+	var identityErr error
+	c.Identity, identityErr = readIdentity(lease.Annotations)
+	if err := errors.Join(c.Check(), err, identityErr); err != nil {
 		return tokens.Claim{}, fmt.Errorf("the Lease %s is a malformed claim, and its node name stays taken: repair or delete the Lease with kubectl: %w", name, err)
 	}
 	return c, nil
@@ -152,6 +158,35 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 		annotateKey(lease, pastUntilAnnotation, until)
 		annotateKey(lease, pastDurationAnnotation, duration)
 	}
+	if !after.Identity.Equal(before.Identity) {
+		annotateKey(lease, identityAnnotation, identityText(after.Identity))
+	}
+}
+
+// identityText returns an Identity as JSON; empty for the zero Identity.
+func identityText(i tokens.Identity) string {
+	if i.IsZero() {
+		return ""
+	}
+	text, err := json.Marshal(i)
+	if err != nil { // cannot happen: Check has checked the times
+		return ""
+	}
+	return string(text)
+}
+
+// readIdentity returns the Identity in the annotations. It returns an error for a malformed value.
+func readIdentity(annotations map[string]string) (i tokens.Identity, err error) {
+	value, given := annotations[identityAnnotation]
+	if !given {
+		return i, nil
+	}
+	decoder := json.NewDecoder(strings.NewReader(value))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&i); err != nil || decoder.More() {
+		return tokens.Identity{}, fmt.Errorf("%s: %.100q given, want a JSON object as kubejoin writes it", identityAnnotation, value)
+	}
+	return i, nil
 }
 
 // readPast returns the Past in the annotations. It returns an error for malformed values.

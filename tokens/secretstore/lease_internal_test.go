@@ -37,3 +37,27 @@ func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
 		t.Errorf("got next claim %+v, %v", claim, err)
 	}
 }
+
+// A claim with a malformed identity must be an error: without the identity, the next certificate would start a new one.
+func TestRefusesMalformedIdentity(t *testing.T) {
+	for _, value := range []string{"", "{", "[]", `{"keys":["a","b","c"]}`, `{"key":"a"}`, "{} {}", `{"notAfter":"tomorrow"}`} {
+		lease := encodeLease("ns", tokens.Claim{Node: "worker-1", TokenID: "abc123"})
+		annotateKey(lease, identityAnnotation, "x")
+		lease.Annotations[identityAnnotation] = value
+		if c, err := decodeLease(lease); err == nil {
+			t.Errorf("identity %s: got %+v, want an error", value, c)
+		}
+	}
+}
+
+// Update starts from the newer of the Lease that it has written and the one in the cache.
+func TestNewerVersion(t *testing.T) {
+	for _, test := range []struct {
+		a, b  string
+		newer bool
+	}{{"10", "9", true}, {"9", "10", false}, {"10", "10", false}, {"11", "10", true}} {
+		if newer(test.a, test.b) != test.newer {
+			t.Errorf("%s newer than %s: got %t", test.a, test.b, !test.newer)
+		}
+	}
+}

@@ -110,6 +110,17 @@ var limitAnnotations = []struct {
 			return nil
 		},
 	},
+	{
+		"rejoin",
+		func(l tokens.Limits) string { return l.Rejoin },
+		func(l *tokens.Limits, value string) error {
+			if value != tokens.RejoinAllow && value != tokens.RejoinDeny {
+				return fmt.Errorf("%.100q given, want %s or %s, or remove the annotation", tokens.Redact(value), tokens.RejoinAllow, tokens.RejoinDeny)
+			}
+			l.Rejoin = value
+			return nil
+		},
+	},
 }
 
 // readLimits returns the limits in the annotations. It sets Problem if an annotation with the prefix is

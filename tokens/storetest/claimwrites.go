@@ -62,6 +62,12 @@ var malformed = map[string]func(*tokens.Claim){
 	"a past in between":        func(c *tokens.Claim) { c.Past.Until = c.Past.Until.Add(time.Millisecond) },
 	"a past without end":       func(c *tokens.Claim) { c.Past.Until = time.Time{} },
 	"a past's duration":        func(c *tokens.Claim) { c.Past.CertificateDuration = time.Second },
+	"an identity in between":   func(c *tokens.Claim) { c.Identity.NotAfter = c.Identity.NotAfter.Add(time.Millisecond) },
+	"three keys of a node":     func(c *tokens.Claim) { c.Identity.Keys = []string{key("1"), key("2"), key("3")} },
+	"an empty key of a node":   func(c *tokens.Claim) { c.Identity.Keys = []string{""} },
+	"a quoted key of a node":   func(c *tokens.Claim) { c.Identity.BoundKey = `"` },
+	"many rejoins":             func(c *tokens.Claim) { c.Identity.Rejoins = make([]time.Time, tokens.MaxRejoins+1) },
+	"a rejoin token":           func(c *tokens.Claim) { c.Identity.TokenID = "token" },
 	"released, with a past":    func(c *tokens.Claim) { *c = released(*c); c.Keys = []string{key("1")} },
 	"released, with a token":   func(c *tokens.Claim) { *c = released(*c); c.TokenUID = "u" },
 	"released, with limits":    func(c *tokens.Claim) { *c = released(*c); c.Limits.MaxNodes = 1 },
@@ -140,8 +146,17 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		"released":              func(c *tokens.Claim) { *c = released(*c) },
 		"released, as signed":   func(c *tokens.Claim) { *c = released(*c); c.Past.CertificateDuration = 0 },
 		"a past with no length": func(c *tokens.Claim) { c.Past.CertificateDuration = 0 },
-		"a past elsewhere":      func(c *tokens.Claim) { c.Past.Until = c.Past.Until.In(time.FixedZone("", 3600)) },
-		"an odd duration":       func(c *tokens.Claim) { c.Limits.CertificateDuration = 25*time.Hour + 61*time.Second },
+		"no identity":           func(c *tokens.Claim) { c.Identity = tokens.Identity{} },
+		"an identity alone":     func(c *tokens.Claim) { *c = released(*c); c.Past = tokens.ReleasedClaim{} },
+		"most rejoins": func(c *tokens.Claim) {
+			c.Identity.Rejoins = slices.Repeat([]time.Time{c.Identity.NotAfter}, tokens.MaxRejoins)
+		},
+		"an identity elsewhere": func(c *tokens.Claim) {
+			zone := time.FixedZone("", 3600)
+			c.Identity.NotAfter, c.Identity.Challenge = c.Identity.NotAfter.In(zone), c.Identity.Challenge.In(zone)
+		},
+		"a past elsewhere": func(c *tokens.Claim) { c.Past.Until = c.Past.Until.In(time.FixedZone("", 3600)) },
+		"an odd duration":  func(c *tokens.Claim) { c.Limits.CertificateDuration = 25*time.Hour + 61*time.Second },
 	} {
 		c := sampleClaim()
 		set(&c)
@@ -156,7 +171,7 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		blank := createClaim(t, s, tokens.Claim{Node: other.Node, TokenID: other.TokenID})
 		got, err := s.Update(t.Context(), blank.Node, func(b *tokens.Claim) error {
 			b.TokenID, b.TokenUID, b.Limits, b.NodeUID = c.TokenID, c.TokenUID, c.Limits, c.NodeUID
-			b.Keys, b.Requests, b.Past = c.Keys, c.Requests, c.Past
+			b.Keys, b.Requests, b.Past, b.Identity = c.Keys, c.Requests, c.Past, c.Identity
 			b.Pending, b.ReadyBefore, b.ReadyAgain = c.Pending, c.ReadyBefore, c.ReadyAgain
 			return nil
 		})
@@ -320,7 +335,7 @@ func testUpdateClaimAtOnce(t *testing.T, s tokens.Claims) {
 
 // released returns what remains of c after a release.
 func released(c tokens.Claim) tokens.Claim {
-	return tokens.Claim{Node: c.Node, Past: c.Past, Created: c.Created, UID: c.UID, Version: c.Version}
+	return tokens.Claim{Node: c.Node, Past: c.Past, Identity: c.Identity, Created: c.Created, UID: c.UID, Version: c.Version}
 }
 
 // testReleaseClaim releases a claim, then takes its name with another token.
@@ -337,6 +352,7 @@ func testReleaseClaim(t *testing.T, s tokens.Claims) {
 	}
 	left := getClaim(t, s, c.Node)
 	want := released(c)
+	want.Identity = tokens.Identity{} // a person, or the end of the Node, has ended it
 	want.Version = left.Version
 	wantSameClaim(t, "Get of a claim that was released", left, want)
 	wantClaims(t, s, left)

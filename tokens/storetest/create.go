@@ -80,6 +80,7 @@ func testCreateRefuses(t *testing.T, s tokens.Store) {
 		{"certificate duration", func(r *tokens.Record) { r.Limits.CertificateDuration = time.Minute }},
 		{"certificate duration with a fraction", func(r *tokens.Record) { r.Limits.CertificateDuration = time.Hour + 1 }},
 		{"role", func(r *tokens.Record) { r.Limits.Role = "worker" }},
+		{"rejoin", func(r *tokens.Record) { r.Limits.Rejoin = "maybe" }},
 		{"Node without UID", func(r *tokens.Record) { r.Limits = tokens.Limits{Replaces: tokens.NodeRef{Name: "a"}} }},
 		{"Node beside another name", func(r *tokens.Record) {
 			r.Limits = tokens.Limits{NodeNames: []string{"b"}, Replaces: tokens.NodeRef{Name: "a", UID: "1"}}

@@ -59,7 +59,7 @@ func sample() tokens.Record {
 		Description:    "for the rack in the cellar",
 		Limits: tokens.Limits{
 			MaxNodes: 3, NodeNames: []string{"worker-*", "db.example"},
-			CertificateDuration: 8 * time.Hour, Role: tokens.RoleControlPlane,
+			CertificateDuration: 8 * time.Hour, Role: tokens.RoleControlPlane, Rejoin: tokens.RejoinDeny,
 		},
 		Nodes:   []string{"worker-2", "worker-1"},
 		Creator: tokens.CreatorOf("ada"),

@@ -1,0 +1,95 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// An issuedKey is what Remember stores of a certificate.
+type issuedKey struct {
+	key      string
+	notAfter time.Time
+	renewal  bool   // the node has authenticated with its certificate
+	tokenID  string // the bootstrap token that authenticated a first certificate; empty for other users
+	nodeUID  string // of the Node that renews or is replaced; empty for a new Node
+	nodes    bool   // whether there are Nodes
+}
+
+// Remember stores the key of a certificate with the claim of its node, so that the node can rejoin with it after the
+// certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
+// RejoinWindow, or if the certificate is no client certificate of a node, it does nothing.
+//
+// A node without a claim gets a released one, which leaves the name free.
+func (n *Nodes) Remember(ctx context.Context, request Request, a Admitted, notAfter time.Time) error {
+	r := request.asked
+	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
+		return nil
+	}
+	node, ok := nodeOf(r)
+	if !ok || tokens.CheckNodeName(node) != nil || n.Lease != "" && node == n.Lease {
+		return nil
+	}
+	made := issuedKey{
+		key: pkcs10.KeyID(r.CSR), notAfter: notAfter, renewal: isOwn(r), tokenID: tokens.IDOfUser(r.User), nodeUID: a.nodeUID, nodes: n.Node != nil,
+	}
+	_, err := n.Claims.Find(ctx, node)
+	free := errors.Is(err, tokens.ErrNotFound) // probably: Create fails if not
+	for range attempts {
+		if free {
+			fresh := remembered(tokens.Claim{Node: node}, made)
+			if _, err = n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
+				break
+			}
+		}
+		_, err = n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
+			if a.TokenID != "" && c.TokenID != a.TokenID {
+				return errClaimLost
+			}
+			*c = remembered(*c, made)
+			return nil
+		})
+		if free = errors.Is(err, tokens.ErrNotFound) && a.TokenID == ""; !free {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("store identity of node %s: %w", node, err)
+	}
+	return nil
+}
+
+// errClaimLost means that another token has taken the claim between admission and certificate. The request starts over.
+var errClaimLost = errors.New("another token has taken the claim")
+
+// remembered returns a claim with a certificate of its node. A renewal continues the identity, and so does a certificate
+// on the token of the last rejoin. Any other certificate is for a new machine, and starts a new identity: the machine that
+// had the name before cannot rejoin.
+func remembered(c tokens.Claim, made issuedKey) tokens.Claim {
+	if c.Limits.Rejoin == tokens.RejoinDeny {
+		c.Identity = tokens.Identity{}
+		return c
+	}
+	i := c.Identity
+	rejoined := made.tokenID != "" && made.tokenID == i.TokenID
+	if !made.renewal && !rejoined {
+		i = tokens.Identity{}
+	}
+	if rejoined {
+		i.TokenExpires = time.Time{} // used: another rejoin gets another token
+	}
+	switch {
+	case made.nodes && made.nodeUID != "":
+		i.NodeUID = made.nodeUID
+	case !made.nodes && i.NodeUID == "":
+		i.NodeUID = made.key
+	}
+	i = i.WithKey(made.key)
+	i.NotAfter = made.notAfter.UTC().Truncate(time.Second)
+	c.Identity = i
+	return c
+}

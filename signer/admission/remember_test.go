@@ -1,0 +1,256 @@
+package admission_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+const rejoinWindow = 30 * 24 * time.Hour
+
+// issue admits a request and stores its key, as the Authority does when it has made the certificate.
+func issue(t *testing.T, n *admission.Nodes, r approval.Request) error {
+	t.Helper()
+	checked, err := admission.Check(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := n.Admit(t.Context(), checked)
+	if err != nil {
+		return err
+	}
+	return n.Remember(t.Context(), checked, *a, time.Now().Add(24*time.Hour))
+}
+
+// mustIssue is issue that must succeed. It returns the key.
+func mustIssue(t *testing.T, n *admission.Nodes, r approval.Request) string {
+	t.Helper()
+	if err := issue(t, n, r); err != nil {
+		t.Fatal(err)
+	}
+	return pkcs10.KeyID(r.CSR)
+}
+
+func wantIdentity(t *testing.T, c *cluster, when, nodeUID string, keys ...string) {
+	t.Helper()
+	i := c.claims["worker-1"].Identity
+	if !slices.Equal(i.Keys, keys) || i.NodeUID != nodeUID {
+		t.Errorf("%s: got Node %q and keys %q, want %q and %q", when, i.NodeUID, i.Keys, nodeUID, keys)
+	}
+}
+
+// A node must be able to prove itself with its last two keys, whichever token it has used. With a restored disk of the
+// time before, it must not.
+func TestRemembersLastTwoKeys(t *testing.T) {
+	for name, limits := range map[string]tokens.Limits{
+		"without limits": {},
+		"limited":        {MaxNodes: 1},
+		"allowed":        {Rejoin: tokens.RejoinAllow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster()
+				n := c.admission()
+				n.RejoinWindow = rejoinWindow
+				first := mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(limits)), "worker-1", nil))
+				wantIdentity(t, c, "first certificate", "", first)
+				uid := c.node("worker-1")
+				second := mustIssue(t, n, renewal(t, "worker-1"))
+				wantIdentity(t, c, "renewal", uid, first, second)
+				third := mustIssue(t, n, renewal(t, "worker-1"))
+				wantIdentity(t, c, "another renewal", uid, second, third)
+				if end := c.claims["worker-1"].Identity.NotAfter; !end.Equal(time.Now().Add(24 * time.Hour).Truncate(time.Second)) {
+					t.Errorf("got end %s, want that of the certificate", end)
+				}
+				if err := issue(t, n, servingRequest(t, "worker-1")); err != nil {
+					t.Fatal(err)
+				}
+				wantIdentity(t, c, "serving certificate", uid, second, third)
+			})
+		})
+	}
+}
+
+// Without --rejoin-window nothing may be stored, and no call made.
+func TestRemembersNothingWhenOff(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil))
+	c.node("worker-1")
+	before := c.calls
+	mustIssue(t, n, renewal(t, "worker-1"))
+	if len(c.claims) > 0 || c.calls-before > 2 { // the Node, and the claim that the cache does not have
+		t.Errorf("got claims %v and %d calls, want none and 2", c.claims, c.calls-before)
+	}
+}
+
+// Each certificate must cost one write, and no claim of a node without limits may keep its name from others.
+func TestRememberCostsOneWrite(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.RejoinWindow = rejoinWindow
+	for _, r := range []approval.Request{
+		firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil),
+		firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil),
+	} {
+		before := c.writes["claim"]
+		mustIssue(t, n, r)
+		if writes := c.writes["claim"] - before; writes > 2 { // the second one ends the identity of the first
+			t.Errorf("got %d writes, want at most 2", writes)
+		}
+	}
+	if claim := c.claims["worker-1"]; !claim.Released() {
+		t.Errorf("got claim %+v, want a released one", claim)
+	}
+	mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+	c.node("worker-1")
+	before := c.writes["claim"]
+	mustIssue(t, n, renewal(t, "worker-1"))
+	if writes := c.writes["claim"] - before; writes != 1 {
+		t.Errorf("renewal: got %d writes, want 1", writes)
+	}
+}
+
+// A machine that was replaced, for example a stolen one, must not rejoin: the first certificate of the new machine ends
+// its identity. The token of a rejoin continues it.
+func TestOnlyRejoinTokenContinuesIdentity(t *testing.T) {
+	for name, test := range map[string]struct {
+		rejoin    bool
+		allow     bool // --existing-nodes
+		continues bool
+	}{
+		"token of the rejoin":         {rejoin: true, continues: true},
+		"token of an operator":        {},
+		"without limits, as existing": {allow: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			n := c.admission()
+			n.RejoinWindow, n.AllowExisting = rejoinWindow, test.allow
+			first := mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+			uid := c.node("worker-1")
+			limits := tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}}
+			wantUID, keys := uid, []string{first}
+			token := c.createToken(limits)
+			end := time.Now().Add(10 * time.Minute).UTC().Truncate(time.Second)
+			c.change("worker-1", func(claim *tokens.Claim) {
+				claim.Identity.NodeUID, claim.Identity.BoundKey = uid, "sha256:bound"
+				if test.rejoin {
+					claim.Identity.TokenID, claim.Identity.TokenExpires = token.ID(), end
+				}
+			})
+			second := mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+			if keys = append(keys, second); !test.continues {
+				keys = keys[1:]
+			}
+			wantIdentity(t, c, "after the certificate", wantUID, keys...)
+			i := c.claims["worker-1"].Identity
+			if bound := i.BoundKey != ""; bound != test.continues || !i.TokenExpires.IsZero() {
+				t.Errorf("got %+v, want a bound key %t and a used token", i, test.continues)
+			}
+		})
+	}
+}
+
+// A request on the token of a rejoin that is refused must leave the identity: the machine tries again.
+func TestRefusedRejoinLeavesIdentity(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.RejoinWindow = rejoinWindow
+	first := mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil))
+	uid := c.node("worker-1")
+	c.change("worker-1", func(claim *tokens.Claim) { claim.Identity.NodeUID = uid })
+	token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}})
+	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
+	c.change("worker-1", func(claim *tokens.Claim) { // as an attempt that was interrupted leaves it
+		claim.TokenID, claim.Pending, claim.Keys, claim.Requests = token.ID(), true, []string{pkcs10.KeyID(r.CSR)}, []string{r.UID}
+	})
+	if err := n.Withdraw(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if claim := c.claims["worker-1"]; !claim.Released() {
+		t.Errorf("got claim %+v, want it released", claim)
+	}
+	wantIdentity(t, c, "after the refusal", uid, first)
+}
+
+// Nodes of a token with rejoin=deny must leave no identity, even if somebody erases the limit.
+func TestDenyLeavesNoIdentity(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.RejoinWindow = rejoinWindow
+	token := c.createToken(tokens.Limits{NodeNames: []string{"worker-*"}, Rejoin: tokens.RejoinDeny})
+	mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	c.node("worker-1")
+	mustIssue(t, n, renewal(t, "worker-1"))
+	wantIdentity(t, c, "denied", "")
+	c.editToken(token.ID(), func(r *tokens.Record) { r.Limits = tokens.Limits{} })
+	mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-2", nil))
+	if claim := c.claims["worker-2"]; claim.Limits.Rejoin != tokens.RejoinDeny || !claim.Identity.IsZero() {
+		t.Errorf("with erased limits: got claim %+v, want rejoin denied", claim)
+	}
+}
+
+// Without Nodes, the token of a rejoin takes over the claim of that machine and no other.
+func TestStandaloneRejoinTokenTakesOverOneMachine(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.Node, n.Ready, n.RejoinWindow = nil, nil, rejoinWindow
+	first := mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})), "worker-1", nil))
+	second := mustIssue(t, n, renewal(t, "worker-1"))
+	wantIdentity(t, c, "renewal", first, first, second)
+	other := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "sha256:other"}})
+	wantRefused(t, "token for another machine", issue(t, n, firstRequest(t, bootstrapUser(other), "worker-1", nil)), "NodeReplaced")
+	wantIdentity(t, c, "refusal", first, first, second)
+	token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: first}})
+	c.change("worker-1", func(claim *tokens.Claim) { claim.Identity.TokenID = token.ID() })
+	third := mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	wantIdentity(t, c, "rejoin", first, second, third)
+	c.history = nil                         // a store without Nodes does not lag
+	mustIssue(t, n, renewal(t, "worker-1")) // it has joined
+	wantRefused(t, "another machine with the token", issue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil)), "NodeExists")
+}
+
+// The name may be taken by another token between admission and certificate: then no certificate may leave.
+func TestRememberFailsIfClaimIsLost(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.RejoinWindow = rejoinWindow
+	checked, err := admission.Check(firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := n.Admit(t.Context(), checked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.change("worker-1", func(claim *tokens.Claim) { claim.TokenID = "abc123" })
+	if err := n.Remember(t.Context(), checked, *a, time.Now()); err == nil {
+		t.Error("got no error for a claim of another token")
+	}
+	delete(c.claims, "worker-1")
+	if err := n.Remember(t.Context(), checked, *a, time.Now()); err == nil {
+		t.Error("got no error for a claim that is gone")
+	}
+}
+
+// Other certificates must leave no identity.
+func TestRemembersOnlyNodes(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.RejoinWindow = rejoinWindow
+	r := firstRequest(t, "jane", "worker-1", nil)
+	r.Groups = nil
+	r.Usages = []certificates.KeyUsage{certificates.UsageServerAuth}
+	mustIssue(t, n, r)
+	if len(c.claims) > 0 {
+		t.Errorf("got claims %v, want none", c.claims)
+	}
+}
