@@ -196,6 +196,7 @@ const (
 	ruleSigner = "signer"
 	ruleNodes  = "node-admission"
 	ruleRate   = "issuance-rate"
+	ruleRejoin = "rejoin"
 )
 
 // Decide decides a request: it is approved if the rules of its signer approve it and Nodes admits it. The Admission
@@ -327,7 +328,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	if err := a.Nodes.Remember(ctx, m.valid.request, m.admitted, done.cert.NotAfter); err != nil {
+	if err := a.Nodes.Remember(ctx, m.valid.request, m.admitted, done.cert); err != nil {
 		return issued{}, err
 	}
 	return done, nil

@@ -3,6 +3,8 @@ package signer
 import (
 	"bytes"
 	"crypto"
+	"crypto/hmac"
+	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -136,6 +138,18 @@ func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
 
 // Bundle returns every trusted certificate once, in the order given. The certificates must not be changed.
 func (ca *CA) Bundle() []*x509.Certificate { return slices.Clone(ca.bundle) }
+
+// Secret returns 32 bytes for one purpose that only holders of the CA's key know. It is the same in every process with
+// this key. The error means that the key cannot be exported, for example because it is in a hardware module.
+func (ca *CA) Secret(purpose string) ([]byte, error) {
+	key, err := x509.MarshalPKCS8PrivateKey(ca.key)
+	if err != nil {
+		return nil, fmt.Errorf("key of the CA: %w", err)
+	}
+	mac := hmac.New(sha256.New, key)
+	_, _ = mac.Write([]byte(purpose)) // never fails
+	return mac.Sum(nil), nil
+}
 
 // Fixed returns a source of a CA that does not change, for [Signer.CA].
 func Fixed(ca *CA) func() (*CA, error) { return func() (*CA, error) { return ca, nil } }

@@ -20,7 +20,7 @@ var arrows = []struct {
 }{
 	{
 		"the standard library alone",
-		[]string{"tokens", "server/api", "signer/issuance"},
+		[]string{"tokens", "server/api", "signer/issuance", "signer/rejoin/proof"},
 		func(imported string) bool {
 			host, _, _ := strings.Cut(imported, "/")
 			return strings.Contains(host, ".") && !strings.HasPrefix(imported, module)
@@ -29,7 +29,7 @@ var arrows = []struct {
 	},
 	{
 		"no client-go: only adapters talk to the API server",
-		[]string{"tokens", "clusterinfo", "clusterinfo/joinformat", "server/api", "signer", "signer/approval", "signer/admission", "signer/pkcs10", "signer/issuance/..."},
+		[]string{"tokens", "clusterinfo", "clusterinfo/joinformat", "server/api", "signer", "signer/approval", "signer/admission", "signer/pkcs10", "signer/rejoin/...", "signer/issuance/..."},
 		below("k8s.io/client-go"), "tokens/secretstore",
 	},
 	{

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"time"
@@ -25,7 +26,7 @@ type issuedKey struct {
 // RejoinWindow, or if the certificate is no client certificate of a node, it does nothing.
 //
 // A node without a claim gets a released one, which leaves the name free.
-func (n *Nodes) Remember(ctx context.Context, request Request, a Admitted, notAfter time.Time) error {
+func (n *Nodes) Remember(ctx context.Context, request Request, a Admitted, cert *x509.Certificate) error {
 	r := request.asked
 	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
 		return nil
@@ -35,7 +36,7 @@ func (n *Nodes) Remember(ctx context.Context, request Request, a Admitted, notAf
 		return nil
 	}
 	made := issuedKey{
-		key: pkcs10.KeyID(r.CSR), notAfter: notAfter, renewal: isOwn(r), tokenID: tokens.IDOfUser(r.User), nodeUID: a.nodeUID, nodes: n.Node != nil,
+		key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), notAfter: cert.NotAfter, renewal: isOwn(r), tokenID: tokens.IDOfUser(r.User), nodeUID: a.nodeUID, nodes: n.Node != nil,
 	}
 	_, err := n.Claims.Find(ctx, node)
 	free := errors.Is(err, tokens.ErrNotFound) // probably: Create fails if not
@@ -93,3 +94,6 @@ func remembered(c tokens.Claim, made issuedKey) tokens.Claim {
 	c.Identity = i
 	return c
 }
+
+// IsReserved reports whether only tokens of role control-plane may take a node name.
+func (n *Nodes) IsReserved(node string) bool { return n.reserved(node) }

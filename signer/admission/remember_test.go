@@ -1,6 +1,7 @@
 package admission_test
 
 import (
+	"crypto/x509"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -26,7 +27,11 @@ func issue(t *testing.T, n *admission.Nodes, r approval.Request) error {
 	if err != nil {
 		return err
 	}
-	return n.Remember(t.Context(), checked, *a, time.Now().Add(24*time.Hour))
+	return n.Remember(t.Context(), checked, *a, certificateOf(r))
+}
+
+func certificateOf(r approval.Request) *x509.Certificate {
+	return &x509.Certificate{RawSubjectPublicKeyInfo: r.CSR.RawSubjectPublicKeyInfo, NotAfter: time.Now().Add(24 * time.Hour)}
 }
 
 // mustIssue is issue that must succeed. It returns the key.
@@ -223,7 +228,8 @@ func TestRememberFailsIfClaimIsLost(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	n.RejoinWindow = rejoinWindow
-	checked, err := admission.Check(firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+	r := firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
+	checked, err := admission.Check(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,11 +238,11 @@ func TestRememberFailsIfClaimIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.change("worker-1", func(claim *tokens.Claim) { claim.TokenID = "abc123" })
-	if err := n.Remember(t.Context(), checked, *a, time.Now()); err == nil {
+	if err := n.Remember(t.Context(), checked, *a, certificateOf(r)); err == nil {
 		t.Error("got no error for a claim of another token")
 	}
 	delete(c.claims, "worker-1")
-	if err := n.Remember(t.Context(), checked, *a, time.Now()); err == nil {
+	if err := n.Remember(t.Context(), checked, *a, certificateOf(r)); err == nil {
 		t.Error("got no error for a claim that is gone")
 	}
 }

@@ -25,8 +25,8 @@ func Curves() []elliptic.Curve {
 	return []elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}
 }
 
-// checkKey refuses keys that no policy can allow.
-func checkKey(key any) error {
+// CheckKey refuses keys that no policy can allow.
+func CheckKey(key any) error {
 	switch k := key.(type) {
 	case *rsa.PublicKey:
 		if bits := k.N.BitLen(); bits < MinRSABits || bits > MaxRSABits {
@@ -48,7 +48,10 @@ func checkKey(key any) error {
 
 // KeyID returns the public key of a request in the format of CA pins: "sha256:" and the SHA-256 of the
 // SubjectPublicKeyInfo in lower-case hex.
-func KeyID(csr *x509.CertificateRequest) string {
-	sum := sha256.Sum256(csr.RawSubjectPublicKeyInfo)
+func KeyID(csr *x509.CertificateRequest) string { return IDOfKey(csr.RawSubjectPublicKeyInfo) }
+
+// IDOfKey is [KeyID] for a SubjectPublicKeyInfo in DER.
+func IDOfKey(spki []byte) string {
+	sum := sha256.Sum256(spki)
 	return "sha256:" + hex.EncodeToString(sum[:])
 }

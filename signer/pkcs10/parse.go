@@ -62,7 +62,7 @@ func Check(csr *x509.CertificateRequest) error {
 	if csr == nil {
 		return approval.Refuse("no certificate request given")
 	}
-	if err := checkKey(csr.PublicKey); err != nil {
+	if err := CheckKey(csr.PublicKey); err != nil {
 		return err
 	}
 	for _, ext := range csr.Extensions {
