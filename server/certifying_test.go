@@ -25,6 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -84,10 +85,11 @@ func certifying(t testing.TB) (*site, *record) {
 				Claims: s.store.Claims(), DNSSuffixes: scope.DNSSuffixes,
 				Keep: approval.Reserved{APIServer: []string{"api.example.com"}},
 			},
-			Nodes: &admission.Nodes{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}},
+			Nodes: &admission.Nodes{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}, RejoinWindow: 30 * 24 * time.Hour},
 		},
 		ClientCertificate: auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate,
 	}
+	s.Rejoin = &rejoin.Desk{Authority: s.Certificates.Authority, IsServer: func(host string) bool { return host == "127.0.0.1" }, Registerer: s.Registerer}
 	return s, kept
 }
 

@@ -45,7 +45,7 @@ func noClaims() *problem {
 func claimShown(c tokens.Claim) api.Claim {
 	return api.Claim{
 		APIVersion: api.Version, Kind: api.KindClaim,
-		Node: c.Node, Token: c.TokenID, Created: c.Created, Keys: len(c.Keys), NodeUID: c.NodeUID,
+		Node: c.Node, Token: c.TokenID, Created: c.Created, Keys: len(c.Keys), NodeUID: c.NodeUID, Rejoins: c.Identity.Rejoins,
 	}
 }
 
@@ -60,6 +60,9 @@ func claimShown(c tokens.Claim) api.Claim {
 //
 // If the claim changes meanwhile, for example because a machine is admitted with another key, the
 // release starts over.
+//
+// A node that joined with a token without limits has no claim, but it may have an identity, with which it can rejoin.
+// That ends, too.
 func (h *handler) releaseClaim(r *call) (response, error) {
 	var req api.ReleaseClaim
 	if err := readRequest(r, &req); err != nil {
@@ -77,7 +80,7 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 	for {
 		claim, err := h.Claims.Get(r.Context(), node)
 		switch {
-		case errors.Is(err, tokens.ErrNotFound), err == nil && claim.Released():
+		case errors.Is(err, tokens.ErrNotFound), err == nil && claim.Released() && claim.Identity.IsZero():
 			return response{}, newProblem(http.StatusNotFound, "no-claim", "there is no claim on node name %s", node)
 		case err != nil:
 			return response{}, h.unavailable(err)
@@ -91,14 +94,20 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 		if req.DryRun {
 			return object(http.StatusOK, shown)
 		}
-		if shown.Warnings, err = h.uncount(r.Context(), claim); err != nil {
-			return response{}, h.unavailable(err)
+		if !claim.Released() {
+			if shown.Warnings, err = h.uncount(r.Context(), claim); err != nil {
+				return response{}, h.unavailable(err)
+			}
 		}
 		longest := time.Duration(0)
 		if h.MaxRemainingLifetime != nil {
 			longest = h.MaxRemainingLifetime()
 		}
-		switch err := tokens.Release(r.Context(), h.Claims, claim, claim.PastAfterRelease(time.Now(), longest)); {
+		leaves := claim.PastAfterRelease(time.Now(), longest)
+		if claim.Released() && longest == 0 {
+			leaves = claim.Past
+		}
+		switch err := tokens.Release(r.Context(), h.Claims, claim, leaves); {
 		case err == nil, errors.Is(err, tokens.ErrNotFound):
 			return object(http.StatusOK, shown)
 		case !errors.Is(err, tokens.ErrConflict):

@@ -244,6 +244,7 @@ func differences(stored, record tokens.Record, req api.TokenSpec, now time.Time)
 	differs("nodeNames", slices.Equal(sorted(ours.NodeNames), sorted(theirs.NodeNames)))
 	differs("certificateDuration", ours.CertificateDuration == theirs.CertificateDuration)
 	differs("role", ours.Role == theirs.Role)
+	differs("rejoin", ours.Rejoin == theirs.Rejoin)
 	differs("replaceNode", ours.Replaces == theirs.Replaces)
 	differs("status", stored.Problem == nil && theirs.Problem == nil && !stored.Expired(now))
 	return fields

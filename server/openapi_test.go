@@ -160,14 +160,17 @@ var asked = map[string]any{
 	"explain": struct {
 		Format string `json:"format"`
 	}{},
-	"take-turn":      api.TakeTurn{},
-	"give-back-turn": api.TakeTurn{},
-	"certificate":    api.SignCertificate{},
-	"cluster-info":   nil,
-	"ca":             api.GetCA{},
-	"openapi":        nil,
-	"openapi-json":   nil,
-	"reference":      nil,
+	"take-turn":        api.TakeTurn{},
+	"give-back-turn":   api.TakeTurn{},
+	"certificate":      api.SignCertificate{},
+	"rejoin-challenge": struct{}{},
+	"rejoin":           api.Rejoin{},
+	"bind-key":         api.BindKey{},
+	"cluster-info":     nil,
+	"ca":               api.GetCA{},
+	"openapi":          nil,
+	"openapi-json":     nil,
+	"reference":        nil,
 }
 
 // others are the operations that decode no type of package api.
@@ -271,7 +274,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 // shown has the types of response bodies by schema name. wantObject also checks the types nested in them.
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
-	"Turn": api.Turn{}, "CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
+	"Turn": api.Turn{}, "RejoinChallenge": api.RejoinChallenge{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": server.Version{}, "Problem": api.Problem{},
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/reference"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
@@ -209,6 +210,9 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	if err != nil || len(issued) == 0 {
 		t.Fatal(err)
 	}
+	off := s.machine(t, "worker-6")
+	write("rejoin.json", off.rejoin(t, s, nil))
+	write("bind.json", off.rejoin(t, s, csrtest.NewKey()))
 	entries, err := s.by(adminBearer).ListIssued(t.Context(), api.ListIssued{})
 	if err != nil || len(entries.Items) == 0 {
 		t.Fatalf("%d issued: %v", len(entries.Items), err)

@@ -65,6 +65,13 @@ func (h *handler) routes() []route {
 	if h.Certificates != nil {
 		all = append(all, route{http.MethodPost, certificatePath, "certificate", httplimit.Certificates, auth.Access{}, h.certificate})
 	}
+	if h.Rejoin != nil {
+		all = append(all,
+			route{http.MethodPost, "/v1/rejoin/challenge", "rejoin-challenge", httplimit.Certificates, auth.Access{}, h.rejoinChallenge},
+			route{http.MethodPost, "/v1/rejoin", "rejoin", httplimit.Certificates, auth.Access{}, h.rejoin},
+			route{http.MethodPost, "/v1/rejoin/key", "bind-key", httplimit.Certificates, auth.Access{}, h.bindKey},
+		)
+	}
 	if h.TokenReview != nil {
 		for _, version := range reviewVersions {
 			all = append(all, route{http.MethodPost, reviewPath(version), "tokenreview", httplimit.TokenReviews, auth.Access{}, h.tokenReview})

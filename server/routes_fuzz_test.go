@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -43,6 +44,8 @@ type wholeSite struct {
 	token   tokens.Token
 	serial  string
 	next    string // continue token of the issuance record
+	// rejoin and bind return signed requests of a node.
+	rejoin, bind func(testing.TB) string
 }
 
 func newWholeSite(t testing.TB) *wholeSite {
@@ -81,11 +84,19 @@ func newWholeSite(t testing.TB) *wholeSite {
 		t.Fatalf("%+v %v", page, err)
 	}
 	w.serial, w.next = page.Entries[0].Serial, page.Next
+	off := machine{node: "worker-4", key: csrtest.NewKey()}
+	got := send(w.handler, certificatePath, w.token.Reveal(), "", strings.NewReader(csr(t, ofNode(off.node), off.key)))
+	if off.chain = got.Body.Bytes(); got.Code != 200 {
+		t.Fatalf("%d %s", got.Code, got.Body)
+	}
+	kept := csrtest.NewKey()
+	w.rejoin = func(t testing.TB) string { return off.rejoin(t, s, nil) }
+	w.bind = func(t testing.TB) string { return off.rejoin(t, s, kept) }
 	return w
 }
 
 // shot is a request to a route: the value of its path parameter, header lines, body, and the index of its bearer token.
-// request replaces <token>, <id>, <serial> and <next> with the values of the site.
+// request replaces <token>, <id>, <serial>, <next>, <rejoin> and <bind> with the values of the site.
 type shot struct {
 	route   string // name of the route, set in seeds
 	segment string
@@ -128,15 +139,24 @@ func seeds(t testing.TB) []shot {
 		{"certificate", "", "duration=1h&usages=client+auth,digital+signature", pem, node, bootstrap},
 		{"certificate", "", "signer=example.com/etcd-peer", "", node, 0},
 		{"tokenreview", "", "timeout=30s", json, review, kubeAPIServer},
+		{"rejoin", "", "", json, "<rejoin>", 4},
+		{"bind-key", "", "", json, "<bind>", 4},
 	}
 }
 
 var parameter = regexp.MustCompile(`\{[^}]*\}`)
 
 // request returns the HTTP request of a shot at a route.
-func (w *wholeSite) request(on server.Route, s shot) *http.Request {
+func (w *wholeSite) request(t testing.TB, on server.Route, s shot) *http.Request {
 	put := strings.NewReplacer("<token>", w.token.Reveal(), "<id>", w.token.ID(), "<serial>", w.serial, "<next>", url.QueryEscape(w.next)).Replace
-	r := httptest.NewRequest(on.Method, "/", bytes.NewReader([]byte(put(s.body))))
+	body := put(s.body)
+	switch body {
+	case "<rejoin>":
+		body = w.rejoin(t)
+	case "<bind>":
+		body = w.bind(t)
+	}
+	r := httptest.NewRequest(on.Method, "/", strings.NewReader(body))
 	r.URL.Path, r.URL.RawQuery = parameter.ReplaceAllLiteralString(on.Path, put(s.segment)), put(s.query)
 	for line := range strings.Lines(s.headers) {
 		if name, value, found := strings.Cut(line, ":"); found {
@@ -155,7 +175,7 @@ func (w *wholeSite) request(on server.Route, s shot) *http.Request {
 // without a secret and without much memory.
 func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.ResponseRecorder {
 	t.Helper()
-	r := w.request(on, s)
+	r := w.request(t, on, s)
 	got := httptest.NewRecorder()
 	before := allocatedBytes()
 	w.handler.ServeHTTP(got, r)

@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
@@ -41,6 +42,9 @@ type Server struct {
 	TokenReview *TokenReview
 	// Certificates serves POST /v1/certificate; nil serves no such path.
 	Certificates *Certificates
+
+	// Rejoin lets nodes come back whose certificate has expired; nil serves no such paths.
+	Rejoin *rejoin.Desk
 
 	// Advertise is the HOST:PORT for discovery in join commands. If it is empty, join commands name
 	// the API server of cluster-info.

@@ -56,7 +56,7 @@ func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now tim
 // limits returns the limits of a spec. It reads the Node to replace, because the token is only for the Node
 // that exists now.
 func (h *handler) limits(r *call, spec api.TokenSpec) (tokens.Limits, error) {
-	limits := tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role}
+	limits := tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role, Rejoin: spec.Rejoin}
 	if s := spec.CertificateDuration; s != "" {
 		d, err := time.ParseDuration(s)
 		if err != nil || d <= 0 {

@@ -217,6 +217,9 @@ func recreateCommand(l tokens.Limits) string {
 	if l.Role != "" {
 		b.WriteString(" --role " + l.Role)
 	}
+	if l.Rejoin != "" {
+		b.WriteString(" --rejoin " + l.Rejoin)
+	}
 	if l.CertificateDuration > 0 {
 		b.WriteString(" --certificate-duration " + l.CertificateDuration.String())
 	}

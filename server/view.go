@@ -85,7 +85,7 @@ func (v view) token(r tokens.Record) api.Token {
 		ID: r.Token.ID(), Status: v.status(r), Problem: problemOf(r),
 		Description: r.Description, Created: r.Created, Expires: r.Expires,
 		Usages: []string{}, Groups: append([]string{}, r.Groups...),
-		MaxNodes: r.Limits.MaxNodes, NodeNames: r.Limits.NodeNames, Role: r.Limits.Role,
+		MaxNodes: r.Limits.MaxNodes, NodeNames: r.Limits.NodeNames, Role: r.Limits.Role, Rejoin: r.Limits.Rejoin,
 		Nodes: v.nodes(r),
 	}
 	if r.Authentication { // in kubeadm's order

@@ -73,14 +73,14 @@ func (o *output) claims(cmd *cobra.Command, list api.ClaimList) error {
 		}
 		return nil
 	}
-	rows := [][]string{{"NODE", "TOKEN", "AGE", "KEYS", "REGISTERED"}}
+	rows := [][]string{{"NODE", "TOKEN", "AGE", "KEYS", "REGISTERED", "REJOINS"}}
 	now := time.Now()
 	for _, c := range list.Items {
 		registered := "no"
 		if c.NodeUID != "" {
 			registered = "yes"
 		}
-		rows = append(rows, []string{c.Node, c.Token, age(c.Created, now), strconv.Itoa(c.Keys), registered})
+		rows = append(rows, []string{c.Node, c.Token, age(c.Created, now), strconv.Itoa(c.Keys), registered, strconv.Itoa(len(c.Rejoins))})
 	}
 	return table(w, rows)
 }
@@ -97,7 +97,7 @@ func claimReleaseCommand() *cobra.Command {
 The command prints a line for each name. The exit code is 1 if one cannot be released.
 
 Certificates with the name stay valid, so release only names of machines that must not
-join. Until another token claims the name, renewals last at most as long as the old token
+join. The machine of a released name cannot rejoin. Until another token claims the name, renewals last at most as long as the old token
 allowed. A standalone kubejoin refuses such renewals.` + remoteHelp,
 		Example: `  kubejoin claim release worker-7`,
 		Args:    cobra.ArbitraryArgs,
@@ -142,7 +142,11 @@ func releaseClaims(ctx context.Context, cmd *cobra.Command, r *remote, nodes []s
 		if dryRun {
 			done = "would be released (dry run)"
 		}
-		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "claim of token %s on node name %q %s\n", c.Token, node, done); err != nil {
+		what := "claim of token " + c.Token + " on"
+		if c.Token == "" {
+			what = "identity of"
+		}
+		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s node name %q %s\n", what, node, done); err != nil {
 			return err
 		}
 	}

@@ -32,6 +32,7 @@ func TestErrorNamesFlagFieldOrAnnotation(t *testing.T) {
 		{"Worker_1", "nodeNames", "--node-name", "node-names", `["Worker_1"]`},
 		{"1m", "certificateDuration", "--certificate-duration", "certificate-duration", ""},
 		{"king", "role", "--role", "role", ""},
+		{"maybe", "rejoin", "--rejoin", "rejoin", ""},
 		{"Worker_1", "replaceNode", "--replace-node", "replaces-node", ""},
 		{"system:masters", "groups", "--groups", "", `["system:masters"]`},
 		{"a\tb", "description", "--description", "", `"a\tb"`},

@@ -11,6 +11,8 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/rejoin"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -161,6 +163,8 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow first client certificates for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'")
 	f.StringSliceVar(&o.Nodes.Reserved, "reserved-node-names", nil, "node name, or a pattern with *, that only tokens with role control-plane may use (repeatable)")
 	f.DurationVar(&o.Nodes.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long to keep a token after the last node of its limit has joined")
+	f.DurationVar(&o.Nodes.RejoinWindow, "rejoin-window", 0, "how long after the end of its certificate a node may rejoin, for example 720h (0: nodes cannot rejoin)")
+	f.IntVar(&o.Nodes.RejoinBudget, "rejoin-budget", rejoin.DefaultBudget, fmt.Sprintf("with --rejoin-window: how often a node may rejoin within the window, 1 to %d", tokens.MaxRejoins))
 	f.StringSliceVar(&o.cidrs, "serving-allowed-cidr", nil, "range of machine addresses allowed in kubelet serving certificates, for example 10.0.0.0/16 (repeatable; without this and --serving-allowed-dns-suffix none is approved)")
 	f.StringSliceVar(&o.suffixes, "serving-allowed-dns-suffix", nil, "domain allowed in kubelet serving certificates besides the name of the Node, for example node.example.com (repeatable)")
 	f.StringSliceVar(&o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")

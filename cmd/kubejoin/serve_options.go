@@ -158,6 +158,14 @@ func (o *serveOptions) checkNodes(fail failure) {
 			fail("reserved-node-names", "%v", err)
 		}
 	}
+	switch {
+	case o.Nodes.RejoinWindow < 0:
+		fail("rejoin-window", "%s given, want 0 or more, for example 720h", o.Nodes.RejoinWindow)
+	case o.Nodes.RejoinBudget < 1 || o.Nodes.RejoinBudget > tokens.MaxRejoins:
+		fail("rejoin-budget", "%d given, want 1 to %d", o.Nodes.RejoinBudget, tokens.MaxRejoins)
+	case o.Nodes.RejoinWindow == 0 && o.given("rejoin-budget"):
+		fail("rejoin-budget", "needs --rejoin-window")
+	}
 	if o.Nodes.SpentRetention < time.Minute {
 		fail("spent-token-retention", "%s given, want 1m or more: a node still needs the token to fetch its certificate", o.Nodes.SpentRetention)
 	}
@@ -247,6 +255,9 @@ func (o *serveOptions) checkOutput(fail failure) {
 
 // checkOnCluster refuses flags that make no sense on a cluster.
 func (o *serveOptions) checkOnCluster(enabled map[string]bool, fail failure) {
+	if o.Nodes.RejoinWindow > 0 && (!enabled[daemon.CSRSigner] || o.cluster.Shadow) {
+		fail("rejoin-window", "needs csr-signer and no --shadow: kubejoin knows only the keys of certificates that it has signed")
+	}
 	if o.CA.CertFile == "" {
 		if enabled[daemon.CSRSigner] && o.SignerConfig == "" {
 			fail("controllers", "csr-signer needs --cluster-signing-cert-file and --cluster-signing-key-file; to switch it off: --controllers='*,-csr-signer'")

@@ -124,6 +124,9 @@ func limits(t api.Token) []string {
 	if t.Role != "" {
 		list = append(list, "role="+t.Role)
 	}
+	if t.Rejoin != "" {
+		list = append(list, "rejoin="+t.Rejoin)
+	}
 	return list
 }
 

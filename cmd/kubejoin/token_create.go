@@ -29,7 +29,8 @@ type tokenCreateOptions struct {
 	description      string
 	maxNodes         int
 	nodeNames        []string
-	role, replace    string
+	role, rejoin     string
+	replace          string
 	wait             time.Duration
 	dryRun           bool
 	printJoinCommand bool
@@ -111,6 +112,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	f.StringSliceVar(&o.nodeNames, "node-name", nil, "allowed node name, or a pattern such as 'worker-*' (repeatable; default: any)")
 	f.DurationVar(&o.duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
 	f.StringVar(&o.role, "role", "", tokens.RoleControlPlane+" allows reserved node names (default: worker)")
+	f.StringVar(&o.rejoin, "rejoin", "", "allow or deny that nodes rejoin after their certificates have expired, if kubejoin runs with --rejoin-window (default: allow)")
 	f.StringVar(&o.replace, "replace-node", "", "name of an existing Node that one machine may replace")
 	f.DurationVar(&o.wait, "wait", server.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "check the request, but store nothing")
@@ -123,6 +125,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	complete("usages", api.UsageSigning, api.UsageAuthentication)
 	complete("format", server.JoinFormats()...)
 	complete("role", tokens.RoleControlPlane)
+	complete("rejoin", tokens.RejoinAllow, tokens.RejoinDeny)
 	complete("groups", tokens.DefaultGroup)
 	return cmd
 }
@@ -177,7 +180,7 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	asked.Token = api.Secret(t.Reveal())
 	asked.TokenSpec = api.TokenSpec{
 		Expires: o.expires, Usages: o.usages, Description: o.description,
-		MaxNodes: o.maxNodes, NodeNames: o.nodeNames, Role: o.role, ReplaceNode: o.replace,
+		MaxNodes: o.maxNodes, NodeNames: o.nodeNames, Role: o.role, Rejoin: o.rejoin, ReplaceNode: o.replace,
 	}
 	if o.expires == "" {
 		asked.TTL = o.ttl.String()

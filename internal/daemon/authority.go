@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,8 +14,11 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // newAuthority creates the authority that decides on every certificate.
@@ -38,9 +43,37 @@ func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *si
 	}
 }
 
-// giveCertificates enables POST /v1/certificate.
+// giveCertificates enables POST /v1/certificate and /v1/rejoin.
 func (s *service) giveCertificates(authority *signer.Authority) {
 	s.api.Certificates = &server.Certificates{Authority: authority, ClientCertificate: s.byCertificate}
+	s.api.Rejoin = &rejoin.Desk{
+		Authority: authority, Budget: s.options.Nodes.RejoinBudget, IsServer: s.isServer, Event: s.rejoinEvent,
+		Logger: s.log, Registerer: s.registry,
+	}
+}
+
+// isServer reports whether a host in lower case is this kubejoin: a name in its certificate or in the options.
+func (s *service) isServer(host string) bool {
+	own := append([]string{hostOf(s.options.Advertise)}, s.options.TLS.SANs...)
+	if slices.ContainsFunc(own, func(name string) bool { return strings.EqualFold(name, host) }) {
+		return true
+	}
+	if s.certificate == nil {
+		return false
+	}
+	served, err := s.certificate(nil)
+	return err == nil && served.Leaf != nil && served.Leaf.VerifyHostname(host) == nil
+}
+
+// rejoinEvent creates an Event on a Node that has rejoined, or may not.
+func (s *service) rejoinEvent(node string, refused bool, reason, message string) {
+	kind := corev1.EventTypeNormal
+	if refused {
+		kind = corev1.EventTypeWarning
+		message = "A machine with a key of this node may not rejoin: " + message
+	}
+	// kubectl describe shows Events that have the name as UID, as those of kubelets.
+	s.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}, kind, reason, message)
 }
 
 // admission returns the admission of node names on the cluster.
@@ -53,7 +86,7 @@ func (c *cluster) admission() *admission.Nodes {
 	}
 	return &admission.Nodes{
 		Tokens: c.store, Claims: c.claims, Node: c.nodes.Node, Ready: c.nodes.Ready,
-		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Lease: lease, Retention: o.SpentRetention,
+		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Lease: lease, Retention: o.SpentRetention, RejoinWindow: o.RejoinWindow,
 		Logger: c.log, Registerer: c.registry,
 	}
 }

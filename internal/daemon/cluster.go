@@ -260,7 +260,8 @@ func (c *cluster) startControllers() error {
 	if enabled[ClaimCleaner] {
 		loop := cleaner.Claims{
 			Store: c.claims, Tokens: c.store, Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch(c.watch),
-			Logger: c.log, Registerer: c.registry,
+			RejoinWindow: c.options.Nodes.RejoinWindow,
+			Logger:       c.log, Registerer: c.registry,
 		}
 		controllers = append(controllers, loop.Run)
 	}

@@ -104,6 +104,8 @@ type Nodes struct {
 	AllowExisting  bool
 	Reserved       []string
 	SpentRetention time.Duration
+	RejoinWindow   time.Duration // 0: nodes cannot rejoin
+	RejoinBudget   int
 }
 
 // Serving configures the rules about kubelets' serving certificates.

@@ -114,7 +114,7 @@ func (s *standalone) buildAuthority() error {
 		ownHosts: s.ownHosts,
 	}
 	s.authority = s.newAuthority(facts, &admission.Nodes{
-		Tokens: s.store, Claims: s.store.Claims(), Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention,
+		Tokens: s.store, Claims: s.store.Claims(), Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention, RejoinWindow: o.Nodes.RejoinWindow,
 		Logger: s.log, Registerer: s.registry,
 	})
 	if err := s.authority.Check(); err != nil {
@@ -174,7 +174,7 @@ func (s *standalone) startControllers() {
 		s.goBackground(loop.Run)
 	}
 	if s.options.Controllers[ClaimCleaner] {
-		loop := cleaner.Claims{Store: s.store.Claims(), Tokens: s.store, Logger: s.log, Registerer: s.registry}
+		loop := cleaner.Claims{Store: s.store.Claims(), Tokens: s.store, RejoinWindow: s.options.Nodes.RejoinWindow, Logger: s.log, Registerer: s.registry}
 		s.goBackground(loop.Run)
 	}
 }

@@ -8,7 +8,8 @@ type Claim struct {
 	Kind       string `json:"kind"`
 
 	Node string `json:"node"`
-	// Token is the ID of the token.
+	// Token is the ID of the token. It is empty if the node joined with a token without limits, and its identity was
+	// released.
 	Token   string    `json:"token"`
 	Created time.Time `json:"created,omitzero"`
 	// Keys is the number of keys that have a certificate under this name.
@@ -16,6 +17,8 @@ type Claim struct {
 	// NodeUID is the UID of the Node object, if the node has registered. In clusters without Node objects it is
 	// tokens.ByCertificate once the node has sent a request with its certificate.
 	NodeUID string `json:"nodeUID,omitempty"`
+	// Rejoins are the times when the node rejoined, the newest last.
+	Rejoins []time.Time `json:"rejoins,omitempty"`
 
 	DryRun   bool     `json:"dryRun,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`

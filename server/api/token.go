@@ -50,6 +50,7 @@ type Token struct {
 	NodeNames           []string `json:"nodeNames,omitempty"`
 	CertificateDuration string   `json:"certificateDuration,omitempty"`
 	Role                string   `json:"role,omitempty"`
+	Rejoin              string   `json:"rejoin,omitempty"`
 	ReplacesNode        *Node    `json:"replacesNode,omitempty"`
 	// Nodes are the node names that the token holds.
 	Nodes []string `json:"nodes,omitempty"`
@@ -108,6 +109,7 @@ type TokenSpec struct {
 	NodeNames           []string `json:"nodeNames,omitzero"`
 	CertificateDuration string   `json:"certificateDuration,omitempty"` // a Go duration
 	Role                string   `json:"role,omitempty"`
+	Rejoin              string   `json:"rejoin,omitempty"`
 	// ReplaceNode is the name of an existing Node object. The token may be used to replace that node.
 	ReplaceNode string `json:"replaceNode,omitempty"`
 }

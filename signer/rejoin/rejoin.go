@@ -84,17 +84,18 @@ func (d *Desk) start() {
 	})
 }
 
-// Challenge returns a challenge that is valid for a minute, in every process with the same CA.
-func (d *Desk) Challenge() (string, error) {
+// Challenge returns a challenge and when it expires. Every process with the same CA accepts it.
+func (d *Desk) Challenge() (challenge string, expires time.Time, err error) {
 	d.start()
 	if err := d.off(); err != nil {
-		return "", d.counted(err)
+		return "", time.Time{}, d.counted(err)
 	}
 	ca, err := d.ca()
 	if err != nil {
-		return "", d.counted(err)
+		return "", time.Time{}, d.counted(err)
 	}
-	return newChallenge(d.secret(ca), d.now()), nil
+	now := d.now()
+	return newChallenge(d.secret(ca), now), now.Add(challengeTTL).UTC().Truncate(time.Second), nil
 }
 
 // Rejoin returns a bootstrap token with which the node that has signed the request can bootstrap again. The error is an

@@ -119,7 +119,7 @@ func (w *world) join(t testing.TB, d *rejoin.Desk, node, user, uid string) machi
 // request returns the signed request of a machine.
 func (m machine) request(t testing.TB, d *rejoin.Desk) rejoin.Request {
 	t.Helper()
-	challenge, err := d.Challenge()
+	challenge, _, err := d.Challenge()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func TestDeskRefuses(t *testing.T) {
 	wantReason(t, "Node deleted", err, "NodeNotFound")
 	w.nodes["worker-1"] = "uid-1"
 	d.Authority.Nodes.RejoinWindow = 0
-	_, err = d.Challenge()
+	_, _, err = d.Challenge()
 	wantReason(t, "challenge without a window", err, "RejoinOff")
 	_, err = d.Rejoin(t.Context(), rejoin.Request{}, netip.Addr{})
 	wantReason(t, "without a window", err, "RejoinOff")

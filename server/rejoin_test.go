@@ -1,0 +1,255 @@
+package server_test
+
+import (
+	"crypto"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/rejoin/proof"
+	"github.com/kubejoin/kubejoin/tokens"
+	"sigs.k8s.io/yaml"
+)
+
+// A machine is a node with its key and certificate.
+type machine struct {
+	node  string
+	key   crypto.Signer
+	chain []byte
+}
+
+// machine returns a node that has joined. s must issue certificates.
+func (s *site) machine(t testing.TB, node string) machine {
+	t.Helper()
+	m := machine{node: node, key: csrtest.NewKey()}
+	var err error
+	m.chain, err = s.by(s.token(t, once)).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, ofNode(node), m.key))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// publicPEM returns the public key in PEM, and its ID.
+func publicPEM(t testing.TB, key crypto.Signer) (text, id string) {
+	t.Helper()
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), pkcs10.IDOfKey(der)
+}
+
+// rejoin returns the body of a request to rejoin, or to bind a key.
+func (m machine) rejoin(t testing.TB, s *site, bind crypto.Signer) string {
+	t.Helper()
+	challenge, _, err := s.Rejoin.Challenge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := proof.Rejoin(challenge, m.node, "127.0.0.1")
+	req := api.BindKey{Rejoin: api.Rejoin{Certificate: api.Text(m.chain), Challenge: api.Text(challenge), Server: "127.0.0.1"}}
+	if m.chain == nil {
+		public, _ := publicPEM(t, m.key)
+		req.Node, req.PublicKey = api.Text(m.node), api.Text(public)
+	}
+	if bind != nil {
+		public, id := publicPEM(t, bind)
+		req.Key, text = api.Text(public), proof.Bind(challenge, m.node, "127.0.0.1", id)
+	}
+	signature, err := proof.Sign(m.key, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Signature = api.Text(base64.StdEncoding.EncodeToString(signature))
+	body, err := json.Marshal(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+// Over HTTPS, a machine gets a bootstrap kubeconfig, and with its token a certificate. Each refusal has its status and
+// reason, and a challenge is good once.
+func TestNodeRejoinsOverHTTPS(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := s.machine(t, "worker-1")
+	challenge, _, got := askFor[api.RejoinChallenge](t, s, "POST", "/v1/rejoin/challenge", "")
+	if left := time.Until(challenge.Expires); got.status != 200 || left > time.Minute || left < 30*time.Second || got.header.Get("Cache-Control") != "no-store" {
+		t.Errorf("got %d %+v", got.status, challenge)
+	}
+	body := m.rejoin(t, s, nil)
+	got = s.do(t, "POST", "/v1/rejoin", "", "application/json", body)
+	var kubeconfig struct {
+		Clusters []struct{ Cluster struct{ Server string } }
+		Users    []struct{ User struct{ Token string } }
+	}
+	if err := yaml.Unmarshal([]byte(got.body), &kubeconfig); err != nil || got.status != 200 || got.header.Get("Content-Type") != "application/yaml" || len(kubeconfig.Users) != 1 {
+		t.Fatalf("got %d %v %s", got.status, err, tokens.Redact(got.body))
+	}
+	if at := kubeconfig.Clusters[0].Cluster.Server; at != "https://api.example.com:6443" {
+		t.Errorf("got server %s", at)
+	}
+	_, p, got := askFor[api.RejoinChallenge](t, s, "POST", "/v1/rejoin", body)
+	if got.status != 403 || !p.Named(api.ProblemRejoinRefused) || p.Reason != "ChallengeUsed" {
+		t.Errorf("replayed: got %d %+v", got.status, p)
+	}
+	again := s.do(t, "POST", "/v1/rejoin", "", "application/json", m.rejoin(t, s, nil))
+	if again.status != 200 || !strings.Contains(again.body, kubeconfig.Users[0].User.Token) {
+		t.Errorf("another request: got %d, want the same token", again.status)
+	}
+	chain, err := s.by(kubeconfig.Users[0].User.Token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "worker-1"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.verified(t, chain, x509.ExtKeyUsageClientAuth)
+	if _, err := s.by(kubeconfig.Users[0].User.Token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "worker-2"))}); err == nil {
+		t.Error("the token admits another node")
+	}
+	stranger := machine{"worker-1", csrtest.NewKey(), m.chain}
+	if _, p, got = askFor[api.RejoinChallenge](t, s, "POST", "/v1/rejoin", stranger.rejoin(t, s, nil)); got.status != 401 || !p.Named(api.ProblemRejoinUnproven) || p.Reason != "SignatureInvalid" {
+		t.Errorf("another key: got %d %+v", got.status, p)
+	}
+	if got.header.Get("WWW-Authenticate") == "" {
+		t.Error("got no WWW-Authenticate")
+	}
+	if strings.Contains(s.logs.String(), kubeconfig.Users[0].User.Token[7:]) {
+		t.Error("the log has the secret of the token")
+	}
+}
+
+// A key that was bound over HTTPS lets the machine come back without its certificate.
+func TestNodeBindsKeyOverHTTPS(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m, kept := s.machine(t, "worker-1"), csrtest.Ed25519()
+	_, id := publicPEM(t, kept)
+	key, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin/key", m.rejoin(t, s, kept))
+	if got.status != 200 || key.Key != id || key.Kind != api.KindBoundKey {
+		t.Fatalf("got %d %+v %+v, want key %s", got.status, key, p, id)
+	}
+	if got := s.do(t, "POST", "/v1/rejoin", "", "application/json", machine{node: "worker-1", key: kept}.rejoin(t, s, nil)); got.status != 200 {
+		t.Errorf("got %d %s", got.status, got.body)
+	}
+	if _, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin", machine{node: "worker-2", key: kept}.rejoin(t, s, nil)); got.status != 403 || p.Reason != "KeyNotCurrent" {
+		t.Errorf("another node: got %d %+v", got.status, p)
+	}
+}
+
+func TestRejoinRefusesMalformedRequests(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := s.machine(t, "worker-1")
+	for name, test := range map[string]struct {
+		edit  func(map[string]string)
+		field string
+	}{
+		"no challenge":        {func(f map[string]string) { delete(f, "challenge") }, "challenge"},
+		"no server":           {func(f map[string]string) { delete(f, "server") }, "server"},
+		"no signature":        {func(f map[string]string) { delete(f, "signature") }, "signature"},
+		"signature as hex":    {func(f map[string]string) { f["signature"] = "12:34" }, "signature"},
+		"no certificate":      {func(f map[string]string) { delete(f, "certificate") }, "certificate"},
+		"node beside it":      {func(f map[string]string) { f["node"] = "worker-1" }, "certificate"},
+		"node without key":    {func(f map[string]string) { delete(f, "certificate"); f["node"] = "worker-1" }, "certificate"},
+		"key without node":    {func(f map[string]string) { delete(f, "certificate"); f["publicKey"] = "x" }, "certificate"},
+		"key to bind":         {func(f map[string]string) { f["key"] = "x" }, "key"},
+		"empty certificate":   {func(f map[string]string) { f["certificate"] = "" }, "certificate"},
+		"unknown field":       {func(f map[string]string) { f["token"] = "x" }, "token"},
+		"all three of a kind": {func(f map[string]string) { f["node"], f["publicKey"] = "worker-1", "x" }, "certificate"},
+	} {
+		fields := map[string]string{}
+		if err := json.Unmarshal([]byte(m.rejoin(t, s, nil)), &fields); err != nil {
+			t.Fatal(err)
+		}
+		test.edit(fields)
+		body, err := json.Marshal(fields)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin", string(body)); got.status != 400 || p.Field != test.field {
+			t.Errorf("%s: got %d %+v, want 400 for %s", name, got.status, p, test.field)
+		}
+	}
+	if _, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin/key", m.rejoin(t, s, nil)); got.status != 400 || p.Field != "key" {
+		t.Errorf("nothing to bind: got %d %+v", got.status, p)
+	}
+	if got := s.do(t, "POST", "/v1/rejoin?certificate=x", "", "", ""); got.status != 400 {
+		t.Errorf("certificate in the URL: got %d", got.status)
+	}
+}
+
+// What the server cannot do now must be a 503, and without a window a refusal; without a desk there is no path.
+func TestRejoinThatIsNotPossible(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := s.machine(t, "worker-1")
+	body := m.rejoin(t, s, nil)
+	s.Certificates.Authority.Nodes.RejoinWindow = 0
+	for _, path := range []string{"/v1/rejoin/challenge", "/v1/rejoin", "/v1/rejoin/key"} {
+		sent := map[string]string{"/v1/rejoin": body, "/v1/rejoin/key": strings.Replace(body, "{", `{"key":"x",`, 1)}[path]
+		if _, p, got := askFor[api.BoundKey](t, s, "POST", path, sent); got.status != 403 || p.Reason != "RejoinOff" {
+			t.Errorf("%s: got %d %+v", path, got.status, p)
+		}
+	}
+	s.Certificates.Authority.Nodes.RejoinWindow = time.Hour
+	body = m.rejoin(t, s, nil)
+	signers := s.Certificates.Authority.Signers
+	s.Certificates.Authority.Signers = nil
+	if _, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin/challenge", ""); got.status != 503 || !p.Named("rejoin-unavailable") {
+		t.Errorf("without a CA: got %d %+v", got.status, p)
+	}
+	s.Certificates.Authority.Signers = signers
+	other := newSite(t)
+	other.Rejoin, other.ClusterInfo = s.Rejoin, &clusterinfo.Computed{Tokens: other.store}
+	other.start(t)
+	if _, p, got := askFor[api.BoundKey](t, other, "POST", "/v1/rejoin", body); got.status < 404 {
+		t.Errorf("without cluster-info: got %d %+v", got.status, p)
+	}
+	if _, ok := s.Rejoin.Authority.Nodes.Claims.Find(t.Context(), "worker-1"); ok != nil {
+		t.Error(ok)
+	}
+	none := newSite(t)
+	none.start(t)
+	if got := none.do(t, "POST", "/v1/rejoin", "", "", ""); got.status != http.StatusNotFound {
+		t.Errorf("without a desk: got %d", got.status)
+	}
+}
+
+// The identity of a node that joined without limits ends with 'claim release', too, and claims show rejoins.
+func TestReleaseEndsIdentity(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := machine{node: "worker-1", key: csrtest.NewKey()}
+	var err error
+	if m.chain, err = s.by(s.token(t, nil)).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, ofNode("worker-1"), m.key))}); err != nil {
+		t.Fatal(err)
+	}
+	s.MaxRemainingLifetime = nil
+	if _, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 200 {
+		t.Errorf("got %d %s", got.status, got.body)
+	}
+	if _, p, got := askFor[api.Claim](t, s, "POST", "/v1/rejoin", m.rejoin(t, s, nil)); got.status != 403 || p.Reason != "KeyNotCurrent" {
+		t.Errorf("after the release: got %d %+v", got.status, p)
+	}
+	if _, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 404 {
+		t.Errorf("second release: got %d %s", got.status, got.body)
+	}
+	limited := s.machine(t, "worker-2")
+	if got := s.do(t, "POST", "/v1/rejoin", "", "application/json", limited.rejoin(t, s, nil)); got.status != 200 {
+		t.Fatalf("got %d %s", got.status, got.body)
+	}
+	list, _, _ := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
+	if len(list.Items) != 1 || len(list.Items[0].Rejoins) != 1 {
+		t.Errorf("got claims %+v, want one that rejoined once", list.Items)
+	}
+}
