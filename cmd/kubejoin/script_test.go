@@ -38,6 +38,8 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("EXAMPLES", examples)
+			e.Setenv("REJOIN", filepath.Join(examples, "../../deploy/systemd/rejoin.sh"))
+			e.Setenv("BOOT", "--bootstrap-kubeconfig")
 			e.Setenv(openapicheck.Environment, answers)
 			e.Setenv("GOGC", "off") // saves a quarter of the CPU time of short programs
 			return nil
