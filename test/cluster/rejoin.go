@@ -48,20 +48,42 @@ func (n *Node) kubelet() (int, error) {
 	return 0, errors.New("no kubelet runs")
 }
 
-// Reset stops the kubelet, which kubeadm does with systemd, and runs 'kubeadm reset'. It returns the output of
-// kubeadm. The kubelet restarts when [Node.Rejoin] has written its flags.
-func (n *Node) Reset(ctx context.Context) (output string, err error) {
-	off := filepath.Join(n.dir, "kubelet.off")
-	if err := os.WriteFile(off, nil, 0o600); err != nil {
-		return "", err
+// StopKubelet kills the kubelet. It stays off until [Node.StartKubelet].
+func (n *Node) StopKubelet() error {
+	if err := os.WriteFile(filepath.Join(n.dir, "kubelet.off"), nil, 0o600); err != nil {
+		return err
 	}
 	if pid, err := n.kubelet(); err == nil {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return "", err
+			return err
 		}
 	}
+	return nil
+}
+
+// StartKubelet lets the kubelet run again. It restarts whenever it ends, as with systemd.
+func (n *Node) StartKubelet() error { return os.Remove(filepath.Join(n.dir, "kubelet.off")) }
+
+// Run runs a command on the machine and returns its output and exit code. The files of the host are there, except those
+// of Kubernetes.
+func (n *Node) Run(ctx context.Context, command ...string) (output string, code int, err error) {
+	inside := []string{"--target", strconv.Itoa(n.machine.PID()), "--mount", "--pid"}
+	out, err := exec.CommandContext(ctx, "nsenter", slices.Concat(inside, command)...).CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return string(out), exit.ExitCode(), nil
+	}
+	return string(out), 0, err
+}
+
+// Reset stops the kubelet, which kubeadm does with systemd, and runs 'kubeadm reset'. It returns the output of
+// kubeadm. The kubelet restarts when [Node.Rejoin] has written its flags.
+func (n *Node) Reset(ctx context.Context) (output string, err error) {
+	if err := n.StopKubelet(); err != nil {
+		return "", err
+	}
 	output, err = n.kubeadm(ctx, "reset", "--force", "--cri-socket", "unix://"+filepath.Join(n.dir, "cri.sock"))
-	return output, errors.Join(err, os.Remove(off))
+	return output, errors.Join(err, n.StartKubelet())
 }
 
 // Rejoin runs 'kubeadm join' on a machine that joined before and was reset, and returns the output of kubeadm.

@@ -1,0 +1,231 @@
+package join
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	currentPEM    = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+	bootstrapConf = "/etc/kubernetes/bootstrap-kubelet.conf"
+)
+
+// An offMachine is a machine with a real kubelet whose certificate expires.
+type offMachine struct {
+	*cluster.Node
+	site *harness.Site
+	uid  types.UID
+}
+
+// expire gives the kubelet, which must be stopped, a certificate of its own key that has expired.
+func (m *offMachine) expire(t *testing.T) {
+	t.Helper()
+	content, err := m.ReadFile(currentPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(content, content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := tls.LoadX509KeyPair(m.site.CAFile(), m.site.CAKeyFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	expired := *pair.Leaf
+	expired.SerialNumber = big.NewInt(time.Now().UnixNano())
+	expired.NotBefore, expired.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(-time.Second) // while the CA was valid
+	der, err := x509.CreateCertificate(rand.Reader, &expired, ca.Leaf, pair.Leaf.PublicKey, ca.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest := pem.Decode(content) // the key follows the certificate
+	m.write(t, append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), rest...))
+}
+
+// write replaces the certificate and key of the kubelet.
+func (m *offMachine) write(t *testing.T, content []byte) {
+	t.Helper()
+	file := filepath.Join(m.site.WorkDir, "current.pem")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.run(t, 0, "cp", file, currentPEM) // into the file behind the link, which the kubelet wants to replace
+}
+
+func (m *offMachine) run(t *testing.T, want int, command ...string) string {
+	t.Helper()
+	out, code, err := m.Run(t.Context(), command...)
+	if err != nil || code != want {
+		t.Fatalf("%q: exit code %d, %v, want %d\n%s", command, code, err, want, out)
+	}
+	return out
+}
+
+var tokenLine = regexp.MustCompile(`token: ([a-z0-9]{6}\.[a-z0-9]{16})`)
+
+// comeBack runs a command that lets the machine rejoin, starts the kubelet, and waits until it has a new certificate and
+// reports the Ready condition of the same Node again.
+func (m *offMachine) comeBack(t *testing.T, command ...string) {
+	t.Helper()
+	before, _ := m.ReadFile(currentPEM) // none on a machine without a disk
+	m.run(t, 0, command...)
+	content, err := m.ReadFile(bootstrapConf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.site.ParseToken(t, tokenLine.FindStringSubmatch(string(content))[1])
+	began := time.Now()
+	if err := m.StartKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	harness.Wait(t, "the node to come back", func() error {
+		after, err := m.ReadFile(currentPEM)
+		if err != nil || string(after) == string(before) {
+			return fmt.Errorf("no new certificate: %v", err)
+		}
+		node, err := m.site.Client().CoreV1().Nodes().Get(t.Context(), m.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if node.UID != m.uid {
+			t.Fatalf("got Node %s with UID %s, want %s", m.Name, node.UID, m.uid)
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !c.LastHeartbeatTime.Time.Before(began.Truncate(time.Second)) {
+				return nil
+			}
+		}
+		return errors.New("no report of being Ready since the kubelet started")
+	})
+	t.Logf("back after %s", time.Since(began).Round(100*time.Millisecond))
+}
+
+// diskless is how often the machine without a disk boots.
+const diskless = 10
+
+// TestExpiredKubeletComesBack stops a real kubelet until its certificate has expired, and runs one command: the kubelet
+// must be back as the same Node with the same pods. The same with rejoin.sh. A copy of the disk from before must be
+// refused, with an Event. Then a machine that loses its disk boots ten times with a key that it has bound.
+func TestExpiredKubeletComesBack(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	s := harness.NewSite(t, cluster.Options{}, "--rejoin-window=720h", "--rejoin-budget=20")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	args, _ := s.JoinArgs(t, "?maxNodes=1")
+	node, err := s.Join(ctx, "worker-1", args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	object, err := s.Client().CoreV1().Nodes().Get(ctx, "worker-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &offMachine{node, s, object.UID}
+	if _, err := s.Client().CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err) // kube-controller-manager does not run here
+	}
+	mount := false
+	pod, err := s.Client().CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "stays"},
+		Spec:       corev1.PodSpec{NodeName: "worker-1", AutomountServiceAccountToken: &mount, Containers: []corev1.Container{{Name: "c", Image: "example.com/c:1"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := "https://" + s.Endpoint
+	first, err := m.ReadFile(currentPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := func() {
+		t.Helper()
+		if err := m.StopKubelet(); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// While the certificate is valid, the command does nothing.
+	if out := m.run(t, 0, harness.Kubejoin, "rejoin", "--url", url); !strings.Contains(out, "nothing to do") {
+		t.Errorf("valid certificate: got %s", out)
+	}
+
+	// The kubelet alone does not come back.
+	stop()
+	m.expire(t)
+	if err := m.StartKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.WaitKubelet(ctx, "unable to load bootstrap kubeconfig"); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	m.comeBack(t, harness.Kubejoin, "rejoin", "--url", url)
+
+	// The same with the script.
+	stop()
+	m.expire(t)
+	m.comeBack(t, "sh", harness.RepositoryFile(t, "deploy/systemd/rejoin.sh"), "--url", url)
+	kept, err := s.Client().CoreV1().Pods("default").Get(ctx, "stays", metav1.GetOptions{})
+	if err != nil || kept.UID != pod.UID || kept.DeletionTimestamp != nil {
+		t.Errorf("got pod %v, %v, want the one from before", kept, err)
+	}
+
+	// A copy of the disk from before the rejoins.
+	stop()
+	now, err := m.ReadFile(currentPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, first)
+	m.expire(t)
+	if out := m.run(t, 3, harness.Kubejoin, "rejoin", "--url", url); !strings.Contains(out, "KeyNotCurrent") {
+		t.Errorf("old copy of the disk: got %s", out)
+	}
+	harness.Wait(t, "Events of the Node", func() error {
+		out := s.RunKubectl(t, "describe", "node", "worker-1")
+		for _, reason := range []string{"Rejoined", "KeyNotCurrent"} {
+			if !strings.Contains(out, reason) {
+				return fmt.Errorf("no Event %s in\n%s", reason, out)
+			}
+		}
+		return nil
+	})
+	m.write(t, now)
+
+	// A machine without a disk.
+	key := filepath.Join(s.WorkDir, "kept.key")
+	m.run(t, 0, "openssl", "genpkey", "-algorithm", "ed25519", "-out", key)
+	m.run(t, 0, harness.Kubejoin, "rejoin", "--url", url, "--bind-key", key)
+	for range diskless {
+		stop()
+		m.run(t, 0, "sh", "-c", "rm -rf /var/lib/kubelet/pki /etc/kubernetes/kubelet.conf "+bootstrapConf)
+		m.comeBack(t, harness.Kubejoin, "rejoin", "--url", url, "--ca-file", s.CAFile(), "--key", key, "--node", "worker-1")
+	}
+	if out := s.CLI(t, "claim", "list"); !regexp.MustCompile(fmt.Sprintf(`(?m)^worker-1 .* %d$`, 2+diskless)).MatchString(out) {
+		t.Errorf("got claims\n%s", out)
+	}
+	metrics := s.CheckSecrets(t)
+	if n := harness.Metric(t, metrics, `kubejoin_rejoins_total{result="granted"}`); n != 2+diskless {
+		t.Errorf("got %v rejoins, want %d", n, 2+diskless)
+	}
+}
