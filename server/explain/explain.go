@@ -156,6 +156,7 @@ func (v *view) joined() {
 	v.say(state, since, "joined %s, %s", ago(v.Object.Created, v.now), v.readiness())
 	if state == api.JoinedNotReady {
 		v.next("", v.ofNode("kubectl describe node"))
+		v.offline()
 	}
 	if len(v.serving) == 0 {
 		return
@@ -176,6 +177,33 @@ func (v *view) joined() {
 		v.approve("approve it with", r)
 	}
 }
+
+// refusedRejoins are the states of a node that may not rejoin.
+var refusedRejoins = []api.NodeState{RejoinOff, RejoinTooLate, KeyNotCurrent, NodeReplaced, Revoked, RejoinBudgetSpent}
+
+// offline explains a node that is not Ready because its certificate has expired.
+func (v *view) offline() {
+	var last *api.EventEvidence
+	for i, e := range v.Events {
+		ours := e.Kind == "Node" && e.Object == v.Node && e.Source == kubejoinName
+		if ours && (e.Reason == eventRejoined || slices.Contains(refusedRejoins, api.NodeState(e.Reason))) && (last == nil || e.At.After(last.At)) {
+			last = &v.Events[i]
+		}
+	}
+	ready := v.e.Sentence
+	switch end := v.Identity.NotAfter; {
+	case last != nil && last.Reason != eventRejoined:
+		v.e.Evidence.Event = last
+		v.say(api.NodeState(last.Reason), last.At, "%s; kubejoin refused %s to let its machine rejoin: %s", ready, ago(last.At, v.now), clean(last.Message))
+		v.next("to replace it, create a token with", v.ofNode("kubejoin token create --replace-node"))
+	case !end.IsZero() && end.Before(v.now):
+		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: run 'kubejoin rejoin' on the machine, within --rejoin-window of kubejoin", ready, ago(end, v.now))
+		v.next("", v.ofNode("kubejoin token create --replace-node"))
+	}
+}
+
+// eventRejoined is the reason of the Event of a node that may rejoin.
+const eventRejoined = "Rejoined"
 
 func (v *view) readiness() string {
 	n := v.Object

@@ -43,7 +43,7 @@ const (
 
 	// CertificateIssued: the certificate is issued, but there is no Node object.
 	CertificateIssued api.NodeState = "CertificateIssued"
-	// CertificateExpired: there is no Node object, and the certificate has expired.
+	// CertificateExpired: the certificate has expired, and there is no Node object or it is not Ready.
 	CertificateExpired api.NodeState = "CertificateExpired"
 	// SignedByOther: there is no Node object, and a signer other than kubejoin issued the certificate.
 	SignedByOther api.NodeState = "SignedByOther"
@@ -51,6 +51,13 @@ const (
 	WrongIssuer api.NodeState = "WrongIssuer"
 	// NodeDeleted: the Node object was deleted.
 	NodeDeleted api.NodeState = "NodeDeleted"
+
+	// The Node is not Ready, and kubejoin refused to let its machine rejoin for this reason. NodeReplaced is another one.
+	RejoinOff         api.NodeState = "RejoinOff"
+	RejoinTooLate     api.NodeState = "RejoinTooLate"
+	KeyNotCurrent     api.NodeState = "KeyNotCurrent"
+	Revoked           api.NodeState = "Revoked"
+	RejoinBudgetSpent api.NodeState = "RejoinBudgetSpent"
 
 	// WaitsForTurn: the machine waits until another control plane has joined.
 	WaitsForTurn api.NodeState = "WaitsForTurn"

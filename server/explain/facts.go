@@ -16,11 +16,13 @@ type Facts struct {
 	Object *api.NodeEvidence
 	// Claim is the claim of the name; nil if there is none.
 	Claim *tokens.Claim
+	// Identity is what the node can rejoin with; the zero Identity if nothing is known.
+	Identity tokens.Identity
 	// Tokens are all tokens.
 	Tokens []tokens.Record
 	// ClusterInfo is the data of the ConfigMap cluster-info; nil if there is none.
 	ClusterInfo map[string]string
-	// Events are the Events about the requests and about kubejoin's Lease.
+	// Events are the Events about the requests, the Node and kubejoin's Lease.
 	Events []api.EventEvidence
 	// Leader is the replica that runs the controllers; nil if there is no Lease.
 	Leader *api.LeaderEvidence

@@ -2,6 +2,7 @@ package csr
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"slices"
@@ -59,12 +60,24 @@ func nodeOf(cert *x509.Certificate) string {
 	return node
 }
 
+// rejoins reports whether a request is by the token with which its node rejoins: the old key is the node's own.
+func (h *handler) rejoins(csr *certificates.CertificateSigningRequest, node string) bool {
+	id, n := tokens.IDOfUser(csr.Spec.Username), h.Authority.Nodes
+	if id == "" || n == nil || n.Claims == nil || n.RejoinWindow <= 0 {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	c, err := n.Claims.Find(ctx, node)
+	return err == nil && c.Identity.TokenID == id
+}
+
 // noticeShared reports a first certificate for a node name while another certificate for that name is
 // valid: two machines may use the name. A token without limits leaves no claim, so nothing else shows this.
 func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 	cert := leaf(csr)
 	node := nodeOf(cert)
-	if node == "" || csr.Spec.Username == tokens.NodeUserPrefix+node { // a renewal
+	if node == "" || csr.Spec.Username == tokens.NodeUserPrefix+node || h.rejoins(csr, node) { // a renewal
 		return
 	}
 	others, err := h.byNode.ByIndex(byNode, node)

@@ -182,13 +182,18 @@ func (g *gathering) claim(ctx context.Context) error {
 		return nil
 	}
 	c, err := g.Claims.Get(ctx, g.facts.Node)
-	if errors.Is(err, tokens.ErrNotFound) || err == nil && c.Released() {
+	if errors.Is(err, tokens.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	g.set(func(f *explain.Facts) { f.Claim = &c })
+	g.set(func(f *explain.Facts) {
+		f.Identity = c.Identity
+		if !c.Released() {
+			f.Claim = &c
+		}
+	})
 	return nil
 }
 

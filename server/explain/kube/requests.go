@@ -180,6 +180,9 @@ func (g *gathering) permission(ctx context.Context) error {
 func (g *gathering) events(ctx context.Context) error {
 	type about struct{ namespace, kind, name string }
 	wanted := []about{{g.LeaseNamespace, "Lease", g.LeaseName}}
+	if g.facts.Object != nil {
+		wanted = append(wanted, about{metav1.NamespaceDefault, "Node", g.facts.Node})
+	}
 	for _, o := range g.latest {
 		wanted = append(wanted, about{metav1.NamespaceDefault, "CertificateSigningRequest", o.Name})
 	}
