@@ -29,6 +29,14 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	if err != nil {
 		return response{}, badField("format", "%v", err)
 	}
+	if req.RejoinURL != "" {
+		if err := joinformat.CheckRejoinURL(req.RejoinURL); err != nil {
+			return response{}, badField("rejoinURL", "%v", err)
+		}
+		if req.Format != api.FormatScript {
+			return response{}, badField("rejoinURL", "only the format %s can install what a rejoin needs", api.FormatScript)
+		}
+	}
 	if err := h.forControlPlane(r, &req); err != nil {
 		return response{}, err
 	}
@@ -39,7 +47,7 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	if !record.Signing || !record.Authentication {
 		return response{}, badField("usages", "a join command needs a token for signing and authentication")
 	}
-	a, err := h.mint(r, record, format, req.ControlPlane)
+	a, err := h.mint(r, record, format, req)
 	if err != nil {
 		h.joinCommands.WithLabelValues("failed").Inc()
 		return response{}, err
@@ -61,7 +69,7 @@ func warningHeader(warnings []string) string {
 // mint stores a record, waits for its signature and returns how to join with it. For a control plane it then
 // uploads the certificates. It takes SignTimeout at most, plus withdrawTimeout to delete the token after a
 // failure.
-func (h *handler) mint(r *call, record tokens.Record, format joinFormat, controlPlane bool) (response, error) {
+func (h *handler) mint(r *call, record tokens.Record, format joinFormat, req api.PrintJoinCommand) (response, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
 	defer cancel()
 	start := time.Now()
@@ -83,7 +91,8 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat, control
 	join, err := h.signed(ctx, r.Context(), record, h.SignTimeout)
 	signed := time.Now()
 	var warnings []string
-	if err == nil && controlPlane {
+	join.RejoinURL = req.RejoinURL
+	if err == nil && req.ControlPlane {
 		warnings, err = h.upload(ctx, r, &join)
 	}
 	var body []byte

@@ -122,10 +122,13 @@ func TestRefusesInvalidJoinFormats(t *testing.T) {
 		{"?format=yaml", `{"format":"yaml"}`, "format", "more than once"},
 		{"", `{"format":"../script"}`, "format", "want text"},
 		{"", `{"Format":"yaml"}`, "Format", `unknown field "Format"; known: ttl`},
-		{"?formats=yaml", "", "formats", "format and controlPlane"},
+		{"?formats=yaml", "", "formats", "format, controlPlane and rejoinURL"},
 		{"?format=yaml&certificateKey=00", "", "certificateKey", "unknown"},
 		{"?format=script&usages=signing", "", "usages", "signing and authentication"},
 		{"?format=script&maxNodes=0x1", "", "maxNodes", "not a number"},
+		{"?format=script&rejoinURL=http://x", "", "rejoinURL", "want https://HOST:PORT"},
+		{"?format=script&rejoinURL=https://x/%24(id)", "", "rejoinURL", "want https://HOST:PORT"},
+		{"?format=text&rejoinURL=https://x", "", "rejoinURL", "only the format script"},
 	} {
 		contentType := ""
 		if test.body != "" {

@@ -27,6 +27,9 @@ type Join struct {
 	// TurnServer is the HOST:PORT of a kubejoin server at which a control plane waits for its turn to join. Empty is
 	// Endpoint. If it has no turns or cannot be reached, the machine joins without one.
 	TurnServer string
+	// RejoinURL is the https://HOST:PORT of a kubejoin server at which the machine can rejoin after its certificate has
+	// expired. [Join.Script] then also installs what the machine needs for that. Other formats ignore it.
+	RejoinURL string
 }
 
 // Line returns the kubeadm join command with a newline.

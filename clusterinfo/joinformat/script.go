@@ -35,6 +35,10 @@ func (j Join) Script() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("script: %w", err)
 	}
+	rejoin, err := j.installRejoin()
+	if err != nil {
+		return nil, fmt.Errorf("script: %w", err)
+	}
 	more, turns := "", ""
 	if !j.CertificateKey.IsZero() {
 		server := cmp.Or(j.TurnServer, j.Endpoint)
@@ -46,7 +50,7 @@ func (j Join) Script() ([]byte, error) {
 	// Unquoted values contain only safe characters. All other values are one quoted shell word, or are in a
 	// here-document that the shell does not expand.
 	values := strings.NewReplacer(
-		"{{TURN}}\n", turns, "{{DIAGNOSE}}\n", comments.ReplaceAllString(diagnoseText, ""), "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
+		"{{TURN}}\n", turns, "{{REJOIN}}\n", rejoin, "{{DIAGNOSE}}\n", comments.ReplaceAllString(diagnoseText, ""), "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
 		"{{QUOTED_ENDPOINT}}", quote(j.Endpoint), "{{QUOTED_PINS}}", quote(strings.Join(clusterinfo.Pins(j.CAs), " ")),
 		"{{QUOTED_TOKEN}}", quote(j.Token.Reveal()), "{{QUOTED_CONTROL_PLANE}}", quote(more),
 	)

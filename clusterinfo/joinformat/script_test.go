@@ -605,3 +605,60 @@ func TestDiagnoseReportsInvalidServer(t *testing.T) {
 		}
 	}
 }
+
+// A script with a RejoinURL must install rejoin.sh and its units after the join, and no other script must.
+func TestScriptInstallsRejoin(t *testing.T) {
+	ca := certtest.CA(t, "kubernetes")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	for _, url := range []string{"", "https://join.example.com:9443"} {
+		j := joinOf(t, s, ca)
+		j.RejoinURL = url
+		m := newMachine(t, j)
+		root := t.TempDir()
+		m.write(t, "bin/systemctl", "#!/bin/sh\necho \"$@\" >>"+filepath.Join(root, "calls")+"\n")
+		m.env = append(m.env, "KUBEJOIN_ROOT="+root)
+		out, code := m.run(t, "--no-kubeadm")
+		if code != 0 {
+			t.Fatalf("exit code %d: %s", code, out)
+		}
+		installed := func(file string) string {
+			content, err := os.ReadFile(root + file)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				t.Error(err)
+			}
+			return string(content)
+		}
+		if url == "" {
+			if entries, err := os.ReadDir(root); err != nil || len(entries) > 0 {
+				t.Errorf("without a URL: got %v, %v", entries, err)
+			}
+			continue
+		}
+		for file, part := range map[string]string{
+			"/usr/local/sbin/kubejoin-rejoin":                               "kubejoin rejoin v1",
+			"/etc/default/kubejoin-rejoin":                                  "KUBEJOIN_URL=" + url + "\n",
+			"/etc/systemd/system/kubejoin-rejoin.service":                   "ExecStart=/usr/local/sbin/kubejoin-rejoin ",
+			"/etc/systemd/system/kubejoin-rejoin.timer":                     "OnUnitInactiveSec=",
+			"/etc/systemd/system/kubelet.service.d/20-kubejoin-rejoin.conf": "ExecStartPre=-/usr/local/sbin/kubejoin-rejoin ",
+			"/calls": "daemon-reload\nenable --now kubejoin-rejoin.timer\n",
+		} {
+			if content := installed(file); !strings.Contains(content, part) {
+				t.Errorf("%s lacks %q:\n%s", file, part, content)
+			}
+		}
+		original, err := os.ReadFile("../../deploy/systemd/rejoin.sh")
+		if err != nil || installed("/usr/local/sbin/kubejoin-rejoin") != string(original) {
+			t.Errorf("the installed script differs from deploy/systemd/rejoin.sh: %v", err)
+		}
+		if info, err := os.Stat(root + "/usr/local/sbin/kubejoin-rejoin"); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("got mode %v, %v", info, err)
+		}
+	}
+	for _, url := range []string{"http://x", "https://", "https://x/$(id)", "https://x y", "https://u@x", "https://x\n"} {
+		j := joinOf(t, s, ca)
+		j.RejoinURL = url
+		if _, err := j.Script(); err == nil {
+			t.Errorf("URL %q: got no error", url)
+		}
+	}
+}

@@ -224,6 +224,7 @@ var flagNames = map[string]string{
 	"certificateDuration": "certificate-duration",
 	"replaceNode":         "replace-node",
 	"controlPlane":        "control-plane",
+	"rejoinURL":           "with-rejoin",
 	"tokenID":             "token",
 	"endsWithin":          "ends-within",
 }

@@ -35,6 +35,7 @@ type tokenCreateOptions struct {
 	dryRun           bool
 	printJoinCommand bool
 	joinFormat       string
+	withRejoin       string
 	certificateKey   string
 	controlPlane     bool
 	key              joinformat.CertificateKey
@@ -105,6 +106,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	f.StringVar(&o.description, "description", "", "description of the token")
 	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the join command instead of the token, in the format of --format")
 	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(server.JoinFormats(), ", ")+"; text is the 'kubeadm join' command line; all contain the token")
+	f.StringVar(&o.withRejoin, "with-rejoin", "", "with --format script: https://HOST:PORT of the kubejoin server at which the machine can rejoin after its certificate has expired; the script installs what it needs")
 	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join as control plane, with the key that 'kubejoin certs upload' or 'kubeadm init phase upload-certs --upload-certs' printed")
 	f.BoolVar(&o.controlPlane, "control-plane", false, "with --print-join-command: join as control plane, and upload the certificates that control planes share (default limits: --ttl 2h --max-nodes 1 --role control-plane)")
 	registerPKIDir(f, &o.pkiDir, "with --control-plane on a cluster: ")

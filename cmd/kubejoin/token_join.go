@@ -24,13 +24,21 @@ func (o *tokenCreateOptions) checkJoinFormat() (err error) {
 			return fmt.Errorf("--certificate-key: want 64 hexadecimal digits, not %d characters", len(o.certificateKey))
 		}
 	}
-	for _, flag := range []string{"format", "certificate-key", "control-plane"} {
+	for _, flag := range []string{"format", "certificate-key", "control-plane", "with-rejoin"} {
 		if o.given(flag) && !o.printJoinCommand {
 			return fmt.Errorf("--%s: needs --print-join-command", flag)
 		}
 	}
 	if !slices.Contains(server.JoinFormats(), o.joinFormat) {
 		return fmt.Errorf("--format: %q given, want one of %s", o.joinFormat, strings.Join(server.JoinFormats(), ", "))
+	}
+	if o.withRejoin != "" {
+		if err := joinformat.CheckRejoinURL(o.withRejoin); err != nil {
+			return fmt.Errorf("--with-rejoin: %w", err)
+		}
+		if o.joinFormat != api.FormatScript {
+			return fmt.Errorf("--with-rejoin: needs --format %s, which installs what a rejoin needs", api.FormatScript)
+		}
 	}
 	if o.joinFormat == api.FormatKubeconfig && !o.key.IsZero() {
 		return errors.New("--certificate-key: a kubeconfig cannot contain it; give it to kubeadm join --certificate-key together with the kubeconfig")
@@ -81,7 +89,7 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 	if err != nil {
 		return err
 	}
-	j := joinformat.Join{Endpoint: made.Endpoint, Token: token, Server: made.APIServer, CAs: cas, CertificateKey: o.key}
+	j := joinformat.Join{Endpoint: made.Endpoint, Token: token, Server: made.APIServer, CAs: cas, CertificateKey: o.key, RejoinURL: o.withRejoin}
 	// Without --advertise, the endpoint is the API server, which has no turns.
 	if apiServer, err := clusterinfo.Endpoint(made.APIServer); r.cluster == nil && err == nil && made.Endpoint == apiServer {
 		j.TurnServer, _ = clusterinfo.Endpoint(r.URL) // empty with an error
@@ -134,6 +142,6 @@ func (o *tokenCreateOptions) join(made api.Token, kubeconfig []byte) ([]byte, er
 		return nil, fmt.Errorf("cluster-info: %w", err)
 	}
 	return server.WriteJoin(o.joinFormat, joinformat.Join{
-		Endpoint: command.Endpoint, Token: command.Token, Server: apiServer, CAs: cas, CertificateKey: o.key,
+		Endpoint: command.Endpoint, Token: command.Token, Server: apiServer, CAs: cas, CertificateKey: o.key, RejoinURL: o.withRejoin,
 	}, made.Expires)
 }

@@ -70,6 +70,38 @@ func TestUnitIsValidAndConfined(t *testing.T) {
 	}
 }
 
+// systemd's own checks accept the units of a rejoin, and the kubelet's unit with the drop-in.
+func TestRejoinUnitsAreValid(t *testing.T) {
+	t.Parallel()
+	need(t, "systemd-analyze")
+	root := t.TempDir()
+	units := filepath.Join(root, "etc/systemd/system")
+	for _, dir := range []string{units + "/kubelet.service.d", root + "/usr/local/sbin", root + "/usr/bin", root + "/lib/systemd", root + "/usr/lib"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), "cp", "-rL", "/lib/systemd/system", root+"/lib/systemd/").CombinedOutput(); err != nil {
+		t.Logf("some units of this machine are not there: %v\n%s", err, out)
+	}
+	for _, file := range []string{"kubejoin-rejoin.service", "kubejoin-rejoin.timer", "kubelet.service.d/20-kubejoin-rejoin.conf"} {
+		harness.ReplaceFile(t, filepath.Join(units, file), harness.ReadFile(t, harness.RepositoryFile(t, "deploy/systemd/"+file)))
+	}
+	harness.ReplaceFile(t, units+"/kubelet.service", []byte("[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\n"))
+	for _, program := range []string{"/usr/local/sbin/kubejoin-rejoin", "/usr/bin/kubelet"} {
+		harness.ReplaceFile(t, root+program, []byte("#!/bin/sh\n"))
+		if err := os.Chmod(root+program, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, unit := range []string{"kubejoin-rejoin.service", "kubejoin-rejoin.timer", "kubelet.service"} {
+		out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--root="+root, unit).CombinedOutput()
+		if err != nil || bytes.Contains(out, []byte("rejoin")) {
+			t.Errorf("%s: systemd-analyze verify: %v\n%s", unit, err, out)
+		}
+	}
+}
+
 var directive = regexp.MustCompile(`(?m)^([A-Za-z]+)=(.*)$`)
 
 // settings returns the settings of the unit with a drop-in. An empty value resets the list of a setting.

@@ -252,6 +252,7 @@ find_node() {
     done
 }
 
+install_rejoin() { :; }
 # make_tmp makes the directory tmp, which is removed at the end.
 make_tmp() {
     umask=$(umask)
@@ -739,6 +740,7 @@ main() {
     kubeconfig=${KUBEJOIN_KUBECONFIG:-/etc/kubernetes/kubelet.conf}
     timeout=${KUBEJOIN_TIMEOUT:-300}
     add_config=${KUBEJOIN_ADD_CONFIG-}
+    root=${KUBEJOIN_ROOT-}
     kubeadm=
     diagnose=
     pid=
@@ -812,6 +814,7 @@ main() {
     else
         without_kubeadm
     fi
+    install_rejoin
 }
 
 # The braces make a truncated script do nothing.
