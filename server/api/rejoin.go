@@ -8,15 +8,6 @@ const (
 	KindBoundKey        = "BoundKey"
 )
 
-// Names of problems of a node that rejoins.
-const (
-	// ProblemRejoinUnproven: the caller has not proven that it has the key of a node. Reason says why. With reason
-	// ChallengeInvalid, another challenge helps.
-	ProblemRejoinUnproven = "rejoin-unproven"
-	// ProblemRejoinRefused: the node may not rejoin. Reason says why.
-	ProblemRejoinRefused = "rejoin-refused"
-)
-
 // Text is a string that can be only in the body of a request.
 type Text string
 

@@ -29,7 +29,7 @@ func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := harness.Serve(t, dir, filepath.Join(dataDir, "ca.crt"), curlrc, "--data-dir="+dataDir, "--token-auth-file="+operators, "--client-qps=0",
+	p := harness.Serve(t, dir, filepath.Join(dataDir, "ca.crt"), curlrc, "--data-dir="+dataDir, "--token-auth-file="+operators, "--client-qps=0", "--rejoin-window=1h",
 		"--signer-config="+kubeadmSigners(t, filepath.Join(dir, "pki")))
 	ca, err := signer.LoadCA(filepath.Join(dataDir, "ca.pem"), filepath.Join(dataDir, "ca.pem"))
 	if err != nil {
@@ -73,6 +73,8 @@ func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 			return fmt.Sprintf("/v1/claim/claimed-%d", node), "", "", 200
 		case path == "/v1/issued/SERIAL":
 			return "/v1/issued/1", "", "", 404
+		case path == "/v1/rejoin", path == "/v1/rejoin/key":
+			return path, "", "", 400 // the signature in the body is missing
 		case path == "/v1/explain":
 			return path, "application/json", `{"csr":"walk"}`, 404
 		case path == "/v1/explain/NODE":

@@ -298,7 +298,7 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 	s.Flags = append(s.Flags, "--client-ca-file="+s.CAFile(), "--client-qps=0") // this test sends many bad credentials
 	s.Flags = append(s.Flags, "--pki-dir="+pki, "--signer-config="+kubeadmSigners(t, pki))
 	other := addOperator(t, s, `vic,2,"dev"`)
-	s.Start(t)
+	s.Start(t, "--rejoin-window=1h")
 	s.WaitLeader(t)
 	ctx, admin := t.Context(), s.Client()
 	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())

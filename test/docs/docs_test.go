@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
@@ -98,7 +99,37 @@ func TestProtocolHasEveryReason(t *testing.T) {
 		t.Fatal("docs/protocol.md has no section Refusals")
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
-	compareNames(t, "reason", declaredIn(t, harness.RepositoryFile(t, "signer"), declaredReason), namesIn(section, namedReason))
+	compareNames(t, "reason", certificateReasons(t), namesIn(section, namedReason))
+}
+
+// certificateReasons are the reasons of packages below signer, without those of a rejoin.
+func certificateReasons(t *testing.T) map[string]bool {
+	t.Helper()
+	reasons := declaredIn(t, harness.RepositoryFile(t, "signer"), declaredReason)
+	for name := range declaredIn(t, harness.RepositoryFile(t, "signer/rejoin"), declaredReason) {
+		delete(reasons, name)
+	}
+	return reasons
+}
+
+// Each reason of a refused rejoin is in the tables of docs/rejoin.md, and no other.
+func TestRejoinPageHasEveryReason(t *testing.T) {
+	t.Parallel()
+	_, section, found := strings.Cut(read(t, "docs/rejoin.md"), "\n## Refusals\n")
+	if !found {
+		t.Fatal("docs/rejoin.md has no section Refusals")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	declared := map[string]bool{}
+	for _, reason := range rejoin.Reasons {
+		declared[reason] = true
+	}
+	for name := range declaredIn(t, harness.RepositoryFile(t, "signer/rejoin"), declaredReason) {
+		if !declared[name] {
+			t.Errorf("rejoin.Reasons lacks %s", name)
+		}
+	}
+	compareNames(t, "reason", declared, namesIn(section, namedReason))
 }
 
 // declaredIn are the names that a pattern finds in the code of a folder and those below it.

@@ -52,7 +52,7 @@ func TestTroubleshootingIsComplete(t *testing.T) {
 		what, heading string
 		declared      map[string]bool
 	}{
-		{"reason", "Reasons of conditions", declaredIn(t, harness.RepositoryFile(t, "signer"), declaredReason)},
+		{"reason", "Reasons of conditions", certificateReasons(t)},
 		{"type", "Types of problems", problems},
 		{"check", "Checks of /readyz", declaredIn(t, harness.RepositoryFile(t, "internal/daemon"), declaredCheck)},
 	} {
