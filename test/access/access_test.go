@@ -372,6 +372,8 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 			return path, "", "", 404 // the issuance record exists only with --token-store=file
 		case path == "/v1/issued/SERIAL":
 			return "/v1/issued/1", "", "", 404
+		case path == "/v1/rejoin", path == "/v1/rejoin/key":
+			return path, "", "", 400 // the signature in the body is missing
 		case path == "/v1/explain":
 			return path, "application/json", `{"csr":"walk"}`, 200
 		case path == "/v1/explain/NODE":
