@@ -42,7 +42,7 @@ func (h *handler) rejoin(r *call) (response, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), rejoinTimeout)
 	defer cancel()
-	// Read it first: without it, a token would be of no use.
+	// Read it first: without it, the machine could not use the token.
 	kubeconfig, err := h.ClusterInfo.Config(ctx)
 	if err != nil {
 		return response{}, noClusterInfo(err)

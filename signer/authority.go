@@ -328,7 +328,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	if err := a.Nodes.Remember(ctx, m.valid.request, m.admitted, done.cert); err != nil {
+	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, m.admitted, done.cert); err != nil {
 		return issued{}, err
 	}
 	return done, nil

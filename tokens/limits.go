@@ -64,7 +64,7 @@ type Limits struct {
 // A NodeRef identifies one Node object. A Node that is created again under the same name has another UID.
 type NodeRef struct{ Name, UID string }
 
-// IsZero reports whether there are no limits. [RejoinAllow] is none.
+// IsZero reports whether there are no limits. [RejoinAllow] limits nothing.
 func (l Limits) IsZero() bool {
 	return l.MaxNodes == 0 && len(l.NodeNames) == 0 && l.CertificateDuration == 0 && l.Replaces == NodeRef{} && l.Role == "" && (l.Rejoin == "" || l.Rejoin == RejoinAllow) && l.Problem == nil
 }

@@ -54,6 +54,9 @@ func (s *service) giveCertificates(authority *signer.Authority) {
 
 // isServer reports whether a host in lower case is this kubejoin: a name in its certificate or in the options.
 func (s *service) isServer(host string) bool {
+	if host == "" {
+		return false
+	}
 	own := append([]string{hostOf(s.options.Advertise)}, s.options.TLS.SANs...)
 	if slices.ContainsFunc(own, func(name string) bool { return strings.EqualFold(name, host) }) {
 		return true

@@ -101,7 +101,7 @@ type Nodes struct {
 	// Retention is how long a spent token is kept. During this time the node can fetch its certificate, and other
 	// machines learn why they are refused. Zero means [DefaultRetention].
 	Retention time.Duration
-	// RejoinWindow is how long after the end of its certificate a node may rejoin. [Nodes.Remember] then stores the
+	// RejoinWindow is how long after the end of its certificate a node may rejoin. [Nodes.StoreIdentity] then stores the
 	// identity of each node that gets a certificate. Zero stores none.
 	RejoinWindow time.Duration
 	// Logger logs changes of claims; nil logs nothing.

@@ -102,7 +102,7 @@ func (p *slotRequest) fresh() tokens.Claim {
 }
 
 // writtenOver returns fresh in a form that can be written over claim over, and with past. It keeps the Identity until
-// [Nodes.Remember] decides about it: nothing was issued yet.
+// [Nodes.StoreIdentity] decides about it: nothing was issued yet.
 func writtenOver(over, fresh tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
 	fresh = fresh.Clone()
 	fresh.UID, fresh.Version, fresh.Created, fresh.Past, fresh.Identity = over.UID, over.Version, over.Created, past, over.Identity

@@ -15,7 +15,7 @@ const (
 	ReasonRejoinOff = "RejoinOff"
 	// ReasonRejoinTooLate: the certificate expired longer ago than the window.
 	ReasonRejoinTooLate = "RejoinTooLate"
-	// ReasonKeyNotCurrent: the key is none of the last two keys of the node, nor its bound key.
+	// ReasonKeyNotCurrent: the key is neither one of the last two keys of the node nor its bound key.
 	ReasonKeyNotCurrent = "KeyNotCurrent"
 	// ReasonNodeReplaced: another Node has the name now.
 	ReasonNodeReplaced = admission.ReasonNodeReplaced

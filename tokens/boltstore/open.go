@@ -37,7 +37,7 @@ var (
 )
 
 // Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, 6 the creator
-// of tokens, and 7 the identity in claims and the rejoin limit. Rows of earlier schemas are valid in schema 7.
+// of tokens. Schema 7 added the identity in claims and the rejoin limit. Rows of earlier schemas are valid in it.
 const schemaVersion = "7"
 
 var schemasBefore = []string{"1", "2", "3", "4", "5", "6"}

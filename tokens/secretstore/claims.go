@@ -279,8 +279,7 @@ func (s *Claims) known(node string) *coordinationv1.Lease {
 	return cached.value.lease.DeepCopy() // nil for nil
 }
 
-// newer reports whether one resourceVersion is newer than another, as far as it can tell. If it is wrong, a write
-// fails with a conflict.
+// newer reports whether one resourceVersion is newer than another. If it is wrong, a write fails with a conflict.
 func newer(a, b string) bool {
 	return len(a) > len(b) || len(a) == len(b) && a > b
 }

@@ -27,7 +27,7 @@ func issue(t *testing.T, n *admission.Nodes, r approval.Request) error {
 	if err != nil {
 		return err
 	}
-	return n.Remember(t.Context(), checked, *a, certificateOf(r))
+	return n.StoreIdentity(t.Context(), checked, *a, certificateOf(r))
 }
 
 func certificateOf(r approval.Request) *x509.Certificate {
@@ -53,7 +53,7 @@ func wantIdentity(t *testing.T, c *cluster, when, nodeUID string, keys ...string
 
 // A node must be able to prove itself with its last two keys, whichever token it has used. With a restored disk of the
 // time before, it must not.
-func TestRemembersLastTwoKeys(t *testing.T) {
+func TestStoresLastTwoKeys(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{
 		"without limits": {},
 		"limited":        {MaxNodes: 1},
@@ -84,7 +84,7 @@ func TestRemembersLastTwoKeys(t *testing.T) {
 }
 
 // Without --rejoin-window nothing may be stored, and no call made.
-func TestRemembersNothingWhenOff(t *testing.T) {
+func TestStoresNoIdentityWhenOff(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil))
@@ -97,7 +97,7 @@ func TestRemembersNothingWhenOff(t *testing.T) {
 }
 
 // Each certificate must cost one write, and no claim of a node without limits may keep its name from others.
-func TestRememberCostsOneWrite(t *testing.T) {
+func TestIdentityCostsOneWrite(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	n.RejoinWindow = rejoinWindow
@@ -224,7 +224,7 @@ func TestStandaloneRejoinTokenTakesOverOneMachine(t *testing.T) {
 }
 
 // The name may be taken by another token between admission and certificate: then no certificate may leave.
-func TestRememberFailsIfClaimIsLost(t *testing.T) {
+func TestIdentityFailsIfClaimIsLost(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	n.RejoinWindow = rejoinWindow
@@ -238,17 +238,17 @@ func TestRememberFailsIfClaimIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.change("worker-1", func(claim *tokens.Claim) { claim.TokenID = "abc123" })
-	if err := n.Remember(t.Context(), checked, *a, certificateOf(r)); err == nil {
+	if err := n.StoreIdentity(t.Context(), checked, *a, certificateOf(r)); err == nil {
 		t.Error("got no error for a claim of another token")
 	}
 	delete(c.claims, "worker-1")
-	if err := n.Remember(t.Context(), checked, *a, certificateOf(r)); err == nil {
+	if err := n.StoreIdentity(t.Context(), checked, *a, certificateOf(r)); err == nil {
 		t.Error("got no error for a claim that is gone")
 	}
 }
 
 // Other certificates must leave no identity.
-func TestRemembersOnlyNodes(t *testing.T) {
+func TestStoresIdentityOfNodesOnly(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	n.RejoinWindow = rejoinWindow

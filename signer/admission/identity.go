@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// An issuedKey is what Remember stores of a certificate.
+// An issuedKey is what StoreIdentity stores of a certificate.
 type issuedKey struct {
 	key      string
 	notAfter time.Time
@@ -21,12 +21,12 @@ type issuedKey struct {
 	nodes    bool   // whether there are Nodes
 }
 
-// Remember stores the key of a certificate with the claim of its node, so that the node can rejoin with it after the
+// StoreIdentity stores the key of a certificate with the claim of its node, so that the node can rejoin with it after the
 // certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
 // RejoinWindow, or if the certificate is no client certificate of a node, it does nothing.
 //
 // A node without a claim gets a released one, which leaves the name free.
-func (n *Nodes) Remember(ctx context.Context, request Request, a Admitted, cert *x509.Certificate) error {
+func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a Admitted, cert *x509.Certificate) error {
 	r := request.asked
 	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
 		return nil
@@ -42,7 +42,7 @@ func (n *Nodes) Remember(ctx context.Context, request Request, a Admitted, cert 
 	free := errors.Is(err, tokens.ErrNotFound) // probably: Create fails if not
 	for range attempts {
 		if free {
-			fresh := remembered(tokens.Claim{Node: node}, made)
+			fresh := withCertificate(tokens.Claim{Node: node}, made)
 			if _, err = n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
 				break
 			}
@@ -51,7 +51,7 @@ func (n *Nodes) Remember(ctx context.Context, request Request, a Admitted, cert 
 			if a.TokenID != "" && c.TokenID != a.TokenID {
 				return errClaimLost
 			}
-			*c = remembered(*c, made)
+			*c = withCertificate(*c, made)
 			return nil
 		})
 		if free = errors.Is(err, tokens.ErrNotFound) && a.TokenID == ""; !free {
@@ -67,10 +67,10 @@ func (n *Nodes) Remember(ctx context.Context, request Request, a Admitted, cert 
 // errClaimLost means that another token has taken the claim between admission and certificate. The request starts over.
 var errClaimLost = errors.New("another token has taken the claim")
 
-// remembered returns a claim with a certificate of its node. A renewal continues the identity, and so does a certificate
+// withCertificate returns a claim with a certificate of its node. A renewal continues the identity, and so does a certificate
 // on the token of the last rejoin. Any other certificate is for a new machine, and starts a new identity: the machine that
 // had the name before cannot rejoin.
-func remembered(c tokens.Claim, made issuedKey) tokens.Claim {
+func withCertificate(c tokens.Claim, made issuedKey) tokens.Claim {
 	if c.Limits.Rejoin == tokens.RejoinDeny {
 		c.Identity = tokens.Identity{}
 		return c
