@@ -41,7 +41,8 @@ type Desk struct {
 	Authority *signer.Authority
 	// Budget is how often a node may rejoin within the window, at most [tokens.MaxRejoins]. Zero is [DefaultBudget].
 	Budget int
-	// IsServer reports whether a host name or address, in lower case, is one of this server. Nil accepts none.
+	// IsServer reports whether a host name or address, in lower case, is one of this server. It gets any text. Nil accepts
+	// none.
 	IsServer func(host string) bool
 	// Revocation knows what was revoked; nil means nothing was.
 	Revocation Revocation
@@ -252,7 +253,7 @@ func (d *Desk) create(ctx context.Context, g grant) (tokens.Record, error) {
 	switch {
 	case err != nil:
 		return tokens.Record{}, fmt.Errorf("token of rejoin: %w", err)
-	case stored.Limits.Replaces != spec.replaces || !stored.Token.HasSecret() || stored.Problem != nil:
+	case stored.Limits.Replaces != spec.replaces:
 		return tokens.Record{}, fmt.Errorf("token %s is not the token of this rejoin", spec.id)
 	}
 	return stored, nil
@@ -275,8 +276,8 @@ func (d *Desk) nodes() *admission.Nodes {
 
 // ca returns the CA of the client certificates of nodes.
 func (d *Desk) ca() (*signer.CA, error) {
-	s, ok := d.Authority.Signer(certificates.KubeAPIServerClientKubeletSignerName)
-	if !ok || s.CA == nil {
+	s, _ := d.Authority.Signer(certificates.KubeAPIServerClientKubeletSignerName) // an unknown one has no CA
+	if s.CA == nil {
 		return nil, errors.New("kubejoin has no CA for client certificates of nodes")
 	}
 	return s.CA()

@@ -1,12 +1,14 @@
 package rejoin_test
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
@@ -520,3 +522,95 @@ func (l *lines) Append(_ context.Context, e issuance.Entry) error {
 }
 
 func (l *lines) last() issuance.Entry { return l.all[len(l.all)-1] }
+
+// Where a part is missing, nodes must be refused, and nothing may be logged for requests that prove nothing.
+func TestDeskWithoutParts(t *testing.T) {
+	w := newWorld(t)
+	for name, change := range map[string]func(*rejoin.Desk){
+		"no Authority": func(d *rejoin.Desk) { d.Authority = nil },
+		"no Nodes":     func(d *rejoin.Desk) { d.Authority.Nodes = nil },
+		"no Claims":    func(d *rejoin.Desk) { d.Authority.Nodes.Claims = nil },
+		"no Tokens":    func(d *rejoin.Desk) { d.Authority.Nodes.Tokens = nil },
+		"no window":    func(d *rejoin.Desk) { d.Authority.Nodes.RejoinWindow = 0 },
+	} {
+		var log bytes.Buffer
+		d := w.desk()
+		d.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		change(d)
+		_, err := d.Rejoin(t.Context(), rejoin.Request{}, netip.Addr{})
+		wantReason(t, name, err, "RejoinOff")
+		if log.Len() > 0 {
+			t.Errorf("%s: got log %s", name, &log)
+		}
+	}
+	for name, signers := range map[string]map[string]signer.Signer{"no signer": {}, "no CA": {certificates.KubeAPIServerClientKubeletSignerName: {}}} {
+		d := w.desk()
+		d.Authority.Signers = signer.FixedSigners(signers)
+		var refused *approval.Refused
+		if _, err := d.Rejoin(t.Context(), rejoin.Request{}, netip.Addr{}); err == nil || errors.As(err, &refused) || errors.As(err, new(*rejoin.Unproven)) {
+			t.Errorf("%s: got %v, want an error that is no refusal", name, err)
+		}
+	}
+}
+
+// An error of the cluster or of the store must be no refusal and no token.
+func TestFailedCallsAreNoRefusals(t *testing.T) {
+	w := newWorld(t)
+	d := w.desk()
+	m := w.sign(t, d.Authority, "worker-1", "jane")
+	n := d.Authority.Nodes
+	store := n.Tokens
+	n.Tokens = brokenTokens{store}
+	if _, err := w.rejoin(t, d, m); !errors.Is(err, errUnknown) {
+		t.Errorf("token not created: got %v", err)
+	}
+	n.Tokens = store
+	n.Node = func(context.Context, string) (string, error) { return "", errUnknown }
+	if _, err := w.rejoin(t, d, m); !errors.Is(err, errUnknown) {
+		t.Errorf("Node not read: got %v", err)
+	}
+}
+
+type brokenTokens struct{ tokens.Store }
+
+func (brokenTokens) Create(context.Context, tokens.Record) (tokens.Record, error) {
+	return tokens.Record{}, errUnknown
+}
+
+// Anyone can make a key. One that is not bound must be refused by the cache alone.
+func TestUnboundKeyCostsNoCall(t *testing.T) {
+	w := newWorld(t)
+	d := w.desk()
+	w.sign(t, d.Authority, "worker-1", "jane")
+	calls := 0
+	d.Authority.Nodes.Node = func(context.Context, string) (string, error) { calls++; return "uid", nil }
+	for _, node := range []string{"worker-1", "worker-2"} {
+		m := machine{node: node, key: csrtest.NewKey()}
+		r := m.request(t, d)
+		der, err := x509.MarshalPKIXPublicKey(m.key.Public())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Node, r.PublicKey = node, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
+		_, err = d.Rejoin(t.Context(), r, netip.Addr{})
+		wantReason(t, node, err, "KeyNotCurrent")
+	}
+	if calls > 0 {
+		t.Errorf("got %d calls, want none", calls)
+	}
+}
+
+// The window counts from the certificate that the machine presents, also if the node has a later one.
+func TestWindowCountsFromPresentedCertificate(t *testing.T) {
+	w := newWorld(t)
+	d := w.desk()
+	m := w.sign(t, d.Authority, "worker-1", "jane")
+	w.now = w.now.Add(20 * 24 * time.Hour)
+	later := w.sign(t, d.Authority, "worker-1", "system:node:worker-1")
+	w.now = w.now.Add(11 * 24 * time.Hour)
+	_, err := w.rejoin(t, d, m)
+	wantReason(t, "older certificate", err, "RejoinTooLate")
+	if _, err := w.rejoin(t, d, later); err != nil {
+		t.Error(err)
+	}
+}

@@ -53,11 +53,8 @@ type Request struct {
 	Key []byte
 }
 
-// Limits of a request.
-const (
-	maxChain  = 5
-	maxServer = 253
-)
+// maxChain is the maximum number of certificates in a request.
+const maxChain = 5
 
 // A verified is a Request whose signature is valid.
 type verified struct {
@@ -105,7 +102,7 @@ func verify(r Request, challengeKey []byte, roots *x509.CertPool, isServer func(
 		}
 		text = proof.Bind(r.Challenge, v.node, server, v.bind)
 	}
-	if server == "" || len(server) > maxServer || strings.ContainsAny(server, "\r\n") || !isServer(server) {
+	if !isServer(server) {
 		return verified{}, unproven(ReasonSignatureInvalid, "the signature is for server %q, which is not a name of this server; its names are those in its certificate, --advertise and --tls-san", r.Server)
 	}
 	if proof.Verify(public, text, r.Signature) != nil {
@@ -124,15 +121,7 @@ func readKey(text []byte) (any, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("public key: %w", err)
 	}
-	if err := pkcs10.CheckKey(key); err != nil {
-		return nil, "", err
-	}
-	// Encode it again: one key must not have two IDs.
-	der, err := x509.MarshalPKIXPublicKey(key)
-	if err != nil {
-		return nil, "", fmt.Errorf("public key: %w", err)
-	}
-	return key, pkcs10.IDOfKey(der), nil
+	return key, pkcs10.IDOfKey(block.Bytes), pkcs10.CheckKey(key)
 }
 
 // readCertificate reads the client certificate of a node, which may have expired. It must have been valid for client

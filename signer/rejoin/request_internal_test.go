@@ -122,6 +122,9 @@ func TestVerifyRefuses(t *testing.T) {
 	resigned := func(challenge, node, server string, by crypto.Signer) func(*Request) {
 		return func(r *Request) { r.Signature = sign(t, by, proof.Rejoin(challenge, node, server)) }
 	}
+	boundBy := func(public []byte) func(*Request) {
+		return func(r *Request) { r.Certificate, r.Node, r.PublicKey = nil, "worker-1", public }
+	}
 	good := s.request(t, key, certificate)
 	for name, test := range map[string]struct {
 		change func(*Request)
@@ -133,6 +136,7 @@ func TestVerifyRefuses(t *testing.T) {
 		"no challenge":                {func(r *Request) { r.Challenge = "" }, "ChallengeInvalid"},
 		"cut challenge":               {func(r *Request) { r.Challenge = r.Challenge[:len(r.Challenge)-2] }, "ChallengeInvalid"},
 		"padded challenge":            {func(r *Request) { r.Challenge += "=" }, "ChallengeInvalid"},
+		"54 other characters":         {func(r *Request) { r.Challenge = strings.Repeat("!", 54) }, "ChallengeInvalid"},
 		"challenge with a newline":    {func(r *Request) { r.Challenge = r.Challenge[:9] + "\n" + r.Challenge[9:] }, "ChallengeInvalid"},
 
 		"another CA":      {func(r *Request) { r.Certificate = other.certificate(t, key, nil) }, "CertificateInvalid"},
@@ -144,16 +148,27 @@ func TestVerifyRefuses(t *testing.T) {
 		"user": {by(func(c *x509.Certificate) {
 			c.Subject = pkix.Name{CommonName: "jane", Organization: []string{"system:nodes"}}
 		}), "CertificateInvalid"},
-		"no node group":    {by(func(c *x509.Certificate) { c.Subject.Organization = []string{"dev"} }), "CertificateInvalid"},
-		"another group":    {by(func(c *x509.Certificate) { c.Subject.Organization = []string{"system:nodes", "system:masters"} }), "CertificateInvalid"},
-		"no node name":     {by(func(c *x509.Certificate) { c.Subject.CommonName = "system:node:" }), "CertificateInvalid"},
-		"invalid name":     {by(func(c *x509.Certificate) { c.Subject.CommonName = "system:node:A B" }), "CertificateInvalid"},
-		"not valid yet":    {by(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = s.now.Add(time.Hour), s.now.Add(2*time.Hour) }), "CertificateInvalid"},
-		"weak key":         {func(r *Request) { r.Certificate = s.certificate(t, csrtest.RSA1024(), nil) }, "CertificateInvalid"},
-		"name beside it":   {func(r *Request) { r.Node = "worker-2" }, "CertificateInvalid"},
-		"key beside it":    {func(r *Request) { r.PublicKey = publicPEM(t, key) }, "CertificateInvalid"},
-		"key without name": {func(r *Request) { r.Certificate, r.PublicKey = nil, publicPEM(t, key) }, "CertificateInvalid"},
-		"invalid key":      {func(r *Request) { r.Certificate, r.Node, r.PublicKey = nil, "worker-1", []byte("x") }, "CertificateInvalid"},
+		"no node group": {by(func(c *x509.Certificate) { c.Subject.Organization = []string{"dev"} }), "CertificateInvalid"},
+		"another group": {by(func(c *x509.Certificate) { c.Subject.Organization = []string{"system:nodes", "system:masters"} }), "CertificateInvalid"},
+		"no node name":  {by(func(c *x509.Certificate) { c.Subject.CommonName = "system:node:" }), "CertificateInvalid"},
+		"invalid name":  {by(func(c *x509.Certificate) { c.Subject.CommonName = "system:node:A B" }), "CertificateInvalid"},
+		"not valid yet": {by(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = s.now.Add(time.Hour), s.now.Add(2*time.Hour) }), "CertificateInvalid"},
+		"weak key":      {func(r *Request) { r.Certificate = s.certificate(t, csrtest.RSA1024(), nil) }, "CertificateInvalid"},
+		"certificate of another PEM type": {func(r *Request) {
+			r.Certificate = bytes.ReplaceAll(certificate, []byte(" CERTIFICATE-"), []byte(" X509 CERTIFICATE-"))
+		}, "CertificateInvalid"},
+		"garbage in PEM": {func(r *Request) {
+			r.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})
+		}, "CertificateInvalid"},
+		"garbage as key":       {boundBy(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte("x")})), "CertificateInvalid"},
+		"weak bound key":       {boundBy(publicPEM(t, csrtest.RSA1024())), "CertificateInvalid"},
+		"two bound keys":       {boundBy(append(publicPEM(t, key), publicPEM(t, key)...)), "CertificateInvalid"},
+		"key of another type":  {boundBy(bytes.ReplaceAll(publicPEM(t, key), []byte("PUBLIC KEY"), []byte("EC PUBLIC KEY"))), "CertificateInvalid"},
+		"invalid name with it": {func(r *Request) { boundBy(publicPEM(t, key))(r); r.Node = "A B" }, "CertificateInvalid"},
+		"name beside it":       {func(r *Request) { r.Node = "worker-2" }, "CertificateInvalid"},
+		"key beside it":        {func(r *Request) { r.PublicKey = publicPEM(t, key) }, "CertificateInvalid"},
+		"key without name":     {func(r *Request) { r.Certificate, r.PublicKey = nil, publicPEM(t, key) }, "CertificateInvalid"},
+		"invalid key":          {func(r *Request) { r.Certificate, r.Node, r.PublicKey = nil, "worker-1", []byte("x") }, "CertificateInvalid"},
 
 		"another node's key":       {resigned(good.Challenge, "worker-1", "join.example.com", otherKey), "SignatureInvalid"},
 		"signed for another node":  {resigned(good.Challenge, "worker-2", "join.example.com", key), "SignatureInvalid"},
