@@ -3,6 +3,7 @@ package tokens_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,7 +59,8 @@ func TestSameClaim(t *testing.T) {
 
 func TestClaimCheck(t *testing.T) {
 	full := tokens.Claim{Node: "worker-1", TokenID: id, TokenUID: "t", Keys: []string{"sha256:00"}, Requests: []string{"u"}, NodeUID: "u",
-		Past: tokens.ReleasedClaim{Until: noon, CertificateDuration: time.Hour}}
+		Past:     tokens.ReleasedClaim{Until: noon, CertificateDuration: time.Hour},
+		Identity: tokens.Identity{NodeUID: "u", Keys: []string{"a", "b"}, NotAfter: noon, Challenge: noon.Add(1000), Rejoins: []time.Time{noon}, TokenID: id, TokenExpires: noon}}
 	if err := full.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -71,6 +73,16 @@ func TestClaimCheck(t *testing.T) {
 		"key with comma":           func(c *tokens.Claim) { c.Keys = []string{"a,b"} },
 		"empty request":            func(c *tokens.Claim) { c.Requests = []string{""} },
 		"request with space":       func(c *tokens.Claim) { c.Requests = []string{"a b"} },
+		"identity, long word":      func(c *tokens.Claim) { c.Identity.NodeUID = strings.Repeat("u", 129) },
+		"identity, three keys":     func(c *tokens.Claim) { c.Identity.Keys = []string{"a", "b", "c"} },
+		"identity, empty key":      func(c *tokens.Claim) { c.Identity.Keys = []string{""} },
+		"identity, slash":          func(c *tokens.Claim) { c.Identity.BoundKey = "a/b" },
+		"identity, token":          func(c *tokens.Claim) { c.Identity.TokenID = "ABC123" },
+		"identity, fraction":       func(c *tokens.Claim) { c.Identity.NotAfter = noon.Add(time.Millisecond) },
+		"identity, token fraction": func(c *tokens.Claim) { c.Identity.TokenExpires = noon.Add(time.Millisecond) },
+		"identity, year":           func(c *tokens.Claim) { c.Identity.NotAfter = noon.AddDate(9000, 0, 0) },
+		"identity, early":          func(c *tokens.Claim) { c.Identity.Rejoins = []time.Time{noon.AddDate(-1000, 0, 0)} },
+		"identity, many rejoins":   func(c *tokens.Claim) { c.Identity.Rejoins = make([]time.Time, tokens.MaxRejoins+1) },
 		"past without end":         func(c *tokens.Claim) { c.Past.Until = time.Time{} },
 		"past with fraction":       func(c *tokens.Claim) { c.Past.Until = noon.Add(time.Millisecond) },
 		"past with short lifetime": func(c *tokens.Claim) { c.Past.CertificateDuration = time.Minute },

@@ -1,9 +1,12 @@
 package cleaner_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -192,4 +195,49 @@ func TestClaimsIdentifiesRegisteredNode(t *testing.T) {
 			t.Errorf("got %+v, %v, want the UID twice after one write", c, err)
 		}
 	})
+}
+
+// A held claim keeps its Identity until its own rules release it: here its token still admits the machine.
+func TestClaimsKeepsIdentityOfHeldClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
+		if _, err := store.Create(t.Context(), tokens.NewRecord(newToken(t, "abc123"), time.Hour, time.Now())); err != nil {
+			t.Fatal(err)
+		}
+		left := cleanClaims(t, cleaner.Claims{
+			Store: store.Claims(), Tokens: store, RejoinWindow: time.Hour,
+			Node:  func(context.Context, string) (string, error) { return "", tokens.ErrNotFound },
+			Nodes: func(context.Context) (map[string]string, error) { return nil, nil },
+		})
+		if len(left) != 1 {
+			t.Error("the claim was released")
+		}
+	})
+}
+
+type brokenDelete struct{ tokens.Claims }
+
+func (brokenDelete) Delete(context.Context, tokens.Claim) error { return errBroken }
+
+// An Identity that cannot be cleaned up stays, and the log says why.
+func TestClaimsReportsIdentitiesNotCleaned(t *testing.T) {
+	for name, test := range map[string]struct {
+		node  error
+		claim func(tokens.Claims) tokens.Claims
+	}{
+		"Node not read":     {errBroken, func(c tokens.Claims) tokens.Claims { return c }},
+		"claim not deleted": {tokens.ErrNotFound, func(c tokens.Claims) tokens.Claims { return brokenDelete{c} }},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			store := openClaims(t, tokens.Claim{Node: "worker-1", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
+			var log bytes.Buffer
+			left := cleanClaims(t, cleaner.Claims{
+				Store: test.claim(store.Claims()), Tokens: store, RejoinWindow: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+				Node: func(context.Context, string) (string, error) { return "", test.node },
+			})
+			if len(left) != 1 || !strings.Contains(log.String(), errBroken.Error()) || !strings.Contains(log.String(), "worker-1") {
+				t.Errorf("%s: got claims %q and log %s", name, left, &log)
+			}
+		})
+	}
 }
