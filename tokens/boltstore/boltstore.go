@@ -1,4 +1,4 @@
-// Package boltstore stores bootstrap tokens, claims and the issuance record in one file. It is the
+// Package boltstore stores bootstrap tokens, claims, revocations and the issuance record in one file. It is the
 // default for installers and signers without a Kubernetes API. Only one process can use the file, so
 // several replicas need tokens/secretstore instead.
 //
@@ -33,6 +33,8 @@ type Store struct {
 	hints  tokens.Hints
 	claims Claims
 	issued Issued
+
+	revocations Revocations
 
 	commit sync.Mutex // held while a transaction writes
 	broken error      // guarded by commit

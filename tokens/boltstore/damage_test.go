@@ -111,7 +111,7 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 			}
 			_, err := tx.CreateBucket([]byte("members"))
 			return err
-		}, `not a kubejoin file: found buckets "claims", "ends", "holders", "issued", "members", "reserve", "tokens", "unissued", want "meta"`},
+		}, `not a kubejoin file: found buckets "claims", "ends", "holders", "issued", "members", "reserve", "revocations", "tokens", "unissued", want "meta"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")

@@ -23,21 +23,24 @@ import (
 //   - "issued": the entries of the issuance record, sorted by time.
 //   - "ends": an index of the certificates in "issued", sorted by the time when they end.
 //   - "unissued": the keys in "issued" of refusals and failures. Its sequence is their number.
+//   - "revocations": the revocations by key.
 //   - "reserve": pages that are freed when the disk is full. It may be missing.
 var (
-	metaBucket     = []byte("meta")
-	tokensBucket   = []byte("tokens")
-	claimsBucket   = []byte("claims")
-	holdersBucket  = []byte("holders")
-	issuedBucket   = []byte("issued")
-	endsBucket     = []byte("ends")
-	unissuedBucket = []byte("unissued")
-	reserveBucket  = []byte("reserve")
-	schemaKey      = []byte("schema")
+	metaBucket        = []byte("meta")
+	tokensBucket      = []byte("tokens")
+	claimsBucket      = []byte("claims")
+	holdersBucket     = []byte("holders")
+	issuedBucket      = []byte("issued")
+	endsBucket        = []byte("ends")
+	unissuedBucket    = []byte("unissued")
+	revocationsBucket = []byte("revocations")
+	reserveBucket     = []byte("reserve")
+	schemaKey         = []byte("schema")
 )
 
-// Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, 6 the creator
-// of tokens. Schema 7 added the identity in claims and the rejoin limit. Rows of earlier schemas are valid in it.
+// Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, 6 the creator of
+// tokens. Schema 7 added the identity in claims, the rejoin limit, and revocations. Rows of earlier schemas are valid
+// in it.
 const schemaVersion = "7"
 
 var schemasBefore = []string{"1", "2", "3", "4", "5", "6"}
@@ -88,7 +91,7 @@ func Open(path string) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{db: db, path: path}
-	s.claims.store, s.issued.store, s.issued.now, s.issued.maxSize = s, s, time.Now, MaxSize
+	s.claims.store, s.revocations.store, s.issued.store, s.issued.now, s.issued.maxSize = s, s, s, time.Now, MaxSize
 	if err = s.prepare(); err == nil {
 		err = s.issued.replay()
 	}
@@ -183,7 +186,7 @@ func (s *Store) prepare() error {
 		default:
 			return fmt.Errorf("schema version %q, want %q: written by another version of kubejoin", v, schemaVersion)
 		}
-		for _, name := range [][]byte{tokensBucket, claimsBucket, holdersBucket, issuedBucket, endsBucket, unissuedBucket} {
+		for _, name := range [][]byte{tokensBucket, claimsBucket, holdersBucket, issuedBucket, endsBucket, unissuedBucket, revocationsBucket} {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 				return err
 			}

@@ -1,0 +1,49 @@
+package boltlist_test
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
+	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+func TestStore(t *testing.T) {
+	revocationtest.Run(t, func(t *testing.T) revocation.Store {
+		s, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return boltlist.New(s.Revocations())
+	})
+}
+
+// Catches revocations that are lost at a restart.
+func TestSurvivesRestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kubejoin.db")
+	for n := range 2 {
+		s, err := boltstore.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := revocation.Guard{Store: boltlist.New(s.Revocations())}
+		if n == 0 {
+			_, err = g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"})
+		} else if bars, barsErr := g.Revoked(t.Context(), revocation.Subject{Node: "worker-1"}); bars == nil || barsErr != nil {
+			t.Errorf("after a restart: got %+v, %v, want the entry", bars, barsErr)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

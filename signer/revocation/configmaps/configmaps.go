@@ -1,0 +1,338 @@
+// Package configmaps stores revocations in ConfigMaps. They are also the parameters of the ValidatingAdmissionPolicy in
+// deploy/revocation.yaml.
+package configmaps
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Label marks the ConfigMaps of revocations, with the value "true". Prefix, followed by one of Shards
+// digits, is their name.
+const (
+	Label  = "kubejoin.io/revocation"
+	Prefix = "kubejoin-revocation-"
+	Shards = 8
+)
+
+const selector = Label + "=true"
+
+// MaxNew is how large a ConfigMap may be, in bytes of keys and values, for a new entry. The API server allows 1 MiB.
+// The rest is for the certificates that entries allow later.
+const MaxNew = 512 << 10
+
+// maxConflicts is how often Update retries.
+const maxConflicts = 20
+
+// A List is a [revocation.Store] of the ConfigMaps in one namespace. Find reads from a cache that watches the API
+// server. All other methods send requests to it.
+type List struct {
+	maps   typedcorev1.ConfigMapInterface
+	log    *slog.Logger
+	now    func() time.Time
+	synced chan struct{} // closed when the cache is filled for the first time
+	hints  tokens.Hints
+
+	mu      sync.RWMutex
+	known   map[string]map[revocation.Key]revocation.Entry // by ConfigMap
+	trouble error                                          // the last error of the watch
+}
+
+var _ revocation.Store = (*List)(nil)
+
+// Open returns a List that watches the ConfigMaps in a namespace until ctx ends. It does not wait for the API server.
+// The identity of client needs the verbs get, list, watch, create and update on ConfigMaps in the namespace. If log is
+// nil, List logs nothing.
+func Open(ctx context.Context, client kubernetes.Interface, namespace string, log *slog.Logger) (*List, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	l := &List{
+		maps: client.CoreV1().ConfigMaps(namespace), log: log, now: time.Now,
+		synced: make(chan struct{}), known: map[string]map[revocation.Key]revocation.Entry{},
+	}
+	informer := cache.NewSharedIndexInformer(outage.Follow(labelled{l.maps}, "", l.watchFailed), &corev1.ConfigMap{}, 0, nil)
+	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    l.set,
+		UpdateFunc: func(_, object any) { l.set(object) },
+		DeleteFunc: l.remove,
+	})
+	err = errors.Join(err,
+		informer.SetTransform(forget),
+		informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { l.watchFailed(err) }))
+	if err != nil {
+		return nil, fmt.Errorf("watch revocations: %w", err)
+	}
+	go informer.RunWithContext(ctx)
+	go func() {
+		if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+			close(l.synced)
+			l.hints.Send()
+		}
+	}()
+	return l, nil
+}
+
+// labelled lists and watches the ConfigMaps of revocations only.
+type labelled struct{ typedcorev1.ConfigMapInterface }
+
+func (l labelled) List(ctx context.Context, options metav1.ListOptions) (*corev1.ConfigMapList, error) {
+	options.LabelSelector = selector
+	return l.ConfigMapInterface.List(ctx, options)
+}
+
+func (l labelled) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	options.LabelSelector = selector
+	return l.ConfigMapInterface.Watch(ctx, options)
+}
+
+// forget drops what nothing reads from the objects of the informer.
+func forget(object any) (any, error) {
+	if m, ok := object.(*corev1.ConfigMap); ok {
+		m.ManagedFields, m.BinaryData = nil, nil
+	}
+	return object, nil
+}
+
+func (l *List) watchFailed(err error) {
+	if err == nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return
+	}
+	l.log.Warn("watch failed, retrying", "objects", "revocations", "error", foreign.Text(err.Error(), foreign.MaxMessage))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.trouble = err
+}
+
+func (l *List) set(object any) {
+	m, ok := object.(*corev1.ConfigMap)
+	if !ok {
+		return
+	}
+	entries := l.decode(m, true)
+	l.mu.Lock()
+	l.known[m.Name] = entries
+	l.mu.Unlock()
+	l.hints.Send()
+}
+
+func (l *List) remove(object any) {
+	name, err := cache.DeletionHandlingObjectToName(object)
+	if err != nil {
+		return
+	}
+	l.mu.Lock()
+	delete(l.known, name.Name)
+	l.mu.Unlock()
+	l.hints.Send()
+}
+
+// decode returns the entries of a ConfigMap. It ignores entries that are in another ConfigMap than their key says:
+// Update would not find them.
+func (l *List) decode(m *corev1.ConfigMap, warn bool) map[revocation.Key]revocation.Entry {
+	entries := make(map[revocation.Key]revocation.Entry, len(m.Data))
+	for key, value := range m.Data {
+		e, err := revocation.Decode(key, []byte(value))
+		if err == nil {
+			err = e.Malformed
+			if shard(e.Key()) == m.Name {
+				entries[e.Key()] = e
+			} else {
+				err = fmt.Errorf("revocation of %s belongs into ConfigMap %s", e.Key(), shard(e.Key()))
+			}
+		}
+		if err != nil && warn {
+			l.log.Warn("malformed revocation", "configmap", m.Name, "problem", foreign.Text(err.Error(), foreign.MaxMessage))
+		}
+	}
+	return entries
+}
+
+// shard returns the name of the ConfigMap that stores a key.
+func shard(key revocation.Key) string {
+	sum := sha256.Sum256([]byte(key))
+	return fmt.Sprintf("%s%x", Prefix, sum[0]%Shards)
+}
+
+// Get implements [revocation.Store].
+func (l *List) Get(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
+	m, err := l.maps.Get(ctx, shard(key), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return revocation.Entry{}, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
+	} else if err != nil {
+		return revocation.Entry{}, err
+	}
+	value, found := m.Data[string(key)]
+	if !found {
+		return revocation.Entry{}, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
+	}
+	return revocation.Decode(string(key), []byte(value))
+}
+
+// Find implements [revocation.Store]. It waits until the cache is filled for the first time or ctx ends.
+func (l *List) Find(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
+	if err := l.wait(ctx); err != nil {
+		return revocation.Entry{}, err
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	e, found := l.known[shard(key)][key]
+	if !found {
+		return e, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
+	}
+	return e, nil
+}
+
+// Cached implements [revocation.Store]. It waits like Find.
+func (l *List) Cached(ctx context.Context) ([]revocation.Entry, error) {
+	if err := l.wait(ctx); err != nil {
+		return nil, err
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var all []revocation.Entry
+	for _, entries := range l.known {
+		all = slices.AppendSeq(all, maps.Values(entries))
+	}
+	return sorted(all), nil
+}
+
+// Watch returns a channel that receives a value after each change of the cache, until ctx ends.
+func (l *List) Watch(ctx context.Context) <-chan struct{} { return l.hints.Watch(ctx) }
+
+func (l *List) wait(ctx context.Context) error {
+	select {
+	case <-l.synced:
+		return nil
+	default:
+	}
+	select {
+	case <-l.synced:
+		return nil
+	case <-ctx.Done():
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	err := fmt.Errorf("revocations: no response from the API server yet: %w", ctx.Err())
+	if l.trouble != nil {
+		err = fmt.Errorf("%w (%w)", err, l.trouble)
+	}
+	return err
+}
+
+// List implements [revocation.Store].
+func (l *List) List(ctx context.Context) ([]revocation.Entry, error) {
+	list, err := l.maps.List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, err
+	}
+	var all []revocation.Entry
+	for i := range list.Items {
+		all = slices.AppendSeq(all, maps.Values(l.decode(&list.Items[i], false)))
+	}
+	return sorted(all), nil
+}
+
+func sorted(all []revocation.Entry) []revocation.Entry {
+	slices.SortFunc(all, func(a, b revocation.Entry) int { return strings.Compare(string(a.Key()), string(b.Key())) })
+	return all
+}
+
+// Update implements [revocation.Store]. It also drops ended entries of the same ConfigMap when it writes.
+func (l *List) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	for n := 0; ; n++ {
+		result, err := l.updateOnce(ctx, key, change)
+		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) || n == maxConflicts {
+			return result, err
+		}
+	}
+}
+
+func (l *List) updateOnce(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	name := shard(key)
+	m, err := l.maps.Get(ctx, name, metav1.GetOptions{})
+	exists := err == nil
+	if apierrors.IsNotFound(err) {
+		m = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{Label: "true"}}}
+	} else if err != nil {
+		return nil, err
+	}
+	var before *revocation.Entry
+	if value, found := m.Data[string(key)]; found {
+		e, err := revocation.Decode(string(key), []byte(value))
+		if err != nil {
+			return nil, err
+		}
+		before = &e
+	}
+	after, err := change(before)
+	if err != nil || after == before {
+		return before, err
+	}
+	if m.Data == nil {
+		m.Data = map[string]string{}
+	}
+	if m.Labels == nil {
+		m.Labels = map[string]string{}
+	}
+	m.Labels[Label] = "true" // without it neither the cache nor the policy would see the entry
+	l.dropEnded(m)
+	delete(m.Data, string(key))
+	if after != nil {
+		value, err := revocation.Encode(*after)
+		if err != nil {
+			return nil, err
+		}
+		m.Data[string(key)] = string(value)
+		if size := sizeOf(m); before == nil && size > MaxNew {
+			return nil, fmt.Errorf("%w: ConfigMap %s would have %d bytes, want at most %d", revocation.ErrFull, name, size, MaxNew)
+		}
+		stored, err := revocation.Decode(string(key), value)
+		if err != nil {
+			return nil, err
+		}
+		after = &stored
+	}
+	// The resourceVersion makes the update conditional.
+	if exists {
+		_, err = l.maps.Update(ctx, m, metav1.UpdateOptions{})
+	} else {
+		_, err = l.maps.Create(ctx, m, metav1.CreateOptions{})
+	}
+	return after, err
+}
+
+func (l *List) dropEnded(m *corev1.ConfigMap) {
+	for key, e := range l.decode(m, false) {
+		if e.Ended(l.now()) {
+			delete(m.Data, string(key))
+		}
+	}
+}
+
+func sizeOf(m *corev1.ConfigMap) (size int) {
+	for key, value := range m.Data {
+		size += len(key) + len(value)
+	}
+	return size
+}

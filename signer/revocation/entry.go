@@ -1,0 +1,319 @@
+package revocation
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// Reason is the reason for a request that a revoked credential made.
+const Reason = "Revoked"
+
+// CredentialIDKey is the key of a user's extra under which kube-apiserver stores the ID of a credential. The ID of a
+// client certificate is "X509SHA256=" and the SHA-256 of its DER in hexadecimal digits.
+const CredentialIDKey = "authentication.kubernetes.io/credential-id"
+
+const credentialPrefix = "X509SHA256="
+
+// A Fingerprint is the SHA-256 of a certificate's DER, in 64 lower-case hexadecimal digits.
+type Fingerprint string
+
+// FingerprintOf returns the fingerprint of a certificate.
+func FingerprintOf(cert *x509.Certificate) Fingerprint {
+	sum := sha256.Sum256(cert.Raw)
+	return Fingerprint(hex.EncodeToString(sum[:]))
+}
+
+// fingerprintForm is the prefix of fingerprints in text, as of CA pins.
+const fingerprintForm = "sha256:"
+
+// ParseFingerprint parses a fingerprint with or without the prefix "sha256:". It accepts upper case and colons between
+// bytes, as 'openssl x509 -noout -fingerprint -sha256' prints them.
+func ParseFingerprint(s string) (Fingerprint, error) {
+	lower := strings.ToLower(s)
+	for _, prefix := range []string{"sha256 fingerprint=", fingerprintForm} {
+		lower = strings.TrimPrefix(lower, prefix)
+	}
+	digits := strings.ReplaceAll(lower, ":", "")
+	if sum, err := hex.DecodeString(digits); err != nil || len(sum) != sha256.Size {
+		return "", fmt.Errorf("invalid fingerprint %.100q: want the SHA-256 of a certificate in 64 hexadecimal digits", foreign.Redact(s))
+	}
+	return Fingerprint(digits), nil
+}
+
+// String returns the fingerprint with the prefix "sha256:".
+func (f Fingerprint) String() string { return fingerprintForm + string(f) }
+
+// CredentialID returns the credential ID that kube-apiserver gives to a user of the certificate.
+func (f Fingerprint) CredentialID() string { return credentialPrefix + string(f) }
+
+// key returns the form that is allowed as the key of a ConfigMap. Upper case distinguishes it from a node name.
+func (f Fingerprint) key() string { return strings.Replace(f.CredentialID(), "=", ".", 1) }
+
+// fingerprintOfKey is the inverse of Fingerprint.key.
+func fingerprintOfKey(s string) (Fingerprint, bool) {
+	digits, found := strings.CutPrefix(s, strings.Replace(credentialPrefix, "=", ".", 1))
+	f, err := ParseFingerprint(digits)
+	return f, found && err == nil && string(f) == digits
+}
+
+// A Subject is the user of a credential.
+type Subject struct {
+	// Node is the name of the node; empty if the user is not a node.
+	Node string
+	// Fingerprints are those of the client certificates that authenticated the user: one, or none if the user has
+	// another credential or the API server does not report it.
+	Fingerprints []Fingerprint
+}
+
+// SubjectOf returns the subject of an authenticated user. Extra has the credential ID under [CredentialIDKey].
+func SubjectOf(user string, groups []string, extra map[string][]string) Subject {
+	var s Subject
+	if name, found := strings.CutPrefix(user, tokens.NodeUserPrefix); found && slices.Contains(groups, tokens.NodesGroup) {
+		s.Node = name
+	}
+	for _, id := range extra[CredentialIDKey] {
+		if digits, found := strings.CutPrefix(id, credentialPrefix); found {
+			if f, err := ParseFingerprint(digits); err == nil {
+				s.Fingerprints = append(s.Fingerprints, f)
+			}
+		}
+	}
+	return s
+}
+
+// SubjectOfCertificate returns the user of a client certificate.
+func SubjectOfCertificate(cert *x509.Certificate) Subject {
+	s := SubjectOf(cert.Subject.CommonName, cert.Subject.Organization, nil)
+	s.Fingerprints = []Fingerprint{FingerprintOf(cert)}
+	return s
+}
+
+// keys returns the keys of all entries that may bar the subject.
+func (s Subject) keys() []Key {
+	var keys []Key
+	for _, f := range s.Fingerprints {
+		keys = append(keys, f.Key())
+	}
+	if s.Node != "" && tokens.CheckNodeName(s.Node) == nil {
+		keys = append(keys, Key(s.Node))
+	}
+	return keys
+}
+
+// A Key identifies an entry: a node name, or "X509SHA256." and a fingerprint. It is a valid key of a ConfigMap.
+type Key string
+
+// Key returns the key of an entry that bars one certificate.
+func (f Fingerprint) Key() Key { return Key(f.key()) }
+
+// NodeKey returns the key of an entry that bars a node.
+func NodeKey(node string) (Key, error) {
+	if err := tokens.CheckNodeName(node); err != nil {
+		return "", err
+	}
+	return Key(node), nil
+}
+
+// ParseKey parses what a person writes: a node name, or a fingerprint with the prefix "sha256:".
+func ParseKey(s string) (Key, error) {
+	if strings.HasPrefix(strings.ToLower(s), fingerprintForm) {
+		f, err := ParseFingerprint(s)
+		return f.Key(), err
+	}
+	return NodeKey(s)
+}
+
+// String returns the form that [ParseKey] accepts.
+func (k Key) String() string {
+	if f, found := fingerprintOfKey(string(k)); found {
+		return f.String()
+	}
+	return string(k)
+}
+
+// maxAllowed is how many certificates an entry allows. A node needs two: the one that it uses and the next one.
+const maxAllowed = 8
+
+// maxSerials is how many serial numbers an entry stores for the CRL.
+const maxSerials = 32
+
+// MaxReason is the maximum length of [Entry.Reason] and [Entry.By], in bytes.
+const MaxReason = 256
+
+// A Serial is the serial number of a revoked certificate, in the form of issuance.ParseSerial, and its end.
+type Serial struct {
+	Number string    `json:"number"`
+	Until  time.Time `json:"until"`
+}
+
+// An Entry bars a node or one certificate. Either Node or Fingerprint is set.
+type Entry struct {
+	Node        string
+	Fingerprint Fingerprint
+
+	// Since is when the entry was made. It does not matter for decisions.
+	Since time.Time
+	// Until is when the last certificate that the entry bars has ended; zero if that is unknown. Then the entry bars
+	// until it is removed.
+	Until time.Time
+	// Reason is what the operator gave, and By the user who revoked; either may be empty.
+	Reason, By string
+	// TokenID is the token whose nodes were revoked together; empty for other entries.
+	TokenID string
+	// Serials are the known serial numbers of revoked certificates, for the CRL.
+	Serials []Serial
+	// Allowed has the certificates that kubejoin has issued to the node since, with their ends.
+	Allowed map[Fingerprint]time.Time
+
+	// Malformed is the problem of a stored entry that cannot be read. Such an entry bars its node or certificate.
+	Malformed error
+}
+
+// Key returns the key of the entry.
+func (e Entry) Key() Key {
+	if e.Node != "" {
+		return Key(e.Node)
+	}
+	return e.Fingerprint.Key()
+}
+
+// Ended reports whether no certificate that the entry bars can still be valid.
+func (e Entry) Ended(now time.Time) bool {
+	return e.Malformed == nil && !e.Until.IsZero() && now.After(e.Until)
+}
+
+// Bars reports whether the entry bars the credential of a subject. A node without a known certificate is barred.
+func (e Entry) Bars(s Subject, now time.Time) bool {
+	if e.Ended(now) {
+		return false
+	}
+	if e.Node == "" {
+		return slices.Contains(s.Fingerprints, e.Fingerprint)
+	}
+	if e.Node != s.Node {
+		return false
+	}
+	for _, f := range s.Fingerprints {
+		if _, allowed := e.Allowed[f]; !allowed {
+			return true
+		}
+	}
+	return len(s.Fingerprints) == 0
+}
+
+// Allow adds a certificate that kubejoin issues to the node. It drops certificates that have ended. If there are too
+// many, it drops those that end first, but never the one that the requester uses.
+func (e Entry) Allow(f Fingerprint, until time.Time, requester Subject, now time.Time) Entry {
+	e.Allowed = maps.Clone(e.Allowed)
+	if e.Allowed == nil {
+		e.Allowed = map[Fingerprint]time.Time{}
+	}
+	maps.DeleteFunc(e.Allowed, func(_ Fingerprint, end time.Time) bool { return now.After(end) })
+	for len(e.Allowed) >= maxAllowed {
+		first := Fingerprint("")
+		for g, end := range e.Allowed {
+			if !slices.Contains(requester.Fingerprints, g) && (first == "" || end.Before(e.Allowed[first])) {
+				first = g
+			}
+		}
+		delete(e.Allowed, first)
+	}
+	e.Allowed[f] = until.UTC()
+	return e
+}
+
+// Message says in one sentence that the credential is revoked, and why.
+func (e Entry) Message() string {
+	what := "certificate " + e.Fingerprint.String() + " is revoked"
+	if e.Node != "" {
+		what = "this certificate of node " + e.Node + " is revoked"
+	}
+	if !e.Since.IsZero() {
+		what += " since " + e.Since.UTC().Format(time.RFC3339)
+	}
+	if e.Reason != "" {
+		what += ": " + e.Reason
+	}
+	return what
+}
+
+// row is the JSON of an entry. The ValidatingAdmissionPolicy looks for `"X509SHA256.…":"` in it: the text of a person
+// cannot contain that, because JSON escapes quotation marks.
+type row struct {
+	Since   time.Time         `json:"since"`
+	Until   time.Time         `json:"until,omitzero"`
+	Reason  string            `json:"reason,omitempty"`
+	By      string            `json:"by,omitempty"`
+	TokenID string            `json:"tokenID,omitempty"`
+	Serials []Serial          `json:"serials,omitempty"`
+	Allowed map[string]string `json:"allowed,omitempty"`
+}
+
+// Encode returns the value of an entry in a store.
+func Encode(e Entry) ([]byte, error) {
+	if e.Malformed != nil {
+		return nil, e.Malformed
+	}
+	r := row{
+		Since: e.Since.UTC().Truncate(time.Second), Until: e.Until.UTC().Truncate(time.Second),
+		Reason: foreign.Text(e.Reason, MaxReason), By: foreign.Text(e.By, MaxReason), TokenID: e.TokenID,
+		Serials: e.Serials[:min(len(e.Serials), maxSerials)],
+	}
+	for f, until := range e.Allowed {
+		if r.Allowed == nil {
+			r.Allowed = map[string]string{}
+		}
+		r.Allowed[f.key()] = until.UTC().Format(time.RFC3339)
+	}
+	return json.Marshal(r)
+}
+
+// Decode returns the entry of a key and a value. If the value cannot be read, the entry is malformed and bars. If the
+// key is invalid, Decode returns an error.
+func Decode(key string, value []byte) (Entry, error) {
+	var e Entry
+	if f, found := fingerprintOfKey(key); found {
+		e.Fingerprint = f
+	} else if err := tokens.CheckNodeName(key); err == nil {
+		e.Node = key
+	} else {
+		return e, fmt.Errorf("invalid key %.100q of a revocation: want a node name or %s and 64 hexadecimal digits", foreign.Redact(key), strings.Replace(credentialPrefix, "=", ".", 1))
+	}
+	var r row
+	err := json.Unmarshal(value, &r)
+	if err == nil && r.Since.IsZero() {
+		err = errors.New("since is missing")
+	}
+	allowed := map[Fingerprint]time.Time{}
+	for key, end := range r.Allowed {
+		f, found := fingerprintOfKey(key)
+		until, timeErr := time.Parse(time.RFC3339, end)
+		if !found || timeErr != nil {
+			err = errors.Join(err, errors.New("allowed has an invalid fingerprint or time"))
+			continue
+		}
+		allowed[f] = until
+	}
+	if err != nil {
+		e.Malformed = fmt.Errorf("malformed revocation of %s: %.200s", e.Key(), foreign.Printable(foreign.Redact(err.Error())))
+		e.Reason = "its entry is malformed"
+		return e, nil
+	}
+	e.Since, e.Until, e.TokenID, e.Serials = r.Since, r.Until, r.TokenID, r.Serials
+	e.Reason, e.By = foreign.Text(r.Reason, MaxReason), foreign.Text(r.By, MaxReason)
+	if len(allowed) > 0 {
+		e.Allowed = allowed
+	}
+	return e, nil
+}

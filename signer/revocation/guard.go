@@ -1,0 +1,210 @@
+package revocation
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrNotFound is wrapped if there is no entry of a key.
+var ErrNotFound = errors.New("not revoked")
+
+// ErrFull is wrapped if the store has no space for another entry.
+var ErrFull = errors.New("the list of revocations is full")
+
+// A Store stores entries. Its methods may be called concurrently.
+type Store interface {
+	// Get returns an entry, read live. The error wraps [ErrNotFound] if there is none.
+	Get(ctx context.Context, key Key) (Entry, error)
+	// Find is Get from a cache that may lag. It fails if the cache has never been filled.
+	Find(ctx context.Context, key Key) (Entry, error)
+	// List returns all entries, read live and sorted by key.
+	List(ctx context.Context) ([]Entry, error)
+	// Cached is List from the cache of Find.
+	Cached(ctx context.Context) ([]Entry, error)
+	// Update replaces the entry of a key by what change returns, and returns that. The argument and the result of
+	// change are nil for no entry. Nothing is written if change returns its argument unchanged. Change may be called
+	// several times, each time with a newer entry, and must not change the entry in place. If change fails, Update
+	// returns its error.
+	Update(ctx context.Context, key Key, change func(*Entry) (*Entry, error)) (*Entry, error)
+}
+
+// An Issued is a certificate and the token that requested it; empty if none did.
+type Issued struct {
+	TokenID     string
+	Certificate *x509.Certificate
+}
+
+// A Guard decides which credentials are revoked. A nil Guard revokes none.
+type Guard struct {
+	Store Store
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+func (g *Guard) now() time.Time {
+	if g.Now != nil {
+		return g.Now()
+	}
+	return time.Now()
+}
+
+// Revoked returns the entry that bars the credential of a subject, read live, or nil.
+func (g *Guard) Revoked(ctx context.Context, s Subject) (*Entry, error) {
+	if g == nil {
+		return nil, nil
+	}
+	return barring(ctx, g.Store.Get, s, s.keys(), g.now())
+}
+
+// Known is [Guard.Revoked] from the cache of the store.
+func (g *Guard) Known(ctx context.Context, s Subject) (*Entry, error) {
+	if g == nil {
+		return nil, nil
+	}
+	return barring(ctx, g.Store.Find, s, s.keys(), g.now())
+}
+
+// RevokedCertificate is [Guard.Revoked] for the user of a client certificate.
+func (g *Guard) RevokedCertificate(ctx context.Context, cert *x509.Certificate) (*Entry, error) {
+	return g.Revoked(ctx, SubjectOfCertificate(cert))
+}
+
+func barring(ctx context.Context, get func(context.Context, Key) (Entry, error), s Subject, keys []Key, now time.Time) (*Entry, error) {
+	for _, key := range keys {
+		e, err := get(ctx, key)
+		switch {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
+			return nil, fmt.Errorf("revocation of %s: %w", key, err)
+		case e.Bars(s, now):
+			return &e, nil
+		}
+	}
+	return nil, nil
+}
+
+// Issue must be called with each new client certificate of a node, before the certificate leaves. It returns the entry
+// that bars the requester, or nil. If the node of the certificate is revoked, Issue allows the certificate: it adds its
+// fingerprint to the entry, and only if the entry does not bar the requester at that moment. If an error is returned,
+// the certificate must not leave.
+//
+// An entry that is made later bars the certificate.
+func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certificate) (*Entry, error) {
+	if g == nil {
+		return nil, nil
+	}
+	node := SubjectOfCertificate(cert).Node
+	key, err := NodeKey(node)
+	if err != nil || !authenticates(cert) { // the API server does not accept it as a node
+		return g.Revoked(ctx, requester)
+	}
+	var others []Key // Update reads the entry of the node itself
+	for _, k := range requester.keys() {
+		if k != key {
+			others = append(others, k)
+		}
+	}
+	if bars, err := barring(ctx, g.Store.Get, requester, others, g.now()); bars != nil || err != nil {
+		return bars, err
+	}
+	var bars *Entry
+	_, err = g.Store.Update(ctx, key, func(e *Entry) (*Entry, error) {
+		bars = nil
+		switch {
+		case e == nil || e.Ended(g.now()):
+			return e, nil
+		case e.Bars(requester, g.now()):
+			bars = e
+			return e, nil
+		case e.Malformed != nil:
+			return nil, e.Malformed
+		}
+		allowed := e.Allow(FingerprintOf(cert), cert.NotAfter, requester, g.now())
+		return &allowed, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("revocation of node %s: %w", node, err)
+	}
+	return bars, nil
+}
+
+// authenticates reports whether an API server accepts a certificate from a client.
+func authenticates(cert *x509.Certificate) bool {
+	if len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) == 0 {
+		return true
+	}
+	for _, usage := range cert.ExtKeyUsage {
+		if usage == x509.ExtKeyUsageClientAuth || usage == x509.ExtKeyUsageAny {
+			return true
+		}
+	}
+	return false
+}
+
+// Revoke stores an entry. It replaces an earlier entry of the same key: certificates that kubejoin has issued since
+// are then revoked, too. It keeps the earlier serial numbers that have not ended.
+func (g *Guard) Revoke(ctx context.Context, e Entry) (Entry, error) {
+	e.Since, e.Allowed = g.now().UTC().Truncate(time.Second), nil
+	stored, err := g.Store.Update(ctx, e.Key(), func(old *Entry) (*Entry, error) {
+		next := e
+		if old != nil {
+			for _, s := range old.Serials {
+				if !g.now().After(s.Until) && !hasSerial(next.Serials, s.Number) {
+					next.Serials = append(next.Serials[:len(next.Serials):len(next.Serials)], s)
+				}
+			}
+			if !next.Until.IsZero() && (old.Until.IsZero() && old.Malformed == nil || old.Until.After(next.Until)) {
+				next.Until = old.Until
+			}
+		}
+		return &next, nil
+	})
+	if err != nil {
+		return Entry{}, err
+	}
+	return *stored, nil
+}
+
+func hasSerial(all []Serial, number string) bool {
+	for _, s := range all {
+		if s.Number == number {
+			return true
+		}
+	}
+	return false
+}
+
+// Undo removes an entry and returns it. The error wraps [ErrNotFound] if there is none.
+func (g *Guard) Undo(ctx context.Context, key Key) (Entry, error) {
+	var removed Entry
+	_, err := g.Store.Update(ctx, key, func(e *Entry) (*Entry, error) {
+		if e == nil {
+			return nil, fmt.Errorf("%s: %w", key, ErrNotFound)
+		}
+		removed = *e
+		return nil, nil
+	})
+	return removed, err
+}
+
+// List returns the entries that have not ended, sorted by key.
+func (g *Guard) List(ctx context.Context) ([]Entry, error) { return g.inForce(g.Store.List(ctx)) }
+
+// Cached is [Guard.List] from the cache of the store.
+func (g *Guard) Cached(ctx context.Context) ([]Entry, error) { return g.inForce(g.Store.Cached(ctx)) }
+
+func (g *Guard) inForce(all []Entry, err error) ([]Entry, error) {
+	if err != nil {
+		return nil, err
+	}
+	kept := all[:0]
+	for _, e := range all {
+		if !e.Ended(g.now()) {
+			kept = append(kept, e)
+		}
+	}
+	return kept, nil
+}
