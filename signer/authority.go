@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -72,6 +73,8 @@ type Authority struct {
 	Facts approval.Facts
 	// Nodes decides which requester may have which node name. Nil refuses every bootstrap token.
 	Nodes *admission.Nodes
+	// Revocations refuses the requests of revoked credentials. Nil revokes none.
+	Revocations *revocation.Guard
 	// Record stores an entry for every request that was signed, refused or failed. If it cannot store the entry, no
 	// certificate is issued. Nil keeps no record.
 	Record issuance.Log
@@ -196,6 +199,7 @@ const (
 	ruleSigner = "signer"
 	ruleNodes  = "node-admission"
 	ruleRate   = "issuance-rate"
+	ruleRevoke = "revocation"
 	ruleRejoin = "rejoin"
 )
 
@@ -204,6 +208,11 @@ const (
 // to wait.
 func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.Decision, *Admission, error) {
 	s, known := a.Signer(r.SignerName)
+	if known {
+		if err := a.checkRevoked(ctx, r); err != nil {
+			return a.decideRevoked(ctx, r, err)
+		}
+	}
 	d, err := approval.Decide(ctx, s.Rules, r, a.Facts)
 	if err != nil {
 		return d, nil, err
@@ -228,6 +237,20 @@ func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.De
 		}
 	}
 	return d, admission, nil
+}
+
+// decideRevoked returns the decision about a request for which checkRevoked returned an error.
+func (a *Authority) decideRevoked(ctx context.Context, r approval.Request, err error) (approval.Decision, *Admission, error) {
+	d := step(ruleRevoke, err, "", "")
+	if d.Verdict != approval.Deny {
+		return d, nil, err
+	}
+	e := a.entry(r, approval.Decision{})
+	e.Rule = d.Rule
+	if err := a.recordRefusal(ctx, r, e, d.Reason, d.Message); err != nil {
+		return unavailable(err, d.Rule), nil, err
+	}
+	return d, nil, nil
 }
 
 // admit asks Nodes about a request that the rules approve. It first checks that the signer would sign the request, so
@@ -328,10 +351,35 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
+	// Nobody may have decided about the requester, or it was revoked since. If the node is revoked, this certificate is
+	// an exception.
+	if e, err := a.Revocations.Issue(ctx, requester(r), done.cert); err != nil {
+		return issued{}, err
+	} else if e != nil {
+		return issued{}, refuseRevoked(*e)
+	}
 	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, m.admitted, done.cert); err != nil {
 		return issued{}, err
 	}
 	return done, nil
+}
+
+// requester returns who made a request, for revocations.
+func requester(r approval.Request) revocation.Subject {
+	return revocation.SubjectOf(r.User, r.Groups, r.Extra)
+}
+
+// checkRevoked returns a [*approval.Refused] if the requester's credential is revoked.
+func (a *Authority) checkRevoked(ctx context.Context, r approval.Request) error {
+	e, err := a.Revocations.Revoked(ctx, requester(r))
+	if err != nil || e == nil {
+		return err
+	}
+	return refuseRevoked(*e)
+}
+
+func refuseRevoked(e revocation.Entry) error {
+	return approval.RefuseFor(revocation.Reason, "kubejoin issues no certificate to this requester: %s", e.Message())
 }
 
 // take returns a [*TooMany] if the requester has used up its rate.

@@ -17,7 +17,8 @@ type Explanation struct {
 	// Decision is the decision that the authority would make.
 	Decision approval.Decision
 	// Steps are the decisions of each rule of the signer, in order and independent of each other. Then follow the
-	// checks of the signer, regardless of who approves (rule "signer"), and of the node name (rule "node-admission").
+	// checks of the signer, regardless of who approves (rule "signer"), of a revoked requester (rule "revocation", only
+	// if it refuses), and of the node name (rule "node-admission").
 	Steps []approval.Decision
 	// NotBefore and NotAfter are the validity of the certificate if it were signed now; zero if it would not be
 	// signed.
@@ -36,7 +37,7 @@ const (
 
 // Explain returns what the authority would do with a request. It writes, claims and records nothing.
 func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation {
-	dry := &Authority{Signers: a.Signers, Facts: a.Facts, Nodes: a.Nodes.DryRun(), Now: a.Now}
+	dry := &Authority{Signers: a.Signers, Facts: a.Facts, Nodes: a.Nodes.DryRun(), Revocations: a.Revocations, Now: a.Now}
 	var e Explanation
 	e.Decision, _, _ = dry.Decide(ctx, r) // the Decision contains the error
 	s, ok := dry.Signer(r.SignerName)
@@ -54,6 +55,10 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	}
 	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "signer "+foreign.Text(r.SignerName, foreign.MaxName)+" signs the request if it is approved"))
 	if inOrder != nil {
+		return e
+	}
+	if err := dry.checkRevoked(ctx, r); err != nil {
+		e.Steps = append(e.Steps, step(ruleRevoke, err, "", ""))
 		return e
 	}
 	admitted, err := dry.Nodes.Admit(ctx, v.request)

@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 )
 
 // A ClientCertificate authenticates TLS client certificates: of one user, or of all users. The server's
@@ -18,6 +20,9 @@ type ClientCertificate struct {
 	CAs func() *x509.CertPool
 	// Name is the common name that the certificate must have. An empty Name matches no certificate.
 	Name string
+	// Revoked returns an error if the certificate must not be accepted although it is valid, usually a [*Revoked].
+	// It is called for each request. Nil accepts all.
+	Revoked func(ctx context.Context, leaf *x509.Certificate) error
 	// Everybody accepts every user with a certificate of the CAs, as kube-apiserver does with --client-ca-file. Name
 	// is ignored then.
 	Everybody bool
@@ -50,8 +55,28 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 	if !c.Everybody && (c.Name == "" || leaf.Subject.CommonName != c.Name) {
 		return User{}, fmt.Errorf("%w: client certificate of %.100q, want %q", ErrForbidden, foreign.Redact(leaf.Subject.CommonName), c.Name)
 	}
-	return User{Name: leaf.Subject.CommonName, Groups: leaf.Subject.Organization}, nil
+	if c.Revoked != nil {
+		if err := c.Revoked(r.Context(), leaf); err != nil {
+			return User{}, err
+		}
+	}
+	return User{
+		Name: leaf.Subject.CommonName, Groups: leaf.Subject.Organization,
+		Extra: map[string][]string{revocation.CredentialIDKey: {revocation.FingerprintOf(leaf).CredentialID()}},
+	}, nil
 }
+
+// A Revoked is the error of an [Authenticate] for a credential that is valid and was revoked.
+type Revoked struct {
+	// Message says in one sentence that it is revoked, and why.
+	Message string
+}
+
+// Error returns Message.
+func (r *Revoked) Error() string { return r.Message }
+
+// Unwrap returns [ErrForbidden].
+func (r *Revoked) Unwrap() error { return ErrForbidden }
 
 // AnyOf returns an [Authenticate] that accepts a request if one of the given ones does, even if another refuses its
 // credential. ([HeaderOrCertificate] does not do that.) If none accepts it and one could not decide, AnyOf returns

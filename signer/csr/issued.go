@@ -1,0 +1,40 @@
+package csr
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
+)
+
+// Issued returns the certificates in the CertificateSigningRequests of a cluster. Cleaners delete these an hour after they
+// were issued, so there are no older certificates.
+func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.Issued, err error) {
+	list := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return client.CertificatesV1().CertificateSigningRequests().List(ctx, options)
+	})
+	err = list.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		csr, ok := object.(*certificates.CertificateSigningRequest)
+		if !ok {
+			return nil
+		}
+		block, _ := pem.Decode(csr.Status.Certificate)
+		if block == nil {
+			return nil
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil // of another signer
+		}
+		all = append(all, revocation.Issued{TokenID: tokens.IDOfUser(csr.Spec.Username), Certificate: cert})
+		return nil
+	})
+	return all, err
+}

@@ -1,0 +1,132 @@
+package signer_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// meanwhile is a store of revocations that runs a function before the Nth call of Get or Update.
+type meanwhile struct {
+	revocation.Store
+	calls int
+	at    int
+	do    func()
+	err   error
+}
+
+func (s *meanwhile) step() error {
+	if s.calls++; s.calls == s.at {
+		s.do()
+	}
+	return s.err
+}
+
+func (s *meanwhile) Get(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
+	if err := s.step(); err != nil {
+		return revocation.Entry{}, err
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *meanwhile) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	if err := s.step(); err != nil {
+		return nil, err
+	}
+	return s.Store.Update(ctx, key, change)
+}
+
+// renewal returns a request of a node with a certificate for its own name.
+func renewal(t *testing.T, credential revocation.Fingerprint) approval.Request {
+	t.Helper()
+	r := nodeRequest(t, "system:node:worker-1", "worker-1")
+	r.Groups = []string{"system:nodes", "system:authenticated"}
+	r.Extra = map[string][]string{revocation.CredentialIDKey: {credential.CredentialID()}}
+	return r
+}
+
+// Catches a certificate for a revoked credential: approved by the rules, approved by a person, or revoked at any moment
+// of the request.
+func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
+	stolen := must(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000"))
+	entries := map[string]revocation.Entry{"node": {Node: "worker-1", Reason: "stolen"}, "certificate": {Fingerprint: stolen}}
+	authority := func(t *testing.T, store revocation.Store) *signer.Authority {
+		signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)
+		return &signer.Authority{Signers: signer.FixedSigners(signers), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: store}}
+	}
+	refused := func(t *testing.T, err error) {
+		t.Helper()
+		var r *approval.Refused
+		if !errors.As(err, &r) || r.Reason != revocation.Reason {
+			t.Errorf("got %v, want reason %s", err, revocation.Reason)
+		}
+	}
+	for name, entry := range entries {
+		t.Run(name, func(t *testing.T) {
+			revoked := boltlist.New(openStore(t).Revocations())
+			must((&revocation.Guard{Store: revoked}).Revoke(t.Context(), entry))
+			a := authority(t, revoked)
+			for _, signerName := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName} {
+				r := renewal(t, stolen)
+				r.SignerName = signerName
+				d, admission, err := a.Decide(t.Context(), r)
+				if d.Verdict != approval.Deny || d.Reason != revocation.Reason || admission != nil || err != nil {
+					t.Errorf("%s: got %+v, %v, want denied", signerName, d, err)
+				}
+			}
+			chain, err := a.Sign(t.Context(), renewal(t, stolen))
+			refused(t, err)
+			if chain != nil {
+				t.Error("got a certificate")
+			}
+			if e := a.Explain(t.Context(), renewal(t, stolen)); e.Decision.Reason != revocation.Reason {
+				t.Errorf("explanation: got %+v", e.Decision)
+			}
+
+			// Revoked before the first, the second and each later call of the store.
+			for at := 1; ; at++ {
+				store := &meanwhile{Store: boltlist.New(openStore(t).Revocations()), at: at}
+				guard := &revocation.Guard{Store: store.Store}
+				store.do = func() { must(guard.Revoke(t.Context(), entry)) }
+				chain, d, err := authority(t, store).Issue(t.Context(), renewal(t, stolen))
+				if store.calls < at {
+					if err != nil || chain == nil {
+						t.Fatalf("not revoked: %+v %v", d, err)
+					}
+					if at < 4 {
+						t.Errorf("%d calls, want the credential read for the decision and again for the certificate", store.calls)
+					}
+					break
+				}
+				// Once the last check has begun, a certificate may leave. It is barred as well, or it is another one than
+				// the revoked certificate.
+				if chain != nil && entry.Node != "" && must(guard.RevokedCertificate(t.Context(), decode(t, chain)[0])) == nil {
+					t.Errorf("revoked before call %d: got a certificate that is not barred", at)
+				}
+			}
+		})
+	}
+}
+
+// Catches a certificate that leaves although the revocations could not be read, and an error that becomes a refusal.
+func TestUnreadableRevocationsAreNoRefusal(t *testing.T) {
+	store := &meanwhile{err: errors.New("away")}
+	a := &signer.Authority{
+		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: store},
+	}
+	r := renewal(t, must(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000")))
+	if d, _, err := a.Decide(t.Context(), r); d.Verdict != approval.Wait || err == nil {
+		t.Errorf("got %+v, %v, want to wait", d, err)
+	}
+	var refused *approval.Refused
+	if chain, err := a.Sign(t.Context(), r); chain != nil || err == nil || errors.As(err, &refused) {
+		t.Errorf("got %q, %v, want an error that is no refusal", chain, err)
+	}
+}
