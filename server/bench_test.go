@@ -1,14 +1,19 @@
 package server_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -57,3 +62,53 @@ func (s *site) fill(tb testing.TB, n int) {
 
 func BenchmarkDiscovery(b *testing.B)   { benchmarkAt(b, "GET", infoPath) }
 func BenchmarkJoinCommand(b *testing.B) { benchmarkAt(b, "POST", commandPath) }
+
+// inMemory is a store of revocations in memory.
+type inMemory map[revocation.Key]revocation.Entry
+
+func (s inMemory) Find(_ context.Context, key revocation.Key) (revocation.Entry, error) {
+	if e, found := s[key]; found {
+		return e, nil
+	}
+	return revocation.Entry{}, revocation.ErrNotFound
+}
+
+func (s inMemory) Get(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
+	return s.Find(ctx, key)
+}
+
+func (inMemory) List(context.Context) ([]revocation.Entry, error) { return nil, nil }
+
+func (inMemory) Cached(context.Context) ([]revocation.Entry, error) { return nil, nil }
+
+func (inMemory) Update(context.Context, revocation.Key, func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	return nil, nil
+}
+
+// BenchmarkAccessReview answers kube-apiserver about a node while 10,000 others are revoked.
+func BenchmarkAccessReview(b *testing.B) {
+	s := newSite(b)
+	reviewer, err := auth.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	store := inMemory{}
+	for n := range 10_000 {
+		e := revocation.Entry{Node: fmt.Sprintf("node-%d", n), Since: time.Now()}
+		store[e.Key()] = e
+	}
+	s.Logger = slog.New(slog.DiscardHandler)
+	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: (&revocation.Guard{Store: store}).Known}
+	handler := s.Server.Handler()
+	for name, node := range map[string]string{"valid": "worker-1", "revoked": "node-1"} {
+		body := `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{"user":"system:node:` + node + `","groups":["system:nodes","system:authenticated"],"extra":{"authentication.kubernetes.io/credential-id":["X509SHA256=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a"]},"resourceAttributes":{"verb":"get","resource":"nodes","name":"worker-1"}}}`
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if w := send(handler, accessPath, reviewerBearer, "application/json", strings.NewReader(body)); w.Code != 200 {
+					b.Fatal(w.Code, w.Body)
+				}
+			}
+		})
+	}
+}

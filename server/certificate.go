@@ -128,9 +128,12 @@ func (h *handler) certificateUser(r *call) (auth.User, error) {
 	_, given := r.Header["Authorization"]
 	if !given && h.Certificates.ClientCertificate != nil {
 		user, err := h.Certificates.ClientCertificate(r.Request)
+		var revoked *auth.Revoked
 		switch {
 		case err == nil:
 			return user, notBootstrap(user)
+		case errors.As(err, &revoked):
+			return auth.User{}, unauthenticated(err)
 		case errors.Is(err, auth.ErrForbidden):
 			return auth.User{}, newProblem(http.StatusForbidden, "forbidden", "the user of this client certificate may not request certificates")
 		case !errors.Is(err, auth.ErrNoCredentials):
@@ -206,6 +209,7 @@ func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Requ
 	request := approval.Request{
 		SignerName: req.Signer, User: user.Name, UserUID: user.UID,
 		Groups: append(slices.Clone(user.Groups), tokens.AuthenticatedGroup), // as kube-apiserver adds it
+		Extra:  user.Extra,
 		From:   remoteAddr(r), CSR: csr,
 	}
 	s, err := h.signerOf(&request)

@@ -32,8 +32,10 @@ func (h *handler) listClaims(r *call) (response, error) {
 		return response{}, err
 	}
 	list := api.ClaimList{APIVersion: api.Version, Kind: api.KindClaimList, Items: make([]api.Claim, len(claims)), Continue: next}
+	revoked := h.revokedNodes(r.Context())
 	for i, c := range claims {
 		list.Items[i] = claimShown(c)
+		list.Items[i].Revoked = revoked[c.Node]
 	}
 	return object(http.StatusOK, list)
 }

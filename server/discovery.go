@@ -135,6 +135,7 @@ func bundle(cas []*x509.Certificate) (inPEM, inJSON []byte, err error) {
 // Forms of the CA bundle.
 const (
 	formatPEM  = "pem"
+	formatDER  = "der"
 	formatJSON = "json"
 )
 

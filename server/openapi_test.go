@@ -156,6 +156,9 @@ var asked = map[string]any{
 	"release-claim":      api.ReleaseClaim{},
 	"list-issued":        api.ListIssued{},
 	"get-issued":         nil,
+	"list-revocations":   api.ListPage{},
+	"revoke":             api.Revoke{},
+	"undo-revocation":    api.UndoRevocation{},
 	"explain-request":    api.ExplainRequest{},
 	"explain": struct {
 		Format string `json:"format"`
@@ -168,13 +171,14 @@ var asked = map[string]any{
 	"bind-key":         api.BindKey{},
 	"cluster-info":     nil,
 	"ca":               api.GetCA{},
+	"crl":              api.GetCRL{},
 	"openapi":          nil,
 	"openapi-json":     nil,
 	"reference":        nil,
 }
 
 // others are the operations that decode no type of package api.
-var others = []string{"discovery", "tokenreview", "tokenreview-v1beta1", "healthz", "readyz", "version", "metrics"}
+var others = []string{"discovery", "tokenreview", "tokenreview-v1beta1", "subjectaccessreview", "healthz", "readyz", "version", "metrics"}
 
 func TestOpenAPIHasTheFieldsOfRequests(t *testing.T) {
 	d := document(t)
@@ -274,12 +278,13 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 // shown has the types of response bodies by schema name. wantObject also checks the types nested in them.
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
+	"Revocation": api.Revocation{}, "RevocationList": api.RevocationList{},
 	"Turn": api.Turn{}, "RejoinChallenge": api.RejoinChallenge{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": server.Version{}, "Problem": api.Problem{},
 }
 
 // notOurs are the response schemas of Kubernetes types.
-var notOurs = []string{"ConfigMap", "TokenReview", "Status"}
+var notOurs = []string{"ConfigMap", "TokenReview", "SubjectAccessReview", "Status"}
 
 func TestOpenAPIHasTheFieldsOfResponses(t *testing.T) {
 	d := document(t)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -54,7 +55,12 @@ func isBootstrapGroup(group string) bool {
 
 // unauthenticated returns the problem of an error of an Authenticate.
 func unauthenticated(err error) *problem {
+	var revoked *auth.Revoked
 	switch {
+	case errors.As(err, &revoked):
+		p := newProblem(http.StatusForbidden, "revoked", "%s", revoked.Message)
+		p.Reason, p.cause = revocation.Reason, err
+		return p
 	case errors.Is(err, auth.ErrNoCredentials):
 		return newProblem(http.StatusUnauthorized, "unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE")
 	case errors.Is(err, auth.ErrBadCredentials):

@@ -191,7 +191,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 	case r.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r.Request) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.unauthenticatedLog.Allow():
 		level = slog.LevelInfo
 	}
-	if route == "readyz" || route == "tokenreview" && status < 400 { // frequent; readyz logs changes itself
+	if route == "readyz" || (route == "tokenreview" || route == "subjectaccessreview") && status < 400 { // frequent; readyz logs changes itself
 		level = slog.LevelDebug
 	}
 	attrs := append([]slog.Attr{

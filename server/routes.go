@@ -26,7 +26,7 @@ func (on route) kind() httplimit.Kind {
 	switch {
 	case on.class == httplimit.Probes:
 		return httplimit.Probe
-	case on.class == httplimit.TokenReviews:
+	case on.class == httplimit.TokenReviews, on.class == httplimit.AccessReviews:
 		return httplimit.Reviews
 	case on.access == (auth.Access{}) && (on.class == httplimit.Discovery || on.class == httplimit.Others):
 		return httplimit.Public
@@ -47,6 +47,9 @@ func (h *handler) routes() []route {
 		{http.MethodDelete, "/v1/claim/{node}", "release-claim", httplimit.Lifecycle, auth.Access{Verb: "delete", Resource: "claims"}, h.releaseClaim},
 		{http.MethodGet, "/v1/issued", "list-issued", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "issued"}, h.listIssued},
 		{http.MethodGet, "/v1/issued/{serial}", "get-issued", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "issued"}, h.getIssued},
+		{http.MethodGet, "/v1/revocation", "list-revocations", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "revocations"}, h.listRevocations},
+		{http.MethodPost, "/v1/revocation", "revoke", httplimit.Lifecycle, auth.Access{Verb: "create", Resource: "revocations"}, h.revoke},
+		{http.MethodDelete, "/v1/revocation/{revoked}", "undo-revocation", httplimit.Lifecycle, auth.Access{Verb: "delete", Resource: "revocations"}, h.undoRevocation},
 		{http.MethodPost, "/v1/explain", "explain-request", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "explanations"}, h.explainRequest},
 		{http.MethodGet, "/v1/explain/{node}", "explain", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "explanations"}, h.explanation},
 		{http.MethodPost, turnPath, "take-turn", httplimit.Lifecycle, auth.Access{}, h.takeTurn},
@@ -54,6 +57,7 @@ func (h *handler) routes() []route {
 
 		{http.MethodGet, "/v1/cluster-info", "cluster-info", httplimit.Discovery, auth.Access{}, h.discoveryFile},
 		{http.MethodGet, "/v1/ca", "ca", httplimit.Discovery, auth.Access{}, h.ca},
+		{http.MethodGet, "/v1/crl", "crl", httplimit.Discovery, auth.Access{}, h.crl},
 		{http.MethodGet, discoveryPath, "discovery", httplimit.Discovery, auth.Access{}, h.discovery},
 		{http.MethodGet, "/healthz", "healthz", httplimit.Probes, auth.Access{}, h.healthz},
 		{http.MethodGet, "/readyz", "readyz", httplimit.Probes, auth.Access{}, h.readyz},
@@ -76,6 +80,9 @@ func (h *handler) routes() []route {
 		for _, version := range reviewVersions {
 			all = append(all, route{http.MethodPost, reviewPath(version), "tokenreview", httplimit.TokenReviews, auth.Access{}, h.tokenReview})
 		}
+	}
+	if h.Authorization != nil {
+		all = append(all, route{http.MethodPost, accessReviewPath, "subjectaccessreview", httplimit.AccessReviews, auth.Access{}, h.accessReview})
 	}
 	if h.Metrics != nil {
 		all = append(all, route{http.MethodGet, "/metrics", "metrics", httplimit.Others, auth.Access{Verb: "get", Resource: "metrics"}, h.metrics})

@@ -28,6 +28,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -60,6 +62,12 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
 	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Turns = &fakeTurns{}
+	guard := &revocation.Guard{Store: boltlist.New(s.store.Revocations())}
+	s.Revocations = &server.Revocations{Guard: guard, CRL: s.ca.CRL}
+	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
+	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}); err != nil {
+		t.Fatal(err)
+	}
 	s.Explain = explained
 	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
@@ -110,6 +118,7 @@ type shot struct {
 func seeds(t testing.TB) []shot {
 	const object = `{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "csr-1"}, "spec": {"signerName": "kubernetes.io/kube-apiserver-client", "usages": ["client auth"], "request": "eA=="}}}`
 	const review = `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"<token>","audiences":["a"]}}`
+	const access = `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{"user":"system:node:worker-9","groups":["system:nodes"],"extra":{"authentication.kubernetes.io/credential-id":["X509SHA256=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a"]}}}`
 	const json, pem = "Content-Type: application/json\n", "Content-Type: application/pkcs10\n"
 	const bootstrap, kubeAPIServer = 2, 3
 	node := nodeCSR(t, "worker-3")
@@ -129,6 +138,13 @@ func seeds(t testing.TB) []shot {
 		{"list-issued", "", "limit=1&continue=<next>", "", "", 0},
 		{"list-issued", "", "node=worker-1&outcome=issued&endsWithin=30d&since=7d&signer=a/b&requester=x&tokenID=<id>", "", "", 0},
 		{"get-issued", "<serial>", "", "", "", 0},
+		{"list-revocations", "", "limit=1", "", "", 0},
+		{"revoke", "", "dryRun", json, `{"node": "worker-1", "reason": "stolen"}`, 0},
+		{"revoke", "", "serial=<serial>", "", "", 0},
+		{"revoke", "", "tokenID=<id>&dryRun", "", "", 0},
+		{"revoke", "", "fingerprint=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a", "", "", 0},
+		{"crl", "", "format=pem", "", "", 4},
+		{"undo-revocation", "worker-9", "dryRun", "", "", 0},
 		{"explain-request", "", "", json, object, 0},
 		{"explain-request", "", "csr=csr-1", "", "", 0},
 		{"explain", "worker-7", "format=text", "", "", 0},
@@ -141,6 +157,7 @@ func seeds(t testing.TB) []shot {
 		{"tokenreview", "", "timeout=30s", json, review, kubeAPIServer},
 		{"rejoin", "", "", json, "<rejoin>", 4},
 		{"bind-key", "", "", json, "<bind>", 4},
+		{"subjectaccessreview", "", "timeout=1s", json, access, kubeAPIServer},
 	}
 }
 

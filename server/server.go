@@ -72,6 +72,10 @@ type Server struct {
 	MaxRemainingLifetime func() time.Duration
 	// Issued is the issuance record. If it is nil, /v1/issued returns 404.
 	Issued issuance.Store
+	// Revocations stores which certificates are revoked. If it is nil, /v1/revocation returns 404.
+	Revocations *Revocations
+	// Authorization serves the subject access reviews of kube-apiserver; nil serves no such path.
+	Authorization *Authorization
 	// Node reads the current Node of a name, for tokens that replace it. The error wraps
 	// tokens.ErrNotFound if there is no such Node. It is nil without a cluster.
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
@@ -164,8 +168,10 @@ type handler struct {
 	joinCommands                 *prometheus.CounterVec
 	uploads                      *rate.Limiter // of certificates of control planes
 	tokenReviews                 *prometheus.CounterVec
+	accessReviews                *prometheus.CounterVec
 	certificates                 *prometheus.CounterVec
 	ready                        *prometheus.GaugeVec
+	lastCRL                      crlCache
 	absentToken                  tokens.Record // stands in for a token that does not exist; see bootstrapUser
 }
 
@@ -195,16 +201,22 @@ func (s Server) Handler() http.Handler {
 	if h.TokenReview != nil {
 		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result")
 	}
+	if h.Authorization != nil {
+		h.accessReviews = metrics.Counter(s.Registerer, "kubejoin_authorization_reviews_total", "Subject access reviews from kube-apiserver, by result: denied, no_opinion or failed.", "result")
+	}
 	h.uploads = h.uploadLimiter()
 	h.absentToken = tokens.Record{Token: tokens.Generate()}
 	return h.router()
 }
 
+// inProcess is the user of every request to the handler of [Server.InProcess].
+const inProcess = "in process"
+
 // InProcess returns a handler for a client in this process, for InProcess of package server/client. It
 // allows every request without authentication and has no rates and no limit on tokens. It sets ShowCauses.
 // Never serve it on a network.
 func (s Server) InProcess() http.Handler {
-	s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "in process"}, nil }
+	s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: inProcess}, nil }
 	s.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
 	s.ClientRate, s.UserRate = Rate{QPS: -1}, Rate{QPS: -1}
 	s.UserTokens = -1

@@ -46,7 +46,7 @@ func reviewPath(version string) string {
 
 // tokenReview returns the user of a token to kube-apiserver, in the API version of the request.
 func (h *handler) tokenReview(r *call) (response, error) {
-	if err := h.checkReviewer(r); err != nil {
+	if err := h.checkReviewer(r, h.TokenReview.Authenticate, "tokenreviews", "webhook-config"); err != nil {
 		return response{}, err
 	}
 	req, err := readTokenReview(r)
@@ -67,22 +67,23 @@ func (h *handler) tokenReview(r *call) (response, error) {
 	return object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: req.TypeMeta, Status: status})
 }
 
-// checkReviewer refuses every caller except kube-apiserver: a response reveals whether a guessed token is right.
-func (h *handler) checkReviewer(r *call) error {
-	if h.TokenReview.Authenticate == nil {
-		return newProblem(http.StatusForbidden, "forbidden", "no user may create tokenreviews, because this server has no authentication of kube-apiserver configured")
+// checkReviewer refuses every caller except kube-apiserver: a response reveals whether a guessed token is right, or a
+// certificate revoked. what is the resource that the caller creates, and command the command that configures it.
+func (h *handler) checkReviewer(r *call, authenticate auth.Authenticate, what, command string) error {
+	if authenticate == nil {
+		return newProblem(http.StatusForbidden, "forbidden", "no user may create %s, because this server has no authentication of kube-apiserver configured", what)
 	}
-	user, err := h.TokenReview.Authenticate(r.Request)
+	user, err := authenticate(r.Request)
 	switch {
 	case err == nil:
 		r.identify(user) // without the rate of a user: kube-apiserver sends reviews for all its clients
 		return nil
 	case errors.Is(err, auth.ErrForbidden):
-		p := newProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create tokenreviews")
+		p := newProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create %s", what)
 		p.cause = err
 		return p
 	case errors.Is(err, auth.ErrNoCredentials):
-		return newProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create tokenreviews, with the credential from 'kubejoin webhook-config'")
+		return newProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create %s, with the credential from 'kubejoin %s'", what, command)
 	case errors.Is(err, auth.ErrBadCredentials):
 		p := newProblem(http.StatusUnauthorized, "unauthorized", "these credentials are not those of kube-apiserver")
 		p.cause = err

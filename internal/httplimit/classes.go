@@ -20,22 +20,25 @@ const (
 	TokenReviews Class = "token-review"
 	Probes       Class = "probe"
 	Others       Class = "other"
+
+	AccessReviews Class = "access-review"
 )
 
 // Maximum numbers of concurrent requests by class. Each costs a goroutine and at most its body in memory.
 const (
-	MaxDiscovery    = 1024 // public, with shared responses
-	MaxJoinCommands = 512  // each may wait for its signature
-	MaxLifecycle    = 64   // some list all tokens
-	MaxCertificates = 256  // most write a claim or read a token
-	MaxTokenReviews = 256  // kube-apiserver caches the responses
-	MaxProbes       = 1024 // concurrent requests share one run of the checks
-	MaxOthers       = 256  // metrics, the description of the API, unknown paths
+	MaxDiscovery     = 1024 // public, with shared responses
+	MaxJoinCommands  = 512  // each may wait for its signature
+	MaxLifecycle     = 64   // some list all tokens
+	MaxCertificates  = 256  // most write a claim or read a token
+	MaxTokenReviews  = 256  // kube-apiserver caches the responses
+	MaxAccessReviews = 1024 // answered from memory, one for each request of a node
+	MaxProbes        = 1024 // concurrent requests share one run of the checks
+	MaxOthers        = 256  // metrics, the description of the API, unknown paths
 )
 
 var most = map[Class]int{
 	Discovery: MaxDiscovery, JoinCommands: MaxJoinCommands, Lifecycle: MaxLifecycle,
-	Certificates: MaxCertificates, TokenReviews: MaxTokenReviews, Probes: MaxProbes, Others: MaxOthers,
+	Certificates: MaxCertificates, TokenReviews: MaxTokenReviews, AccessReviews: MaxAccessReviews, Probes: MaxProbes, Others: MaxOthers,
 }
 
 // slots are the slots of one class.

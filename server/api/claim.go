@@ -20,6 +20,9 @@ type Claim struct {
 	// Rejoins are the times when the node rejoined, the newest last.
 	Rejoins []time.Time `json:"rejoins,omitempty"`
 
+	// Revoked reports whether the node is revoked. It may have a valid certificate that kubejoin has issued since.
+	Revoked bool `json:"revoked,omitempty"`
+
 	DryRun   bool     `json:"dryRun,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
 }

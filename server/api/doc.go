@@ -13,6 +13,9 @@ const (
 	KindClaim       = "NodeNameClaim"
 	KindClaimList   = "NodeNameClaimList"
 
+	KindRevocation     = "Revocation"
+	KindRevocationList = "RevocationList"
+
 	KindCABundle = "CABundle"
 
 	KindIssuanceEntry     = "IssuanceEntry"

@@ -59,9 +59,11 @@ type Evidence struct {
 	Tokens     []TokenEvidence `json:"tokens,omitempty"`
 	TokenCount int             `json:"tokenCount,omitempty"`
 	Claim      *ClaimEvidence  `json:"claim,omitempty"`
-	Event      *EventEvidence  `json:"event,omitempty"`
-	Object     *NodeEvidence   `json:"object,omitempty"`
-	Leader     *LeaderEvidence `json:"leader,omitempty"`
+	// Revocation is the revocation of the node.
+	Revocation *RevocationEvidence `json:"revocation,omitempty"`
+	Event      *EventEvidence      `json:"event,omitempty"`
+	Object     *NodeEvidence       `json:"object,omitempty"`
+	Leader     *LeaderEvidence     `json:"leader,omitempty"`
 	// Turn is set if the node joins as a control plane now, or waits for its turn.
 	Turn *TurnEvidence `json:"turn,omitempty"`
 }
@@ -90,6 +92,14 @@ type ClaimEvidence struct {
 	// NodeUID is the UID of the Node object, if the node has registered.
 	NodeUID string `json:"nodeUID,omitempty"`
 	Keys    int    `json:"keys"`
+}
+
+// A RevocationEvidence is the revocation of a node.
+type RevocationEvidence struct {
+	Since  time.Time `json:"since,omitzero"`
+	Reason string    `json:"reason,omitempty"`
+	// Allowed is the number of valid certificates that kubejoin has issued to the node since.
+	Allowed int `json:"allowed"`
 }
 
 // HasJoined reports whether the Node object exists and no newer request blocks the name.

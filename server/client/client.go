@@ -69,6 +69,20 @@ func (c *Client) ReleaseClaim(ctx context.Context, node string, req api.ReleaseC
 	return claim, err
 }
 
+// Revoke revokes a node, one certificate, or everything that was issued on a token. It returns what was revoked.
+func (c *Client) Revoke(ctx context.Context, req api.Revoke) (api.RevocationList, error) {
+	var list api.RevocationList
+	err := c.do(ctx, http.MethodPost, "/v1/revocation", req, &list)
+	return list, err
+}
+
+// UndoRevocation removes the revocation of a node name or of a fingerprint, which begins with "sha256:".
+func (c *Client) UndoRevocation(ctx context.Context, revoked string, req api.UndoRevocation) (api.Revocation, error) {
+	var r api.Revocation
+	err := c.do(ctx, http.MethodDelete, "/v1/revocation/"+url.PathEscape(revoked), req, &r)
+	return r, err
+}
+
 // ListIssued returns one page of the issuance record, without the certificates.
 func (c *Client) ListIssued(ctx context.Context, req api.ListIssued) (api.IssuanceEntryList, error) {
 	query := url.Values{}

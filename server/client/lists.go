@@ -52,6 +52,18 @@ func (c *Client) ClaimsPage(ctx context.Context, req api.ListPage) (api.ClaimLis
 	return list, err
 }
 
+// ListRevocations returns all revocations. It fetches them page by page.
+func (c *Client) ListRevocations(ctx context.Context) (api.RevocationList, error) {
+	all := api.RevocationList{Items: []api.Revocation{}}
+	err := c.pages(func(p api.ListPage) (string, error) {
+		var list api.RevocationList
+		err := c.do(ctx, http.MethodGet, "/v1/revocation"+query(p), nil, &list)
+		all.APIVersion, all.Kind, all.Items = list.APIVersion, list.Kind, append(all.Items, list.Items...)
+		return list.Continue, err
+	})
+	return all, err
+}
+
 // pages fetches one page after the other.
 func (c *Client) pages(get func(api.ListPage) (next string, err error)) error {
 	at := ""

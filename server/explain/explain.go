@@ -40,9 +40,11 @@ func Explain(f Facts, now time.Time) api.NodeExplanation {
 	v.e.Evidence.Requests = v.e.Evidence.Requests[:min(len(v.e.Evidence.Requests), api.MaxEvidence)]
 	v.e.Evidence.Object, v.e.Evidence.Claim = f.Object, claimEvidence(f.Claim)
 
+	v.e.Evidence.Revocation = f.Revocation
 	if !v.waits() {
 		v.explain()
 		v.shared()
+		v.revoked()
 	}
 	v.turn()
 	v.e.Sentence = f.Node + ": " + v.e.Sentence

@@ -153,6 +153,19 @@ func TestExplain(t *testing.T) {
 			next:     []string{"kubejoin token create --replace-node worker-7", "kubectl describe csr csr-1"},
 		},
 
+		// Revoked.
+		"revoked": {
+			facts: explain.Facts{Object: node("True", "up"), Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour), Reason: "stolen"}},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago; its certificates were revoked 2 h ago: stolen; to let the machine come back, create a token with: kubejoin token create --replace-node worker-7",
+			next:     []string{"kubejoin token create --replace-node worker-7", "kubejoin revoke undo worker-7"},
+		},
+		"revoked, and came back": {
+			facts: explain.Facts{Object: node("True", "up"), Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour), Allowed: 2}},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago; its certificates were revoked 2 h ago; kubejoin has issued 2 valid certificates to it since",
+		},
+
 		// Not decided, because of the token or the name.
 		"token unknown": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("system:bootstrap:zzzzzz")}, Tokens: []tokens.Record{plain}, ClusterInfo: signed},

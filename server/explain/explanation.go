@@ -5,7 +5,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// The states besides api.Joined and api.JoinedNotReady. From TokenSpent to NotForBootstrapToken they are also the
+// The states besides api.Joined and api.JoinedNotReady. From TokenSpent to Revoked they are also the
 // reasons that kubejoin gives when it refuses a request.
 const (
 	// TokenUnknown: the token of an undecided or unsigned request does not exist.
@@ -24,6 +24,7 @@ const (
 	NodeReplaced         api.NodeState = "NodeReplaced"
 	TooManyKeys          api.NodeState = "TooManyKeys"
 	NotForBootstrapToken api.NodeState = "NotForBootstrapToken"
+	Revoked              api.NodeState = "Revoked"
 	// Denied and Failed: the request has that condition for any other reason.
 	Denied api.NodeState = "Denied"
 	Failed api.NodeState = "Failed"
@@ -52,11 +53,11 @@ const (
 	// NodeDeleted: the Node object was deleted.
 	NodeDeleted api.NodeState = "NodeDeleted"
 
-	// The Node is not Ready, and kubejoin refused to let its machine rejoin for this reason. NodeReplaced is another one.
+	// The Node is not Ready, and kubejoin refused to let its machine rejoin for this reason. Others are NodeReplaced and
+	// Revoked.
 	RejoinOff         api.NodeState = "RejoinOff"
 	RejoinTooLate     api.NodeState = "RejoinTooLate"
 	KeyNotCurrent     api.NodeState = "KeyNotCurrent"
-	Revoked           api.NodeState = "Revoked"
 	RejoinBudgetSpent api.NodeState = "RejoinBudgetSpent"
 
 	// WaitsForTurn: the machine waits until another control plane has joined.

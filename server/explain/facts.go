@@ -28,6 +28,8 @@ type Facts struct {
 	Leader *api.LeaderEvidence
 	// Turn says which control plane joins now, and which wait; nil if none has joined with kubejoin.
 	Turn *api.TurnEvidence
+	// Revocation is the revocation of the node; nil if there is none.
+	Revocation *api.RevocationEvidence
 	// Unread are the facts that could not be read.
 	Unread []api.UnreadFact
 }
@@ -42,6 +44,7 @@ const (
 	FactEvents      api.Fact = "Events"
 	FactLeader      api.Fact = "kubejoin's Lease"
 	FactTurn        api.Fact = "the turn of control planes"
+	FactRevocation  api.Fact = "revocations"
 	FactPermission  api.Fact = "permissions of the requester"
 )
 

@@ -6,6 +6,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 )
 
 // Catches a refusal reason that is missing from the states.
@@ -13,7 +14,7 @@ func TestEveryRefusalReasonIsAState(t *testing.T) {
 	for _, reason := range []string{
 		admission.ReasonTokenSpent, admission.ReasonTokenExpired, admission.ReasonTokenRevoked, admission.ReasonTokenReplaced, admission.ReasonTokenLimitsMalformed,
 		admission.ReasonNodeNameNotAllowed, admission.ReasonNodeNameReserved, admission.ReasonNodeNameClaimed, admission.ReasonNodeExists, admission.ReasonNodeReplaced,
-		admission.ReasonTooManyKeys, admission.ReasonNotForBootstrap,
+		admission.ReasonTooManyKeys, admission.ReasonNotForBootstrap, revocation.Reason,
 	} {
 		for _, end := range []func(*api.RequestEvidence){denied(reason, "because"), failed(reason, "because")} {
 			e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{request(bootstrap, end)}}, now)

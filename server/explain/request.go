@@ -23,7 +23,7 @@ const usualDelay = 10 * time.Second
 // refusals are the reasons of kubejoin that are also states.
 var refusals = []api.NodeState{
 	TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenLimitsMalformed, NodeNameNotAllowed,
-	NodeNameReserved, NodeNameClaimed, NodeExists, NodeReplaced, TooManyKeys, NotForBootstrapToken,
+	NodeNameReserved, NodeNameClaimed, NodeExists, NodeReplaced, TooManyKeys, NotForBootstrapToken, Revoked,
 }
 
 // refused explains a request that was denied or has failed.

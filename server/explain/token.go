@@ -166,6 +166,8 @@ func (v *view) remedy(s api.NodeState) (words, command string) {
 		return "create a control-plane token with", v.ofNode("kubejoin token create --role control-plane --max-nodes 1 --node-name")
 	case NodeNameClaimed, Claimed, TooManyKeys:
 		return "release the name with", v.ofNode("kubejoin claim release")
+	case Revoked:
+		return "to let the machine come back, create a token with", v.ofNode("kubejoin token create --replace-node")
 	case NodeExists, NodeReplaced:
 		return "to replace it, create a token with", v.ofNode("kubejoin token create --replace-node")
 	}

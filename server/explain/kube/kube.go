@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/turn"
 	"github.com/kubejoin/kubejoin/server/turn/leases"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
@@ -45,6 +46,8 @@ type Reader struct {
 	Claims tokens.Claims
 	// ClusterInfo is usually a configmap.ConfigMap.
 	ClusterInfo ClusterInfo
+	// Revocations reads the revocations; nil means that there are none.
+	Revocations revocation.Store
 	// LeaseNamespace and LeaseName identify the leader election Lease of kubejoin's replicas; empty means the
 	// defaults.
 	LeaseNamespace, LeaseName string
@@ -97,6 +100,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		explain.FactClaim:       g.claim,
 		explain.FactTokens:      g.tokens,
 		explain.FactClusterInfo: g.clusterInfo,
+		explain.FactRevocation:  g.revocation,
 		explain.FactLeader:      g.leader,
 		explain.FactTurn:        g.turn,
 	})
@@ -194,6 +198,31 @@ func (g *gathering) claim(ctx context.Context) error {
 			f.Claim = &c
 		}
 	})
+	return nil
+}
+
+func (g *gathering) revocation(ctx context.Context) error {
+	if g.Revocations == nil {
+		return nil
+	}
+	key, err := revocation.NodeKey(g.facts.Node)
+	if err != nil {
+		return err
+	}
+	e, err := g.Revocations.Get(ctx, key)
+	now := time.Now()
+	if errors.Is(err, revocation.ErrNotFound) || err == nil && e.Ended(now) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	found := &api.RevocationEvidence{Since: e.Since, Reason: e.Reason}
+	for _, end := range e.Allowed {
+		if now.Before(end) {
+			found.Allowed++
+		}
+	}
+	g.set(func(f *explain.Facts) { f.Revocation = found })
 	return nil
 }
 

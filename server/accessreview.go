@@ -1,0 +1,92 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+)
+
+// An Authorization configures the webhook by which kube-apiserver refuses revoked certificates: a webhook authorizer
+// in its --authorization-config. It denies revoked credentials and has no opinion on all others.
+type Authorization struct {
+	// Authenticate accepts only kube-apiserver, as in [TokenReview].
+	Authenticate auth.Authenticate
+	// Revoked returns the entry that bars a subject, or nil. It is called for each request that a node sends to
+	// kube-apiserver, so it should read from a cache. It is usually Known of a [revocation.Guard].
+	Revoked func(ctx context.Context, s revocation.Subject) (*revocation.Entry, error)
+}
+
+const accessReviewPath = "/apis/" + authorizationv1.GroupName + "/v1/subjectaccessreviews"
+
+// accessReviewTimeout is shorter than the timeout in the AuthorizationConfiguration that kubejoin prints.
+const accessReviewTimeout = 800 * time.Millisecond
+
+// accessReviewRequest is a SubjectAccessReview with only the fields that kubejoin reads.
+type accessReviewRequest struct {
+	metav1.TypeMeta `json:",inline"`
+	Spec            struct {
+		User   string              `json:"user"`
+		Groups []string            `json:"groups"`
+		Extra  map[string][]string `json:"extra"`
+	} `json:"spec"`
+}
+
+// An accessReview is the response to a SubjectAccessReview.
+type accessReview struct {
+	metav1.TypeMeta `json:",inline"`
+	Status          authorizationv1.SubjectAccessReviewStatus `json:"status"`
+}
+
+// accessReview denies the request of a revoked credential. It never allows a request.
+func (h *handler) accessReview(r *call) (response, error) {
+	if err := h.checkReviewer(r, h.Authorization.Authenticate, "subjectaccessreviews", "authorization-config"); err != nil {
+		return response{}, err
+	}
+	req, err := readAccessReview(r)
+	if err != nil {
+		return response{}, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), accessReviewTimeout)
+	defer cancel()
+	e, err := h.Authorization.Revoked(ctx, revocation.SubjectOf(req.Spec.User, req.Spec.Groups, req.Spec.Extra))
+	if err != nil {
+		h.accessReviews.WithLabelValues("failed").Inc()
+		p := newProblem(http.StatusServiceUnavailable, "revocations-unavailable", "the revocations cannot be read now; retry")
+		p.cause, p.retryAfter = err, retryAfter
+		return response{}, p
+	}
+	answer, result := accessReview{TypeMeta: req.TypeMeta}, "no_opinion"
+	if e != nil {
+		result = "denied"
+		answer.Status.Denied = true
+		answer.Status.Reason = foreign.Text("kubejoin: "+e.Message(), foreign.MaxMessage)
+	}
+	h.accessReviews.WithLabelValues(result).Inc()
+	return object(http.StatusOK, answer)
+}
+
+func readAccessReview(r *call) (accessReviewRequest, error) {
+	var req accessReviewRequest
+	if !hasType(r, "application/json") {
+		return req, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a SubjectAccessReview as application/json")
+	}
+	body, err := readAll(r)
+	if err != nil {
+		return req, err
+	}
+	// Ignore unknown fields: a newer kube-apiserver may send them.
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &req); err != nil {
+		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a SubjectAccessReview in JSON")
+	}
+	if version := authorizationv1.SchemeGroupVersion.String(); req.Kind != "SubjectAccessReview" || req.APIVersion != version {
+		return req, newProblem(http.StatusBadRequest, "invalid-body", "want kind SubjectAccessReview and apiVersion %s", version)
+	}
+	return req, nil
+}

@@ -1,0 +1,68 @@
+package api
+
+import "time"
+
+// A Revocation bars every certificate of a node except those that kubejoin has issued since, or one certificate.
+type Revocation struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+
+	// Node is the name of a revoked node; empty for one certificate.
+	Node string `json:"node,omitempty"`
+	// Fingerprint is the SHA-256 of a revoked certificate's DER: "sha256:" and hexadecimal digits. It is empty for a
+	// node.
+	Fingerprint string `json:"fingerprint,omitempty"`
+
+	Since time.Time `json:"since,omitzero"`
+	// Until is when the last barred certificate has ended; zero if that is unknown.
+	Until  time.Time `json:"until,omitzero"`
+	Reason string    `json:"reason,omitempty"`
+	// By is the user who revoked.
+	By string `json:"by,omitempty"`
+	// TokenID is the token whose certificates were revoked together.
+	TokenID string `json:"tokenID,omitempty"`
+	// Serials are the known serial numbers of barred certificates.
+	Serials []string `json:"serials,omitempty"`
+	// Allowed is the number of valid certificates that kubejoin has issued to the node since.
+	Allowed int `json:"allowed,omitempty"`
+	// Problem says why the stored revocation cannot be read. It bars its node or certificate nevertheless.
+	Problem string `json:"problem,omitempty"`
+
+	DryRun bool `json:"dryRun,omitempty"`
+}
+
+// A RevocationList holds revocations, sorted by node name or fingerprint.
+type RevocationList struct {
+	APIVersion string       `json:"apiVersion"`
+	Kind       string       `json:"kind"`
+	Items      []Revocation `json:"items"`
+	Warnings   []string     `json:"warnings,omitempty"`
+	// Continue is the ListPage.Continue of the next page; empty on the last page.
+	Continue string `json:"continue,omitempty"`
+}
+
+// Revoke revokes a node, one certificate, or everything that was issued on a token. Exactly one of Node, Serial,
+// Fingerprint and TokenID is required.
+type Revoke struct {
+	Node string `json:"node,omitempty"`
+	// Serial is the serial number of a certificate that kubejoin has issued, in hexadecimal digits.
+	Serial string `json:"serial,omitempty"`
+	// Fingerprint is the SHA-256 of a certificate's DER in hexadecimal digits.
+	Fingerprint string `json:"fingerprint,omitempty"`
+	// TokenID is a token. It is deleted, and its nodes are revoked.
+	TokenID string `json:"tokenID,omitempty"`
+
+	Reason string `json:"reason,omitempty"`
+	DryRun bool   `json:"dryRun,omitempty"`
+}
+
+// GetCRL requests the certificate revocation list.
+type GetCRL struct {
+	// Format is der (the default) or pem.
+	Format string `json:"format,omitempty"`
+}
+
+// UndoRevocation removes a revocation.
+type UndoRevocation struct {
+	DryRun bool `json:"dryRun,omitempty"`
+}

@@ -1,0 +1,600 @@
+package server
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// Revocations configures /v1/revocation.
+type Revocations struct {
+	// Guard has the revocations. It is required.
+	Guard *revocation.Guard
+	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
+	// the cluster's CertificateSigningRequests. They are in addition to [Server.Issued]. Nil knows none.
+	Requested func(ctx context.Context) ([]revocation.Issued, error)
+	// Lifetime returns how long any certificate may still be valid, in addition to what the CAs of cluster-info say.
+	// It is usually MaxRemainingLifetime of an Authority. Nil adds nothing.
+	Lifetime func() time.Duration
+	// CRL returns a certificate revocation list of entries in DER, and is usually CRL of the cluster CA. An error that
+	// wraps [signer.ErrNoCRL] says that the CA may not sign one. Nil: there is no CA.
+	CRL func(entries []revocation.Entry, now time.Time) ([]byte, error)
+}
+
+func noRevocations() *problem {
+	return newProblem(http.StatusNotFound, "no-revocations", "this kubejoin does not store revocations")
+}
+
+// listRevocations returns all revocations, or a page of them. It leaves out those that have ended.
+func (h *handler) listRevocations(r *call) (response, error) {
+	var req api.ListPage
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
+	}
+	if h.Revocations == nil {
+		return response{}, noRevocations()
+	}
+	entries, err := h.Revocations.Guard.List(r.Context())
+	if err != nil {
+		return response{}, h.revocationsUnavailable(err)
+	}
+	entries, next, err := page(entries, api.KindRevocationList, func(e revocation.Entry) string { return string(e.Key()) }, req)
+	if err != nil {
+		return response{}, err
+	}
+	list := revocationsShown(entries, false)
+	list.Continue = next
+	return object(http.StatusOK, list)
+}
+
+// revokedNodes returns the names of revoked nodes. It is empty if they cannot be read.
+func (h *handler) revokedNodes(ctx context.Context) map[string]bool {
+	if h.Revocations == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, revokedNodesTimeout)
+	defer cancel()
+	entries, err := h.Revocations.Guard.Cached(ctx)
+	if err != nil {
+		h.log.Warn("cannot read revocations for the list of claims", "error", err)
+		return nil
+	}
+	nodes := map[string]bool{}
+	for _, e := range entries {
+		nodes[e.Node] = true
+	}
+	return nodes
+}
+
+// revokedNodesTimeout limits how long a list of claims waits for revocations.
+const revokedNodesTimeout = 2 * time.Second
+
+func revocationsShown(entries []revocation.Entry, dryRun bool) api.RevocationList {
+	list := api.RevocationList{APIVersion: api.Version, Kind: api.KindRevocationList, Items: make([]api.Revocation, len(entries))}
+	for i, e := range entries {
+		list.Items[i] = revocationShown(e)
+		list.Items[i].DryRun = dryRun
+	}
+	return list
+}
+
+func revocationShown(e revocation.Entry) api.Revocation {
+	shown := api.Revocation{
+		APIVersion: api.Version, Kind: api.KindRevocation,
+		Node: e.Node, Since: e.Since, Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID,
+	}
+	if e.Fingerprint != "" {
+		shown.Fingerprint = e.Fingerprint.String()
+	}
+	for _, s := range e.Serials {
+		shown.Serials = append(shown.Serials, s.Number)
+	}
+	for _, end := range e.Allowed {
+		if time.Now().Before(end) {
+			shown.Allowed++
+		}
+	}
+	if e.Malformed != nil {
+		shown.Problem = foreign.Text(e.Malformed.Error(), foreign.MaxMessage)
+	}
+	return shown
+}
+
+// revocationsUnavailable returns the problem of an error of the store of revocations.
+func (h *handler) revocationsUnavailable(err error) error {
+	switch {
+	case errors.Is(err, revocation.ErrFull):
+		p := newProblem(http.StatusInsufficientStorage, "too-many-revocations", "the list of revocations is full; remove revocations that are no longer needed with 'kubejoin revoke undo'")
+		p.cause = err
+		return p
+	case refused(err):
+		return h.unavailable(err)
+	}
+	p := newProblem(http.StatusServiceUnavailable, "revocations-unavailable", "the revocations cannot be read or written now; retry")
+	p.cause, p.retryAfter = err, retryAfter
+	return p
+}
+
+// revoke revokes a node, a certificate, or everything that was issued on a token.
+func (h *handler) revoke(r *call) (response, error) {
+	var req api.Revoke
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
+	}
+	if h.Revocations == nil {
+		return response{}, noRevocations()
+	}
+	if len(req.Reason) > revocation.MaxReason {
+		return response{}, badField("reason", "has %d bytes, want at most %d", len(req.Reason), revocation.MaxReason)
+	}
+	given := 0
+	for _, s := range []string{req.Node, req.Serial, req.Fingerprint, req.TokenID} {
+		if s != "" {
+			given++
+		}
+	}
+	if given != 1 {
+		return response{}, badField("node", "%d of node, serial, fingerprint and tokenID given, want exactly one", given)
+	}
+	if req.TokenID != "" {
+		return h.revokeToken(r, req)
+	}
+	e, warnings, err := h.revocationOf(r, req)
+	if err != nil {
+		return response{}, err
+	}
+	known, err := h.known(r.Context(), issuance.Query{Node: e.Node}, func(c revocation.Issued) bool { return bars(e, c.Certificate) })
+	if err != nil {
+		return response{}, err
+	}
+	entries, err := h.revoked(r, req, []revocation.Entry{e}, known)
+	if err != nil {
+		return response{}, err
+	}
+	list := revocationsShown(entries, req.DryRun)
+	list.Warnings = warnings
+	return object(created(req), list)
+}
+
+// created returns the status of a response to a request to revoke.
+func created(req api.Revoke) int {
+	if req.DryRun {
+		return http.StatusOK
+	}
+	return http.StatusCreated
+}
+
+// revocationOf returns the entry that a request describes.
+func (h *handler) revocationOf(r *call, req api.Revoke) (e revocation.Entry, warnings []string, err error) {
+	switch {
+	case req.Node != "":
+		if _, err := revocation.NodeKey(req.Node); err != nil {
+			return e, nil, badField("node", "%v", err)
+		}
+		r.log(slog.String("node", req.Node))
+		e.Node = req.Node
+		return e, h.nodeWarnings(r.Context(), req.Node), nil
+	case req.Fingerprint != "":
+		if e.Fingerprint, err = revocation.ParseFingerprint(req.Fingerprint); err != nil {
+			return e, nil, badField("fingerprint", "%v", err)
+		}
+		return e, nil, nil
+	}
+	serial, err := issuance.ParseSerial(req.Serial)
+	if err != nil {
+		return e, nil, badField("serial", "want a serial number in hexadecimal digits, as 'openssl x509 -noout -serial' prints it")
+	}
+	cert, err := h.certificateOf(r.Context(), serial)
+	if err != nil {
+		return e, nil, err
+	}
+	e.Fingerprint = revocation.FingerprintOf(cert)
+	return e, nil, nil
+}
+
+// nodeWarnings warns of a node name that no Node has. It may be misspelt, or its Node was deleted.
+func (h *handler) nodeWarnings(ctx context.Context, node string) []string {
+	if h.Node == nil {
+		return nil
+	}
+	if _, err := h.Node(ctx, node); errors.Is(err, tokens.ErrNotFound) {
+		return []string{"there is no Node " + node + "; check the name if the Node was not deleted"}
+	}
+	return nil
+}
+
+// certificateOf returns the certificate of a serial number, from the issuance record or from those that were issued
+// recently.
+func (h *handler) certificateOf(ctx context.Context, serial string) (*x509.Certificate, error) {
+	if h.Issued != nil {
+		e, err := h.Issued.Get(ctx, serial)
+		if err == nil {
+			if cert := parseCertificate(e.Certificate); cert != nil {
+				return cert, nil
+			}
+		} else if !errors.Is(err, issuance.ErrNotFound) {
+			return nil, recordUnavailable(err)
+		}
+	}
+	recent, err := h.requested(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range recent {
+		if c.Certificate.SerialNumber.Text(16) == serial {
+			return c.Certificate, nil
+		}
+	}
+	return nil, newProblem(http.StatusNotFound, "not-issued", "kubejoin knows no certificate with serial number %s; give its fingerprint, which 'openssl x509 -noout -fingerprint -sha256 -in FILE' prints, or revoke its node", serial)
+}
+
+func parseCertificate(text string) *x509.Certificate {
+	block, _ := pem.Decode([]byte(text))
+	if block == nil {
+		return nil
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil
+	}
+	return cert
+}
+
+func (h *handler) requested(ctx context.Context) ([]revocation.Issued, error) {
+	if h.Revocations.Requested == nil {
+		return nil, nil
+	}
+	all, err := h.Revocations.Requested(ctx)
+	if err != nil {
+		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the certificate requests of the cluster cannot be read now; retry")
+		p.cause, p.retryAfter = err, retryAfter
+		return nil, p
+	}
+	return all, nil
+}
+
+// known returns the certificates that match and have not ended, from the issuance record and from those that were
+// issued recently.
+func (h *handler) known(ctx context.Context, q issuance.Query, match func(revocation.Issued) bool) ([]revocation.Issued, error) {
+	recent, err := h.requested(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if h.Issued != nil {
+		q.Outcome, q.EndsAfter, q.Limit = issuance.Issued, time.Now(), issuance.MaxLimit
+		for {
+			page, err := h.Issued.List(ctx, q)
+			if err != nil {
+				return nil, recordUnavailable(err)
+			}
+			for _, e := range page.Entries {
+				if cert := parseCertificate(e.Certificate); cert != nil {
+					recent = append(recent, revocation.Issued{TokenID: e.TokenID, Certificate: cert})
+				}
+			}
+			if q.After = page.Next; q.After == "" {
+				break
+			}
+		}
+	}
+	seen := map[revocation.Fingerprint]bool{}
+	return slices.DeleteFunc(recent, func(c revocation.Issued) bool {
+		f := revocation.FingerprintOf(c.Certificate)
+		twice := seen[f]
+		seen[f] = true
+		return twice || time.Now().After(c.Certificate.NotAfter) || !match(c)
+	}), nil
+}
+
+// nodeOf returns the name of the node in a certificate, of a client or a server; empty for others.
+func nodeOf(cert *x509.Certificate) string {
+	name, _ := strings.CutPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
+	if name == cert.Subject.CommonName || tokens.CheckNodeName(name) != nil {
+		return ""
+	}
+	return name
+}
+
+// revoked stores entries and returns what was stored. known are certificates that may be among those that the entries
+// bar.
+func (h *handler) revoked(r *call, req api.Revoke, entries []revocation.Entry, known []revocation.Issued) ([]revocation.Entry, error) {
+	end := h.lastEnd(r.Context())
+	var all []revocation.Entry
+	for _, e := range entries {
+		e.Reason, e.By, e.TokenID, e.Until = foreign.Text(req.Reason, revocation.MaxReason), r.user.Name, req.TokenID, end
+		if e.By == inProcess {
+			e.By = ""
+		}
+		addSerials(&e, known)
+		if !req.DryRun {
+			var err error
+			if e, err = h.Revocations.Guard.Revoke(r.Context(), e); err != nil {
+				return nil, h.revocationsUnavailable(fmt.Errorf("revoke %s: %w", e.Key(), err))
+			}
+			r.log(slog.String("revoked", e.Key().String()))
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// addSerials adds the serial numbers of the certificates that an entry bars, and the end of an entry for one
+// certificate.
+func addSerials(e *revocation.Entry, known []revocation.Issued) {
+	for _, c := range known {
+		if !bars(*e, c.Certificate) {
+			continue
+		}
+		e.Serials = append(e.Serials, revocation.Serial{Number: c.Certificate.SerialNumber.Text(16), Until: c.Certificate.NotAfter})
+		if e.Fingerprint != "" {
+			e.Until = c.Certificate.NotAfter
+		}
+	}
+}
+
+// bars reports whether a new entry bars a certificate. It also bars the serving certificates of a node, for clients that
+// read the CRL.
+func bars(e revocation.Entry, cert *x509.Certificate) bool {
+	return e.Node != "" && nodeOf(cert) == e.Node || e.Node == "" && revocation.FingerprintOf(cert) == e.Fingerprint
+}
+
+// lastEnd returns when the last certificate of this cluster has ended: certificates do not outlive their CA. It is zero
+// if that is unknown.
+func (h *handler) lastEnd(ctx context.Context) (end time.Time) {
+	kubeconfig, err := h.ClusterInfo.Config(ctx)
+	if err != nil {
+		return end
+	}
+	_, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return end
+	}
+	for _, ca := range cas {
+		if ca.NotAfter.After(end) {
+			end = ca.NotAfter
+		}
+	}
+	if h.Revocations.Lifetime != nil {
+		if other := time.Now().Add(h.Revocations.Lifetime()); other.After(end) {
+			end = other
+		}
+	}
+	return end.UTC().Truncate(time.Second)
+}
+
+// tokenCached is longer than an Authority caches a token without limits.
+const tokenCached = 2 * time.Second
+
+// revokeToken deletes a token and revokes its nodes: before the deletion, which ends the claims, and again when the
+// token can no longer be used, because machines may have got certificates between the two.
+func (h *handler) revokeToken(r *call, req api.Revoke) (response, error) {
+	ctx, id := r.Context(), req.TokenID
+	if err := tokens.CheckID(id); err != nil {
+		return response{}, badField("tokenID", "%v", err)
+	}
+	if err := h.may(r, auth.Access{Verb: "delete", Resource: "tokens"}); err != nil {
+		return response{}, err
+	}
+	r.log(slog.String("token", id))
+	entries, known, err := h.issuedOn(ctx, id, nil)
+	if err != nil {
+		return response{}, err
+	}
+	all, err := h.revoked(r, req, entries, known)
+	if err != nil {
+		return response{}, err
+	}
+	existed := false
+	if !req.DryRun {
+		if existed, err = h.endToken(ctx, id); err != nil {
+			return response{}, err
+		}
+	} else if _, err := h.Tokens.Get(ctx, id); err == nil {
+		existed = true
+	}
+	if existed && !req.DryRun {
+		select {
+		case <-time.After(tokenCached):
+		case <-ctx.Done():
+			return response{}, ctx.Err()
+		}
+		if entries, known, err = h.issuedOn(ctx, id, entries); err != nil {
+			return response{}, err
+		}
+		if all, err = h.revoked(r, req, entries, known); err != nil {
+			return response{}, err
+		}
+	}
+	if len(all) == 0 && !existed {
+		return response{}, newProblem(http.StatusNotFound, "no-token", "there is no token %s, and kubejoin knows no certificate that was issued on it", id)
+	}
+	list := revocationsShown(all, req.DryRun)
+	if len(all) == 0 {
+		list.Warnings = []string{"kubejoin knows no certificate that was issued on token " + id}
+	}
+	return object(created(req), list)
+}
+
+// issuedOn returns an entry for each node that a token admitted, and the certificates that are known to be issued on it.
+// If another token holds the node's name now, the entries bar only these certificates. The result includes earlier
+// entries.
+func (h *handler) issuedOn(ctx context.Context, id string, earlier []revocation.Entry) ([]revocation.Entry, []revocation.Issued, error) {
+	entries := map[revocation.Key]revocation.Entry{}
+	add := func(e revocation.Entry) { entries[e.Key()] = e }
+	for _, e := range earlier {
+		add(e)
+	}
+	if h.Claims != nil {
+		held, err := h.Claims.HeldBy(ctx, id)
+		if err != nil {
+			return nil, nil, h.unavailable(err)
+		}
+		for _, c := range held {
+			add(revocation.Entry{Node: c.Node})
+		}
+	}
+	known, err := h.known(ctx, issuance.Query{TokenID: id}, func(c revocation.Issued) bool { return c.TokenID == id })
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, c := range known {
+		node := nodeOf(c.Certificate)
+		other, err := h.heldByOther(ctx, node, id)
+		switch {
+		case err != nil:
+			return nil, nil, h.unavailable(err)
+		case other:
+			add(revocation.Entry{Fingerprint: revocation.FingerprintOf(c.Certificate)})
+		default:
+			add(revocation.Entry{Node: node})
+		}
+	}
+	var all []revocation.Entry
+	for _, e := range entries {
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b revocation.Entry) int { return strings.Compare(string(a.Key()), string(b.Key())) })
+	return all, known, nil
+}
+
+// heldByOther reports whether a certificate of a node name bars only itself: another token holds the name, or there is
+// no name.
+func (h *handler) heldByOther(ctx context.Context, node, id string) (bool, error) {
+	if node == "" || h.Claims == nil {
+		return node == "", nil
+	}
+	c, err := h.Claims.Get(ctx, node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil && !c.Released() && c.TokenID != id, err
+}
+
+// endToken deletes a token, and reports whether it existed.
+func (h *handler) endToken(ctx context.Context, id string) (bool, error) {
+	for {
+		record, err := h.Tokens.Get(ctx, id)
+		if err == nil {
+			err = h.Tokens.Delete(ctx, record)
+		}
+		switch {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, tokens.ErrNotFound):
+			return false, nil
+		case !errors.Is(err, tokens.ErrConflict):
+			return false, h.unavailable(err)
+		}
+	}
+}
+
+// undoRevocation removes a revocation.
+func (h *handler) undoRevocation(r *call) (response, error) {
+	var req api.UndoRevocation
+	if err := readRequest(r, &req); err != nil {
+		return response{}, err
+	}
+	if h.Revocations == nil {
+		return response{}, noRevocations()
+	}
+	key, err := revocation.ParseKey(chi.URLParam(r.Request, "revoked"))
+	if err != nil {
+		return response{}, badField("revoked", "%v; a fingerprint begins with sha256:", err)
+	}
+	r.log(slog.String("revoked", key.String()))
+	var e revocation.Entry
+	if req.DryRun {
+		e, err = h.Revocations.Guard.Store.Get(r.Context(), key)
+	} else {
+		e, err = h.Revocations.Guard.Undo(r.Context(), key)
+	}
+	if errors.Is(err, revocation.ErrNotFound) {
+		return response{}, newProblem(http.StatusNotFound, "not-revoked", "%s is not revoked", key)
+	} else if err != nil {
+		return response{}, h.revocationsUnavailable(err)
+	}
+	shown := revocationShown(e)
+	shown.DryRun = req.DryRun
+	return object(http.StatusOK, shown)
+}
+
+// crlFresh is how long a revocation list is served. Clients may use it for [signer.CRLLifetime].
+const crlFresh = time.Hour
+
+// A crlCache is the last revocation list. Anybody can request it, so kubejoin does not sign one for each request.
+type crlCache struct {
+	mu      sync.Mutex
+	der     []byte
+	signed  time.Time
+	content string // its serial numbers
+}
+
+// crl returns the certificate revocation list.
+func (h *handler) crl(r *call) (response, error) {
+	var req api.GetCRL
+	if err := readQuery(r, &req); err != nil {
+		return response{}, err
+	}
+	if req.Format != "" && req.Format != formatDER && req.Format != formatPEM {
+		return response{}, badField("format", "%.40q given, want %s or %s", req.Format, formatDER, formatPEM)
+	}
+	if h.Revocations == nil || h.Revocations.CRL == nil {
+		return response{}, noRevocations()
+	}
+	entries, err := h.Revocations.Guard.Cached(r.Context())
+	if err != nil {
+		return response{}, h.revocationsUnavailable(err)
+	}
+	der, err := h.lastCRL.get(entries, time.Now(), h.Revocations.CRL)
+	if errors.Is(err, signer.ErrNoCRL) {
+		p := newProblem(http.StatusConflict, "no-crl", "%v; clients would refuse the list. Read /v1/revocation instead, or use a CA with this key usage", err)
+		p.cause = err
+		return response{}, p
+	} else if err != nil {
+		return response{}, err
+	}
+	if req.Format == formatPEM {
+		return response{contentType: "application/x-pem-file", body: pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})}, nil
+	}
+	return response{contentType: "application/pkix-crl", body: der}, nil // RFC 2585, section 4.2
+}
+
+func (c *crlCache) get(entries []revocation.Entry, now time.Time, sign func([]revocation.Entry, time.Time) ([]byte, error)) ([]byte, error) {
+	var content strings.Builder
+	for _, e := range entries {
+		for _, s := range e.Serials {
+			if now.Before(s.Until) {
+				content.WriteString(s.Number + " ")
+			}
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if age := now.Sub(c.signed); c.der != nil && c.content == content.String() && age >= 0 && age < crlFresh {
+		return c.der, nil
+	}
+	der, err := sign(entries, now)
+	if err != nil {
+		return nil, err
+	}
+	c.der, c.signed, c.content = der, now, content.String()
+	return der, nil
+}
