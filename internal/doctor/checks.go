@@ -5,6 +5,7 @@ var checks = []check{
 	{"kube-controller-manager", []Fact{factControllerManager}, checkControllerManager},
 	{"bootstrap-tokens", []Fact{factAPIServer}, checkBootstrapTokens},
 	{"authorizers", []Fact{factAPIServer, factAuthorizers}, checkAuthorizers},
+	{"revocations", []Fact{factAPIServer, factRevocations}, checkRevocations},
 	{"node-restriction", []Fact{factAPIServer}, checkNodeRestriction},
 	{"kubelet-ca", []Fact{factAPIServer}, checkKubeletCA},
 	{"approval-bindings", []Fact{factClusterRoles}, checkApprovalBindings},

@@ -123,3 +123,18 @@ func checkNodeRestriction(f *Facts) []Finding {
 	}
 	return all
 }
+
+// checkRevocations finds revocations that no kube-apiserver enforces.
+func checkRevocations(f *Facts) []Finding {
+	if f.Revoked == 0 || f.RevocationPolicy {
+		return nil
+	}
+	var all []Finding
+	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
+		if c.flags.last("authorization-config") == "" {
+			all = append(all, found("revocations-not-enforced", "kubejoin authorization-config --ca-file /etc/kubernetes/pki/ca.crt",
+				"nodes or certificates are revoked, but kube-apiserver on %s lacks --authorization-config, and ValidatingAdmissionPolicy kubejoin-revocation is not bound: revoked certificates still work there", c.machine).on(c.machine))
+		}
+	}
+	return all
+}

@@ -207,6 +207,13 @@ var diagnoses = map[string]struct {
 	"value for a shell": {func(_ *testing.T, f *Facts) {
 		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-mode=RBAC,'$(id)'")...)
 	}, []string{"apiserver-node-authorizer-off: --authorization-mode=Node,RBAC|"}},
+	"revoked, and nothing enforces it": {func(_ *testing.T, f *Facts) { f.Revoked = 1 }, []string{"revocations-not-enforced: kubejoin authorization-config"}},
+	"revoked, with the policy":         {func(_ *testing.T, f *Facts) { f.Revoked, f.RevocationPolicy = 1, true }, nil},
+	"revoked, with the webhook": {func(_ *testing.T, f *Facts) {
+		f.Revoked = 1
+		f.controlPlane(kubeAPIServer, append(secure[:len(secure):len(secure)], "--authorization-config=/x")...)
+	}, nil},
+
 	"no NodeRestriction": {func(_ *testing.T, f *Facts) {
 		f.controlPlane(kubeAPIServer, append(append(secure[:1:1], secure[2:]...), "--enable-admission-plugins=AlwaysPullImages")...)
 	}, []string{"apiserver-node-restriction-off: --enable-admission-plugins=AlwaysPullImages,NodeRestriction"}},

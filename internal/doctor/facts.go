@@ -28,6 +28,7 @@ const (
 	factAnonymous          Fact = "anonymous access"
 	factNodes              Fact = "nodes"
 	factRequests           Fact = "certificate requests"
+	factRevocations        Fact = "revocations"
 	factAdvertise          Fact = "advertised address"
 	factVersionsComparable Fact = "version of kubejoin"
 )
@@ -75,6 +76,11 @@ type Facts struct {
 	Advertise *Endpoint
 	// Kubejoin is a running kubejoin; nil if none was given.
 	Kubejoin *Kubejoin
+
+	// Revoked is how many ConfigMaps have revocations, and RevocationPolicy reports whether the ValidatingAdmissionPolicy
+	// about them is bound.
+	Revoked          int
+	RevocationPolicy bool
 
 	Nodes    []corev1.Node
 	Requests []certificates.CertificateSigningRequest

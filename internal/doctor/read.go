@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -84,6 +85,7 @@ func Read(ctx context.Context, o Options) (*Facts, error) {
 		{factAnonymous, "nothing", r.anonymous},
 		{factAdvertise, "list on pods in " + kubejoinNamespace + ", or --advertise", r.advertised},
 		{factNodes, "list on nodes", r.nodes},
+		{factRevocations, "list on configmaps in " + kubejoinNamespace + ", and get on validatingadmissionpolicybindings", r.revocations},
 		{factRequests, "list on certificatesigningrequests", r.requests},
 	})
 	r.probe(ctx)
@@ -337,4 +339,23 @@ func pool(cas []*x509.Certificate) *x509.CertPool {
 		p.AddCert(ca)
 	}
 	return p
+}
+
+// revocations reads whether nodes are revoked, and whether the admission policy about them is bound.
+func (r *reading) revocations(ctx context.Context) error {
+	list, err := r.client.CoreV1().ConfigMaps(kubejoinNamespace).List(ctx, metav1.ListOptions{LabelSelector: configmaps.Label + "=true"})
+	if err != nil {
+		return err
+	}
+	for _, m := range list.Items {
+		if len(m.Data) > 0 {
+			r.Revoked++
+		}
+	}
+	_, err = r.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx, "kubejoin-revocation", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	r.RevocationPolicy = err == nil
+	return err
 }

@@ -14,6 +14,7 @@ var Severities = map[string]Severity{
 	"apiserver-node-restriction-off": Error,
 	"apiserver-trusts-any-kubelet":   Warning,
 	"anonymous-on":                   Warning,
+	"revocations-not-enforced":       Error,
 	// RBAC
 	"nodeclient-too-wide":     Error,
 	"nodeclient-other":        Warning,
