@@ -83,14 +83,18 @@ func (o *output) claims(cmd *cobra.Command, list api.ClaimList) error {
 		}
 		return nil
 	}
-	rows := [][]string{{"NODE", "TOKEN", "AGE", "KEYS", "REGISTERED", "REJOINS"}}
+	rows := [][]string{{"NODE", "TOKEN", "AGE", "KEYS", "REGISTERED", "REJOINS", "REVOKED"}}
 	now := time.Now()
 	for _, c := range list.Items {
 		registered := "no"
 		if c.NodeUID != "" {
 			registered = "yes"
 		}
-		rows = append(rows, []string{c.Node, c.Token, age(c.Created, now), strconv.Itoa(c.Keys), registered, strconv.Itoa(len(c.Rejoins))})
+		revoked := "no"
+		if c.Revoked {
+			revoked = "yes"
+		}
+		rows = append(rows, []string{c.Node, c.Token, age(c.Created, now), strconv.Itoa(c.Keys), registered, strconv.Itoa(len(c.Rejoins)), revoked})
 	}
 	return table(w, rows)
 }

@@ -11,6 +11,9 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -74,12 +77,22 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		stop()
 		return nil, nil, err
 	}
+	revoked, err := configmaps.Open(ctx, clientset, secretstore.ClaimNamespace, nil)
+	if err != nil {
+		stop()
+		return nil, nil, err
+	}
 	info := configmap.Open(ctx, clientset)
 	s := server.Server{
 		Tokens: store, ClusterInfo: info,
 		Node:           liveNode(clientset),
-		Explain:        kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info}.Explain,
+		Explain:        kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info, Revocations: revoked}.Explain,
 		ExplainRequest: byDefaults(ctx, clientset, store, claims).Explain,
+
+		Revocations: &server.Revocations{
+			Guard:     &revocation.Guard{Store: revoked},
+			Requested: func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, clientset) },
+		},
 
 		UploadCertificates: (&kubeadmcerts.Uploader{Client: clientset, Dir: pkiDir, CreateRole: true}).Upload,
 

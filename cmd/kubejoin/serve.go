@@ -143,7 +143,7 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringVar(&o.Callers.TokenFile, "token-auth-file", "", `CSV file of operators' bearer tokens, lines of token,user,uid,"group1,group2"; group `+daemon.AdminGroup+" may do everything (default: standalone operators.csv in --data-dir; on a cluster none)")
 	f.StringVar(&o.Callers.ClientCAFile, "client-ca-file", "", "CA of client certificates of nodes, on a cluster also of users (default: standalone the cluster CA, on a cluster none)")
 	f.StringSliceVar(&o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: accepted audiences of the bearer tokens of service accounts and other cluster users (repeatable)")
-	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "with --token-store=file: CA of kube-apiserver's client certificate, accepted for token reviews instead of the bearer token in --data-dir")
+	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "CA of kube-apiserver's client certificate, accepted for access reviews (see 'kubejoin authorization-config') and, with --token-store=file, for token reviews")
 	f.StringVar(&o.Webhook.ClientName, "webhook-client-name", "", "common name of kube-apiserver's client certificate, for example kube-apiserver-kubelet-client")
 	f.StringSliceVar(&o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file: accepted audiences of token reviews, as in kube-apiserver's --api-audiences (repeatable; default: only kube-apiserver checks audiences)")
 

@@ -266,10 +266,8 @@ func (o *serveOptions) checkOnCluster(enabled map[string]bool, fail failure) {
 			fail("tls-cert-file", "needed, since kubejoin cannot issue a serving certificate without --cluster-signing-key-file")
 		}
 	}
-	for _, flag := range []string{"webhook-client-ca-file", "webhook-client-name", "webhook-audience"} {
-		if o.tokenStore != storeFile && o.given(flag) {
-			fail(flag, "needs --token-store=file; kube-apiserver checks tokens in Secrets without kubejoin")
-		}
+	if o.tokenStore != storeFile && o.given("webhook-audience") {
+		fail("webhook-audience", "needs --token-store=file; kube-apiserver checks tokens in Secrets without kubejoin")
 	}
 }
 

@@ -37,6 +37,8 @@ func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *si
 		Facts:  facts,
 		Nodes:  nodes,
 		Record: s.record(),
+
+		Revocations: s.revocations,
 		// Users without a rate limit have no certificate limit either.
 		Unthrottled: s.options.Limits.Users.QPS < 0,
 		Signers:     s.signers(builtIn),

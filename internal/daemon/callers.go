@@ -84,7 +84,7 @@ func (s *service) knowCertificates() error {
 		return err
 	}
 	s.check("client-ca", usable(pool, "client-ca-file"))
-	s.byCertificate = auth.ClientCertificate{CAs: pool.Get, Everybody: true}.Cached()
+	s.byCertificate = auth.ClientCertificate{CAs: pool.Get, Everybody: true, Revoked: s.checkRevoked}.Cached()
 	return nil
 }
 
@@ -94,10 +94,10 @@ func (s *service) knowOwnCertificates() error {
 	if s.options.Callers.ClientCAFile != "" {
 		return s.knowCertificates()
 	}
-	known := auth.ClientCertificate{CAs: s.ownCAs(), Everybody: true}.Cached()
+	known := auth.ClientCertificate{CAs: s.ownCAs(), Everybody: true, Revoked: s.checkRevoked}.Cached()
 	if s.configured != nil {
 		files := s.configured.files
-		nodes := auth.ClientCertificate{CAs: func() *x509.CertPool { return files.Get().nodes }, Everybody: true}.Cached()
+		nodes := auth.ClientCertificate{CAs: func() *x509.CertPool { return files.Get().nodes }, Everybody: true, Revoked: s.checkRevoked}.Cached()
 		known = auth.AnyOf(known, onlyNodes(nodes))
 	}
 	s.byCertificate = known

@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/turn/leases"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"golang.org/x/sync/errgroup"
@@ -52,6 +53,8 @@ type cluster struct {
 	claims tokens.Claims
 	nodes  *csr.Nodes
 	info   *configmap.ConfigMap
+	// revoked are the stored revocations.
+	revoked *configmaps.List
 
 	authority *signer.Authority
 }
@@ -185,6 +188,12 @@ func (c *cluster) openStores() (err error) {
 	if c.nodes, err = csr.OpenNodes(c.watch, c.client); err != nil {
 		return err
 	}
+	if err := c.openRevocations(); err != nil {
+		return err
+	}
+	if err := c.answerAccessReviews(); err != nil {
+		return err
+	}
 	c.info = configmap.Open(c.watch, c.working)
 	c.api.Tokens, c.api.Claims, c.api.ClusterInfo = c.store, c.claims, c.discovered()
 	c.api.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
@@ -208,7 +217,7 @@ func (c *cluster) openStores() (err error) {
 func (c *cluster) explainer() kube.Reader {
 	reader := kube.Reader{
 		Client: c.client, Tokens: c.store, Claims: c.claims, ClusterInfo: c.info,
-		LeaseNamespace: c.LeaseNamespace, LeaseName: c.LeaseName,
+		LeaseNamespace: c.LeaseNamespace, LeaseName: c.LeaseName, Revocations: c.revoked,
 	}
 	if complete, ok := c.api.ClusterInfo.(kube.ClusterInfo); ok {
 		reader.ClusterInfo = complete
@@ -222,6 +231,8 @@ func (c *cluster) buildAuthority() error {
 	if err := c.authority.Check(); err != nil {
 		return err
 	}
+	c.api.Revocations.Lifetime = c.authority.MaxRemainingLifetime
+	c.signCRL()
 	if c.Shadow {
 		c.authority.Nodes, c.authority.Record = c.authority.Nodes.DryRun(), nil
 	} else if c.ca != nil || c.options.SignerConfig != "" {
@@ -238,7 +249,7 @@ func (c *cluster) startControllers() error {
 	if !c.Shadow && (decides || c.ca != nil || c.options.SignerConfig != "") {
 		c.watchClaims(c.claims)
 	}
-	controllers := []func(context.Context) error{c.watchSize()}
+	controllers := []func(context.Context) error{c.watchSize(), c.reportRevocations()}
 	if enabled[BootstrapSigner] {
 		first, err := c.firstKubeconfig()
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -61,6 +62,10 @@ type service struct {
 	operators *auth.TokenFile
 	// byCertificate authenticates callers by client certificate; nil: no client certificates.
 	byCertificate auth.Authenticate
+	// reviewerBearer and reviewerCertificate authenticate kube-apiserver to webhooks; nil accepts nothing. See reviewer.
+	reviewerBearer, reviewerCertificate auth.Authenticate
+	// revocations are set before the first request and decision.
+	revocations *revocation.Guard
 	// event creates an Event; without a cluster it does nothing.
 	event func(kind, reason, message string)
 	// eventOn creates an Event on an object; without a cluster it does nothing.

@@ -59,6 +59,10 @@ func (s *standalone) openStores() (err error) {
 	if s.store, err = s.openFileStore(); err != nil {
 		return err
 	}
+	s.openRevocations()
+	if err := s.answerAccessReviews(); err != nil {
+		return err
+	}
 	o := &s.options
 	if o.CA.CertFile == "" {
 		o.CA.CertFile = s.dir.Path(datadir.CA)
@@ -122,6 +126,8 @@ func (s *standalone) buildAuthority() error {
 	}
 	s.giveCertificates(s.authority)
 	s.api.MaxRemainingLifetime = s.authority.MaxRemainingLifetime
+	s.api.Revocations.Lifetime = s.authority.MaxRemainingLifetime
+	s.signCRL()
 	return nil
 }
 

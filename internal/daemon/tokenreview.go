@@ -18,16 +18,29 @@ func (s *service) reviewTokens(dir datadir.Dir) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", dir.Path(datadir.WebhookToken), err)
 	}
+	s.reviewerBearer = known.Authenticate
+	way, err := s.reviewer()
+	if err != nil {
+		return err
+	}
+	s.api.TokenReview = &server.TokenReview{Authenticate: way, Audiences: s.options.Webhook.Audiences}
+	return nil
+}
+
+// reviewer returns how kube-apiserver authenticates to its webhooks: by the bearer token of the file store, or by the
+// client certificate of the options. It is nil if there is neither.
+func (s *service) reviewer() (auth.Authenticate, error) {
 	o := s.options.Webhook
-	var byCertificate auth.Authenticate
-	if o.ClientCAFile != "" {
+	if o.ClientCAFile == "" && s.reviewerBearer == nil {
+		return nil, nil
+	}
+	if o.ClientCAFile != "" && s.reviewerCertificate == nil {
 		pool, err := s.openPool("webhook-client-ca", "webhook-client-ca-file", o.ClientCAFile)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		s.check("webhook-client-ca", usable(pool, "webhook-client-ca-file"))
-		byCertificate = auth.ClientCertificate{CAs: pool.Get, Name: o.ClientName}.Cached()
+		s.reviewerCertificate = auth.ClientCertificate{CAs: pool.Get, Name: o.ClientName}.Cached()
 	}
-	s.api.TokenReview = &server.TokenReview{Authenticate: auth.HeaderOrCertificate(known.Authenticate, byCertificate), Audiences: o.Audiences}
-	return nil
+	return auth.HeaderOrCertificate(s.reviewerBearer, s.reviewerCertificate), nil
 }

@@ -1,0 +1,105 @@
+package daemon
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
+	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// revokedTimeout limits how long a caller waits for revocations that have not been listed yet.
+const revokedTimeout = 2 * time.Second
+
+// checkRevoked returns an [*auth.Revoked] if a client certificate is revoked.
+func (s *service) checkRevoked(ctx context.Context, leaf *x509.Certificate) error {
+	ctx, cancel := context.WithTimeout(ctx, revokedTimeout)
+	defer cancel()
+	e, err := s.revocations.Known(ctx, revocation.SubjectOfCertificate(leaf))
+	if err != nil || e == nil {
+		return err
+	}
+	return &auth.Revoked{Message: e.Message()}
+}
+
+// openRevocations opens the revocations in the file store.
+func (s *standalone) openRevocations() {
+	s.revocations = &revocation.Guard{Store: boltlist.New(s.store.Revocations())}
+	s.api.Revocations = &server.Revocations{Guard: s.revocations}
+}
+
+// openRevocations opens the revocations in ConfigMaps, even if tokens are in a file: the ValidatingAdmissionPolicy
+// reads them.
+func (c *cluster) openRevocations() error {
+	list, err := configmaps.Open(c.watch, c.client, secretstore.ClaimNamespace, c.log)
+	if err != nil {
+		return err
+	}
+	c.revocations = &revocation.Guard{Store: list}
+	c.revoked = list
+	c.check("revocations", func(ctx context.Context) error {
+		if _, err := list.Cached(ctx); err != nil {
+			return errors.New("kubejoin has not listed the revocations in " + secretstore.ClaimNamespace + " yet; see the log")
+		}
+		return nil
+	})
+	c.api.Revocations = &server.Revocations{
+		Guard:     c.revocations,
+		Requested: func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, c.client) },
+	}
+	return nil
+}
+
+// answerAccessReviews enables the webhook with which kube-apiserver refuses revoked certificates, if it can
+// authenticate kube-apiserver.
+func (s *service) answerAccessReviews() error {
+	way, err := s.reviewer()
+	if err != nil || way == nil {
+		return err
+	}
+	s.api.Authorization = &server.Authorization{Authenticate: way, Revoked: s.revocations.Known}
+	return nil
+}
+
+// signCRL enables the certificate revocation list of the cluster CA.
+func (s *service) signCRL() {
+	if s.ca != nil {
+		s.api.Revocations.CRL = func(entries []revocation.Entry, now time.Time) ([]byte, error) { return s.ca.Get().CRL(entries, now) }
+	}
+}
+
+// reportRevocations returns a controller that creates an Event on each Node that is revoked from now on, by whatever
+// replica or command.
+func (c *cluster) reportRevocations() func(context.Context) error {
+	return func(ctx context.Context) error {
+		start, reported := time.Now().Truncate(time.Second), map[revocation.Key]time.Time{}
+		for hints := c.revoked.Watch(ctx); ; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-hints:
+			}
+			entries, err := c.revoked.Cached(ctx)
+			if err != nil {
+				return nil // ctx has ended
+			}
+			for _, e := range entries {
+				if e.Node == "" || e.Since.Before(start) || reported[e.Key()].Equal(e.Since) {
+					continue
+				}
+				reported[e.Key()] = e.Since
+				c.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.Node)}, corev1.EventTypeWarning, revocation.Reason,
+					"kubejoin refuses the certificates of this node: "+e.Message()+". To let the machine come back, create a token for it: kubejoin token create --replace-node "+e.Node)
+			}
+		}
+	}
+}
