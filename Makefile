@@ -68,6 +68,7 @@ kube: ## build the Kubernetes and containerd binaries for tests and demo
 
 manifests: ## write deploy/manifests and the README of the chart
 	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -out ../../deploy/manifests
+	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -values testdata/revocation.yaml -only revocation.yaml -out ../../deploy
 	$(GO) run github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2 --chart-search-root deploy/chart --log-level error
 
 # Most tests with Kubernetes wait for processes and timers, so run more of them at once than there are cores, and the

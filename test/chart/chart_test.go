@@ -76,6 +76,17 @@ func TestManifestsAreRenderedFromTheChart(t *testing.T) {
 	}
 }
 
+// It catches a deploy/revocation.yaml that is older than the chart.
+func TestRevocationPolicyIsRenderedFromTheChart(t *testing.T) {
+	want, err := manifests(load(t), map[string]any{"revocationPolicy": true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, "../../deploy/revocation.yaml"); len(got) == 0 || !bytes.Equal(got, want["revocation.yaml"]) {
+		t.Error("deploy/revocation.yaml differs from the chart: run make manifests")
+	}
+}
+
 func TestReadmeIsWrittenFromTheValues(t *testing.T) {
 	if got := output(t, "go", "run", "github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2", "--chart-search-root=deploy/chart", "--dry-run", "--log-level=error"); !bytes.Equal(bytes.TrimSpace(got), bytes.TrimSpace(read(t, folder+"/README.md"))) {
 		t.Error("README.md of the chart differs from values.yaml: run make manifests")
@@ -107,8 +118,6 @@ var byArgs = map[string]string{
 	"leader-elect-resource-namespace": "the RBAC rules are for kubejoin-system",
 	"token-store":                     "a file store needs one replica and a volume",
 	"data-dir":                        "same",
-	"webhook-client-ca-file":          "same",
-	"webhook-client-name":             "same",
 	"webhook-audience":                "same",
 	"help":                            "prints help and exits",
 }

@@ -22,15 +22,16 @@ func main() {
 	dir := flag.String("chart", "deploy/chart/kubejoin", "folder of the chart")
 	values := flag.String("values", "", "file of values (default: those of the chart)")
 	version := flag.String("app-version", "", "version of kubejoin, which is the tag of the image (default: that of the chart)")
+	only := flag.String("only", "", "name of the only template to render (default: all)")
 	out := flag.String("out", "", "folder to write files to (default: standard output)")
 	flag.Parse()
-	if err := run(*dir, *values, *version, *out); err != nil {
+	if err := run(*dir, *values, *version, *only, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "chart:", err)
 		os.Exit(1)
 	}
 }
 
-func run(dir, file, version, out string) error {
+func run(dir, file, version, only, out string) error {
 	c, err := loader.LoadDir(dir)
 	if err != nil {
 		return err
@@ -49,6 +50,9 @@ func run(dir, file, version, out string) error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if only != "" && name != only {
+			continue
+		}
 		if out == "" {
 			_, err = os.Stdout.Write(files[name])
 		} else {
