@@ -71,6 +71,17 @@ func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 				}
 			}
 			return fmt.Sprintf("/v1/claim/claimed-%d", node), "", "", 200
+		case route == "POST /v1/revocation":
+			return path, "application/json", `{"node":"other-worker"}`, 201
+		case path == "/v1/revocation/REVOKED":
+			if allowed {
+				if status, body := sendAs(t, p, callers["admin"][0], "POST", "/v1/revocation?node=other-worker", "", ""); status != 201 {
+					t.Fatalf("%d %s", status, body)
+				}
+			}
+			return "/v1/revocation/other-worker", "", "", 200
+		case strings.HasSuffix(path, "/subjectaccessreviews"):
+			return path, "application/json", `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1"}`, 200
 		case path == "/v1/issued/SERIAL":
 			return "/v1/issued/1", "", "", 404
 		case path == "/v1/rejoin", path == "/v1/rejoin/key":

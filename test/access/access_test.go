@@ -368,6 +368,15 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 				t.Fatal(err)
 			}
 			return "/v1/claim/" + name, "", "", 200
+		case route == "POST /v1/revocation":
+			return path, "application/json", `{"node":"other-worker"}`, 201
+		case path == "/v1/revocation/REVOKED":
+			if allowed {
+				if status, body := sendAs(t, s.Program, callers["admin"][0], "POST", "/v1/revocation?node=other-worker", "", ""); status != 201 {
+					t.Fatalf("%d %s", status, body)
+				}
+			}
+			return "/v1/revocation/other-worker", "", "", 200
 		case path == "/v1/issued":
 			return path, "", "", 404 // the issuance record exists only with --token-store=file
 		case path == "/v1/issued/SERIAL":
@@ -381,20 +390,24 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 		case path == "/v1/certificate":
 			query, request := certificateFor(t, column)
 			return path + query, "application/pkcs10", request, 200
+		case strings.HasSuffix(path, "/subjectaccessreviews"):
+			return path, "application/json", `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1"}`, 200
 		case strings.HasSuffix(path, "/tokenreviews"):
 			version := strings.Split(path, "/")[3]
 			return path, "application/json", `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/` + version + `","spec":{"token":"x"}}`, 200
 		}
 		return path, "", "", 200
 	}
-	reviews := func(route string) bool { return strings.HasSuffix(route, "/tokenreviews") }
+	reviews := func(route string) bool {
+		return strings.HasSuffix(route, "/tokenreviews") || strings.HasSuffix(route, "/subjectaccessreviews")
+	}
 	routes := readTable(t, "docs/http-api.md", "other audience")
 	w.all(t, routes, func(route string) bool { return !reviews(route) })
 	if _, err := admin.CoreV1().Secrets("kube-system").Get(ctx, "bootstrap-token-"+victim.ID(), metav1.GetOptions{}); err != nil {
 		t.Errorf("got %v, want the token to exist: only callers without permission tried to delete it", err)
 	}
 
-	// kubejoin answers TokenReviews only if it stores tokens in a file.
+	// kubejoin answers TokenReviews only if it stores tokens in a file. Its bearer token is also for access reviews.
 	second := *s
 	second.Program = harness.Serve(t, s.WorkDir, s.CAFile(), s.Curlrc(), append(slices.Clone(s.Flags), "--token-store=file", "--data-dir="+filepath.Join(s.WorkDir, "data"), "--controllers=token-cleaner", "--leader-elect=false")...)
 	second.Program.Secrets = s.Secrets

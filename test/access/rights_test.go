@@ -161,6 +161,11 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 	if status, body, err := s.Get(ctx, "/v1/explain/worker-1", s.Bearer(t)); err != nil || status != 200 {
 		t.Errorf("explain: %d %s %v", status, body, err)
 	}
+	for _, reason := range []string{"first", "again"} { // creates a ConfigMap, and updates it
+		if status, body := sendAs(t, s.Program, caller{bearer: s.Bearer(t)}, "POST", "/v1/revocation?node=evidence&reason="+reason, "", ""); status != 201 {
+			t.Errorf("revoke: %d %s", status, body)
+		}
+	}
 	// kubejoin sends an unknown bearer token to the API server for review.
 	if status, body, err := s.Get(ctx, "/v1/token", "nobody-knows-this-one"); err != nil || status != 401 {
 		t.Errorf("unknown bearer token: got %d %s %v, want 401", status, body, err)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -93,7 +94,6 @@ func (c *Cluster) launchAPIServer() error {
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file=" + c.pki("sa.pub"),
 		"--service-account-signing-key-file=" + c.pki("sa.key"),
-		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
 		"--enable-bootstrap-token-auth",
 	}
@@ -103,6 +103,10 @@ func (c *Cluster) launchAPIServer() error {
 			return err
 		}
 		args = append(args, "--authentication-config="+file)
+	}
+	// kube-apiserver refuses both flags together.
+	if !slices.ContainsFunc(c.options.APIServerFlags, func(f string) bool { return strings.HasPrefix(f, "--authorization-config=") }) {
+		args = append(args, "--authorization-mode=Node,RBAC")
 	}
 	args = append(args, c.options.APIServerFlags...)
 	p, err := c.StartProcess("kube-apiserver", exec.Command(filepath.Join(c.Bin, "kube-apiserver"), args...))

@@ -19,6 +19,7 @@ import (
 var onCluster = map[string]bool{
 	"docs/control-planes.md":  true,
 	"docs/doctor.md":          true,
+	"docs/revocation.md":      true,
 	"docs/tokens.md":          true,
 	"docs/troubleshooting.md": true,
 }
@@ -55,6 +56,11 @@ kubelet() {
 kubelet &> kubelet.log &
 kubectl -n kube-system wait --for=create pod/kube-controller-manager --timeout=60s
 `,
+	"docs/revocation.md": `
+kubectl create -f - <<END
+{apiVersion: v1, kind: Node, metadata: {name: worker-7}} # which is not Ready
+END
+`,
 	"docs/troubleshooting.md": `
 kubectl create -f - <<END
 {apiVersion: v1, kind: Node, metadata: {name: worker-7}} # which is not Ready
@@ -64,7 +70,8 @@ END
 
 // after are shell commands that check what the commands of a page have done.
 var after = map[string]string{
-	"docs/library.md": "kill -0 $! # embed-controllers still runs\n",
+	"docs/revocation.md":                           "grep -e subjectaccessreviews /etc/kubernetes/kubejoin/webhook.conf\n",
+	"docs/library.md":                              "kill -0 $! # embed-controllers still runs\n",
 	"docs/migrate-from-kube-controller-manager.md": "grep -e '--controllers=\\*,-csrapproving,-csrsigning,-csrcleaner$' /etc/kubernetes/manifests/*\n",
 }
 

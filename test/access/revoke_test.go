@@ -1,0 +1,381 @@
+package access
+
+import (
+	"crypto/ecdsa"
+	"crypto/tls"
+	"encoding/pem"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+	certificates "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// withCertificate returns a client of kube-apiserver with a client certificate.
+func withCertificate(t *testing.T, s *harness.Site, chain, key []byte) kubernetes.Interface {
+	t.Helper()
+	config := rest.AnonymousClientConfig(s.AdminConfig())
+	config.CertData, config.KeyData = chain, key
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// withPair is withCertificate for a certificate that another signer made with the same CA.
+func withPair(t *testing.T, s *harness.Site, pair *tls.Certificate) kubernetes.Interface {
+	t.Helper()
+	var chain []byte
+	for _, der := range pair.Certificate {
+		chain = append(chain, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
+	}
+	return withCertificate(t, s, chain, pemKey(t, ecdsaKey(t, pair)))
+}
+
+func ecdsaKey(t *testing.T, pair *tls.Certificate) *ecdsa.PrivateKey {
+	t.Helper()
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok {
+		t.Fatalf("got a key of type %T", pair.PrivateKey)
+	}
+	return key
+}
+
+// comesBack gets a new certificate for a node that exists, with a token that replaces its Node.
+func comesBack(t *testing.T, s *harness.Site, node string) (client kubernetes.Interface, own *certClient) {
+	t.Helper()
+	_, token := s.JoinArgsByCLI(t, "--replace-node="+node)
+	own = newNodeCertClient(t, s, token.Reveal(), node)
+	chain, err := own.request(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own.useCertificate(t, s, chain)
+	return withCertificate(t, s, chain, pemKey(t, own.key)), own
+}
+
+// createNode creates a Node without a machine.
+func createNode(t *testing.T, s *harness.Site, name string) {
+	t.Helper()
+	if _, err := s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reads returns the error of a request that every node may send.
+func reads(t *testing.T, client kubernetes.Interface, node string) error {
+	t.Helper()
+	_, err := client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	return err
+}
+
+func waitAllowed(t *testing.T, what string, ask func() error) {
+	t.Helper()
+	harness.Wait(t, what+" to be allowed", ask)
+}
+
+// waitForbidden waits until a request is refused with a message that contains a text.
+func waitForbidden(t *testing.T, what, text string, ask func() error) {
+	t.Helper()
+	start := time.Now()
+	harness.Wait(t, what+" to be refused", func() error {
+		if err := ask(); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), text) {
+			return fmt.Errorf("got %v, want 403 with %q", err, text)
+		}
+		return nil
+	})
+	t.Logf("%s refused after %s", what, time.Since(start).Round(10*time.Millisecond))
+}
+
+// TestRevokedCertificateGetsNothingFromKubejoin runs without the webhook and without the policy. It catches a revoked
+// credential that renews, gets a serving certificate or uses the HTTPS API.
+func TestRevokedCertificateGetsNothingFromKubejoin(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	s.Start(t, "--client-ca-file="+s.CAFile(), "--serving-allowed-dns-suffix=node.example.com")
+	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	createNode(t, s, "worker-1")
+	stolen := clientCertificate(t, ca, "system:node:worker-1", "system:nodes")
+	thief := withPair(t, s, stolen)
+	request := func(name, signerName string, want certificates.RequestConditionType, reason string) {
+		t.Helper()
+		if err := harness.CreateRequest(t.Context(), thief, name, signerName, "worker-1"); err != nil {
+			t.Fatal(err)
+		}
+		if want == certificates.CertificateFailed {
+			s.RunKubectl(t, "certificate", "approve", name)
+		}
+		harness.Wait(t, name+" to be "+string(want), func() error {
+			r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			for _, c := range r.Status.Conditions {
+				if c.Type == want && c.Reason == reason {
+					return nil
+				}
+			}
+			return fmt.Errorf("conditions %v", r.Status.Conditions)
+		})
+	}
+	request("before", certificates.KubeAPIServerClientKubeletSignerName, certificates.CertificateApproved, "AutoApproved")
+	s.CLI(t, "revoke", "worker-1", "--reason", "stolen from the rack")
+	harness.Wait(t, "Event on the Node", func() error {
+		if out := s.RunKubectl(t, "get", "events", "-n", "default", "--field-selector=reason=Revoked,involvedObject.kind=Node", "-o", "jsonpath={.items[*].message}"); !strings.Contains(out, "stolen from the rack") {
+			return fmt.Errorf("got %q", out)
+		}
+		return nil
+	})
+	s.WaitExplain(t, "worker-1", 0, "its certificates were revoked", "stolen from the rack")
+	request("renewal", certificates.KubeAPIServerClientKubeletSignerName, certificates.CertificateDenied, revocation.Reason)
+	request("serving", certificates.KubeletServingSignerName, certificates.CertificateDenied, revocation.Reason)
+	// A person approves.
+	request("users", certificates.KubeAPIServerClientSignerName, certificates.CertificateFailed, revocation.Reason)
+
+	own := newNodeCertClient(t, s, "", "worker-1")
+	own.key = ecdsaKey(t, stolen)
+	own.useCertificate(t, s, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: stolen.Certificate[0]}))
+	own.wantProblem(t, "", "revoked", revocation.Reason)
+	if status, body := sendAs(t, s.Program, caller{certificate: stolen}, "GET", "/v1/token", "", ""); status != 403 || !strings.Contains(body, "stolen from the rack") {
+		t.Errorf("list of tokens with the revoked certificate: got %d %s, want 403 with the reason", status, body)
+	}
+
+	_, back := comesBack(t, s, "worker-1")
+	if _, err := back.request(t, ""); err != nil {
+		t.Errorf("the node that came back cannot renew: %v", err)
+	}
+	own.wantProblem(t, "", "revoked", revocation.Reason)
+	s.CLI(t, "revoke", "undo", "worker-1")
+	harness.Wait(t, "renewal after undo", func() error {
+		_, err := own.request(t, "")
+		return err
+	})
+}
+
+// TestRevocationPolicyDeniesWrites catches a write of a revoked node that the ValidatingAdmissionPolicy does not deny,
+// and one of another node that it does.
+func TestRevocationPolicyDeniesWrites(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.NewSite(t, cluster.Options{})
+	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/revocation.yaml"))
+	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	s.RunKubectl(t, "create", "serviceaccount", "default") // no controller creates it here
+	for _, node := range []string{"worker-1", "worker-2"} {
+		createNode(t, s, node)
+		off := false
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: node, Namespace: "default"}, Spec: corev1.PodSpec{NodeName: node, AutomountServiceAccountToken: &off, Containers: []corev1.Container{{Name: "c", Image: "c"}}}}
+		if _, err := s.Client().CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stolen := withPair(t, s, clientCertificate(t, ca, "system:node:worker-1", "system:nodes"))
+	other := withPair(t, s, clientCertificate(t, ca, "system:node:worker-2", "system:nodes"))
+	writes := func(client kubernetes.Interface, node string) map[string]func() error {
+		name := "event-of-" + node
+		return map[string]func() error{
+			"Node": func() error {
+				_, err := client.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(`{"metadata":{"annotations":{"example.com/seen":"yes"}}}`), metav1.PatchOptions{})
+				return err
+			},
+			"Node status": func() error {
+				_, err := client.CoreV1().Nodes().PatchStatus(ctx, node, []byte(`{"status":{"phase":"Running"}}`))
+				return err
+			},
+			"Lease": func() error {
+				lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: node, Namespace: "kube-node-lease"}}
+				_, err := client.CoordinationV1().Leases("kube-node-lease").Create(ctx, lease, metav1.CreateOptions{})
+				if apierrors.IsAlreadyExists(err) {
+					_, err = client.CoordinationV1().Leases("kube-node-lease").Patch(ctx, node, types.MergePatchType, []byte(`{"spec":{"leaseDurationSeconds":40}}`), metav1.PatchOptions{})
+				}
+				return err
+			},
+			"pod status": func() error {
+				_, err := client.CoreV1().Pods("default").Patch(ctx, node, types.StrategicMergePatchType, []byte(`{"status":{"message":"here"}}`), metav1.PatchOptions{}, "status")
+				return err
+			},
+			"Event": func() error {
+				event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node}}
+				_, err := client.CoreV1().Events("default").Create(ctx, event, metav1.CreateOptions{})
+				if apierrors.IsAlreadyExists(err) {
+					_, err = client.CoreV1().Events("default").Patch(ctx, name, types.MergePatchType, []byte(`{"message":"again"}`), metav1.PatchOptions{})
+				}
+				return err
+			},
+		}
+	}
+	for what, write := range writes(stolen, "worker-1") {
+		waitAllowed(t, what+" before", write)
+	}
+	s.CLI(t, "revoke", "worker-1")
+	for what, write := range writes(stolen, "worker-1") {
+		waitForbidden(t, what+" of the revoked node", "kubejoin has revoked this certificate", write)
+	}
+	if err := reads(t, stolen, "worker-1"); err != nil {
+		t.Errorf("reads of a revoked node are documented as allowed, got %v", err)
+	}
+	for what, write := range writes(other, "worker-2") {
+		if err := write(); err != nil {
+			t.Errorf("%s of another node: %v", what, err)
+		}
+	}
+	back, _ := comesBack(t, s, "worker-1")
+	for what, write := range writes(back, "worker-1") {
+		waitAllowed(t, what+" with a certificate issued since", write)
+	}
+	for what, write := range writes(stolen, "worker-1") {
+		if err := write(); !apierrors.IsForbidden(err) {
+			t.Errorf("%s with the revoked certificate after the node came back: got %v, want 403", what, err)
+		}
+	}
+
+	// One certificate of the other node, by its fingerprint.
+	second := clientCertificate(t, ca, "system:node:worker-2", "system:nodes")
+	s.CLI(t, "revoke", "--fingerprint", revocation.FingerprintOf(harness.ParseLeaf(t, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: second.Certificate[0]}))).String())
+	for what, write := range writes(withPair(t, s, second), "worker-2") {
+		waitForbidden(t, what+" of the revoked certificate", "kubejoin has revoked this certificate", write)
+	}
+	for what, write := range writes(other, "worker-2") {
+		if err := write(); err != nil {
+			t.Errorf("%s with another certificate of the node: %v", what, err)
+		}
+	}
+}
+
+// TestRevocationWebhook runs kube-apiserver with the configuration that kubejoin prints. It catches a revoked
+// certificate that still works, another one that does not, and an outcome of an outage that differs from the documented
+// one.
+func TestRevocationWebhook(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	ctx := t.Context()
+	// kube-controller-manager issues a certificate before kubejoin runs.
+	kcm, err := s.StartKCM(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	createNode(t, s, "worker-1")
+	createNode(t, s, "worker-2")
+	key, chain := issuedByKCM(t, s, "worker-1")
+	stolen := withCertificate(t, s, chain, pemKey(t, key))
+	kcm.Stop(10 * time.Second)
+
+	flags := []string{"--client-ca-file=" + s.CAFile(), "--webhook-client-ca-file=" + s.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client"}
+	s.Start(t, flags...)
+	flags = append(flags, "--listen="+s.Endpoint)
+	dir := t.TempDir()
+	configure := func(policy string) {
+		t.Helper()
+		s.StopAPIServer()
+		print := exec.CommandContext(ctx, harness.Kubejoin, "authorization-config", "--url=https://"+s.Endpoint, "--ca-file="+s.CAFile(), "--dir="+dir, "--output-dir="+dir, "--failure-policy="+policy,
+			"--client-certificate="+filepath.Join(s.Dir, "pki/apiserver-kubelet-client.crt"), "--client-key="+filepath.Join(s.Dir, "pki/apiserver-kubelet-client.key"))
+		if out, err := print.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Fatalf("authorization-config: %v\n%s", err, out)
+		}
+		if err := s.StartAPIServer(ctx, "--authorization-config="+filepath.Join(dir, "authorization.yaml")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	configure("NoOpinion")
+	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := withPair(t, s, clientCertificate(t, ca, "system:node:worker-2", "system:nodes"))
+	ask := func(client kubernetes.Interface, node string) func() error {
+		return func() error { return reads(t, client, node) }
+	}
+	waitAllowed(t, "the node", ask(stolen, "worker-1"))
+	waitAllowed(t, "the other node", ask(other, "worker-2"))
+
+	// The node is locked out, comes back, and only the certificate issued since works.
+	s.CLI(t, "revoke", "worker-1", "--reason", "stolen from the rack")
+	waitForbidden(t, "the revoked certificate", "stolen from the rack", ask(stolen, "worker-1"))
+	if err := reads(t, other, "worker-2"); err != nil {
+		t.Errorf("another node: %v", err)
+	}
+	back, own := comesBack(t, s, "worker-1")
+	waitAllowed(t, "the certificate that kubejoin issued since", ask(back, "worker-1"))
+	if err := reads(t, stolen, "worker-1"); !apierrors.IsForbidden(err) {
+		t.Errorf("the revoked certificate after the node came back: got %v, want 403", err)
+	}
+	if out := s.CLI(t, "revoke", "list"); !strings.Contains(out, "worker-1") || !strings.Contains(out, "stolen from the rack") {
+		t.Errorf("revoke list: %s", out)
+	}
+
+	// One of two certificates of a node, by its fingerprint and by its serial number over HTTPS.
+	renewed, err := own.request(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := withCertificate(t, s, renewed, pemKey(t, own.key))
+	waitAllowed(t, "the renewed certificate", ask(second, "worker-1"))
+	s.CLI(t, "revoke", "--fingerprint", revocation.FingerprintOf(harness.ParseLeaf(t, renewed)).String())
+	waitForbidden(t, "the certificate revoked by fingerprint", "is revoked", ask(second, "worker-1"))
+	if err := reads(t, back, "worker-1"); err != nil {
+		t.Errorf("another certificate of the same node: %v", err)
+	}
+
+	// Without any kubejoin, the outcome is that of the failure policy.
+	s.Program.Stop(20 * time.Second)
+	waitAllowed(t, "the revoked certificate while no kubejoin runs, with NoOpinion", ask(stolen, "worker-1"))
+	configure("Deny")
+	harness.Wait(t, "status 500 for every node while no kubejoin runs, with Deny", func() error {
+		if err := reads(t, other, "worker-2"); !apierrors.IsInternalError(err) {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
+	s.Start(t, flags...)
+	waitAllowed(t, "the other node once kubejoin runs", ask(other, "worker-2"))
+	waitForbidden(t, "the revoked certificate", "stolen from the rack", ask(stolen, "worker-1"))
+	s.CLI(t, "revoke", "undo", "worker-1")
+	waitAllowed(t, "the node after undo", ask(stolen, "worker-1"))
+}
+
+// issuedByKCM returns a certificate that kube-controller-manager issues for a node.
+func issuedByKCM(t *testing.T, s *harness.Site, node string) (*ecdsa.PrivateKey, []byte) {
+	t.Helper()
+	key, request := keyAndRequest(t, "system:node:"+node, "system:nodes")
+	requests := s.Client().CertificatesV1().CertificateSigningRequests()
+	object, err := requests.Create(t.Context(), &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: "from-another-signer"},
+		Spec: certificates.CertificateSigningRequestSpec{
+			Request: []byte(request), SignerName: certificates.KubeAPIServerClientKubeletSignerName,
+			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := harness.Decide(t.Context(), s.Client(), object.Name, certificates.CertificateApproved); err != nil {
+		t.Fatal(err)
+	}
+	s.WaitIssued(t, object.Name)
+	if object, err = requests.Get(t.Context(), object.Name, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return key, object.Status.Certificate
+}
