@@ -97,7 +97,7 @@ func (c *cluster) reportRevocations() func(context.Context) error {
 					continue
 				}
 				reported[e.Key()] = e.Since
-				c.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.Node)}, corev1.EventTypeWarning, revocation.Reason,
+				c.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.Node)}, corev1.EventTypeWarning, "NodeRevoked",
 					"kubejoin refuses the certificates of this node: "+e.Message()+". To let the machine come back, create a token for it: kubejoin token create --replace-node "+e.Node)
 			}
 		}

@@ -140,7 +140,7 @@ func TestRevokedCertificateGetsNothingFromKubejoin(t *testing.T) {
 	request("before", certificates.KubeAPIServerClientKubeletSignerName, certificates.CertificateApproved, "AutoApproved")
 	s.CLI(t, "revoke", "worker-1", "--reason", "stolen from the rack")
 	harness.Wait(t, "Event on the Node", func() error {
-		if out := s.RunKubectl(t, "get", "events", "-n", "default", "--field-selector=reason=Revoked,involvedObject.kind=Node", "-o", "jsonpath={.items[*].message}"); !strings.Contains(out, "stolen from the rack") {
+		if out := s.RunKubectl(t, "get", "events", "-n", "default", "--field-selector=reason=NodeRevoked,involvedObject.kind=Node", "-o", "jsonpath={.items[*].message}"); !strings.Contains(out, "stolen from the rack") {
 			return fmt.Errorf("got %q", out)
 		}
 		return nil
