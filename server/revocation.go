@@ -337,14 +337,14 @@ func (h *handler) revoked(r *call, req api.Revoke, entries []revocation.Entry, k
 }
 
 // addSerials adds the serial numbers of the certificates that an entry bars, and the end of an entry for one
-// certificate.
+// certificate. A node could rejoin with a certificate that has ended, so its entry lasts longer.
 func addSerials(e *revocation.Entry, known []revocation.Issued) {
 	for _, c := range known {
 		if !bars(*e, c.Certificate) {
 			continue
 		}
 		e.Serials = append(e.Serials, revocation.Serial{Number: c.Certificate.SerialNumber.Text(16), Until: c.Certificate.NotAfter})
-		if e.Fingerprint != "" {
+		if e.Fingerprint != "" && nodeOf(c.Certificate) == "" {
 			e.Until = c.Certificate.NotAfter
 		}
 	}

@@ -353,7 +353,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	}
 	// Nobody may have decided about the requester, or it was revoked since. If the node is revoked, this certificate is
 	// an exception.
-	if e, err := a.Revocations.Issue(ctx, requester(r), done.cert); err != nil {
+	if e, err := a.Revocations.Issue(ctx, requester(r, m.admitted), done.cert); err != nil {
 		return issued{}, err
 	} else if e != nil {
 		return issued{}, refuseRevoked(*e)
@@ -364,14 +364,18 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	return done, nil
 }
 
-// requester returns who made a request, for revocations.
-func requester(r approval.Request) revocation.Subject {
+// requester returns who made a request, for revocations. On the token of a rejoin that is the node with its last
+// certificate: it may have been revoked after the rejoin.
+func requester(r approval.Request, a admission.Admitted) revocation.Subject {
+	if a.Rejoined != nil {
+		return revocation.SubjectOfIdentity(revocation.SubjectOf(r.CSR.Subject.CommonName, r.CSR.Subject.Organization, nil).Node, *a.Rejoined)
+	}
 	return revocation.SubjectOf(r.User, r.Groups, r.Extra)
 }
 
 // checkRevoked returns a [*approval.Refused] if the requester's credential is revoked.
 func (a *Authority) checkRevoked(ctx context.Context, r approval.Request) error {
-	e, err := a.Revocations.Revoked(ctx, requester(r))
+	e, err := a.Revocations.Revoked(ctx, requester(r, admission.Admitted{}))
 	if err != nil || e == nil {
 		return err
 	}

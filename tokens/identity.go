@@ -24,6 +24,8 @@ type Identity struct {
 	Keys []string `json:"keys,omitempty"`
 	// NotAfter is when the newest of these certificates expires, in whole seconds.
 	NotAfter time.Time `json:"notAfter,omitzero"`
+	// Fingerprint is the SHA-256 of the newest of these certificates, in 64 lower-case hexadecimal digits.
+	Fingerprint string `json:"fingerprint,omitempty"`
 	// BoundKey is a public key that the node keeps in another place than its certificate, as in Keys.
 	BoundKey string `json:"boundKey,omitempty"`
 	// Challenge is when the last accepted challenge was made. An older challenge is not accepted.
@@ -41,7 +43,7 @@ func (i Identity) IsZero() bool { return i.Equal(Identity{}) }
 
 // Equal reports whether all fields of i and j are equal. An empty slice equals nil.
 func (i Identity) Equal(j Identity) bool {
-	return i.NodeUID == j.NodeUID && slices.Equal(i.Keys, j.Keys) && i.NotAfter.Equal(j.NotAfter) && i.BoundKey == j.BoundKey &&
+	return i.NodeUID == j.NodeUID && slices.Equal(i.Keys, j.Keys) && i.NotAfter.Equal(j.NotAfter) && i.Fingerprint == j.Fingerprint && i.BoundKey == j.BoundKey &&
 		i.Challenge.Equal(j.Challenge) && slices.EqualFunc(i.Rejoins, j.Rejoins, time.Time.Equal) &&
 		i.TokenID == j.TokenID && i.TokenExpires.Equal(j.TokenExpires)
 }
@@ -71,7 +73,7 @@ func (i Identity) clone() Identity {
 }
 
 func (i Identity) check() error {
-	words := append([]string{i.NodeUID, i.BoundKey, i.TokenID}, i.Keys...)
+	words := append([]string{i.NodeUID, i.Fingerprint, i.BoundKey, i.TokenID}, i.Keys...)
 	switch {
 	case len(i.Keys) > MaxIdentityKeys:
 		return fieldErrorf("identity", "%d keys given, %d allowed", len(i.Keys), MaxIdentityKeys)

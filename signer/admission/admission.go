@@ -150,6 +150,8 @@ type Admitted struct {
 	// Keys is how many keys have been admitted on the claim. More than one means that the machine started over, or
 	// that two machines use the name and the token.
 	Keys int
+	// Rejoined is what kubejoin knows of the machine that TokenID let rejoin; nil if the token is another one.
+	Rejoined *tokens.Identity
 
 	nodeUID string // of the Node that renews or is replaced; empty for a new Node
 }

@@ -8,17 +8,19 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // An issuedKey is what StoreIdentity stores of a certificate.
 type issuedKey struct {
-	key      string
-	notAfter time.Time
-	renewal  bool   // the node has authenticated with its certificate
-	tokenID  string // the bootstrap token that authenticated a first certificate; empty for other users
-	nodeUID  string // of the Node that renews or is replaced; empty for a new Node
-	nodes    bool   // whether there are Nodes
+	key         string
+	notAfter    time.Time
+	fingerprint string
+	renewal     bool   // the node has authenticated with its certificate
+	tokenID     string // the bootstrap token that authenticated a first certificate; empty for other users
+	nodeUID     string // of the Node that renews or is replaced; empty for a new Node
+	nodes       bool   // whether there are Nodes
 }
 
 // StoreIdentity stores the key of a certificate with the claim of its node, so that the node can rejoin with it after the
@@ -36,7 +38,7 @@ func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a Admitted, 
 		return nil
 	}
 	made := issuedKey{
-		key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), notAfter: cert.NotAfter, renewal: isOwn(r), tokenID: tokens.IDOfUser(r.User), nodeUID: a.nodeUID, nodes: n.Node != nil,
+		key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), notAfter: cert.NotAfter, fingerprint: string(revocation.FingerprintOf(cert)), renewal: isOwn(r), tokenID: tokens.IDOfUser(r.User), nodeUID: a.nodeUID, nodes: n.Node != nil,
 	}
 	_, err := n.Claims.Find(ctx, node)
 	free := errors.Is(err, tokens.ErrNotFound) // probably: Create fails if not
@@ -90,7 +92,7 @@ func withCertificate(c tokens.Claim, made issuedKey) tokens.Claim {
 		i.NodeUID = made.key
 	}
 	i = i.WithKey(made.key)
-	i.NotAfter = made.notAfter.UTC().Truncate(time.Second)
+	i.NotAfter, i.Fingerprint = made.notAfter.UTC().Truncate(time.Second), made.fingerprint
 	c.Identity = i
 	return c
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -22,7 +23,7 @@ const (
 	// ReasonNodeNotFound: the Node was deleted.
 	ReasonNodeNotFound = admission.ReasonNodeNotFound
 	// ReasonRevoked: the credential or the node was revoked.
-	ReasonRevoked = "Revoked"
+	ReasonRevoked = revocation.Reason
 	// ReasonRejoinBudgetSpent: the node has rejoined as often as the budget allows.
 	ReasonRejoinBudgetSpent = "RejoinBudgetSpent"
 	// ReasonChallengeUsed: the challenge, or a later one, was used before.

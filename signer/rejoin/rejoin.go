@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
@@ -26,13 +27,6 @@ import (
 
 // DefaultBudget is how often a node may rejoin within the window.
 const DefaultBudget = 3
-
-// Revocation knows which credentials and nodes were revoked.
-type Revocation interface {
-	// Revoked reports whether a node, or this certificate of it, was revoked. The certificate is nil if the node
-	// presents a bound key.
-	Revoked(ctx context.Context, node string, cert *x509.Certificate) (bool, error)
-}
 
 // A Desk lets nodes rejoin. It must not be copied after first use.
 type Desk struct {
@@ -44,8 +38,6 @@ type Desk struct {
 	// IsServer reports whether a host name or address, in lower case, is one of this server. It gets any text. Nil accepts
 	// none.
 	IsServer func(host string) bool
-	// Revocation knows what was revoked; nil means nothing was.
-	Revocation Revocation
 	// Event, if set, is called when a node has rejoined, with reason "Rejoined", and for each refusal of a node that
 	// has proven that it has its key.
 	Event func(node string, refused bool, reason, message string)
@@ -197,21 +189,29 @@ func (d *Desk) check(ctx context.Context, r Request) (facts, error) {
 	}
 	node := f.request.node
 	f.reserved = n.IsReserved(node)
+	var subject revocation.Subject
 	if f.request.cert == nil {
 		// Anyone can make a key. The cache is enough to refuse it without a call.
-		if c, err := n.Claims.Find(ctx, node); errors.Is(err, tokens.ErrNotFound) || err == nil && c.Identity.BoundKey != f.request.key {
+		c, err := n.Claims.Find(ctx, node)
+		switch {
+		case err != nil && !errors.Is(err, tokens.ErrNotFound):
+			return f, fmt.Errorf("claim of node %s: %w", node, err)
+		case c.Identity.BoundKey != f.request.key:
 			return f, approval.RefuseFor(ReasonKeyNotCurrent, "the key is not bound to node %s, or was bound just now; present the node's certificate", node)
 		}
-	} else if err := tooLate(node, f.request.cert.NotAfter, f.window, f.now); err != nil {
-		return f, err
-	}
-	if d.Revocation != nil {
-		switch revoked, err := d.Revocation.Revoked(ctx, node, f.request.cert); {
-		case err != nil:
-			return f, fmt.Errorf("revocation of node %s: %w", node, err)
-		case revoked:
-			return f, approval.RefuseFor(ReasonRevoked, "the credential of node %s was revoked; see: kubejoin revoke list", node)
+		subject = revocation.SubjectOfIdentity(node, c.Identity)
+	} else {
+		if err := tooLate(node, f.request.cert.NotAfter, f.window, f.now); err != nil {
+			return f, err
 		}
+		subject = revocation.SubjectOfCertificate(f.request.cert)
+	}
+	// Authority reads the revocations again before it issues a certificate on the token.
+	switch e, err := d.Authority.Revocations.Revoked(ctx, subject); {
+	case err != nil:
+		return f, err
+	case e != nil:
+		return f, approval.RefuseFor(ReasonRevoked, "%s; to let the machine join again: kubejoin token create --replace-node %s", e.Message(), node)
 	}
 	if f.nodes {
 		switch f.nodeUID, err = n.Node(ctx, node); {

@@ -70,8 +70,10 @@ func (w *world) desk() *rejoin.Desk {
 		}
 	}
 	return &rejoin.Desk{
-		Authority: &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour)), Nodes: nodes, Now: now},
-		IsServer:  func(host string) bool { return host == server }, Now: now,
+		Authority: &signer.Authority{
+			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour)), Nodes: nodes, Now: now, Revocations: w.revocations(),
+		},
+		IsServer: func(host string) bool { return host == server }, Now: now,
 	}
 }
 
@@ -233,14 +235,6 @@ func TestDeskRefuses(t *testing.T) {
 	_, err = d.Rejoin(t.Context(), bound, netip.Addr{})
 	wantReason(t, "key that is not bound", err, "KeyNotCurrent")
 
-	d.Revocation = revoked{"worker-1"}
-	_, err = w.rejoin(t, d, m)
-	wantReason(t, "revoked node", err, "Revoked")
-	d.Revocation = revoked{"broken"}
-	if _, err = w.rejoin(t, d, m); !errors.Is(err, errUnknown) {
-		t.Errorf("revocation unknown: got %v, want an error", err)
-	}
-	d.Revocation = nil
 	w.nodes["worker-1"] = "uid-3"
 	_, err = w.rejoin(t, d, m)
 	wantReason(t, "Node created again", err, "NodeReplaced")
@@ -280,15 +274,6 @@ func TestDeskRefuses(t *testing.T) {
 }
 
 var errUnknown = errors.New("not known now")
-
-type revoked struct{ node string }
-
-func (r revoked) Revoked(_ context.Context, node string, cert *x509.Certificate) (bool, error) {
-	if r.node == "broken" {
-		return false, errUnknown
-	}
-	return node == r.node && cert != nil, nil
-}
 
 // A machine without a disk must come back with a key that it bound, again and again.
 func TestDisklessNodeComesBackWithBoundKey(t *testing.T) {

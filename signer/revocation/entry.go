@@ -99,6 +99,15 @@ func SubjectOfCertificate(cert *x509.Certificate) Subject {
 	return s
 }
 
+// SubjectOfIdentity returns a node that has proven its identity, with the last certificate that it got.
+func SubjectOfIdentity(node string, i tokens.Identity) Subject {
+	s := Subject{Node: node}
+	if i.Fingerprint != "" {
+		s.Fingerprints = []Fingerprint{Fingerprint(i.Fingerprint)}
+	}
+	return s
+}
+
 // keys returns the keys of all entries that may bar the subject.
 func (s Subject) keys() []Key {
 	var keys []Key
@@ -212,14 +221,16 @@ func (e Entry) Bars(s Subject, now time.Time) bool {
 	return len(s.Fingerprints) == 0
 }
 
-// Allow adds a certificate that kubejoin issues to the node. It drops certificates that have ended. If there are too
-// many, it drops those that end first, but never the one that the requester uses.
+// Allow adds a certificate that kubejoin issues to the node. It drops certificates that have ended and, if there
+// are too many, those that end first. It never drops the one that the requester uses, or had before it rejoined.
 func (e Entry) Allow(f Fingerprint, until time.Time, requester Subject, now time.Time) Entry {
 	e.Allowed = maps.Clone(e.Allowed)
 	if e.Allowed == nil {
 		e.Allowed = map[Fingerprint]time.Time{}
 	}
-	maps.DeleteFunc(e.Allowed, func(_ Fingerprint, end time.Time) bool { return now.After(end) })
+	maps.DeleteFunc(e.Allowed, func(g Fingerprint, end time.Time) bool {
+		return now.After(end) && !slices.Contains(requester.Fingerprints, g)
+	})
 	for len(e.Allowed) >= maxAllowed {
 		first := Fingerprint("")
 		for g, end := range e.Allowed {
