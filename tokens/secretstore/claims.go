@@ -42,7 +42,7 @@ type Claims struct {
 	heldByCalls batch.Queue[struct{}, *heldBy]
 
 	mu      sync.Mutex
-	written map[string]*coordinationv1.Lease // new Leases as the API server returned them, by node name
+	written map[string]*coordinationv1.Lease // Leases as the API server returned them, by node name
 }
 
 // A cachedClaim is a claim with its Lease. The Lease is nil unless the claim has an Identity: those claims change
@@ -60,7 +60,7 @@ func decodeCached(lease *coordinationv1.Lease) (cachedClaim, error) {
 	return cachedClaim{c, lease}, err
 }
 
-// maxWritten is how many new Leases Claims keeps for firstUpdate.
+// maxWritten is how many Leases Claims keeps for firstUpdate.
 const maxWritten = 1000
 
 var _ tokens.Claims = (*Claims)(nil)
@@ -260,7 +260,7 @@ func (s *Claims) keepWritten(lease *coordinationv1.Lease) {
 	s.written[lease.Name] = lease.DeepCopy()
 }
 
-// takeWritten removes the new Lease of a node from written and returns it, or nil if there is none.
+// takeWritten removes the Lease of a node from written and returns it, or nil if there is none.
 func (s *Claims) takeWritten(node string) *coordinationv1.Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -337,6 +337,9 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
 		switch {
 		case err == nil:
+			if !after.Identity.IsZero() {
+				s.keepWritten(updated) // the cache may have an older one
+			}
 			return decodeLease(updated)
 		case !apierrors.IsConflict(err):
 			return tokens.Claim{}, s.failure("update", node, err)
