@@ -185,7 +185,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 	case status >= 500:
 		level = slog.LevelError
 	case status < 400:
-		if r.Method == http.MethodPost {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && r.user.Name != "" {
 			level = slog.LevelInfo
 		}
 	case r.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r.Request) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.unauthenticatedLog.Allow():
