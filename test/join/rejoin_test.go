@@ -221,7 +221,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 		m.run(t, 0, "sh", "-c", "rm -rf /var/lib/kubelet/pki /etc/kubernetes/kubelet.conf "+bootstrapConf)
 		m.comeBack(t, harness.Kubejoin, "rejoin", "--url", url, "--ca-file", s.CAFile(), "--key", key, "--node", "worker-1")
 	}
-	if out := s.CLI(t, "claim", "list"); !regexp.MustCompile(fmt.Sprintf(`(?m)^worker-1 .* %d$`, 2+diskless)).MatchString(out) {
+	if out := s.CLI(t, "claim", "list"); !regexp.MustCompile(fmt.Sprintf(`(?m)^worker-1 .* %d +no$`, 2+diskless)).MatchString(out) {
 		t.Errorf("got claims\n%s", out)
 	}
 	metrics := s.CheckSecrets(t)
