@@ -18,6 +18,9 @@ var ErrNoCRL = errors.New("the CA may not sign revocation lists: its key usage l
 // CRLLifetime is the time until the next update of a revocation list.
 const CRLLifetime = 24 * time.Hour
 
+// maxSerialBits is the maximum length of a serial number (RFC 5280, section 4.1.2.2).
+const maxSerialBits = 160
+
 // CRL returns a certificate revocation list in DER (RFC 5280), with the serial numbers of the entries. Its number is
 // the Unix time, so that it grows.
 func (ca *CA) CRL(entries []revocation.Entry, now time.Time) ([]byte, error) {
@@ -34,13 +37,17 @@ func (ca *CA) CRL(entries []revocation.Entry, now time.Time) ([]byte, error) {
 	}
 	seen := map[string]bool{}
 	for _, e := range entries {
+		since := e.Since.UTC()
+		if since.After(now) { // also a time that DER cannot represent
+			since = now.UTC().Truncate(time.Second)
+		}
 		for _, s := range e.Serials {
 			number, ok := new(big.Int).SetString(s.Number, 16)
-			if !ok || seen[s.Number] || now.After(s.Until) {
+			if !ok || number.Sign() <= 0 || number.BitLen() > maxSerialBits || seen[number.String()] || now.After(s.Until) {
 				continue
 			}
-			seen[s.Number] = true
-			list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: number, RevocationTime: e.Since.UTC()})
+			seen[number.String()] = true
+			list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: number, RevocationTime: since})
 		}
 	}
 	return x509.CreateRevocationList(rand.Reader, list, &issuer, ca.key)

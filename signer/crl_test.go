@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ import (
 )
 
 // caWith returns a CA whose certificate has a key usage.
-func caWith(t *testing.T, usage x509.KeyUsage) (*signer.CA, *ecdsa.PrivateKey) {
+func caWith(t testing.TB, usage x509.KeyUsage) (*signer.CA, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -134,4 +135,41 @@ func TestNoCRLOfKubeadmCA(t *testing.T) {
 	if out, err := opensslVerify(t, ca.Certificate(), issueLeaf(t, ca.Certificate(), key, 2), der); err == nil || !strings.Contains(out, "key usage does not include CRL signing") {
 		t.Errorf("OpenSSL: %v %s", err, out)
 	}
+}
+
+// FuzzCRL makes a list of what anybody may have written into a ConfigMap. It catches an entry that prevents the list, so
+// that nothing is revoked for its readers, a list that cannot be parsed, and one without a certificate of another entry.
+func FuzzCRL(f *testing.F) {
+	ca, _ := caWith(f, x509.KeyUsageCertSign|x509.KeyUsageCRLSign)
+	now := time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)
+	other := revocation.Entry{Node: "worker-2", Since: now, Serials: []revocation.Serial{{Number: "a1", Until: now.Add(time.Hour)}}}
+	for _, since := range []string{"2026-11-23T08:00:00Z", "0001-01-01T00:00:01Z", "9999-12-31T23:59:59-01:00"} {
+		for _, number := range []string{"a1", "-a1", "0", "+1", "0x1", "1_0", "", strings.Repeat("f", 40), strings.Repeat("f", 500)} {
+			f.Add([]byte(`{"since":"` + since + `","serials":[{"number":"` + number + `","until":"2026-11-23T09:00:00Z"}]}`))
+		}
+	}
+	f.Fuzz(func(t *testing.T, value []byte) {
+		e, err := revocation.Decode("worker-1", value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		der, err := ca.CRL([]revocation.Entry{e, other}, now)
+		if err != nil {
+			t.Fatalf("%q: %v", value, err)
+		}
+		list, err := x509.ParseRevocationList(der)
+		if err != nil {
+			t.Fatalf("%q: %v", value, err)
+		}
+		if err := list.CheckSignatureFrom(ca.Certificate()); err != nil {
+			t.Fatalf("%q: %v", value, err)
+		}
+		var got []string
+		for _, c := range list.RevokedCertificateEntries {
+			got = append(got, c.SerialNumber.Text(16))
+		}
+		if !slices.Contains(got, "a1") || len(got) > 1+len(e.Serials) {
+			t.Fatalf("%q: got serial numbers %q", value, got)
+		}
+	})
 }

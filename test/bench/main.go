@@ -100,7 +100,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return replaceFigures(*into, table.Bytes())
 }
 
-var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "go"}
+var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "go", "revocation"}
 
 // A bench is one run.
 type bench struct {
@@ -141,6 +141,11 @@ func (b *bench) run(ctx context.Context) error {
 	}
 	if b.wants("api") && b.profiles == "" {
 		if err := b.measureAPI(ctx); err != nil {
+			return err
+		}
+	}
+	if b.wants("revocation") && b.profiles == "" {
+		if err := b.revocations(ctx); err != nil {
 			return err
 		}
 	}
