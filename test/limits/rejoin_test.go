@@ -40,11 +40,15 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 )
 
 // returners is how many machines rejoin at once.
 const returners = 1000
+
+// lastSecret is a Secret that the test creates after all tokens.
+const lastSecret = "bootstrap-token-last00"
 
 const rejoinWindow = 720 * time.Hour
 
@@ -228,6 +232,26 @@ func TestThousandRejoinsGetOneTokenEach(t *testing.T) {
 		replicas = append(replicas, inProcess(ctx, t, s, transport))
 	}
 
+	every, err := s.Client().CoreV1().Secrets("kube-system").Watch(ctx, metav1.ListOptions{FieldSelector: "type=bootstrap.kubernetes.io/token"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	created := map[string]int{} // tokens for each node, after each write
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for event := range every.ResultChan() {
+			if secret, ok := event.Object.(*corev1.Secret); ok && event.Type == watch.Added {
+				if secret.Name == lastSecret {
+					every.Stop()
+					return
+				}
+				node, _, _ := strings.Cut(secret.Annotations["kubejoin.io/replaces-node"], "/")
+				if created[node]++; created[node] > 1 {
+					t.Errorf("%s: another token was created", node)
+				}
+			}
+		}
+	})
 	began := time.Now()
 	var done, attempts atomic.Int64
 	got := make([][2]string, returners)
@@ -256,6 +280,14 @@ func TestThousandRejoinsGetOneTokenEach(t *testing.T) {
 		both.Wait()
 	})
 	t.Logf("%d rejoins, each at two replicas, after %s and %d attempts", returners, time.Since(began).Round(time.Second), attempts.Load())
+	last := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: lastSecret}, Type: corev1.SecretTypeBootstrapToken}
+	if _, err := s.Client().CoreV1().Secrets("kube-system").Create(ctx, last, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	watching.Wait()
+	if len(created) != returners {
+		t.Errorf("saw tokens for %d nodes created, want %d", len(created), returners)
+	}
 	for i, pair := range got {
 		if pair[0] == "" || pair[0] != pair[1] {
 			t.Errorf("%s: got tokens %s and %s, want one", machines[i].node, tokens.Redact(pair[0]), tokens.Redact(pair[1]))
