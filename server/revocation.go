@@ -162,8 +162,9 @@ func (h *handler) revoke(r *call) (response, error) {
 		return response{}, err
 	}
 	known, err := h.known(r.Context(), issuance.Query{Node: e.Node}, func(c revocation.Issued) bool { return bars(e, c.Certificate) })
-	if err != nil {
-		return response{}, err
+	if err != nil { // the serial numbers are only for the CRL
+		h.log.Warn("revoking without serial numbers", "revoked", e.Key().String(), "error", foreign.Text(err.Error(), foreign.MaxMessage))
+		warnings = append(warnings, "the issued certificates cannot be read now, so the certificate revocation list lacks this revocation; revoke again later if something reads the list")
 	}
 	entries, err := h.revoked(r, req, []revocation.Entry{e}, known)
 	if err != nil {

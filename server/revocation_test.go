@@ -492,3 +492,18 @@ func served(handler http.Handler, r *http.Request) (int, string) {
 	handler.ServeHTTP(w, r)
 	return w.Code, w.Body.String()
 }
+
+// A node must be locked out although the issued certificates cannot be read: the CRL alone lacks it.
+func TestRevokesWithoutIssuanceRecord(t *testing.T) {
+	s, guard := revoking(t)
+	s.Revocations.Requested = func(context.Context) ([]revocation.Issued, error) { return nil, errAway }
+	handler := s.Handler()
+	node := s.join(t, handler, s.token(t, nil), "worker-1")
+	list, body := revoke(t, handler, 201, `{"node":"worker-1"}`)
+	if len(list.Items) != 1 || len(list.Warnings) != 1 || !strings.Contains(list.Warnings[0], "revocation list lacks") {
+		t.Errorf("got %s, want a warning", body)
+	}
+	if e, err := guard.RevokedCertificate(t.Context(), node.cert); e == nil || err != nil {
+		t.Errorf("got %v, %v, want the node revoked", e, err)
+	}
+}

@@ -77,7 +77,7 @@ type Facts struct {
 	// Kubejoin is a running kubejoin; nil if none was given.
 	Kubejoin *Kubejoin
 
-	// Revoked is how many ConfigMaps have revocations, and RevocationPolicy reports whether the ValidatingAdmissionPolicy
+	// Revoked is how many nodes and certificates are revoked, and RevocationPolicy reports whether the ValidatingAdmissionPolicy
 	// about them is bound.
 	Revoked          int
 	RevocationPolicy bool

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -348,8 +349,10 @@ func (r *reading) revocations(ctx context.Context) error {
 		return err
 	}
 	for _, m := range list.Items {
-		if len(m.Data) > 0 {
-			r.Revoked++
+		for key, value := range m.Data {
+			if e, err := revocation.Decode(key, []byte(value)); err == nil && !e.Ended(r.Now()) {
+				r.Revoked++
+			}
 		}
 	}
 	_, err = r.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx, "kubejoin-revocation", metav1.GetOptions{})

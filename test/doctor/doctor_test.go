@@ -273,7 +273,7 @@ func (p *patient) lessRights(t *testing.T) {
 		"kubejoin: could not check: need get on leases in kubejoin-system\n",
 		"requests: could not check: need list on certificatesigningrequests\n",
 		"nodes: could not check: need list on nodes\n",
-		", errors: 0, warnings: 0, not checked: 19\n",
+		", errors: 0, warnings: 0, not checked: 20\n",
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
