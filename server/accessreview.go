@@ -81,9 +81,10 @@ func readAccessReview(r *call) (accessReviewRequest, error) {
 	if err != nil {
 		return req, err
 	}
-	// Ignore unknown fields: a newer kube-apiserver may send them.
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &req); err != nil {
-		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a SubjectAccessReview in JSON")
+	// Ignore unknown fields: a newer kube-apiserver may send them. Which of two equal fields counts depends on the decoder.
+	repeated, err := kjson.UnmarshalStrict(body, &req, kjson.DisallowDuplicateFields)
+	if err != nil || len(repeated) > 0 {
+		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a SubjectAccessReview in JSON, or it repeats a field")
 	}
 	if version := authorizationv1.SchemeGroupVersion.String(); req.Kind != "SubjectAccessReview" || req.APIVersion != version {
 		return req, newProblem(http.StatusBadRequest, "invalid-body", "want kind SubjectAccessReview and apiVersion %s", version)
