@@ -154,18 +154,22 @@ func TestStaticPodOnControlPlane(t *testing.T) {
 			p.must(m.ImportProgram(t.Context(), image[1], filepath.Join(folder, "kubejoin")))
 		}
 	}
-	flags := "FLAGS='--advertise=" + joinHost + ":9443 --serving-allowed-cidr=" + network + ".0/24 --reserved-node-names=control-*'\n"
+	flags := "FLAGS='--advertise=" + joinHost + ":9443 --serving-allowed-cidr=" + network + ".0/24 --reserved-node-names=control-* " + webhookFlags + "'\n"
 	upgrade := flags + page.section("Upgrade a static pod")
 
 	p.checkNoLogs()
+	stolen, err := p.joinLight(t.Context(), "stolen", p.on(p.first, "kubeadm", "token", "create", "--print-join-command")) // kube-controller-manager signs
+	p.must(err)
 	paste(t, p.first, bin, clone, page.section("Create the rights")+page.section("Create the kubeconfig")+page.section("Run a static pod")+upgrade)
 	p.joinSecond()
 	paste(t, p.second, bin, clone, page.section("Create the kubeconfig")+upgrade)
 	p.waitPods(images[0])
-	p.checkWorker(p.worker("worker-1", p.request()))
+	worker := p.worker("worker-1", p.request())
+	p.checkWorker(worker)
+	var other *Machine
 	p.joinDuring("upgrade", func() {
 		paste(t, p.first, newBin, clone, upgrade)
-		p.worker("worker-2", p.request())
+		other = p.worker("worker-2", p.request())
 		paste(t, p.second, newBin, clone, upgrade)
 	})
 	p.waitPods(images[1])
@@ -174,6 +178,8 @@ func TestStaticPodOnControlPlane(t *testing.T) {
 		p.worker("worker-3", p.request())
 		paste(t, p.first, bin, clone, upgrade)
 	})
+	p.waitPods(images[0])
+	p.lockOut(clone, bin, stolen, worker, other)
 	p.waitPods(images[0])
 	p.loseLeader(images[0])
 
@@ -219,17 +225,22 @@ func readPage(t *testing.T, name string) page {
 // section returns the commands of a section.
 func (p page) section(heading string) string {
 	p.t.Helper()
+	return strings.Join(p.blocks(heading), "")
+}
+
+// blocks returns the commands of a section, block by block.
+func (p page) blocks(heading string) (commands []string) {
+	p.t.Helper()
 	_, section, found := strings.Cut(p.content, "\n## "+heading+"\n")
 	section, _, _ = strings.Cut(section, "\n## ")
-	var commands strings.Builder
 	for _, m := range block.FindAllStringSubmatch(section, -1) {
-		commands.WriteString(m[2])
+		commands = append(commands, m[2])
 		delete(p.left, m[2])
 	}
-	if !found || commands.Len() == 0 {
+	if !found || len(commands) == 0 {
 		p.t.Fatalf("no commands in section %q", heading)
 	}
-	return commands.String()
+	return commands
 }
 
 // prepare clones the repository, and makes a folder with a static kubejoin and a sudo for root.
