@@ -168,14 +168,14 @@ func (r *revoking) policy(ctx context.Context) error {
 	if err := measure("no policy"); err != nil {
 		return err
 	}
-	revoked, err := r.asNode("revoked-1")
+	revoked, err := r.asNode("gone-1")
 	if err != nil {
 		return err
 	}
 	denied := func(want bool) error {
 		end := time.Now().Add(patience)
 		for {
-			status, body, err := ask(ctx, revoked, http.MethodPost, url+"?dryRun=All", "application/json", `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"revoked-1"}}`)
+			status, body, err := ask(ctx, revoked, http.MethodPost, url+"?dryRun=All", "application/json", `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"gone-1"}}`)
 			if err == nil && want == (status == http.StatusForbidden && strings.Contains(body, "kubejoin has revoked")) {
 				return nil
 			}
@@ -192,7 +192,7 @@ func (r *revoking) policy(ctx context.Context) error {
 	if err := measure("policy, nothing revoked"); err != nil {
 		return err
 	}
-	if _, err := r.cluster.RevokeMany(ctx, revokedNodes); err != nil {
+	if err := cluster.FillRevocations(ctx, r.cluster.Client(), "kubejoin-system", revokedNodes); err != nil {
 		return err
 	}
 	if err := denied(true); err != nil {
@@ -268,7 +268,7 @@ func (r *revoking) reviews(ctx context.Context) (err error) {
 	review := func(ctx context.Context, i, n int) error {
 		node, want := fmt.Sprintf("reader-%d", n), `"allowed":false}`
 		if n%10 == 0 {
-			node, want = fmt.Sprintf("revoked-%d", n%revokedNodes), `"denied":true`
+			node, want = fmt.Sprintf("gone-%d", n%revokedNodes), `"denied":true`
 		}
 		body := `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{"user":"system:node:` + node + `","groups":["system:nodes","system:authenticated"],` +
 			`"extra":{"` + revocation.CredentialIDKey + `":["X509SHA256=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a"]},"resourceAttributes":{"verb":"get","resource":"nodes","name":"` + node + `"}}}`

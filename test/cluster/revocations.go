@@ -9,32 +9,39 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
-// RevokeMany revokes n nodes that do not exist, in the ConfigMaps of kubejoin in the namespace kubejoin-system. It returns
-// their names. kubejoin writes one revocation at a time.
-func (c *Cluster) RevokeMany(ctx context.Context, n int) (names []string, err error) {
-	shards := map[string]map[string]string{}
+// FillRevocations writes the entries of n revoked nodes, gone-0 and so on, into the ConfigMaps in namespace. With n 0 it
+// removes all entries.
+func FillRevocations(ctx context.Context, client kubernetes.Interface, namespace string, n int) error {
+	shards := make([]map[string]string, configmaps.Shards)
+	for i := range shards {
+		shards[i] = map[string]string{}
+	}
+	now := time.Now()
 	for i := range n {
-		e := revocation.Entry{Node: fmt.Sprintf("revoked-%d", i), Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "one of many"}
+		e := revocation.Entry{
+			Node: fmt.Sprintf("gone-%d", i), Since: now, Until: now.AddDate(1, 0, 0), Reason: "retired", By: "kubernetes-admin",
+			Serials: []revocation.Serial{{Number: fmt.Sprintf("%032x", i+1), Until: now.AddDate(1, 0, 0)}},
+		}
 		value, err := revocation.Encode(e)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		sum := sha256.Sum256([]byte(e.Key()))
-		shard := fmt.Sprintf("%s%x", configmaps.Prefix, sum[0]%configmaps.Shards)
-		if shards[shard] == nil {
-			shards[shard] = map[string]string{}
-		}
-		shards[shard][string(e.Key())] = string(value)
-		names = append(names, e.Node)
+		shards[sha256.Sum256([]byte(e.Key()))[0]%configmaps.Shards][string(e.Key())] = string(value)
 	}
-	for name, data := range shards {
-		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{configmaps.Label: "true"}}, Data: data}
-		if _, err := c.Client().CoreV1().ConfigMaps("kubejoin-system").Create(ctx, m, metav1.CreateOptions{}); err != nil {
-			return nil, err
+	for i, data := range shards {
+		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(configmaps.Prefix, i), Namespace: namespace, Labels: map[string]string{configmaps.Label: "true"}}, Data: data}
+		_, err := client.CoreV1().ConfigMaps(namespace).Create(ctx, m, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			_, err = client.CoreV1().ConfigMaps(namespace).Update(ctx, m, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return names, nil
+	return nil
 }
