@@ -32,6 +32,8 @@ import (
 var rare = map[string]string{
 	"kubejoin_csr_cleaned_total":                     "kubejoin deletes a denied request after five minutes",
 	"kubejoin_csr_sign_failures_total":               "signing works",
+	"kubejoin_rejoins_total":                         "no node rejoins",
+	"kubejoin_authorization_reviews_total":           "kube-apiserver does not ask about nodes",
 	"kubejoin_csr_signed_by_other_total":             "no other signer runs",
 	"kubejoin_csr_shared_node_names_total":           "each node name has one key",
 	"kubejoin_issuance_record_failures_total":        "the disk works",
