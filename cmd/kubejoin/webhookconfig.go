@@ -309,11 +309,12 @@ func authorizationConfig(o authorizationOptions, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
+	// The kubeconfig comes first: kube-apiserver reads both files as soon as the AuthorizationConfiguration changes.
 	for _, file := range []struct {
 		name    string
 		content []byte
 	}{
-		{authorizationFile, o.authorization()}, {reviewsFile, kubeconfig}, {kubeadmFile, o.kubeadm()},
+		{reviewsFile, kubeconfig}, {authorizationFile, o.authorization()}, {kubeadmFile, o.kubeadm()},
 	} {
 		if o.outputDir == "" {
 			_, err = fmt.Fprintf(stdout, "---\n# %s\n%s", filepath.Join(o.dir, file.name), file.content)
