@@ -134,22 +134,20 @@ func decide(f facts) (grant, error) {
 	}
 	g := grant{claim: f.claim.Clone(), again: again}
 	g.claim.Identity = i
-	g.token = tokenSpec{id: i.TokenID, expires: i.TokenExpires, replaces: tokens.NodeRef{Name: f.request.node, UID: i.NodeUID}, duration: durationOf(f.claim, f.now)}
+	g.token = tokenSpec{id: i.TokenID, expires: i.TokenExpires, replaces: tokens.NodeRef{Name: f.request.node, UID: i.NodeUID}, duration: durationOf(f.claim)}
 	if f.reserved { // the node has the name already
 		g.token.role = tokens.RoleControlPlane
 	}
 	return g, nil
 }
 
-// durationOf returns the limit of the lifetime of the node's certificates, which a rejoin must not lift.
-func durationOf(c tokens.Claim, now time.Time) time.Duration {
-	switch {
-	case !c.Released():
-		return c.Limits.CertificateDuration
-	case c.Past.Active(now):
+// durationOf returns the limit of the lifetime of the node's certificates, which a rejoin must not lift. A Past that has
+// ended counts, too: it ends soon after the certificates, and a node may rejoin for much longer.
+func durationOf(c tokens.Claim) time.Duration {
+	if c.Released() {
 		return c.Past.CertificateDuration
 	}
-	return 0
+	return c.Limits.CertificateDuration
 }
 
 // bound returns the claim with a key that the node binds. It may bind one key, once.

@@ -141,7 +141,7 @@ func TestGrantKeepsLimits(t *testing.T) {
 		"released, over": {func(f *facts) {
 			f.claim.TokenID, f.claim.Limits = "", tokens.Limits{}
 			f.claim.Past = tokens.ReleasedClaim{Until: f.now, CertificateDuration: 2 * time.Hour}
-		}, 0, ""},
+		}, 2 * time.Hour, ""},
 	} {
 		f := usual()
 		test.change(&f)

@@ -295,12 +295,24 @@ func TestDisklessNodeComesBackWithBoundKey(t *testing.T) {
 		r.Signature, _ = proof.Sign(signer, proof.Bind(r.Challenge, "worker-1", server, id))
 		return d.Bind(t.Context(), r, netip.Addr{})
 	}
+	var events []string
+	d.Event = func(node string, refused bool, reason, message string) {
+		if reason == "KeyBound" && strings.Contains(message, keyID(der)) {
+			events = append(events, fmt.Sprint(node, refused))
+		}
+	}
 	_, err = bind(m.key, nil, "")
 	wantReason(t, "no key", err, "CertificateInvalid")
 	_, err = bind(kept, public, keyID(der))
 	wantReason(t, "signed by another key", err, "SignatureInvalid")
 	if id, err := bind(m.key, public, keyID(der)); err != nil || id != keyID(der) {
 		t.Fatalf("got %s, %v", id, err)
+	}
+	if id, err := bind(m.key, public, keyID(der)); err != nil || id != keyID(der) {
+		t.Errorf("the same key again: got %s, %v", id, err)
+	}
+	if want := []string{"worker-1false"}; !slices.Equal(events, want) {
+		t.Errorf("got Events %q of bound keys, want one", events)
 	}
 	other, _ := x509.MarshalPKIXPublicKey(csrtest.NewKey().Public())
 	_, err = bind(m.key, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: other}), keyID(other))
