@@ -1,11 +1,16 @@
 package server_test
 
 import (
+	"context"
 	"crypto"
+	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"math/big"
 	"net/http"
 	"strings"
 	"testing"
@@ -14,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/rejoin/proof"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -76,6 +82,157 @@ func (m machine) rejoin(t testing.TB, s *site, bind crypto.Signer) string {
 		t.Fatal(err)
 	}
 	return string(body)
+}
+
+// expired returns the machine with another certificate of its key, which has expired. edit may change it.
+func (m machine) expired(t testing.TB, ca *signer.CA, edit func(*x509.Certificate)) machine {
+	t.Helper()
+	certs, key, err := ca.PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	issuer, err := tls.X509KeyPair(certs, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := time.Now().Add(-2 * time.Second)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: csrtest.Node(m.node), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		NotBefore: end.Add(-10 * time.Second), NotAfter: end,
+	}
+	if edit != nil {
+		edit(template)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, issuer.Leaf, m.key.Public(), issuer.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.chain = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return m
+}
+
+// comeBack lets a machine rejoin and get a certificate for a new key. It returns the machine with that key, and with a
+// certificate that has expired.
+func (s *site) comeBack(t *testing.T, m machine) machine {
+	t.Helper()
+	got := s.do(t, "POST", "/v1/rejoin", "", "application/json", m.rejoin(t, s, nil))
+	var kubeconfig struct {
+		Users []struct{ User struct{ Token string } }
+	}
+	if err := yaml.Unmarshal([]byte(got.body), &kubeconfig); err != nil || got.status != 200 || len(kubeconfig.Users) != 1 {
+		t.Fatalf("got %d %v %s", got.status, err, tokens.Redact(got.body))
+	}
+	m.key = csrtest.NewKey()
+	if _, err := s.by(kubeconfig.Users[0].User.Token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, ofNode(m.node), m.key))}); err != nil {
+		t.Fatal(err)
+	}
+	return m.expired(t, s.ca, nil)
+}
+
+type revokedNode string
+
+func (r revokedNode) Revoked(_ context.Context, node string, _ *x509.Certificate) (bool, error) {
+	return node == string(r), nil
+}
+
+// Only the node itself may rejoin: the server must refuse each other request, and say why. Each row starts with a node
+// whose certificate has expired.
+func TestServerRefusesRejoinsOfOthers(t *testing.T) {
+	// A scene is a site with the machine worker-1, and the UIDs of its Nodes.
+	type scene struct {
+		*site
+		m     machine
+		nodes map[string]string
+	}
+	foreign, _ := certifying(t)
+	usage := func(u x509.ExtKeyUsage) func(*x509.Certificate) {
+		return func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{u} }
+	}
+	own := func(t *testing.T, s *scene) string { return s.m.rejoin(t, s.site, nil) }
+	after := func(change func(*scene)) func(*testing.T, *scene) string {
+		return func(t *testing.T, s *scene) string {
+			change(s)
+			return own(t, s)
+		}
+	}
+	for name, test := range map[string]struct {
+		status int
+		reason string
+		body   func(t *testing.T, s *scene) string
+	}{
+		"the node itself": {200, "", own},
+		"replayed challenge": {403, "ChallengeUsed", func(t *testing.T, s *scene) string {
+			body := own(t, s)
+			if got := s.do(t, "POST", "/v1/rejoin", "", "application/json", body); got.status != 200 {
+				t.Fatalf("got %d %s", got.status, tokens.Redact(got.body))
+			}
+			return body
+		}},
+		"challenge of another server": {401, "ChallengeInvalid", func(t *testing.T, s *scene) string { return s.m.rejoin(t, foreign, nil) }},
+		"key of another node": {401, "SignatureInvalid", func(t *testing.T, s *scene) string {
+			return machine{"worker-1", s.machine(t, "worker-2").key, s.m.chain}.rejoin(t, s.site, nil)
+		}},
+		"certificate of this name with the key of another node": {403, "KeyNotCurrent", func(t *testing.T, s *scene) string {
+			return machine{node: "worker-1", key: s.machine(t, "worker-2").key}.expired(t, s.ca, nil).rejoin(t, s.site, nil)
+		}},
+		"restored disk image": {403, "KeyNotCurrent", func(t *testing.T, s *scene) string {
+			s.comeBack(t, s.comeBack(t, s.m))
+			return own(t, s)
+		}},
+		"deleted Node":         {403, "NodeNotFound", after(func(s *scene) { delete(s.nodes, "worker-1") })},
+		"Node created again":   {403, "NodeReplaced", after(func(s *scene) { s.nodes["worker-1"] = "uid-2" })},
+		"revoked node":         {403, "Revoked", after(func(s *scene) { s.Rejoin.Revocation = revokedNode("worker-1") })},
+		"another node revoked": {200, "", after(func(s *scene) { s.Rejoin.Revocation = revokedNode("worker-2") })},
+		"budget spent": {403, "RejoinBudgetSpent", func(t *testing.T, s *scene) string {
+			s.Rejoin.Budget = 1
+			s.m = s.comeBack(t, s.m)
+			return own(t, s)
+		}},
+		"window passed": {403, "RejoinTooLate", after(func(s *scene) { s.Certificates.Authority.Nodes.RejoinWindow = time.Second })},
+		"certificate of another CA": {401, "CertificateInvalid", func(t *testing.T, s *scene) string {
+			return s.m.expired(t, foreign.ca, nil).rejoin(t, s.site, nil)
+		}},
+		"serving certificate": {401, "CertificateInvalid", func(t *testing.T, s *scene) string {
+			return s.m.expired(t, s.ca, usage(x509.ExtKeyUsageServerAuth)).rejoin(t, s.site, nil)
+		}},
+		"certificate for a user": {401, "CertificateInvalid", func(t *testing.T, s *scene) string {
+			return s.m.expired(t, s.ca, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: "jane", Organization: []string{"dev"}} }).rejoin(t, s.site, nil)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base, _ := certifying(t)
+			s := &scene{site: base, nodes: map[string]string{}}
+			s.Certificates.Authority.Nodes.Node = func(_ context.Context, name string) (string, error) {
+				if uid := s.nodes[name]; uid != "" {
+					return uid, nil
+				}
+				return "", tokens.ErrNotFound
+			}
+			s.start(t)
+			s.m = s.machine(t, "worker-1").expired(t, s.ca, nil)
+			s.nodes["worker-1"] = "uid-1"
+			if _, err := s.store.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { // as claim-cleaner does
+				c.NodeUID, c.Identity.NodeUID = "uid-1", "uid-1"
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			body := test.body(t, s)
+			before, err := s.store.List(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := s.do(t, "POST", "/v1/rejoin", "", "application/json", body)
+			var p api.Problem
+			_ = json.Unmarshal([]byte(got.body), &p) // a kubeconfig is none
+			if got.status != test.status || p.Reason != test.reason {
+				t.Errorf("got %d %s, want %d %s", got.status, tokens.Redact(got.body), test.status, test.reason)
+			}
+			if all, err := s.store.List(t.Context()); err != nil || test.status != 200 && len(all) != len(before) {
+				t.Errorf("got %d tokens, %v, want the %d from before", len(all), err, len(before))
+			}
+		})
+	}
 }
 
 // Over HTTPS, a machine gets a bootstrap kubeconfig, and with its token a certificate. Each refusal has its status and
