@@ -22,6 +22,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/rejoin/proof"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	"sigs.k8s.io/yaml"
 )
@@ -129,12 +131,6 @@ func (s *site) comeBack(t *testing.T, m machine) machine {
 	return m.expired(t, s.ca, nil)
 }
 
-type revokedNode string
-
-func (r revokedNode) Revoked(_ context.Context, node string, _ *x509.Certificate) (bool, error) {
-	return node == string(r), nil
-}
-
 // Only the node itself may rejoin: the server must refuse each other request, and say why. Each row starts with a node
 // whose certificate has expired.
 func TestServerRefusesRejoinsOfOthers(t *testing.T) {
@@ -152,6 +148,16 @@ func TestServerRefusesRejoinsOfOthers(t *testing.T) {
 	after := func(change func(*scene)) func(*testing.T, *scene) string {
 		return func(t *testing.T, s *scene) string {
 			change(s)
+			return own(t, s)
+		}
+	}
+	revokes := func(node string) func(*testing.T, *scene) string {
+		return func(t *testing.T, s *scene) string {
+			guard := &revocation.Guard{Store: boltlist.New(s.store.Revocations())}
+			s.Certificates.Authority.Revocations = guard
+			if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: node}); err != nil {
+				t.Fatal(err)
+			}
 			return own(t, s)
 		}
 	}
@@ -181,8 +187,8 @@ func TestServerRefusesRejoinsOfOthers(t *testing.T) {
 		}},
 		"deleted Node":         {403, "NodeNotFound", after(func(s *scene) { delete(s.nodes, "worker-1") })},
 		"Node created again":   {403, "NodeReplaced", after(func(s *scene) { s.nodes["worker-1"] = "uid-2" })},
-		"revoked node":         {403, "Revoked", after(func(s *scene) { s.Rejoin.Revocation = revokedNode("worker-1") })},
-		"another node revoked": {200, "", after(func(s *scene) { s.Rejoin.Revocation = revokedNode("worker-2") })},
+		"revoked node":         {403, "Revoked", revokes("worker-1")},
+		"another node revoked": {200, "", revokes("worker-2")},
 		"budget spent": {403, "RejoinBudgetSpent", func(t *testing.T, s *scene) string {
 			s.Rejoin.Budget = 1
 			s.m = s.comeBack(t, s.m)
