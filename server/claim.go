@@ -101,6 +101,9 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 				return response{}, h.unavailable(err)
 			}
 		}
+		if err := claim.Identity.DeleteToken(r.Context(), h.Tokens, node); err != nil {
+			return response{}, h.unavailable(err)
+		}
 		longest := time.Duration(0)
 		if h.MaxRemainingLifetime != nil {
 			longest = h.MaxRemainingLifetime()

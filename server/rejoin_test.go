@@ -12,6 +12,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -230,7 +231,7 @@ func TestServerRefusesRejoinsOfOthers(t *testing.T) {
 			}
 			got := s.do(t, "POST", "/v1/rejoin", "", "application/json", body)
 			var p api.Problem
-			_ = json.Unmarshal([]byte(got.body), &p) // a kubeconfig is none
+			_ = json.Unmarshal([]byte(got.body), &p) // fails for a kubeconfig
 			if got.status != test.status || p.Reason != test.reason {
 				t.Errorf("got %d %s, want %d %s", got.status, tokens.Redact(got.body), test.status, test.reason)
 			}
@@ -411,8 +412,19 @@ func TestReleaseEndsIdentity(t *testing.T) {
 	if got := s.do(t, "POST", "/v1/rejoin", "", "application/json", limited.rejoin(t, s, nil)); got.status != 200 {
 		t.Fatalf("got %d %s", got.status, got.body)
 	}
+	if all, err := s.store.List(t.Context()); err != nil || !slices.ContainsFunc(all, ofRejoin) {
+		t.Errorf("got %v, %v, want the token of the rejoin", all, err)
+	}
 	list, _, _ := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
 	if len(list.Items) != 1 || len(list.Items[0].Rejoins) != 1 {
 		t.Errorf("got claims %+v, want one that rejoined once", list.Items)
 	}
+	if _, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-2", ""); got.status != 200 {
+		t.Errorf("got %d %s", got.status, got.body)
+	}
+	if all, err := s.store.List(t.Context()); err != nil || slices.ContainsFunc(all, ofRejoin) {
+		t.Errorf("after the release: got %v, %v, want no token of the rejoin", all, err)
+	}
 }
+
+func ofRejoin(r tokens.Record) bool { return r.Limits.Replaces.Name == "worker-2" }

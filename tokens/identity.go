@@ -1,6 +1,9 @@
 package tokens
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -65,6 +68,25 @@ func (i Identity) WithKey(key string) Identity {
 // window ago.
 func (i Identity) Ended(window time.Duration, now time.Time) bool {
 	return !now.Before(i.NotAfter.Add(window))
+}
+
+// Open reports whether no certificate was issued on the token of the last rejoin, so that the token may still be valid.
+func (i Identity) Open() bool { return i.TokenID != "" && !i.TokenExpires.IsZero() }
+
+// DeleteToken deletes the token of the last rejoin of a node if it is [Identity.Open]. Call it before the Identity ends:
+// otherwise the machine could still join with the token.
+func (i Identity) DeleteToken(ctx context.Context, s Store, node string) error {
+	if !i.Open() {
+		return nil
+	}
+	r, err := s.Get(ctx, i.TokenID)
+	if err == nil && r.Limits.Replaces.Name == node { // else it is a later token with the same ID
+		err = s.Delete(ctx, r)
+	}
+	if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrMalformed) { // a malformed token admits nobody
+		return fmt.Errorf("delete token %s of the last rejoin of node %s: %w", i.TokenID, node, err)
+	}
+	return nil
 }
 
 func (i Identity) clone() Identity {

@@ -232,6 +232,16 @@ func (s store) List(context.Context) ([]tokens.Record, error) {
 	return slices.SortedFunc(maps.Values(s.records), func(a, b tokens.Record) int { return strings.Compare(a.Token.ID(), b.Token.ID()) }), nil
 }
 
+func (s store) Delete(_ context.Context, r tokens.Record) error {
+	return s.call("token", func() error {
+		if _, ok := s.records[r.Token.ID()]; !ok {
+			return tokens.ErrNotFound
+		}
+		delete(s.records, r.Token.ID())
+		return nil
+	})
+}
+
 func (s store) Watch(context.Context) <-chan struct{} { return nil }
 
 func (s store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {

@@ -42,6 +42,7 @@ func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a Admitted, 
 	}
 	_, err := n.Claims.Find(ctx, node)
 	free := errors.Is(err, tokens.ErrNotFound) // probably: Create fails if not
+	var open, deleted tokens.Identity
 	for range attempts {
 		if free {
 			fresh := withCertificate(tokens.Claim{Node: node}, made)
@@ -53,9 +54,20 @@ func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a Admitted, 
 			if a.TokenID != "" && c.TokenID != a.TokenID {
 				return errClaimLost
 			}
-			*c = withCertificate(*c, made)
+			next := withCertificate(*c, made)
+			if open = c.Identity; open.Open() && open.TokenID != next.Identity.TokenID && !open.Equal(deleted) {
+				return errOpenRejoin
+			}
+			*c = next
 			return nil
 		})
+		if errors.Is(err, errOpenRejoin) {
+			if err = open.DeleteToken(ctx, n.Tokens, node); err != nil {
+				break
+			}
+			deleted, err = open, errOpenRejoin // in case this was the last attempt
+			continue
+		}
 		if free = errors.Is(err, tokens.ErrNotFound) && a.TokenID == ""; !free {
 			break
 		}
@@ -68,6 +80,9 @@ func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a Admitted, 
 
 // errClaimLost means that another token has taken the claim between admission and certificate. The request starts over.
 var errClaimLost = errors.New("another token has taken the claim")
+
+// errOpenRejoin means that the machine whose identity ends has a token of a rejoin, which must be deleted before.
+var errOpenRejoin = errors.New("the machine before has a token to rejoin")
 
 // withCertificate returns a claim with a certificate of its node. A renewal continues the identity, and so does a certificate
 // on the token of the last rejoin. Any other certificate is for a new machine, and starts a new identity: the machine that

@@ -143,12 +143,13 @@ func TestOnlyRejoinTokenContinuesIdentity(t *testing.T) {
 			uid := c.node("worker-1")
 			limits := tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}}
 			wantUID, keys := uid, []string{first}
-			token := c.createToken(limits)
+			token, open := c.createToken(limits), c.createToken(limits)
 			end := time.Now().Add(10 * time.Minute).UTC().Truncate(time.Second)
 			c.change("worker-1", func(claim *tokens.Claim) {
 				claim.Identity.NodeUID, claim.Identity.BoundKey = uid, "sha256:bound"
+				claim.Identity.TokenID, claim.Identity.TokenExpires = open.ID(), end
 				if test.rejoin {
-					claim.Identity.TokenID, claim.Identity.TokenExpires = token.ID(), end
+					claim.Identity.TokenID = token.ID()
 				}
 			})
 			second := mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
@@ -159,6 +160,10 @@ func TestOnlyRejoinTokenContinuesIdentity(t *testing.T) {
 			i := c.claims["worker-1"].Identity
 			if bound := i.BoundKey != ""; bound != test.continues || !i.TokenExpires.IsZero() {
 				t.Errorf("got %+v, want a bound key %t and a used token", i, test.continues)
+			}
+			// The machine before must not join with the token of a rejoin that it has not used.
+			if err := issue(t, n, firstRequest(t, bootstrapUser(open), "worker-1", nil)); (err == nil) != test.continues {
+				t.Errorf("token of the machine before: got %v", err)
 			}
 		})
 	}

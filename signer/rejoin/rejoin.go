@@ -38,8 +38,8 @@ type Desk struct {
 	// IsServer reports whether a host name or address, in lower case, is one of this server. It gets any text. Nil accepts
 	// none.
 	IsServer func(host string) bool
-	// Event, if set, is called when a node has rejoined, with reason "Rejoined", when it has bound a key, with reason
-	// "KeyBound", and for each refusal of a node that has proven that it has its key.
+	// Event, if set, is called with reason "Rejoined" when a node has rejoined, and with reason "KeyBound" when it has bound a
+	// key. It is also called for each refusal of a node that has proven that it has its key.
 	Event func(node string, refused bool, reason, message string)
 	// Logger logs what happens; nil logs nothing.
 	Logger *slog.Logger
@@ -156,7 +156,7 @@ func (d *Desk) Bind(ctx context.Context, r Request, from netip.Addr) (key string
 	}
 	d.counts.WithLabelValues(resultBound).Inc()
 	d.log.Info("key bound to node", "node", f.request.node, "key", f.request.bind)
-	// Whoever copies a valid certificate could bind a key, and come back with it for as long as the node renews.
+	// A thief with a copy of a valid certificate could bind a key, and rejoin with it for as long as the node renews.
 	if d.Event != nil && !again {
 		d.Event(f.request.node, false, eventKeyBound, fmt.Sprintf("The machine bound key %s to Node %s, and can rejoin with it. To unbind it: kubejoin claim release %s",
 			f.request.bind, f.request.node, f.request.node))
