@@ -96,9 +96,8 @@ func (b *bench) memory(row string, who contender, p running) error {
 	return nil
 }
 
-// launch starts a contender. With advertise, machines discover through kubejoin, not through the API server. More are
-// flags of kubejoin.
-func (b *bench) launch(ctx context.Context, who contender, advertise bool, more ...string) (running, error) {
+// launch starts a contender. With advertise, machines discover through kubejoin, not through the API server.
+func (b *bench) launch(ctx context.Context, who contender, advertise bool) (running, error) {
 	switch who {
 	case theirs:
 		p, err := b.cluster.StartKCM(ctx, "--kube-api-qps=5000", "--kube-api-burst=5000")
@@ -137,7 +136,7 @@ func (b *bench) launch(ctx context.Context, who contender, advertise bool, more 
 	if advertise {
 		flags = append(flags, "--advertise="+address)
 	}
-	p, err := b.cluster.StartProcess("kubejoin", exec.Command(b.kubejoin, append(flags, more...)...))
+	p, err := b.cluster.StartProcess("kubejoin", exec.Command(b.kubejoin, flags...))
 	return running{p, address, bearer}, err
 }
 

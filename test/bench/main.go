@@ -100,7 +100,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return replaceFigures(*into, table.Bytes())
 }
 
-var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "go", "revocation"}
+var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "revocation", "go"}
 
 // A bench is one run.
 type bench struct {
@@ -145,7 +145,7 @@ func (b *bench) run(ctx context.Context) error {
 		}
 	}
 	if b.wants("revocation") && b.profiles == "" {
-		if err := b.revocations(ctx); err != nil {
+		if err := b.measureRevocation(ctx); err != nil {
 			return err
 		}
 	}

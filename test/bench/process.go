@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -89,7 +90,10 @@ func memoryOf(pid int, name string) (float64, error) {
 }
 
 // controlPlaneCPU returns the processor time of kube-apiserver and etcd together.
-func controlPlaneCPU() (time.Duration, error) {
+func controlPlaneCPU() (time.Duration, error) { return processCPU("kube-apiserver", "etcd") }
+
+// processCPU returns the processor time of the child processes with these names together.
+func processCPU(names ...string) (time.Duration, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		return 0, err
@@ -104,7 +108,7 @@ func controlPlaneCPU() (time.Duration, error) {
 		if err != nil || s.parent != os.Getpid() {
 			continue // ended meanwhile, or not our child
 		}
-		if s.name == "kube-apiserver" || s.name == "etcd" {
+		if slices.Contains(names, s.name) {
 			sum += s.cpu
 		}
 	}

@@ -8,408 +8,428 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"math/big"
-	mathrand "math/rand/v2"
+	"net"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 const (
-	revokedNodes = 10_000 // besides those that the benchmark revokes
-	locked       = 50     // nodes of which the time until the first 403 is measured
-	reviewRate   = 2_000  // reviews a second
-	readRate     = 500    // requests of nodes to an API server a second: the load and the API server share the processors
-	reviewers    = 16     // connections that send them
-	nodeWrites   = 500    // for each cost of the policy
+	manyRevocations = 10_000
+	reviewRate      = 2000 // requests a second, of kubejoin and of kube-apiserver
+	reviewNodes     = 20   // nodes that send requests to kube-apiserver, each on its own connection
+	revokedAtOnce   = 10
 )
 
-// revocations measures what it takes to refuse revoked certificates with 10,000 revoked nodes, by webhook and by policy.
-func (b *bench) revocations(ctx context.Context) error {
+// A revocationWorld is a control plane with revoked nodes.
+type revocationWorld struct {
+	*bench
+	issuer *signingWorld
+	notes  []string
+}
+
+// measureRevocation measures both tiers of docs/revocation.md with the real kube-apiserver.
+func (b *bench) measureRevocation(ctx context.Context) (err error) {
 	c, err := cluster.Start(ctx, cluster.Options{Progress: b.progress})
 	if err != nil {
 		return err
 	}
 	b.cluster = c
-	defer func() {
-		if err := c.Close(); err != nil {
-			b.say("closing the control plane: %v", err)
-		}
-	}()
+	defer func() { err = errors.Join(err, c.Close()) }()
 	if err := b.deploy(ctx); err != nil {
 		return err
 	}
-	ca, err := tls.LoadX509KeyPair(c.CAFile(), c.CAKeyFile())
-	if err != nil {
+	w := &revocationWorld{bench: b, issuer: &signingWorld{}}
+	if err := w.loadCA(); err != nil {
 		return err
 	}
-	r := &revoking{bench: b, ca: ca}
-	var table bytes.Buffer
-	fmt.Fprintf(&table, "Revocation, with %s revoked nodes besides those measured:\n\n| | median | p99 |\n|---|---:|---:|\n", thousands(revokedNodes))
-	r.line = func(what string, ms []float64) {
-		b.say("%s: median %.2f ms, p99 %.2f ms", what, percentile(ms, 50), percentile(ms, 99))
-		fmt.Fprintf(&table, "| %s | %.2f ms | %.2f ms |\n", what, percentile(ms, 50), percentile(ms, 99))
+	if err := w.policy(ctx); err != nil {
+		return fmt.Errorf("policy: %w", err)
 	}
-	for _, step := range []func(context.Context) error{r.policy, r.reviews, r.lockOut} {
-		if err := step(ctx); err != nil {
-			return err
-		}
+	if err := c.WriteRevocations(ctx, cluster.Revocations(manyRevocations, time.Now())); err != nil {
+		return err
 	}
-	for _, cost := range r.costs {
-		fmt.Fprintf(&table, "| %s | %.3f ms | |\n", cost.what, cost.ms)
+	if err := w.webhook(ctx); err != nil {
+		return fmt.Errorf("webhook: %w", err)
 	}
-	b.report.notes = append(b.report.notes, table.String())
+	b.report.notes = append(b.report.notes, w.notes...)
 	return nil
 }
 
-type revoking struct {
-	*bench
-	ca       tls.Certificate
-	line     func(what string, ms []float64)
-	costs    []cost
-	kubejoin running
+func (w *revocationWorld) loadCA() error {
+	pair, err := tls.LoadX509KeyPair(w.cluster.CAFile(), w.cluster.CAKeyFile())
+	if err != nil {
+		return err
+	}
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok {
+		return fmt.Errorf("CA key of type %T", pair.PrivateKey)
+	}
+	w.issuer.root, w.issuer.rootKey = pair.Leaf, key
+	return nil
 }
 
-// A cost is processor time for one request.
-type cost struct {
-	what string
-	ms   float64
-}
-
-// asNode returns a client with a new certificate of a node, and the fingerprint of the certificate.
-func (r *revoking) asNode(node string) (*http.Client, error) {
+// node creates a Node, and returns a client with its certificate and a connection of its own.
+func (w *revocationWorld) node(ctx context.Context, name string) (kubernetes.Interface, error) {
+	if _, err := w.cluster.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		return nil, err
+	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(mathrand.Int64()), Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
-		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, r.ca.Leaf, key.Public(), r.ca.PrivateKey)
+	pair, err := w.issuer.certificate(&x509.Certificate{Subject: nodeSubject(name), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, key)
 	if err != nil {
 		return nil, err
 	}
-	return r.client(tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}), nil
-}
-
-func (r *revoking) client(certificate tls.Certificate) *http.Client {
-	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
-		TLSClientConfig:     &tls.Config{RootCAs: r.cluster.CAPool(), Certificates: []tls.Certificate{certificate}},
-		MaxIdleConnsPerHost: 1, MaxConnsPerHost: 1,
-	}}
-}
-
-// ask sends a request, and returns the status and the start of the body.
-func ask(ctx context.Context, client *http.Client, method, url, contentType, body string) (int, string, error) {
-	request, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
-		return 0, "", err
+		return nil, err
 	}
-	if contentType != "" {
-		request.Header.Set("Content-Type", contentType)
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return 0, "", err
-	}
-	text, err := io.ReadAll(response.Body)
-	return response.StatusCode, string(text), errors.Join(err, response.Body.Close())
+	config := rest.AnonymousClientConfig(w.cluster.AdminConfig())
+	config.CertData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]})
+	config.KeyData = pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
+	config.QPS = -1
+	return kubernetes.NewForConfig(config)
 }
 
-// policy measures a write of a node without the policy, with it, and with it and many revoked nodes.
-func (r *revoking) policy(ctx context.Context) error {
-	const node = "writer"
-	client, err := r.asNode(node)
+// policy measures writes of a Lease without the ValidatingAdmissionPolicy, and with it and some revocations.
+func (w *revocationWorld) policy(ctx context.Context) error {
+	writes := 1000
+	if w.small {
+		writes = 100
+	}
+	client, err := w.node(ctx, "writer")
 	if err != nil {
 		return err
 	}
-	url := r.cluster.Server() + "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-	if status, body, err := ask(ctx, client, http.MethodPost, url, "application/json", `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"`+node+`"}}`); err != nil || status != http.StatusCreated {
-		return fmt.Errorf("create Lease: %d %.300s %w", status, body, err)
+	leases := client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	if _, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "writer"}}, metav1.CreateOptions{}); err != nil {
+		return err
 	}
-	measure := func(what string) error {
-		for warm := range 2 {
-			ms := make([]float64, nodeWrites)
-			before, err := controlPlaneCPU()
-			if err != nil {
+	write := func(n int) error {
+		_, err := leases.Patch(ctx, "writer", types.MergePatchType, fmt.Appendf(nil, `{"spec":{"leaseDurationSeconds":%d}}`, 40+n%2), metav1.PatchOptions{})
+		return err
+	}
+	var table strings.Builder
+	table.WriteString("| one run: a node writes its Lease, one write after the other | p50 | p99 | CPU of kube-apiserver for one |\n|---|---:|---:|---:|\n")
+	for _, one := range []struct {
+		name    string
+		applied bool
+		entries int
+	}{
+		{"without the policy", false, 0}, {"policy, nothing revoked", true, 0}, {"policy, 1 entry", true, 1},
+		{fmt.Sprintf("policy, %s entries", thousands(manyRevocations)), true, manyRevocations},
+	} {
+		if one.applied {
+			if _, err := w.cluster.Kubectl(ctx, "apply", "-f", "deploy/revocation.yaml"); err != nil {
 				return err
 			}
-			for i := range ms {
-				start := time.Now()
-				status, body, err := ask(ctx, client, http.MethodPatch, url+"/"+node, "application/merge-patch+json", fmt.Sprintf(`{"spec":{"leaseDurationSeconds":%d}}`, 40+i%2))
-				if err != nil || status != http.StatusOK {
-					return fmt.Errorf("patch Lease: %d %.300s %w", status, body, err)
-				}
-				ms[i] = time.Since(start).Seconds() * 1000
-			}
-			after, err := controlPlaneCPU()
-			if err != nil {
+			// The policy is in force when it denies the node itself, and then when it allows it again.
+			if err := w.cluster.WriteRevocations(ctx, append(cluster.Revocations(one.entries, time.Now()), revocation.Entry{Node: "writer", Since: time.Now()})); err != nil {
 				return err
 			}
-			if warm == 1 {
-				r.line("write of a Lease, "+what, ms)
-				r.costs = append(r.costs, cost{"CPU of API server and etcd for a write, " + what, (after - before).Seconds() * 1000 / nodeWrites})
+			if _, err := waitUntil(ctx, func() bool { return apierrors.IsForbidden(write(0)) }); err != nil {
+				return err
 			}
+			if err := w.cluster.WriteRevocations(ctx, cluster.Revocations(one.entries, time.Now())); err != nil {
+				return err
+			}
+			if _, err := waitUntil(ctx, func() bool { return write(0) == nil }); err != nil {
+				return err
+			}
+		}
+		before, err := processCPU("kube-apiserver")
+		if err != nil {
+			return err
+		}
+		var took []float64
+		for n := range writes {
+			start := time.Now()
+			if err := write(n); err != nil {
+				return err
+			}
+			took = append(took, time.Since(start).Seconds()*1000)
+		}
+		after, err := processCPU("kube-apiserver")
+		if err != nil {
+			return err
+		}
+		line := fmt.Sprintf("| %s | %.2f ms | %.2f ms | %.2f ms |\n", one.name, percentile(took, 50), percentile(took, 99), (after-before).Seconds()*1000/float64(writes))
+		w.say("%s", strings.TrimSpace(line))
+		table.WriteString(line)
+	}
+	w.notes = append(w.notes, table.String())
+	_, err = w.cluster.Kubectl(ctx, "delete", "-f", "deploy/revocation.yaml")
+	return err
+}
+
+// waitUntil calls check every 10 ms until it returns true, and returns the time.
+func waitUntil(ctx context.Context, check func() bool) (time.Time, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nothing after %s", patience))
+	defer cancel()
+	for !check() {
+		select {
+		case <-ctx.Done():
+			return time.Time{}, context.Cause(ctx)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return time.Now(), nil
+}
+
+// webhook starts kubejoin and a kube-apiserver that asks it.
+func (w *revocationWorld) webhook(ctx context.Context) error {
+	port, err := cluster.FreePort()
+	if err != nil {
+		return err
+	}
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	p, err := w.cluster.StartProcess("kubejoin", exec.Command(w.kubejoin, "serve", "--kubeconfig="+w.identity, "--listen="+address, "--leader-elect=false",
+		"--cluster-signing-cert-file="+w.cluster.CAFile(), "--cluster-signing-key-file="+w.cluster.CAKeyFile(),
+		"--webhook-client-ca-file="+w.cluster.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client"))
+	if err != nil {
+		return err
+	}
+	defer p.Stop(20 * time.Second)
+	certificate, key := filepath.Join(w.cluster.Dir, "pki/apiserver-kubelet-client.crt"), filepath.Join(w.cluster.Dir, "pki/apiserver-kubelet-client.key")
+	if out, err := exec.CommandContext(ctx, w.kubejoin, "authorization-config", "--url=https://"+address, "--ca-file="+w.cluster.CAFile(),
+		"--client-certificate="+certificate, "--client-key="+key, "--dir="+w.cluster.Dir, "--output-dir="+w.cluster.Dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	w.cluster.StopAPIServer()
+	if err := w.cluster.StartAPIServer(ctx, "--authorization-config="+filepath.Join(w.cluster.Dir, "authorization.yaml")); err != nil {
+		return err
+	}
+	pair, err := tls.LoadX509KeyPair(certificate, key)
+	if err != nil {
+		return err
+	}
+	if err := w.first403(ctx); err != nil {
+		return err
+	}
+	return w.reviews(ctx, address, pair, p)
+}
+
+// first403 measures the time from 'kubejoin revoke' to the first refused request of nodes that send one after the other.
+func (w *revocationWorld) first403(ctx context.Context) error {
+	samples := 50
+	if w.small {
+		samples = revokedAtOnce
+	}
+	var mu sync.Mutex
+	var took, ran []float64
+	var failed error
+	for batch := range samples / revokedAtOnce {
+		var running sync.WaitGroup
+		for n := range revokedAtOnce {
+			running.Go(func() {
+				command, forbidden, err := w.revokeOne(ctx, fmt.Sprintf("stolen-%d", batch*revokedAtOnce+n))
+				mu.Lock()
+				defer mu.Unlock()
+				failed = errors.Join(failed, err)
+				ran, took = append(ran, command.Seconds()), append(took, forbidden.Seconds())
+			})
+		}
+		if running.Wait(); failed != nil {
+			return failed
+		}
+	}
+	note := fmt.Sprintf("| one run: from `kubejoin revoke` to the first 403, %d nodes, %s other entries | p50 | p99 |\n|---|---:|---:|\n"+
+		"| the command itself | %.2f s | %.2f s |\n| to the first 403 | %.2f s | %.2f s |\n",
+		samples, thousands(manyRevocations), percentile(ran, 50), percentile(ran, 99), percentile(took, 50), percentile(took, 99))
+	w.say("%s", note)
+	w.notes = append(w.notes, note)
+	return nil
+}
+
+// revokeOne revokes a node that reads its Node all the time. It returns how long the command ran, and the time from its
+// start to the first 403.
+func (w *revocationWorld) revokeOne(ctx context.Context, name string) (command, forbidden time.Duration, err error) {
+	client, err := w.node(ctx, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	read := func() error {
+		_, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		return err
+	}
+	if _, err := waitUntil(ctx, func() bool { return read() == nil }); err != nil {
+		return 0, 0, err
+	}
+	refused := make(chan error, 1)
+	var at time.Time
+	go func() {
+		var err error
+		at, err = waitUntil(ctx, func() bool { return apierrors.IsForbidden(read()) })
+		refused <- err
+	}()
+	// kube-apiserver caches the first response for 5 s. Revoke at a random moment of that time.
+	delay, err := rand.Int(rand.Reader, big.NewInt(int64(5*time.Second)))
+	if err != nil {
+		return 0, 0, err
+	}
+	time.Sleep(time.Duration(delay.Int64()))
+	start := time.Now()
+	cmd := exec.CommandContext(ctx, w.kubejoin, "revoke", name)
+	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+w.cluster.Kubeconfig())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return 0, 0, fmt.Errorf("%w: %s", err, out)
+	}
+	command = time.Since(start)
+	err = <-refused
+	return command, at.Sub(start), err
+}
+
+// isRevoked reports whether the n-th review is about a revoked node.
+func isRevoked(n int) bool { return n%100 == 0 }
+
+// reviewed returns the node of the n-th review.
+func reviewed(n int) string {
+	if isRevoked(n) {
+		return fmt.Sprintf("gone-%d", n%manyRevocations)
+	}
+	return fmt.Sprintf("worker-%d", n%5000)
+}
+
+// reviews measures the webhook at a steady rate, and beside it a kube-apiserver that serves requests of nodes at the same
+// rate.
+func (w *revocationWorld) reviews(ctx context.Context, address string, pair tls.Certificate, p *cluster.Process) error {
+	roots := x509.NewCertPool()
+	roots.AddCert(w.issuer.root)
+	// Like kube-apiserver: one connection with HTTP/2.
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}, ForceAttemptHTTP2: true,
+	}}
+	defer client.CloseIdleConnections()
+	duration := 20 * time.Second
+	if w.small {
+		duration = 2 * time.Second
+	}
+	var bodies [][]byte // made before, because the load shares the processors
+	for n := range int(duration.Seconds() * reviewRate) {
+		body, err := json.Marshal(authorizationv1.SubjectAccessReview{
+			TypeMeta: metav1.TypeMeta{Kind: "SubjectAccessReview", APIVersion: "authorization.k8s.io/v1"},
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: "system:node:" + reviewed(n), Groups: []string{"system:nodes", "system:authenticated"},
+				Extra:              map[string]authorizationv1.ExtraValue{revocation.CredentialIDKey: {fmt.Sprintf("X509SHA256=%064x", n)}},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "nodes", Version: "v1", Name: reviewed(n)},
+			},
+		})
+		if err != nil {
+			return err
+		}
+		bodies = append(bodies, body)
+	}
+	review := func(n int) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+address+"/apis/authorization.k8s.io/v1/subjectaccessreviews", bytes.NewReader(bodies[n]))
+		if err != nil {
+			return err
+		}
+		r.Header.Set("Content-Type", "application/json")
+		answer, err := client.Do(r)
+		if err != nil {
+			return err
+		}
+		content, err := io.ReadAll(answer.Body)
+		if err := errors.Join(err, answer.Body.Close()); err != nil {
+			return err
+		}
+		if denied := bytes.Contains(content, []byte(`"denied":true`)); answer.StatusCode != http.StatusOK || denied != isRevoked(n) {
+			return fmt.Errorf("%s: %s %.500s", reviewed(n), answer.Status, content)
 		}
 		return nil
 	}
-	if err := measure("no policy"); err != nil {
-		return err
-	}
-	revoked, err := r.asNode("gone-1")
-	if err != nil {
-		return err
-	}
-	denied := func(want bool) error {
-		end := time.Now().Add(patience)
-		for {
-			status, body, err := ask(ctx, revoked, http.MethodPost, url+"?dryRun=All", "application/json", `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"gone-1"}}`)
-			if err == nil && want == (status == http.StatusForbidden && strings.Contains(body, "kubejoin has revoked")) {
-				return nil
-			}
-			if time.Now().After(end) {
-				return fmt.Errorf("the policy does not act: %d %.300s %w", status, body, err)
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-	}
-	if _, err := r.cluster.Kubectl(ctx, "apply", "-f", "deploy/revocation.yaml"); err != nil {
-		return err
-	}
-	time.Sleep(5 * time.Second) // until the API server has compiled it
-	if err := measure("policy, nothing revoked"); err != nil {
-		return err
-	}
-	if err := cluster.FillRevocations(ctx, r.cluster.Client(), "kubejoin-system", revokedNodes); err != nil {
-		return err
-	}
-	if err := denied(true); err != nil {
-		return err
-	}
-	if err := measure("policy, " + thousands(revokedNodes) + " revoked"); err != nil {
-		return err
-	}
-	_, err = r.cluster.Kubectl(ctx, "delete", "-f", "deploy/revocation.yaml")
-	return errors.Join(err, denied(false))
-}
-
-// steady calls do at a constant rate on all connections. It returns the milliseconds of each call. A call that could not
-// begin in time, because the one before on its connection had not ended, counts from when it should have begun.
-func steady(ctx context.Context, rate, connections int, duration time.Duration, do func(ctx context.Context, connection, n int) error) ([]float64, error) {
-	took, errs := make([][]float64, connections), make([]error, connections)
-	begin := time.Now().Add(100 * time.Millisecond)
-	gap := time.Second * time.Duration(connections) / time.Duration(rate)
-	var running sync.WaitGroup
-	for i := range connections {
-		running.Go(func() {
-			for n := 0; errs[i] == nil && ctx.Err() == nil; n++ {
-				at := begin.Add(gap*time.Duration(i)/time.Duration(connections) + gap*time.Duration(n))
-				if at.Sub(begin) > duration {
-					return
-				}
-				if wait := time.Until(at); wait > 0 {
-					time.Sleep(wait)
-					at = time.Now()
-				}
-				errs[i] = do(ctx, i, n)
-				took[i] = append(took[i], time.Since(at).Seconds()*1000)
-			}
-		})
-	}
-	running.Wait()
-	var all []float64
-	for _, t := range took {
-		all = append(all, t...)
-	}
-	return all, errors.Join(append(errs, ctx.Err())...)
-}
-
-// reviews sends reviews to the webhook at a constant rate, and then requests of nodes to an API server without webhook.
-func (r *revoking) reviews(ctx context.Context) (err error) {
-	r.kubejoin, err = r.launch(ctx, ours, false, "--webhook-client-ca-file="+r.cluster.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client")
-	if err != nil {
-		return err
-	}
-	anybody := r.client(tls.Certificate{})
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		status, text, err := ask(ctx, anybody, http.MethodGet, "https://"+r.kubejoin.address+"/readyz", "", "")
-		if status == http.StatusOK {
-			break
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("kubejoin is not ready: %s %w", text, err)
-		}
-	}
-	pair, err := tls.LoadX509KeyPair(filepath.Join(r.cluster.Dir, "pki/apiserver-kubelet-client.crt"), filepath.Join(r.cluster.Dir, "pki/apiserver-kubelet-client.key"))
-	if err != nil {
-		return err
-	}
-	var clients, nodes []*http.Client
-	for i := range reviewers {
-		clients = append(clients, r.client(pair))
-		node, err := r.asNode(fmt.Sprintf("reader-%d", i))
+	var nodes []kubernetes.Interface
+	for n := range reviewNodes {
+		node, err := w.node(ctx, fmt.Sprintf("reader-%d", n))
 		if err != nil {
 			return err
 		}
 		nodes = append(nodes, node)
 	}
-	review := func(ctx context.Context, i, n int) error {
-		node, want := fmt.Sprintf("reader-%d", n), `"allowed":false}`
-		if n%10 == 0 {
-			node, want = fmt.Sprintf("gone-%d", n%revokedNodes), `"denied":true`
-		}
-		body := `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{"user":"system:node:` + node + `","groups":["system:nodes","system:authenticated"],` +
-			`"extra":{"` + revocation.CredentialIDKey + `":["X509SHA256=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a"]},"resourceAttributes":{"verb":"get","resource":"nodes","name":"` + node + `"}}}`
-		status, text, err := ask(ctx, clients[i], http.MethodPost, "https://"+r.kubejoin.address+"/apis/authorization.k8s.io/v1/subjectaccessreviews", "application/json", body)
-		if err == nil && (status != http.StatusOK || !strings.Contains(text, want)) {
-			err = fmt.Errorf("review: %d %.300s, want %s", status, text, want)
-		}
-		return err
+	read := func(n int) error {
+		return nodes[n%reviewNodes].CoreV1().RESTClient().Get().Resource("nodes").Name(fmt.Sprintf("reader-%d", n%reviewNodes)).Do(ctx).Error()
 	}
-	read := func(ctx context.Context, i, _ int) error {
-		status, text, err := ask(ctx, nodes[i], http.MethodGet, fmt.Sprintf("%s/api/v1/nodes/reader-%d", r.cluster.Server(), i), "", "")
-		if err == nil && status != http.StatusNotFound { // authorized, and there is none
-			err = fmt.Errorf("read: %d %.300s", status, text)
-		}
-		return err
-	}
-	for _, load := range []struct {
-		what, cpu string
-		rate      int
-		do        func(context.Context, int, int) error
-		used      func() (time.Duration, error)
+	var table strings.Builder
+	fmt.Fprintf(&table, "| one run: %s requests a second for %s, %s entries | p50 | p99 | CPU for one | of a processor |\n|---|---:|---:|---:|---:|\n", thousands(reviewRate), duration, thousands(manyRevocations))
+	for _, one := range []struct {
+		name string
+		do   func(int) error
+		cpu  func() (time.Duration, error)
 	}{
-		{"review by the webhook", "CPU of kubejoin for a review", reviewRate, review, func() (time.Duration, error) { return cpu(r.kubejoin.PID()) }},
-		{"GET of a Node by a node at an API server", "CPU of API server and etcd for a GET", readRate, read, controlPlaneCPU},
+		{"kubejoin: reviews over HTTPS", review, func() (time.Duration, error) { return cpu(p.PID()) }},
+		{"kube-apiserver: a node reads its Node", read, func() (time.Duration, error) { return processCPU("kube-apiserver") }},
 	} {
-		if _, err := steady(ctx, load.rate, reviewers, 2*time.Second, load.do); err != nil { // warm up
+		if _, err := steadily(ctx, reviewRate, duration/5, one.do); err != nil { // warm up
 			return err
 		}
-		before, err := load.used()
+		before, err := one.cpu()
 		if err != nil {
 			return err
 		}
-		ms, err := steady(ctx, load.rate, reviewers, r.askFor, load.do)
+		start := time.Now()
+		took, err := steadily(ctx, reviewRate, duration, one.do)
+		if err != nil {
+			return fmt.Errorf("%s: %w", one.name, err)
+		}
+		elapsed := time.Since(start)
+		after, err := one.cpu()
 		if err != nil {
 			return err
 		}
-		after, err := load.used()
-		if err != nil {
-			return err
-		}
-		r.line(fmt.Sprintf("%s, %s a second", load.what, thousands(load.rate)), ms)
-		r.costs = append(r.costs, cost{load.cpu, (after - before).Seconds() * 1000 / float64(len(ms))})
+		used := after - before
+		line := fmt.Sprintf("| %s | %.2f ms | %.2f ms | %.3f ms | %.0f %% |\n", one.name, percentile(took, 50), percentile(took, 99),
+			used.Seconds()*1000/float64(len(took)), used.Seconds()/elapsed.Seconds()*100)
+		w.say("%s (%d in %s)", strings.TrimSpace(line), len(took), elapsed.Round(time.Millisecond))
+		table.WriteString(line)
 	}
+	w.notes = append(w.notes, table.String())
 	return nil
 }
 
-// lockOut measures the time from the response to a revocation until the first 403 of kube-apiserver with the webhook, for
-// requests that it has cached a response of and for others.
-func (r *revoking) lockOut(ctx context.Context) error {
-	dir := filepath.Join(r.cluster.Dir, "authorization")
-	pki := filepath.Join(r.cluster.Dir, "pki")
-	print := exec.CommandContext(ctx, r.bench.kubejoin, "authorization-config", "--url=https://"+r.kubejoin.address, "--ca-file="+r.cluster.CAFile(), "--dir="+dir, "--output-dir="+dir,
-		"--client-certificate="+filepath.Join(pki, "apiserver-kubelet-client.crt"), "--client-key="+filepath.Join(pki, "apiserver-kubelet-client.key"))
-	print.Stderr = os.Stderr
-	if err := errors.Join(os.Mkdir(dir, 0o700), print.Run()); err != nil {
-		return err
-	}
-	r.cluster.StopAPIServer()
-	if err := r.cluster.StartAPIServer(ctx, "--authorization-config="+filepath.Join(dir, "authorization.yaml")); err != nil {
-		return err
-	}
-	admin := r.client(tls.Certificate{})
-	admin.Transport = bearer{r.kubejoin.bearer, admin.Transport}
-	var mu sync.Mutex
-	var cached, fresh []float64
-	var all sync.WaitGroup
-	errs := make([]error, locked)
-	for i := range locked {
-		all.Go(func() {
-			errs[i] = func() error {
-				node := fmt.Sprintf("locked-%d", i)
-				client, err := r.asNode(node)
-				if err != nil {
-					return err
-				}
-				asks := 0
-				refused := func(name string) (bool, error) {
-					asks++
-					status, text, err := ask(ctx, client, http.MethodGet, r.cluster.Server()+"/api/v1/nodes/"+name, "", "")
-					if err == nil && status != http.StatusNotFound && status != http.StatusForbidden {
-						err = fmt.Errorf("%s: %d %.300s", name, status, text)
-					}
-					return strings.Contains(text, "is revoked"), err
-				}
-				for end := time.Now().Add(time.Duration(mathrand.IntN(10_000)) * time.Millisecond); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-					if no, err := refused(node); err != nil || no {
-						return fmt.Errorf("%s before: %t %w", node, no, err)
-					}
-				}
-				status, text, err := ask(ctx, admin, http.MethodPost, "https://"+r.kubejoin.address+"/v1/revocation", "application/json", `{"node":"`+node+`"}`)
-				if err != nil || status/100 != 2 {
-					return fmt.Errorf("revoke: %d %.300s %w", status, text, err)
-				}
-				start := time.Now()
-				var first float64
-				for {
-					if first == 0 { // of a request that was not sent before
-						no, err := refused(fmt.Sprintf("%s-%d", node, asks))
-						if err != nil {
-							return err
-						}
-						if no {
-							first = time.Since(start).Seconds() * 1000
-						}
-					}
-					no, err := refused(node)
-					if err != nil {
-						return err
-					}
-					if no {
-						break
-					}
-					if time.Since(start) > patience {
-						return fmt.Errorf("%s is not refused", node)
-					}
-					time.Sleep(20 * time.Millisecond)
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				fresh, cached = append(fresh, first), append(cached, time.Since(start).Seconds()*1000)
-				return nil
-			}()
+// steadily starts requests at a rate, whether or not the earlier ones have ended, so that a queue counts. It returns how
+// many milliseconds each took.
+func steadily(ctx context.Context, rate int, duration time.Duration, do func(n int) error) ([]float64, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	took := make([]float64, int(duration.Seconds()*float64(rate)))
+	var running sync.WaitGroup
+	began := time.Now()
+	for n := range took {
+		time.Sleep(time.Until(began.Add(time.Duration(n) * time.Second / time.Duration(rate))))
+		if ctx.Err() != nil {
+			break
+		}
+		start := time.Now()
+		running.Go(func() {
+			if err := do(n); err != nil {
+				stop(err)
+			}
+			took[n] = time.Since(start).Seconds() * 1000
 		})
 	}
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	r.line(fmt.Sprintf("revoked until a new request gets 403, %d nodes", locked), fresh)
-	r.line("… until a request that was sent before gets 403", cached)
-	return nil
-}
-
-// bearer adds a bearer token to requests.
-type bearer struct {
-	token string
-	next  http.RoundTripper
-}
-
-func (t bearer) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+t.token)
-	return t.next.RoundTrip(r)
+	running.Wait()
+	return took, context.Cause(ctx)
 }

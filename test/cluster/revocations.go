@@ -8,38 +8,47 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 )
 
-// FillRevocations writes the entries of n revoked nodes, gone-0 and so on, into the ConfigMaps in namespace. With n 0 it
-// removes all entries.
-func FillRevocations(ctx context.Context, client kubernetes.Interface, namespace string, n int) error {
-	shards := make([]map[string]string, configmaps.Shards)
+// Revocations returns entries of nodes without a machine: "gone-0", "gone-1" and so on.
+func Revocations(n int, since time.Time) (entries []revocation.Entry) {
+	for i := range n {
+		entries = append(entries, revocation.Entry{Node: fmt.Sprintf("gone-%d", i), Since: since, Until: since.AddDate(1, 0, 0), Reason: "retired"})
+	}
+	return entries
+}
+
+// WriteRevocations replaces all revocations in the cluster. It writes the ConfigMaps itself, one request for each, because
+// kubejoin makes a request for each entry. Without entries it deletes the ConfigMaps.
+func (c *Cluster) WriteRevocations(ctx context.Context, entries []revocation.Entry) error {
+	var shards [configmaps.Shards]map[string]string
 	for i := range shards {
 		shards[i] = map[string]string{}
 	}
-	now := time.Now()
-	for i := range n {
-		e := revocation.Entry{
-			Node: fmt.Sprintf("gone-%d", i), Since: now, Until: now.AddDate(1, 0, 0), Reason: "retired", By: "kubernetes-admin",
-			Serials: []revocation.Serial{{Number: fmt.Sprintf("%032x", i+1), Until: now.AddDate(1, 0, 0)}},
-		}
+	for _, e := range entries {
 		value, err := revocation.Encode(e)
 		if err != nil {
 			return err
 		}
-		shards[sha256.Sum256([]byte(e.Key()))[0]%configmaps.Shards][string(e.Key())] = string(value)
+		sum := sha256.Sum256([]byte(e.Key()))
+		shards[sum[0]%configmaps.Shards][string(e.Key())] = string(value)
 	}
+	client := c.clientset.CoreV1().ConfigMaps(secretstore.ClaimNamespace)
 	for i, data := range shards {
-		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(configmaps.Prefix, i), Namespace: namespace, Labels: map[string]string{configmaps.Label: "true"}}, Data: data}
-		_, err := client.CoreV1().ConfigMaps(namespace).Create(ctx, m, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) {
-			_, err = client.CoreV1().ConfigMaps(namespace).Update(ctx, m, metav1.UpdateOptions{})
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprint(configmaps.Prefix, i), Labels: map[string]string{configmaps.Label: "true"},
+		}, Data: data}
+		if err := client.Delete(ctx, object.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return err
 		}
-		if err != nil {
+		if len(data) == 0 {
+			continue
+		}
+		if _, err := client.Create(ctx, object, metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
