@@ -59,6 +59,7 @@ const (
 	resultGranted = "granted"
 	resultAgain   = "granted_again"
 	resultBound   = "bound"
+	resultUnbound = "unbound_key"
 	resultFailed  = "failed"
 )
 
@@ -74,7 +75,7 @@ func (d *Desk) start() {
 			d.log = slog.New(slog.DiscardHandler)
 		}
 		d.counts = metrics.Counter(d.Registerer, "kubejoin_rejoins_total",
-			"Requests of nodes to rejoin, by result: granted, granted_again (the same token), bound (a key), failed (an error of kubejoin), or the reason of the refusal.", "result")
+			"Requests of nodes to rejoin, by result: granted, granted_again (the same token), bound (a key), unbound_key (any key that is not bound), failed (an error of kubejoin), or the reason of the refusal.", "result")
 		d.own = make([]byte, 32)
 		_, _ = rand.Read(d.own) // never fails
 	})
@@ -316,6 +317,12 @@ func (d *Desk) refused(ctx context.Context, v verified, from netip.Addr, err err
 		if d.Event != nil {
 			d.Event(v.node, true, refused.Reason, refused.Message)
 		}
+	}
+	if v.cert == nil && refused.Reason == ReasonKeyNotCurrent {
+		// Not as the reason, which has an alert: anyone could set it off.
+		d.counts.WithLabelValues(resultUnbound).Inc()
+		d.log.Info("key is not bound to node", "node", v.node, "key", v.key)
+		return err
 	}
 	d.log.Warn("node may not rejoin", "node", v.node, "reason", refused.Reason, "key", v.key, "message", refused.Message)
 	return d.counted(err)

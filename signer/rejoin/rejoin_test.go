@@ -490,7 +490,7 @@ func TestReportsRefusals(t *testing.T) {
 		t.Errorf("got record %+v", record.all)
 	}
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP kubejoin_rejoins_total Requests of nodes to rejoin, by result: granted, granted_again (the same token), bound (a key), failed (an error of kubejoin), or the reason of the refusal.
+# HELP kubejoin_rejoins_total Requests of nodes to rejoin, by result: granted, granted_again (the same token), bound (a key), unbound_key (any key that is not bound), failed (an error of kubejoin), or the reason of the refusal.
 # TYPE kubejoin_rejoins_total counter
 kubejoin_rejoins_total{result="RejoinTooLate"} 1
 kubejoin_rejoins_total{result="SignatureInvalid"} 1
@@ -578,6 +578,8 @@ func (brokenTokens) Create(context.Context, tokens.Record) (tokens.Record, error
 func TestUnboundKeyCostsNoCall(t *testing.T) {
 	w := newWorld(t)
 	d := w.desk()
+	registry := prometheus.NewRegistry()
+	d.Registerer = registry
 	w.sign(t, d.Authority, "worker-1", "jane")
 	calls := 0
 	d.Authority.Nodes.Node = func(context.Context, string) (string, error) { calls++; return "uid", nil }
@@ -594,6 +596,10 @@ func TestUnboundKeyCostsNoCall(t *testing.T) {
 	}
 	if calls > 0 {
 		t.Errorf("got %d calls, want none", calls)
+	}
+	families, err := registry.Gather() // the alert is about KeyNotCurrent
+	if err != nil || len(families) != 1 || len(families[0].Metric) != 1 || families[0].Metric[0].Label[0].GetValue() != "unbound_key" {
+		t.Errorf("got %v, %v, want only result unbound_key", families, err)
 	}
 }
 
