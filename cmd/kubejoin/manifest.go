@@ -162,6 +162,7 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 		"cluster-signing-cert-file": s.CA.CertFile, "cluster-signing-key-file": s.CA.KeyFile, "signer-config": s.SignerConfig,
 		"tls-cert-file": s.TLS.CertFile, "tls-private-key-file": s.TLS.KeyFile,
 		"token-auth-file": s.Callers.TokenFile, "client-ca-file": s.Callers.ClientCAFile,
+		"webhook-client-ca-file": s.Webhook.ClientCAFile,
 	} {
 		if file != "" && !slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(filepath.Clean(file), folder+"/") }) {
 			fail("--%s: %s is in no folder that is mounted; add --mount %s", flag, file, foreign.Quote(filepath.Dir(file)))
