@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"time"
 
@@ -50,6 +51,14 @@ func (h *handler) accessReview(r *call) (response, error) {
 		return response{}, err
 	}
 	req, err := readAccessReview(r)
+	if p := (*problem)(nil); errors.As(err, &p) && p.Status == http.StatusRequestEntityTooLarge {
+		// The sender of the reviewed request chooses the length of its path and selectors. An error would let a revoked
+		// node pass where failurePolicy is NoOpinion. No node sends such a request.
+		answer := accessReview{TypeMeta: metav1.TypeMeta{Kind: "SubjectAccessReview", APIVersion: authorizationv1.SchemeGroupVersion.String()}}
+		answer.Status.Denied, answer.Status.Reason = true, "kubejoin: the request is too large to review"
+		h.accessReviews.WithLabelValues("denied").Inc()
+		return object(http.StatusOK, answer)
+	}
 	if err != nil {
 		return response{}, err
 	}

@@ -59,7 +59,8 @@ func TestRefusesHostileJSON(t *testing.T) {
 				}
 				fuzzing.RunWithinLimit(t, func() {
 					got := w.fire(t, on, shot{segment: "<id>", headers: "Content-Type: application/json", body: body, who: who})
-					if got.Code < 400 || got.Code >= 500 {
+					denied := on.Name == "subjectaccessreview" && strings.Contains(got.Body.String(), `"denied":true`)
+					if (got.Code < 400 || got.Code >= 500) && !denied {
 						t.Errorf("%d %s", got.Code, got.Body)
 					}
 				})

@@ -164,6 +164,9 @@ func (r *response) check(x Exchange, media string) error {
 	return errors.Join(append(errs, validate(schema, media, body))...)
 }
 
+// maxBody is the limit of a request body of kubejoin in bytes.
+const maxBody = 64 << 10
+
 // checkRequest returns an error if the server accepted a request that the description does not allow.
 func (op *Operation) checkRequest(x Exchange) error {
 	for name := range x.URL.Query() {
@@ -173,7 +176,7 @@ func (op *Operation) checkRequest(x Exchange) error {
 		}
 	}
 	schema, described := op.request["application/json"]
-	if len(x.RequestBody) == 0 || !described {
+	if len(x.RequestBody) == 0 || len(x.RequestBody) >= maxBody || !described { // kubejoin reads no more than maxBody
 		return nil
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(x.RequestBody))
