@@ -316,6 +316,9 @@ func TestRevocationWebhook(t *testing.T) {
 	if err := reads(t, other, "worker-2"); err != nil {
 		t.Errorf("another node: %v", err)
 	}
+	waitForbidden(t, "a path that is too long to review", "too large to review", func() error {
+		return stolen.CoreV1().RESTClient().Get().AbsPath("/" + strings.Repeat("x", 70_000)).Do(ctx).Error()
+	})
 	back, own := comesBack(t, s, "worker-1")
 	waitAllowed(t, "the certificate that kubejoin issued since", ask(back, "worker-1"))
 	if err := reads(t, stolen, "worker-1"); !apierrors.IsForbidden(err) {
