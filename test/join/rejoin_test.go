@@ -35,6 +35,22 @@ type offMachine struct {
 	uid  types.UID
 }
 
+// newOffMachine waits until the claim of a node has the UID of its Node.
+func newOffMachine(t *testing.T, s *harness.Site, node *cluster.Node) *offMachine {
+	t.Helper()
+	object, err := s.Client().CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Wait(t, "the UID of the Node in its claim", func() error {
+		if _, claims, err := s.Get(t.Context(), "/v1/claim", s.Bearer(t)); err != nil || !strings.Contains(claims, string(object.UID)) {
+			return fmt.Errorf("%w: got claims %s, want one with UID %s", err, claims, object.UID)
+		}
+		return nil
+	})
+	return &offMachine{node, s, object.UID}
+}
+
 // expire gives the kubelet, which must be stopped, a certificate of its own key that has expired.
 func (m *offMachine) expire(t *testing.T) {
 	t.Helper()
@@ -136,11 +152,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	object, err := s.Client().CoreV1().Nodes().Get(ctx, "worker-1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &offMachine{node, s, object.UID}
+	m := newOffMachine(t, s, node)
 	if _, err := s.Client().CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err) // kube-controller-manager does not run here
 	}

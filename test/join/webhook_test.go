@@ -27,13 +27,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestJoinsThroughWebhook joins nodes with tokens that only kubejoin's file contains. It catches a TokenReview version
-// or credential of kube-apiserver that does not work, and a kubejoin that needs rights on Secrets.
+// TestJoinsThroughWebhook joins nodes with tokens that only kubejoin's file contains, and lets one rejoin. It catches a
+// TokenReview version or credential of kube-apiserver that does not work, and a kubejoin that needs rights on Secrets.
 func TestJoinsThroughWebhook(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	address := harness.FreeAddress(t)
-	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--token-store=file", "--listen="+address)
+	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--token-store=file", "--listen="+address, "--rejoin-window=720h")
 	makePublic(t, s)
 	dataDir := filepath.Join(s.WorkDir, "data")
 	s.Flags = append(s.Flags, "--data-dir="+dataDir, "--webhook-client-ca-file="+s.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client")
@@ -47,6 +47,7 @@ func TestJoinsThroughWebhook(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
+	var last *cluster.Node
 	for _, test := range []struct {
 		version    string
 		credential []string
@@ -60,7 +61,7 @@ func TestJoinsThroughWebhook(t *testing.T) {
 		}
 		restartAPIServer(t, s, append(flags, "--enable-bootstrap-token-auth=false")...)
 		args, token := s.JoinArgs(t, "?ttl=1h&maxNodes=1")
-		if _, err := s.Join(ctx, "worker-"+test.version, args); err != nil {
+		if last, err = s.Join(ctx, "worker-"+test.version, args); err != nil {
 			t.Fatal(err)
 		}
 		checkRequester(t, s, token)
@@ -73,6 +74,13 @@ func TestJoinsThroughWebhook(t *testing.T) {
 		}
 		second.Stop()
 	}
+	m := newOffMachine(t, s, last)
+	if err := m.StopKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	m.expire(t)
+	m.comeBack(t, harness.Kubejoin, "rejoin", "--url", "https://"+address)
+
 	// kubejoin stores claims beside the tokens.
 	status, claims, err := s.Get(ctx, "/v1/claim", s.Bearer(t))
 	if err != nil || status != http.StatusOK || !strings.Contains(claims, `"worker-v1"`) || !strings.Contains(claims, `"worker-v1beta1"`) || strings.Contains(claims, "second") {
