@@ -134,7 +134,7 @@ func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []s
 		return []string{"token " + claim.TokenID + " is malformed and still counts the name: " + problemOf(record)}, nil
 	}
 	record, err = h.Tokens.Update(ctx, claim.TokenID, func(r *tokens.Record) error {
-		r.Nodes = slices.DeleteFunc(r.Nodes, func(name string) bool { return name == claim.Node })
+		r.Uncount(claim.Node)
 		return nil
 	})
 	switch {

@@ -58,7 +58,7 @@ func (h *handler) getIssued(r *call) (response, error) {
 	e, err := h.Issued.Get(r.Context(), serial)
 	switch {
 	case errors.Is(err, issuance.ErrNotFound):
-		return response{}, newProblem(http.StatusNotFound, "not-issued", "the issuance record has no certificate with serial number %s: kubejoin did not issue it, or it expired more than 90 days ago", serial)
+		return response{}, newProblem(http.StatusNotFound, "not-issued", "the issuance record has no certificate with serial number %s: kubejoin did not issue it, or --issuance-retention (90 days) has passed since it expired", serial)
 	case err != nil:
 		return response{}, recordUnavailable(err)
 	}
@@ -70,7 +70,7 @@ func entryShown(e issuance.Entry) api.IssuanceEntry {
 }
 
 func noRecord() *problem {
-	return newProblem(http.StatusNotFound, "no-issuance-record", "this kubejoin has no issuance record to query, because only the file store keeps one (standalone, or --token-store=file). Otherwise read the JSON lines that 'kubejoin serve --issuance-record FILE' writes, for example with jq")
+	return newProblem(http.StatusNotFound, "no-issuance-record", "this kubejoin has no issuance record to query, because its tokens are in Kubernetes, which keeps none. Otherwise read the JSON lines that 'kubejoin serve --issuance-record FILE' writes, for example with jq")
 }
 
 func recordUnavailable(err error) *problem {

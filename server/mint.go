@@ -311,9 +311,12 @@ func (h *handler) create(ctx context.Context, record tokens.Record, chosen bool)
 	}
 }
 
-// refused reports whether an error of a store is a definite refusal of kube-apiserver: the write has no
+// refused reports whether an error of a store is a definite refusal, for example of kube-apiserver: the write has no
 // effect, and a retry would fail again.
 func refused(err error) bool {
+	if errors.Is(err, tokens.ErrRefused) {
+		return true
+	}
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return false

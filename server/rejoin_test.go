@@ -24,7 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/rejoin/proof"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	"sigs.k8s.io/yaml"
 )
@@ -154,7 +154,7 @@ func TestServerRefusesRejoinsOfOthers(t *testing.T) {
 	}
 	revokes := func(node string) func(*testing.T, *scene) string {
 		return func(t *testing.T, s *scene) string {
-			guard := &revocation.Guard{Store: boltlist.New(s.store.Revocations())}
+			guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
 			s.Certificates.Authority.Revocations = guard
 			if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: node}); err != nil {
 				t.Fatal(err)

@@ -161,7 +161,7 @@ func (h *handler) revoke(r *call) (response, error) {
 	if err != nil {
 		return response{}, err
 	}
-	known, err := h.known(r.Context(), issuance.Query{Node: e.Node}, func(c revocation.Issued) bool { return bars(e, c.Certificate) })
+	known, err := h.known(r.Context(), issuance.Query{Node: e.Node}, func(c revocation.Issued) bool { return bars(e, c) })
 	if err != nil { // the serial numbers are only for the CRL
 		h.log.Warn("revoking without serial numbers", "revoked", e.Key().String(), "error", foreign.Text(err.Error(), foreign.MaxMessage))
 		warnings = append(warnings, "the issued certificates cannot be read now, so the certificate revocation list lacks this revocation; revoke again later if something reads the list")
@@ -203,11 +203,11 @@ func (h *handler) revocationOf(r *call, req api.Revoke) (e revocation.Entry, war
 	if err != nil {
 		return e, nil, badField("serial", "want a serial number in hexadecimal digits, as 'openssl x509 -noout -serial' prints it")
 	}
-	cert, err := h.certificateOf(r.Context(), serial)
+	issued, err := h.issuedBySerial(r.Context(), serial)
 	if err != nil {
 		return e, nil, err
 	}
-	e.Fingerprint = revocation.FingerprintOf(cert)
+	e.Fingerprint = issued.Fingerprint
 	return e, nil, nil
 }
 
@@ -222,41 +222,48 @@ func (h *handler) nodeWarnings(ctx context.Context, node string) []string {
 	return nil
 }
 
-// certificateOf returns the certificate of a serial number, from the issuance record or from those that were issued
+// issuedBySerial returns the certificate of a serial number, from the issuance record or from those that were issued
 // recently.
-func (h *handler) certificateOf(ctx context.Context, serial string) (*x509.Certificate, error) {
+func (h *handler) issuedBySerial(ctx context.Context, serial string) (revocation.Issued, error) {
 	if h.Issued != nil {
 		e, err := h.Issued.Get(ctx, serial)
 		if err == nil {
-			if cert := parseCertificate(e.Certificate); cert != nil {
-				return cert, nil
+			if c, ok := issuedOf(e); ok {
+				return c, nil
 			}
 		} else if !errors.Is(err, issuance.ErrNotFound) {
-			return nil, recordUnavailable(err)
+			return revocation.Issued{}, recordUnavailable(err)
 		}
 	}
 	recent, err := h.requested(ctx)
 	if err != nil {
-		return nil, err
+		return revocation.Issued{}, err
 	}
 	for _, c := range recent {
-		if c.Certificate.SerialNumber.Text(16) == serial {
-			return c.Certificate, nil
+		if c.Serial == serial {
+			return c, nil
 		}
 	}
-	return nil, newProblem(http.StatusNotFound, "not-issued", "kubejoin knows no certificate with serial number %s; give its fingerprint, which 'openssl x509 -noout -fingerprint -sha256 -in FILE' prints, or revoke its node", serial)
+	return revocation.Issued{}, newProblem(http.StatusNotFound, "not-issued", "kubejoin knows no certificate with serial number %s; give its fingerprint, which 'openssl x509 -noout -fingerprint -sha256 -in FILE' prints, or revoke its node", serial)
 }
 
-func parseCertificate(text string) *x509.Certificate {
-	block, _ := pem.Decode([]byte(text))
-	if block == nil {
-		return nil
+// issuedOf returns the certificate of an entry in the issuance record. It is not ok for an entry that has neither the
+// certificate nor its fingerprint.
+func issuedOf(e issuance.Entry) (c revocation.Issued, ok bool) {
+	if block, _ := pem.Decode([]byte(e.Certificate)); block != nil {
+		if cert, err := x509.ParseCertificate(block.Bytes); err == nil {
+			return revocation.IssuedOf(e.TokenID, cert), true
+		}
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	fingerprint, err := revocation.ParseFingerprint(e.Fingerprint)
 	if err != nil {
-		return nil
+		return c, false
 	}
-	return cert
+	c = revocation.Issued{TokenID: e.TokenID, Node: e.Node, Serial: e.Serial, Fingerprint: fingerprint, NotAfter: e.NotAfter}
+	if tokens.CheckNodeName(c.Node) != nil {
+		c.Node = ""
+	}
+	return c, true
 }
 
 func (h *handler) requested(ctx context.Context) ([]revocation.Issued, error) {
@@ -287,8 +294,8 @@ func (h *handler) known(ctx context.Context, q issuance.Query, match func(revoca
 				return nil, recordUnavailable(err)
 			}
 			for _, e := range page.Entries {
-				if cert := parseCertificate(e.Certificate); cert != nil {
-					recent = append(recent, revocation.Issued{TokenID: e.TokenID, Certificate: cert})
+				if c, ok := issuedOf(e); ok {
+					recent = append(recent, c)
 				}
 			}
 			if q.After = page.Next; q.After == "" {
@@ -298,20 +305,10 @@ func (h *handler) known(ctx context.Context, q issuance.Query, match func(revoca
 	}
 	seen := map[revocation.Fingerprint]bool{}
 	return slices.DeleteFunc(recent, func(c revocation.Issued) bool {
-		f := revocation.FingerprintOf(c.Certificate)
-		twice := seen[f]
-		seen[f] = true
-		return twice || time.Now().After(c.Certificate.NotAfter) || !match(c)
+		twice := seen[c.Fingerprint]
+		seen[c.Fingerprint] = true
+		return twice || time.Now().After(c.NotAfter) || !match(c)
 	}), nil
-}
-
-// nodeOf returns the name of the node in a certificate, of a client or a server; empty for others.
-func nodeOf(cert *x509.Certificate) string {
-	name, _ := strings.CutPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
-	if name == cert.Subject.CommonName || tokens.CheckNodeName(name) != nil {
-		return ""
-	}
-	return name
 }
 
 // revoked stores entries and returns what was stored. known are certificates that may be among those that the entries
@@ -341,20 +338,20 @@ func (h *handler) revoked(r *call, req api.Revoke, entries []revocation.Entry, k
 // certificate. A node could rejoin with a certificate that has ended, so its entry lasts longer.
 func addSerials(e *revocation.Entry, known []revocation.Issued) {
 	for _, c := range known {
-		if !bars(*e, c.Certificate) {
+		if !bars(*e, c) {
 			continue
 		}
-		e.Serials = append(e.Serials, revocation.Serial{Number: c.Certificate.SerialNumber.Text(16), Until: c.Certificate.NotAfter})
-		if e.Fingerprint != "" && nodeOf(c.Certificate) == "" {
-			e.Until = c.Certificate.NotAfter
+		e.Serials = append(e.Serials, revocation.Serial{Number: c.Serial, Until: c.NotAfter})
+		if e.Fingerprint != "" && c.Node == "" {
+			e.Until = c.NotAfter
 		}
 	}
 }
 
 // bars reports whether a new entry bars a certificate. It also bars the serving certificates of a node, for clients that
 // read the CRL.
-func bars(e revocation.Entry, cert *x509.Certificate) bool {
-	return e.Node != "" && nodeOf(cert) == e.Node || e.Node == "" && revocation.FingerprintOf(cert) == e.Fingerprint
+func bars(e revocation.Entry, c revocation.Issued) bool {
+	return e.Node != "" && c.Node == e.Node || e.Node == "" && c.Fingerprint == e.Fingerprint
 }
 
 // lastEnd returns when the last certificate of this cluster has ended: certificates do not outlive their CA. It is zero
@@ -457,15 +454,14 @@ func (h *handler) issuedOn(ctx context.Context, id string, earlier []revocation.
 		return nil, nil, err
 	}
 	for _, c := range known {
-		node := nodeOf(c.Certificate)
-		other, err := h.heldByOther(ctx, node, id)
+		other, err := h.heldByOther(ctx, c.Node, id)
 		switch {
 		case err != nil:
 			return nil, nil, h.unavailable(err)
 		case other:
-			add(revocation.Entry{Fingerprint: revocation.FingerprintOf(c.Certificate)})
+			add(revocation.Entry{Fingerprint: c.Fingerprint})
 		default:
-			add(revocation.Entry{Node: node})
+			add(revocation.Entry{Node: c.Node})
 		}
 	}
 	var all []revocation.Entry

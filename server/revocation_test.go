@@ -21,8 +21,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +34,7 @@ const accessPath = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 func revoking(t testing.TB) (*site, *revocation.Guard) {
 	t.Helper()
 	s, _ := certifying(t)
-	guard := &revocation.Guard{Store: boltlist.New(s.store.Revocations())}
+	guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
 	s.Issued = boltrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record, s.Certificates.Authority.Revocations = boltrecord.New(s.store.Issued()), guard
 	pool := x509.NewCertPool()

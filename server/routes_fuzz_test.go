@@ -29,7 +29,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,7 +62,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
 	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Turns = &fakeTurns{}
-	guard := &revocation.Guard{Store: boltlist.New(s.store.Revocations())}
+	guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
 	s.Revocations = &server.Revocations{Guard: guard, CRL: s.ca.CRL}
 	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
 	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}); err != nil {

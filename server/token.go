@@ -79,7 +79,7 @@ func noToken(id string) *problem {
 // unavailable returns the problem of an error of the store of tokens or claims.
 func (h *handler) unavailable(err error) *problem {
 	if refused(err) {
-		p := newProblem(http.StatusServiceUnavailable, "store-refuses", "the token store refused this request")
+		p := newProblem(http.StatusServiceUnavailable, "store-refuses", "the token store refused this request; the log of kubejoin has the reason under this request ID")
 		p.cause = err
 		return p
 	}

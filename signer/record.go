@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -53,7 +54,7 @@ func (a *Authority) record(ctx context.Context, r approval.Request, d approval.D
 func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done issued) error {
 	e.Outcome = issuance.Issued
 	e.Serial, e.NotBefore, e.NotAfter = done.cert.SerialNumber.Text(16), done.cert.NotBefore, done.cert.NotAfter
-	e.Certificate = string(done.chain[:done.own])
+	e.Certificate, e.Fingerprint = string(done.chain[:done.own]), revocation.FingerprintOf(done.cert).String()
 	if err := a.append(ctx, e); err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -98,7 +99,7 @@ func TestRecordsIssuedCertificate(t *testing.T) {
 		Time: got.Time, Outcome: issuance.Issued, Signer: r.SignerName, Request: "csr-1", RequestUID: "uid-1", Requester: r.User, From: "192.0.2.1",
 		Node: "worker-1", Subject: "CN=system:node:worker-1,O=system:nodes", DNSNames: []string{"worker-1", "worker-1.example.com"},
 		IPAddresses: []string{"192.0.2.1", "2001:db8::1"}, Usages: []string{"digital signature", "server auth"}, SPKI: got.SPKI,
-		Serial: cert.SerialNumber.Text(16), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Certificate: string(pem.EncodeToMemory(block)),
+		Serial: cert.SerialNumber.Text(16), Fingerprint: revocation.FingerprintOf(cert).String(), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Certificate: string(pem.EncodeToMemory(block)),
 		Approver: "kubejoin", Rule: "test", Evidence: []string{"it is Monday"},
 	}
 	if !reflect.DeepEqual(got, want) {

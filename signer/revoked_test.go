@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -70,7 +70,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 	}
 	for name, entry := range entries {
 		t.Run(name, func(t *testing.T) {
-			revoked := boltlist.New(openStore(t).Revocations())
+			revoked := rowlist.New(openStore(t).Revocations())
 			must((&revocation.Guard{Store: revoked}).Revoke(t.Context(), entry))
 			a := authority(t, revoked)
 			for _, signerName := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName} {
@@ -92,7 +92,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 
 			// Revoked before the first, the second and each later call of the store.
 			for at := 1; ; at++ {
-				store := &meanwhile{Store: boltlist.New(openStore(t).Revocations()), at: at}
+				store := &meanwhile{Store: rowlist.New(openStore(t).Revocations()), at: at}
 				guard := &revocation.Guard{Store: store.Store}
 				store.do = func() { must(guard.Revoke(t.Context(), entry)) }
 				chain, d, err := authority(t, store).Issue(t.Context(), renewal(t, stolen))

@@ -30,10 +30,6 @@ type Claim struct {
 	// Requests are the UIDs of the last certificate requests with these keys, at most [MaxKeys], the
 	// newest last. Requests over HTTPS have no UID.
 	Requests []string
-	// Pending is set until it is certain that the token has counted the name. The signer issues no
-	// certificate on a pending claim, so a pending claim can be removed. To issue, the signer first
-	// clears Pending with a conditional write, which fails if the claim has changed.
-	Pending bool
 	// NodeUID is the UID of the Node that has registered. It is empty until kubejoin sees such a Node.
 	// If kubejoin has no access to Nodes, it is [ByCertificate] once the node has joined.
 	NodeUID string
@@ -101,12 +97,31 @@ type Claims interface {
 	Watch(ctx context.Context) <-chan struct{}
 }
 
+// A Counter is a Claims in one database with the [Store] of the tokens. It writes claims and the count of their token
+// together.
+//
+// Every Counter must pass the suite in package tokens/storetest.
+type Counter interface {
+	Claims
+
+	// Commit changes a record and claims in one transaction: all of them or none. It fails with an error that wraps
+	// ErrConflict if the record or one of the claims has changed since it was read, also if the record stays as it is.
+	// It checks and sets the same as [Store.Update], [Claims.Create] and [Claims.Update], and returns the claims as
+	// stored, in the order of changes.
+	Commit(ctx context.Context, before, after Record, changes []ClaimChange) ([]Claim, error)
+	// MaxCommit is the maximum number of claims in one Commit.
+	MaxCommit() int
+}
+
+// A ClaimChange is a claim before and after a change. Before is as read, and the zero Claim for a new claim.
+type ClaimChange struct{ Before, After Claim }
+
 // Check returns an error if a store must not accept the claim. It joins all errors.
 func (c Claim) Check() error {
 	errs := []error{CheckNodeName(c.Node), c.Limits.Check(), c.Past.check(), c.Identity.check()}
 	if !c.Released() {
 		errs = append(errs, CheckID(c.TokenID))
-	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.Pending || c.NodeUID != "" || c.ReadyBefore != "" || c.ReadyAgain {
+	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.NodeUID != "" || c.ReadyBefore != "" || c.ReadyAgain {
 		errs = append(errs, errors.New("want no other fields than past and identity in a released claim"))
 	}
 	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
@@ -169,7 +184,7 @@ func (c Claim) Edit(change func(*Claim) error) (Claim, error) {
 // Equal reports whether all fields of c and d are equal. An empty slice equals nil.
 func (c Claim) Equal(d Claim) bool {
 	return c.Node == d.Node && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID && c.Limits.Equal(d.Limits) &&
-		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.Pending == d.Pending && c.NodeUID == d.NodeUID &&
+		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.NodeUID == d.NodeUID &&
 		c.ReadyBefore == d.ReadyBefore && c.ReadyAgain == d.ReadyAgain && c.Past.equal(d.Past) && c.Identity.Equal(d.Identity) &&
 		c.Created.Equal(d.Created) && c.UID == d.UID && c.Version == d.Version
 }

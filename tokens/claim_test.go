@@ -20,7 +20,6 @@ func TestDifferentClaimsAreNotEqual(t *testing.T) {
 		"Keys":                     {Keys: []string{"sha256:00"}},
 		"Requests":                 {Requests: []string{"u"}},
 		"NodeUID":                  {NodeUID: "u"},
-		"Pending":                  {Pending: true},
 		"ReadyBefore":              {ReadyBefore: "r"},
 		"ReadyAgain":               {ReadyAgain: true},
 		"Past.Until":               {Past: tokens.ReleasedClaim{Until: noon}},

@@ -2,7 +2,9 @@ package tokens
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -78,6 +80,7 @@ func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedCl
 
 // Release releases a claim, so that its name is free, and stores the Past that it leaves, without the
 // Identity. If the Past is zero, Release deletes the claim. If the claim has changed, the error wraps [ErrConflict], as in Delete.
+// If the token still counts the name, call [Leave] before.
 func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) error {
 	if leaves == (ReleasedClaim{}) {
 		return claims.Delete(ctx, c)
@@ -90,4 +93,27 @@ func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) 
 		return nil
 	})
 	return err
+}
+
+var errHasLeft = errors.New("left already")
+
+// Leave adds the name of a claim to the [Record.Left] of its token. It must be called before the claim is released, or
+// written over for another token. A token that does not count the name, or is gone, stays as it is. With a [Counter],
+// Leave does nothing.
+func Leave(ctx context.Context, store Store, claims Claims, c Claim) error {
+	if _, ok := claims.(Counter); ok || c.Released() {
+		return nil
+	}
+	_, err := store.Update(ctx, c.TokenID, func(r *Record) error {
+		if r.Problem != nil || r.Limits.Problem != nil || !slices.Contains(r.Nodes, c.Node) || slices.Contains(r.Left, c.Node) {
+			return errHasLeft
+		}
+		r.Left = append(r.Left, c.Node)
+		r.Lost = slices.DeleteFunc(r.Lost, func(name string) bool { return name == c.Node })
+		return nil
+	})
+	if err != nil && !errors.Is(err, errHasLeft) && !errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("token %s, node %s has left: %w", c.TokenID, c.Node, err)
+	}
+	return nil
 }

@@ -44,9 +44,14 @@ type Record struct {
 
 	// Limits restricts the use of the token.
 	Limits Limits
-	// Nodes are the node names counted against [Limits.Most], in the order in which they were added.
-	// kubejoin removes a name only when a person releases its claim.
+	// Nodes are the node names counted against [Limits.NodeLimit], in the order in which they were added.
+	// kubejoin removes a name only when a person releases its claim, or when another token was faster to claim it.
 	Nodes []string
+	// Left are the names in Nodes whose claim has ended: a machine had the name and left. They stay counted, and no
+	// machine gets them with the token any more. A [Counter] leaves Left and Lost empty.
+	Left []string
+	// Lost are the names in Nodes that another token was faster to claim. kubejoin removes them from Nodes.
+	Lost []string
 
 	// Problem is why a stored record is invalid, or nil. kube-apiserver does not accept such a token either,
 	// unless it is a published example. If the Secret has no secret for this ID, Token has only the ID. With a
@@ -102,8 +107,15 @@ func (r Record) Signs(now time.Time) bool {
 
 // Clone returns a copy that shares no slice with r.
 func (r Record) Clone() Record {
-	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
+	r.Groups, r.Nodes, r.Left, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Left), slices.Clone(r.Limits.NodeNames)
+	r.Lost = slices.Clone(r.Lost)
 	return r
+}
+
+// Uncount removes a node name from Nodes, Left and Lost.
+func (r *Record) Uncount(node string) {
+	is := func(name string) bool { return name == node }
+	r.Nodes, r.Left, r.Lost = slices.DeleteFunc(r.Nodes, is), slices.DeleteFunc(r.Left, is), slices.DeleteFunc(r.Lost, is)
 }
 
 // Edit calls change on a copy of r and returns the copy. It fails if a store must not accept the copy
@@ -198,6 +210,13 @@ func (r Record) Check() error {
 			errs = append(errs, &FieldError{"nodes", err})
 		} else if slices.Contains(r.Nodes[:i], name) {
 			errs = append(errs, fieldErrorf("nodes", "%q is given twice", name))
+		}
+	}
+	for field, names := range map[string][]string{"left": r.Left, "lost": r.Lost} {
+		for i, name := range names {
+			if !slices.Contains(r.Nodes, name) || slices.Contains(names[:i], name) {
+				errs = append(errs, fieldErrorf(field, "%q given, want names in nodes, each once", Redact(name)))
+			}
 		}
 	}
 	// A year in RFC 3339 has four digits.

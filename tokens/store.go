@@ -13,6 +13,9 @@ var (
 	// ErrConflict is wrapped if a record or claim has changed since it was read. That includes being
 	// deleted and created again under the same ID or name.
 	ErrConflict = errors.New("has changed")
+	// ErrRefused is wrapped if the store has refused a write, and refuses it again until an operator acts. The write has
+	// no effect.
+	ErrRefused = errors.New("the store refuses writes")
 	// ErrDeleting is wrapped by the Problem of a record that is being deleted. The record still
 	// exists because of a finalizer.
 	ErrDeleting = errors.New("token is being deleted")
@@ -42,7 +45,8 @@ type Store interface {
 	Create(ctx context.Context, r Record) (Record, error)
 
 	// Update reads the current record, calls change on it and writes it back. If the record has
-	// changed in the meantime, Update starts over and calls change again with the new record.
+	// changed in the meantime, Update starts over and calls change again with the new record. The first call of
+	// change may get a cached record. What change returns for it counts only if the write finds the record unchanged.
 	//
 	// Update returns an error of change unwrapped. It also fails if the changed record does not pass
 	// [Record.Check], or if change alters Token, Created or UID. To repair a record, change must clear

@@ -21,9 +21,9 @@ import (
 const (
 	// gap collects a burst of new tokens into one write. A write itself takes a few milliseconds.
 	gap = 5 * time.Millisecond
-	// gapOfEach is added to the gap for each signature. A write contains all signatures, and takes a tenth
-	// of a second with ten thousand.
-	gapOfEach = 30 * time.Microsecond
+	// gapOfEach is added to the gap between writes for each signature. A write contains all signatures, and
+	// takes a tenth of a second with ten thousand.
+	gapOfEach = 70 * time.Microsecond
 	// stepTimeout limits the time of a step.
 	stepTimeout = 30 * time.Second
 	// maxConflicts is how often one step starts over before it backs off.
@@ -79,7 +79,6 @@ func (s Signer) Run(ctx context.Context) error {
 		Step:       run.step,
 		Hint:       loop.Either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx)),
 		Gap:        gap,
-		MoreGap:    func() time.Duration { return time.Duration(run.signed) * gapOfEach },
 		Logger:     s.Logger,
 		Registerer: s.Registerer,
 	}.Run(ctx)
@@ -98,6 +97,9 @@ type signing struct {
 	limit   int
 	leftOut int
 	signed  int // signatures in cluster-info
+	// lastWrite is when the last write ended. After a write that did not wait for the gap, it is the end of
+	// that gap.
+	lastWrite time.Time
 	// late are the IDs of existing tokens that were not in the list of the last step.
 	late map[string]bool
 	// checkedKubeconfig is the last kubeconfig that was checked for joining nodes.
@@ -110,17 +112,51 @@ type signing struct {
 func (s *signing) step(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	for range maxConflicts {
+	for conflicts := 0; conflicts < maxConflicts; {
 		next, err := s.sign(ctx)
-		if !errors.Is(err, errStartOver) {
+		switch {
+		case errors.Is(err, errEarly):
+			// Half of the gap, because a signature may have to be removed earlier.
+			select {
+			case <-ctx.Done():
+				return time.Time{}, fmt.Errorf("wait for the next write of cluster-info: %w", ctx.Err())
+			case <-time.After(min(time.Until(next), writeGap(s.signed)/2)):
+			}
+		case errors.Is(err, errStartOver):
+			conflicts++
+			s.live = true
+		default:
 			return next, err
 		}
-		s.live = true
 	}
 	return time.Time{}, fmt.Errorf("cluster-info: %d writes in a row conflicted", maxConflicts)
 }
 
-// sign reads, computes and, if there is a difference, writes.
+// errEarly means that a write is not due yet.
+var errEarly = errors.New("write of cluster-info is not due yet")
+
+// notBefore returns when the next write is due. A write that only adds signatures waits for the gap after
+// the last one. Any other write is due at once: a revoked token must not keep its signature for long.
+func notBefore(last time.Time, signatures int, onlyAdds bool) time.Time {
+	if !onlyAdds {
+		return last
+	}
+	return last.Add(writeGap(signatures))
+}
+
+func writeGap(signatures int) time.Duration { return gap + time.Duration(signatures)*gapOfEach }
+
+// onlyAdds reports whether all entries of cluster-info stay as they are.
+func onlyAdds(current, next map[string]string) bool {
+	for key, value := range current {
+		if next[key] != value {
+			return false
+		}
+	}
+	return current[clusterinfo.KubeconfigKey] == next[clusterinfo.KubeconfigKey]
+}
+
+// sign reads, computes and, if there is a difference, writes. With errEarly, next is when that write is due.
 func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	records, err := s.Tokens.List(ctx)
 	if err != nil {
@@ -153,8 +189,13 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 		return time.Time{}, err
 	}
 	document, documentErr := s.document.Update(kubeconfig, records, s.Now())
-	s.document = document
 	merged := document.Merge(data, max(space, 1))
+	if merged.Changed {
+		if due := notBefore(s.lastWrite, s.signed, onlyAdds(data, merged.Data)); time.Now().Before(due) {
+			return due, errEarly // s.document stays: confirmed must not look up the tokens that have left it
+		}
+	}
+	s.document = document
 	if merged.Changed {
 		if err := s.write(ctx, current, merged); err != nil {
 			return time.Time{}, err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +36,11 @@ func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m cluste
 	}
 	switch {
 	case err == nil:
+		// A removal that did not wait for its gap lets the next write wait for both, so a burst of removals has gaps.
+		s.lastWrite = notBefore(s.lastWrite, s.signed, true)
+		if now := time.Now(); now.After(s.lastWrite) {
+			s.lastWrite = now
+		}
 		s.writes.WithLabelValues(result).Inc()
 		s.logWrite(current, m)
 		return nil

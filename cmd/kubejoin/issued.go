@@ -252,6 +252,7 @@ func (o *output) entry(w io.Writer, e api.IssuanceEntry) error {
 		values []string
 	}{
 		{"Serial", []string{e.Serial}},
+		{"Fingerprint", []string{e.Fingerprint}},
 		{"Outcome", []string{e.Outcome}},
 		{"Recorded", []string{e.Time.UTC().Format(time.RFC3339)}},
 		{"Signer", []string{e.Signer}},

@@ -108,7 +108,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 		return &usageError{command: cmd.CommandPath(), err: flagError(err)}
 	})
 	root.AddCommand(serveCommand()) // not strict: some flags are kube-controller-manager's and may be empty
-	root.AddCommand(strict(tokenCommand(), claimCommand(), issuedCommand(), revokeCommand(), explainCommand(), doctorCommand(), signCommand(), rejoinCommand(), signerConfigCommand(), manifestCommand(), webhookConfigCommand(), authorizationConfigCommand(), kubeconfigCommand(), certsCommand(), versionCommand())...)
+	root.AddCommand(strict(tokenCommand(), claimCommand(), issuedCommand(), revokeCommand(), explainCommand(), doctorCommand(), signCommand(), rejoinCommand(), signerConfigCommand(), manifestCommand(), webhookConfigCommand(), authorizationConfigCommand(), kubeconfigCommand(), certsCommand(), storeCommand(), versionCommand())...)
 	strictBuiltins(root)
 	return root
 }

@@ -152,8 +152,8 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 	if s.cluster.Kubeconfig != o.kubeconfig {
 		fail("--kubeconfig: give it before --")
 	}
-	if s.tokenStore == storeFile {
-		fail("--token-store: file needs a folder that kubejoin can write; run kubejoin with systemd instead")
+	if s.tokenStore == storeFile || s.tokenStore == storeEtcd {
+		fail("--token-store: %s needs a folder that kubejoin can write; run kubejoin with systemd instead", s.tokenStore)
 	}
 	if s.IssuanceRecord != "" && s.IssuanceRecord != "-" {
 		fail("--issuance-record: %s cannot be written, because the pod's files are read only; want - for the log of the pod", s.IssuanceRecord)

@@ -13,6 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -28,6 +30,7 @@ const (
 
 	storeKubernetes = "kubernetes" // --token-store
 	storeFile       = "file"
+	storeEtcd       = "etcd"
 )
 
 // serveOptions are serve's flags.
@@ -41,6 +44,7 @@ type serveOptions struct {
 	cidrs, suffixes, services []string    // of serving certificates
 	existingNodes             string
 	tokenStore                string
+	etcd                      etcdstore.Config // with --token-store=etcd
 	tlsMinVersion             string
 	logFormat                 string
 	verbosity                 int
@@ -59,9 +63,13 @@ Standalone, without --kubeconfig and outside a pod, kubejoin keeps tokens in a f
 --data-dir. On the first start it also creates there a cluster CA, an admin's bearer
 token, and a curlrc with both for curl -K. Only admins may create tokens.
 
+With --token-store=etcd several replicas share tokens, claims, revocations and the issuance
+record in etcd, standalone or on a cluster. They need the same CA and operators: give each
+the same files.
+
 On a cluster, tokens are Secrets, and cluster-info is the ConfigMap in kube-public. With
---token-store=file tokens are in --data-dir, and kube-apiserver reviews them at kubejoin;
-see 'kubejoin webhook-config --help'. These controllers replace those of
+--token-store=file or etcd they are outside the cluster, and kube-apiserver reviews them at
+kubejoin; see 'kubejoin webhook-config --help'. These controllers replace those of
 kube-controller-manager:
   bootstrap-signer  signs cluster-info with all live tokens
   token-cleaner     deletes expired tokens
@@ -109,7 +117,7 @@ client certificate of --client-ca-file. Admins in --token-auth-file may do every
 	complete("log-format", "text", "json")
 	complete("tls-min-version", tls12, tls13)
 	complete("existing-nodes", denyExisting, allowExisting)
-	complete("token-store", storeKubernetes, storeFile)
+	complete("token-store", storeKubernetes, storeFile, storeEtcd)
 	complete("controllers", append([]string{"*"}, daemon.ControllerNames...)...)
 	return cmd
 }
@@ -119,8 +127,9 @@ func (o *serveOptions) flags() flagGroups {
 	var groups flagGroups
 	f := groups.add("Cluster and storage")
 	f.StringVar(&o.cluster.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default: the service account in a pod, else standalone)")
-	f.StringVar(&o.DataDir, "data-dir", "kubejoin-data", "folder for tokens: standalone, with CA and curlrc, or with --token-store=file")
-	f.StringVar(&o.tokenStore, "token-store", "", "store for tokens and claims: kubernetes (Secrets and Leases), or file (in --data-dir, one replica) (default: kubernetes on a cluster, file standalone)")
+	f.StringVar(&o.DataDir, "data-dir", "kubejoin-data", "folder for tokens: standalone, with CA and curlrc, or with --token-store=file; with etcd, for credentials alone")
+	f.StringVar(&o.tokenStore, "token-store", "", "store for tokens and claims: kubernetes (Secrets and Leases), file (in --data-dir, one replica), or etcd (many replicas) (default: kubernetes on a cluster, file standalone)")
+	registerEtcd(f, &o.etcd)
 	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "controllers to run: '*' means all, NAME switches one on, -NAME switches one off; names: "+strings.Join(daemon.ControllerNames, ", "))
 	f.BoolVar(&o.cluster.Shadow, "shadow", false, "on a cluster: csr-approver and csr-signer write nothing, only log and count their decisions; csr-cleaner is off")
 	f.Float32Var(&o.cluster.QPS, "kube-api-qps", 0, "maximum requests per second to the API server (0: unlimited)")
@@ -143,9 +152,9 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringVar(&o.Callers.TokenFile, "token-auth-file", "", `CSV file of operators' bearer tokens, lines of token,user,uid,"group1,group2"; group `+daemon.AdminGroup+" may do everything (default: standalone operators.csv in --data-dir; on a cluster none)")
 	f.StringVar(&o.Callers.ClientCAFile, "client-ca-file", "", "CA of client certificates of nodes, on a cluster also of users (default: standalone the cluster CA, on a cluster none)")
 	f.StringSliceVar(&o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: accepted audiences of the bearer tokens of service accounts and other cluster users (repeatable)")
-	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "CA of kube-apiserver's client certificate, accepted for access reviews (see 'kubejoin authorization-config') and, with --token-store=file, for token reviews")
+	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "CA of kube-apiserver's client certificate, accepted for access reviews (see 'kubejoin authorization-config') and, with --token-store=file or etcd, for token reviews")
 	f.StringVar(&o.Webhook.ClientName, "webhook-client-name", "", "common name of kube-apiserver's client certificate, for example kube-apiserver-kubelet-client")
-	f.StringSliceVar(&o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file: accepted audiences of token reviews, as in kube-apiserver's --api-audiences (repeatable; default: only kube-apiserver checks audiences)")
+	f.StringSliceVar(&o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file or etcd: accepted audiences of token reviews, as in kube-apiserver's --api-audiences (repeatable; default: only kube-apiserver checks audiences)")
 
 	f = groups.add("Client limit")
 	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "maximum requests and new connections per second of one client address (IPv6: one /64); 0 switches off all limits for an address, for example behind a proxy")
@@ -169,11 +178,27 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringSliceVar(&o.suffixes, "serving-allowed-dns-suffix", nil, "domain allowed in kubelet serving certificates besides the name of the Node, for example node.example.com (repeatable)")
 	f.StringSliceVar(&o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")
 	f.StringVar(&o.IssuanceRecord, "issuance-record", "", "file to append a JSON line to for each certificate that is issued, refused or failed; - is standard output")
+	f.DurationVar(&o.IssuanceRetention, "issuance-retention", boltstore.KeepEnded, "how long the issuance record in --data-dir or etcd keeps a certificate after it has ended")
 
 	f = groups.add("Other")
 	f.StringVar(&o.logFormat, "log-format", "text", "log format: text or json")
 	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "log level: 0 for operators, 1 adds every request and decision, 4 to 6 add calls to the API server")
 	return groups
+}
+
+// registerEtcd adds the flags of a store in etcd, named as those of kube-apiserver.
+func registerEtcd(f *pflag.FlagSet, c *etcdstore.Config) {
+	const only = "with --token-store=etcd: "
+	f.StringSliceVar(&c.Endpoints, "etcd-servers", nil, only+"URLs of the members, for example https://10.0.0.1:2379,https://10.0.0.2:2379")
+	registerEtcdFiles(f, c, only)
+}
+
+// registerEtcdFiles adds the flags of etcd but the URLs.
+func registerEtcdFiles(f *pflag.FlagSet, c *etcdstore.Config, only string) {
+	f.StringVar(&c.CAFile, "etcd-cafile", "", only+"CA of the members (default: the system's CAs)")
+	f.StringVar(&c.CertFile, "etcd-certfile", "", only+"client certificate; re-read for each connection")
+	f.StringVar(&c.KeyFile, "etcd-keyfile", "", only+"private key of --etcd-certfile")
+	f.StringVar(&c.Prefix, "etcd-prefix", etcdstore.DefaultPrefix, only+"prefix of all keys")
 }
 
 // flagGroups are the flags of a command under headings, for its help.

@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 )
 
 // A failure reports that a flag is invalid.
@@ -51,11 +52,14 @@ func (o *serveOptions) options() (daemon.Options, error) {
 	if o.isOnCluster() {
 		o.checkOnCluster(enabled, fail)
 		onCluster := o.cluster
-		onCluster.TokensInFile = o.tokenStore == storeFile
-		onCluster.LeaderElect = o.cluster.LeaderElect && !onCluster.TokensInFile // replicas share no file
+		onCluster.OwnTokens = o.tokenStore == storeFile || o.tokenStore == storeEtcd
+		onCluster.LeaderElect = o.cluster.LeaderElect && o.tokenStore != storeFile // replicas share no file
 		made.Cluster = &onCluster
 	} else {
 		o.checkStandalone(fail)
+	}
+	if o.tokenStore == storeEtcd {
+		made.Etcd = &o.etcd
 	}
 	made.TLS.MinVersion = tls.VersionTLS13
 	if o.tlsMinVersion == tls12 {
@@ -230,17 +234,36 @@ func enabledControllers(list []string) (map[string]bool, error) {
 
 // checkTokenStore refuses flags that the token store does not support, and flags that exclude each other.
 func (o *serveOptions) checkTokenStore(fail failure) {
-	if !slices.Contains([]string{"", storeKubernetes, storeFile}, o.tokenStore) {
-		fail("token-store", "%q given, want %s or %s", o.tokenStore, storeKubernetes, storeFile)
+	if !slices.Contains([]string{"", storeKubernetes, storeFile, storeEtcd}, o.tokenStore) {
+		fail("token-store", "%q given, want %s, %s or %s", o.tokenStore, storeKubernetes, storeFile, storeEtcd)
+	}
+	if o.tokenStore == storeEtcd {
+		checkEtcd(o.etcd, fail)
+	} else {
+		for _, flag := range []string{"etcd-servers", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "etcd-prefix"} {
+			if o.given(flag) {
+				fail(flag, "needs --token-store=etcd")
+			}
+		}
+	}
+	if o.IssuanceRetention < 0 {
+		fail("issuance-retention", "%s given, want 0 or more, for example 2160h", o.IssuanceRetention)
 	}
 	if o.tokenStore == storeFile && o.cluster.LeaderElect && o.given("leader-elect") {
 		fail("leader-elect", "excludes --token-store=file, which supports only one replica")
 	}
-	if o.cluster.Kubeconfig != "" && o.tokenStore != storeFile && o.given("data-dir") {
-		fail("data-dir", "needs standalone mode or --token-store=file; --kubeconfig stores tokens in the cluster")
+	if o.cluster.Kubeconfig != "" && (o.tokenStore == "" || o.tokenStore == storeKubernetes) && o.given("data-dir") {
+		fail("data-dir", "needs standalone mode, --token-store=file or --token-store=etcd; --kubeconfig stores tokens in the cluster")
 	}
 	if (o.Webhook.ClientCAFile == "") != (o.Webhook.ClientName == "") {
 		fail("webhook-client-ca-file", "goes together with --webhook-client-name, and one of them is missing")
+	}
+}
+
+// checkEtcd reports each invalid flag of a store in etcd.
+func checkEtcd(c etcdstore.Config, fail failure) {
+	for _, err := range c.Check() {
+		fail(err.Field, "%v", err.Err)
 	}
 }
 
@@ -266,8 +289,8 @@ func (o *serveOptions) checkOnCluster(enabled map[string]bool, fail failure) {
 			fail("tls-cert-file", "needed, since kubejoin cannot issue a serving certificate without --cluster-signing-key-file")
 		}
 	}
-	if o.tokenStore != storeFile && o.given("webhook-audience") {
-		fail("webhook-audience", "needs --token-store=file; kube-apiserver checks tokens in Secrets without kubejoin")
+	if o.tokenStore != storeFile && o.tokenStore != storeEtcd && o.given("webhook-audience") {
+		fail("webhook-audience", "needs --token-store=file or etcd; kube-apiserver checks tokens in Secrets without kubejoin")
 	}
 }
 

@@ -85,12 +85,12 @@ func (s *service) rejoinEvent(node string, refused bool, reason, message string)
 func (c *cluster) admission() *admission.Nodes {
 	o := c.options.Nodes
 	lease := ""
-	if !c.TokensInFile && c.LeaseNamespace == secretstore.ClaimNamespace {
+	if !c.OwnTokens && c.LeaseNamespace == secretstore.ClaimNamespace {
 		// Even without leader election, because another replica or a later start may use it.
 		lease = c.LeaseName
 	}
 	return &admission.Nodes{
-		Tokens: c.store, Claims: c.claims, Node: c.nodes.Node, Ready: c.nodes.Ready,
+		Tokens: c.tokens, Claims: c.claims, Node: c.nodes.Node, Ready: c.nodes.Ready,
 		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Lease: lease, Retention: o.SpentRetention, RejoinWindow: o.RejoinWindow,
 		Logger: c.log, Registerer: c.registry,
 	}

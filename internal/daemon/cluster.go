@@ -21,7 +21,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
-	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -49,10 +48,9 @@ type cluster struct {
 	// working is the client of the controllers. With leader election it sends writes only while this replica leads.
 	working kubernetes.Interface
 
-	store  tokens.Store
-	claims tokens.Claims
-	nodes  *csr.Nodes
-	info   *configmap.ConfigMap
+	stores
+	nodes *csr.Nodes
+	info  *configmap.ConfigMap
 	// revoked are the stored revocations.
 	revoked *configmaps.List
 
@@ -182,7 +180,7 @@ func (c *cluster) loadFiles() error {
 
 // openStores opens the stores of tokens, claims, Nodes and cluster-info.
 func (c *cluster) openStores() (err error) {
-	if c.store, c.claims, err = c.openTokens(); err != nil {
+	if c.stores, err = c.openTokens(); err != nil {
 		return err
 	}
 	if c.nodes, err = csr.OpenNodes(c.watch, c.client); err != nil {
@@ -195,7 +193,7 @@ func (c *cluster) openStores() (err error) {
 		return err
 	}
 	c.info = configmap.Open(c.watch, c.working)
-	c.api.Tokens, c.api.Claims, c.api.ClusterInfo = c.store, c.claims, c.discovered()
+	c.api.Tokens, c.api.Claims, c.api.ClusterInfo = c.tokens, c.claims, c.discovered()
 	c.api.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
 		uid, err := c.nodes.Node(ctx, name)
 		return tokens.NodeRef{Name: name, UID: uid}, err
@@ -216,7 +214,7 @@ func (c *cluster) openStores() (err error) {
 // explainer returns the Reader for explanations. It reads the same cluster-info as joining machines.
 func (c *cluster) explainer() kube.Reader {
 	reader := kube.Reader{
-		Client: c.client, Tokens: c.store, Claims: c.claims, ClusterInfo: c.info,
+		Client: c.client, Tokens: c.tokens, Claims: c.claims, ClusterInfo: c.info,
 		LeaseNamespace: c.LeaseNamespace, LeaseName: c.LeaseName, Revocations: c.revoked,
 	}
 	if complete, ok := c.api.ClusterInfo.(kube.ClusterInfo); ok {
@@ -258,11 +256,11 @@ func (c *cluster) startControllers() error {
 		if first == nil {
 			c.log.Warn("kubejoin cannot create a missing cluster-info: --api-server is missing, or the CA in the kubeconfig or the pod")
 		}
-		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.store, Default: first, Server: c.options.APIServer, Logger: c.log, Registerer: c.registry}
+		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.tokens, Default: first, Server: c.options.APIServer, Logger: c.log, Registerer: c.registry}
 		controllers = append(controllers, loop.Run)
 	}
 	if enabled[TokenCleaner] {
-		loop := cleaner.Tokens{Store: c.store, Logger: c.log, Registerer: c.registry}
+		loop := cleaner.Tokens{Store: c.tokens, Logger: c.log, Registerer: c.registry}
 		controllers = append(controllers, loop.Run)
 	}
 	if decides || enabled[CSRCleaner] {
@@ -270,11 +268,14 @@ func (c *cluster) startControllers() error {
 	}
 	if enabled[ClaimCleaner] {
 		loop := cleaner.Claims{
-			Store: c.claims, Tokens: c.store, Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch(c.watch),
+			Store: c.claims, Tokens: c.tokens, Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch(c.watch),
 			RejoinWindow: c.options.Nodes.RejoinWindow,
 			Logger:       c.log, Registerer: c.registry,
 		}
 		controllers = append(controllers, loop.Run)
+	}
+	if sweep := c.sweepRecord(); sweep != nil {
+		controllers = append(controllers, sweep)
 	}
 	c.runWhileLeading(controllers)
 	public, err := c.watchPublicAccess(c.config)
@@ -311,13 +312,7 @@ func (c *cluster) csrControllers() (controllers []func(context.Context) error) {
 
 // runWhileLeading runs all controllers: always, or with leader election only while this replica leads.
 func (c *cluster) runWhileLeading(controllers []func(context.Context) error) {
-	all := func(ctx context.Context) error {
-		group, ctx := errgroup.WithContext(ctx)
-		for _, run := range controllers {
-			group.Go(func() error { return run(ctx) })
-		}
-		return group.Wait()
-	}
+	all := together(controllers)
 	if c.election == nil {
 		c.goBackground(all)
 		return

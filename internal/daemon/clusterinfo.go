@@ -48,7 +48,7 @@ func (c *cluster) discovered() server.ClusterInfo {
 	if c.options.Advertise == "" {
 		return c.info
 	}
-	return c.info.Complete(c.store)
+	return c.info.Complete(c.tokens)
 }
 
 // sizeAdvice returns the advice for a ConfigMap that is nearly full.

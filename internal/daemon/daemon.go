@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -119,6 +120,17 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 
 func (s *service) goBackground(f func(context.Context) error) {
 	s.background = append(s.background, f)
+}
+
+// together returns a function that runs all controllers until one of them fails.
+func together(controllers []func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		group, ctx := errgroup.WithContext(ctx)
+		for _, run := range controllers {
+			group.Go(func() error { return run(ctx) })
+		}
+		return group.Wait()
+	}
 }
 
 func (s *service) warnOf(warning tokenwarning.Warning) { s.warnings = append(s.warnings, warning) }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 )
 
 // Names of the controllers.
@@ -40,6 +41,7 @@ type Options struct {
 	Callers                      Callers
 	Limits                       Limits
 	DataDir                      string
+	Etcd                         *etcdstore.Config // instead of a file in DataDir; nil without etcd
 	Webhook                      Webhook
 
 	Controllers    map[string]bool // by name
@@ -48,6 +50,8 @@ type Options struct {
 	Nodes          Nodes
 	Serving        Serving
 	IssuanceRecord string // file, StandardOutput or empty
+	// IssuanceRetention is how long the record in DataDir or Etcd keeps a certificate after its end.
+	IssuanceRetention time.Duration
 
 	Version server.Version
 	// Around wraps the handler of the HTTPS API; nil leaves it as it is.
@@ -56,13 +60,13 @@ type Options struct {
 
 // ClusterOptions are the options for a Kubernetes cluster.
 type ClusterOptions struct {
-	Kubeconfig   string  // empty: the service account of the pod
-	QPS          float32 // 0: unlimited
-	Burst        int     // 0: same as QPS
-	TokensInFile bool    // in DataDir instead of Secrets
-	Shadow       bool
-	PKIDir       string   // empty: uploads no certificates of control planes
-	Audiences    []string // accepted audiences: a bearer token of the cluster must have one of them
+	Kubeconfig string  // empty: the service account of the pod
+	QPS        float32 // 0: unlimited
+	Burst      int     // 0: same as QPS
+	OwnTokens  bool    // tokens are in a file in DataDir or in Etcd, instead of Secrets
+	Shadow     bool
+	PKIDir     string   // empty: uploads no certificates of control planes
+	Audiences  []string // accepted audiences: a bearer token of the cluster must have one of them
 
 	LeaderElect               bool
 	LeaseNamespace, LeaseName string

@@ -10,7 +10,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 )
@@ -35,12 +34,12 @@ func (s *service) openRecord() error {
 // returns nil if there is neither.
 func (s *service) record() issuance.Log {
 	w := &watchedRecord{
-		log:         s.log,
+		kept: s.kept, log: s.log,
 		warnDropped: rate.Sometimes{Interval: recordWarned}, warnStore: rate.Sometimes{Interval: recordWarned}, warnLines: rate.Sometimes{Interval: recordWarned},
-		failures: metrics.Counter(s.registry, "kubejoin_issuance_record_failures_total", "Entries of the issuance record that could not be written, by log: the store in --data-dir, or the lines of --issuance-record.", "log"),
-		dropped:  metrics.Counter(s.registry, "kubejoin_issuance_record_dropped_total", "Entries of the issuance record in --data-dir that were dropped early because the disk or the file was full.").WithLabelValues(),
+		failures: metrics.Counter(s.registry, "kubejoin_issuance_record_failures_total", "Entries of the issuance record that could not be written, by log: the store in --data-dir or etcd, or the lines of --issuance-record.", "log"),
+		dropped:  metrics.Counter(s.registry, "kubejoin_issuance_record_dropped_total", "Entries of the issuance record in --data-dir or etcd that were dropped early because the disk was full or there were too many.").WithLabelValues(),
 	}
-	w.store, _ = s.kept.(*boltrecord.Record)
+	w.store, _ = s.kept.(dropper)
 	if w.copies = issuance.Copies(w.failed, s.kept, s.lines); w.copies == nil {
 		return nil
 	}
@@ -54,10 +53,16 @@ const recordNoticed = 24 * time.Hour
 // recordWarned is the minimum time between two log lines about them.
 const recordWarned = time.Minute
 
+// A dropper is a record that reports entries that it dropped before they were due.
+type dropper interface {
+	Dropped() (entries int, last time.Time)
+}
+
 // A watchedRecord is the issuance record, and reports entries that were dropped or could not be written.
 type watchedRecord struct {
 	copies   issuance.Log
-	store    *boltrecord.Record // nil without DataDir
+	kept     issuance.Log
+	store    dropper // nil without a store
 	log      *slog.Logger
 	failures *prometheus.CounterVec
 	dropped  prometheus.Counter
@@ -77,7 +82,7 @@ func (w *watchedRecord) Append(ctx context.Context, e issuance.Entry) error {
 	}
 	if dropped, _ := w.store.Dropped(); w.drops(dropped) {
 		w.warnDropped.Do(func() {
-			w.log.Warn("issuance record entries dropped early, disk full or kubejoin.db at its maximum size", "entries", dropped)
+			w.log.Warn("issuance record entries dropped early, disk full or too many entries", "entries", dropped)
 		})
 	}
 	return err
@@ -98,7 +103,7 @@ func (w *watchedRecord) drops(dropped int) bool {
 // failed records that a log could not write an entry.
 func (w *watchedRecord) failed(l issuance.Log, err error) {
 	kind, warn := "lines", &w.warnLines
-	if l == issuance.Log(w.store) {
+	if l == w.kept {
 		kind, warn = "store", &w.warnStore
 	}
 	w.failures.WithLabelValues(kind).Inc()
@@ -119,7 +124,7 @@ func (w *watchedRecord) ready(context.Context) error {
 		return nil
 	}
 	if dropped, last := w.store.Dropped(); dropped > 0 && time.Since(last) < recordNoticed {
-		return server.Notice(fmt.Sprintf("kubejoin dropped %d entries of the issuance record early, the last one at %s: the disk is full, or kubejoin.db has its maximum size", dropped, last.UTC().Format(time.RFC3339)))
+		return server.Notice(fmt.Sprintf("kubejoin dropped %d entries of the issuance record early, the last one at %s: the disk is full, or there are too many", dropped, last.UTC().Format(time.RFC3339)))
 	}
 	return nil
 }

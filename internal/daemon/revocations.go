@@ -10,8 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -31,9 +31,9 @@ func (s *service) checkRevoked(ctx context.Context, leaf *x509.Certificate) erro
 	return &auth.Revoked{Message: e.Message()}
 }
 
-// openRevocations opens the revocations in the file store.
+// openRevocations opens the revocations in the store of the tokens.
 func (s *standalone) openRevocations() {
-	s.revocations = &revocation.Guard{Store: boltlist.New(s.store.Revocations())}
+	s.revocations = &revocation.Guard{Store: rowlist.New(s.revocationRows)}
 	s.api.Revocations = &server.Revocations{Guard: s.revocations}
 }
 

@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,22 +14,24 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/leader"
+	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 )
 
 // usualServices are the default Service addresses of kubeadm and of kube-apiserver.
 var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
 
-// A standalone is a service that keeps all data in DataDir.
+// A standalone is a service that keeps all data in DataDir, or in etcd but for keys and credentials.
 type standalone struct {
 	*service
+	stores
 	dir       datadir.Dir
-	store     *boltstore.Store
 	apiServer string // its URL in cluster-info
 	authority *signer.Authority
 	curlrc    string // empty if the operator gave a token file
@@ -54,9 +57,9 @@ func (s *service) withoutCluster(context.Context) error {
 	return nil
 }
 
-// openStores opens the file store, the CA and cluster-info. The store comes first because it locks the folder.
+// openStores opens the stores, the CA and cluster-info. The file store comes first because it locks the folder.
 func (s *standalone) openStores() (err error) {
-	if s.store, err = s.openFileStore(); err != nil {
+	if s.stores, err = s.openOwnStores(); err != nil {
 		return err
 	}
 	s.openRevocations()
@@ -89,7 +92,7 @@ func (s *standalone) openStores() (err error) {
 	}
 	s.hosts = []string{host}
 	s.apiServer = cmp.Or(o.APIServer, "https://"+net.JoinHostPort(host, "6443"))
-	s.api.Tokens, s.api.Claims, s.api.Advertise = s.store, s.store.Claims(), o.Advertise
+	s.api.Tokens, s.api.Claims, s.api.Advertise = s.tokens, s.claims, o.Advertise
 	return s.openClusterInfo()
 }
 
@@ -109,7 +112,7 @@ func (s *standalone) buildAuthority() error {
 	}
 	facts := standaloneFacts{
 		Standalone: signer.Standalone{
-			Claims: s.store.Claims(), DNSSuffixes: o.Serving.Scope.DNSSuffixes,
+			Claims: s.claims, DNSSuffixes: o.Serving.Scope.DNSSuffixes,
 			Keep: approval.Reserved{
 				Prefixes: services, APIServer: []string{hostOf(s.apiServer)},
 				Source: "--service-cluster-ip-range or its usual ranges, --api-server, --advertise, --tls-san and kubejoin's certificate",
@@ -118,7 +121,7 @@ func (s *standalone) buildAuthority() error {
 		ownHosts: s.ownHosts,
 	}
 	s.authority = s.newAuthority(facts, &admission.Nodes{
-		Tokens: s.store, Claims: s.store.Claims(), Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention, RejoinWindow: o.Nodes.RejoinWindow,
+		Tokens: s.tokens, Claims: s.claims, Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention, RejoinWindow: o.Nodes.RejoinWindow,
 		Logger: s.log, Registerer: s.registry,
 	})
 	if err := s.authority.Check(); err != nil {
@@ -146,7 +149,7 @@ func (s *standalone) openClusterInfo() error {
 		return err
 	}
 	s.caChanged = append(s.caChanged, follow)
-	s.api.ClusterInfo = &clusterinfo.Computed{Tokens: s.store, Follow: func(context.Context) ([]byte, error) { return *current.Load(), nil }}
+	s.api.ClusterInfo = &clusterinfo.Computed{Tokens: s.tokens, Follow: func(context.Context) ([]byte, error) { return *current.Load(), nil }}
 	return nil
 }
 
@@ -173,22 +176,51 @@ func (s *standalone) openCallers() error {
 	return nil
 }
 
-// startControllers starts the controllers that need no cluster.
+// startControllers starts the controllers that need no cluster. Several replicas elect one that runs them.
 func (s *standalone) startControllers() {
+	var controllers []func(context.Context) error
 	if s.options.Controllers[TokenCleaner] {
-		loop := cleaner.Tokens{Store: s.store, Logger: s.log, Registerer: s.registry}
-		s.goBackground(loop.Run)
+		loop := cleaner.Tokens{Store: s.tokens, Logger: s.log, Registerer: s.registry}
+		controllers = append(controllers, loop.Run)
 	}
 	if s.options.Controllers[ClaimCleaner] {
-		loop := cleaner.Claims{Store: s.store.Claims(), Tokens: s.store, RejoinWindow: s.options.Nodes.RejoinWindow, Logger: s.log, Registerer: s.registry}
-		s.goBackground(loop.Run)
+		loop := cleaner.Claims{Store: s.claims, Tokens: s.tokens, RejoinWindow: s.options.Nodes.RejoinWindow, Logger: s.log, Registerer: s.registry}
+		controllers = append(controllers, loop.Run)
 	}
+	if s.etcd == nil {
+		s.goBackground(together(controllers))
+		return
+	}
+	if sweep := s.sweepRecord(); sweep != nil {
+		controllers = append(controllers, sweep)
+	}
+	leading := metrics.Gauge(s.registry, leader.Metric, leader.MetricHelp).WithLabelValues()
+	leading.Set(0)
+	s.goBackground(func(ctx context.Context) error {
+		return s.etcd.Lead(ctx, func(ctx context.Context) error {
+			leading.Set(1)
+			defer leading.Set(0)
+			return together(controllers)(ctx)
+		})
+	})
+	s.check("leader", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, etcdReadyTimeout)
+		defer cancel()
+		if _, err := s.etcd.Leader(ctx); errors.Is(err, etcdstore.ErrNoLeader) {
+			return errors.New("no kubejoin replica leads, so nothing deletes expired tokens; see the log if this lasts")
+		}
+		return nil // check "tokens" reports that etcd is not available
+	})
 }
 
 func (s *standalone) readyBanner() string {
 	o := s.options
 	var b strings.Builder
-	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.Listen, o.DataDir)
+	data := o.DataDir
+	if o.Etcd != nil {
+		data = "etcd at " + strings.Join(o.Etcd.Endpoints, ",")
+	}
+	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.Listen, data)
 	if s.curlrc != "" {
 		fmt.Fprintf(&b, "Get a join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", foreign.Quote(s.curlrc), dialable(o.Listen))
 	} else {

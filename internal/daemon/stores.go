@@ -4,29 +4,42 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/etcdrecord"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
-// openTokens opens the stores of tokens and claims: Secrets and Leases, or a file.
-func (c *cluster) openTokens() (tokens.Store, tokens.Claims, error) {
-	if c.TokensInFile {
-		store, err := c.openFileStore()
-		if err != nil {
-			return nil, nil, err
-		}
-		if c.ca != nil {
+// A stores is the storage of tokens, claims and revocations.
+type stores struct {
+	tokens tokens.Store
+	claims tokens.Claims
+	// revocationRows are nil if revocations are in ConfigMaps.
+	revocationRows rowlist.Rows
+	// etcd is nil with other stores.
+	etcd *etcdstore.Store
+}
+
+// openTokens opens the stores of tokens and claims: Secrets and Leases, or kubejoin's own.
+func (c *cluster) openTokens() (stores, error) {
+	if c.OwnTokens {
+		own, err := c.openOwnStores()
+		if err == nil && c.ca != nil {
 			err = c.keepBundle()
 		}
-		return store, store.Claims(), err
+		return own, err
 	}
 	store, err := secretstore.Open(c.watch, c.client, c.log)
 	if err != nil {
-		return nil, nil, err
+		return stores{}, err
 	}
 	c.check("tokens", func(ctx context.Context) error {
 		if _, err := store.List(ctx); err != nil {
@@ -36,22 +49,36 @@ func (c *cluster) openTokens() (tokens.Store, tokens.Claims, error) {
 	})
 	claims, err := secretstore.OpenClaims(c.watch, c.client, secretstore.ClaimNamespace, c.log)
 	if err != nil {
-		return nil, nil, fmt.Errorf("claims: %w", err)
+		return stores{}, fmt.Errorf("claims: %w", err)
 	}
-	return store, claims, nil
+	return stores{tokens: store, claims: claims}, nil
 }
 
-// openFileStore opens the store in DataDir, and enables token reviews for kube-apiserver. The store locks the folder.
-func (s *service) openFileStore() (*boltstore.Store, error) {
+// openOwnStores opens the store in DataDir or in etcd, and enables token reviews for kube-apiserver.
+func (s *service) openOwnStores() (own stores, err error) {
 	dir := datadir.Dir(s.options.DataDir)
 	if err := dir.Open(); err != nil {
-		return nil, err
+		return own, err
 	}
+	if s.options.Etcd != nil {
+		own, err = s.openEtcd()
+	} else {
+		own, err = s.openFile(dir)
+	}
+	if err != nil {
+		return own, err
+	}
+	return own, s.reviewTokens(dir)
+}
+
+// openFile opens the store in DataDir, and locks the folder.
+func (s *service) openFile(dir datadir.Dir) (stores, error) {
 	store, err := boltstore.Open(dir.Path(datadir.Store))
 	if err != nil {
-		return nil, err
+		return stores{}, err
 	}
 	s.closers = append(s.closers, store.Close)
+	store.Issued().Retain(s.options.IssuanceRetention)
 	record := boltrecord.New(store.Issued())
 	s.kept, s.api.Issued = record, record
 	if record.Truncated() {
@@ -65,5 +92,61 @@ func (s *service) openFileStore() (*boltstore.Store, error) {
 		}
 		return nil
 	})
-	return store, s.reviewTokens(dir)
+	return stores{tokens: store, claims: store.Claims(), revocationRows: store.Revocations()}, nil
+}
+
+// etcdReadyTimeout is how long readiness waits for etcd.
+const etcdReadyTimeout = 2 * time.Second
+
+// openEtcd opens the store in etcd. It does not wait for etcd. It refuses an incomplete copy, which lacks tokens.
+func (s *service) openEtcd() (stores, error) {
+	config := *s.options.Etcd
+	config.Logger = s.log
+	store, err := etcdstore.Open(context.Background(), config)
+	if err != nil {
+		return stores{}, err
+	}
+	s.closers = append(s.closers, store.Close)
+	ctx, cancel := context.WithTimeout(context.Background(), etcdReadyTimeout)
+	defer cancel()
+	if err := store.Ready(ctx); errors.Is(err, etcdstore.ErrIncomplete) {
+		return stores{}, err
+	}
+	record := etcdrecord.New(store.Issued())
+	s.kept, s.api.Issued = record, record
+	s.check("tokens", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, etcdReadyTimeout)
+		defer cancel()
+		if err := store.Ready(ctx); err != nil {
+			s.log.Error("readiness check failed", "check", "tokens", "error", err)
+			return errors.New("kubejoin cannot read etcd; see the log")
+		}
+		return nil
+	})
+	s.check("etcd-writes", func(context.Context) error {
+		if err := store.Refusing(); err != nil {
+			s.log.Warn("etcd refuses writes", "error", err)
+			return server.Notice("etcd refuses writes, for example because it has no space; see the log") // reads and deletions work
+		}
+		return nil
+	})
+	return stores{tokens: store, claims: store.Claims(), revocationRows: store.Revocations(), etcd: store}, nil
+}
+
+// sweepEvery is how often the leader deletes entries of the issuance record in etcd that are due.
+const sweepEvery = 10 * time.Minute
+
+// sweepRecord returns a controller that deletes entries of the issuance record in etcd. The file store deletes them
+// when it adds others.
+func (s *service) sweepRecord() func(context.Context) error {
+	record, ok := s.kept.(*etcdrecord.Record)
+	if !ok {
+		return nil
+	}
+	return loop.Loop{
+		Name: "issuance-record", Sweep: sweepEvery, Logger: s.log, Registerer: s.registry,
+		Step: func(ctx context.Context) (time.Time, error) {
+			return time.Time{}, record.Sweep(ctx, time.Now(), s.options.IssuanceRetention)
+		},
+	}.Run
 }

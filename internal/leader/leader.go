@@ -27,6 +27,12 @@ const (
 	retryPeriod   = time.Second
 )
 
+// Metric and MetricHelp are the name and the help of the gauge that each election sets.
+const (
+	Metric     = "kubejoin_leader"
+	MetricHelp = "1 if this replica runs the controllers, else 0."
+)
+
 // An Election runs work on one replica at a time.
 type Election struct {
 	Client          kubernetes.Interface
@@ -46,7 +52,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 		return fmt.Errorf("leader election: %w", err)
 	}
 	identity := host + "_" + rand.Text()[:8]
-	leading := metrics.Gauge(e.Registerer, "kubejoin_leader", "1 if this replica runs the controllers, else 0.").WithLabelValues()
+	leading := metrics.Gauge(e.Registerer, Metric, MetricHelp).WithLabelValues()
 	leading.Set(0)
 
 	// This replica holds the Lease until lead has ended, so hold outlives ctx.

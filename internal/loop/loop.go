@@ -36,8 +36,6 @@ type Loop struct {
 	// Gap is the minimum time between the end of a step and the start of the next one. Hints during that time lead to
 	// one step.
 	Gap time.Duration
-	// MoreGap returns an extra gap after each step, so that expensive steps run less often. Nil means no extra gap.
-	MoreGap func() time.Duration
 	// Sweep is the maximum time between two steps; zero means DefaultSweep.
 	Sweep time.Duration
 	// Logger logs failures and recovery; nil disables logging.
@@ -92,15 +90,11 @@ func (l Loop) Run(ctx context.Context) error {
 		failures = 0
 		steps.WithLabelValues(l.Name, "ok").Inc()
 		success.WithLabelValues(l.Name).SetToCurrentTime()
-		gap := l.Gap
-		if l.MoreGap != nil {
-			gap += l.MoreGap()
-		}
-		if gap > 0 {
+		if l.Gap > 0 {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(gap):
+			case <-time.After(l.Gap):
 			}
 		}
 		hint = l.Hint

@@ -38,11 +38,13 @@ type Issuance struct {
 	// SPKI is "sha256:" and the SHA-256 of the public key in hex, as in CA pins.
 	SPKI string `json:"spki,omitempty"`
 
-	// The issued certificate. Serial is in lower-case hexadecimal digits.
-	Serial    string    `json:"serial,omitempty"`
-	NotBefore time.Time `json:"notBefore,omitzero"`
-	NotAfter  time.Time `json:"notAfter,omitzero"`
-	// Certificate is PEM without the chain. Lists omit it.
+	// The issued certificate. Serial is in lower-case hexadecimal digits. Fingerprint is "sha256:" and the SHA-256 of
+	// the certificate in hex; entries of earlier versions lack it.
+	Serial      string    `json:"serial,omitempty"`
+	Fingerprint string    `json:"fingerprint,omitempty"`
+	NotBefore   time.Time `json:"notBefore,omitzero"`
+	NotAfter    time.Time `json:"notAfter,omitzero"`
+	// Certificate is PEM without the chain. Lists omit it, and a record in etcd does not have it.
 	Certificate string `json:"certificate,omitempty"`
 
 	// Approver approved the request. Rule is the rule of kubejoin that approved it, and Evidence what the rule relied

@@ -80,7 +80,7 @@ const (
 //   - A node renews its certificate while its Node exists. The claim limits the lifetime of the new certificate.
 type Nodes struct {
 	// Tokens and Claims store the bootstrap tokens and the claims. If one of them is nil, every bootstrap token is
-	// refused.
+	// refused. If Claims is a [tokens.Counter], both must be in the same database.
 	Tokens tokens.Store
 	Claims tokens.Claims
 	// Node returns the UID of a Node, read live and not from a cache. The error wraps [tokens.ErrNotFound] if the
@@ -111,7 +111,7 @@ type Nodes struct {
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
-	dry bool // dry run: nothing is written, so no claim has to be confirmed
+	dry bool // dry run: nothing is written
 
 	once   sync.Once
 	log    *slog.Logger
@@ -266,7 +266,7 @@ func (n *Nodes) start() {
 		n.log = slog.New(slog.DiscardHandler)
 	}
 	n.counts = metrics.Counter(n.Registerer, "kubejoin_claim_changes_total",
-		"Changes of node name claims: made, another_key, taken_over, undone, repaired (a token got lost names or limits back), released.", "change")
+		"Changes of node name claims: made, another_key, taken_over, repaired (a token got lost names or limits back), released.", "change")
 	n.unlimited = cache.NewLRUExpireCacheWithClock(maxUnlimited, clock(n.now))
 }
 

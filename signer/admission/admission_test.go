@@ -44,7 +44,11 @@ func admit(ctx context.Context, n *admission.Nodes, r approval.Request) (*admiss
 func bootstrapUser(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
 
 func (c *cluster) admission() *admission.Nodes {
-	return &admission.Nodes{Tokens: store{cluster: c}, Claims: claims{cluster: c}, Node: c.Node, Ready: c.Ready, Reserved: []string{"cp-*"}}
+	var stored tokens.Claims = claims{cluster: c}
+	if c.oneDatabase {
+		stored = counter{claims{cluster: c}}
+	}
+	return &admission.Nodes{Tokens: store{cluster: c}, Claims: stored, Node: c.Node, Ready: c.Ready, Reserved: []string{"cp-*"}}
 }
 
 func wantRefused(t testing.TB, what string, err error, reason string, parts ...string) {
@@ -112,7 +116,7 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 		{name: "claimed by a Node that was deleted, for one node", limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, _ *tokens.Record) {
 			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone"}
 		}},
-		{name: "joined before and deleted", limits: tokens.Limits{MaxNodes: 2}, change: func(c *cluster, r *tokens.Record) { r.Nodes = []string{node} },
+		{name: "joined before and deleted", limits: tokens.Limits{MaxNodes: 2}, change: func(c *cluster, r *tokens.Record) { r.Nodes, r.Left = []string{node}, []string{node} },
 			reason: "TokenSpent", says: "its Node or claim was deleted"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
-	"golang.org/x/sync/errgroup"
 )
 
 // attempts is how often a change is tried while others change the same claim or token.
@@ -20,17 +18,15 @@ const attempts = 10
 // countTimeout is the timeout for writing a token's count. Other requests with the token wait for that write.
 const countTimeout = 30 * time.Second
 
-// maxEvictions is how many claims evict writes at once.
-const maxEvictions = 16
-
-// A slotRequest is one request for a node slot of a token. Requests with the same token at the same time are written
+// A slotRequest is one request for a node slot of a token. Requests with the same token at the same time are counted
 // together. Otherwise each machine of a rack would conflict with every other machine, and retry.
 type slotRequest struct {
 	request approval.Request
 	node    string
 
 	record   tokens.Record // the token that claims the name; zero before the first attempt
-	counted  bool          // the token had counted the name before this request came
+	had      bool          // the token had a claim on the name, and gets no other one
+	exists   bool          // the name could not be claimed, because it had a claim
 	replaces bool          // the token replaces the Node that has the name now
 	ready    string        // the period of being Ready that this Node is in, as Nodes.Ready returns it
 	claim    tokens.Claim
@@ -44,9 +40,7 @@ var (
 	errUnchanged = errors.New("nothing to change")
 )
 
-// admitToken checks a request of a bootstrap token and, if the token has limits, claims the name. It writes the claim
-// first, which is the lock on the name, and then the count on the token. It undoes its writes before it returns a
-// refusal.
+// admitToken checks a request of a bootstrap token and, if the token has limits, claims the name.
 func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node string, a *Admitted) error {
 	if n.Tokens == nil || n.Claims == nil {
 		return approval.RefuseFor(ReasonTokenRevoked, "this server does not accept bootstrap tokens")
@@ -82,12 +76,6 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 			counts = false
 			continue
 		}
-		if refused := (*approval.Refused)(nil); errors.As(err, &refused) && refused.Reason != ReasonTooManyKeys {
-			// This attempt, or an earlier one whose response was lost, may have left a claim.
-			if undoErr := n.undo(ctx, id, node, r, false); undoErr != nil {
-				return fmt.Errorf("request refused (%s), but its claim on node name %s was not removed: %w", refused.Reason, node, undoErr)
-			}
-		}
 		if err != nil {
 			return err
 		}
@@ -117,7 +105,7 @@ func (n *Nodes) live(ctx context.Context, id string, r approval.Request, node st
 	case err != nil:
 		return record, fmt.Errorf("token %s: %w", id, err)
 	}
-	if _, _, err = n.mend(ctx, &record); err != nil || !record.Limits.IsZero() || n.check(record, r, node) != nil {
+	if _, err = n.mend(ctx, &record); err != nil || !record.Limits.IsZero() || n.check(record, r, node) != nil {
 		return record, err
 	}
 	if left := unlimitedTTL - n.now().Sub(asked); left > 0 {
@@ -131,138 +119,67 @@ func (n *Nodes) live(ctx context.Context, id string, r approval.Request, node st
 // takeSlot claims a name and counts it on a token that limits the number of nodes. It counts by compare-and-swap, so that
 // concurrent requests cannot exceed the limit. The last slot also brings the token's expiration forward.
 func (n *Nodes) takeSlot(ctx context.Context, id string, p *slotRequest) error {
-	for range attempts {
-		if err := n.slots.Do(ctx, id, p, func(ctx context.Context, all []*slotRequest) {
-			ctx, cancel := context.WithTimeout(ctx, countTimeout)
-			defer cancel()
-			if err := n.write(ctx, id, all); err != nil {
-				for _, p := range all {
-					p.err = err
-				}
-			}
-		}); err != nil {
-			return fmt.Errorf("update node count of token %s: %w", id, err)
-		}
-		if p.err != nil || !p.claim.Pending || n.dry {
-			return p.err
-		}
-		// The name is counted, so the claim can be confirmed. This fails if the claim has changed since the count:
-		// another attempt with its key was refused, the count was lost and evict removed the keys, or another key was
-		// added. Then start over.
-		confirmed := p.claim
-		confirmed.Pending = false
-		claim, err := n.replace(ctx, p.claim, confirmed)
-		if !changed(err) {
-			p.claim = claim
-			return err
-		}
+	if err := n.slots.Do(ctx, id, p, func(ctx context.Context, all []*slotRequest) {
+		ctx, cancel := context.WithTimeout(ctx, countTimeout)
+		defer cancel()
+		n.countNames(ctx, id, all)
+	}); err != nil {
+		return fmt.Errorf("update node count of token %s: %w", id, err)
 	}
-	return fmt.Errorf("claim of node %s: lost during each of %d attempts", p.node, attempts)
+	return p.err
 }
 
-// write claims and counts the names of all, and sets the error of those that get no slot. It makes the claims between
-// the live read of the token and its write. So when the write succeeds, no name was counted before it was claimed.
-//
-// The written record no longer shows that a count was lost, so write evicts the pending claims first. It does so before
-// it makes claims: a write that fails has then fewer pending claims to evict in its next try, and not more.
-func (n *Nodes) write(ctx context.Context, id string, all []*slotRequest) error {
-	mended := false
-	_, err := n.Tokens.Update(ctx, id, func(record *tokens.Record) error {
-		var pending []tokens.Claim
-		var err error
-		if mended, pending, err = n.mend(ctx, record); err != nil {
-			return err
-		}
-		if record.Limits.NodeLimit() == 0 {
-			return errNoNodeLimit
-		}
-		if mended || slices.ContainsFunc(all, func(p *slotRequest) bool { return n.checkSlot(*record, p) == nil }) {
-			if err := n.evict(ctx, pending); err != nil {
-				return err
-			}
-		}
-		var claiming sync.WaitGroup
-		for _, p := range all {
-			claiming.Go(func() { p.err = n.claimName(ctx, *record, p) })
-		}
-		claiming.Wait()
-		// A pending claim needs the write also if the record stays as it is: that proves that it has not changed.
-		if !n.fill(record, all) && !mended && !slices.ContainsFunc(all, func(p *slotRequest) bool { return p.claim.Pending }) {
-			return errUnchanged
-		}
-		return nil
-	})
-	switch {
-	case errors.Is(err, errUnchanged):
-		return nil
-	case errors.Is(err, tokens.ErrNotFound):
-		return refuseGone(id)
-	case err != nil:
-		return fmt.Errorf("update node count of token %s: %w", id, err)
-	case mended:
-		n.count("repaired")
-		n.log.Warn("bootstrap token had lost limits or node names, restored from its claims", "token", id)
-	}
-	return nil
+func (n *Nodes) reportMended(id string) {
+	n.count("repaired")
+	n.log.Warn("bootstrap token had lost limits or node names, restored from its claims", "token", id)
 }
 
 // mend restores what a record has lost from the claims of its token ID: restrictions that were erased, and names that
-// are missing in the count. The record must have been read live. mend reports whether it changed the record, and
-// returns the pending claims if it has read them.
+// are missing in the count. It reports whether it changed the record.
 //
 // A record without a node limit or without counted names may have lost them, or may be another token under the same
 // ID. Then mend reads the claims live, after the record. Otherwise the cached claims only decide whether to read them
 // live.
-func (n *Nodes) mend(ctx context.Context, record *tokens.Record) (mended bool, pending []tokens.Claim, err error) {
+func (n *Nodes) mend(ctx context.Context, record *tokens.Record) (mended bool, err error) {
 	if record.Problem != nil || record.Limits.Problem != nil {
-		return false, nil, nil
+		return false, nil
 	}
 	id := record.Token.ID()
 	if record.Limits.NodeLimit() > 0 && len(record.Nodes) > 0 {
 		known, err := n.Claims.OfToken(ctx, id)
 		if err != nil {
-			return false, nil, fmt.Errorf("claims of token %s: %w", id, err)
+			return false, fmt.Errorf("claims of token %s: %w", id, err)
 		}
 		try := *record
 		try.Nodes = slices.Clone(record.Nodes)
 		if !restrict(&try, known) {
-			return false, nil, nil
+			return false, nil
 		}
 	}
 	claims, err := n.Claims.HeldBy(ctx, id)
 	if err != nil {
-		return false, nil, fmt.Errorf("claims of token %s: %w", id, err)
+		return false, fmt.Errorf("claims of token %s: %w", id, err)
 	}
-	for _, c := range claims {
-		if c.Pending && c.NodeUID == "" && len(c.Keys) > 0 {
-			pending = append(pending, c)
+	return restrict(record, claims), nil
+}
+
+// claimName makes a token without a node limit hold the claim of a name if the record and the Node allow it. The record
+// must have been read live.
+func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *slotRequest) error {
+	for range attempts {
+		planned, err := n.planClaim(ctx, record, p)
+		if p.claim = planned.After; err != nil || planned.Before.Equal(planned.After) {
+			return err
+		}
+		if p.claim, err = n.writeClaim(ctx, p, planned); !changed(err) {
+			return err
 		}
 	}
-	return restrict(record, claims), pending, nil
+	return fmt.Errorf("claim of node %s: changed during each of %d attempts", p.node, attempts)
 }
 
-// evict removes the keys of pending claims: they may have been counted before the count was lost. Nothing was issued on
-// them. The request that made such a claim does not find its key and starts over. The claim stays, because its name may
-// be counted. evict fails if a claim has changed since it was read, after it has tried all of them.
-func (n *Nodes) evict(ctx context.Context, pending []tokens.Claim) error {
-	var evicting errgroup.Group
-	evicting.SetLimit(maxEvictions)
-	for _, c := range pending {
-		evicting.Go(func() error {
-			evicted := c
-			evicted.Keys, evicted.Requests = nil, nil
-			if _, err := n.replace(ctx, c, evicted); err != nil && !errors.Is(err, tokens.ErrNotFound) {
-				return err
-			}
-			return nil
-		})
-	}
-	return evicting.Wait()
-}
-
-// claimName makes the token hold the claim of a name if the record and the Node allow it. The record must have been
-// read live. claimName may be called again with a newer record.
-func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *slotRequest) error {
+// prepare checks everything but the claim of the name, and sets what a claim depends on.
+func (n *Nodes) prepare(ctx context.Context, record tokens.Record, p *slotRequest) error {
 	p.claim = tokens.Claim{} // of an attempt with an older record
 	if p.record.UID != "" && p.record.UID != record.UID {
 		return fmt.Errorf("token %s was replaced while kubejoin handled this request", record.Token.ID())
@@ -275,81 +192,109 @@ func (n *Nodes) claimName(ctx context.Context, record tokens.Record, p *slotRequ
 	if err != nil {
 		return err
 	}
-	if p.record.UID == "" {
-		// If the name is counted later, it is counted for the claim that is made here.
-		p.counted = slices.Contains(record.Nodes, p.node)
-	}
 	p.record, p.replaces = record, replaces
 	if replaces && n.Ready != nil {
 		if p.ready, err = n.Ready(ctx, p.node); err != nil && !errors.Is(err, tokens.ErrNotFound) {
 			return fmt.Errorf("node %s: %w", p.node, err)
 		}
 	}
-	p.claim, err = n.hold(ctx, p)
-	return err
+	return nil
 }
 
-// hold makes the token hold the claim of a name, with the request's key in it. It writes nothing if the claim is
-// already so.
-func (n *Nodes) hold(ctx context.Context, p *slotRequest) (tokens.Claim, error) {
-	id, node := p.record.Token.ID(), p.node
-	_, err := n.Claims.Find(ctx, node)
-	free := errors.Is(err, tokens.ErrNotFound) && !p.counted // probably: Create fails if not
+// A plannedClaim is a change of a claim that was not written yet.
+type plannedClaim struct {
+	tokens.ClaimChange
+	step step
+}
+
+// planClaim returns how the claim of a name changes if the record and the Node allow it.
+func (n *Nodes) planClaim(ctx context.Context, record tokens.Record, p *slotRequest) (plannedClaim, error) {
+	if err := n.prepare(ctx, record, p); err != nil {
+		return plannedClaim{}, err
+	}
+	_, atomic := n.Claims.(tokens.Counter)
+	p.had = slices.Contains(record.Left, p.node) || slices.Contains(record.Nodes, p.node) && (atomic || record.Limits.Replaces != (tokens.NodeRef{}))
+	_, err := n.Claims.Find(ctx, p.node)
+	known := !errors.Is(err, tokens.ErrNotFound)
 	for range attempts {
-		var do step
-		var seen, claim tokens.Claim
-		if err = tokens.ErrNotFound; !free {
-			claim, err = n.Claims.Update(ctx, node, func(c *tokens.Claim) (err error) {
-				seen = c.Clone()
-				if do, err = n.plan(seen, p); err == nil {
-					*c = p.apply(do, *c, n.now())
-				}
-				return err
-			})
+		var seen tokens.Claim
+		// If the cache is wrong about a name without a claim, the write fails, and the name starts over.
+		if err = tokens.ErrNotFound; known || p.had || p.exists {
+			seen, err = n.Claims.Get(ctx, p.node)
 		}
-		assumedFree := free
-		free = false
 		switch {
-		case err == nil && do == refuseReplacedAgain:
-			return tokens.Claim{}, refuseReplaced(node)
-		case err == nil && do == newClaim:
-			return n.made(claim, nil)
-		case err == nil:
-			if do != keep {
-				n.count(do.String())
-				n.log.Warn("node name claim changed", "change", do.String(), "node", tokens.Redact(node), "token", id, "keys", len(claim.Keys))
-			}
-			return claim, nil
-		case errors.Is(err, errVacate):
+		case errors.Is(err, tokens.ErrNotFound) && p.had:
+			return plannedClaim{}, refuseJoined(record.Token.ID(), p.node, p.replaces)
+		case errors.Is(err, tokens.ErrNotFound):
+			return plannedClaim{tokens.ClaimChange{After: p.fresh()}, newClaim}, nil
+		case err != nil:
+			return plannedClaim{}, fmt.Errorf("claim of node %s: %w", p.node, err)
+		}
+		do, err := n.plan(seen, p)
+		if errors.Is(err, errVacate) {
 			if err := n.vacate(ctx, seen); err != nil {
-				return claim, err
+				return plannedClaim{}, err
 			}
-			continue
-		case !errors.Is(err, tokens.ErrNotFound):
-			return claim, fmt.Errorf("claim of node %s: %w", node, err)
-		case p.counted:
-			return claim, refuseJoined(id, node, p.replaces)
-		}
-		if claim, err = n.Claims.Create(ctx, p.fresh()); !errors.Is(err, tokens.ErrExists) {
-			return n.made(claim, err)
-		}
-		if assumedFree {
+			p.had = p.had || seen.TokenID == record.Token.ID()
 			continue
 		}
-		// Another request was faster, or an earlier attempt succeeded and its response was lost. If there is no claim
-		// now, an object that is not a claim has the name, and a retry does not help.
-		if _, err := n.Claims.Get(ctx, node); errors.Is(err, tokens.ErrNotFound) {
-			return claim, approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: an object that is not a claim has this name: %v", node, errors.Unwrap(err))
+		if err != nil {
+			return plannedClaim{}, fmt.Errorf("claim of node %s: %w", p.node, err)
 		}
+		after := p.apply(do, seen.Clone(), n.now())
+		if do == refuseReplacedAgain {
+			if _, err := n.replace(ctx, seen, after); err != nil && !changed(err) {
+				return plannedClaim{}, err
+			}
+			return plannedClaim{}, refuseReplaced(p.node)
+		}
+		return plannedClaim{tokens.ClaimChange{Before: seen, After: after}, do}, nil
 	}
-	return tokens.Claim{}, fmt.Errorf("claim of node %s: changed during each of %d attempts", node, attempts)
+	return plannedClaim{}, fmt.Errorf("claim of node %s: changed during each of %d attempts", p.node, attempts)
 }
 
-func (n *Nodes) made(claim tokens.Claim, err error) (tokens.Claim, error) {
-	if err != nil {
-		return claim, fmt.Errorf("claim node name: %w", err) // err contains the name
+// writeClaim writes one change. If the claim has changed meanwhile, the error is one for which changed is true.
+func (n *Nodes) writeClaim(ctx context.Context, p *slotRequest, c plannedClaim) (claim tokens.Claim, err error) {
+	if c.Before.UID != "" {
+		claim, err = n.replace(ctx, c.Before, c.After)
+	} else {
+		claim, err = n.Claims.Create(ctx, c.After)
 	}
-	n.count("made")
-	n.log.Info("node name claimed", "node", tokens.Redact(claim.Node), "token", claim.TokenID)
-	return claim, nil
+	switch {
+	case err == nil:
+		n.reportClaim(c.step, claim)
+	case errors.Is(err, tokens.ErrExists) && p.exists:
+		return claim, n.checkClaim(ctx, p.node, err)
+	case errors.Is(err, tokens.ErrExists):
+		p.exists = true
+		return claim, fmt.Errorf("%w: %w", tokens.ErrConflict, err)
+	default:
+		err = fmt.Errorf("claim node name: %w", err) // err contains the name
+	}
+	return claim, err
+}
+
+// checkClaim returns why no claim could be created. Another request was faster, or an earlier attempt succeeded and its
+// response was lost. If there is no claim now, an object that is not a claim has the name, and a retry does not help.
+func (n *Nodes) checkClaim(ctx context.Context, node string, exists error) error {
+	switch _, err := n.Claims.Get(ctx, node); {
+	case errors.Is(err, tokens.ErrNotFound):
+		return approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: an object that is not a claim has this name: %v", node, errors.Unwrap(err))
+	case err != nil:
+		return fmt.Errorf("claim of node %s: %w", node, err)
+	}
+	return fmt.Errorf("%w: %w", tokens.ErrConflict, exists)
+}
+
+// reportClaim logs and counts a step that was written.
+func (n *Nodes) reportClaim(do step, claim tokens.Claim) {
+	switch do {
+	case keep:
+		return
+	case newClaim:
+		n.log.Info("node name claimed", "node", tokens.Redact(claim.Node), "token", claim.TokenID)
+	default:
+		n.log.Warn("node name claim changed", "change", do.String(), "node", tokens.Redact(claim.Node), "token", claim.TokenID, "keys", len(claim.Keys))
+	}
+	n.count(do.String())
 }

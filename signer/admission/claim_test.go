@@ -3,7 +3,6 @@ package admission_test
 import (
 	"context"
 	"crypto/elliptic"
-	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -14,12 +13,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -79,8 +76,8 @@ func (i *issued) check(t *testing.T, c *cluster) {
 		claimed[claim.TokenID]++
 	}
 	for id, r := range c.records {
-		if claimed[id] != len(r.Nodes) {
-			t.Errorf("token %s counts %q but has %d claims", id, r.Nodes, claimed[id])
+		if claimed[id] != len(r.Nodes)-len(r.Left) {
+			t.Errorf("token %s counts %q, of which %q have left, but has %d claims", id, r.Nodes, r.Left, claimed[id])
 		}
 	}
 }
@@ -107,10 +104,14 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 		{"many tokens, one name", many, 1, 1, 1},
 		{"ten tokens for three nodes, many names", 10, 3, many, 30},
 	} {
-		for _, failing := range []float64{0, 0.3} {
-			t.Run(fmt.Sprintf("%s, %.0f%% fail", test.name, failing*100), func(t *testing.T) {
+		for _, mode := range []struct {
+			failing     float64
+			oneDatabase bool
+		}{{0, false}, {0.3, false}, {0, true}, {0.3, true}} {
+			t.Run(fmt.Sprintf("%s, %.0f%% fail, one database %t", test.name, mode.failing*100, mode.oneDatabase), func(t *testing.T) {
 				t.Parallel()
 				c := newCluster()
+				c.oneDatabase = mode.oneDatabase
 				// A machine with each name joined earlier, and its claim was released.
 				past := tokens.ReleasedClaim{Until: time.Now().Add(100 * time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
 				for i := range test.names {
@@ -121,7 +122,7 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 				for range test.tokens {
 					all = append(all, c.createToken(tokens.Limits{MaxNodes: test.most}))
 				}
-				c.failing = failing
+				c.failing = mode.failing
 				willing := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
 				for name, s := range willing {
 					s.Rules = []approval.Rule{approveAll{}}
@@ -259,62 +260,6 @@ func (d failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim
 	return d.Claims.Create(ctx, c)
 }
 
-// A refused request undoes its part of a claim while another request with the same key is counted. In every order
-// of their calls, the admitted request must keep its claim.
-func TestConcurrentUndoKeepsClaimOfAdmittedRequest(t *testing.T) {
-	const steps = 9 // a refused request makes fewer calls
-	for i := range steps * steps {
-		synctest.Test(t, func(t *testing.T) {
-			c := newCluster()
-			token := c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})
-			good := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
-			bad := good
-			bad.Created = time.Now().Add(-time.Hour) // older than the token
-
-			leave := make(chan struct{})
-			wait := func() { <-leave }
-			refused := c.admission()
-			refused.Tokens, refused.Claims = steppedTokens{store{cluster: c}, wait, wait, func() {}}, steppedClaims{claims{cluster: c}, wait}
-			calls := func(most int) {
-				for n := 0; n < most; n++ {
-					synctest.Wait()
-					select {
-					case leave <- struct{}{}:
-					default: // the request is done
-						return
-					}
-				}
-				synctest.Wait()
-			}
-			var undoing sync.WaitGroup
-			atCount := sync.OnceFunc(func() {
-				undoing.Go(func() {
-					_, err := admit(t.Context(), refused, bad)
-					wantRefused(t, "older than its token", err, admission.ReasonTokenReplaced)
-				})
-				calls(i / steps)
-			})
-			counted := false
-			n := c.admission()
-			n.Tokens = steppedTokens{store{cluster: c}, func() {}, func() {}, func() { atCount(); counted = true }}
-			n.Claims = steppedClaims{claims{cluster: c}, func() {
-				if counted {
-					counted = false
-					calls(i % steps)
-				}
-			}}
-			if _, err := admit(t.Context(), n, good); err != nil {
-				t.Errorf("%d calls before the count, %d after it: got %v, want an admission", i/steps, i%steps, err)
-			}
-			close(leave)
-			undoing.Wait()
-			if claim := c.claims["worker-1"]; claim.TokenID != token.ID() || len(claim.Keys) != 1 || claim.Limits.CertificateDuration != time.Hour {
-				t.Errorf("%d calls before the count, %d after it: got claim %+v, want that of the admitted request", i/steps, i%steps, claim)
-			}
-		})
-	}
-}
-
 // steppedTokens calls a function before each read and update, and before an update is written.
 type steppedTokens struct {
 	store
@@ -335,30 +280,11 @@ func (s steppedTokens) Update(ctx context.Context, id string, change func(*token
 	})
 }
 
-type steppedClaims struct {
-	claims
-	do func()
-}
-
-func (s steppedClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
-	s.do()
-	return s.claims.Get(ctx, node)
-}
-
-func (s steppedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	s.do()
-	return s.claims.Update(ctx, node, change)
-}
-
-func (s steppedClaims) Delete(ctx context.Context, c tokens.Claim) error {
-	s.do()
-	return s.claims.Delete(ctx, c)
-}
-
 // Concurrent requests with many keys, some of them invalid, must not exceed the number of keys for one name.
 func TestConcurrentKeysStayWithinTheLimit(t *testing.T) {
-	for range 20 {
+	for i := range 40 {
 		c := newCluster()
+		c.oneDatabase = i%2 == 1
 		token := c.createToken(tokens.Limits{MaxNodes: 1})
 		n := c.admission()
 		var asking sync.WaitGroup
@@ -388,86 +314,28 @@ func TestConcurrentKeysStayWithinTheLimit(t *testing.T) {
 	}
 }
 
-// Withdraw removes only what its own request has left over. Counted claims and those of other requests stay.
-func TestWithdrawRemovesOnlyUnusedClaimOfRequest(t *testing.T) {
-	const node = "worker-1"
-	for name, test := range map[string]struct {
-		limits   tokens.Limits
-		counted  bool
-		requests []string
-		another  bool // the claim belongs to another token
-		admitted bool // a certificate may have been issued
-		half     bool // an interrupted undo has removed the keys
-		keys     int  // of other requests
-		stays    bool
-	}{
-		"never counted":        {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}},
-		"counted":              {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, counted: true, stays: true},
-		"admitted":             {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, counted: true, admitted: true, stays: true},
-		"admitted, uncounted":  {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, admitted: true, stays: true},
-		"of two requests":      {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}},
-		"of two keys":          {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1", "uid-2"}, keys: 1, stays: true},
-		"of another request":   {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-2"}, stays: true},
-		"of another token":     {limits: tokens.Limits{MaxNodes: 1}, requests: []string{"uid-1"}, another: true, stays: true},
-		"half undone":          {limits: tokens.Limits{MaxNodes: 1}, half: true},
-		"half undone, counted": {limits: tokens.Limits{MaxNodes: 1}, half: true, counted: true, stays: true},
-		"of names, not counts": {limits: tokens.Limits{NodeNames: []string{node}}, requests: []string{"uid-1"}, stays: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := newCluster()
-			token := c.createToken(test.limits)
-			record := c.records[token.ID()]
-			if test.counted {
-				record.Nodes = []string{node}
-				c.keep(record)
-			}
-			r := firstRequest(t, bootstrapUser(token), node, csrtest.ECDSA(elliptic.P256()))
-			r.UID = "uid-1"
-			claim := tokens.Claim{Node: node, TokenID: token.ID(), TokenUID: record.UID, Limits: test.limits, Requests: test.requests, Pending: test.limits.NodeLimit() > 0 && !test.admitted}
-			if !test.half {
-				claim.Keys = []string{fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo)), "sha256:another"}[:1+test.keys]
-			}
-			if test.another {
-				claim.TokenID = c.createToken(test.limits).ID()
-			}
-			if _, err := (claims{cluster: c}).Create(t.Context(), claim); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.admission().Withdraw(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
-			left, stays := c.claims[node]
-			if stays != test.stays {
-				t.Errorf("claim stays: got %t, want %t", stays, test.stays)
-			}
-			if test.keys > 0 && (!slices.Equal(left.Keys, []string{"sha256:another"}) || !slices.Equal(left.Requests, []string{"uid-2"})) {
-				t.Errorf("got claim %+v, want only the other key and request", left)
-			}
-		})
-	}
-	if err := (*admission.Nodes)(nil).Withdraw(t.Context(), approval.Request{}); err != nil {
-		t.Error(err)
-	}
-}
-
 // Each API call of an admission counts when a rack joins. Reads of the Node and of the CSR are not included.
 func TestAdmissionMakesFewCalls(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits tokens.Limits
 		before bool // another machine has joined with the token
+		one    bool // tokens and claims are in one database
 		want   map[string]int
 	}{
-		// Read the token, list its claims, create the claim, count the name and confirm the claim. secretstore does not
-		// read a claim before it confirms it.
-		"token for one node":             {limits: tokens.Limits{MaxNodes: 1}, want: map[string]int{"read": 2, "list": 1, "token": 1, "claim": 2}},
-		"second machine, token for many": {limits: tokens.Limits{MaxNodes: 9}, before: true, want: map[string]int{"read": 2, "token": 1, "claim": 2}},
-		"token for names":                {limits: tokens.Limits{NodeNames: []string{"w*"}}, want: map[string]int{"read": 1, "list": 1, "claim": 1}},
+		// List the claims of the token, count the name, create the claim and read the token.
+		"token for one node":             {limits: tokens.Limits{MaxNodes: 1}, want: map[string]int{"read": 1, "list": 1, "token": 1, "claim": 1}},
+		"second machine, token for many": {limits: tokens.Limits{MaxNodes: 9}, before: true, want: map[string]int{"read": 1, "token": 1, "claim": 1}},
+		// List the claims of the token, and commit the count and the claim.
+		"token for one node, one database":             {limits: tokens.Limits{MaxNodes: 1}, one: true, want: map[string]int{"list": 1, "commit": 1}},
+		"second machine, token for many, one database": {limits: tokens.Limits{MaxNodes: 9}, before: true, one: true, want: map[string]int{"commit": 1}},
+		"token for names":                              {limits: tokens.Limits{NodeNames: []string{"w*"}}, want: map[string]int{"read": 1, "list": 1, "claim": 1}},
 		// Reads that find nothing are not counted: those of the Node and the claim.
 		"token without limits":                 {want: map[string]int{"read": 1, "list": 1}},
 		"second machine, token without limits": {before: true, want: map[string]int{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster()
+			c.oneDatabase = test.one
 			token := c.createToken(test.limits)
 			n := c.admission()
 			if test.before {

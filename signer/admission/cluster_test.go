@@ -35,6 +35,8 @@ type cluster struct {
 	cachedClaims  map[string]tokens.Claim
 
 	writes map[string]int // calls that took effect, by kind
+
+	oneDatabase bool // claims are a tokens.Counter
 }
 
 func newCluster() *cluster {
@@ -193,8 +195,7 @@ type store struct {
 }
 
 func copied(r tokens.Record) tokens.Record {
-	r.Nodes, r.Limits.NodeNames = slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
-	return r
+	return r.Clone()
 }
 
 func (s store) Get(_ context.Context, id string) (r tokens.Record, err error) {
@@ -244,14 +245,22 @@ func (s store) Delete(_ context.Context, r tokens.Record) error {
 
 func (s store) Watch(context.Context) <-chan struct{} { return nil }
 
+// Update starts from the cache, and decides nothing from it.
 func (s store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	for {
-		before, err := s.Get(ctx, id)
+	read := s.Find
+	for cached := true; ; cached, read = false, s.Get {
+		before, err := read(ctx, id)
 		if err != nil {
+			if cached {
+				continue
+			}
 			return before, err
 		}
 		after := copied(before)
 		if err := change(&after); err != nil {
+			if cached {
+				continue
+			}
 			return tokens.Record{}, err
 		}
 		if err := after.Check(); err != nil {
@@ -375,4 +384,49 @@ func (s claims) Delete(_ context.Context, c tokens.Claim) error {
 		delete(s.cluster.claims, c.Node)
 		return nil
 	})
+}
+
+// counter implements tokens.Counter on a cluster.
+type counter struct{ claims }
+
+func (s counter) MaxCommit() int { return 3 }
+
+func (s counter) Commit(_ context.Context, before, after tokens.Record, changes []tokens.ClaimChange) (written []tokens.Claim, err error) {
+	if len(changes) > s.MaxCommit() {
+		panic("too many changes in one Commit")
+	}
+	if err := after.Check(); err != nil {
+		return nil, err
+	}
+	err = s.call("commit", func() error {
+		id := before.Token.ID()
+		if s.records[id].Version != before.Version {
+			return tokens.ErrConflict
+		}
+		for _, change := range changes {
+			if s.cluster.claims[change.After.Node].Version != change.Before.Version {
+				return tokens.ErrConflict
+			}
+		}
+		for _, change := range changes {
+			c := change.After.Clone()
+			if change.Before.Version == "" {
+				c.UID = "uid-" + s.next()
+			}
+			if change.Before.Released() {
+				c.Created = time.Now()
+			}
+			c.Version = s.next()
+			s.cluster.claims[c.Node] = c
+			written = append(written, c.Clone())
+		}
+		after = copied(after)
+		after.Version = s.next()
+		s.cluster.keep(after)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return written, nil
 }

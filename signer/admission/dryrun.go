@@ -20,11 +20,15 @@ func (n *Nodes) DryRun() *Nodes {
 	dry := &Nodes{
 		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Lease: n.Lease, Retention: n.Retention, RejoinWindow: n.RejoinWindow, Now: n.Now, dry: true,
 	}
+	counter, isCounter := n.Claims.(tokens.Counter)
 	if n.Tokens != nil {
 		dry.Tokens = dryTokens{n.Tokens}
 	}
 	if n.Claims != nil {
-		dry.Claims = dryClaims{n.Claims, &sync.Map{}}
+		claims := dryClaims{n.Claims, &sync.Map{}}
+		if dry.Claims = claims; isCounter {
+			dry.Claims = dryCounter{claims, counter.MaxCommit()}
+		}
 	}
 	return dry
 }
@@ -101,4 +105,19 @@ func (s dryClaims) Update(ctx context.Context, node string, change func(*tokens.
 func (s dryClaims) Delete(_ context.Context, c tokens.Claim) error {
 	s.gone.Store(c.UID, time.Now())
 	return nil
+}
+
+// dryCounter is dryClaims in one database with the tokens.
+type dryCounter struct {
+	dryClaims
+	most int
+}
+
+func (s dryCounter) MaxCommit() int { return s.most }
+
+func (dryCounter) Commit(_ context.Context, _, _ tokens.Record, changes []tokens.ClaimChange) (claims []tokens.Claim, err error) {
+	for _, c := range changes {
+		claims = append(claims, c.After)
+	}
+	return claims, nil
 }

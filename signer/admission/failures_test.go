@@ -2,9 +2,7 @@ package admission_test
 
 import (
 	"crypto/elliptic"
-	"crypto/sha256"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -60,21 +58,6 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 			c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil)
 		},
-		"a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
-			c.claims["worker-1"] = abandonedClaim(c.createToken(tokens.Limits{MaxNodes: 1}))
-			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
-		},
-		"no limits, a claim that was never confirmed": func(t *testing.T, c *cluster) approval.Request {
-			c.claims["worker-1"] = abandonedClaim(c.createToken(tokens.Limits{MaxNodes: 1}))
-			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil)
-		},
-		"a count that was lost beside a pending claim": func(t *testing.T, c *cluster) approval.Request {
-			token := c.createToken(tokens.Limits{MaxNodes: 2})
-			pending := abandonedClaim(token)
-			pending.Node, pending.Created = "worker-2", time.Now()
-			c.claims["worker-2"] = pending
-			return firstRequest(t, bootstrapUser(token), "worker-1", nil)
-		},
 		"a renewal after release": func(t *testing.T, c *cluster) approval.Request {
 			c.node("worker-1")
 			past := tokens.ReleasedClaim{Until: time.Now().Add(time.Minute).Truncate(time.Second), CertificateDuration: time.Hour}
@@ -90,6 +73,10 @@ func TestFailedCallNeitherAdmitsNorRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			everyCallFails(t, prepare, (*cluster).admission)
 			everyCallFails(t, prepare, func(c *cluster) *admission.Nodes { return c.admission().DryRun() })
+			everyCallFails(t, prepare, func(c *cluster) *admission.Nodes {
+				c.oneDatabase = true
+				return c.admission()
+			})
 		})
 	}
 }
@@ -116,39 +103,6 @@ func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approva
 	}
 }
 
-// abandonedClaim returns a claim of worker-1 whose admission stopped two minutes ago, before the token counted the
-// name.
-func abandonedClaim(token tokens.Token) tokens.Claim {
-	return tokens.Claim{
-		Node: "worker-1", TokenID: token.ID(), TokenUID: "another", UID: "1", Version: "1", Created: time.Now().Add(-2 * time.Minute),
-		Limits: tokens.Limits{MaxNodes: 1}, Keys: []string{"sha256:1"}, Pending: true,
-	}
-}
-
-// Admit refuses only after it has undone the claim of an earlier attempt. Otherwise nobody would retry the undo.
-func TestFailedUndoIsNoRefusal(t *testing.T) {
-	for at, done := 1, false; !done; at++ {
-		c := newCluster()
-		token := c.createToken(tokens.Limits{MaxNodes: 1})
-		c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-2", nil))
-		r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-		claim := abandonedClaim(token)
-		claim.Created, claim.Keys = time.Now(), append(claim.Keys, keyOf(r))
-		c.claims["worker-1"] = claim
-		c.refreshCaches()
-		c.calls, c.failAt = 0, at
-		admission, err := admit(t.Context(), c.admission(), r)
-		if done = c.calls < at; done {
-			wantRefused(t, "nothing fails", err, "TokenSpent")
-			if _, found := c.claims["worker-1"]; found || at < 4 {
-				t.Errorf("after %d calls: claim exists: %v, want it removed", c.calls, found)
-			}
-		} else if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
-			t.Errorf("call %d fails: %v, %v; want a temporary error", at, admission, err)
-		}
-	}
-}
-
 // Without Nodes (standalone), a failed call neither admits nor refuses a renewal or serving certificate.
 func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
 	for name, ask := range map[string]func(testing.TB, string) approval.Request{"renewal": renewal, "serving": servingRequest} {
@@ -171,33 +125,6 @@ func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Withdraw must report a failed call, so that the caller retries.
-func TestFailedWithdrawIsAnError(t *testing.T) {
-	for at, done := 1, false; !done; at++ {
-		c := newCluster()
-		token := c.createToken(tokens.Limits{MaxNodes: 1})
-		r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-		claim := abandonedClaim(token)
-		claim.Keys, claim.Requests = []string{keyOf(r)}, []string{r.UID}
-		c.claims["worker-1"] = claim
-		c.refreshCaches()
-		c.calls, c.failAt = 0, at
-		err := c.admission().Withdraw(t.Context(), r)
-		if done = c.calls < at; done {
-			if _, found := c.claims["worker-1"]; err != nil || found || at < 4 {
-				t.Errorf("after %d calls: got %v, claim exists: %v, want it removed", c.calls, err, found)
-			}
-		} else if err == nil {
-			t.Errorf("call %d fails: got no error from Withdraw", at)
-		}
-	}
-}
-
-// keyOf returns the key ID of a request as claims store it.
-func keyOf(r approval.Request) string {
-	return fmt.Sprintf("sha256:%x", sha256.Sum256(r.CSR.RawSubjectPublicKeyInfo))
 }
 
 // mustAdmit admits a request without failing calls.

@@ -41,7 +41,8 @@ func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a Admitted, 
 		key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), notAfter: cert.NotAfter, fingerprint: string(revocation.FingerprintOf(cert)), renewal: isOwn(r), tokenID: tokens.IDOfUser(r.User), nodeUID: a.nodeUID, nodes: n.Node != nil,
 	}
 	_, err := n.Claims.Find(ctx, node)
-	free := errors.Is(err, tokens.ErrNotFound) // probably: Create fails if not
+	// Probably free: Create fails if not. A token with limits holds a claim, even if the cache does not have it yet.
+	free := errors.Is(err, tokens.ErrNotFound) && a.TokenID == ""
 	var open, deleted tokens.Identity
 	for range attempts {
 		if free {

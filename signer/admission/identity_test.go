@@ -169,28 +169,6 @@ func TestOnlyRejoinTokenContinuesIdentity(t *testing.T) {
 	}
 }
 
-// A request on the token of a rejoin that is refused must leave the identity: the machine tries again.
-func TestRefusedRejoinLeavesIdentity(t *testing.T) {
-	c := newCluster()
-	n := c.admission()
-	n.RejoinWindow = rejoinWindow
-	first := mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil))
-	uid := c.node("worker-1")
-	c.change("worker-1", func(claim *tokens.Claim) { claim.Identity.NodeUID = uid })
-	token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}})
-	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-	c.change("worker-1", func(claim *tokens.Claim) { // as an attempt that was interrupted leaves it
-		claim.TokenID, claim.Pending, claim.Keys, claim.Requests = token.ID(), true, []string{pkcs10.KeyID(r.CSR)}, []string{r.UID}
-	})
-	if err := n.Withdraw(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	if claim := c.claims["worker-1"]; !claim.Released() {
-		t.Errorf("got claim %+v, want it released", claim)
-	}
-	wantIdentity(t, c, "after the refusal", uid, first)
-}
-
 // Nodes of a token with rejoin=deny must leave no identity, even if somebody erases the limit.
 func TestDenyLeavesNoIdentity(t *testing.T) {
 	c := newCluster()

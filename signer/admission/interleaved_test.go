@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -95,65 +95,23 @@ func (c *cluster) change(node string, change func(*tokens.Claim)) {
 	c.claims[node] = claim
 }
 
-// A claim that was deleted and created again has another UID, even with the same version. A request that was
-// counted for the old claim must not confirm the new one.
-func TestConfirmsOnlyTheCountedClaim(t *testing.T) {
+// A claim that was deleted and created again has another UID, even with the same version. A request must not write over
+// it what it has planned for the first one.
+func TestWritesOverOnlyTheClaimItHasRead(t *testing.T) {
 	c := newCluster()
-	token := c.createToken(tokens.Limits{MaxNodes: 2})
+	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}
+	c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: past}
 	b := &hooks{}
 	b.update = func(n int, node string) {
-		if n == 1 { // the name is counted, and not confirmed
-			c.change(node, func(claim *tokens.Claim) { claim.UID, claim.Keys = "another", []string{"sha256:1"} })
+		if n == 1 {
+			c.change(node, func(claim *tokens.Claim) { claim.UID = "another" })
 		}
 	}
-	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-	if _, err := admit(t.Context(), b.admission(c), r); err != nil {
+	if _, err := admit(t.Context(), b.admission(c), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
 		t.Fatal(err)
 	}
-	if claim := c.claims["worker-1"]; b.updates < 3 || !claim.HasKey(keyOf(r)) || claim.UID != "another" {
-		t.Errorf("after %d updates the claim is %+v, want the key added to the other claim", b.updates, claim)
-	}
-}
-
-// An undo must not remove a key if the claim was confirmed after the undo read it.
-func TestUndoLeavesConfirmedClaim(t *testing.T) {
-	c := newCluster()
-	token := c.createToken(tokens.Limits{MaxNodes: 1})
-	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-	claim := abandonedClaim(token)
-	claim.Keys, claim.Requests = []string{keyOf(r), "sha256:2"}, []string{r.UID}
-	c.claims["worker-1"] = claim
-	b := &hooks{update: func(n int, node string) {
-		if n == 1 {
-			c.change(node, func(claim *tokens.Claim) { claim.Pending, claim.Version = false, "7" })
-		}
-	}}
-	if err := b.admission(c).Withdraw(t.Context(), r); err != nil || b.updates != 1 {
-		t.Fatalf("got %v after %d updates, want one update", err, b.updates)
-	}
-	if claim := c.claims["worker-1"]; !claim.HasKey(keyOf(r)) {
-		t.Errorf("confirmed claim lost its key: %+v", claim)
-	}
-}
-
-// A pending claim that was deleted and created again, with the same version, must keep its key.
-func TestEvictsOnlyThePendingClaimItHasRead(t *testing.T) {
-	c := newCluster()
-	token := c.createToken(tokens.Limits{MaxNodes: 2})
-	pending := abandonedClaim(token)
-	pending.Node, pending.Created = "worker-2", time.Now()
-	c.claims["worker-2"] = pending
-	b := &hooks{update: func(_ int, node string) {
-		if node == "worker-2" {
-			c.change(node, func(claim *tokens.Claim) { claim.UID, claim.Keys = "another", []string{"sha256:2"} })
-		}
-	}}
-	_, err := admit(t.Context(), b.admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	if err == nil || errors.As(err, new(*approval.Refused)) {
-		t.Errorf("%v, want a temporary error", err)
-	}
-	if claim := c.claims["worker-2"]; !claim.HasKey("sha256:2") {
-		t.Errorf("the other claim lost its key: %+v", claim)
+	if claim := c.claims["worker-1"]; b.updates != 2 || claim.UID != "another" || claim.Past != past {
+		t.Errorf("after %d updates the claim is %+v, want two and the claim of the other UID", b.updates, claim)
 	}
 }
 
@@ -284,8 +242,10 @@ func TestRefusesForeignSecretOrLease(t *testing.T) {
 		firstRequest(t, bootstrapUser(token), "worker-1", nil))
 
 	wantRefused(t, "malformed Secret", err, "TokenRevoked")
-	_, err = admit(t.Context(), (&hooks{create: fmt.Errorf("lease: %w", tokens.ErrExists)}).admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	wantRefused(t, "foreign Lease", err, "NodeNameNotAllowed", "an object that is not a claim has this name")
+	for _, token := range []tokens.Token{token, c.createToken(tokens.Limits{MaxNodes: 1})} {
+		_, err = admit(t.Context(), (&hooks{create: fmt.Errorf("lease: %w", tokens.ErrExists)}).admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		wantRefused(t, "foreign Lease", err, "NodeNameNotAllowed", "an object that is not a claim has this name")
+	}
 }
 
 // If kubejoin cannot read whether a Node is Ready, a token that replaces a Node admits as many keys as any other.
@@ -367,20 +327,25 @@ func TestLogsNewClaimOfReleasedName(t *testing.T) {
 	}
 }
 
-// Admitting the same request again costs one read of the claim and no write.
+// Admitting the same request again reads the token and the claim, and the token again if it counts nodes. It writes
+// nothing.
 func TestRepeatedAdmissionWritesNothing(t *testing.T) {
-	c := newCluster()
-	token := c.createToken(tokens.Limits{MaxNodes: 1})
-	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-	c.mustAdmit(t, r)
-	c.refreshCaches()
-	b := &hooks{}
-	c.writes = map[string]int{}
-	if _, err := admit(t.Context(), b.admission(c), r); err != nil {
-		t.Fatal(err)
-	}
-	if b.updates != 1 || c.writes["claim"] != 0 || c.writes["token"] != 0 {
-		t.Errorf("got %d updates of the claim and calls %v, want one update that writes nothing", b.updates, c.writes)
+	for name, test := range map[string]struct {
+		limits tokens.Limits
+		want   map[string]int
+	}{
+		"a token for one node": {tokens.Limits{MaxNodes: 1}, map[string]int{"read": 3}},
+		"a token for a name":   {tokens.Limits{NodeNames: []string{"worker-1"}}, map[string]int{"read": 2, "list": 1}},
+	} {
+		c := newCluster()
+		r := firstRequest(t, bootstrapUser(c.createToken(test.limits)), "worker-1", nil)
+		c.mustAdmit(t, r)
+		c.refreshCaches()
+		clear(c.writes)
+		c.mustAdmit(t, r)
+		if !maps.Equal(c.writes, test.want) {
+			t.Errorf("%s: got calls %v, want %v", name, c.writes, test.want)
+		}
 	}
 }
 
@@ -426,35 +391,12 @@ func TestSpentTokenWritesNothing(t *testing.T) {
 	}
 }
 
-// The claim becomes old enough to count as abandoned between two readings of the clock. Its token has counted the
-// name, so it keeps the name.
-func TestKeepsCountedClaimThatBecomesAbandoned(t *testing.T) {
-	for readings := range 12 {
-		c := newCluster()
-		squats, other := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{MaxNodes: 1})
-		cancelBeforeCount(t, c, squats, "worker-1")
-		c.editToken(squats.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-1"} })
-		n, before, calls := c.admission(), time.Now(), 0
-		var mu sync.Mutex
-		n.Now = func() time.Time {
-			mu.Lock()
-			defer mu.Unlock()
-			if calls++; calls > readings {
-				return before.Add(5 * time.Minute)
-			}
-			return before
-		}
-		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(other), "worker-1", nil))
-		wantRefused(t, fmt.Sprintf("after %d readings", readings), err, "NodeNameClaimed")
-	}
-}
-
 // If the claim of another request disappears between two calls, the name is free.
 func TestAdmitsIfOtherClaimDisappears(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	b := &hooks{create: tokens.ErrExists}
-	b.update = func(int, string) { b.create = nil }
+	b.get = func(*tokens.Record) error { b.create = nil; return nil }
 	if _, err := admit(t.Context(), b.admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 		t.Error(err)
 	}

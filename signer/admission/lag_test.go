@@ -307,3 +307,30 @@ func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 		}
 	}
 }
+
+// The same where one transaction writes claim and count: then neither is written.
+func TestRefusesTokenReplacedBeforeCommit(t *testing.T) {
+	c := newCluster()
+	c.oneDatabase = true
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	n := c.admission()
+	n.Claims = replacing{counter{claims{cluster: c}}, token}
+	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
+		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)
+	}
+	if got := c.records[token.ID()].Nodes; len(got) > 0 || len(c.claims) > 0 {
+		t.Errorf("the other token counts %q, and there are claims %+v, want nothing", got, c.claims)
+	}
+}
+
+// replacing replaces the token before each commit.
+type replacing struct {
+	counter
+	token tokens.Token
+}
+
+func (r replacing) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
+	r.editToken(r.token.ID(), func(r *tokens.Record) { r.UID = "another" })
+	return r.counter.Commit(ctx, before, after, changes)
+}

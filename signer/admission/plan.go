@@ -35,8 +35,8 @@ func (s step) String() string {
 // errVacate is the error of plan if the name has a claim that vacate must check first.
 var errVacate = errors.New("the name has a claim")
 
-// plan returns how the claim of a name changes, or why the request is refused. A token that has counted the name
-// before keeps the claim that it has and gets no other one.
+// plan returns how the claim of a name changes, or why the request is refused. A token that had a claim on the name gets
+// no other one.
 func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 	id, key := p.record.Token.ID(), pkcs10.KeyID(p.request.CSR)
 	own := c.TokenID == id
@@ -48,7 +48,7 @@ func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 		}
 	}
 	switch {
-	case p.counted && (c.Released() || !own && replaces):
+	case p.had && (c.Released() || !own && replaces), own && slices.Contains(p.record.Left, c.Node):
 		return keep, refuseJoined(id, c.Node, replaces)
 	case c.Released():
 		return newClaim, nil
@@ -58,13 +58,13 @@ func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 		return keep, errVacate
 	case own && c.NodeUID != "" && n.Node == nil:
 		return keep, approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; to let another machine replace it: kubejoin claim release %s", c.Node, id, c.Node)
-	case c.NodeUID != "" && !p.replaces && !(n.AllowExisting && own && c.Pending && c.HasKey(key)):
+	case c.NodeUID != "" && !p.replaces && !(n.AllowExisting && own && c.HasKey(key)):
 		return keep, errVacate
 	case p.replaces && (c.ReadyAgain || p.ready != "" && p.ready != c.ReadyBefore):
 		return refuseReplacedAgain, nil
 	case c.HasKey(key):
 		return keep, nil
-	case len(c.Keys) >= tokens.MaxKeys && !c.Pending:
+	case len(c.Keys) >= tokens.MaxKeys:
 		return keep, approval.RefuseFor(ReasonTooManyKeys, "node name %s was already requested with token %s and %d other keys, but no Node has registered; if only one machine uses this name: kubejoin claim release %s",
 			c.Node, id, len(c.Keys), c.Node)
 	}
@@ -82,9 +82,6 @@ func (p *slotRequest) apply(do step, c tokens.Claim, now time.Time) tokens.Claim
 		c.ReadyAgain = true // never reset, even if the Node changes again
 		return c
 	case anotherKey:
-		if len(c.Keys) >= tokens.MaxKeys { // the claim is pending, so nothing was issued on the oldest key
-			c.Keys = c.Keys[1:]
-		}
 		c.Keys = append(c.Keys, pkcs10.KeyID(p.request.CSR))
 	}
 	if uid := p.request.UID; uid != "" && !slices.Contains(c.Requests, uid) {
@@ -97,7 +94,7 @@ func (p *slotRequest) apply(do step, c tokens.Claim, now time.Time) tokens.Claim
 // fresh returns the claim for a name that has none.
 func (p *slotRequest) fresh() tokens.Claim {
 	return p.apply(anotherKey, tokens.Claim{
-		Node: p.node, TokenID: p.record.Token.ID(), Limits: p.record.Limits, Pending: p.record.Limits.NodeLimit() > 0, ReadyBefore: p.ready,
+		Node: p.node, TokenID: p.record.Token.ID(), Limits: p.record.Limits, ReadyBefore: p.ready,
 	}, time.Time{})
 }
 
@@ -116,65 +113,6 @@ func released(c tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
 	return left
 }
 
-// pendingFor is how long a claim may be pending before another token can take its name. No attempt takes
-// longer to count the name.
-const pendingFor = 2 * countTimeout
-
-// abandoned reports whether a claim has been pending for longer than any attempt takes: the client left, or
-// kubejoin stopped, between the claim and its confirmation.
-func abandoned(c tokens.Claim, now time.Time) bool {
-	return c.Pending && c.NodeUID == "" && now.Sub(c.Created) > pendingFor
-}
-
-// vacated returns what remains of a claim whose name another requester wants, or refuses if the claim keeps the name.
-// A claim loses the name if its Node had registered and is gone. It also does if it is abandoned and its token has
-// not counted it.
-func vacated(c tokens.Claim, gone, counted bool, now time.Time) (tokens.Claim, error) {
-	switch {
-	case c.NodeUID != "" && gone:
-		return released(c, c.PastAfterRelease(now, 0)), nil
-	case abandoned(c, now) && !counted:
-		return dropped(c, now), nil
-	}
-	return c, refuseClaimed(c)
-}
-
-// dropped returns what remains of a claim that nothing was issued on: the past of earlier claims of the name, and the
-// identity of the node that has it.
-func dropped(c tokens.Claim, now time.Time) tokens.Claim {
-	if !c.Past.Active(now) {
-		c.Past = tokens.ReleasedClaim{}
-	}
-	return writtenOver(c, tokens.Claim{Node: c.Node}, c.Past)
-}
-
-// undoable reports whether the key of a refused request may be removed from a claim, because nothing was issued on
-// it.
-func undoable(c tokens.Claim, id string) bool { return c.TokenID == id && c.Pending && c.NodeUID == "" }
-
-// mayStemFrom reports whether an attempt at a request may have left a claim. A claim without keys may be of any request:
-// evict removed its keys.
-func mayStemFrom(c tokens.Claim, uid string) bool {
-	return uid != "" && (len(c.Keys) == 0 || slices.Contains(c.Requests, uid))
-}
-
-// undone returns an undoable claim without the key of a refused request. It drops the claim if there is no other key,
-// or if the token is spent and cannot count the name any more. If the token has counted the name, the claim stays as
-// it is.
-func undone(c tokens.Claim, record tokens.Record, r approval.Request, now time.Time) tokens.Claim {
-	key := pkcs10.KeyID(r.CSR)
-	switch {
-	case slices.Contains(record.Nodes, c.Node):
-		return c
-	case record.Spent() || !slices.ContainsFunc(c.Keys, func(k string) bool { return k != key }):
-		return dropped(c, now)
-	}
-	c = c.Clone()
-	c.Keys = slices.DeleteFunc(c.Keys, func(k string) bool { return k == key })
-	c.Requests = slices.DeleteFunc(c.Requests, func(uid string) bool { return uid == r.UID })
-	return c
-}
-
 // renewed returns the claim of a node that authenticates with its certificate, and the longest lifetime of its next
 // one. Zero leaves the lifetime to the signer.
 //
@@ -186,7 +124,7 @@ func undone(c tokens.Claim, record tokens.Record, r approval.Request, now time.T
 func renewed(c tokens.Claim, nodes bool, now time.Time) (tokens.Claim, time.Duration, error) {
 	switch {
 	case !c.Released():
-		if !nodes && c.NodeUID == "" && !c.Pending { // nothing is issued on a pending claim
+		if !nodes && c.NodeUID == "" {
 			c.NodeUID = tokens.ByCertificate
 		}
 		return c, c.Limits.CertificateDuration, nil
@@ -211,7 +149,8 @@ func (n *Nodes) fill(record *tokens.Record, all []*slotRequest) (changed bool) {
 		}
 		// The token may have expired while others were asked for the claim.
 		p.err = n.checkSlot(*record, p)
-		if p.err == nil && !slices.Contains(record.Nodes, p.node) {
+		if p.err == nil && (!slices.Contains(record.Nodes, p.node) || slices.Contains(record.Lost, p.node)) {
+			record.Uncount(p.node)
 			record.Nodes = append(record.Nodes, p.node)
 			changed = true
 		}
@@ -252,10 +191,12 @@ func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 	if l.NodeLimit() == 0 {
 		return changed
 	}
+	// If there are more claims than the limit allows, one of them was never counted. It is not known which, so all of them
+	// count, and the token admits no more machine.
+	lost := len(record.Nodes) == 0
 	for _, registered := range []bool{true, false} {
 		for _, c := range claims {
-			counts := c.NodeUID != "" || !c.Pending && len(c.Keys) > 0
-			if counts && registered == (c.NodeUID != "") && !record.Spent() && !slices.Contains(record.Nodes, c.Node) {
+			if registered == (c.NodeUID != "") && (lost || !record.Spent()) && !slices.Contains(record.Nodes, c.Node) {
 				record.Nodes = append(record.Nodes, c.Node)
 				changed = true
 			}
@@ -289,10 +230,15 @@ func (n *Nodes) replaces(node, uid string, ref tokens.NodeRef) (bool, error) {
 // checkSlot refuses a request that the token does not allow, or has no slot for.
 func (n *Nodes) checkSlot(record tokens.Record, p *slotRequest) error {
 	err := n.check(record, p.request, p.node)
-	if err == nil && record.Spent() && !slices.Contains(record.Nodes, p.node) {
+	switch most := record.Limits.NodeLimit(); {
+	case err != nil:
+		return err
+	case most > 0 && len(record.Nodes) > most:
+		return approval.RefuseFor(ReasonTokenSpent, "token %s allows %d nodes and counts %d; create another one: kubejoin token create --max-nodes 1 --node-name %s", record.Token.ID(), most, len(record.Nodes), p.node)
+	case record.Spent() && !slices.Contains(record.Nodes, p.node):
 		return refuseSpent(record, p.node)
 	}
-	return err
+	return nil
 }
 
 // check refuses a request that the token itself does not allow. It does not check the count.

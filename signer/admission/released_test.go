@@ -5,6 +5,7 @@ import (
 	"crypto/elliptic"
 	"crypto/x509"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -152,17 +153,19 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 		{name: "spent", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
 			token := c.createToken(tokens.Limits{MaxNodes: 1})
 			r := c.records[token.ID()]
-			r.Nodes = []string{"worker-2"}
+			r.Nodes, r.Version = []string{"worker-2"}, c.next()
 			c.keep(r)
 			return firstRequest(t, bootstrapUser(token), node, nil)
 		}},
 		{name: "spent at the last moment", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, nil)
-		}, change: func(c *cluster, n *admission.Nodes) { n.Claims = &afterUpdate{Claims: n.Claims, do: c.spendAllTokens} }},
+		}, change: func(c *cluster, n *admission.Nodes) {
+			n.Tokens = hookBeforeCount{store{cluster: c}, sync.OnceFunc(c.spendAllTokens)}
+		}},
 		{name: "joined before", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
 			token := c.createToken(tokens.Limits{MaxNodes: 2})
 			r := c.records[token.ID()]
-			r.Nodes = []string{node}
+			r.Nodes, r.Left = []string{node}, []string{node}
 			c.keep(r)
 			c.older[token.ID()] = []tokens.Record{r}
 			return firstRequest(t, bootstrapUser(token), node, nil)
@@ -203,21 +206,6 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 	}
 }
 
-// afterUpdate calls do once, after the first update of a claim.
-type afterUpdate struct {
-	tokens.Claims
-	do func()
-}
-
-func (m *afterUpdate) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	c, err := m.Claims.Update(ctx, node, change)
-	if m.do != nil {
-		m.do()
-		m.do = nil
-	}
-	return c, err
-}
-
 // spendAllTokens lets another node use the slots of all tokens.
 func (c *cluster) spendAllTokens() {
 	c.mu.Lock()
@@ -225,22 +213,6 @@ func (c *cluster) spendAllTokens() {
 	for _, r := range c.records {
 		r.Nodes, r.Version = []string{"worker-2"}, c.next()
 		c.keep(r)
-	}
-}
-
-// A token that takes over a name and is then refused must not change the duration of renewals.
-func TestFailedTakeOverKeepsDurationOfClaim(t *testing.T) {
-	const node = "worker-1"
-	c := newCluster()
-	uid := c.node(node)
-	c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: uid, Limits: tokens.Limits{CertificateDuration: 2 * time.Hour}, UID: "u", Version: c.next(), Created: time.Now()}
-	n := c.admission()
-	n.Claims = &afterUpdate{Claims: n.Claims, do: c.spendAllTokens}
-	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})), node, nil))
-	wantRefused(t, "taken over", err, "TokenSpent")
-	c.history = nil
-	if a, err := admit(t.Context(), c.admission(), renewal(t, node)); err != nil || a.Duration != 2*time.Hour {
-		t.Errorf("renewal: got %+v, %v, want 2h", a, err)
 	}
 }
 

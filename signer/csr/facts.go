@@ -3,19 +3,20 @@ package csr
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/accessreview"
 	"github.com/kubejoin/kubejoin/internal/answers"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
 	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/kubernetes"
 )
 
-// permissionAge is how long a granted permission is cached. When a rack of machines joins with one token,
-// they share one review. A review is a third of what a request costs the API server.
+// permissionAge is how long a granted permission is cached. When a rack of machines joins, they share one review. A review is a third of what a request costs the API server.
 const permissionAge = time.Second
 
 // Facts implements approval.Facts with an API server. It caches a granted permission for a second, and does
@@ -37,8 +38,19 @@ type Facts struct {
 	reserved    *answers.Cache[approval.Reserved]
 }
 
-// Allowed creates a SubjectAccessReview for the requester, as kube-controller-manager does.
+// Allowed creates a SubjectAccessReview for the requester, as kube-controller-manager does. For a bootstrap token, it asks
+// for the groups alone first, so that all tokens with these groups share one review: what RBAC allows a group, it allows
+// all its users. But it misses an authorization webhook that denies one token by its user name.
 func (f *Facts) Allowed(ctx context.Context, r approval.Request, p approval.Permission) (bool, error) {
+	if strings.HasPrefix(r.User, tokens.BootstrapUserPrefix) && len(r.Groups) > 0 {
+		if allowed, err := f.review(ctx, approval.Request{Groups: r.Groups}, p); allowed || err != nil {
+			return allowed, err
+		}
+	}
+	return f.review(ctx, r, p)
+}
+
+func (f *Facts) review(ctx context.Context, r approval.Request, p approval.Permission) (bool, error) {
 	f.once.Do(f.start)
 	spec := accessreview.Spec(r.User, r.UserUID, r.Groups, r.Extra, authorization.ResourceAttributes{
 		Group: certificates.GroupName, Version: "*",

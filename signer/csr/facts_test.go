@@ -1,6 +1,7 @@
 package csr_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -9,6 +10,9 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/tokens"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // countingTransport counts SubjectAccessReviews.
@@ -24,15 +28,20 @@ func (c countingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.next.RoundTrip(r)
 }
 
-func TestFactsCachePermissionForOneSecond(t *testing.T) {
-	w := newWorld(t)
+// countedFacts returns Facts and how many access reviews they have created.
+func (w *world) countedFacts(t *testing.T) (*csr.Facts, *atomic.Int32) {
 	config, err := w.cluster.Config(w.identity)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var asked atomic.Int32
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return countingTransport{next, &asked} })
-	facts := &csr.Facts{Client: unlimited(t, config)}
+	return &csr.Facts{Client: unlimited(t, config)}, &asked
+}
+
+func TestFactsCachePermissionForOneSecond(t *testing.T) {
+	w := newWorld(t)
+	facts, asked := w.countedFacts(t)
 	allowed := func(r approval.Request, subresource string) bool {
 		t.Helper()
 		ok, err := facts.Allowed(t.Context(), r, mayCreate(subresource))
@@ -42,6 +51,7 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 		return ok
 	}
 	token := approvalRequest()
+	token.User = "machine"
 	start := time.Now()
 	for range 100 {
 		if !allowed(token, "nodeclient") {
@@ -58,7 +68,7 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 
 	// A requester that differs in any field has its own access review. Denials are not cached.
 	others := []approval.Request{token, token, token, token}
-	others[0].User = "system:bootstrap:abc124"
+	others[0].User = "another-machine"
 	others[1].UserUID = "1"
 	others[2].Extra = map[string][]string{"a": {"b"}}
 	others[3].Groups = []string{"system:bootstrappers " + bootstrapGroup, "system:authenticated"}
@@ -74,6 +84,45 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 			t.Errorf("denied permission: got %d access reviews, want 1", asked.Load()-before)
 		}
 	}
+}
+
+// All tokens with the same groups share one access review. A permission that only the user of a token has counts, too.
+func TestTokensShareAccessReview(t *testing.T) {
+	w := newWorld(t)
+	facts, asked := w.countedFacts(t)
+	start := time.Now()
+	for i := range 100 {
+		r := approvalRequest()
+		r.User, r.UserUID = fmt.Sprintf("system:bootstrap:abc%03d", i), fmt.Sprint(i)
+		if ok, err := facts.Allowed(t.Context(), r, mayCreate("nodeclient")); err != nil || !ok {
+			t.Fatalf("token %d: got %t, %v, want allowed", i, ok, err)
+		}
+	}
+	if n := asked.Load(); n != 1 && time.Since(start) < time.Second {
+		t.Errorf("got %d access reviews for 100 tokens within a second, want 1", n)
+	}
+	r := approvalRequest()
+	r.User = "system:bootstrap:" + tokens.Generate().ID()
+	may := func() bool {
+		t.Helper()
+		ok, err := facts.Allowed(t.Context(), r, mayCreate("selfnodeclient"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	if may() {
+		t.Error("before the binding: got allowed, want denied")
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "one-token-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: r.User}},
+	}
+	if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.poll("permission of the user", may)
 }
 
 // mayCreate returns the permission that automatic approval requires.

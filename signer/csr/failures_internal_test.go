@@ -150,13 +150,6 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 			prepare: func(_ *testHandler, r *certificates.CertificateSigningRequest) { r.Spec.Request = []byte("x") },
 			fail:    func(h *testHandler) { h.err = errDown },
 		},
-		"the claim of a request that was denied": {
-			state: "denied", done: over,
-			prepare: func(_ *testHandler, r *certificates.CertificateSigningRequest) {
-				r.Spec.Username = "system:bootstrap:abcdef"
-			},
-			fail: func(h *testHandler) { h.err = errDown },
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := cachedRequest(t, test.state)

@@ -50,7 +50,7 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 		return noRetry, err
 	}
 	if !h.needsWork(cached) {
-		return noRetry, h.withdraw(ctx, cached)
+		return noRetry, nil
 	}
 	defer func() {
 		// If the object was deleted meanwhile, nothing else would remove the state kept for it.
@@ -81,7 +81,7 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 				return noRetry, nil
 			}
 			if !h.needsWork(csr) {
-				return noRetry, h.withdraw(ctx, csr)
+				return noRetry, nil
 			}
 		}
 		next, err := h.handle(ctx, csr) // parses and validates the object that was read last
@@ -94,23 +94,6 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 		stale = true
 	}
 	return retrySoon, nil
-}
-
-// withdraw removes the claim that an earlier try may have left, after another replica or a person denied
-// the request.
-func (h *handler) withdraw(ctx context.Context, csr *certificates.CertificateSigningRequest) error {
-	if h.Shadow || !h.Approve || !has(csr, certificates.CertificateDenied) || h.step(csr.UID) == finished {
-		return nil
-	}
-	r, refusal := Request(csr)
-	if refusal != nil {
-		return nil
-	}
-	if err := h.Authority.Nodes.Withdraw(ctx, r); err != nil {
-		return err
-	}
-	h.mark(csr.UID, finished)
-	return nil
 }
 
 // handle decides a pending request and signs an approved one. After a Conflict, the caller re-reads the

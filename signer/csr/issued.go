@@ -33,7 +33,7 @@ func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.
 		if err != nil {
 			return nil // of another signer
 		}
-		all = append(all, revocation.Issued{TokenID: tokens.IDOfUser(csr.Spec.Username), Certificate: cert})
+		all = append(all, revocation.IssuedOf(tokens.IDOfUser(csr.Spec.Username), cert))
 		return nil
 	})
 	return all, err

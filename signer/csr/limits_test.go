@@ -3,7 +3,6 @@ package csr_test
 import (
 	"context"
 	"crypto"
-	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -261,45 +260,6 @@ func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
 	}
 }
 
-// failingCount is a token store that cannot write counts.
-type failingCount struct{ *secretstore.Store }
-
-func (u failingCount) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	return u.Store.Update(ctx, id, func(r *tokens.Record) error {
-		return errors.Join(change(r), errors.New("this write fails"))
-	})
-}
-
-// If somebody denies a request while its claim is created, the controller must delete the claim. No later retry
-// would do it.
-func TestWithdrawsClaimOfDeniedRequest(t *testing.T) {
-	w := newWorld(t)
-	store, err := secretstore.Open(t.Context(), w.admin, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	claims, err := secretstore.OpenClaims(t.Context(), w.admin, "kubejoin-system", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	authority := w.authority(signer.Fixed(w.ca))
-	authority.Nodes = &admission.Nodes{Tokens: failingCount{store}, Claims: claims}
-	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true}.Run)
-	l := &limitedWorld{world: w, store: store, claims: claims}
-	_, client := l.createToken(tokens.Limits{MaxNodes: 2})
-	name := "denied-" + tokens.Generate().ID()
-	asked := w.ask(client, kubelet, name, nil, nil)
-	w.poll("claim", func() bool {
-		_, err := claims.Get(t.Context(), name)
-		return err == nil
-	})
-	w.decide(asked.Name, certificates.CertificateDenied)
-	w.poll("end of the claim", func() bool {
-		_, err := claims.Get(t.Context(), name)
-		return errors.Is(err, tokens.ErrNotFound)
-	})
-}
-
 // A node whose Node object was deleted must not come back by a renewal.
 func TestRenewalWaitsForNode(t *testing.T) {
 	w := newLimitedWorld(t)
@@ -399,7 +359,7 @@ func TestTokenIsSpentAfterReplacedNodeWasReadyBriefly(t *testing.T) {
 	w.mustJoin(client, node.Name, nil)
 	w.mustJoin(client, node.Name, nil)
 	w.conditionReady(node.Name, corev1.ConditionUnknown, died.Add(time.Minute))
-	if c, err := w.claims.Get(t.Context(), node.Name); err != nil || c.ReadyAgain || c.ReadyBefore == "" || c.Pending {
+	if c, err := w.claims.Get(t.Context(), node.Name); err != nil || c.ReadyAgain || c.ReadyBefore == "" {
 		t.Errorf("got claim %+v, %v, want ReadyBefore and not ReadyAgain", c, err)
 	}
 	w.conditionReady(node.Name, corev1.ConditionTrue, died.Add(2*time.Minute))

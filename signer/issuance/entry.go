@@ -3,6 +3,8 @@ package issuance
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -48,11 +50,13 @@ type Entry struct {
 	// hexadecimal digits.
 	SPKI string `json:"spki,omitempty"`
 
-	// Fields of an issued certificate. Serial has the form that [ParseSerial] returns.
+	// Fields of an issued certificate. Serial has the form that [ParseSerial] returns. Fingerprint is the SHA-256 of the
+	// certificate: "sha256:" and hexadecimal digits.
 	Serial      string    `json:"serial,omitempty"`
+	Fingerprint string    `json:"fingerprint,omitempty"`
 	NotBefore   time.Time `json:"notBefore,omitzero"`
 	NotAfter    time.Time `json:"notAfter,omitzero"`
-	Certificate string    `json:"certificate,omitempty"` // PEM, without the chain
+	Certificate string    `json:"certificate,omitempty"` // PEM, without the chain; not in a record in etcd
 
 	// Approver is who approved the request. If kubejoin did, Rule is the rule that approved it, and
 	// Evidence the facts that the rule found.
@@ -63,6 +67,29 @@ type Entry struct {
 	// Reason and Message say why the request was refused or failed.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
+}
+
+// firstTime and lastTime are the limits of times that entries can be ordered by.
+var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
+
+// Check returns an error for an entry that no query would find, or that would never expire.
+func (e Entry) Check() error {
+	if e.Time.Before(firstTime) || e.Time.After(lastTime) {
+		return fmt.Errorf("invalid time %s: want a year from %d to %d", e.Time, firstTime.Year(), lastTime.Year())
+	}
+	switch e.Outcome {
+	case Refused, Failed:
+		return nil
+	case Issued:
+		if serial, err := ParseSerial(e.Serial); err != nil || serial != e.Serial {
+			return fmt.Errorf("invalid serial %.60q: want lower-case hexadecimal digits", e.Serial)
+		}
+		if e.NotAfter.Before(firstTime) {
+			return fmt.Errorf("invalid notAfter %s: want the expiration of the certificate", e.NotAfter)
+		}
+		return nil
+	}
+	return fmt.Errorf("invalid outcome %.20q: want %s, %s or %s", e.Outcome, Issued, Refused, Failed)
 }
 
 // A Log stores entries. Append returns once the entry is stored: if that fails, the signer does not issue

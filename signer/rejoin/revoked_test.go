@@ -14,13 +14,13 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/signer/rejoin/proof"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
 
 func (w *world) revocations() *revocation.Guard {
-	return &revocation.Guard{Store: boltlist.New(w.store.Revocations()), Now: func() time.Time { return w.now }}
+	return &revocation.Guard{Store: rowlist.New(w.store.Revocations()), Now: func() time.Time { return w.now }}
 }
 
 func (w *world) revoke(t *testing.T, e revocation.Entry) {

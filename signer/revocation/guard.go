@@ -5,7 +5,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // ErrNotFound is wrapped if there is no entry of a key.
@@ -31,10 +34,25 @@ type Store interface {
 	Update(ctx context.Context, key Key, change func(*Entry) (*Entry, error)) (*Entry, error)
 }
 
-// An Issued is a certificate and the token that requested it; empty if none did.
+// An Issued has the facts about a certificate that revocations need.
 type Issued struct {
-	TokenID     string
-	Certificate *x509.Certificate
+	// TokenID is the token that requested it; empty if none did.
+	TokenID string
+	// Node is the node that it is for, as a client or a server; empty for others.
+	Node string
+	// Serial is the serial number in lower-case hexadecimal digits.
+	Serial      string
+	Fingerprint Fingerprint
+	NotAfter    time.Time
+}
+
+// IssuedOf returns the Issued of a certificate.
+func IssuedOf(tokenID string, cert *x509.Certificate) Issued {
+	node, found := strings.CutPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
+	if !found || tokens.CheckNodeName(node) != nil {
+		node = ""
+	}
+	return Issued{TokenID: tokenID, Node: node, Serial: cert.SerialNumber.Text(16), Fingerprint: FingerprintOf(cert), NotAfter: cert.NotAfter}
 }
 
 // A Guard decides which credentials are revoked. A nil Guard revokes none.
@@ -91,7 +109,8 @@ func barring(ctx context.Context, get func(context.Context, Key) (Entry, error),
 // fingerprint to the entry, and only if the entry does not bar the requester at that moment. If an error is returned,
 // the certificate must not leave.
 //
-// An entry that is made later bars the certificate.
+// An entry that is made later bars the certificate. So does an entry that was made a moment before, if the cache lacks it
+// and the requester is no node.
 func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certificate) (*Entry, error) {
 	if g == nil {
 		return nil, nil
@@ -100,6 +119,13 @@ func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certifi
 	key, err := NodeKey(node)
 	if err != nil || !authenticates(cert) { // the API server does not accept it as a node
 		return g.Revoked(ctx, requester)
+	}
+	if requester.Node == "" && len(requester.Fingerprints) == 0 {
+		// The requester, for example a bootstrap token, cannot be barred. If the cache lacks an entry that exists, the
+		// entry bars this certificate, because it does not allow it. So the cache suffices, and saves a request.
+		if _, err := g.Store.Find(ctx, key); errors.Is(err, ErrNotFound) {
+			return nil, nil
+		}
 	}
 	var others []Key // Update reads the entry of the node itself
 	for _, k := range requester.keys() {

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
@@ -184,7 +184,7 @@ func guard(t *testing.T) *revocation.Guard {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	return &revocation.Guard{Store: boltlist.New(s.Revocations())}
+	return &revocation.Guard{Store: rowlist.New(s.Revocations())}
 }
 
 func bars(t *testing.T, g *revocation.Guard, cert *x509.Certificate) bool {
@@ -312,5 +312,35 @@ func TestRevokeAgainKeepsEndAndSerials(t *testing.T) {
 	again, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: late.Add(-time.Hour), Serials: []revocation.Serial{{Number: "c", Until: late}}})
 	if err != nil || !again.Until.Equal(late) || len(again.Serials) != 2 {
 		t.Errorf("got %+v, %v, want the later end and serials c and a", again, err)
+	}
+}
+
+// lacking is a store whose cache has no entry.
+type lacking struct{ revocation.Store }
+
+func (lacking) Find(context.Context, revocation.Key) (revocation.Entry, error) {
+	return revocation.Entry{}, revocation.ErrNotFound
+}
+
+// A stale cache must not let a revoked node renew, and what it lets a token get is barred.
+func TestIssueWithStaleCache(t *testing.T) {
+	g := guard(t)
+	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
+		t.Fatal(err)
+	}
+	stale := &revocation.Guard{Store: lacking{g.Store}}
+	old, next := certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth), certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth)
+	if _, err := g.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(old)}); err != nil {
+		t.Fatal(err)
+	}
+	for name, requester := range map[string]revocation.Subject{
+		"the node": {Node: "worker-1"}, "its certificate": {Fingerprints: []revocation.Fingerprint{revocation.FingerprintOf(old)}}, "both": revocation.SubjectOfCertificate(old),
+	} {
+		if e, err := stale.Issue(t.Context(), requester, next); err != nil || e == nil || !bars(t, g, next) {
+			t.Errorf("%s: Issue = %+v, %v, want an entry that bars the requester, and the certificate barred", name, e, err)
+		}
+	}
+	if e, err := stale.Issue(t.Context(), revocation.Subject{}, old); err != nil || e != nil || !bars(t, g, old) {
+		t.Errorf("a token: Issue = %+v, %v, want none, and the certificate barred", e, err)
 	}
 }

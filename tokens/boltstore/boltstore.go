@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 	"go.etcd.io/bbolt"
 )
 
@@ -97,8 +98,23 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	if err := r.Check(); err != nil {
 		return tokens.Record{}, fmt.Errorf("create token %s: %w", r.Token.ID(), err)
 	}
-	r.Created, r.UID, r.Version = time.Now(), rand.Text(), "1"
-	r = normalizedRecord(r)
+	r.Created, r.UID = time.Now(), rand.Text()
+	return s.create(r)
+}
+
+// Restore stores a record of another store, with its Created and UID. The error wraps [tokens.ErrExists] if there is a
+// record with its ID.
+func (s *Store) Restore(ctx context.Context, r tokens.Record) error {
+	if err := errors.Join(ctx.Err(), r.Check()); err != nil {
+		return fmt.Errorf("restore token %s: %w", r.Token.ID(), err)
+	}
+	_, err := s.create(r)
+	return err
+}
+
+func (s *Store) create(r tokens.Record) (tokens.Record, error) {
+	r.Version = "1"
+	r = rows.NormalizedRecord(r)
 	return r, s.write(&s.hints, func(tx *bbolt.Tx) error {
 		switch _, err := get(tx, r.Token.ID()); {
 		case err == nil:
@@ -118,16 +134,10 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 			return tokens.Record{}, err
 		}
 		// Edit runs outside the transaction, so that change can use the store.
-		after, err := before.Edit(change)
+		after, err := editRecord(before, change)
 		if err != nil {
 			return tokens.Record{}, err
 		}
-		version, err := strconv.ParseUint(before.Version, 10, 64)
-		if err != nil {
-			return tokens.Record{}, fmt.Errorf("update token %s: version: %w", id, err)
-		}
-		after.Created, after.Version = before.Created, strconv.FormatUint(version+1, 10)
-		after = normalizedRecord(after)
 		err = s.write(&s.hints, func(tx *bbolt.Tx) error {
 			if err := unchanged(tx, before); err != nil {
 				return err
@@ -141,6 +151,20 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 			return tokens.Record{}, err
 		}
 	}
+}
+
+// editRecord returns a record as it is stored after a change.
+func editRecord(before tokens.Record, change func(*tokens.Record) error) (tokens.Record, error) {
+	after, err := before.Edit(change)
+	if err != nil {
+		return tokens.Record{}, err
+	}
+	version, err := strconv.ParseUint(before.Version, 10, 64)
+	if err != nil {
+		return tokens.Record{}, fmt.Errorf("update token %s: version: %w", before.Token.ID(), err)
+	}
+	after.Created, after.Version = before.Created, strconv.FormatUint(version+1, 10)
+	return rows.NormalizedRecord(after), nil
 }
 
 // Delete implements [tokens.Store].

@@ -39,6 +39,13 @@ func TestClaims(t *testing.T) {
 	})
 }
 
+func TestCounter(t *testing.T) {
+	storetest.RunCounter(t, func(t *testing.T) (tokens.Store, tokens.Counter) {
+		s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
+		return s, s.Claims()
+	})
+}
+
 func TestRecordsSurviveReopen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)

@@ -2,63 +2,13 @@ package boltstore
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
-	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 	"go.etcd.io/bbolt"
 )
-
-// claimRow is the JSON of a claim in the file. Its key is the node name. If its fields or their meaning
-// change, schemaVersion must change too.
-type claimRow struct {
-	TokenID  string    `json:"tokenID"`
-	TokenUID string    `json:"tokenUID,omitempty"`
-	Limits   limitsRow `json:"limits,omitzero"`
-	Keys     []string  `json:"keys,omitempty"`
-	Requests []string  `json:"requests,omitempty"`
-	NodeUID  string    `json:"nodeUID,omitempty"`
-
-	Pending     bool   `json:"pending,omitempty"`
-	ReadyBefore string `json:"readyBefore,omitempty"`
-	ReadyAgain  bool   `json:"readyAgain,omitempty"`
-
-	Past     pastRow         `json:"past,omitzero"`
-	Identity tokens.Identity `json:"identity,omitzero"`
-
-	Created time.Time `json:"created"`
-	UID     string    `json:"uid"`
-	Version uint64    `json:"version"`
-}
-
-// pastRow is the Past in the row of a claim.
-type pastRow struct {
-	Until               time.Time `json:"until"`
-	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds
-}
-
-// normalizedClaim returns c as decodeClaim will return it.
-func normalizedClaim(c tokens.Claim) tokens.Claim {
-	c.Created = c.Created.UTC().Truncate(time.Second)
-	c.Past.Until = c.Past.Until.UTC()
-	c.Identity = normalizedIdentity(c.Identity)
-	c.Keys = append([]string(nil), c.Keys...)
-	c.Requests = append([]string(nil), c.Requests...)
-	c.Limits.NodeNames = append([]string(nil), c.Limits.NodeNames...)
-	return c
-}
-
-func normalizedIdentity(i tokens.Identity) tokens.Identity {
-	i.NotAfter, i.Challenge, i.TokenExpires = i.NotAfter.UTC(), i.Challenge.UTC(), i.TokenExpires.UTC()
-	i.Keys, i.Rejoins = append([]string(nil), i.Keys...), append([]time.Time(nil), i.Rejoins...)
-	for at, t := range i.Rejoins {
-		i.Rejoins[at] = t.UTC()
-	}
-	return i
-}
 
 func getClaim(tx *bbolt.Tx, node string) (tokens.Claim, error) {
 	v := tx.Bucket(claimsBucket).Get([]byte(node))
@@ -89,30 +39,9 @@ func claimsOf(tx *bbolt.Tx, id string, known *listing[tokens.Claim]) ([]tokens.C
 
 // putClaim writes a claim that replaces before. For a new claim, before is the zero Claim.
 func putClaim(tx *bbolt.Tx, before, c tokens.Claim) error {
-	version, err := strconv.ParseUint(c.Version, 10, 64)
+	v, err := rows.EncodeClaim(c)
 	if err != nil {
-		return fmt.Errorf("claim %s: version: %w", c.Node, err)
-	}
-	v, err := json.Marshal(claimRow{
-		TokenID:  c.TokenID,
-		TokenUID: c.TokenUID,
-		Limits:   encodeLimits(c.Limits),
-		Keys:     c.Keys,
-		Requests: c.Requests,
-		NodeUID:  c.NodeUID,
-
-		Pending:     c.Pending,
-		ReadyBefore: c.ReadyBefore,
-		ReadyAgain:  c.ReadyAgain,
-
-		Past:     pastRow{c.Past.Until, int64(c.Past.CertificateDuration / time.Second)},
-		Identity: c.Identity,
-		Created:  c.Created,
-		UID:      c.UID,
-		Version:  version,
-	})
-	if err != nil {
-		return fmt.Errorf("claim %s: encode: %w", c.Node, err)
+		return err
 	}
 	holders := tx.Bucket(holdersBucket)
 	if !before.Released() {
@@ -136,41 +65,12 @@ func holderKey(c tokens.Claim) []byte { return []byte(c.TokenID + "/" + c.Node) 
 
 // decodeClaim decodes a row that putClaim wrote. Its errors name the key and never contain the value.
 func decodeClaim(k, v []byte) (tokens.Claim, error) {
-	damaged := func(err error) (tokens.Claim, error) {
-		return tokens.Claim{}, fmt.Errorf("%w: bucket %q, key %q: %w", ErrDamaged, claimsBucket, k, err)
+	c, err := rows.DecodeClaim(string(k), v)
+	if err == nil && c.Version == "" {
+		err = errNoVersion
 	}
-	var w claimRow
-	if err := unmarshal(v, &w); err != nil {
-		return damaged(err)
-	}
-	if w.UID == "" || w.Version == 0 || w.Created.IsZero() {
-		return damaged(errors.New("uid, version or created is missing"))
-	}
-	limits, err := decodeLimits(w.Limits)
 	if err != nil {
-		return damaged(err)
-	}
-	c := tokens.Claim{
-		Node:     string(k),
-		TokenID:  w.TokenID,
-		TokenUID: w.TokenUID,
-		Limits:   limits,
-		Keys:     w.Keys,
-		Requests: tokens.NewestRequests(w.Requests),
-		NodeUID:  w.NodeUID,
-
-		Pending:     w.Pending,
-		ReadyBefore: w.ReadyBefore,
-		ReadyAgain:  w.ReadyAgain,
-
-		Past:     tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
-		Identity: w.Identity,
-		Created:  w.Created,
-		UID:      w.UID,
-		Version:  strconv.FormatUint(w.Version, 10),
-	}
-	if c.Check() != nil || int64(c.Past.CertificateDuration/time.Second) != w.Past.CertificateDuration {
-		return damaged(errors.New("invalid claim"))
+		return tokens.Claim{}, damagedRow(claimsBucket, k, err)
 	}
 	return c, nil
 }

@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 	"go.etcd.io/bbolt"
 )
 
-// Claims is a [tokens.Claims] in the file of a [Store]. Its changes share transactions with those of the
+// Claims is a [tokens.Counter] in the file of a [Store]. Its changes share transactions with those of the
 // Store. Its reads never lag.
 type Claims struct {
 	store  *Store
@@ -20,7 +21,7 @@ type Claims struct {
 	listed listing[tokens.Claim]
 }
 
-var _ tokens.Claims = (*Claims)(nil)
+var _ tokens.Counter = (*Claims)(nil)
 
 // Claims returns the claims in the file. They can be used until the store is closed.
 func (s *Store) Claims() *Claims { return &s.claims }
@@ -92,21 +93,33 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	if err := c.Check(); err != nil {
 		return tokens.Claim{}, fmt.Errorf("create claim %.253s: %w", c.Node, err)
 	}
-	c.Created, c.UID, c.Version = time.Now(), rand.Text(), "1"
-	c = normalizedClaim(c)
-	err := s.store.write(&s.hints, func(tx *bbolt.Tx) error {
-		switch _, err := getClaim(tx, c.Node); {
-		case err == nil:
-			return fmt.Errorf("create claim %s: %w", c.Node, tokens.ErrExists)
-		case !errors.Is(err, tokens.ErrNotFound):
+	c, err := nextClaim(tokens.Claim{}, c)
+	if err != nil {
+		return tokens.Claim{}, err
+	}
+	if err := s.create(c); err != nil {
+		return tokens.Claim{}, err
+	}
+	return c.Clone(), nil
+}
+
+// Restore stores a claim of another store, with its Created and UID. The error wraps [tokens.ErrExists] if there is a
+// claim of its name.
+func (s *Claims) Restore(ctx context.Context, c tokens.Claim) error {
+	if err := errors.Join(ctx.Err(), c.Check()); err != nil {
+		return fmt.Errorf("restore claim %s: %w", tokens.Redact(c.Node), err)
+	}
+	c.Version = "1"
+	return s.create(rows.NormalizedClaim(c))
+}
+
+func (s *Claims) create(c tokens.Claim) error {
+	return s.store.write(&s.hints, func(tx *bbolt.Tx) error {
+		if err := unwritten(tx, tokens.Claim{}, c.Node); err != nil {
 			return err
 		}
 		return putClaim(tx, tokens.Claim{}, c)
 	})
-	if err != nil {
-		return tokens.Claim{}, err
-	}
-	return c.Clone(), nil
 }
 
 // Update implements [tokens.Claims].
@@ -124,15 +137,9 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		if after.Equal(before) {
 			return before, nil
 		}
-		version, err := strconv.ParseUint(before.Version, 10, 64)
-		if err != nil {
-			return tokens.Claim{}, fmt.Errorf("update claim %s: version: %w", node, err)
+		if after, err = nextClaim(before, after); err != nil {
+			return tokens.Claim{}, err
 		}
-		if before.Released() && !after.Released() {
-			after.Created = time.Now()
-		}
-		after.Version = strconv.FormatUint(version+1, 10)
-		after = normalizedClaim(after)
 		err = s.store.write(&s.hints, func(tx *bbolt.Tx) error {
 			if _, err := unchangedClaim(tx, before); err != nil {
 				return err
@@ -163,6 +170,88 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 		}
 		return deleteClaim(tx, now)
 	})
+}
+
+// MaxCommit implements [tokens.Counter].
+func (s *Claims) MaxCommit() int { return tokens.MaxNodes }
+
+// Commit implements [tokens.Counter].
+func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
+	id := before.Token.ID()
+	if err := check(ctx, id); err != nil {
+		return nil, err
+	}
+	after, err := editRecord(before, func(r *tokens.Record) error { *r = after; return nil })
+	if err != nil {
+		return nil, err
+	}
+	claims := make([]tokens.Claim, len(changes))
+	for i, change := range changes {
+		if err := change.After.Check(); err != nil {
+			return nil, fmt.Errorf("claim %.253s: %w", change.After.Node, err)
+		}
+		if claims[i], err = nextClaim(change.Before, change.After); err != nil {
+			return nil, err
+		}
+	}
+	err = s.store.write(&s.hints, func(tx *bbolt.Tx) error {
+		if err := unchanged(tx, before); err != nil {
+			return err
+		}
+		for i, change := range changes {
+			if err := unwritten(tx, change.Before, claims[i].Node); err != nil {
+				return err
+			}
+		}
+		// Nothing is written before all conditions hold, because the transaction has other changes, too.
+		for i, change := range changes {
+			if err := putClaim(tx, change.Before, claims[i]); err != nil {
+				return err
+			}
+		}
+		return put(tx, after)
+	})
+	if errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrExists) {
+		err = fmt.Errorf("%w: %w", tokens.ErrConflict, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("count nodes of token %s: %w", id, err)
+	}
+	s.store.hints.Send()
+	return claims, nil
+}
+
+// unwritten returns an error unless the stored claim of a node is c, which is the zero Claim for none.
+func unwritten(tx *bbolt.Tx, c tokens.Claim, node string) error {
+	if c.Version != "" {
+		_, err := unchangedClaim(tx, c)
+		return err
+	}
+	switch _, err := getClaim(tx, node); {
+	case err == nil:
+		return fmt.Errorf("create claim %s: %w", node, tokens.ErrExists)
+	case !errors.Is(err, tokens.ErrNotFound):
+		return err
+	}
+	return nil
+}
+
+// nextClaim returns a claim as it is stored over before, which is the zero Claim for none.
+func nextClaim(before, c tokens.Claim) (tokens.Claim, error) {
+	if before.Version == "" {
+		c.Created, c.UID, c.Version = time.Now(), rand.Text(), "1"
+		return rows.NormalizedClaim(c), nil
+	}
+	version, err := strconv.ParseUint(before.Version, 10, 64)
+	if err != nil {
+		return tokens.Claim{}, fmt.Errorf("update claim %s: version: %w", c.Node, err)
+	}
+	c.Created, c.UID = before.Created, before.UID
+	if before.Released() && !c.Released() {
+		c.Created = time.Now()
+	}
+	c.Version = strconv.FormatUint(version+1, 10)
+	return rows.NormalizedClaim(c), nil
 }
 
 // Watch implements [tokens.Claims].

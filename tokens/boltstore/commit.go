@@ -79,7 +79,7 @@ func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
 	for size, more := minDrop, true; more && size <= maxDrop; size *= 2 {
 		var out sweepResult
 		sweepErr := s.update(func(tx *bbolt.Tx) (err error) {
-			out, err = recordIn(tx).sweep(s.issued.now(), 0, size)
+			out, err = recordIn(tx).sweep(s.issued.now(), s.issued.retention, 0, size)
 			return err
 		})
 		if sweepErr == nil {

@@ -100,11 +100,11 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 		want   string
 	}{
 		"newer": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("8"))
-		}, `schema version "8", want "7"`},
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("9"))
+		}, `schema version "9", want "8"`},
 		"none": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
-		}, `schema version "", want "7"`},
+		}, `schema version "", want "8"`},
 		"another program's": {func(tx *bbolt.Tx) error {
 			if err := tx.DeleteBucket([]byte("meta")); err != nil {
 				return err

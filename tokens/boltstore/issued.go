@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,12 +14,13 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 	"go.etcd.io/bbolt"
 )
 
 // Retention of the issuance record. The store deletes entries that are due when it imports new ones.
 const (
-	// KeepEnded is how long the entry of a certificate is kept after the certificate has ended.
+	// KeepEnded is how long the entry of a certificate is kept after the certificate has ended, by default.
 	KeepEnded = 90 * 24 * time.Hour
 	// KeepUnissued is how long refusals and failures are kept. MaxUnissued is how many of them are kept,
 	// because every client can cause refusals.
@@ -59,9 +61,16 @@ type Issued struct {
 	dropped int
 	last    time.Time // when the last entry was dropped
 
-	maxSize int64
-	cut     bool
+	retention time.Duration
+	maxSize   int64
+	cut       bool
+
+	journaled []*journalEntry // see Journaled
 }
+
+// Retain sets how long the entry of a certificate is kept after the certificate has ended; zero is [KeepEnded]. Call it
+// before the first Append.
+func (s *Issued) Retain(d time.Duration) { s.retention = cmp.Or(d, KeepEnded) }
 
 // A Row is one entry of the issuance record.
 type Row struct {
@@ -85,7 +94,7 @@ func readRow(value []byte) (Row, error) {
 		NotAfter time.Time `json:"notAfter"`
 	}
 	if err := json.Unmarshal(value, &e); err != nil {
-		return Row{}, withoutValue(err)
+		return Row{}, rows.WithoutValue(err)
 	}
 	r := Row{Time: e.Time, Value: value}
 	known := e.Outcome == "refused" || e.Outcome == "failed"
@@ -101,7 +110,7 @@ func readRow(value []byte) (Row, error) {
 // Decode decodes Value into e and refuses unknown fields. Its errors come from [Row.Damaged] and never
 // contain the value.
 func (r Row) Decode(e any) error {
-	if err := unmarshal(r.Value, e); err != nil {
+	if err := rows.Unmarshal(r.Value, e); err != nil {
 		return r.Damaged(err)
 	}
 	return nil
@@ -238,7 +247,7 @@ func (s *Issued) importAll(more ...*journalEntry) error {
 				return err
 			}
 		}
-		out, err = r.sweep(s.now(), sweptForOne*len(all), s.store.inUse(tx)+sizeOf(all...)-s.maxSize)
+		out, err = r.sweep(s.now(), s.retention, sweptForOne*len(all), s.store.inUse(tx)+sizeOf(all...)-s.maxSize)
 		return err
 	}); err != nil {
 		return err

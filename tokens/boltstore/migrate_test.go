@@ -112,8 +112,8 @@ func TestMigratesSchema2(t *testing.T) {
 		}
 	}
 	edit(t, path, func(tx *bbolt.Tx) error {
-		if v := tx.Bucket([]byte("meta")).Get([]byte("schema")); string(v) != "7" {
-			t.Errorf("schema %s, want 7", v)
+		if v := tx.Bucket([]byte("meta")).Get([]byte("schema")); string(v) != "8" {
+			t.Errorf("schema %s, want 8", v)
 		}
 		return nil
 	})

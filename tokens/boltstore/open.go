@@ -38,12 +38,15 @@ var (
 	schemaKey         = []byte("schema")
 )
 
-// Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, 6 the creator of
-// tokens. Schema 7 added the identity in claims, the rejoin limit, and revocations. Rows of earlier schemas are valid
-// in it.
-const schemaVersion = "7"
+// allBuckets are the buckets that every file has.
+var allBuckets = [][]byte{metaBucket, tokensBucket, claimsBucket, holdersBucket, issuedBucket, endsBucket, unissuedBucket, revocationsBucket}
 
-var schemasBefore = []string{"1", "2", "3", "4", "5", "6"}
+// Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, 6 the creator of
+// tokens. Schema 7 added the identity in claims, the rejoin limit, and revocations, and 8 the fingerprint in the issuance
+// record. Rows of earlier schemas are valid in it.
+const schemaVersion = "8"
+
+var schemasBefore = []string{"1", "2", "3", "4", "5", "6", "7"}
 
 // openTimeout is how long Open waits for the lock of the file. A program that is stopping releases the lock
 // within this time.
@@ -65,7 +68,11 @@ var (
 // contains secrets.
 //
 // Open converts a file that an earlier version of kubejoin wrote. The earlier version cannot open it then.
-func Open(path string) (*Store, error) {
+func Open(path string) (*Store, error) { return OpenRetaining(path, KeepEnded) }
+
+// OpenRetaining is like Open followed by [Issued.Retain], but deletes nothing earlier either when it imports the entries
+// that a crash has left in the journal.
+func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 	var opened *os.File
 	var db *bbolt.DB
 	err := guard(path, func() (err error) {
@@ -91,7 +98,7 @@ func Open(path string) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{db: db, path: path}
-	s.claims.store, s.revocations.store, s.issued.store, s.issued.now, s.issued.maxSize = s, s, s, time.Now, MaxSize
+	s.claims.store, s.revocations.store, s.issued.store, s.issued.now, s.issued.retention, s.issued.maxSize = s, s, s, time.Now, retention, MaxSize
 	if err = s.prepare(); err == nil {
 		err = s.issued.replay()
 	}
@@ -186,7 +193,7 @@ func (s *Store) prepare() error {
 		default:
 			return fmt.Errorf("schema version %q, want %q: written by another version of kubejoin", v, schemaVersion)
 		}
-		for _, name := range [][]byte{tokensBucket, claimsBucket, holdersBucket, issuedBucket, endsBucket, unissuedBucket, revocationsBucket} {
+		for _, name := range allBuckets {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 				return err
 			}

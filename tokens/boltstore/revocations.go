@@ -8,7 +8,7 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Revocations stores revocations in the file of a [Store], as rows. Package signer/revocation/boltlist encodes and
+// Revocations stores revocations in the file of a [Store], as rows. Package signer/revocation/rowlist encodes and
 // decodes them. If their encoding changes, schemaVersion must change too.
 type Revocations struct {
 	store *Store
@@ -28,6 +28,14 @@ func (r *Revocations) Get(ctx context.Context, key string) (value []byte, err er
 		return nil
 	})
 	return value, err
+}
+
+// Find is the same as Get.
+func (r *Revocations) Find(ctx context.Context, key string) ([]byte, error) { return r.Get(ctx, key) }
+
+// VisitCached is the same as Visit.
+func (r *Revocations) VisitCached(ctx context.Context, visit func(key string, value []byte) error) error {
+	return r.Visit(ctx, visit)
 }
 
 // Visit calls visit with each row, sorted by key. visit must not keep the value.

@@ -81,7 +81,7 @@ type sweepResult struct {
 // sweep deletes up to most entries that are due. While the deleted values have fewer than atLeast bytes, it
 // deletes any entries, due or not. It begins with refusals and failures, the oldest first, and continues
 // with the certificates that end first.
-func (r record) sweep(now time.Time, most int, atLeast int64) (out sweepResult, err error) {
+func (r record) sweep(now time.Time, retention time.Duration, most int, atLeast int64) (out sweepResult, err error) {
 	deletes := func(due bool) bool { return due && out.taken < most || out.bytes < atLeast }
 	take := func(entry []byte, index *bbolt.Bucket, key []byte, due bool) error {
 		entry, key = bytes.Clone(entry), bytes.Clone(key)
@@ -104,7 +104,7 @@ func (r record) sweep(now time.Time, most int, atLeast int64) (out sweepResult, 
 	}
 	ended := r.ends.Cursor()
 	for at, key := ended.First(); at != nil; at, key = ended.First() {
-		due := timeOf(at).Add(KeepEnded).Before(now)
+		due := timeOf(at).Add(retention).Before(now)
 		if !deletes(due) {
 			break
 		}

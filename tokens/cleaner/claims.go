@@ -215,16 +215,23 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 		return c.registered(ctx, claim, uid)
 	case uid != "":
 		return nil
-	case claim.NodeUID != "":
-		return c.release(ctx, claim, "node_deleted")
 	}
-	switch r, err := c.Tokens.Get(ctx, claim.TokenID); {
-	case errors.Is(err, tokens.ErrNotFound), err == nil && r.Expired(c.Now()):
-		return c.release(ctx, claim, "token_gone")
-	case err != nil:
-		return fmt.Errorf("claim of node %s: token %s: %w", claim.Node, claim.TokenID, err)
+	reason := "node_deleted"
+	if claim.NodeUID == "" {
+		reason = "token_gone"
+		switch r, err := c.Tokens.Get(ctx, claim.TokenID); {
+		case errors.Is(err, tokens.ErrNotFound):
+			return c.release(ctx, claim, reason)
+		case err != nil:
+			return fmt.Errorf("claim of node %s: token %s: %w", claim.Node, claim.TokenID, err)
+		case !r.Expired(c.Now()):
+			return nil
+		}
 	}
-	return nil
+	if err := tokens.Leave(ctx, c.Tokens, c.Store, claim); err != nil {
+		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
+	}
+	return c.release(ctx, claim, reason)
 }
 
 // cleanIdentity stores which Node the Identity of a released claim belongs to, or ends the Identity if that Node

@@ -90,7 +90,7 @@ func TestDecodeLimits(t *testing.T) {
 		{annotations: "nodes=a,a", nodes: []string{"a"}, problems: []string{`kubejoin.io/nodes: "a" is given twice`}},
 		{annotations: "nodes=worker-*", problems: []string{`node name "worker-*", ` + names}},
 
-		{annotations: "max-node=1", problems: []string{"kubejoin.io/max-node: unknown annotation, want kubejoin.io/nodes, max-nodes, node-names"}},
+		{annotations: "max-node=1", problems: []string{"kubejoin.io/max-node: unknown annotation, want kubejoin.io/nodes, left, lost, max-nodes, node-names"}},
 		{annotations: "Max-Nodes=1", problems: []string{"kubejoin.io/Max-Nodes: unknown annotation"}},
 		{annotations: "token-uid=1", problems: []string{"kubejoin.io/token-uid: unknown annotation"}}, // only allowed on a claim
 		{annotations: "=1", problems: []string{"kubejoin.io/: unknown annotation"}},

@@ -285,8 +285,8 @@ func newer(a, b string) bool {
 }
 
 // firstUpdate updates a Lease that this Claims has written or cached, without reading it again. This saves a
-// request: the signer confirms a claim right after it has created it, and then stores the key of the certificate.
-// Later each renewal changes the Lease. firstUpdate reports whether it has updated the Lease. It does nothing if
+// request: the signer may store the key of the certificate right after it has created the claim. Later each renewal
+// changes the Lease. firstUpdate reports whether it has updated the Lease. It does nothing if
 // the Lease has changed since, or if change fails or changes nothing.
 func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, bool) {
 	if tokens.CheckNodeName(node) != nil {

@@ -56,8 +56,8 @@ func conflict() error {
 var worker = tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u", Keys: []string{"sha256:1"}}
 
 // tokenCache is a cache of Secrets without an informer.
-func tokenCache(secrets ...*corev1.Secret) *cache[*corev1.Secret, tokens.Record] {
-	c := &cache[*corev1.Secret, tokens.Record]{decode: decode, changed: func(string, tokens.Record, error) {}, synced: make(chan struct{})}
+func tokenCache(secrets ...*corev1.Secret) *cache[*corev1.Secret, cachedToken] {
+	c := &cache[*corev1.Secret, cachedToken]{decode: decodeCachedToken, changed: func(string, cachedToken, error) {}, synced: make(chan struct{})}
 	for _, s := range secrets {
 		c.set(s)
 	}

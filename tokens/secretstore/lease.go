@@ -35,11 +35,8 @@ const (
 	pastDurationAnnotation = "released." + annotationPrefix + "certificate-duration"
 )
 
-// Pending and the data about a replaced Node have their own annotation prefixes too, so that earlier
-// versions can still read the claim.
+// The data about a replaced Node has its own annotation prefix too, so that earlier versions can still read the claim.
 const (
-	pendingAnnotation = "pending." + annotationPrefix + "claim"
-
 	readyBeforeAnnotation = "replaced." + annotationPrefix + "ready-before"
 	readyAgainAnnotation  = "replaced." + annotationPrefix + "ready-again"
 )
@@ -81,7 +78,6 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 		Version: lease.ResourceVersion,
 	}
 	if label == held { // an earlier version does not remove these annotations when it releases a claim
-		c.Pending = lease.Annotations[pendingAnnotation] != ""
 		c.ReadyBefore = lease.Annotations[readyBeforeAnnotation]
 		c.ReadyAgain = lease.Annotations[readyAgainAnnotation] != ""
 	}
@@ -142,7 +138,6 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 		annotate(lease, requestsAnnotation, all)
 	}
 	// Earlier versions may have left these annotations on a released claim, so set them in any case.
-	annotateKey(lease, pendingAnnotation, map[bool]string{true: "true"}[after.Pending])
 	annotateKey(lease, readyBeforeAnnotation, after.ReadyBefore)
 	annotateKey(lease, readyAgainAnnotation, map[bool]string{true: "true"}[after.ReadyAgain])
 	set(after.NodeUID != before.NodeUID, nodeUIDAnnotation, after.NodeUID)

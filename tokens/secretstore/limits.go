@@ -17,8 +17,12 @@ import (
 // copied to the Leases of its claims.
 const annotationPrefix = "kubejoin.io/"
 
-// nodesAnnotation contains [tokens.Record.Nodes] on the Secret.
-const nodesAnnotation = "nodes"
+// These annotations contain [tokens.Record.Nodes], [tokens.Record.Left] and [tokens.Record.Lost] on the Secret.
+const (
+	nodesAnnotation = "nodes"
+	leftAnnotation  = "left"
+	lostAnnotation  = "lost"
+)
 
 // creatorAnnotation contains [tokens.Record.Creator] on the Secret. It does not have annotationPrefix,
 // because with an unknown annotation under that prefix, earlier versions allow no machine to join.

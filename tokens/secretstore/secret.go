@@ -71,15 +71,17 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 	if creator := secret.Annotations[creatorAnnotation]; len(creator) <= maxCreator {
 		r.Creator = creator
 	}
-	r.Limits = readLimits(secret.Annotations, nodesAnnotation)
-	if value, given := secret.Annotations[annotationPrefix+nodesAnnotation]; given {
-		// If a name is lost, kubejoin cannot tell whether the token is spent.
-		names, err := readNames(value, tokens.CheckNodeName)
-		if err != nil {
-			r.Limits.Problem = errors.Join(r.Limits.Problem, annotationError(nodesAnnotation, err))
+	r.Limits = readLimits(secret.Annotations, nodesAnnotation, leftAnnotation, lostAnnotation)
+	// If a name is lost, kubejoin cannot tell whether the token is spent.
+	for name, names := range map[string]*[]string{nodesAnnotation: &r.Nodes, leftAnnotation: &r.Left, lostAnnotation: &r.Lost} {
+		if value, given := secret.Annotations[annotationPrefix+name]; given {
+			if *names, err = readNames(value, tokens.CheckNodeName); err != nil {
+				r.Limits.Problem = errors.Join(r.Limits.Problem, annotationError(name, err))
+			}
 		}
-		r.Nodes = names
 	}
+	uncounted := func(name string) bool { return !slices.Contains(r.Nodes, name) } // the count was edited
+	r.Left, r.Lost = slices.DeleteFunc(r.Left, uncounted), slices.DeleteFunc(r.Lost, uncounted)
 	return r, nil
 }
 
@@ -148,8 +150,15 @@ func apply(secret *corev1.Secret, before, after tokens.Record) {
 	if after.Creator != before.Creator {
 		annotateKey(secret, creatorAnnotation, after.Creator)
 	}
-	applyLimits(secret, before.Limits, after.Limits, nodesAnnotation)
-	if before.Limits.Problem != nil || !slices.Equal(after.Nodes, before.Nodes) {
-		annotate(secret, nodesAnnotation, strings.Join(after.Nodes, ","))
+	applyLimits(secret, before.Limits, after.Limits, nodesAnnotation, leftAnnotation, lostAnnotation)
+	// Compare with the annotations: decode may have dropped names from before.
+	annotate(secret, nodesAnnotation, strings.Join(after.Nodes, ","))
+	annotate(secret, leftAnnotation, strings.Join(after.Left, ","))
+	annotate(secret, lostAnnotation, strings.Join(after.Lost, ","))
+	if len(after.Nodes) > 0 {
+		if secret.Labels == nil {
+			secret.Labels = map[string]string{}
+		}
+		secret.Labels[tokenIDLabel] = after.Token.ID()
 	}
 }

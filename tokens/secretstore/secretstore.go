@@ -8,7 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
 
+	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -27,7 +32,24 @@ import (
 // other methods send requests to it. When Watch sends a hint, the change is already in the cache.
 type Store struct {
 	secrets typedcorev1.SecretInterface
-	cache   *cache[*corev1.Secret, tokens.Record]
+	cache   *cache[*corev1.Secret, cachedToken]
+
+	getCalls batch.Queue[struct{}, *getCall]
+}
+
+// A cachedToken is a token with its Secret. The Secret is nil unless the token limits the number of nodes: those tokens
+// change with each node.
+type cachedToken struct {
+	tokens.Record
+	secret *corev1.Secret
+}
+
+func decodeCachedToken(secret *corev1.Secret) (cachedToken, error) {
+	r, err := decode(secret)
+	if err != nil || r.Limits.NodeLimit() == 0 {
+		secret = nil
+	}
+	return cachedToken{r, secret}, err
 }
 
 var _ tokens.Store = (*Store)(nil)
@@ -43,10 +65,10 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 		log = slog.New(slog.DiscardHandler)
 	}
 	secrets := client.CoreV1().Secrets(metav1.NamespaceSystem)
-	c := &cache[*corev1.Secret, tokens.Record]{
+	c := &cache[*corev1.Secret, cachedToken]{
 		what:    "bootstrap tokens",
-		decode:  decode,
-		changed: func(name string, r tokens.Record, err error) { report(log, name, r, err) },
+		decode:  decodeCachedToken,
+		changed: func(name string, c cachedToken, err error) { report(log, name, c.Record, err) },
 		log:     log,
 	}
 	// With the field selector, the API server does not send other Secrets.
@@ -73,16 +95,70 @@ func report(log *slog.Logger, name string, r tokens.Record, err error) {
 	}
 }
 
-// Get implements [tokens.Store].
+// A getCall is one call of Get with its result.
+type getCall struct {
+	id     string
+	record tokens.Record
+	err    error
+}
+
+// Get implements [tokens.Store]. Concurrent calls share a list request, if the tokens have the label that Update sets.
 func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {
-	_, r, err := s.get(ctx, id)
-	return r, err
+	if err := tokens.CheckID(id); err != nil {
+		return tokens.Record{}, err
+	}
+	g := &getCall{id: id}
+	if err := s.getCalls.Do(ctx, struct{}{}, g, s.getAll); err != nil {
+		return tokens.Record{}, fmt.Errorf("get token %s: %w", id, err)
+	}
+	return g.record, g.err
+}
+
+// getAll sets the results of calls of Get. It reads the tokens after these calls began, so the results are current.
+func (s *Store) getAll(ctx context.Context, all []*getCall) {
+	ids := map[string][]*getCall{}
+	for _, g := range all {
+		ids[g.id] = append(ids[g.id], g)
+	}
+	for part := range slices.Chunk(slices.Sorted(maps.Keys(ids)), tokensPerList) {
+		if len(part) > 1 {
+			selector := tokenIDLabel + " in (" + strings.Join(part, ",") + ")"
+			list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: selector})
+			if err != nil {
+				for _, id := range part {
+					setAll(ids[id], tokens.Record{}, fmt.Errorf("get token %s: %w", id, err))
+				}
+				continue
+			}
+			for i := range list.Items {
+				secret := &list.Items[i]
+				id, isToken := strings.CutPrefix(secret.Name, api.BootstrapTokenSecretPrefix)
+				if r, err := decode(secret); isToken && err == nil && ids[id] != nil {
+					setAll(ids[id], r, nil)
+					delete(ids, id)
+				}
+			}
+		}
+		var reading sync.WaitGroup
+		for _, id := range part {
+			if waiting := ids[id]; waiting != nil { // not in the list
+				reading.Go(func() {
+					_, r, err := s.get(ctx, id)
+					setAll(waiting, r, err)
+				})
+			}
+		}
+		reading.Wait()
+	}
+}
+
+func setAll(calls []*getCall, r tokens.Record, err error) {
+	for _, g := range calls {
+		g.record, g.err = r.Clone(), err
+	}
 }
 
 func (s *Store) get(ctx context.Context, id string) (*corev1.Secret, tokens.Record, error) {
-	if err := tokens.CheckID(id); err != nil {
-		return nil, tokens.Record{}, err
-	}
 	secret, err := s.secrets.Get(ctx, util.BootstrapTokenSecretName(id), metav1.GetOptions{})
 	if err != nil {
 		return nil, tokens.Record{}, failure("get", id, err)
@@ -115,10 +191,11 @@ func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", err)
 	}
-	for i, r := range all {
-		all[i] = r.Clone()
+	records := make([]tokens.Record, len(all))
+	for i, c := range all {
+		records[i] = c.Clone()
 	}
-	return all, nil
+	return records, nil
 }
 
 // Create implements [tokens.Store].
@@ -139,31 +216,54 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 
 // Update implements [tokens.Store]. It writes only the fields that change has altered, and leaves everything
 // else in the Secret as it is. But if change clears the Problem of malformed limits, Update writes all
-// limits and removes unknown annotations with the prefix kubejoin.io/.
+// limits and removes unknown annotations with the prefix kubejoin.io/. A Secret that counts nodes gets the label
+// kubejoin.io/token-id.
 func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	if err := tokens.CheckID(id); err != nil {
+		return tokens.Record{}, err
+	}
+	if cached := s.cache.peek(util.BootstrapTokenSecretName(id)); cached != nil && cached.value.secret != nil {
+		if r, err := s.write(ctx, cached.value.secret.DeepCopy(), cached.value.Record, change); err == nil {
+			return r, nil
+		} else if ctx.Err() != nil {
+			return tokens.Record{}, err
+		}
+	}
 	for {
 		secret, before, err := s.get(ctx, id)
 		if err != nil {
 			return tokens.Record{}, err
 		}
-		after, err := before.Edit(change)
-		if err != nil {
-			return tokens.Record{}, err
-		}
-		apply(secret, before, after)
-		r, err := decode(secret)
-		if err := errors.Join(err, r.Problem, r.Limits.Problem); err != nil {
-			return tokens.Record{}, fmt.Errorf("update token %s: still invalid after the change: %w", id, err)
-		}
-		// The resourceVersion in secret makes the update conditional.
-		updated, err := s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
-		switch {
-		case err == nil:
-			return decode(updated)
-		case !apierrors.IsConflict(err):
-			return tokens.Record{}, failure("update", id, err)
+		if r, err := s.write(ctx, secret, before, change); !errors.Is(err, errChanged) {
+			return r, err
 		}
 	}
+}
+
+// errChanged means that the Secret has changed since it was read.
+var errChanged = errors.New("the Secret has changed")
+
+// write writes a changed token, if its Secret has not changed since it was read.
+func (s *Store) write(ctx context.Context, secret *corev1.Secret, before tokens.Record, change func(*tokens.Record) error) (tokens.Record, error) {
+	id := before.Token.ID()
+	after, err := before.Edit(change)
+	if err != nil {
+		return tokens.Record{}, err
+	}
+	apply(secret, before, after)
+	r, err := decode(secret)
+	if err := errors.Join(err, r.Problem, r.Limits.Problem); err != nil {
+		return tokens.Record{}, fmt.Errorf("update token %s: still invalid after the change: %w", id, err)
+	}
+	// The resourceVersion in secret makes the update conditional.
+	updated, err := s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
+	switch {
+	case apierrors.IsConflict(err):
+		return tokens.Record{}, errChanged
+	case err != nil:
+		return tokens.Record{}, failure("update", id, err)
+	}
+	return decode(updated)
 }
 
 // Delete implements [tokens.Store].

@@ -65,7 +65,6 @@ func sampleClaim() tokens.Claim {
 		Requests: []string{"8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0b", "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0a"},
 		NodeUID:  "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0c",
 
-		Pending:     true,
 		ReadyBefore: "0123456789abcdef0123456789abcdef",
 		ReadyAgain:  true,
 

@@ -72,7 +72,6 @@ var malformed = map[string]func(*tokens.Claim){
 	"released, with a token":   func(c *tokens.Claim) { *c = released(*c); c.TokenUID = "u" },
 	"released, with limits":    func(c *tokens.Claim) { *c = released(*c); c.Limits.MaxNodes = 1 },
 	"released, with a Node":    func(c *tokens.Claim) { *c = released(*c); c.NodeUID = "u" },
-	"released, pending":        func(c *tokens.Claim) { *c = released(*c); c.Pending = true },
 	"released, with a spell":   func(c *tokens.Claim) { *c = released(*c); c.ReadyBefore = "s" },
 	"released, ready again":    func(c *tokens.Claim) { *c = released(*c); c.ReadyAgain = true },
 	"released, with a request": func(c *tokens.Claim) { *c = released(*c); c.Requests = []string{"u"} },
@@ -136,7 +135,6 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		"one character":  func(c *tokens.Claim) { c.Node = "0" },
 		"most keys":      func(c *tokens.Claim) { c.Keys = []string{key("3"), key("1"), key("2")} },
 		"most requests":  func(c *tokens.Claim) { c.Requests = []string{strings.Repeat("r", 128), "1", "2"} },
-		"not pending":    func(c *tokens.Claim) { c.Pending = false },
 		"never Ready":    func(c *tokens.Claim) { c.ReadyBefore = "" },
 		"not Ready yet":  func(c *tokens.Claim) { c.ReadyAgain = false },
 		"no limits":      func(c *tokens.Claim) { c.Limits = tokens.Limits{} },
@@ -172,7 +170,7 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 		got, err := s.Update(t.Context(), blank.Node, func(b *tokens.Claim) error {
 			b.TokenID, b.TokenUID, b.Limits, b.NodeUID = c.TokenID, c.TokenUID, c.Limits, c.NodeUID
 			b.Keys, b.Requests, b.Past, b.Identity = c.Keys, c.Requests, c.Past, c.Identity
-			b.Pending, b.ReadyBefore, b.ReadyAgain = c.Pending, c.ReadyBefore, c.ReadyAgain
+			b.ReadyBefore, b.ReadyAgain = c.ReadyBefore, c.ReadyAgain
 			return nil
 		})
 		if err != nil {

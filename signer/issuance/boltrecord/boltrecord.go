@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -33,7 +32,7 @@ func (r *Record) Dropped() (entries int, last time.Time) { return r.rows.Dropped
 
 // Append implements [issuance.Log]. The entry is on the disk when it returns.
 func (r *Record) Append(ctx context.Context, e issuance.Entry) error {
-	if err := check(e); err != nil {
+	if err := e.Check(); err != nil {
 		return fmt.Errorf("issuance record: %w", err)
 	}
 	v, err := json.Marshal(e)
@@ -47,34 +46,11 @@ func (r *Record) Append(ctx context.Context, e issuance.Entry) error {
 	return r.rows.Append(ctx, row)
 }
 
-// firstTime and lastTime are the limits of times that rows can be ordered by.
-var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
-
-// check rejects an entry that no query would find, or that would never expire.
-func check(e issuance.Entry) error {
-	if e.Time.Before(firstTime) || e.Time.After(lastTime) {
-		return fmt.Errorf("invalid time %s: want a year from %d to %d", e.Time, firstTime.Year(), lastTime.Year())
-	}
-	switch e.Outcome {
-	case issuance.Refused, issuance.Failed:
-		return nil
-	case issuance.Issued:
-		if serial, err := issuance.ParseSerial(e.Serial); err != nil || serial != e.Serial {
-			return fmt.Errorf("invalid serial %.60q: want lower-case hexadecimal digits", e.Serial)
-		}
-		if e.NotAfter.Before(firstTime) {
-			return fmt.Errorf("invalid notAfter %s: want the expiration of the certificate", e.NotAfter)
-		}
-		return nil
-	}
-	return fmt.Errorf("invalid outcome %.20q: want %s, %s or %s", e.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
-}
-
 // decode parses a row that Append wrote.
 func decode(row boltstore.Row) (issuance.Entry, error) {
 	var e issuance.Entry
 	err := row.Decode(&e)
-	if err == nil && (check(e) != nil || !e.Time.Equal(row.Time)) {
+	if err == nil && (e.Check() != nil || !e.Time.Equal(row.Time)) {
 		err = row.Damaged(errors.New("invalid issuance entry"))
 	}
 	return e, err

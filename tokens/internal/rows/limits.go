@@ -1,4 +1,4 @@
-package boltstore
+package rows
 
 import (
 	"errors"
@@ -7,23 +7,23 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// limitsRow is the limits in the row of a token or a claim.
-type limitsRow struct {
+// limits is the limits in the row of a token or a claim.
+type limits struct {
 	MaxNodes            int      `json:"maxNodes,omitempty"`
 	NodeNames           []string `json:"nodeNames,omitempty"`
 	CertificateDuration int64    `json:"certificateDuration,omitempty"` // seconds
-	Replaces            *nodeRow `json:"replaces,omitempty"`
+	Replaces            *nodeRef `json:"replaces,omitempty"`
 	Role                string   `json:"role,omitempty"`
 	Rejoin              string   `json:"rejoin,omitempty"`
 }
 
-type nodeRow struct {
+type nodeRef struct {
 	Name string `json:"name"`
 	UID  string `json:"uid"`
 }
 
-func encodeLimits(l tokens.Limits) limitsRow {
-	row := limitsRow{
+func encodeLimits(l tokens.Limits) limits {
+	row := limits{
 		MaxNodes:            l.MaxNodes,
 		NodeNames:           l.NodeNames,
 		CertificateDuration: int64(l.CertificateDuration / time.Second),
@@ -31,13 +31,13 @@ func encodeLimits(l tokens.Limits) limitsRow {
 		Rejoin:              l.Rejoin,
 	}
 	if l.Replaces != (tokens.NodeRef{}) {
-		row.Replaces = &nodeRow{Name: l.Replaces.Name, UID: l.Replaces.UID}
+		row.Replaces = &nodeRef{Name: l.Replaces.Name, UID: l.Replaces.UID}
 	}
 	return row
 }
 
 // decodeLimits returns an error for limits that Create would have refused.
-func decodeLimits(row limitsRow) (tokens.Limits, error) {
+func decodeLimits(row limits) (tokens.Limits, error) {
 	l := tokens.Limits{
 		MaxNodes:            row.MaxNodes,
 		NodeNames:           row.NodeNames,

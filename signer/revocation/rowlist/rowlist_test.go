@@ -1,12 +1,13 @@
-package boltlist_test
+package rowlist_test
 
 import (
 	"path/filepath"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/boltlist"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
@@ -21,8 +22,13 @@ func TestStore(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		return boltlist.New(s.Revocations())
+		return rowlist.New(s.Revocations())
 	})
+}
+
+func TestStoreInEtcd(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	revocationtest.Run(t, func(t *testing.T) revocation.Store { return rowlist.New(c.Store(t).Revocations()) })
 }
 
 // Catches revocations that are lost at a restart.
@@ -33,7 +39,7 @@ func TestSurvivesRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := revocation.Guard{Store: boltlist.New(s.Revocations())}
+		g := revocation.Guard{Store: rowlist.New(s.Revocations())}
 		if n == 0 {
 			_, err = g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"})
 		} else if bars, barsErr := g.Revoked(t.Context(), revocation.Subject{Node: "worker-1"}); bars == nil || barsErr != nil {

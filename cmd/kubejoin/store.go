@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/storecopy"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/spf13/cobra"
+)
+
+const storeHelp = `
+
+A store is file:PATH, where PATH is kubejoin.db or the folder of --data-dir, or
+etcd:URL,URL with the flags of etcd.`
+
+func storeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "store",
+		Short: "Copy and check stores of tokens: a file, or etcd",
+		Long: `Copy and check stores of tokens, claims, revocations and the issuance record: a file, or
+etcd. Stores in Kubernetes are not meant: see 'kubejoin doctor'.`,
+		Example: `  kubejoin store check file:kubejoin-data`,
+		Args:    noArgs,
+	}
+	cmd.AddCommand(strict(storeCopyCommand(), storeCheckCommand())...)
+	return cmd
+}
+
+// storeProgress is how long a copy is silent, and how often it then reports its progress.
+const storeProgress = 2 * time.Second
+
+func storeCopyCommand() *cobra.Command {
+	var o struct {
+		output
+		from, to string
+		etcd     etcdstore.Config
+		options  storecopy.Options
+	}
+	cmd := &cobra.Command{
+		Use:   "copy --from STORE --to STORE",
+		Short: "Copy a store to another one",
+		Long: `Copy tokens, claims, revocations and the issuance record from one store to another, read all
+of it back, and compare. The destination must be a new file, or an unused prefix in etcd.
+Nobody can use it before the copy is complete.
+
+kubejoin must not change the source meanwhile. A file can be copied only while no kubejoin
+uses it. While etcd is copied, its kubejoins serve reads, and refuse writes with 503. That
+ends with the command, or 30 s after the command was killed.
+
+Refusals and failures older than 30 days are left out. A record in etcd has no
+certificates, only their fingerprints.
+
+The exit code is 0 if the copy is complete, and 1 otherwise. Repeat an interrupted copy with
+--resume.` + storeHelp,
+		Example: `  # what would be copied
+  kubejoin store copy --dry-run --from file:kubejoin-data --to file:new.db
+
+  # from a file to etcd, while kubejoin is stopped
+  kubejoin store copy --from file:kubejoin-data --to etcd:https://10.0.0.1:2379 \
+    --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key
+
+  # and back, while kubejoin serves reads
+  kubejoin store copy --from etcd:https://10.0.0.1:2379 --to file:new.db \
+    --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := o.check(); err != nil {
+				return usageOf(cmd, err)
+			}
+			ctx := cmd.Context()
+			source, destination, did := storecopy.Source, storecopy.Destination, "copied and compared"
+			if o.options.DryRun {
+				source, destination, did = storecopy.ReadOnly, storecopy.DryDestination, "would copy"
+			}
+			from, err := storecopy.Open(ctx, o.from, o.etcd, source)
+			if err != nil {
+				return storeError(cmd, "from", err)
+			}
+			defer func() { err = errors.Join(err, from.Close()) }()
+			to, err := storecopy.Open(ctx, o.to, o.etcd, destination)
+			if err != nil {
+				return storeError(cmd, "to", err)
+			}
+			defer func() { err = errors.Join(err, to.Close()) }()
+			o.options.Progress = progress(cmd)
+			counts, err := storecopy.Copy(ctx, from, to, o.options)
+			if err != nil && counts != (storecopy.Counts{}) {
+				return fmt.Errorf("%s %s, then failed: %w", did, rowsOf(counts), err)
+			} else if err != nil {
+				return err
+			}
+			if done, err := o.object(cmd.OutOrStdout(), struct {
+				APIVersion string `json:"apiVersion"`
+				Kind       string `json:"kind"`
+				DryRun     bool   `json:"dryRun,omitempty"`
+				storecopy.Counts
+			}{api.Version, "StoreCopy", o.options.DryRun, counts}); done {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", did, rowsOf(counts))
+			return err
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.from, "from", "", "source: file:PATH or etcd:URLS")
+	f.StringVar(&o.to, "to", "", "destination: file:PATH or etcd:URLS")
+	f.BoolVar(&o.options.Resume, "resume", false, "continue an interrupted copy: skip rows that are equal")
+	f.BoolVar(&o.options.DryRun, "dry-run", false, "check both stores and count what would be copied; write nothing")
+	registerEtcdFiles(f, &o.etcd, "")
+	o.output.known = []string{"text", "json", "yaml"}
+	f.StringVarP(&o.format, "output", "o", "text", "output format: text, json, yaml or jsonpath=TEMPLATE")
+	return cmd
+}
+
+func rowsOf(c storecopy.Counts) string {
+	return fmt.Sprintf("%d tokens, %d claims, %d revocations and %d entries of the issuance record", c.Tokens, c.Claims, c.Revocations, c.Issued)
+}
+
+// progress returns a function that prints the numbers of rows to standard error, every few seconds.
+func progress(cmd *cobra.Command) func(storecopy.Counts, int) {
+	last := time.Now()
+	return func(c storecopy.Counts, compared int) {
+		if time.Since(last) < storeProgress {
+			return
+		}
+		last = time.Now()
+		if compared > 0 {
+			// Both stores are read.
+			cmd.PrintErrf("copied %s; compared %d of %d entries\n", rowsOf(c), compared, 2*c.Issued)
+		} else {
+			cmd.PrintErrf("copied %s\n", rowsOf(c))
+		}
+	}
+}
+
+// storeError returns the error of opening a store under the name of its flag.
+func storeError(cmd *cobra.Command, flag string, err error) error {
+	if errors.Is(err, storecopy.ErrSpec) {
+		return usageOf(cmd, &usageError{err: fmt.Errorf("--%s: %w", flag, err)})
+	}
+	return fmt.Errorf("--%s: %w", flag, err)
+}
+
+func storeCheckCommand() *cobra.Command {
+	var o struct {
+		output
+		etcd etcdstore.Config
+	}
+	cmd := &cobra.Command{
+		Use:   "check STORE",
+		Short: "Check the invariants of a store",
+		Long: `Check that all rows of a store can be read, that its indexes agree with them, that no token
+counts more nodes than its limit, that each claim is counted, and that none is pending for
+more than a minute. The command changes nothing, and etcd can be in use. A file can be checked
+only while no kubejoin uses it, and after this version of kubejoin has converted it.
+
+The exit code is 0 without findings, 1 with findings, and 2 if the store could not be checked.` + storeHelp,
+		Example: `  kubejoin store check file:kubejoin-data
+
+  kubejoin store check etcd:https://10.0.0.1:2379 \
+    --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if err := o.check(); err != nil {
+				return usageOf(cmd, err)
+			}
+			if len(args) != 1 {
+				return usageOf(cmd, &usageError{err: fmt.Errorf("STORE: %d given, want one", len(args))})
+			}
+			counts, found, err := checkStore(cmd.Context(), args[0], o.etcd)
+			if errors.Is(err, storecopy.ErrSpec) {
+				return usageOf(cmd, &usageError{err: fmt.Errorf("STORE: %w", err)})
+			} else if err != nil {
+				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
+				return exitUnchecked
+			}
+			return o.findings(cmd, counts, found)
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	registerEtcdFiles(f, &o.etcd, "")
+	o.output.known = []string{"text", "json", "yaml"}
+	f.StringVarP(&o.format, "output", "o", "text", "output format: text, json, yaml or jsonpath=TEMPLATE")
+	return cmd
+}
+
+func checkStore(ctx context.Context, spec string, config etcdstore.Config) (counts storecopy.Counts, found []storecopy.Finding, err error) {
+	s, err := storecopy.Open(ctx, spec, config, storecopy.ReadOnly)
+	if err != nil {
+		return counts, nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return s.Check(ctx)
+}
+
+// findings prints findings, and returns the exit code.
+func (o *output) findings(cmd *cobra.Command, counts storecopy.Counts, found []storecopy.Finding) error {
+	w := cmd.OutOrStdout()
+	done, err := o.object(w, struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+		storecopy.Counts
+		Findings []storecopy.Finding `json:"findings"`
+	}{api.Version, "StoreCheck", counts, append([]storecopy.Finding{}, found...)})
+	if !done {
+		for _, f := range found {
+			if _, err = fmt.Fprintf(w, "%s: %s\n  %s\n", f.ID, sanitize(f.Message), sanitize(f.Advice)); err != nil {
+				return err
+			}
+		}
+		if len(found) == 0 {
+			_, err = fmt.Fprintf(w, "checked %s: no findings\n", rowsOf(counts))
+		}
+	}
+	if err == nil && len(found) > 0 {
+		return exitFindings
+	}
+	return err
+}

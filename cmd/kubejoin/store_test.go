@@ -1,0 +1,37 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/storecopy"
+	"github.com/spf13/cobra"
+)
+
+// Catches a copy that is silent for minutes, also while it reads the record back.
+func TestReportsProgressOfCopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		cmd := &cobra.Command{}
+		cmd.SetErr(&out)
+		report := progress(cmd)
+		for _, step := range []struct {
+			after    time.Duration
+			compared int
+			want     string
+		}{
+			{storeProgress - 1, 0, ""},
+			{1, 0, "copied 1 tokens, 2 claims, 3 revocations and 4 entries of the issuance record\n"},
+			{storeProgress - 1, 5, ""},
+			{1, 5, "copied 1 tokens, 2 claims, 3 revocations and 4 entries of the issuance record; compared 5 of 8 entries\n"},
+		} {
+			out.Reset()
+			time.Sleep(step.after) // of the fake clock
+			if report(storecopy.Counts{Tokens: 1, Claims: 2, Revocations: 3, Issued: 4}, step.compared); out.String() != step.want {
+				t.Errorf("after %s: got %q, want %q", step.after, out.String(), step.want)
+			}
+		}
+	})
+}

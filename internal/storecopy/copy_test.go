@@ -1,0 +1,511 @@
+package storecopy_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/storecopy"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/etcdrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/test/etcd"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"go.etcd.io/bbolt"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// storeAt opens a store whose lists do not lag.
+func storeAt(t *testing.T, c *etcd.Cluster, prefix string) *etcdstore.Store {
+	t.Helper()
+	config := c.StoreConfig(t, prefix)
+	config.NoCache = true
+	s, err := etcdstore.Open(t.Context(), config)
+	must(t, err)
+	t.Cleanup(func() { _ = s.Close() }) // the test may have closed it
+	return s
+}
+
+// fill puts rows of each kind into a store.
+func fill(t *testing.T, store tokens.Store, claims tokens.Claims, revocations revocation.Store, record issuance.Store) {
+	t.Helper()
+	for i := range 5 {
+		r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+		r.Limits, r.Nodes, r.Description = tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-*"}}, []string{fmt.Sprintf("worker-%d", i)}, "rack 7"
+		r, err := store.Create(t.Context(), r)
+		must(t, err)
+		_, err = claims.Create(t.Context(), tokens.Claim{
+			Node: fmt.Sprintf("worker-%d", i), TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits, Keys: []string{"sha256:" + strings.Repeat("a", 64)},
+		})
+		must(t, err)
+	}
+	_, err := claims.Create(t.Context(), tokens.Claim{Node: "gone", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}})
+	must(t, err)
+	guard := revocation.Guard{Store: revocations}
+	_, err = guard.Revoke(t.Context(), revocation.Entry{Node: "lost", Reason: "stolen"})
+	must(t, err)
+	for i := range 50 {
+		e := issuancetest.Issued(time.Now(), fmt.Sprintf("a%02x", i), time.Hour)
+		issuancetest.Add(t, record, e, issuancetest.Refused(time.Now(), i))
+	}
+	issuancetest.Add(t, record, issuancetest.Issued(time.Now().Add(-5000*time.Hour), "ff", time.Hour)) // ended long ago
+	same := issuancetest.Refused(time.Now(), 99)
+	issuancetest.Add(t, record, same, same)
+}
+
+// content is everything in a store, without versions and certificates.
+func content(t *testing.T, store tokens.Store, claims tokens.Claims, revocations revocation.Store, record issuance.Store) string {
+	t.Helper()
+	var b strings.Builder
+	records, err := store.List(t.Context())
+	must(t, err)
+	for _, r := range records {
+		r.Version = ""
+		fmt.Fprintf(&b, "%s %+v\n", r.Token.Reveal(), r)
+	}
+	all, err := claims.List(t.Context())
+	must(t, err)
+	for _, c := range all {
+		c.Version = ""
+		fmt.Fprintf(&b, "%+v\n", c)
+	}
+	entries, err := revocations.List(t.Context())
+	must(t, err)
+	fmt.Fprintf(&b, "%+v\n", entries)
+	page, err := record.List(t.Context(), issuance.Query{Limit: issuance.MaxLimit})
+	must(t, err)
+	var lines []string
+	for _, e := range page.Entries {
+		e.Certificate = ""
+		lines = append(lines, fmt.Sprintf("%+v", e))
+	}
+	slices.Sort(lines)
+	return b.String() + strings.Join(lines, "\n")
+}
+
+func fileContent(t *testing.T, path string) string {
+	t.Helper()
+	s, err := boltstore.Open(path)
+	must(t, err)
+	defer func() { must(t, s.Close()) }()
+	return content(t, s, s.Claims(), rowlist.New(s.Revocations()), boltrecord.New(s.Issued()))
+}
+
+func open(t *testing.T, spec string, config etcdstore.Config, use storecopy.Use) *storecopy.Store {
+	t.Helper()
+	s, err := storecopy.Open(t.Context(), spec, config, use)
+	must(t, err)
+	return s
+}
+
+// copyAll copies from a spec to another one.
+func copyAll(t *testing.T, ctx context.Context, from, to string, config etcdstore.Config, o storecopy.Options) (storecopy.Counts, error) {
+	t.Helper()
+	source, destination := open(t, from, config, storecopy.Source), open(t, to, config, storecopy.Destination)
+	defer func() { must(t, errors.Join(source.Close(), destination.Close())) }()
+	return storecopy.Copy(ctx, source, destination, o)
+}
+
+func filled(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubejoin.db")
+	s, err := boltstore.Open(path)
+	must(t, err)
+	s.Issued().Retain(10000 * time.Hour)
+	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), boltrecord.New(s.Issued()))
+	must(t, s.Close())
+	return path
+}
+
+func TestCopyThereAndBack(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	config := c.StoreConfig(t, "/copy")
+	toEtcd := "etcd:" + strings.Join(c.Endpoints(), ",")
+	path := filled(t)
+	want := fileContent(t, path)
+	counts, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{})
+	if all := (storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, Issued: 103}); err != nil || counts != all {
+		t.Fatalf("Copy = %+v, %v, want %+v", counts, err, all)
+	}
+	s := storeAt(t, c, "/copy")
+	if got := content(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued())); got != want {
+		t.Errorf("etcd has\n%s\nwant\n%s", got, want)
+	}
+	if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{}); !errors.Is(err, storecopy.ErrNotEmpty) {
+		t.Errorf("into a store with rows: got %v", err)
+	}
+	back := filepath.Join(t.TempDir(), "back.db")
+	if _, err := copyAll(t, t.Context(), toEtcd, "file:"+back, config, storecopy.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := fileContent(t, back); got != want {
+		t.Errorf("the file has\n%s\nwant\n%s", got, want)
+	}
+	// The source can be written again.
+	if _, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())); err != nil {
+		t.Errorf("after the copy: %v", err)
+	}
+}
+
+// An interrupted copy continues, and does not overwrite what is different.
+func TestResumeInterruptedCopy(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	toEtcd := "etcd:" + strings.Join(c.Endpoints(), ",")
+	path := filled(t)
+	want := fileContent(t, path)
+	rows := 0
+	for _, stop := range []int{3, 8, 12, 40, 100} {
+		config := c.StoreConfig(t, fmt.Sprintf("/resume/%d", stop))
+		ctx, cancel := context.WithCancel(t.Context())
+		rows = 0
+		if _, err := copyAll(t, ctx, "file:"+path, toEtcd, config, storecopy.Options{Progress: func(storecopy.Counts, int) {
+			if rows++; rows == stop {
+				cancel()
+			}
+		}}); !errors.Is(err, context.Canceled) {
+			t.Errorf("stopped after %d rows: got %v, want %v", stop, err, context.Canceled)
+		}
+		cancel()
+		if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{Resume: true}); err != nil {
+			t.Errorf("resumed after %d rows: %v", stop, err)
+		}
+		s := storeAt(t, c, config.Prefix)
+		if got := content(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued())); got != want {
+			t.Errorf("resumed after %d rows: etcd has\n%s\nwant\n%s", stop, got, want)
+		}
+	}
+	for name, change := range map[string]func(*etcdstore.Store) error{
+		"another token": func(s *etcdstore.Store) error {
+			_, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+			return err
+		},
+		"a changed token": func(s *etcdstore.Store) error {
+			all, err := s.List(t.Context())
+			must(t, err)
+			_, err = s.Update(t.Context(), all[0].Token.ID(), func(r *tokens.Record) error { r.Description = "other"; return nil })
+			return err
+		},
+		"a changed claim": func(s *etcdstore.Store) error {
+			_, err := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "1"; return nil })
+			return err
+		},
+		"a changed revocation": func(s *etcdstore.Store) error {
+			_, err := (&revocation.Guard{Store: rowlist.New(s.Revocations())}).Revoke(t.Context(), revocation.Entry{Node: "lost", Reason: "sold"})
+			return err
+		},
+		"another entry": func(s *etcdstore.Store) error {
+			return etcdrecord.New(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 7))
+		},
+	} {
+		config := c.StoreConfig(t, "/differs/"+strings.ReplaceAll(name, " ", "-"))
+		_, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{})
+		must(t, err)
+		must(t, change(storeAt(t, c, config.Prefix)))
+		_, err = c.Client().Put(t.Context(), config.Prefix+"/schema", "1 incomplete") // as if the copy was interrupted
+		must(t, err)
+		if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{Resume: true}); !errors.Is(err, storecopy.ErrDiffers) {
+			t.Errorf("%s: got %v, want %v", name, err, storecopy.ErrDiffers)
+		}
+	}
+}
+
+// Nobody can use an incomplete copy. Catches a kubejoin that refuses machines whose tokens were not copied yet.
+func TestIncompleteCopyCannotBeUsed(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	toEtcd, config := "etcd:"+strings.Join(c.Endpoints(), ","), c.StoreConfig(t, "/incomplete")
+	other := storeAt(t, c, "/incomplete")
+	create := func() error {
+		_, err := other.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+		return err
+	}
+	interrupted := func(from, to string) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if _, err := copyAll(t, ctx, from, to, config, storecopy.Options{Progress: func(storecopy.Counts, int) { cancel() }}); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v, want %v", err, context.Canceled)
+		}
+	}
+	path := filled(t)
+	interrupted("file:"+path, toEtcd)
+	if err := create(); !errors.Is(err, etcdstore.ErrIncomplete) {
+		t.Errorf("create: got %v, want %v", err, etcdstore.ErrIncomplete)
+	}
+	if err := other.Ready(t.Context()); !errors.Is(err, etcdstore.ErrIncomplete) {
+		t.Errorf("Ready: got %v, want %v", err, etcdstore.ErrIncomplete)
+	}
+	if _, err := storecopy.Open(t.Context(), toEtcd, config, storecopy.Source); !errors.Is(err, etcdstore.ErrIncomplete) {
+		t.Errorf("as source: got %v, want %v", err, etcdstore.ErrIncomplete)
+	}
+	if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{Resume: true}); err != nil {
+		t.Error(err)
+	}
+	must(t, errors.Join(other.Ready(t.Context()), create()))
+
+	file := filepath.Join(t.TempDir(), "copy.db")
+	interrupted(toEtcd, "file:"+file)
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an incomplete file: got %v, want none", err)
+	}
+	if _, err := copyAll(t, t.Context(), toEtcd, "file:"+file, config, storecopy.Options{Resume: true}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+	if s, err := storecopy.Open(t.Context(), "file:"+file, config, storecopy.Destination); err == nil || !strings.Contains(err.Error(), "exists already") {
+		t.Errorf("an existing file as destination: got %v, %v", s, err)
+	}
+}
+
+// While etcd is copied, other replicas read and cannot write. Catches a token that is changed after it was copied.
+func TestSourceInEtcdIsReadOnlyDuringCopy(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	config := c.StoreConfig(t, "/frozen")
+	s := storeAt(t, c, "/frozen")
+	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued()))
+	before, err := s.List(t.Context())
+	must(t, err)
+	tried := 0
+	_, err = copyAll(t, t.Context(), "etcd:"+strings.Join(c.Endpoints(), ","), "file:"+filepath.Join(t.TempDir(), "copy.db"), config, storecopy.Options{
+		Progress: func(storecopy.Counts, int) {
+			if tried++; tried > 3 {
+				return
+			}
+			_, createErr := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+			_, claimErr := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "1"; return nil })
+			_, revokeErr := (&revocation.Guard{Store: rowlist.New(s.Revocations())}).Revoke(t.Context(), revocation.Entry{Node: "a"})
+			for what, err := range map[string]error{
+				"create": createErr, "claim": claimErr, "revoke": revokeErr, "delete": s.Delete(t.Context(), before[0]),
+				"record": etcdrecord.New(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 1)),
+			} {
+				if !errors.Is(err, etcdstore.ErrReadOnly) {
+					t.Errorf("%s: got %v, want %v", what, err, etcdstore.ErrReadOnly)
+				}
+			}
+			if got, err := s.Get(t.Context(), before[0].Token.ID()); err != nil || !reflect.DeepEqual(got, before[0]) {
+				t.Errorf("Get = %+v, %v", got, err)
+			}
+		},
+	})
+	if err != nil || tried < 3 {
+		t.Errorf("Copy = %v after %d rows", err, tried)
+	}
+	must(t, s.Delete(t.Context(), before[0]))
+}
+
+// A copy that was killed must not leave the source read-only.
+func TestFreezeEndsWithItsProcess(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	killed, s := storeAt(t, c, "/killed"), storeAt(t, c, "/killed")
+	_, _, err := killed.Freeze(t.Context())
+	must(t, err)
+	create := func() error {
+		_, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+		return err
+	}
+	if err := create(); !errors.Is(err, etcdstore.ErrReadOnly) {
+		t.Errorf("got %v, want %v", err, etcdstore.ErrReadOnly)
+	}
+	if _, _, err := s.Freeze(t.Context()); !errors.Is(err, etcdstore.ErrReadOnly) {
+		t.Errorf("a second copy: got %v, want %v", err, etcdstore.ErrReadOnly)
+	}
+	must(t, killed.Close()) // ends the renewals of its lease, as the end of the process does
+	leases, err := c.Client().Leases(t.Context())
+	must(t, err)
+	for _, lease := range leases.Leases { // instead of waiting for its end
+		_, err := c.Client().Revoke(t.Context(), lease.ID)
+		must(t, err)
+	}
+	must(t, create())
+}
+
+func TestCheckFindsEachViolation(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	put := func(key, value string) func(*testing.T, *etcdstore.Store, string) {
+		return func(t *testing.T, _ *etcdstore.Store, prefix string) {
+			_, err := c.Client().Put(t.Context(), prefix+key, value)
+			must(t, err)
+		}
+	}
+	remove := func(folder string) func(*testing.T, *etcdstore.Store, string) {
+		return func(t *testing.T, _ *etcdstore.Store, prefix string) {
+			got, err := c.Client().Get(t.Context(), prefix+folder, clientv3.WithPrefix(), clientv3.WithLimit(1))
+			must(t, err)
+			_, err = c.Client().Delete(t.Context(), string(got.Kvs[0].Key))
+			must(t, err)
+		}
+	}
+	change := func(folder, before, after string) func(*testing.T, *etcdstore.Store, string) {
+		return func(t *testing.T, _ *etcdstore.Store, prefix string) {
+			got, err := c.Client().Get(t.Context(), prefix+folder, clientv3.WithPrefix())
+			must(t, err)
+			for _, row := range got.Kvs {
+				if value := strings.Replace(string(row.Value), before, after, 1); value != string(row.Value) {
+					_, err = c.Client().Put(t.Context(), string(row.Key), value)
+					must(t, err)
+					return
+				}
+			}
+			t.Fatalf("no row of %s contains %s", folder, before)
+		}
+	}
+	for name, test := range map[string]struct {
+		spoil func(*testing.T, *etcdstore.Store, string)
+		want  string // ID and a part of the message
+	}{
+		"nothing":               {func(*testing.T, *etcdstore.Store, string) {}, ""},
+		"token":                 {put("tokens/abcdef", "{}"), "damaged: tokens/abcdef"},
+		"claim":                 {put("claims/worker-1", "{hunter2"), "damaged: claims/worker-1"},
+		"index without claim":   {put("holders/abcdef/worker-9", ""), "damaged: holders/abcdef/worker-9"},
+		"claim without index":   {remove("holders/"), "damaged: holders/"},
+		"revocation":            {put("revocations/lost", "{hunter2"), "damaged: revocations/lost"},
+		"revocation of nothing": {put("revocations/a b", "{}"), "damaged: revocations/a b"},
+		"entry":                 {change("issued/entries/", `"requester"`, `"hunter2"`), "damaged: issued/entries/"},
+		"entry of another time": {change("issued/entries/", `"time":"20`, `"time":"21`), "damaged: issued/entries/"},
+		"entry without node":    {remove("issued/nodes/"), "damaged: issued/nodes/"},
+		"entry without token":   {remove("issued/tokens/"), "damaged: issued/tokens/"},
+		"entry without serial":  {remove("issued/serials/"), "damaged: issued/serials/"},
+		"entry without its end": {remove("issued/ends/"), "damaged: issued/ends/"},
+		"refusal without time":  {remove("issued/unissued/"), "damaged: issued/unissued/"},
+		"end with other keys":   {change("issued/ends/", "issued/serials/", "issued/serial/"), "damaged: issued/ends/"},
+		"node with other end":   {change("issued/nodes/", "1", "2"), "damaged: issued/nodes/"},
+		"index without entry":   {remove("issued/entries/"), "damaged: issued/"},
+		"serial without entry":  {put("issued/serials/1f/x", ""), "damaged: issued/serials/1f/x"},
+		"node without entry":    {put("issued/nodes/worker-1/7fffffffffffffffAAAAAAAA", ""), "damaged: issued/nodes/worker-1/7fffffffffffffffAAAAAAAA"},
+		"too many nodes": {func(t *testing.T, s *etcdstore.Store, _ string) {
+			all, err := s.List(t.Context())
+			must(t, err)
+			_, err = s.Update(t.Context(), all[0].Token.ID(), func(r *tokens.Record) error { r.Nodes = []string{"a", "b", "c", r.Nodes[0]}; return nil })
+			must(t, err)
+		}, "too-many-nodes: is for 2 nodes and counts 4"},
+		"claim that is not counted": {func(t *testing.T, s *etcdstore.Store, _ string) {
+			c, err := s.Claims().Get(t.Context(), "worker-1")
+			must(t, err)
+			_, err = s.Update(t.Context(), c.TokenID, func(r *tokens.Record) error { r.Nodes = nil; return nil })
+			must(t, err)
+		}, "not-counted: worker-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			prefix := "/check/" + strings.ReplaceAll(name, " ", "-")
+			s := storeAt(t, c, prefix)
+			fill(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued()))
+			test.spoil(t, s, prefix+"/")
+			checked := open(t, "etcd:"+strings.Join(c.Endpoints(), ","), c.StoreConfig(t, prefix), storecopy.ReadOnly)
+			defer func() { must(t, checked.Close()) }()
+			_, found, err := checked.Check(t.Context())
+			wantFinding(t, found, err, test.want)
+		})
+	}
+}
+
+func wantFinding(t *testing.T, found []storecopy.Finding, err error, want string) {
+	t.Helper()
+	must(t, err)
+	if want == "" {
+		if len(found) > 0 {
+			t.Errorf("got %+v, want nothing", found)
+		}
+		return
+	}
+	id, part, _ := strings.Cut(want, ": ")
+	if len(found) == 0 || found[0].ID != id || !strings.Contains(found[0].Message, part) || strings.Contains(found[0].Message, "hunter2") || found[0].Advice == "" {
+		t.Errorf("got %+v, want %s", found, want)
+	}
+}
+
+func TestCheckFindsDamagedFile(t *testing.T) {
+	first := func(b *bbolt.Bucket) []byte { k, _ := b.Cursor().First(); return slices.Clone(k) }
+	for name, test := range map[string]struct {
+		spoil func(*bbolt.Tx) error
+		want  string
+	}{
+		"nothing": {func(*bbolt.Tx) error { return nil }, ""},
+		"token":   {func(tx *bbolt.Tx) error { return tx.Bucket([]byte("tokens")).Put([]byte("abcdef"), []byte("{}")) }, `damaged: bucket "tokens", key "abcdef"`},
+		"claim": {func(tx *bbolt.Tx) error {
+			return tx.Bucket([]byte("claims")).Put([]byte("worker-1"), []byte("{hunter2"))
+		}, `damaged: bucket "claims", key "worker-1"`},
+		"index without claim": {func(tx *bbolt.Tx) error { return tx.Bucket([]byte("holders")).Put([]byte("abcdef/worker-9"), nil) }, `damaged: bucket "holders", key "abcdef/worker-9"`},
+		"claim without index": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("holders")); return b.Delete(first(b)) }, `damaged: bucket "holders"`},
+		"entry without index": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("ends")); return b.Delete(first(b)) }, `damaged: the entry is not in bucket "ends"`},
+		"revocation": {func(tx *bbolt.Tx) error {
+			return tx.Bucket([]byte("revocations")).Put([]byte("lost"), []byte("{hunter2"))
+		}, `damaged: bucket "revocations", key "lost"`},
+		"entry": {func(tx *bbolt.Tx) error {
+			b := tx.Bucket([]byte("issued"))
+			return b.Put(first(b), bytes.Replace(b.Get(first(b)), []byte(`"requester"`), []byte(`"hunter2"`), 1))
+		}, `damaged: bucket "issued"`},
+		"entry of another time": {func(tx *bbolt.Tx) error {
+			b := tx.Bucket([]byte("issued"))
+			return b.Put(first(b), bytes.Replace(b.Get(first(b)), []byte(`"time":"20`), []byte(`"time":"21`), 1))
+		}, `damaged: bucket "issued"`},
+		"refusal without time": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("unissued")); return b.Delete(first(b)) }, `damaged: the entry is not in bucket "unissued"`},
+		"end of another time": {func(tx *bbolt.Tx) error {
+			b := tx.Bucket([]byte("ends"))
+			k, v := first(b), slices.Clone(b.Get(first(b)))
+			other := slices.Clone(k)
+			other[7]++
+			return errors.Join(b.Delete(k), b.Put(other, v))
+		}, `damaged: the entry is not in bucket "ends"`},
+		"second end": {func(tx *bbolt.Tx) error {
+			b := tx.Bucket([]byte("ends"))
+			other, v := first(b), slices.Clone(b.Get(first(b)))
+			other[7]++
+			return b.Put(other, v)
+		}, `damaged: bucket "ends"`},
+		"time without refusal": {func(tx *bbolt.Tx) error {
+			return tx.Bucket([]byte("unissued")).Put([]byte("0123456789abcdef"), nil)
+		}, `damaged: bucket "unissued"`},
+
+		"index without entry": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("issued")); return b.Delete(first(b)) }, `damaged: bucket "ends"`},
+		"wrong index": {func(tx *bbolt.Tx) error {
+			b := tx.Bucket([]byte("unissued"))
+			k := first(b)
+			return errors.Join(b.Delete(k), tx.Bucket([]byte("ends")).Put(k, k))
+		}, `damaged: bucket "issued"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filled(t)
+			db, err := bbolt.Open(path, 0o600, nil)
+			must(t, err)
+			must(t, errors.Join(db.Update(test.spoil), db.Close()))
+			s := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly)
+			defer func() { must(t, s.Close()) }()
+			_, found, err := s.Check(t.Context())
+			wantFinding(t, found, err, test.want)
+		})
+	}
+}
+
+func TestOpenRefusesInvalidSpec(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing.db")
+	for spec, want := range map[string]string{
+		"": "want file:PATH", "kubejoin.db": "want file:PATH", "mysql:x": "want file:PATH", "file:": "want file:PATH",
+		"etcd:10.0.0.1:2379": "want URLs", "file:" + missing: "no such file",
+	} {
+		if s, err := storecopy.Open(t.Context(), spec, etcdstore.Config{}, storecopy.ReadOnly); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, %v, want an error with %q", spec, s, err, want)
+		}
+	}
+}

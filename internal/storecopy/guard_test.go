@@ -1,0 +1,462 @@
+package storecopy_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/storecopy"
+	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/etcdrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/test/etcd"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"go.etcd.io/bbolt"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func newToken() tokens.Record { return tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()) }
+
+func etcdSpec(c *etcd.Cluster) string { return "etcd:" + strings.Join(c.Endpoints(), ",") }
+
+// keys returns all keys of etcd with their values.
+func keys(t *testing.T, c *etcd.Cluster, prefix string) string {
+	t.Helper()
+	got, err := c.Client().Get(t.Context(), prefix, clientv3.WithPrefix())
+	must(t, err)
+	var b strings.Builder
+	for _, row := range got.Kvs {
+		b.WriteString(row.String() + "\n")
+	}
+	return b.String()
+}
+
+// folder returns the names and contents of the files of a folder.
+func folder(t *testing.T, path string) string {
+	t.Helper()
+	files, err := os.ReadDir(path)
+	must(t, err)
+	var b strings.Builder
+	for _, file := range files {
+		content, err := os.ReadFile(filepath.Join(path, file.Name()))
+		must(t, err)
+		info, err := file.Info()
+		must(t, err)
+		b.WriteString(file.Name() + " " + info.ModTime().String() + " " + string(content) + "\n")
+	}
+	return b.String()
+}
+
+// crashed returns a file whose journal has an entry.
+func crashed(t *testing.T) string {
+	t.Helper()
+	path := filled(t)
+	s, err := boltstore.Open(path)
+	must(t, err)
+	issuancetest.Add(t, boltrecord.New(s.Issued()), issuancetest.Issued(time.Now(), "eee", time.Hour))
+	crashed := filepath.Join(t.TempDir(), "crashed.db")
+	for _, suffix := range []string{"", "-journal"} {
+		content, err := os.ReadFile(path + suffix)
+		must(t, err)
+		must(t, os.WriteFile(crashed+suffix, content, 0o600))
+	}
+	must(t, s.Close())
+	return crashed
+}
+
+// Catches a row that was added after the lease of the copy ended, while its client had not noticed.
+func TestFailsIfSourceWasWrittenDuringCopy(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	config := c.StoreConfig(t, "/thawed")
+	s := storeAt(t, c, "/thawed")
+	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued()))
+	to := filepath.Join(t.TempDir(), "copy.db")
+	_, err := copyAll(t, t.Context(), etcdSpec(c), "file:"+to, config, storecopy.Options{Progress: func(counts storecopy.Counts, _ int) {
+		if counts.Claims != 1 || counts.Revocations > 0 || counts.Issued > 0 {
+			return
+		}
+		if _, err := s.Create(t.Context(), newToken()); !errors.Is(err, etcdstore.ErrReadOnly) {
+			t.Errorf("during the copy: got %v, want %v", err, etcdstore.ErrReadOnly)
+		}
+		leases, err := c.Client().Leases(t.Context())
+		must(t, err)
+		for _, lease := range leases.Leases {
+			_, err := c.Client().Revoke(t.Context(), lease.ID)
+			must(t, err)
+		}
+		_, err = s.Create(t.Context(), newToken())
+		must(t, err)
+	}})
+	if !errors.Is(err, etcdstore.ErrThawed) || !strings.Contains(err.Error(), "--resume") {
+		t.Errorf("got %v, want %v", err, etcdstore.ErrThawed)
+	}
+	if _, err := os.Stat(to); err == nil {
+		t.Error("the destination can be used")
+	}
+	// The source stays usable although its freeze ended early, and a copy is refused while another one runs.
+	must(t, s.Delete(t.Context(), must1(s.List(t.Context()))[0]))
+	_, thaw, err := s.Freeze(t.Context())
+	must(t, err)
+	if _, err := copyAll(t, t.Context(), etcdSpec(c), "file:"+filepath.Join(t.TempDir(), "second.db"), config, storecopy.Options{}); !errors.Is(err, etcdstore.ErrReadOnly) {
+		t.Errorf("a second copy: got %v, want %v", err, etcdstore.ErrReadOnly)
+	}
+	must(t, thaw())
+}
+
+func must1[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+// Catches a --resume that makes a store incomplete which kubejoins use: all of them would stop.
+func TestResumeLeavesStoreInUseAlone(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	config := c.StoreConfig(t, "/live")
+	live := storeAt(t, c, "/live")
+	_, err := live.Create(t.Context(), newToken())
+	must(t, err)
+	before := keys(t, c, "/live")
+	for _, o := range []storecopy.Options{{}, {Resume: true}, {DryRun: true}, {DryRun: true, Resume: true}} {
+		if _, err := copyAll(t, t.Context(), "file:"+filled(t), etcdSpec(c), config, o); !errors.Is(err, storecopy.ErrNotEmpty) {
+			t.Errorf("%+v: got %v, want %v", o, err, storecopy.ErrNotEmpty)
+		}
+	}
+	if after := keys(t, c, "/live"); after != before {
+		t.Errorf("etcd has\n%s\nwant\n%s", after, before)
+	}
+	_, err = live.Create(t.Context(), newToken())
+	must(t, err)
+}
+
+// Catches a kubejoin that writes to the destination between the check that it is empty and the copy.
+func TestLeavesDestinationAloneThatGotRows(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	live := storeAt(t, c, "/raced")
+	from := open(t, "file:"+filled(t), etcdstore.Config{}, storecopy.Source)
+	to := open(t, etcdSpec(c), c.StoreConfig(t, "/raced"), storecopy.Destination)
+	defer func() { must(t, errors.Join(from.Close(), to.Close())) }()
+	to.BeforeBegin(func() {
+		_, err := live.Create(t.Context(), newToken())
+		must(t, err)
+	})
+	if _, err := storecopy.Copy(t.Context(), from, to, storecopy.Options{}); !errors.Is(err, storecopy.ErrNotEmpty) {
+		t.Errorf("got %v, want %v", err, storecopy.ErrNotEmpty)
+	}
+	must(t, live.Ready(t.Context()))
+	_, err := live.Create(t.Context(), newToken())
+	must(t, err)
+}
+
+// Catches a copy of nothing, and a check without findings, because of a typing error in --etcd-prefix.
+func TestRefusesPrefixWithoutStore(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	config := c.StoreConfig(t, "/nothing")
+	for _, use := range []storecopy.Use{storecopy.ReadOnly, storecopy.Source} {
+		if s, err := storecopy.Open(t.Context(), etcdSpec(c), config, use); !errors.Is(err, storecopy.ErrUnused) {
+			t.Errorf("got %v, %v, want %v", s, err, storecopy.ErrUnused)
+		}
+	}
+	if got := keys(t, c, "/nothing"); got != "" {
+		t.Errorf("etcd has %s, want nothing", got)
+	}
+	_, err := c.Client().Put(t.Context(), "/nothing/schema", "99")
+	must(t, err)
+	if s, err := storecopy.Open(t.Context(), etcdSpec(c), config, storecopy.ReadOnly); err == nil || !strings.Contains(err.Error(), `schema version "99"`) {
+		t.Errorf("got %v, %v, want an error about the schema", s, err)
+	}
+}
+
+// Catches a copy that replaces a file, and one whose file would get the journal of another file.
+func TestReplacesNoFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "copy.db")
+	other := func(storecopy.Counts, int) { must(t, os.WriteFile(path, []byte("other"), 0o600)) }
+	if _, err := copyAll(t, t.Context(), "file:"+filled(t), "file:"+path, etcdstore.Config{}, storecopy.Options{Progress: other}); err == nil || !strings.Contains(err.Error(), "exists already") {
+		t.Errorf("a file that appears during the copy: got %v", err)
+	}
+	if content, err := os.ReadFile(path); err != nil || string(content) != "other" {
+		t.Errorf("the file has %q, %v", content, err)
+	}
+	must(t, os.Remove(path))
+	must(t, os.WriteFile(path+"-journal", nil, 0o600))
+	for _, use := range []storecopy.Use{storecopy.Destination, storecopy.DryDestination} {
+		if s, err := storecopy.Open(t.Context(), "file:"+path, etcdstore.Config{}, use); err == nil || !strings.Contains(err.Error(), "-journal exists already") {
+			t.Errorf("with a journal: got %v, %v", s, err)
+		}
+	}
+}
+
+// Catches lost and changed rows of each kind: the destination damages them when the copy is read back.
+func TestFindsWrongCopy(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	path := filled(t)
+	first := func(prefix string) string {
+		got, err := c.Client().Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithLimit(1))
+		must(t, err)
+		return string(got.Kvs[0].Key)
+	}
+	for name, spoil := range map[string]struct {
+		at    storecopy.Counts // when to spoil
+		spoil func(prefix string)
+	}{
+		"lost token":      {storecopy.Counts{Tokens: 5}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/tokens/"))) }},
+		"lost claim":      {storecopy.Counts{Tokens: 5, Claims: 6}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/claims/"))) }},
+		"lost revocation": {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/revocations/"))) }},
+		"lost entry":      {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, Issued: 103}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/issued/entries/"))) }},
+		"changed entry": {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, Issued: 103}, func(p string) {
+			key := first(p + "/issued/entries/")
+			value := must1(c.Client().Get(t.Context(), key)).Kvs[0].Value
+			changed := bytes.Replace(value, []byte(`"signer":"`), []byte(`"signer":"x`), 1)
+			if bytes.Equal(changed, value) {
+				t.Fatalf("no signer in %s", value)
+			}
+			_ = must1(c.Client().Put(t.Context(), key, string(changed)))
+		}},
+		"added token": {storecopy.Counts{Tokens: 5, Claims: 1}, func(p string) {
+			key := first(p + "/tokens/")
+			_ = must1(c.Client().Put(t.Context(), p+"/tokens/zzzzzz", string(must1(c.Client().Get(t.Context(), key)).Kvs[0].Value)))
+		}},
+	} {
+		config := c.StoreConfig(t, "/wrong/"+strings.ReplaceAll(name, " ", "-"))
+		spoiled := false
+		_, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), config, storecopy.Options{Progress: func(counts storecopy.Counts, compared int) {
+			// All entries are written when the first one is compared.
+			if counts == spoil.at && !spoiled && (counts.Issued == 0 || compared == 1) {
+				spoiled = true
+				spoil.spoil(config.Prefix)
+			}
+		}})
+		if !spoiled || !errors.Is(err, storecopy.ErrDiffers) && !errors.Is(err, etcdstore.ErrDamaged) {
+			t.Errorf("%s: got %v, want %v", name, err, storecopy.ErrDiffers)
+		}
+		if err := storeAt(t, c, config.Prefix).Ready(t.Context()); !errors.Is(err, etcdstore.ErrIncomplete) {
+			t.Errorf("%s: the destination can be used: %v", name, err)
+		}
+	}
+}
+
+// A copy from file to file keeps certificates, and compares them.
+func TestFileCopyKeepsCertificates(t *testing.T) {
+	path := filled(t)
+	s, err := boltstore.Open(path)
+	must(t, err)
+	e := issuancetest.Issued(time.Now(), "abc", time.Hour)
+	e.Certificate = "PEM"
+	issuancetest.Add(t, boltrecord.New(s.Issued()), e)
+	must(t, s.Close())
+	to := filepath.Join(t.TempDir(), "copy.db")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if _, err := copyAll(t, ctx, "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{Progress: func(_ storecopy.Counts, compared int) {
+		if compared > 0 {
+			cancel()
+		}
+	}}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v, want %v", err, context.Canceled)
+	}
+	replace := func(before, after string) {
+		t.Helper()
+		db, err := bbolt.Open(to+".copying", 0o600, nil)
+		must(t, err)
+		must(t, errors.Join(db.Update(func(tx *bbolt.Tx) error {
+			rows := tx.Bucket([]byte("issued"))
+			return rows.ForEach(func(k, v []byte) error {
+				if !bytes.Contains(v, []byte(before)) {
+					return nil
+				}
+				return rows.Put(k, bytes.Replace(v, []byte(before), []byte(after), 1))
+			})
+		}), db.Close()))
+	}
+	replace(`"PEM"`, `"XXX"`)
+	if _, err := copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{Resume: true}); !errors.Is(err, storecopy.ErrDiffers) {
+		t.Errorf("with another certificate: got %v, want %v", err, storecopy.ErrDiffers)
+	}
+	if _, err := copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{}); !errors.Is(err, storecopy.ErrInterrupted) {
+		t.Errorf("without Resume: got %v, want %v", err, storecopy.ErrInterrupted)
+	}
+	must(t, os.Remove(to+".copying"))
+	_, err = copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{})
+	must(t, err)
+	if got, want := fileContent(t, to), fileContent(t, path); got != want {
+		t.Errorf("the file has\n%s\nwant\n%s", got, want)
+	}
+	s, err = boltstore.Open(to)
+	must(t, err)
+	defer func() { must(t, s.Close()) }()
+	if got, err := boltrecord.New(s.Issued()).Get(t.Context(), "abc"); err != nil || got.Certificate != "PEM" {
+		t.Errorf("Get = %+v, %v", got, err)
+	}
+}
+
+// A dry run counts what a copy would copy, and changes neither side.
+func TestDryRunChangesNothing(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	path, config := crashed(t), c.StoreConfig(t, "/dry")
+	want := storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, Issued: 104}
+	dry := func(from, to string, config etcdstore.Config) (storecopy.Counts, error) {
+		source, destination := open(t, from, config, storecopy.ReadOnly), open(t, to, config, storecopy.DryDestination)
+		defer func() { must(t, errors.Join(source.Close(), destination.Close())) }()
+		return storecopy.Copy(t.Context(), source, destination, storecopy.Options{DryRun: true})
+	}
+	before, target := folder(t, filepath.Dir(path)), filepath.Join(t.TempDir(), "new.db")
+	for _, to := range []string{etcdSpec(c), "file:" + target} {
+		if counts, err := dry("file:"+path, to, config); err != nil || counts != want {
+			t.Errorf("to %s: got %+v, %v, want %+v", to, counts, err, want)
+		}
+	}
+	if after := folder(t, filepath.Dir(path)); after != before {
+		t.Error("the source has changed")
+	}
+	if got := keys(t, c, "/dry") + folder(t, filepath.Dir(target)); got != "" {
+		t.Errorf("the destination has %s, want nothing", got)
+	}
+	counts, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), config, storecopy.Options{})
+	if err != nil || counts != want {
+		t.Errorf("the copy: got %+v, %v, want %+v", counts, err, want)
+	}
+	inEtcd := keys(t, c, "/dry")
+	if counts, err := dry(etcdSpec(c), "file:"+target, config); err != nil || counts != want {
+		t.Errorf("from etcd: got %+v, %v, want %+v", counts, err, want)
+	}
+	if after := keys(t, c, "/dry"); after != inEtcd {
+		t.Error("the source in etcd has changed")
+	}
+}
+
+// A dry run fails at what a copy would fail at.
+func TestDryRunFindsRowThatCannotBeCopied(t *testing.T) {
+	path := filled(t)
+	db, err := bbolt.Open(path, 0o600, nil)
+	must(t, err)
+	must(t, errors.Join(db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket([]byte("revocations")).Put([]byte("lost"), []byte("{hunter2"))
+	}), db.Close()))
+	for _, o := range []storecopy.Options{{DryRun: true}, {}} {
+		_, err = copyAll(t, t.Context(), "file:"+path, "file:"+filepath.Join(t.TempDir(), "new.db"), etcdstore.Config{}, o)
+		if err == nil || !strings.Contains(err.Error(), "revocation lost") || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%+v: got %v, want an error about revocation lost", o, err)
+		}
+	}
+}
+
+// A check reads what a crash has left in the journal, and changes no file, also if the caller may not write it.
+func TestCheckChangesNoFile(t *testing.T) {
+	path := crashed(t)
+	must(t, os.Chmod(path, 0o400))
+	before := folder(t, filepath.Dir(path))
+	check := func() (storecopy.Counts, []storecopy.Finding) {
+		t.Helper()
+		s := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly)
+		defer func() { must(t, s.Close()) }()
+		counts, found, err := s.Check(t.Context())
+		must(t, err)
+		return counts, found
+	}
+	if counts, found := check(); len(found) > 0 || counts.Issued != 104 { // 1 ended long ago, 1 in the journal
+		t.Errorf("got %+v, %+v, want no findings in 104 entries", counts, found)
+	}
+	if after := folder(t, filepath.Dir(path)); after != before {
+		t.Error("the check has changed a file")
+	}
+	journal, err := os.ReadFile(path + "-journal")
+	must(t, err)
+	journal[40] ^= 0xff
+	must(t, os.WriteFile(path+"-journal", journal, 0o600))
+	_, found := check()
+	wantFinding(t, found, nil, "damaged: entries at the end")
+}
+
+// Catches a check that lists a million damaged rows.
+func TestCheckDescribesSomeDamagedRows(t *testing.T) {
+	path := filled(t)
+	db, err := bbolt.Open(path, 0o600, nil)
+	must(t, err)
+	must(t, errors.Join(db.Update(func(tx *bbolt.Tx) (err error) {
+		for i := range 150 {
+			err = errors.Join(err, tx.Bucket([]byte("revocations")).Put(fmt.Appendf(nil, "n%d", i), nil))
+		}
+		return err
+	}), db.Close()))
+	s := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly)
+	defer func() { must(t, s.Close()) }()
+	_, found, err := s.Check(t.Context())
+	if err != nil || len(found) != 101 || found[100].Message != "50 more rows are damaged" {
+		t.Errorf("got %d findings, %v, want 100 and the number of the others", len(found), err)
+	}
+}
+
+// Catches a name that is denied as taken, because the lease of a killed copy took the schema key with it.
+func TestKilledCopyMakesNoRowExist(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	killed, s := storeAt(t, c, "/killed"), storeAt(t, c, "/killed")
+	_, err := s.Create(t.Context(), newToken())
+	must(t, err)
+	for name, create := range map[string]func() error{
+		"token": func() error { _, err := s.Create(t.Context(), newToken()); return err },
+		"claim": func() error {
+			_, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abcdef", TokenUID: "1"})
+			return err
+		},
+	} {
+		_, _, err := killed.Freeze(t.Context())
+		must(t, err)
+		leases, err := c.Client().Leases(t.Context())
+		must(t, err)
+		for _, lease := range leases.Leases {
+			_, err := c.Client().Revoke(t.Context(), lease.ID)
+			must(t, err)
+		}
+		if err := create(); !errors.Is(err, etcdstore.ErrReadOnly) {
+			t.Errorf("%s: got %v, want %v", name, err, etcdstore.ErrReadOnly)
+		}
+		must(t, create())
+	}
+}
+
+// A file that kubejoin serves cannot be checked. A damaged page and an earlier schema are reported.
+func TestCheckOfUnusableFile(t *testing.T) {
+	path := filled(t)
+	s, err := boltstore.Open(path)
+	must(t, err)
+	if _, err := storecopy.Open(t.Context(), "file:"+path, etcdstore.Config{}, storecopy.ReadOnly); !errors.Is(err, boltstore.ErrInUse) || !strings.Contains(err.Error(), "stop it") {
+		t.Errorf("a file in use: got %v", err)
+	}
+	must(t, s.Close())
+	content, err := os.ReadFile(path)
+	must(t, err)
+	for at := 2 * os.Getpagesize(); at < min(len(content), 40*os.Getpagesize()); at += os.Getpagesize() {
+		content[at+8] ^= 0xff // the type of the page
+	}
+	damaged := filepath.Join(t.TempDir(), "damaged.db")
+	must(t, os.WriteFile(damaged, content, 0o600))
+	if checked, err := storecopy.Open(t.Context(), "file:"+damaged, etcdstore.Config{}, storecopy.ReadOnly); err == nil {
+		_, found, err := checked.Check(t.Context())
+		wantFinding(t, found, err, "damaged: ")
+	} else if !errors.Is(err, boltstore.ErrDamaged) {
+		t.Errorf("damaged pages: got %v, want %v", err, boltstore.ErrDamaged)
+	}
+	for want, spoil := range map[string]func(*bbolt.Tx) error{
+		"not a kubejoin file":         func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte("meta")) },
+		`schema version "7"`:          func(tx *bbolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("7")) },
+		`bucket "holders" is missing`: func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte("holders")) },
+	} {
+		path := filled(t)
+		db, err := bbolt.Open(path, 0o600, nil)
+		must(t, err)
+		must(t, errors.Join(db.Update(spoil), db.Close()))
+		if s, err := storecopy.Open(t.Context(), "file:"+path, etcdstore.Config{}, storecopy.ReadOnly); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, %v, want an error with %s", s, err, want)
+		}
+	}
+}

@@ -1,4 +1,0 @@
-package boltrecord
-
-// Decode decodes a row as List does.
-var Decode = decode

@@ -1,0 +1,106 @@
+// Package rowlist stores revocations in a file or in etcd. It implements [revocation.Store] with the rows of
+// tokens/boltstore or tokens/etcdstore.
+package rowlist
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kubejoin/kubejoin/signer/revocation"
+)
+
+// Rows are the rows of a store. A value is nil if there is none. Find and VisitCached may lag behind writes, and must be
+// very cheap.
+type Rows interface {
+	Get(ctx context.Context, key string) (value []byte, err error)
+	Find(ctx context.Context, key string) (value []byte, err error)
+	// Visit and VisitCached call visit with each row, sorted by key. visit must not keep the value.
+	Visit(ctx context.Context, visit func(key string, value []byte) error) error
+	VisitCached(ctx context.Context, visit func(key string, value []byte) error) error
+	// Update replaces the value of a key by what change returns, if it has not changed meanwhile. It may call change
+	// several times. It writes nothing if change returns the same value or fails.
+	Update(ctx context.Context, key string, change func(value []byte) ([]byte, error)) error
+}
+
+// A List is a [revocation.Store]. [New] creates it.
+type List struct{ rows Rows }
+
+var _ revocation.Store = (*List)(nil)
+
+// New returns a List with these rows, which the Revocations method of a store returns.
+func New(rows Rows) *List { return &List{rows} }
+
+// Get implements [revocation.Store].
+func (l *List) Get(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
+	return entry(ctx, key, l.rows.Get)
+}
+
+// Find implements [revocation.Store].
+func (l *List) Find(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
+	return entry(ctx, key, l.rows.Find)
+}
+
+func entry(ctx context.Context, key revocation.Key, get func(context.Context, string) ([]byte, error)) (revocation.Entry, error) {
+	value, err := get(ctx, string(key))
+	switch {
+	case err != nil:
+		return revocation.Entry{}, err
+	case value == nil:
+		return revocation.Entry{}, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
+	}
+	return revocation.Decode(string(key), value)
+}
+
+// List implements [revocation.Store].
+func (l *List) List(ctx context.Context) ([]revocation.Entry, error) {
+	return entries(ctx, l.rows.Visit)
+}
+
+// Cached implements [revocation.Store].
+func (l *List) Cached(ctx context.Context) ([]revocation.Entry, error) {
+	return entries(ctx, l.rows.VisitCached)
+}
+
+func entries(ctx context.Context, visit func(context.Context, func(string, []byte) error) error) (all []revocation.Entry, err error) {
+	err = visit(ctx, func(key string, value []byte) error {
+		e, err := revocation.Decode(key, value)
+		all = append(all, e)
+		return err
+	})
+	return all, err
+}
+
+// Update implements [revocation.Store].
+func (l *List) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (result *revocation.Entry, err error) {
+	err = l.rows.Update(ctx, string(key), func(value []byte) ([]byte, error) {
+		var before *revocation.Entry
+		if value != nil {
+			e, err := revocation.Decode(string(key), value)
+			if err != nil {
+				return nil, err
+			}
+			before = &e
+		}
+		after, err := change(before)
+		switch {
+		case err != nil:
+			return nil, err
+		case after == nil:
+			result = nil
+			return nil, nil
+		case after == before:
+			result = before
+			return value, nil
+		}
+		if value, err = revocation.Encode(*after); err != nil {
+			return nil, err
+		}
+		stored, err := revocation.Decode(string(key), value)
+		result = &stored
+		return value, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}

@@ -1,0 +1,58 @@
+package etcdstore_test
+
+import (
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/etcd"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+)
+
+func TestStore(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	storetest.Run(t, func(t *testing.T) tokens.Store { return c.Store(t) })
+}
+
+func TestClaims(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	storetest.RunClaims(t, func(t *testing.T) tokens.Claims { return c.Store(t).Claims() })
+}
+
+func TestCounter(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	storetest.RunCounter(t, func(t *testing.T) (tokens.Store, tokens.Counter) {
+		s := c.Store(t)
+		return s, s.Claims()
+	})
+}
+
+// Sweep deletes what is due and then the first to end, also if years without entries are between them.
+func TestSweepDropsEntriesBeyondMaximum(t *testing.T) {
+	issued := etcd.ForTest(t, etcd.Options{}).Store(t).Issued()
+	now := time.Now()
+	for i := range 60 { // 20 are due
+		if err := issued.Append(t.Context(), etcdstore.IssuedRow{Time: now, Ends: now.AddDate(i-20, 0, 0), Value: []byte(strconv.Itoa(i))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		most             int64
+		deleted, dropped int
+	}{{100, 20, 0}, {40, 0, 0}, {10, 30, 30}, {10, 0, 0}} {
+		out, err := issued.SweepBeyond(t.Context(), now, test.most)
+		if err != nil || out.Deleted != test.deleted || out.Dropped != test.dropped {
+			t.Errorf("beyond %d: sweep = %+v, %v, want %d deleted and %d of them dropped", test.most, out, err, test.deleted, test.dropped)
+		}
+	}
+	var left []string
+	if err := issued.SoonestFirst(t.Context(), etcdstore.AllIssued(), "", time.Time{}, func(_ string, value []byte) (bool, error) {
+		left = append(left, string(value))
+		return true, nil
+	}); err != nil || len(left) != 10 || !slices.Contains(left, "59") || slices.Contains(left, "49") {
+		t.Errorf("left are %v, %v, want 50 to 59", left, err)
+	}
+}

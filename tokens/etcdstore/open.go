@@ -1,0 +1,231 @@
+package etcdstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"os"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// schemaVersion is the value of the key "schema". It must change if keys, rows or their meaning change.
+const schemaVersion = "1"
+
+// DefaultPrefix is the default of [Config.Prefix].
+const DefaultPrefix = "/kubejoin"
+
+// MaxPrefix is the maximum length of a prefix, in bytes.
+const MaxPrefix = 512
+
+// A Config is how to reach etcd. The files are PEM.
+type Config struct {
+	// Endpoints are URLs of members, https://HOST:PORT or http://HOST:PORT.
+	Endpoints []string
+	// CAFile has the CAs of the members. If it is empty, the system's CAs are trusted.
+	CAFile string
+	// CertFile and KeyFile are the client certificate; empty for none. They are read for each connection, so that a
+	// renewed certificate needs no restart.
+	CertFile, KeyFile string
+	// Prefix is before each key. Empty means [DefaultPrefix].
+	Prefix string
+	// NoCache makes every read ask etcd. Watch then sends no hints.
+	NoCache bool
+	// Logger logs outages; nil logs nothing.
+	Logger *slog.Logger
+}
+
+// Check returns an error for each field that is invalid or missing, under the name of its flag.
+func (c Config) Check() (errs []*tokens.FieldError) {
+	invalid := func(flag, format string, args ...any) {
+		errs = append(errs, &tokens.FieldError{Field: flag, Err: fmt.Errorf(format, args...)})
+	}
+	if len(c.Endpoints) == 0 {
+		invalid("etcd-servers", "none given, want URLs such as https://10.0.0.1:2379")
+	}
+	for _, e := range c.Endpoints {
+		scheme, host, _ := strings.Cut(e, "://")
+		switch {
+		case scheme != "https" && scheme != "http" || host == "" || strings.ContainsAny(host, "/@?# "):
+			invalid("etcd-servers", "%.200q given, want URLs such as https://10.0.0.1:2379", tokens.Redact(e))
+		case scheme == "http" && (c.CAFile != "" || c.CertFile != ""):
+			invalid("etcd-servers", "%.200q given, want https:// with --etcd-cafile or --etcd-certfile", e)
+		case scheme != strings.SplitN(c.Endpoints[0], "://", 2)[0]:
+			invalid("etcd-servers", "%.200q given, want either https:// or http:// for all members", e)
+		}
+	}
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		invalid("etcd-certfile", "certificate and key go together, and one of them is missing")
+	}
+	if c.Prefix != "" && (!strings.HasPrefix(c.Prefix, "/") || path.Clean(c.Prefix) != c.Prefix || c.Prefix == "/" || len(c.Prefix) > MaxPrefix) {
+		invalid("etcd-prefix", "%.200q given, want a path such as %s, of at most %d bytes", c.Prefix, DefaultPrefix, MaxPrefix)
+	}
+	return errs
+}
+
+func (c Config) tls() (*tls.Config, error) {
+	if strings.HasPrefix(c.Endpoints[0], "http://") {
+		return nil, nil
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.CAFile != "" {
+		pem, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("etcd-cafile: %w", err)
+		}
+		if t.RootCAs = x509.NewCertPool(); !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("etcd-cafile: %s has no PEM certificate", c.CAFile)
+		}
+	}
+	if c.CertFile != "" {
+		if _, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile); err != nil {
+			return nil, fmt.Errorf("etcd-certfile: %w", err)
+		}
+		t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+			return &pair, err
+		}
+	}
+	return t, nil
+}
+
+// gRPC pings a silent connection after pingAfter, which is its minimum, and closes it pingTimeout later.
+const (
+	pingAfter   = 10 * time.Second
+	pingTimeout = 3 * time.Second
+)
+
+// Open connects to etcd. It does not wait for etcd: until etcd is available, every method fails. Two programs with
+// different schemas cannot use the same keys: every write of the older one fails.
+//
+// The caches of the store follow etcd until Close, unless NoCache is set.
+func Open(ctx context.Context, c Config) (*Store, error) {
+	if errs := c.Check(); len(errs) > 0 {
+		return nil, errs[0]
+	}
+	tlsConfig, err := c.tls()
+	if err != nil {
+		return nil, err
+	}
+	log := c.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: c.Endpoints, TLS: tlsConfig, Logger: zap.NewNop(), Context: context.WithoutCancel(ctx),
+		DialKeepAliveTime: pingAfter, DialKeepAliveTimeout: pingTimeout, PermitWithoutStream: true,
+		MaxCallRecvMsgSize: maxMessage, MaxCallSendMsgSize: maxMessage,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	prefix := c.Prefix
+	if prefix == "" {
+		prefix = DefaultPrefix
+	}
+	s := &Store{schema: schema{want: schemaVersion}, kv: kv{client: client, servers: strings.Join(c.Endpoints, ","), prefix: prefix + "/"}, log: log}
+	s.claims.store, s.revocations.store, s.issued.store = s, s, s
+	s.records = newMirror(s, tokensFolder, func(id string, v []byte, version string) (tokens.Record, error) {
+		return decodeRecord(id, v, version)
+	}, nil)
+	s.claims.mirror = newMirror(s, claimsFolder, decodeClaim, func(c tokens.Claim) string { return c.TokenID })
+	s.revocations.mirror = newMirror(s, revocationsFolder, func(_ string, v []byte, _ string) ([]byte, error) { return v, nil }, nil)
+	follow, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.stop = stop
+	if c.NoCache {
+		return s, nil
+	}
+	for _, run := range []func(context.Context){s.records.follow, s.claims.mirror.follow, s.revocations.mirror.follow} {
+		s.following.Go(func() { run(follow) })
+	}
+	return s, nil
+}
+
+// Close ends the caches and closes the connections. Every later call fails.
+func (s *Store) Close() error {
+	s.stop()
+	s.following.Wait()
+	return s.kv.client.Close()
+}
+
+// Ready returns an error unless a majority of the members answers, or if the store is an incomplete copy.
+func (s *Store) Ready(ctx context.Context) error {
+	value, _, err := s.kv.get(ctx, schemaKey)
+	if err == nil && string(value) == incomplete {
+		err = fmt.Errorf("%w: %s", ErrIncomplete, s.kv.prefix)
+	}
+	return err
+}
+
+// prepare writes the schema version unless it is there, and fails if another one is. Every write requires the version
+// that this Store knows: see [Store.write].
+func (s *Store) prepare(ctx context.Context) error {
+	_, err := s.prepareSchema(ctx)
+	return err
+}
+
+// prepareSchema is prepare, and reports whether the schema version was missing: the lease of a freeze ended with it.
+func (s *Store) prepareSchema(ctx context.Context) (missing bool, err error) {
+	want, prepared := s.schema.get()
+	if prepared {
+		return false, nil
+	}
+	value, _, err := s.kv.get(ctx, schemaKey)
+	if missing = err == nil && value == nil; missing {
+		if _, err = s.kv.txn(ctx, []clientv3.Cmp{s.kv.absent(schemaKey)}, []clientv3.Op{s.kv.put(schemaKey, []byte(schemaVersion))}); err == nil {
+			value, _, err = s.kv.get(ctx, schemaKey)
+		}
+	}
+	switch {
+	case err != nil:
+		return missing, err
+	case string(value) == want:
+		s.schema.set(want, true)
+		return missing, nil
+	case string(value) == readOnly:
+		return missing, ErrReadOnly
+	case string(value) == incomplete:
+		return missing, fmt.Errorf("%w: %s", ErrIncomplete, s.kv.prefix)
+	}
+	return missing, fmt.Errorf("etcd: key %s has schema version %.20q, want %q: written by another version of kubejoin", s.kv.prefix+schemaKey, value, schemaVersion)
+}
+
+func decodeRecord(id string, v []byte, version string) (tokens.Record, error) {
+	r, err := rows.DecodeRecord(id, v)
+	r.Version = version
+	return r, err
+}
+
+func decodeClaim(node string, v []byte, version string) (tokens.Claim, error) {
+	c, err := rows.DecodeClaim(node, v)
+	c.Version = version
+	return c, err
+}
+
+// A schema is the value of the key "schema" that the writes of a Store require.
+type schema struct {
+	mu       sync.Mutex
+	want     string
+	prepared bool // the key had this value at the last look
+}
+
+func (s *schema) get() (want string, prepared bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.want, s.prepared
+}
+
+func (s *schema) set(want string, prepared bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.want, s.prepared = want, prepared
+}

@@ -1,0 +1,125 @@
+package rows
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// claim is the JSON of a claim. Its key is the node name.
+type claim struct {
+	TokenID  string   `json:"tokenID"`
+	TokenUID string   `json:"tokenUID,omitempty"`
+	Limits   limits   `json:"limits,omitzero"`
+	Keys     []string `json:"keys,omitempty"`
+	Requests []string `json:"requests,omitempty"`
+	NodeUID  string   `json:"nodeUID,omitempty"`
+
+	// Pending was written before schema 8, and means nothing now.
+	Pending bool `json:"pending,omitempty"`
+
+	ReadyBefore string `json:"readyBefore,omitempty"`
+	ReadyAgain  bool   `json:"readyAgain,omitempty"`
+
+	Past     past            `json:"past,omitzero"`
+	Identity tokens.Identity `json:"identity,omitzero"`
+
+	Created time.Time `json:"created"`
+	UID     string    `json:"uid"`
+	Version uint64    `json:"version,omitempty"`
+}
+
+// past is the Past in the row of a claim.
+type past struct {
+	Until               time.Time `json:"until"`
+	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds
+}
+
+// NormalizedClaim returns c as DecodeClaim will return it.
+func NormalizedClaim(c tokens.Claim) tokens.Claim {
+	c.Created = c.Created.UTC().Truncate(time.Second)
+	c.Past.Until = c.Past.Until.UTC()
+	c.Identity = normalizedIdentity(c.Identity)
+	c.Keys = append([]string(nil), c.Keys...)
+	c.Requests = append([]string(nil), c.Requests...)
+	c.Limits.NodeNames = append([]string(nil), c.Limits.NodeNames...)
+	return c
+}
+
+func normalizedIdentity(i tokens.Identity) tokens.Identity {
+	i.NotAfter, i.Challenge, i.TokenExpires = i.NotAfter.UTC(), i.Challenge.UTC(), i.TokenExpires.UTC()
+	i.Keys, i.Rejoins = append([]string(nil), i.Keys...), append([]time.Time(nil), i.Rejoins...)
+	for at, t := range i.Rejoins {
+		i.Rejoins[at] = t.UTC()
+	}
+	return i
+}
+
+// EncodeClaim returns the row of a claim. A store that keeps the version elsewhere leaves Version empty.
+func EncodeClaim(c tokens.Claim) ([]byte, error) {
+	version, err := parseVersion(c.Version)
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", c.Node, err)
+	}
+	v, err := json.Marshal(claim{
+		TokenID:  c.TokenID,
+		TokenUID: c.TokenUID,
+		Limits:   encodeLimits(c.Limits),
+		Keys:     c.Keys,
+		Requests: c.Requests,
+		NodeUID:  c.NodeUID,
+
+		ReadyBefore: c.ReadyBefore,
+		ReadyAgain:  c.ReadyAgain,
+
+		Past:     past{c.Past.Until, int64(c.Past.CertificateDuration / time.Second)},
+		Identity: c.Identity,
+		Created:  c.Created,
+		UID:      c.UID,
+		Version:  version,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: encode: %w", c.Node, err)
+	}
+	return v, nil
+}
+
+// DecodeClaim decodes the row of a claim. Its errors never contain a part of the row.
+func DecodeClaim(node string, v []byte) (tokens.Claim, error) {
+	var w claim
+	if err := Unmarshal(v, &w); err != nil {
+		return tokens.Claim{}, err
+	}
+	if w.UID == "" || w.Created.IsZero() {
+		return tokens.Claim{}, errors.New("uid or created is missing")
+	}
+	limits, err := decodeLimits(w.Limits)
+	if err != nil {
+		return tokens.Claim{}, err
+	}
+	c := tokens.Claim{
+		Node:     node,
+		TokenID:  w.TokenID,
+		TokenUID: w.TokenUID,
+		Limits:   limits,
+		Keys:     w.Keys,
+		Requests: tokens.NewestRequests(w.Requests),
+		NodeUID:  w.NodeUID,
+
+		ReadyBefore: w.ReadyBefore,
+		ReadyAgain:  w.ReadyAgain,
+
+		Past:     tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
+		Identity: w.Identity,
+		Created:  w.Created,
+		UID:      w.UID,
+		Version:  formatVersion(w.Version),
+	}
+	if c.Check() != nil || int64(c.Past.CertificateDuration/time.Second) != w.Past.CertificateDuration {
+		return tokens.Claim{}, errors.New("invalid claim")
+	}
+	return c, nil
+}
