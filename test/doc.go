@@ -7,6 +7,7 @@
 //	coexist         kubejoin beside kube-controller-manager, and after others edit its objects
 //	differential    the same decisions and certificates as kube-controller-manager
 //	docs            the docs name what exists in the code (no Kubernetes needed)
+//	ha              several replicas on one etcd, without Kubernetes
 //	host            the static pod and the systemd unit, in namespaces like their sandboxes
 //	join            machines join: forms of the join command, discovery, the webhook, kubelet certificates
 //	kubeadm         a whole cluster by kubeadm init, with containers; kubejoin as a DaemonSet
@@ -18,9 +19,9 @@
 //
 //	importer        programs that import kubejoin as a library (a module of its own)
 //
-// The tests share two packages: cluster runs Kubernetes, harness runs kubejoin and has the common requests, waits and
-// checks. The other folders are tools: bench, demo, mutate and fuzz.sh for the Makefile, and the modules kube, containers,
-// cfssl and ignition, which build programs that the tests run.
+// The tests share three packages: cluster runs Kubernetes, etcd runs etcd alone, harness runs kubejoin and has the common
+// requests, waits and checks. The other folders are tools: bench, demo, mutate and fuzz.sh for the Makefile, and the modules kube, containers,
+// cfssl, etcdctl and ignition, which build programs that the tests run.
 //
 // Run one subject with:
 //

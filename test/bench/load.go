@@ -37,6 +37,7 @@ func (b *bench) connect(ctx context.Context) error {
 	if _, err := b.cluster.Kubectl(ctx, "create", "clusterrolebinding", "bench", "--clusterrole=cluster-admin", "--serviceaccount=kube-system:bench"); err != nil {
 		return err
 	}
+	b.load = nil // of an earlier control plane
 	for range connections {
 		config, err := b.cluster.Config(kubeconfig)
 		if err != nil {

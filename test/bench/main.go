@@ -38,6 +38,7 @@ type sizes struct {
 	calls   int // of print-join-command, one after the other
 	clients int // that request join commands at the same time
 	small   bool
+	entries int           // of the issuance record in etcd
 	stock   int           // CSRs of each burst for kube-controller-manager with its default limits
 	signFor time.Duration // for each server of certificates over HTTPS
 	askFor  time.Duration // for each route of the HTTPS API
@@ -49,6 +50,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	rounds := flags.Int("rounds", 3, "how often each is measured; the table has the medians")
 	csrs := flags.Int("csrs", 2000, "certificate requests of a burst")
 	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
+	entries := flags.Int("entries", 1_000_000, "entries of the issuance record in etcd")
 	only := flags.String("only", "", "subjects to measure: "+strings.Join(subjects, ", ")+"; empty is all")
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
@@ -60,9 +62,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	s := sizes{rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, stock: 300, signFor: 4 * time.Second, askFor: 30 * time.Second}
+	s := sizes{rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, entries: *entries, stock: 300, signFor: 4 * time.Second, askFor: 30 * time.Second}
 	if *quick {
-		s = sizes{rounds: 1, csrs: 200, calls: 5, clients: 32, stock: 50, small: true, signFor: time.Second, askFor: 2 * time.Second}
+		s = sizes{rounds: 1, csrs: 200, calls: 5, clients: 32, entries: 10_000, stock: 50, small: true, signFor: time.Second, askFor: 2 * time.Second}
 		*list = "1,200"
 	}
 	for text := range strings.SplitSeq(*list, ",") {
@@ -77,8 +79,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return fmt.Errorf("invalid -only %q: want a list of %s", *only, strings.Join(subjects, ","))
 		}
 	}
-	if s.rounds < 1 || s.csrs < 1 {
-		return errors.New("invalid -rounds or -csrs: want at least 1")
+	if s.rounds < 1 || s.csrs < 1 || s.entries < 1 {
+		return errors.New("invalid -rounds, -csrs or -entries: want at least 1")
 	}
 	binary, err := filepath.Abs(*program)
 	if err != nil {
@@ -100,7 +102,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return replaceFigures(*into, table.Bytes())
 }
 
-var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "revocation", "go"}
+var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "revocation", "store", "record", "go"}
 
 // A bench is one run.
 type bench struct {
@@ -146,6 +148,16 @@ func (b *bench) run(ctx context.Context) error {
 	}
 	if b.wants("revocation") && b.profiles == "" {
 		if err := b.measureRevocation(ctx); err != nil {
+			return err
+		}
+	}
+	if b.wants("store") && b.profiles == "" {
+		if err := b.measureStores(ctx); err != nil {
+			return err
+		}
+	}
+	if b.wants("record") && b.profiles == "" {
+		if err := b.measureRecord(ctx); err != nil {
 			return err
 		}
 	}

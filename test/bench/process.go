@@ -93,26 +93,32 @@ func memoryOf(pid int, name string) (float64, error) {
 func controlPlaneCPU() (time.Duration, error) { return processCPU("kube-apiserver", "etcd") }
 
 // processCPU returns the processor time of the child processes with these names together.
-func processCPU(names ...string) (time.Duration, error) {
-	files, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		return 0, err
-	}
-	var sum time.Duration
-	for _, f := range files {
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
-		if err != nil {
-			return 0, err
-		}
-		s, err := readStat(pid)
-		if err != nil || s.parent != os.Getpid() {
-			continue // ended meanwhile, or not our child
-		}
-		if slices.Contains(names, s.name) {
+func processCPU(names ...string) (sum time.Duration, err error) {
+	pids, err := childrenNamed(names...)
+	for _, pid := range pids {
+		if s, err := readStat(pid); err == nil { // otherwise it has ended
 			sum += s.cpu
 		}
 	}
-	return sum, nil
+	return sum, err
+}
+
+// childrenNamed returns the child processes with these names.
+func childrenNamed(names ...string) (pids []int, err error) {
+	files, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+		if err != nil {
+			return nil, err
+		}
+		if s, err := readStat(pid); err == nil && s.parent == os.Getpid() && slices.Contains(names, s.name) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
 }
 
 // used starts a measurement. The returned function returns the processor time of the contender and of the control

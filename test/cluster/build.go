@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -75,6 +76,15 @@ var containers = module{
 	flags:   []string{"-trimpath", "-tags", "no_btrfs,no_devmapper,no_zfs", "-ldflags", "-s -w"},
 }
 
+// etcdctl is the command line of etcd, for the commands of the docs.
+var etcdctl = module{
+	name:     "etcdctl",
+	modfile:  "go.mod",
+	bin:      "bin",
+	programs: []program{{"etcdctl", "go.etcd.io/etcd/etcdctl/v3"}},
+	flags:    []string{"-trimpath", "-ldflags", "-s -w"},
+}
+
 // Build builds the programs that test/kube pins, of the version that [VersionVariable] chooses. It returns their folder:
 // test/kube/bin, or bin/VERSION there if the version is not the newest. The first build takes minutes; later calls return
 // at once. If another process is building, Build waits for it. It writes lines of progress to progress, which may be nil.
@@ -88,9 +98,40 @@ func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 	return kube(p).build(ctx, progress)
 }
 
+// BuildEtcd is like [Build], but builds only etcd, and returns the path of the program. It returns the etcd of Build if that
+// exists.
+func BuildEtcd(ctx context.Context, progress io.Writer) (file string, err error) {
+	p, err := choose(os.Getenv(VersionVariable))
+	if err != nil {
+		return "", err
+	}
+	root, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	m := kube(p)
+	source := filepath.Join(root, "test", m.name)
+	stamp, err := m.recipe(source)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(source, m.bin)
+	if !m.built(dir, stamp) {
+		m.programs = slices.DeleteFunc(m.programs, func(other program) bool { return other.name != "etcd" })
+		m.bin = filepath.Join(m.bin, "only-etcd")
+		dir, err = m.build(ctx, progress)
+	}
+	return filepath.Join(dir, "etcd"), err
+}
+
 // BuildContainers is [Build] of containerd and the other programs in test/containers.
 func BuildContainers(ctx context.Context, progress io.Writer) (dir string, err error) {
 	return containers.build(ctx, progress)
+}
+
+// BuildEtcdctl is [Build] of etcdctl.
+func BuildEtcdctl(ctx context.Context, progress io.Writer) (dir string, err error) {
+	return etcdctl.build(ctx, progress)
 }
 
 func (m module) build(ctx context.Context, progress io.Writer) (dir string, err error) {

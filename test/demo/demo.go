@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
@@ -125,18 +126,18 @@ func (s *session) startKubejoin(ctx context.Context, program string) error {
 	if err != nil {
 		return err
 	}
-	return s.waitReady(ctx)
+	return waitReady(ctx, s.kubejoin, s.address, s.cluster.CAPool())
 }
 
-// waitReady waits for /readyz of kubejoin. Like every client, it trusts only the cluster CA.
-func (s *session) waitReady(ctx context.Context) error {
+// waitReady waits for /readyz of a kubejoin. Like every client, it trusts only the cluster CA.
+func waitReady(ctx context.Context, kubejoin *cluster.Process, address string, roots *x509.CertPool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("not ready after 30 s"))
 	defer cancel()
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.cluster.CAPool()}}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}
-	return s.kubejoin.WaitFor(ctx, func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+s.address+"/readyz", nil)
+	return kubejoin.WaitFor(ctx, func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/readyz", nil)
 		if err != nil {
 			return err
 		}

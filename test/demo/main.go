@@ -1,6 +1,7 @@
 // Command demo joins a real node to a real cluster through kubejoin, all on this machine, and keeps
 // it running: 'make demo'. With -cluster it makes a whole cluster with containers, and removes it at the
-// end: 'make demo-cluster'. With -build it only builds the programs.
+// end: 'make demo-cluster'. With -ha it runs three kubejoins on three etcd members, without Kubernetes: 'make run-ha'.
+// With -build it only builds the programs.
 package main
 
 import (
@@ -32,20 +33,22 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("demo", flag.ExitOnError)
-	build := flags.Bool("build", false, "build the programs of test/kube and test/containers, and exit")
+	build := flags.Bool("build", false, "build the programs of test/kube, test/containers and test/etcdctl, and exit")
 	whole := flags.Bool("cluster", false, "make a whole cluster with kubeadm init, and remove it at the end")
+	ha := flags.Bool("ha", false, "run three kubejoins on three etcd members, without Kubernetes and without root")
 	program := flags.String("kubejoin", "bin/kubejoin", "path of the kubejoin binary")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if *build {
-		_, err := cluster.Build(ctx, out)
-		if err == nil {
-			_, err = cluster.BuildContainers(ctx, out)
+		for _, build := range []func(context.Context, io.Writer) (string, error){cluster.Build, cluster.BuildContainers, cluster.BuildEtcdctl} {
+			if _, err := build(ctx, out); err != nil {
+				return err
+			}
 		}
-		return err
+		return nil
 	}
-	if os.Geteuid() != 0 {
+	if os.Geteuid() != 0 && !*ha {
 		return errors.New("the demo needs root for namespaces: run it with sudo env \"PATH=$PATH\"")
 	}
 	kubejoin, err := filepath.Abs(*program)
@@ -54,6 +57,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if _, err := os.Stat(kubejoin); err != nil {
 		return fmt.Errorf("kubejoin binary not found, run 'make build' first: %w", err)
+	}
+	if *ha {
+		return demoHA(ctx, kubejoin, out)
 	}
 	if *whole {
 		return demoCluster(ctx, kubejoin, out)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -102,6 +103,66 @@ func TestJoinsThroughWebhook(t *testing.T) {
 			t.Errorf("got no TokenReview with result %s, want some", result)
 		}
 	}
+}
+
+// TestJoinsWithTokensInEtcd joins nodes with tokens that only etcd contains, on a cluster. It catches a store in etcd that
+// reviews, claims, records or explains otherwise than a file, and a kubejoin that needs rights on Secrets.
+func TestJoinsWithTokensInEtcd(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	store := etcd.ForTest(t, etcd.Options{})
+	files, err := store.User("root")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := harness.FreeAddress(t)
+	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--listen="+address,
+		"--token-store=etcd", "--etcd-servers="+strings.Join(store.Endpoints(), ","), "--etcd-cafile="+files.CA, "--etcd-certfile="+files.Cert, "--etcd-keyfile="+files.Key)
+	makePublic(t, s)
+	dataDir := filepath.Join(s.WorkDir, "data")
+	s.Flags = append(s.Flags, "--data-dir="+dataDir, "--webhook-client-ca-file="+s.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client")
+	s.RunKubectl(t, "-n", "kube-system", "delete", "rolebinding", "kubejoin:tokens")
+	s.Start(t)
+	restartAPIServer(t, s, append(webhookFlags(t, "--data-dir="+dataDir, "--url=https://"+address, "--cache-ttl=1s", "-o", filepath.Join(s.WorkDir, "webhook.conf"),
+		"--client-certificate="+filepath.Join(s.Dir, "pki/apiserver-kubelet-client.crt"), "--client-key="+filepath.Join(s.Dir, "pki/apiserver-kubelet-client.key")),
+		"--enable-bootstrap-token-auth=false")...)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	args, token := s.JoinArgs(t, "?ttl=1h&maxNodes=1")
+	if _, err := s.Join(ctx, "worker-1", args); err != nil {
+		t.Fatal(err)
+	}
+	checkRequester(t, s, token)
+	second, err := s.StartNode("second", args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.WaitKubelet(ctx, "TokenSpent"); err != nil {
+		t.Error(err)
+	}
+	second.Stop()
+	for path, want := range map[string]string{
+		"/v1/claim": `"token":"` + token.ID() + `"`,
+		"/v1/issued?node=worker-1&outcome=issued": `"node":"worker-1"`,
+		"/v1/issued?node=second&outcome=refused":  `"reason":"TokenSpent"`,
+		"/v1/issued?tokenID=" + token.ID():        `"node":"worker-1"`,
+		"/v1/explain/second":                      "TokenSpent",
+	} {
+		status, body, err := s.Get(ctx, path, s.Bearer(t))
+		if err != nil || status != http.StatusOK || !strings.Contains(strings.ReplaceAll(body, ": ", ":"), want) {
+			t.Errorf("GET %s: got %d %s %v, want %s", path, status, body, err, want)
+		}
+	}
+	if secrets := s.RunKubectl(t, "get", "secrets", "-A", "-o", "name"); secrets != "" {
+		t.Errorf("got Secrets %s, want none", secrets)
+	}
+	if leases := s.RunKubectl(t, "-n", "kubejoin-system", "get", "leases", "-o", "name"); strings.TrimSpace(leases) != "lease.coordination.k8s.io/kubejoin" {
+		t.Errorf("got Leases %s, want only that of the leader", leases)
+	}
+	checkRevocation(t, s)
+	checkKubejoinDown(t, s)
+	s.CheckSecrets(t)
 }
 
 // webhookFlags runs kubejoin webhook-config and returns the flags for kube-apiserver that it prints.

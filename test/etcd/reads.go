@@ -1,0 +1,100 @@
+package etcd
+
+import (
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// Reads are the reads and transactions that passed [Faults], and the watches.
+type Reads struct {
+	// Calls is the number of reads and transactions, and Rows the number of rows and events in the responses.
+	Calls, Rows int
+	// Visited is the number of keys in the ranges of all reads. etcd visits each of them, even if a limit of the read
+	// leaves out its row.
+	Visited int64
+	// Ranges are the first and the last key of each read and watch. The last key itself is excluded. It is empty for a
+	// single key.
+	Ranges [][2]string
+}
+
+// Touches reports whether a read or watch includes keys with this prefix.
+func (r Reads) Touches(prefix string) bool {
+	for _, keys := range r.Ranges {
+		first, last := keys[0], keys[1]
+		// A last key of one zero byte means all keys from the first.
+		if strings.HasPrefix(first, prefix) || first < prefix && (last > prefix || last == "\x00") {
+			return true
+		}
+	}
+	return false
+}
+
+// TakeReads returns what has passed since the last call.
+func (f *Faults) TakeReads() Reads {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	taken := f.reads
+	f.reads = Reads{}
+	return taken
+}
+
+// A message that cannot be decoded is left to etcd and its client, which report it.
+func (f *Faults) requested(method string, message []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	add := func(r *etcdserverpb.RangeRequest) {
+		if r != nil {
+			f.reads.Ranges = append(f.reads.Ranges, [2]string{string(r.Key), string(r.RangeEnd)})
+		}
+	}
+	switch method {
+	case "/etcdserverpb.KV/Range":
+		var r etcdserverpb.RangeRequest
+		if r.Unmarshal(message) == nil {
+			add(&r)
+		}
+		f.reads.Calls++
+	case "/etcdserverpb.KV/Txn":
+		var r etcdserverpb.TxnRequest
+		if r.Unmarshal(message) == nil {
+			for _, op := range append(r.Success, r.Failure...) {
+				add(op.GetRequestRange())
+			}
+		}
+		f.reads.Calls++
+	case "/etcdserverpb.Watch/Watch":
+		var r etcdserverpb.WatchRequest
+		if r.Unmarshal(message) == nil && r.GetCreateRequest() != nil {
+			add(&etcdserverpb.RangeRequest{Key: r.GetCreateRequest().Key, RangeEnd: r.GetCreateRequest().RangeEnd})
+		}
+	}
+}
+
+func (f *Faults) responded(method string, message []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch method {
+	case "/etcdserverpb.KV/Range":
+		var r etcdserverpb.RangeResponse
+		if r.Unmarshal(message) == nil {
+			f.reads.Rows += len(r.Kvs)
+			f.reads.Visited += r.Count
+		}
+	case "/etcdserverpb.KV/Txn":
+		var r etcdserverpb.TxnResponse
+		if r.Unmarshal(message) == nil {
+			for _, op := range r.Responses {
+				if got := op.GetResponseRange(); got != nil {
+					f.reads.Rows += len(got.Kvs)
+					f.reads.Visited += got.Count
+				}
+			}
+		}
+	case "/etcdserverpb.Watch/Watch":
+		var r etcdserverpb.WatchResponse
+		if r.Unmarshal(message) == nil {
+			f.reads.Rows += len(r.Events)
+		}
+	}
+}

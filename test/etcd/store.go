@@ -1,0 +1,39 @@
+package etcd
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+)
+
+// prefixes numbers the stores that share one etcd.
+var prefixes atomic.Int64
+
+// Store opens a store with a prefix of its own, and closes it when the test ends.
+func (c *Cluster) Store(t testing.TB) *etcdstore.Store {
+	t.Helper()
+	return c.StoreAt(t, fmt.Sprintf("/test/%d", prefixes.Add(1)))
+}
+
+// StoreAt opens a store with a prefix that other stores may share.
+func (c *Cluster) StoreAt(t testing.TB, prefix string) *etcdstore.Store {
+	t.Helper()
+	s, err := etcdstore.Open(t.Context(), c.StoreConfig(t, prefix))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() }) // the test may have closed it
+	return s
+}
+
+// StoreConfig returns the configuration of a store that connects to all members.
+func (c *Cluster) StoreConfig(t testing.TB, prefix string) etcdstore.Config {
+	t.Helper()
+	files, err := c.User("root")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return etcdstore.Config{Endpoints: c.Endpoints(), CAFile: files.CA, CertFile: files.Cert, KeyFile: files.Key, Prefix: prefix}
+}

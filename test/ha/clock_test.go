@@ -1,0 +1,92 @@
+package ha
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/test/etcd"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// TestClocksThatDiffer has a replica whose clock is five minutes off. It states what holds: limits count the same at each
+// replica, and only the end of a token moves by the difference.
+func TestClocksThatDiffer(t *testing.T) {
+	harness.Parallel(t)
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), time.Hour*24)
+	must(t, err)
+	s := &shared{etcd: etcd.ForTest(t, etcd.Options{}), ca: ca, record: &harness.InProcess, h: newHistory()}
+	right := s.newReplica(t, 1, 0)
+	for name, off := range map[string]time.Duration{"ahead": 5 * time.Minute, "behind": -5 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			wrong := s.newReplica(t, 2, 0)
+			clock := func() time.Time { return time.Now().Add(off) }
+			wrong.Now, wrong.Nodes.Now = clock, clock
+			newToken := func(left time.Duration, limit int) tokens.Token {
+				t.Helper()
+				record := tokens.NewRecord(tokens.Generate(), left, time.Now())
+				record.Limits.MaxNodes = limit
+				_, err := right.tokens.Create(t.Context(), record)
+				must(t, err)
+				return record.Token
+			}
+			reason := func(at *replica, token tokens.Token, node string) string {
+				t.Helper()
+				ask := firstRequest(t, token, node)
+				ask.Created = time.Time{} // as over HTTPS
+				chain, decision, err := at.Issue(t.Context(), ask)
+				if refused := (*approval.Refused)(nil); errors.As(err, &refused) {
+					return refused.Reason
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				if len(chain) > 0 {
+					leaf := harness.ParseLeaf(t, chain)
+					if now := time.Now(); now.Before(leaf.NotBefore) || now.After(leaf.NotAfter) {
+						t.Errorf("%s: the certificate is valid from %s to %s, and now it is %s", node, leaf.NotBefore, leaf.NotAfter, now)
+					}
+					return ""
+				}
+				return decision.Reason
+			}
+
+			two := newToken(time.Hour, 2)
+			for i, at := range []*replica{wrong, right, wrong, right} {
+				want := ""
+				if i >= 2 {
+					want = admission.ReasonTokenSpent
+				}
+				if got := reason(at, two, two.ID()+"-"+string(rune('a'+i))); got != want {
+					t.Errorf("machine %d of a token for two nodes: got reason %q, want %q", i, got, want)
+				}
+			}
+
+			expires := newToken(2*time.Minute, 5)
+			want := ""
+			if off > 0 {
+				want = admission.ReasonTokenExpired
+			}
+			if got := reason(wrong, expires, expires.ID()+"-a"); got != want {
+				t.Errorf("a token that expires in two minutes: got reason %q, want %q", got, want)
+			}
+			if got := reason(right, expires, expires.ID()+"-b"); got != "" {
+				t.Errorf("a token that expires in two minutes, at the right clock: got reason %q", got)
+			}
+		})
+	}
+	// On a cluster, kube-apiserver's clock counts for the request, and kubejoin's for the token.
+	record := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	_, err = right.tokens.Create(t.Context(), record)
+	must(t, err)
+	ask := firstRequest(t, record.Token, "worker-1")
+	ask.Created = time.Now().Add(-5 * time.Minute)
+	_, decision, err := right.Issue(t.Context(), ask)
+	must(t, err)
+	if decision.Reason != admission.ReasonTokenReplaced {
+		t.Errorf("a request that seems older than its token: got reason %q, want %s", decision.Reason, admission.ReasonTokenReplaced)
+	}
+}

@@ -1,0 +1,144 @@
+package ha
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/etcd"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// maxOutage is how long no write may succeed after a replica or a member of etcd was lost.
+const maxOutage = 5 * time.Second
+
+// A failover measures how long no write succeeds. Each of its writes is a client of its own, which retries at the next
+// target until it succeeds.
+type failover struct {
+	targets int
+	start   func() (write func(ctx context.Context, target int) error)
+}
+
+// usual is how long a write takes now.
+func (f *failover) usual(t *testing.T) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for i := range f.targets {
+		f.retried(t, i)
+	}
+	return time.Since(began) / time.Duration(f.targets)
+}
+
+// retried writes until it succeeds, and returns how often it failed.
+func (f *failover) retried(t *testing.T, target int) (failed int) {
+	began, write := time.Now(), f.start()
+	for ; ; failed++ {
+		err := write(t.Context(), (target+failed)%f.targets)
+		if err == nil {
+			return failed
+		}
+		if time.Since(began) > time.Minute {
+			t.Errorf("a client that retries saw an error for a minute: %v", err)
+			return failed
+		}
+		time.Sleep(20 * time.Millisecond) // the pause of a client
+	}
+}
+
+// clientsEach is how many clients begin before a failure, and at least how many after it.
+const clientsEach = 20
+
+// during runs fail, which ends a replica or a member, while a client begins every 50 ms. It fails the test if no client
+// that began afterwards succeeds in time.
+func (f *failover) during(t *testing.T, what string, fail func()) {
+	t.Helper()
+	most := maxOutage + 5*f.usual(t) // on a busy machine
+	var mu sync.Mutex
+	var resumed, slowest time.Duration
+	var failed time.Time
+	retries := 0
+	var running sync.WaitGroup
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	clients := 0
+	for done := false; !done; clients++ {
+		if clients == clientsEach {
+			fail()
+			failed = time.Now()
+		}
+		began, since, target := time.Now(), failed, clients
+		running.Go(func() {
+			n := f.retried(t, target)
+			mu.Lock()
+			defer mu.Unlock()
+			if resumed == 0 && !since.IsZero() {
+				resumed = time.Since(since)
+			}
+			slowest = max(slowest, time.Since(began))
+			retries += n
+		})
+		<-tick.C
+		mu.Lock()
+		done = resumed > 0 && clients >= 2*clientsEach
+		mu.Unlock()
+	}
+	running.Wait()
+	t.Logf("%s: the first write succeeded after %s; of %d clients the slowest waited %s, and they retried %d times",
+		what, resumed.Round(time.Millisecond), clients, slowest.Round(time.Millisecond), retries)
+	if resumed > most {
+		t.Errorf("%s: writes resumed after %s, want at most %s", what, resumed, most)
+	}
+}
+
+// TestWritesResumeAfterAnyMemberIsLost kills or pauses each kind of member under load.
+func TestWritesResumeAfterAnyMemberIsLost(t *testing.T) {
+	harness.Parallel(t)
+	c := etcd.ForTest(t, etcd.Options{Members: 3})
+	stores, networks := openStores(t, c, 3)
+	w := startWriters(t, stores)
+	f := &failover{targets: len(stores), start: func() func(context.Context, int) error {
+		return func(ctx context.Context, i int) error { _, err := create(ctx, stores[i]); return err }
+	}}
+	leader := func() int {
+		t.Helper()
+		i, err := c.Leader(t.Context())
+		must(t, err)
+		return i
+	}
+	ready := func() {
+		t.Helper()
+		for i := range 3 {
+			must(t, c.WaitReady(t.Context(), i))
+		}
+		w.more(t)
+	}
+
+	lost := leader()
+	f.during(t, "leader killed", func() { c.Kill(lost) })
+	must(t, c.Launch(lost))
+	ready()
+	lost = (leader() + 1) % 3
+	f.during(t, "follower killed", func() { c.Kill(lost) })
+	must(t, c.Launch(lost))
+	ready()
+	lost = leader()
+	f.during(t, "leader paused", func() { must(t, c.Pause(lost)) })
+	must(t, c.Resume(lost))
+	ready()
+	lost = leader()
+	f.during(t, "one replica separated from the leader", func() { networks[0].Drop(lost) })
+	networks[0].Heal()
+	ready()
+	w.end()
+	kept, err := c.Client().Get(t.Context(), "/kubejoin/tokens/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	must(t, err)
+	if kept.Count < w.written.Load() {
+		t.Errorf("etcd has %d tokens, want the %d that were created", kept.Count, w.written.Load())
+	}
+	for _, s := range []*etcdstore.Store{stores[0], stores[2]} {
+		listed(t, s, int(kept.Count))
+	}
+}

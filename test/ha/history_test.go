@@ -1,0 +1,380 @@
+package ha
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A history records what stores were called with and what they returned, for [history.check].
+type history struct {
+	began time.Time
+
+	mu         sync.Mutex
+	operations []porcupine.Operation
+	unknown    int
+}
+
+func newHistory() *history { return &history{began: time.Now()} }
+
+// An operation is a read or a conditional write of one token or claim. The values are texts; empty means that there is
+// none.
+type operation struct {
+	key           string
+	before, after string // a read has the same in both
+	unknown       bool   // the write took effect, or it did not
+	any           bool   // a read that found something, whatever it was
+}
+
+func (o operation) String() string {
+	switch {
+	case o.any:
+		return fmt.Sprintf("%s: exists", o.key)
+	case o.before == o.after:
+		return fmt.Sprintf("%s: read %q", o.key, o.before)
+	case o.unknown:
+		return fmt.Sprintf("%s: perhaps %q -> %q", o.key, o.before, o.after)
+	}
+	return fmt.Sprintf("%s: %q -> %q", o.key, o.before, o.after)
+}
+
+// now is the time of a call or return.
+func (h *history) now() int64 { return int64(time.Since(h.began)) }
+
+// add records an operation that began at a time and has just returned. An unknown write may take effect at any later
+// time.
+func (h *history) add(began int64, o operation) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ended := h.now()
+	if o.unknown {
+		ended = math.MaxInt64
+		h.unknown++
+	}
+	h.operations = append(h.operations, porcupine.Operation{Input: o, Call: began, Return: ended})
+}
+
+// steps is the model: each key is a register with a compare-and-swap.
+func steps(state, input, _ any) []any {
+	now, o := state.(string), input.(operation)
+	switch {
+	case o.unknown && now == o.before:
+		return []any{now, o.after}
+	case o.unknown, o.any && now != "":
+		return []any{now}
+	case !o.any && now == o.before:
+		return []any{o.after}
+	}
+	return nil
+}
+
+var model = func() porcupine.Model {
+	registers := porcupine.NondeterministicModel{
+		Init: func() []any { return []any{""} },
+		Step: steps,
+		Partition: func(all []porcupine.Operation) (parts [][]porcupine.Operation) {
+			at := map[string]int{}
+			for _, o := range all {
+				key := o.Input.(operation).key
+				i, found := at[key]
+				if !found {
+					i = len(parts)
+					at[key], parts = i, append(parts, nil)
+				}
+				parts[i] = append(parts[i], o)
+			}
+			return parts
+		},
+		DescribeOperation: func(input, _ any) string { return input.(operation).String() },
+	}
+	return registers.ToModel()
+}()
+
+// linearizable reports whether one order of the operations explains all results.
+func linearizable(operations []porcupine.Operation) porcupine.CheckResult {
+	return porcupine.CheckOperationsTimeout(model, operations, 30*time.Second)
+}
+
+// check fails the test if the history is not linearizable, or too small to show it.
+func (h *history) check(t *testing.T, least int) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	began := time.Now()
+	result := linearizable(h.operations)
+	t.Logf("a history of %d operations, of which %d writes may have failed: %s after %s", len(h.operations), h.unknown, result, time.Since(began).Round(time.Millisecond))
+	if len(h.operations) < least {
+		t.Errorf("%d operations were recorded, want %d at least", len(h.operations), least)
+	}
+	if result == porcupine.Ok {
+		// The same history with one write that another one has overwritten.
+		for _, o := range h.operations {
+			if in := o.Input.(operation); !in.unknown && in.before != in.after {
+				in.after = "another value"
+				o.Input = in
+				if got := linearizable(append(slices.Clone(h.operations), o)); got != porcupine.Illegal {
+					t.Errorf("with a lost update, the history is %s: the check could not fail", got)
+				}
+				return
+			}
+		}
+		t.Error("the history has no write: the check could not fail")
+		return
+	}
+	t.Errorf("the history is not linearizable: %s", result)
+	for _, part := range model.Partition(h.operations) {
+		if linearizable(part) != porcupine.Ok {
+			for _, o := range part[:min(len(part), 400)] {
+				t.Logf("%12d %12d %s", o.Call/1000, o.Return/1000, o.Input)
+			}
+			return
+		}
+	}
+}
+
+// recordText is a token in a history. It has no version, because that of a write whose response was lost is not known.
+func recordText(r tokens.Record) string {
+	return fmt.Sprintf("%s %q nodes=%v most=%d", r.Expires.UTC().Truncate(time.Second).Format(time.RFC3339), r.Description, r.Nodes, r.Limits.MaxNodes)
+}
+
+// claimText is a claim in a history.
+func claimText(c tokens.Claim) string {
+	return fmt.Sprintf("of=%s keys=%v requests=%v node=%s past=%v", c.TokenID, short(c.Keys), c.Requests, c.NodeUID, c.Past.Until.Unix())
+}
+
+// short shortens keys to what a reader can tell apart.
+func short(keys []string) (all []string) {
+	for _, k := range keys {
+		all = append(all, strings.TrimPrefix(k, "sha256:")[:12])
+	}
+	return all
+}
+
+// attempts records the calls of an Update. Each call of change may be followed by a write.
+type attempts struct {
+	h             *history
+	key           string
+	began         int64
+	tried, failed bool
+	at            int64
+	before, after string
+}
+
+// try records a call of change: if there was a call before, its write did not succeed, or its response was lost.
+func (a *attempts) try(before, after string, err error) {
+	a.lost()
+	a.tried, a.failed = true, err != nil
+	a.at, a.before, a.after = a.h.now(), before, after
+}
+
+// lost records that the last write may have taken effect.
+func (a *attempts) lost() {
+	if a.tried && !a.failed && a.before != a.after {
+		a.h.add(a.at, operation{key: a.key, before: a.before, after: a.after, unknown: true})
+	}
+}
+
+// end records the result of the Update.
+func (a *attempts) end(err error) {
+	switch {
+	case errors.Is(err, tokens.ErrNotFound) && !a.failed:
+		a.lost()
+		a.h.add(a.began, operation{key: a.key})
+	case err != nil && !a.failed, !a.tried:
+		a.lost()
+	case a.failed, a.before == a.after: // without a write, the value counts only if it was the current one
+		a.h.add(a.began, operation{key: a.key, before: a.before, after: a.before})
+	default:
+		a.h.add(a.at, operation{key: a.key, before: a.before, after: a.after})
+	}
+}
+
+// created records the result of a Create.
+func (h *history) created(began int64, key, after string, err error) {
+	switch {
+	case err == nil:
+		h.add(began, operation{key: key, after: after})
+		return
+	case errors.Is(err, tokens.ErrExists):
+		h.add(began, operation{key: key, any: true})
+	}
+	h.add(began, operation{key: key, after: after, unknown: true})
+}
+
+// deleted records the result of a Delete.
+func (h *history) deleted(began int64, key, before string, err error) {
+	h.add(began, operation{key: key, before: before, unknown: err != nil})
+}
+
+// got records the result of a Get.
+func (h *history) got(began int64, key, value string, err error) {
+	switch {
+	case err == nil:
+		h.add(began, operation{key: key, before: value, after: value})
+	case errors.Is(err, tokens.ErrNotFound):
+		h.add(began, operation{key: key})
+	}
+}
+
+// recordedTokens is a store whose calls are in a history. Find, List and Watch are not, because they may lag.
+type recordedTokens struct {
+	tokens.Store
+	h *history
+}
+
+func (s recordedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
+	began := s.h.now()
+	r, err := s.Store.Get(ctx, id)
+	s.h.got(began, "token "+id, recordText(r), err)
+	return r, err
+}
+
+func (s recordedTokens) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	began := s.h.now()
+	made, err := s.Store.Create(ctx, r)
+	s.h.created(began, "token "+r.Token.ID(), recordText(r), err)
+	return made, err
+}
+
+func (s recordedTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	a := attempts{h: s.h, key: "token " + id, began: s.h.now()}
+	r, err := s.Store.Update(ctx, id, func(r *tokens.Record) error {
+		before := recordText(*r)
+		err := change(r)
+		a.try(before, recordText(*r), err)
+		return err
+	})
+	a.end(err)
+	return r, err
+}
+
+func (s recordedTokens) Delete(ctx context.Context, r tokens.Record) error {
+	began := s.h.now()
+	err := s.Store.Delete(ctx, r)
+	s.h.deleted(began, "token "+r.Token.ID(), recordText(r), err)
+	return err
+}
+
+// recordedClaims is like recordedTokens, but for claims.
+type recordedClaims struct {
+	tokens.Counter
+	h *history
+}
+
+func (s recordedClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	began := s.h.now()
+	c, err := s.Counter.Get(ctx, node)
+	s.h.got(began, "claim "+node, claimText(c), err)
+	return c, err
+}
+
+func (s recordedClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	began := s.h.now()
+	all, err := s.Counter.HeldBy(ctx, id)
+	for _, c := range all {
+		s.h.got(began, "claim "+c.Node, claimText(c), err)
+	}
+	return all, err
+}
+
+func (s recordedClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+	began := s.h.now()
+	made, err := s.Counter.Create(ctx, c)
+	s.h.created(began, "claim "+c.Node, claimText(c), err)
+	return made, err
+}
+
+func (s recordedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	a := attempts{h: s.h, key: "claim " + node, began: s.h.now()}
+	c, err := s.Counter.Update(ctx, node, func(c *tokens.Claim) error {
+		before := claimText(*c)
+		err := change(c)
+		a.try(before, claimText(*c), err)
+		return err
+	})
+	a.end(err)
+	return c, err
+}
+
+func (s recordedClaims) Delete(ctx context.Context, c tokens.Claim) error {
+	began := s.h.now()
+	err := s.Counter.Delete(ctx, c)
+	s.h.deleted(began, "claim "+c.Node, claimText(c), err)
+	return err
+}
+
+func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
+	began := s.h.now()
+	claims, err := s.Counter.Commit(ctx, before, after, changes)
+	s.h.add(began, operation{key: "token " + before.Token.ID(), before: recordText(before), after: recordText(after), unknown: err != nil})
+	for _, c := range changes {
+		was := ""
+		if c.Before.Version != "" {
+			was = claimText(c.Before)
+		}
+		s.h.add(began, operation{key: "claim " + c.After.Node, before: was, after: claimText(c.After), unknown: err != nil})
+	}
+	return claims, err
+}
+
+// TestCheckerRefusesWrongHistories catches a checker that accepts everything.
+func TestCheckerRefusesWrongHistories(t *testing.T) {
+	at := func(call, end int64, o operation) porcupine.Operation {
+		o.key = "a"
+		return porcupine.Operation{Input: o, Call: call, Return: end}
+	}
+	written := at(0, 1, operation{after: "1"})
+	for name, test := range map[string]struct {
+		operations []porcupine.Operation
+		want       porcupine.CheckResult
+	}{
+		"one after the other": {[]porcupine.Operation{
+			written, at(2, 3, operation{before: "1", after: "2"}), at(4, 5, operation{before: "2", after: "2"}),
+		}, porcupine.Ok},
+		"two writes of one version": {[]porcupine.Operation{
+			written, at(2, 5, operation{before: "1", after: "2"}), at(3, 4, operation{before: "1", after: "3"}),
+		}, porcupine.Illegal},
+		"stale read": {[]porcupine.Operation{
+			written, at(2, 3, operation{before: "1", after: "2"}), at(4, 5, operation{before: "1", after: "1"}),
+		}, porcupine.Illegal},
+		"read at the same time": {[]porcupine.Operation{
+			written, at(2, 5, operation{before: "1", after: "2"}), at(3, 4, operation{before: "1", after: "1"}),
+		}, porcupine.Ok},
+		"lost write": {[]porcupine.Operation{
+			written, at(2, 3, operation{before: "1", after: "2"}), at(4, 5, operation{before: "1", after: "3"}),
+		}, porcupine.Illegal},
+		"a response was lost, and the write with it": {[]porcupine.Operation{
+			written, at(2, math.MaxInt64, operation{before: "1", after: "2", unknown: true}), at(4, 5, operation{before: "1", after: "3"}),
+		}, porcupine.Ok},
+		"a response was lost, but not the write": {[]porcupine.Operation{
+			written, at(2, math.MaxInt64, operation{before: "1", after: "2", unknown: true}), at(4, 5, operation{before: "2", after: "3"}),
+		}, porcupine.Ok},
+		"a write took effect after all": {[]porcupine.Operation{
+			written, at(2, math.MaxInt64, operation{before: "1", after: "2", unknown: true}),
+			at(4, 5, operation{before: "1", after: "1"}), at(6, 7, operation{before: "2", after: "2"}),
+		}, porcupine.Ok},
+		"a write took effect twice": {[]porcupine.Operation{
+			written, at(2, math.MaxInt64, operation{before: "1", after: "2", unknown: true}),
+			at(4, 5, operation{before: "2", after: "3"}), at(6, 7, operation{before: "2", after: "2"}),
+		}, porcupine.Illegal},
+		"created twice":              {[]porcupine.Operation{written, at(2, 3, operation{after: "2"})}, porcupine.Illegal},
+		"refused to create anything": {[]porcupine.Operation{at(0, 1, operation{any: true})}, porcupine.Illegal},
+		"deleted what was another": {[]porcupine.Operation{
+			written, at(2, 3, operation{before: "2", after: ""}),
+		}, porcupine.Illegal},
+		"not found": {[]porcupine.Operation{written, at(2, 3, operation{})}, porcupine.Illegal},
+	} {
+		if got := linearizable(test.operations); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package ha
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/etcd"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// TestTokensAndClaimsAreLinearizable calls all methods that write, at three replicas with few keys, while 30 % of the calls
+// to etcd fail and the leader of etcd is killed.
+func TestTokensAndClaimsAreLinearizable(t *testing.T) {
+	harness.Parallel(t)
+	seed := harness.Seed(t)
+	s := &shared{etcd: etcd.ForTest(t, etcd.Options{Members: 3}), h: newHistory()}
+	var all []tokens.Token
+	for range 3 {
+		all = append(all, tokens.Generate())
+	}
+	const each = 250 // operations of one caller
+	var marks atomic.Int64
+	var running sync.WaitGroup
+	for i := range uint64(9) {
+		r := s.newReplica(t, seed+i, 0.3)
+		running.Go(func() {
+			random := rand.New(rand.NewPCG(seed, i))
+			for n := range each {
+				if i == 0 && n == each/2 {
+					leader, err := s.etcd.Leader(t.Context())
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					s.etcd.Kill(leader)
+					defer func() {
+						if err := s.etcd.Restart(t.Context(), leader); err != nil {
+							t.Error(err)
+						}
+					}()
+				}
+				token := all[random.IntN(len(all))]
+				mark := fmt.Sprint("mark-", marks.Add(1)) // each write is different
+				call(t, r, random, token, "node-"+token.ID(), mark)
+			}
+		})
+	}
+	running.Wait()
+	s.h.check(t, 9*each/2)
+}
+
+// errNothing ends an update without a write.
+var errNothing = errors.New("nothing to write")
+
+// call makes one random change. Its errors are in the history.
+func call(t *testing.T, r *replica, random *rand.Rand, token tokens.Token, node, mark string) {
+	ctx, id := t.Context(), token.ID()
+	record := tokens.NewRecord(token, time.Hour, time.Now())
+	record.Description = mark
+	claim := tokens.Claim{Node: node, TokenID: id, Requests: []string{mark}}
+	switch random.IntN(11) {
+	case 0:
+		_, _ = r.tokens.Create(ctx, record)
+	case 1, 2:
+		_, _ = r.tokens.Update(ctx, id, func(r *tokens.Record) error { r.Description = mark; return nil })
+	case 3:
+		_, _ = r.tokens.Update(ctx, id, func(*tokens.Record) error { return errNothing })
+	case 4:
+		if now, err := r.tokens.Get(ctx, id); err == nil {
+			_ = r.tokens.Delete(ctx, now)
+		}
+	case 5:
+		_, _ = r.claims.Create(ctx, claim)
+	case 6:
+		_, _ = r.claims.Update(ctx, node, func(c *tokens.Claim) error { c.Requests = []string{mark}; return nil })
+	case 7:
+		if now, err := r.claims.Get(ctx, node); err == nil {
+			_ = r.claims.Delete(ctx, now)
+		}
+	case 8:
+		_, _ = r.claims.HeldBy(ctx, id)
+	default:
+		now, err := r.tokens.Get(ctx, id)
+		if err != nil {
+			return
+		}
+		changed, change := now.Clone(), tokens.ClaimChange{After: claim}
+		changed.Description = mark
+		if held, err := r.claims.Get(ctx, node); err == nil {
+			change.Before, change.After = held, held.Clone()
+			change.After.Requests = []string{mark}
+		} else if !errors.Is(err, tokens.ErrNotFound) {
+			return
+		}
+		if counter, ok := r.claims.(tokens.Counter); ok {
+			_, _ = counter.Commit(ctx, now, changed, []tokens.ClaimChange{change})
+		}
+	}
+}

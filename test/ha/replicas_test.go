@@ -1,0 +1,234 @@
+package ha
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/test/etcd"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A service is several kubejoins with the same CA, operators and etcd.
+type service struct {
+	dir    datadir.Dir // the CA and the operators
+	bearer api.Secret
+	flags  []string // of each replica
+	all    []*harness.Program
+	http   *http.Client
+}
+
+// newService starts n kubejoins on an etcd cluster.
+func newService(t *testing.T, c *etcd.Cluster, n int, flags ...string) *service {
+	t.Helper()
+	s := &service{dir: datadir.Dir(filepath.Join(t.TempDir(), "shared"))}
+	must(t, s.dir.Open())
+	_, err := s.dir.MakeCA(time.Now())
+	must(t, err)
+	ca, err := signer.LoadCA(s.dir.Path(datadir.CA), s.dir.Path(datadir.CA))
+	must(t, err)
+	bundle, _, err := ca.PEM()
+	must(t, err)
+	must(t, os.WriteFile(s.dir.Path(datadir.Bundle), bundle, 0o600))
+	bearer, err := s.dir.AdminBearer("kubejoin:admins")
+	must(t, err)
+	s.bearer = api.Secret(bearer)
+	must(t, s.dir.WriteCurlrc(bearer))
+	files, err := c.User("kubejoin")
+	must(t, err)
+	s.flags = append([]string{
+		"--token-store=etcd", "--etcd-cafile=" + files.CA, "--etcd-certfile=" + files.Cert, "--etcd-keyfile=" + files.Key,
+		"--cluster-signing-cert-file=" + s.dir.Path(datadir.CA), "--cluster-signing-key-file=" + s.dir.Path(datadir.CA),
+		"--token-auth-file=" + s.dir.Path(datadir.Operators), "--user-qps=0", "--user-tokens=0",
+	}, flags...)
+	for range n {
+		s.all = append(s.all, s.start(t, c.Endpoints()))
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(bundle)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, MaxIdleConnsPerHost: inFlight}
+	t.Cleanup(transport.CloseIdleConnections)
+	// A client gives up on a replica that does not respond. A replica itself retries a write for 10 s.
+	s.http = &http.Client{Transport: transport, Timeout: 30 * time.Second}
+	return s
+}
+
+// start starts another replica, with a data folder of its own and these members of etcd.
+func (s *service) start(t *testing.T, servers []string, flags ...string) *harness.Program {
+	t.Helper()
+	own := []string{"--data-dir=" + filepath.Join(t.TempDir(), "data"), "--etcd-servers=" + strings.Join(servers, ",")}
+	flags = slices.Concat(own, s.flags, flags)
+	return harness.Serve(t, t.TempDir(), s.dir.Path(datadir.Bundle), s.dir.Path(datadir.Curlrc), flags...)
+}
+
+// at returns a client of one replica: of an operator, or of a bootstrap token.
+func (s *service) at(i int, bearer api.Secret) *client.Client {
+	return &client.Client{URL: "https://" + s.all[i].Endpoint, Bearer: bearer, HTTP: s.http}
+}
+
+// readyz returns the status and the details of readiness of a replica.
+func (s *service) readyz(t *testing.T, i int) (status int, body string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	status, body, err := s.all[i].Get(ctx, "/readyz?verbose", string(s.bearer))
+	must(t, err)
+	return status, body
+}
+
+// newToken creates a token at a replica. A retry with the same token returns the same.
+func (s *service) newToken(ctx context.Context, i int, token tokens.Token, expires time.Time, spec api.TokenSpec) error {
+	spec.Expires = expires.UTC().Format(time.RFC3339)
+	_, err := s.at(i, s.bearer).CreateToken(ctx, api.CreateToken{Token: api.Secret(token.Reveal()), TokenSpec: spec})
+	return err
+}
+
+// TestClientsNoticeNoLostReplica kills each replica and the leader of etcd under load. It catches a token that was
+// acknowledged and lost, and an error that a client with retries sees.
+func TestClientsNoticeNoLostReplica(t *testing.T) {
+	harness.Parallel(t)
+	c := etcd.ForTest(t, etcd.Options{Members: 3})
+	s := newService(t, c, 3)
+	expires := time.Now().Add(time.Hour)
+	known := make(chan tokens.Token, 100000)
+	f := &failover{targets: 3}
+	f.start = func() func(context.Context, int) error {
+		token := tokens.Generate() // the same in each retry
+		return func(ctx context.Context, i int) error {
+			err := s.newToken(ctx, i, token, expires, api.TokenSpec{})
+			if err == nil {
+				known <- token
+			}
+			return err
+		}
+	}
+	f.during(t, "leader of etcd killed", func() {
+		leader, err := c.Leader(t.Context())
+		must(t, err)
+		c.Kill(leader)
+		t.Cleanup(func() { _ = c.Launch(leader) })
+	})
+	for i := range s.all {
+		f.during(t, "a replica killed", func() { s.all[i].Kill(t) })
+		s.all[i] = s.start(t, c.Endpoints())
+	}
+	close(known)
+	n := 0
+	for token := range known {
+		n++
+		for i := range s.all {
+			if _, err := s.at(i, s.bearer).GetToken(t.Context(), token.ID()); err != nil {
+				t.Errorf("token %s at replica %d: %v", token.ID(), i, err)
+			}
+		}
+	}
+	t.Logf("%d tokens were created, and each replica has them", n)
+}
+
+// TestAnotherReplicaDeletesExpiredTokens kills the replica that cleans. It catches cleaning that ends with it.
+func TestAnotherReplicaDeletesExpiredTokens(t *testing.T) {
+	harness.Parallel(t)
+	s := newService(t, etcd.ForTest(t, etcd.Options{}), 3)
+	leaders := func() (all []int) {
+		for i, p := range s.all {
+			if harness.Metric(t, p.Metrics(t), "kubejoin_leader") == 1 {
+				all = append(all, i)
+			}
+		}
+		return all
+	}
+	var first []int
+	harness.Wait(t, "one leader", func() error {
+		if first = leaders(); len(first) != 1 {
+			return fmt.Errorf("replicas %v lead, want one", first)
+		}
+		return nil
+	})
+	s.all[first[0]].Kill(t)
+	killed := time.Now()
+	s.all = slices.Delete(s.all, first[0], first[0]+1)
+	token := tokens.Generate()
+	must(t, s.newToken(t.Context(), 0, token, time.Now().Add(2*time.Second), api.TokenSpec{}))
+	harness.Wait(t, "the token to be deleted", func() error {
+		_, err := s.at(1, s.bearer).GetToken(t.Context(), token.ID())
+		if err == nil {
+			return errors.New("it exists")
+		}
+		return gone(err)
+	})
+	t.Logf("%s after the leader was killed, another one had deleted a token that expired after 2 s", time.Since(killed).Round(time.Millisecond))
+	if now := leaders(); len(now) != 1 {
+		t.Errorf("replicas %v lead, want one", now)
+	}
+}
+
+// TestReadinessReportsEtcd takes the majority of etcd away, and its space. It catches a replica that stays in the load
+// balancer, one that needs a restart, and an error that does not name etcd.
+func TestReadinessReportsEtcd(t *testing.T) {
+	harness.Parallel(t)
+	c := etcd.ForTest(t, etcd.Options{Members: 3, Quota: 4 << 20})
+	s := newService(t, c, 2)
+	ctx, expires := t.Context(), time.Now().Add(time.Hour)
+	token := tokens.Generate()
+	must(t, s.newToken(ctx, 0, token, expires, api.TokenSpec{}))
+
+	must(t, c.FillSpace(ctx))
+	refused := s.newToken(ctx, 0, tokens.Generate(), expires, api.TokenSpec{})
+	t.Logf("without space, a caller sees: %v", refused)
+	if refused == nil || !strings.Contains(refused.Error(), "refused") || !strings.Contains(s.all[0].Log(), "NOSPACE") {
+		t.Errorf("without space: got error %v, and the log has no NOSPACE", refused)
+	}
+	if status, body := s.readyz(t, 0); status != http.StatusOK || !strings.Contains(body, "etcd refuses writes") {
+		t.Errorf("without space: readyz is %d %s, want 200 with a notice", status, body)
+	}
+	if _, err := s.at(1, s.bearer).DeleteToken(ctx, token.ID(), api.DeleteToken{}); err != nil {
+		t.Errorf("deleting a token without space: %v", err)
+	}
+	must(t, c.ClearSpace(ctx))
+	harness.Wait(t, "a token after the alarm", func() error { return s.newToken(ctx, 0, tokens.Generate(), expires, api.TokenSpec{}) })
+
+	c.Kill(0)
+	c.Kill(1)
+	for i := range s.all {
+		harness.Wait(t, "readiness without a quorum", func() error {
+			if status, body := s.readyz(t, i); status == http.StatusOK || !strings.Contains(body, "etcd") {
+				return &api.Problem{Status: status, Detail: body}
+			}
+			return nil
+		})
+		refused := s.newToken(ctx, i, tokens.Generate(), expires, api.TokenSpec{})
+		t.Logf("without a quorum, a caller sees: %v", refused)
+		if refused == nil {
+			t.Error("a token was created without a quorum")
+		}
+		// A process that would be restarted now could not start: it is alive.
+		if status, _, err := s.all[i].Get(ctx, "/healthz", ""); err != nil || status != http.StatusOK {
+			t.Errorf("healthz without a quorum: %d %v, want 200", status, err)
+		}
+	}
+	must(t, c.Launch(0))
+	must(t, c.Launch(1))
+	for i := range s.all {
+		harness.Wait(t, "readiness with a quorum", func() error {
+			if status, body := s.readyz(t, i); status != http.StatusOK {
+				return &api.Problem{Status: status, Detail: body}
+			}
+			return nil
+		})
+		must(t, s.newToken(ctx, i, tokens.Generate(), expires, api.TokenSpec{}))
+	}
+}
