@@ -51,14 +51,14 @@ func claimShown(c tokens.Claim) api.Claim {
 	}
 }
 
-// releaseClaim frees a node name and its slot on the token.
+// releaseClaim frees a node name and its slot on the token, in three steps:
 //
-// It removes the name from the count of the token first, and then releases the claim. The claim is the
-// lock on the name: no other token can take the name before the last step. If the last step fails, the
-// claim can be released again. Until then, the next use of the token repairs its count from the claim.
+//  1. The token admits nobody under the name any more, see [tokens.Leave].
+//  2. The claim is released.
+//  3. The token gives the slot back, see [tokens.GiveBack].
 //
-// The reverse order has a race. A request that has read the token earlier could claim the name between
-// the two steps. The count would then lose a name whose claim exists.
+// If the slot were given back before step 2, a machine could take it again with the claim that step 2 releases. If a step
+// fails, the release can be repeated: without a claim, it takes step 3 for each token that the node has left.
 //
 // If the claim changes meanwhile, for example because a machine is admitted with another key, the
 // release starts over.
@@ -83,7 +83,7 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 		claim, err := h.Claims.Get(r.Context(), node)
 		switch {
 		case errors.Is(err, tokens.ErrNotFound), err == nil && claim.Released() && claim.Identity.IsZero():
-			return response{}, newProblem(http.StatusNotFound, "no-claim", "there is no claim on node name %s", node)
+			return h.giveSlotsBack(r.Context(), node, req.DryRun)
 		case err != nil:
 			return response{}, h.unavailable(err)
 		case first.UID == "":
@@ -96,10 +96,8 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 		if req.DryRun {
 			return object(http.StatusOK, shown)
 		}
-		if !claim.Released() {
-			if shown.Warnings, err = h.uncount(r.Context(), claim); err != nil {
-				return response{}, h.unavailable(err)
-			}
+		if err := tokens.Leave(r.Context(), h.Tokens, h.Claims, claim); err != nil {
+			return response{}, h.unavailable(err)
 		}
 		if err := claim.Identity.DeleteToken(r.Context(), h.Tokens, node); err != nil {
 			return response{}, h.unavailable(err)
@@ -113,38 +111,58 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 			leaves = claim.Past
 		}
 		switch err := tokens.Release(r.Context(), h.Claims, claim, leaves); {
-		case err == nil, errors.Is(err, tokens.ErrNotFound):
-			return object(http.StatusOK, shown)
-		case !errors.Is(err, tokens.ErrConflict):
+		case errors.Is(err, tokens.ErrConflict):
+			continue
+		case err != nil && !errors.Is(err, tokens.ErrNotFound):
 			return response{}, h.unavailable(err)
 		}
+		if !claim.Released() {
+			if shown.Warnings, err = h.giveSlotBack(r.Context(), claim.TokenID, node); err != nil && !errors.Is(err, tokens.ErrNotFound) {
+				return response{}, h.unavailable(err)
+			}
+		}
+		return object(http.StatusOK, shown)
 	}
 }
 
-// uncount removes the name of a claim from the count of its token, if the token still exists. It does
-// not compare UIDs: a Secret that was replaced counts all claims of its token ID.
-func (h *handler) uncount(ctx context.Context, claim tokens.Claim) (warnings []string, err error) {
-	record, err := h.Tokens.Get(ctx, claim.TokenID)
-	if errors.Is(err, tokens.ErrNotFound) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
+// giveSlotsBack gives back the slot of a node without a claim on each token that it has left.
+func (h *handler) giveSlotsBack(ctx context.Context, node string, dryRun bool) (response, error) {
+	records, err := h.Tokens.List(ctx)
+	if err != nil {
+		return response{}, h.unavailable(err)
 	}
-	if record.Problem != nil || record.Limits.Problem != nil { // no node can join with it anyway
-		return []string{"token " + claim.TokenID + " is malformed and still counts the name: " + problemOf(record)}, nil
+	shown := api.Claim{APIVersion: api.Version, Kind: api.KindClaim, Node: node, DryRun: dryRun}
+	for _, record := range records {
+		if !tokens.HasLeft(h.Claims, record, node) {
+			continue
+		}
+		var warnings []string
+		if !dryRun {
+			if warnings, err = h.giveSlotBack(ctx, record.Token.ID(), node); errors.Is(err, tokens.ErrNotFound) {
+				continue
+			} else if err != nil {
+				return response{}, h.unavailable(err)
+			}
+		}
+		shown.Token, shown.Warnings = record.Token.ID(), append(shown.Warnings, warnings...)
 	}
-	record, err = h.Tokens.Update(ctx, claim.TokenID, func(r *tokens.Record) error {
-		r.Uncount(claim.Node)
-		return nil
-	})
+	if shown.Token == "" {
+		return response{}, newProblem(http.StatusNotFound, "no-claim", "there is no claim on node name %s", node)
+	}
+	return object(http.StatusOK, shown)
+}
+
+// giveSlotBack gives back the slot of a node on its token. It does not compare UIDs: a Secret that was replaced counts all
+// claims of its token ID.
+func (h *handler) giveSlotBack(ctx context.Context, id, node string) (warnings []string, err error) {
+	record, err := tokens.GiveBack(ctx, h.Tokens, h.Claims, id, node)
 	switch {
-	case errors.Is(err, tokens.ErrNotFound):
-		return nil, nil
 	case err != nil:
 		return nil, err
-	}
-	if record.Limits.NodeLimit() > 0 && !record.Spent() && !record.Expires.IsZero() {
-		warnings = append(warnings, "token "+claim.TokenID+" has a free slot again and "+lifetime(record)+"; to extend it, run: kubejoin token renew "+claim.TokenID)
+	case record.Problem != nil || record.Limits.Problem != nil:
+		return []string{"token " + id + " is malformed and still counts the name: " + problemOf(record)}, nil
+	case record.Limits.NodeLimit() > 0 && !record.Spent() && !record.Expires.IsZero():
+		warnings = append(warnings, "token "+id+" has a free slot again and "+lifetime(record)+"; to extend it, run: kubejoin token renew "+id)
 	}
 	return warnings, nil
 }

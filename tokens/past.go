@@ -97,9 +97,9 @@ func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) 
 
 var errHasLeft = errors.New("left already")
 
-// Leave adds the name of a claim to the [Record.Left] of its token. It must be called before the claim is released, or
-// written over for another token. A token that does not count the name, or is gone, stays as it is. With a [Counter],
-// Leave does nothing.
+// Leave adds the name of a claim to the [Record.Left] of its token, so that the token admits nobody under the name. It must
+// be called before the claim is released, or written over for another token. A token that does not count the name, or is
+// gone, stays as it is. With a [Counter], Leave does nothing: there, a counted name without a claim has left.
 func Leave(ctx context.Context, store Store, claims Claims, c Claim) error {
 	if _, ok := claims.(Counter); ok || c.Released() {
 		return nil
@@ -116,4 +116,46 @@ func Leave(ctx context.Context, store Store, claims Claims, c Claim) error {
 		return fmt.Errorf("token %s, node %s has left: %w", c.TokenID, c.Node, err)
 	}
 	return nil
+}
+
+// HasLeft reports whether a token counts a name that it admits nobody under any more. The claims must not have a claim of the
+// name.
+func HasLeft(claims Claims, r Record, node string) bool {
+	if _, ok := claims.(Counter); ok {
+		return slices.Contains(r.Nodes, node)
+	}
+	return slices.Contains(r.Left, node)
+}
+
+// GiveBack removes a name that has left its token from the count, which frees the slot. It must be called after the claim
+// was released: a token that counts the name no longer may claim it again. GiveBack returns the record as it is then. The
+// error wraps [ErrNotFound] if there is no such token, or if the name has not left it.
+func GiveBack(ctx context.Context, store Store, claims Claims, id, node string) (Record, error) {
+	hasNotLeft := fmt.Errorf("token %s, node %s has left: %w", id, node, ErrNotFound)
+	for {
+		r, err := store.Get(ctx, id)
+		switch {
+		case err != nil || r.Problem != nil || r.Limits.Problem != nil: // nobody can join with a malformed token
+			return r, err
+		case !HasLeft(claims, r, node):
+			return r, hasNotLeft
+		}
+		// A counted name without a claim gets none, so this is still true when the record is written, unless that changes.
+		switch c, err := claims.Get(ctx, node); {
+		case err == nil && c.TokenID == id:
+			return r, hasNotLeft
+		case err != nil && !errors.Is(err, ErrNotFound):
+			return r, err
+		}
+		after, err := store.Update(ctx, id, func(now *Record) error {
+			if now.Version != r.Version {
+				return ErrConflict
+			}
+			now.Uncount(node)
+			return nil
+		})
+		if !errors.Is(err, ErrConflict) {
+			return after, err
+		}
+	}
 }

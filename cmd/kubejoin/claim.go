@@ -108,6 +108,7 @@ func claimReleaseCommand() *cobra.Command {
 		Use:   "release NODE…",
 		Short: "Release node names, so that other machines can use them",
 		Long: `Release node names: another machine can use the name, and its token gets a free slot.
+If a Node was deleted, its name is free, but its token still counts it. The command then frees the slot.
 The command prints a line for each name. The exit code is 1 if one cannot be released.
 
 Certificates with the name stay valid, so release only names of machines that must not

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -101,6 +102,34 @@ func (s scheduledClaims) Delete(ctx context.Context, c tokens.Claim) error {
 	return s.claims.Delete(ctx, c)
 }
 
+// scheduledCounter is for tokens and claims in one database.
+type scheduledCounter struct{ scheduledClaims }
+
+func (s scheduledCounter) MaxCommit() int { return counter{}.MaxCommit() }
+
+func (s scheduledCounter) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
+	s.turn()
+	return counter{s.claims}.Commit(ctx, before, after, changes)
+}
+
+// releaseClaim releases a name and repeats it until all steps have succeeded, as the command does.
+func releaseClaim(ctx context.Context, store tokens.Store, claims tokens.Claims, id, node string) {
+	for {
+		c, err := claims.Get(ctx, node)
+		if err == nil && !c.Released() {
+			if err = tokens.Leave(ctx, store, claims, c); err == nil {
+				err = tokens.Release(ctx, claims, c, c.PastAfterRelease(time.Now(), 0))
+			}
+		}
+		if err == nil || errors.Is(err, tokens.ErrNotFound) {
+			_, err = tokens.GiveBack(ctx, store, claims, id, node)
+		}
+		if err == nil || errors.Is(err, tokens.ErrNotFound) {
+			return
+		}
+	}
+}
+
 // Two leaders run in random order while calls fail, caches lag and somebody edits objects by hand. The limits on
 // names and keys must hold, no existing Node may be given away, and in the end retries must use all slots.
 func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
@@ -129,6 +158,9 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 		erases  bool // limits or counts are erased once
 		leases  bool // claims are deleted
 		nodes   bool // Nodes register and are deleted
+		// releases releases claims. Each frees one slot.
+		releases bool
+		database bool // tokens and claims are in one database
 	}{
 		{name: "two names, one slot", limits: tokens.Limits{MaxNodes: 1}, names: 2},
 		{name: "three names, two slots, calls fail", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.2},
@@ -137,6 +169,9 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 		{name: "Leases deleted", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, leases: true},
 		{name: "Nodes come and go", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, nodes: true},
 		{name: "Nodes come and go, Leases deleted", limits: tokens.Limits{MaxNodes: 2}, names: 3, nodes: true, leases: true},
+		{name: "claims released", limits: tokens.Limits{MaxNodes: 2}, names: 3, releases: true},
+		{name: "claims released, calls fail", limits: tokens.Limits{MaxNodes: 2, CertificateDuration: time.Hour}, names: 3, failing: 0.1, releases: true},
+		{name: "claims released in one database, calls fail", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, releases: true, database: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -154,6 +189,9 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 					for range 2 {
 						n := c.admission()
 						n.Tokens, n.Claims = scheduledTokens{store{cluster: c}, s}, scheduledClaims{claims{cluster: c}, s}
+						if test.database {
+							n.Claims = scheduledCounter{scheduledClaims{claims{cluster: c}, s}}
+						}
 						replicas = append(replicas, n)
 					}
 					issued := map[string]map[int]bool{} // keys by name
@@ -199,7 +237,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 							s.next(random)
 						}
 					}
-					erased := false
+					erased, releases := false, 0
 					for s.next(random) {
 						mu.Lock()
 						names := slices.Sorted(maps.Keys(issued))
@@ -221,6 +259,10 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 							c.mu.Lock()
 							delete(c.claims, fmt.Sprintf("worker-%d", random.IntN(test.names)))
 							c.mu.Unlock()
+						case happens <= 7 && happens > 4 && test.releases && len(names) > 0:
+							name := names[random.IntN(len(names))]
+							releases++
+							asking.Go(func() { releaseClaim(t.Context(), replicas[1].Tokens, replicas[1].Claims, token.ID(), name) })
 						case happens == 4 && test.nodes && len(names) > 0:
 							name := names[random.IntN(len(names))]
 							c.mu.Lock()
@@ -253,16 +295,22 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 						for s.next(random) {
 						}
 						asking.Wait()
-						if len(issued) != test.limits.NodeLimit() {
+						counts, claimed := slices.Sorted(slices.Values(c.records[token.ID()].Nodes)), []string{}
+						for _, name := range slices.Sorted(maps.Keys(c.claims)) {
+							if !c.claims[name].Released() {
+								claimed = append(claimed, name)
+							}
+						}
+						if len(counts) != test.limits.NodeLimit() || !slices.Equal(counts, claimed) || releases == 0 && len(issued) != len(counts) {
 							t.Errorf("run %d: got %d admitted names in the end, want %d; the token counts %q, claims are %v", run, len(issued), test.limits.NodeLimit(), c.records[token.ID()].Nodes, c.claims)
 						}
 					}
-					if len(issued) > test.limits.NodeLimit() {
-						t.Errorf("run %d: got names %v with a token for %d", run, issued, test.limits.NodeLimit())
+					if len(issued) > test.limits.NodeLimit()+releases {
+						t.Errorf("run %d: got names %v with a token for %d and %d releases", run, issued, test.limits.NodeLimit(), releases)
 					}
 					for name, used := range issued {
 						// If somebody deletes a Lease, machines that are joining may use more keys.
-						if len(used) > tokens.MaxKeys && !test.leases {
+						if len(used) > tokens.MaxKeys && !test.leases && !test.releases {
 							t.Errorf("run %d: %s was admitted with %d keys, want at most 3", run, name, len(used))
 						}
 					}

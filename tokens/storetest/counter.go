@@ -23,6 +23,7 @@ func RunCounter(t *testing.T, open func(t *testing.T) (tokens.Store, tokens.Coun
 		{"CommitConflicts", testCommitConflicts},
 		{"CommitRefuses", testCommitRefuses},
 		{"CommitAtOnce", testCommitAtOnce},
+		{"GiveBack", testGiveBack},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s, c := open(t)
@@ -218,5 +219,31 @@ func testCommitAtOnce(t *testing.T, s tokens.Store, c tokens.Counter) {
 		if _, found := joined.Load(node); !found {
 			t.Errorf("node %s is counted, but its Commit failed", node)
 		}
+	}
+}
+
+// Catches a slot that is free while a claim holds its name.
+func testGiveBack(t *testing.T, s tokens.Store, c tokens.Counter) {
+	r := create(t, s, sample())
+	id := r.Token.ID()
+	after, change := counted(r, "worker-7")
+	claims, err := c.Commit(t.Context(), r, after, []tokens.ClaimChange{change})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tokens.GiveBack(t.Context(), s, c, id, "worker-7"); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("got error %v while the claim exists, want ErrNotFound", err)
+	}
+	if got := get(t, s, id); !slices.Equal(got.Nodes, after.Nodes) {
+		t.Errorf("got nodes %v while the claim exists, want %v", got.Nodes, after.Nodes)
+	}
+	if err := c.Delete(t.Context(), claims[0]); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := tokens.GiveBack(t.Context(), s, c, id, "worker-7"); err != nil || !slices.Equal(got.Nodes, r.Nodes) {
+		t.Errorf("got nodes %v, error %v after the claim was deleted, want nodes %v", got.Nodes, err, r.Nodes)
+	}
+	if _, err := tokens.GiveBack(t.Context(), s, c, id, "worker-7"); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("got error %v for a name that is not counted, want ErrNotFound", err)
 	}
 }
