@@ -145,6 +145,7 @@ func TestDiagnose(t *testing.T) {
 	endpoint := "join.test:" + port
 	s := harness.NewSite(t, cluster.Options{}, "--listen="+listen, "--advertise="+endpoint)
 	healthy := testMachine{script: diagnosedScript(t, s, ""), targets: map[string]string{listen: listen, s.Address: s.Address}}
+	waitAccepted(t, s, scriptToken(t, healthy.script))
 
 	for _, with := range []struct{ program, machine string }{
 		{"sh", ""},
@@ -275,6 +276,7 @@ func TestDiagnose(t *testing.T) {
 		{"not signed", withToken("", func(t *testing.T, token tokens.Token) {
 			s.RunKubectl(t, "-n", "kube-system", "patch", "secret", "bootstrap-token-"+token.ID(), "-p", `{"stringData":{"usage-bootstrap-signing":"false"}}`)
 			waitUnsigned(t, s, token.ID())
+			waitAccepted(t, s, token)
 		}), "error signature", "no signature"},
 		{"signs only", withToken("", func(t *testing.T, token tokens.Token) {
 			s.RunKubectl(t, "-n", "kube-system", "patch", "secret", "bootstrap-token-"+token.ID(), "-p", `{"stringData":{"usage-bootstrap-authentication":"false"}}`)
@@ -299,6 +301,7 @@ func TestDiagnose(t *testing.T) {
 			b.args = []string{"--", "--node-name=ghost"}
 		}, "warning node", "replace-node"},
 		{"request refused", withToken("&maxNodes=1&nodeNames=worker-9", func(t *testing.T, token tokens.Token) {
+			waitAccepted(t, s, token)
 			name := request(t, token.ID(), "worker-1", certificates.KubeAPIServerClientKubeletSignerName)
 			harness.Wait(t, "refusal", func() error {
 				r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
@@ -309,7 +312,10 @@ func TestDiagnose(t *testing.T) {
 			})
 		}), "error requests", "NodeNameNotAllowed"},
 
-		{"request waits", withToken("", func(t *testing.T, token tokens.Token) { request(t, token.ID(), "worker-1", "example.com/none") }), "warning requests", "waits"},
+		{"request waits", withToken("", func(t *testing.T, token tokens.Token) {
+			waitAccepted(t, s, token)
+			request(t, token.ID(), "worker-1", "example.com/none")
+		}), "warning requests", "waits"},
 
 		{"name of the machine", onMachine("echo worker_1 >/proc/sys/kernel/hostname"), "error node-name", "worker_1"},
 		{"name of the machine in --add-config", func(_ *testing.T, b *testMachine) {
@@ -417,8 +423,21 @@ func waitUnsigned(t *testing.T, s *harness.Site, id string) {
 	})
 }
 
-// waitRefused waits until the API server refuses a token. Its authenticator has the Secrets from a watch.
+// waitAccepted waits until the API server accepts a token. Then it also does so for a few seconds after the token is deleted.
+func waitAccepted(t *testing.T, s *harness.Site, token tokens.Token) {
+	t.Helper()
+	waitAnswer(t, s, token, "acceptance of the token", apierrors.IsNotFound)
+}
+
+// waitRefused waits until the API server refuses a token.
 func waitRefused(t *testing.T, s *harness.Site, token tokens.Token) {
+	t.Helper()
+	waitAnswer(t, s, token, "refusal of the token", apierrors.IsUnauthorized)
+}
+
+// waitAnswer waits for an answer of the API server to a token that asks for a Node that does not exist. The API server
+// has tokens and permissions from watches, which may lag.
+func waitAnswer(t *testing.T, s *harness.Site, token tokens.Token, what string, is func(error) bool) {
 	t.Helper()
 	config := rest.AnonymousClientConfig(s.AdminConfig())
 	config.BearerToken = token.Reveal()
@@ -426,13 +445,9 @@ func waitRefused(t *testing.T, s *harness.Site, token tokens.Token) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	harness.Wait(t, "refusal of the token", func() error {
-		_, err := client.Discovery().ServerVersion()
-		if err == nil {
-			return errors.New("the API server accepts it")
-		}
-		if !apierrors.IsUnauthorized(err) {
-			return err
+	harness.Wait(t, what, func() error {
+		if _, err := client.CoreV1().Nodes().Get(t.Context(), "none", metav1.GetOptions{}); !is(err) {
+			return fmt.Errorf("got %v", err)
 		}
 		return nil
 	})
