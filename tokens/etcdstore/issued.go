@@ -147,33 +147,50 @@ func IssuedOfToken(id string) Index { return Index{idsFolder + id + "/"} }
 // IssuedOfSerial is described at [IssuedOfNode].
 func IssuedOfSerial(serial string) Index { return Index{serialsFolder + serial + "/"} }
 
+// Unissued selects the entries of refusals and failures. There are at most [MaxUnissued].
+func Unissued() Index { return Index{unissuedFolder} }
+
 // issuedPage is how many entries a walk reads at once: etcd allows 128 operations in a transaction by default.
 const issuedPage = 100
 
 // NewestFirst visits the entries of an index from the newest to the oldest, down to the time since. If after is not
 // empty, it starts behind that place.
 func (s *Issued) NewestFirst(ctx context.Context, index Index, after string, since time.Time, visit Visitor) error {
-	visitPage := func(page []*mvccpb.KeyValue) (bool, error) {
-		places, values := make([]string, len(page)), make([][]byte, len(page))
-		for i, row := range page {
-			places[i], values[i] = string(row.Key)[len(s.store.kv.prefix)+len(index.folder):], row.Value
-		}
-		if index.folder != entriesFolder {
-			var err error
-			if values, err = s.entries(ctx, places); err != nil {
-				return false, err
+	placeOf := func(row *mvccpb.KeyValue) string { return string(row.Key)[len(s.store.kv.prefix)+len(index.folder):] }
+	switch index.folder {
+	case entriesFolder:
+		return wrapRecord(s.timed(ctx, entriesFolder, after, math.MaxInt64-nanos(time.Now()), math.MaxInt64-nanos(since), issuedPage, func(page []*mvccpb.KeyValue) (bool, error) {
+			places, values := make([]string, len(page)), make([][]byte, len(page))
+			for i, row := range page {
+				places[i], values[i] = placeOf(row), row.Value
 			}
+			return visitAll(places, values, visit)
+		}))
+	case unissuedFolder: // the oldest comes first
+		var places []string
+		if err := s.timed(ctx, unissuedFolder, timeText(since), nanos(since), math.MaxInt64, pageSize, func(page []*mvccpb.KeyValue) (bool, error) {
+			for _, row := range page {
+				if place := placeOf(row)[timeLen+1:]; place > after {
+					places = append(places, place)
+				}
+			}
+			return true, nil
+		}); err != nil {
+			return wrapRecord(err)
 		}
-		return visitAll(places, values, visit)
-	}
-	if index.folder == entriesFolder {
-		return wrapRecord(s.timed(ctx, entriesFolder, after, math.MaxInt64-nanos(time.Now()), math.MaxInt64-nanos(since), issuedPage, visitPage))
+		return wrapRecord(s.visitSorted(ctx, places, visit))
 	}
 	last := index.folder
 	if !since.IsZero() {
 		last += inverted(since)
 	}
-	return wrapRecord(s.pages(ctx, behind(index.folder, after), last, issuedPage, visitPage))
+	return wrapRecord(s.pages(ctx, behind(index.folder, after), last, issuedPage, func(page []*mvccpb.KeyValue) (bool, error) {
+		places := make([]string, len(page))
+		for i, row := range page {
+			places[i] = placeOf(row)
+		}
+		return s.visitPlaces(ctx, places, visit)
+	}))
 }
 
 // SoonestFirst visits the entries of certificates in an index that end at from or later, in the order in which they
@@ -182,24 +199,13 @@ func (s *Issued) SoonestFirst(ctx context.Context, index Index, after string, fr
 	if after == "" {
 		after = timeText(from)
 	}
-	visitPlaces := func(places []string) (bool, error) {
-		of := make([]string, len(places))
-		for i, place := range places {
-			of[i] = place[timeLen+1:]
-		}
-		values, err := s.entries(ctx, of)
-		if err != nil {
-			return false, err
-		}
-		return visitAll(places, values, visit)
-	}
 	if index.folder == entriesFolder {
 		return wrapRecord(s.timed(ctx, endsFolder, after, nanos(from), math.MaxInt64, issuedPage, func(page []*mvccpb.KeyValue) (bool, error) {
 			var places []string
 			for _, row := range page {
 				places = append(places, string(row.Key)[len(s.store.kv.prefix)+len(endsFolder):])
 			}
-			return visitPlaces(places)
+			return s.visitPlaces(ctx, places, visit)
 		}))
 	}
 	var places []string
@@ -214,13 +220,30 @@ func (s *Issued) SoonestFirst(ctx context.Context, index Index, after string, fr
 	}); err != nil {
 		return wrapRecord(err)
 	}
+	return wrapRecord(s.visitSorted(ctx, places, visit))
+}
+
+func (s *Issued) visitSorted(ctx context.Context, places []string, visit Visitor) error {
 	slices.Sort(places)
 	for page := range slices.Chunk(places, issuedPage) {
-		if more, err := visitPlaces(page); err != nil || !more {
-			return wrapRecord(err)
+		if more, err := s.visitPlaces(ctx, page, visit); err != nil || !more {
+			return err
 		}
 	}
 	return nil
+}
+
+// visitPlaces visits the entries at at most issuedPage places. The places may have other text in front.
+func (s *Issued) visitPlaces(ctx context.Context, places []string, visit Visitor) (more bool, err error) {
+	of := make([]string, len(places))
+	for i, place := range places {
+		of[i] = place[len(place)-PlaceLen:]
+	}
+	values, err := s.entries(ctx, of)
+	if err != nil {
+		return false, err
+	}
+	return visitAll(places, values, visit)
 }
 
 func behind(folder, after string) string {

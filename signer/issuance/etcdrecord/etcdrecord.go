@@ -103,12 +103,14 @@ func indexOf(q issuance.Query) (index etcdstore.Index, none bool) {
 		return etcdstore.IssuedOfNode(node), len(node) > maxIndexed || strings.ContainsAny(node, "/\n")
 	case id != "":
 		return etcdstore.IssuedOfToken(id), tokens.CheckID(id) != nil
+	case q.Outcome == issuance.Refused, q.Outcome == issuance.Failed:
+		return etcdstore.Unissued(), false
 	}
 	return etcdstore.AllIssued(), false
 }
 
-// List implements [issuance.Store]. If the query has a node or a token, List reads only their entries. Otherwise it reads
-// all entries since a time, or all certificates that end in a period.
+// List implements [issuance.Store]. If the query has a node, a token, or an outcome without a certificate, List reads only
+// their entries. Otherwise it reads all entries since a time, or all certificates that end in a period.
 func (r *Record) List(ctx context.Context, q issuance.Query) (issuance.Page, error) {
 	var page issuance.Page
 	limit := q.Limit

@@ -46,7 +46,7 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 	t.Cleanup(func() { _ = s.Close() }) // only reads are left
 	r := etcdrecord.New(s.Issued())
 
-	const entries, ofNode, ofToken = 3000, 200, 10 // more than a page of any kind
+	const entries, ofNode, ofToken, refusals = 3000, 200, 10, 6 // more than a page of any kind
 	start := time.Now().Add(-entries * time.Minute)
 	at := func(n int) time.Time { return start.Add(time.Duration(n) * time.Minute) }
 	numbers := make(chan int)
@@ -59,6 +59,11 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 				e.Requester = tokens.BootstrapUserPrefix + e.TokenID
 				if err := r.Append(t.Context(), e); err != nil {
 					t.Error(err)
+				}
+				if n%(entries/refusals) == 0 {
+					if err := r.Append(t.Context(), issuancetest.Refused(at(n), n)); err != nil {
+						t.Error(err)
+					}
 				}
 			}
 		})
@@ -83,6 +88,9 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 		{"requester with a token", issuance.Query{Requester: tokens.BootstrapUserPrefix + "000042"}, ofToken, 2, 2 * ofToken, 2 * ofToken},
 		{"node since", issuance.Query{Node: "worker-7", Since: at(entries - ofNode)}, 13, 2, 28, 28},
 		{"token and end", issuance.Query{TokenID: "000042", EndsBefore: end(entries)}, ofToken, 2, 2 * ofToken, 2 * ofToken},
+		// The first reads find out how far apart refusals are.
+		{"refused", issuance.Query{Outcome: issuance.Refused}, refusals, 8, 2 * refusals, 2 * refusals},
+		{"failed since", issuance.Query{Outcome: issuance.Failed, Since: at(entries - 600)}, 0, 8, 2, 2},
 		// A read covers some hours, as there are 60 entries in each.
 		{"since", issuance.Query{Since: at(entries - 10)}, 10, 1, 10, 10},
 		{"newest", issuance.Query{}, 100, 3, 200, 1200},
@@ -109,8 +117,8 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 		t.Error(err)
 	}
 	// Sweep counts both kinds of entries, and then reads those that are due.
-	if reads := f.TakeReads(); reads.Calls > 4 || reads.Rows > 0 || reads.Visited > entries {
-		t.Errorf("sweep: %d calls, %d rows and %d keys, want at most 4, none and %d", reads.Calls, reads.Rows, reads.Visited, entries)
+	if reads := f.TakeReads(); reads.Calls > 4 || reads.Rows > 0 || reads.Visited > entries+refusals {
+		t.Errorf("sweep: %d calls, %d rows and %d keys, want at most 4, none and %d", reads.Calls, reads.Rows, reads.Visited, entries+refusals)
 	}
 }
 

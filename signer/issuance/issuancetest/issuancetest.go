@@ -94,6 +94,8 @@ func testList(t *testing.T, r issuance.Store) {
 		"of a requesting node":   {issuance.Query{Node: "worker-4"}, "a4"},
 		"of a part of a name":    {issuance.Query{Node: "4"}, ""},
 		"refused":                {issuance.Query{Outcome: issuance.Refused}, "8 5 2"},
+		"refused, since":         {issuance.Query{Outcome: issuance.Refused, Since: hour(5)}, "8 5"},
+		"failed":                 {issuance.Query{Outcome: issuance.Failed}, ""},
 		"of a signer":            {issuance.Query{Signer: "example.com/x"}, "a4"},
 		"of a requester":         {issuance.Query{Requester: "system:node:worker-4"}, "a4"},
 		"since":                  {issuance.Query{Since: hour(7)}, "a9 8 a7"},
