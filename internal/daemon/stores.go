@@ -73,12 +73,11 @@ func (s *service) openOwnStores() (own stores, err error) {
 
 // openFile opens the store in DataDir, and locks the folder.
 func (s *service) openFile(dir datadir.Dir) (stores, error) {
-	store, err := boltstore.Open(dir.Path(datadir.Store))
+	store, err := boltstore.OpenRetaining(dir.Path(datadir.Store), s.options.IssuanceRetention)
 	if err != nil {
 		return stores{}, err
 	}
 	s.closers = append(s.closers, store.Close)
-	store.Issued().Retain(s.options.IssuanceRetention)
 	record := boltrecord.New(store.Issued())
 	s.kept, s.api.Issued = record, record
 	if record.Truncated() {

@@ -130,9 +130,8 @@ func copyAll(t *testing.T, ctx context.Context, from, to string, config etcdstor
 func filled(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubejoin.db")
-	s, err := boltstore.Open(path)
+	s, err := boltstore.OpenRetaining(path, 10000*time.Hour)
 	must(t, err)
-	s.Issued().Retain(10000 * time.Hour)
 	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), boltrecord.New(s.Issued()))
 	must(t, s.Close())
 	return path

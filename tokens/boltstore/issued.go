@@ -1,7 +1,6 @@
 package boltstore
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -67,10 +66,6 @@ type Issued struct {
 
 	journaled []*journalEntry // see Journaled
 }
-
-// Retain sets how long the entry of a certificate is kept after the certificate has ended; zero is [KeepEnded]. Call it
-// before the first Append.
-func (s *Issued) Retain(d time.Duration) { s.retention = cmp.Or(d, KeepEnded) }
 
 // A Row is one entry of the issuance record.
 type Row struct {

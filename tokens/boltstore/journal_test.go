@@ -307,3 +307,24 @@ func serials(s *boltstore.Issued) (map[string]int, error) {
 		}
 	}
 }
+
+// Entries in the journal after a crash are kept as long as all others. Catches an Open that deletes those that are due after
+// the default time.
+func TestRetentionHoldsForJournal(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s := open(t, path)
+	add(t, s.Issued(), issued(time.Now().Add(-2*boltstore.KeepEnded), "1f", time.Hour))
+	for retention, want := range map[time.Duration]int{0: 0, 3 * boltstore.KeepEnded: 1} {
+		s, err := boltstore.OpenRetaining(crash(t, path), retention)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := list(t, s.Issued(), issuance.Query{}); len(got) != want {
+			t.Errorf("retention %v: got entries %v, want %d", retention, got, want)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

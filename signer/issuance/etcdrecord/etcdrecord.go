@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -64,6 +65,11 @@ func (r *Record) Append(ctx context.Context, e issuance.Entry) error {
 	if err != nil {
 		return fmt.Errorf("issuance record: encode: %w", err)
 	}
+	return r.rows.Append(ctx, rowOf(e, value))
+}
+
+// rowOf returns the row of an entry, with the keys of its indexes.
+func rowOf(e issuance.Entry, value []byte) etcdstore.IssuedRow {
 	row := etcdstore.IssuedRow{Time: e.Time, Value: value, Serial: e.Serial}
 	if e.Outcome == issuance.Issued {
 		row.Ends = e.NotAfter
@@ -76,7 +82,7 @@ func (r *Record) Append(ctx context.Context, e issuance.Entry) error {
 	if tokens.CheckID(e.TokenID) == nil {
 		row.TokenID = e.TokenID
 	}
-	return r.rows.Append(ctx, row)
+	return row
 }
 
 // nodeOf returns the node of a user; empty for other users.
@@ -184,11 +190,21 @@ func (r *Record) Get(ctx context.Context, serial string) (found issuance.Entry, 
 }
 
 // decode parses an entry that Append wrote. Its errors never contain the entry.
-func decode(place string, value []byte) (e issuance.Entry, err error) {
+func decode(place string, value []byte) (issuance.Entry, error) {
+	e, _, err := Decode(value)
+	if err != nil {
+		err = fmt.Errorf("issuance record: %w: entry %s", etcdstore.ErrDamaged, place)
+	}
+	return e, err
+}
+
+// Decode returns the entry of a value that Append wrote, and the row that Append wrote it with. A check of the store
+// compares the row with the indexes. The errors never contain the value.
+func Decode(value []byte) (e issuance.Entry, row etcdstore.IssuedRow, err error) {
 	d := json.NewDecoder(bytes.NewReader(value))
 	d.DisallowUnknownFields()
 	if d.Decode(&e) != nil || e.Check() != nil {
-		return e, fmt.Errorf("issuance record: %w: entry %s", etcdstore.ErrDamaged, place)
+		return e, row, errors.New("invalid issuance entry")
 	}
-	return e, nil
+	return e, rowOf(e, value), nil
 }
