@@ -362,25 +362,33 @@ func (c *connection) ask(ctx context.Context) error {
 	}
 	first := c.asked == 0
 	c.asked++
-	r = r.WithContext(ctx)
-	if r.URL, err = r.URL.Parse(c.base + r.URL.String()); err != nil {
-		return err
-	}
-	answer, err := c.client.Do(r)
+	body, err := exchange(c.client, c.base, r.WithContext(ctx))
 	if err != nil {
 		return err
-	}
-	body, err := io.ReadAll(answer.Body)
-	if err := errors.Join(err, answer.Body.Close()); err != nil {
-		return err
-	}
-	if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusCreated {
-		return fmt.Errorf("%s: %.500s", answer.Status, body)
 	}
 	if !first {
 		return nil
 	}
 	return c.check(body)
+}
+
+// exchange sends a request to the server at base, and fails unless it succeeds.
+func exchange(client *http.Client, base string, r *http.Request) (body []byte, err error) {
+	if r.URL, err = r.URL.Parse(base + r.URL.String()); err != nil {
+		return nil, err
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	body, err = io.ReadAll(response.Body)
+	if err := errors.Join(err, response.Body.Close()); err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK && response.StatusCode != http.StatusCreated {
+		return nil, fmt.Errorf("%s: %.500s", response.Status, body)
+	}
+	return body, nil
 }
 
 // check checks the first certificate of a connection.

@@ -363,23 +363,9 @@ func (w *storeWorld) send(ctx context.Context, method, path string) error {
 	return w.do(r)
 }
 
-// do sends a request to kubejoin, and fails unless it succeeds.
-func (w *storeWorld) do(r *http.Request) (err error) {
-	if r.URL, err = r.URL.Parse("https://" + w.address + r.URL.String()); err != nil {
-		return err
-	}
-	response, err := w.client.Do(r)
-	if err != nil {
-		return err
-	}
-	body, err := io.ReadAll(response.Body)
-	if err := errors.Join(err, response.Body.Close()); err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK && response.StatusCode != http.StatusCreated {
-		return fmt.Errorf("%s: %.500s", response.Status, body)
-	}
-	return nil
+func (w *storeWorld) do(r *http.Request) error {
+	_, err := exchange(w.client, "https://"+w.address, r)
+	return err
 }
 
 func storeTable(found [][]stored) string {
