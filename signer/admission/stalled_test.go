@@ -295,3 +295,19 @@ func TestCleanerLeavesNameToOtherTokens(t *testing.T) {
 		})
 	}
 }
+
+// A release is interrupted before the claim is released. Catches a machine that is admitted with that claim, and a slot that
+// stays used when the release is repeated.
+func TestInterruptedReleaseAdmitsNobody(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	r := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
+	c.mustAdmit(t, r)
+	if err := tokens.Leave(t.Context(), store{cluster: c}, claims{cluster: c}, c.claims["worker-1"]); err != nil {
+		t.Fatal(err)
+	}
+	_, err := admit(t.Context(), c.admission(), r)
+	wantRefused(t, "release interrupted", err, "TokenSpent", "has already joined")
+	releaseClaim(t.Context(), store{cluster: c}, claims{cluster: c}, token.ID(), "worker-1")
+	c.mustAdmit(t, r)
+}
