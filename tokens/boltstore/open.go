@@ -1,7 +1,6 @@
 package boltstore
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -71,9 +70,9 @@ var (
 // Open converts a file that an earlier version of kubejoin wrote. The earlier version cannot open it then.
 func Open(path string) (*Store, error) { return OpenRetaining(path, KeepEnded) }
 
-// OpenRetaining is like Open. It also sets how long the entry of a certificate is kept after the certificate has ended; zero
-// is [KeepEnded], which Open uses. That must be known here, because entries that a crash has left in the journal are
-// imported, which deletes those that are due.
+// OpenRetaining is like Open. It also sets how long the entry of a certificate is kept after the certificate has ended, which
+// Open sets to [KeepEnded]. That must be known here, because entries that a crash has left in the journal are imported,
+// which deletes those that are due.
 func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 	var opened *os.File
 	var db *bbolt.DB
@@ -100,7 +99,7 @@ func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{db: db, path: path}
-	s.claims.store, s.revocations.store, s.issued.store, s.issued.now, s.issued.retention, s.issued.maxSize = s, s, s, time.Now, cmp.Or(retention, KeepEnded), MaxSize
+	s.claims.store, s.revocations.store, s.issued.store, s.issued.now, s.issued.retention, s.issued.maxSize = s, s, s, time.Now, retention, MaxSize
 	if err = s.prepare(); err == nil {
 		err = s.issued.replay()
 	}
