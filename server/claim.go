@@ -117,7 +117,10 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 			return response{}, h.unavailable(err)
 		}
 		if !claim.Released() {
-			if shown.Warnings, err = h.giveSlotBack(r.Context(), claim.TokenID, node); err != nil && !errors.Is(err, tokens.ErrNotFound) {
+			switch shown.Warnings, err = h.giveSlotBack(r.Context(), claim.TokenID, node); {
+			case errors.Is(err, tokens.ErrConflict): // the token has another claim on the name
+				continue
+			case err != nil && !errors.Is(err, tokens.ErrNotFound):
 				return response{}, h.unavailable(err)
 			}
 		}

@@ -284,6 +284,27 @@ func TestReleaseKeepsReplacedClaim(t *testing.T) {
 	}
 }
 
+// recreating creates each claim again once it is deleted, as a request does that has counted the name before.
+type recreating struct{ tokens.Counter }
+
+func (r recreating) Delete(ctx context.Context, c tokens.Claim) error {
+	err := r.Counter.Delete(ctx, c)
+	if err == nil {
+		_, err = r.Counter.Create(ctx, tokens.Claim{Node: c.Node, TokenID: c.TokenID, TokenUID: c.TokenUID})
+	}
+	return err
+}
+
+// Catches a success although a slow request has claimed the name again.
+func TestReleaseReportsNewClaimOfToken(t *testing.T) {
+	s, _ := claimed(t)
+	s.Claims = recreating{s.store.Claims()}
+	s.start(t)
+	if _, p, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 409 || !p.Named("claim-replaced") || len(s.claims(t)) != 2 {
+		t.Errorf("%d with claims %v: %s", got.status, s.claims(t), got.body)
+	}
+}
+
 func TestReleasesClaimThatAnotherCallerReleases(t *testing.T) {
 	s, r := claimed(t)
 	store := s.store.Claims()

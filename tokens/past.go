@@ -129,21 +129,21 @@ func HasLeft(claims Claims, r Record, node string) bool {
 
 // GiveBack removes a name that has left its token from the count, which frees the slot. It must be called after the claim
 // was released: a token that counts the name no longer may claim it again. GiveBack returns the record as it is then. The
-// error wraps [ErrNotFound] if there is no such token, or if the name has not left it.
+// error wraps [ErrNotFound] if there is no such token, or if the name has not left it. It wraps [ErrConflict] if the token
+// holds a claim of the name: a request that was slow has written it, and it must be released, too.
 func GiveBack(ctx context.Context, store Store, claims Claims, id, node string) (Record, error) {
-	hasNotLeft := fmt.Errorf("token %s, node %s has left: %w", id, node, ErrNotFound)
 	for {
 		r, err := store.Get(ctx, id)
 		switch {
 		case err != nil || r.Problem != nil || r.Limits.Problem != nil: // nobody can join with a malformed token
 			return r, err
 		case !HasLeft(claims, r, node):
-			return r, hasNotLeft
+			return r, fmt.Errorf("token %s, node %s has left: %w", id, node, ErrNotFound)
 		}
 		// A counted name without a claim gets none, so this is still true when the record is written, unless that changes.
 		switch c, err := claims.Get(ctx, node); {
 		case err == nil && c.TokenID == id:
-			return r, hasNotLeft
+			return r, fmt.Errorf("token %s has another claim on node %s: %w", id, node, ErrConflict)
 		case err != nil && !errors.Is(err, ErrNotFound):
 			return r, err
 		}

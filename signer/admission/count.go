@@ -197,7 +197,7 @@ func (n *Nodes) writeClaims(ctx context.Context, all []*slotRequest, planned []p
 }
 
 // recheck reads the token live after the claims were written. It returns the requests whose claim has changed meanwhile,
-// or that the token does not count any more. A request that has lost its name to another token gives its slot back.
+// or that the token does not count any more. A request that has lost its name gives its slot back.
 func (n *Nodes) recheck(ctx context.Context, counted tokens.Record, all []*slotRequest) (again []*slotRequest, err error) {
 	id := counted.Token.ID()
 	var record tokens.Record
@@ -211,8 +211,8 @@ func (n *Nodes) recheck(ctx context.Context, counted tokens.Record, all []*slotR
 		case p.err == nil && !n.dry && (err != nil || record.UID != p.record.UID || !admits(record, p.node)), changed(p.err):
 			again = append(again, p)
 		case n.dry:
-		case slices.Contains(counted.Nodes, p.node) && isRefused(p.err, ReasonNodeNameClaimed):
-			if err := n.giveBack(ctx, id, p.node); err != nil {
+		case slices.Contains(counted.Nodes, p.node) && p.mayHaveLost():
+			if err := n.giveBack(ctx, id, p); err != nil {
 				p.err = fmt.Errorf("request refused (%v), but token %s may still count node name %s: %w", p.err, id, p.node, err)
 			}
 		}
@@ -226,17 +226,23 @@ func isRefused(err error, reason string) bool {
 	return errors.As(err, &refused) && refused.Reason == reason
 }
 
+// mayHaveLost reports whether a request was refused because another token or an object that is not a claim has its name.
+func (p *slotRequest) mayHaveLost() bool {
+	return isRefused(p.err, ReasonNodeNameClaimed) || isRefused(p.err, ReasonNodeExists) || p.exists && isRefused(p.err, ReasonNodeNameNotAllowed)
+}
+
 // admits reports whether a token counts a name, and a machine may have it.
 func admits(record tokens.Record, node string) bool {
 	return slices.Contains(record.Nodes, node) && !slices.Contains(record.Left, node) && !slices.Contains(record.Lost, node) && len(record.Nodes) <= record.Limits.NodeLimit()
 }
 
-// giveBack removes a name from the count of a token if another token has claimed it. First it adds the name to those that
+// giveBack removes a name from the count of a token if the token has lost it, as keepsSlot tells. First it adds the name to those that
 // the token has lost. Nobody is admitted under a lost name, so a claim that is made after giveBack has looked for one
 // leads to no certificate.
-func (n *Nodes) giveBack(ctx context.Context, id, node string) error {
-	held, err := n.holds(ctx, id, node)
-	if held || err != nil {
+func (n *Nodes) giveBack(ctx context.Context, id string, p *slotRequest) error {
+	node := p.node
+	keeps, err := n.keepsSlot(ctx, id, p)
+	if keeps || err != nil {
 		return err
 	}
 	_, err = n.Tokens.Update(ctx, id, func(r *tokens.Record) error {
@@ -249,9 +255,9 @@ func (n *Nodes) giveBack(ctx context.Context, id, node string) error {
 		return nil
 	})
 	if err == nil {
-		held, err = n.holds(ctx, id, node)
+		keeps, err = n.keepsSlot(ctx, id, p)
 	}
-	if err == nil && !held {
+	if err == nil && !keeps {
 		_, err = n.Tokens.Update(ctx, id, func(r *tokens.Record) error {
 			if !slices.Contains(r.Lost, node) {
 				return errUnchanged
@@ -266,11 +272,13 @@ func (n *Nodes) giveBack(ctx context.Context, id, node string) error {
 	return err
 }
 
-// holds reports whether a token holds the claim of a name. It reads the claim live.
-func (n *Nodes) holds(ctx context.Context, id, node string) (bool, error) {
-	claim, err := n.Claims.Get(ctx, node)
+// keepsSlot reports whether a token keeps the slot of a request that was refused: it holds the claim, or nobody does and
+// a Node has the name. That Node may have joined with the token, and somebody has deleted its claim. keepsSlot reads the
+// claim live.
+func (n *Nodes) keepsSlot(ctx context.Context, id string, p *slotRequest) (bool, error) {
+	claim, err := n.Claims.Get(ctx, p.node)
 	if errors.Is(err, tokens.ErrNotFound) {
-		return false, nil
+		claim, err = tokens.Claim{}, nil
 	}
-	return err == nil && claim.TokenID == id, err
+	return err == nil && (claim.TokenID == id || claim.Released() && isRefused(p.err, ReasonNodeExists)), err
 }

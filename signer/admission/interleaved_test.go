@@ -233,7 +233,8 @@ func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 	}
 }
 
-// A Secret that is not a token, or a Lease that is not a claim, must lead to a refusal, not to endless retries.
+// A Secret that is not a token, or a Lease that is not a claim, must lead to a refusal, not to endless retries. The
+// refused request takes no slot.
 func TestRefusesForeignSecretOrLease(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{NodeNames: []string{"worker-1"}})
@@ -245,6 +246,9 @@ func TestRefusesForeignSecretOrLease(t *testing.T) {
 	for _, token := range []tokens.Token{token, c.createToken(tokens.Limits{MaxNodes: 1})} {
 		_, err = admit(t.Context(), (&hooks{create: fmt.Errorf("lease: %w", tokens.ErrExists)}).admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, "foreign Lease", err, "NodeNameNotAllowed", "an object that is not a claim has this name")
+		if r := c.records[token.ID()]; len(r.Nodes)+len(r.Lost) > 0 {
+			t.Errorf("the token counts %q, and has lost %q, want none", r.Nodes, r.Lost)
+		}
 	}
 }
 

@@ -111,17 +111,26 @@ func TestStalledRequestDoesNotTakeNameThatHasLeft(t *testing.T) {
 	}
 }
 
-// A request counts a name, and another token is faster to claim it. The slot is free again then.
+// A request counts a name, and another token is faster to claim it. The slot is free again then, also if the other machine
+// has registered already.
 func TestLoserOfANameGetsItsSlotBack(t *testing.T) {
-	c := newCluster()
-	token, other := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{MaxNodes: 1})
-	n := c.stalled(func() { c.mustAdmit(t, firstRequest(t, bootstrapUser(other), "worker-1", nil)) }, nothing)
-	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	wantRefused(t, "slower", err, "NodeNameClaimed")
-	if r := c.records[token.ID()]; len(r.Nodes)+len(r.Lost) > 0 {
-		t.Errorf("the token counts %q, and has lost %q, want none", r.Nodes, r.Lost)
+	for reason, happen := range map[string]func(c *cluster){
+		"NodeNameClaimed": func(*cluster) {},
+		"NodeExists":      func(c *cluster) { c.registerNode("worker-1") },
+	} {
+		c := newCluster()
+		token, other := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{MaxNodes: 1})
+		n := c.stalled(func() {
+			c.mustAdmit(t, firstRequest(t, bootstrapUser(other), "worker-1", nil))
+			happen(c)
+		}, nothing)
+		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		wantRefused(t, "slower", err, reason)
+		if r := c.records[token.ID()]; len(r.Nodes)+len(r.Lost) > 0 {
+			t.Errorf("%s: the token counts %q, and has lost %q, want none", reason, r.Nodes, r.Lost)
+		}
+		c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-2", nil))
 	}
-	c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-2", nil))
 }
 
 // While a slot is given back, another request for the name with the same token gets the claim. It must keep the slot.

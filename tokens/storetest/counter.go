@@ -231,8 +231,8 @@ func testGiveBack(t *testing.T, s tokens.Store, c tokens.Counter) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tokens.GiveBack(t.Context(), s, c, id, "worker-7"); !errors.Is(err, tokens.ErrNotFound) {
-		t.Errorf("got error %v while the claim exists, want ErrNotFound", err)
+	if _, err := tokens.GiveBack(t.Context(), s, c, id, "worker-7"); !errors.Is(err, tokens.ErrConflict) {
+		t.Errorf("got error %v while the claim exists, want ErrConflict", err)
 	}
 	if got := get(t, s, id); !slices.Equal(got.Nodes, after.Nodes) {
 		t.Errorf("got nodes %v while the claim exists, want %v", got.Nodes, after.Nodes)
