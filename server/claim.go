@@ -89,7 +89,7 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 		case first.UID == "":
 			first = claim
 		case !claim.Same(first):
-			return response{}, newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and created again during this request; check the new claim before you release it", node)
+			return response{}, claimReplaced(node)
 		}
 		shown := claimShown(claim)
 		shown.DryRun = req.DryRun
@@ -128,6 +128,10 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 	}
 }
 
+func claimReplaced(node string) *problem {
+	return newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and created again during this request; check the new claim before you release it", node)
+}
+
 // giveSlotsBack gives back the slot of a node without a claim on each token that it has left.
 func (h *handler) giveSlotsBack(ctx context.Context, node string, dryRun bool) (response, error) {
 	records, err := h.Tokens.List(ctx)
@@ -141,9 +145,12 @@ func (h *handler) giveSlotsBack(ctx context.Context, node string, dryRun bool) (
 		}
 		var warnings []string
 		if !dryRun {
-			if warnings, err = h.giveSlotBack(ctx, record.Token.ID(), node); errors.Is(err, tokens.ErrNotFound) {
+			switch warnings, err = h.giveSlotBack(ctx, record.Token.ID(), node); {
+			case errors.Is(err, tokens.ErrNotFound):
 				continue
-			} else if err != nil {
+			case errors.Is(err, tokens.ErrConflict):
+				return response{}, claimReplaced(node)
+			case err != nil:
 				return response{}, h.unavailable(err)
 			}
 		}

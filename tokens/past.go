@@ -124,7 +124,7 @@ func HasLeft(claims Claims, r Record, node string) bool {
 	if _, ok := claims.(Counter); ok {
 		return slices.Contains(r.Nodes, node)
 	}
-	return slices.Contains(r.Left, node)
+	return slices.Contains(r.Left, node) || slices.Contains(r.Lost, node)
 }
 
 // GiveBack removes a name that has left its token from the count, which frees the slot. It must be called after the claim

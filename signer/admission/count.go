@@ -236,7 +236,7 @@ func admits(record tokens.Record, node string) bool {
 	return slices.Contains(record.Nodes, node) && !slices.Contains(record.Left, node) && !slices.Contains(record.Lost, node) && len(record.Nodes) <= record.Limits.NodeLimit()
 }
 
-// giveBack removes a name from the count of a token if the token has lost it, as keepsSlot tells. First it adds the name to those that
+// giveBack removes a name from the count of a token unless the token keeps the slot. First it adds the name to those that
 // the token has lost. Nobody is admitted under a lost name, so a claim that is made after giveBack has looked for one
 // leads to no certificate.
 func (n *Nodes) giveBack(ctx context.Context, id string, p *slotRequest) error {

@@ -320,3 +320,12 @@ func TestInterruptedReleaseAdmitsNobody(t *testing.T) {
 	releaseClaim(t.Context(), store{cluster: c}, claims{cluster: c}, token.ID(), "worker-1")
 	c.mustAdmit(t, r)
 }
+
+// Giving a slot back was interrupted, and the machine never asks again. An operator can free the slot.
+func TestLostNameIsReleased(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	c.editToken(token.ID(), func(r *tokens.Record) { r.Nodes, r.Lost = []string{"worker-1"}, []string{"worker-1"} })
+	releaseClaim(t.Context(), store{cluster: c}, claims{cluster: c}, token.ID(), "worker-1")
+	c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-2", nil))
+}
