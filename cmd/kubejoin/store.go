@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/storecopy"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 	"github.com/spf13/cobra"
 )
@@ -54,8 +55,8 @@ ends with the command, or 30 s after the command was killed.
 Refusals and failures older than 30 days are left out. A record in etcd has no
 certificates, only their fingerprints.
 
-The exit code is 0 if the copy is complete, and 1 otherwise. Repeat an interrupted copy with
---resume.` + storeHelp,
+The exit code is 0 if the copy is complete, 1 if it is not, and 2 for invalid flags.
+Repeat an interrupted copy with --resume.` + storeHelp,
 		Example: `  # what would be copied
   kubejoin store copy --dry-run --from file:kubejoin-data --to file:new.db
 
@@ -141,10 +142,11 @@ func progress(cmd *cobra.Command) func(storecopy.Counts, int) {
 
 // storeError returns the error of opening a store under the name of its flag.
 func storeError(cmd *cobra.Command, flag string, err error) error {
-	if errors.Is(err, storecopy.ErrSpec) {
-		return usageOf(cmd, &usageError{err: fmt.Errorf("--%s: %w", flag, err)})
+	named := fmt.Errorf("--%s: %w", flag, err)
+	if errors.Is(err, storecopy.ErrSpec) || errors.As(err, new(*tokens.FieldError)) {
+		return usageOf(cmd, &usageError{err: named})
 	}
-	return fmt.Errorf("--%s: %w", flag, err)
+	return named
 }
 
 func storeCheckCommand() *cobra.Command {
@@ -156,9 +158,9 @@ func storeCheckCommand() *cobra.Command {
 		Use:   "check STORE",
 		Short: "Check the invariants of a store",
 		Long: `Check that all rows of a store can be read, that its indexes agree with them, that no token
-counts more nodes than its limit, that each claim is counted, and that none is pending for
-more than a minute. The command changes nothing, and etcd can be in use. A file can be checked
-only while no kubejoin uses it, and after this version of kubejoin has converted it.
+counts more nodes than its limit, and that each claim is counted. The command changes nothing,
+and etcd can be in use. A file can be checked only while no kubejoin uses it, and after this
+version of kubejoin has converted it.
 
 The exit code is 0 without findings, 1 with findings, and 2 if the store could not be checked.` + storeHelp,
 		Example: `  kubejoin store check file:kubejoin-data
