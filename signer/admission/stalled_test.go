@@ -321,6 +321,24 @@ func TestInterruptedReleaseAdmitsNobody(t *testing.T) {
 	c.mustAdmit(t, r)
 }
 
+// Catches a name that a claim blocks for good although nobody can join with it.
+func TestCleanerReleasesClaimOfNameThatHasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
+		c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		c.runClaimCleaner(t, c.Node)
+		if _, exists := c.claims["worker-1"]; !exists {
+			t.Fatal("the claim of a joining machine is released")
+		}
+		if err := tokens.Leave(t.Context(), store{cluster: c}, claims{cluster: c}, c.claims["worker-1"]); err != nil {
+			t.Fatal(err)
+		}
+		c.runClaimCleaner(t, c.Node)
+		c.mustAdmit(t, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+	})
+}
+
 // Giving a slot back was interrupted, and the machine never asks again. An operator can free the slot.
 func TestLostNameIsReleased(t *testing.T) {
 	c := newCluster()

@@ -67,7 +67,7 @@ func (c Claims) Run(ctx context.Context) error {
 	cleaning := &claimLoop{
 		Claims:   c,
 		count:    metrics.Gauge(c.Registerer, "kubejoin_claims", "Claims of node names, by whether the Node has registered.", "registered"),
-		released: metrics.Counter(c.Registerer, "kubejoin_claims_released_total", "Claims released, by reason: node_deleted or token_gone.", "reason"),
+		released: metrics.Counter(c.Registerer, "kubejoin_claims_released_total", "Claims released, by reason: node_deleted, token_gone or left.", "reason"),
 	}
 	var hint <-chan struct{} // without Nodes nothing is urgent
 	if c.Node != nil {
@@ -131,7 +131,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 		seen, known := nodes[claim.Node], c.Nodes != nil
 		at, found := slices.BinarySearchFunc(records, claim.TokenID, func(r tokens.Record, id string) int { return strings.Compare(r.Token.ID(), id) })
 		// Any UID will do: if the Secret was deleted and created again, the machine can still join with it.
-		alive := found && !records[at].Expired(c.Now())
+		alive := found && !records[at].Expired(c.Now()) && !slices.Contains(records[at].Left, claim.Node)
 		if alive {
 			if err := c.readyAgain(ctx, claim); err != nil {
 				errs = append(errs, err)
@@ -224,6 +224,9 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 			return c.release(ctx, claim, reason)
 		case err != nil:
 			return fmt.Errorf("claim of node %s: token %s: %w", claim.Node, claim.TokenID, err)
+		case slices.Contains(r.Left, claim.Node):
+			// Nobody can join with the claim: its release was interrupted, or a request wrote it after the release.
+			return c.release(ctx, claim, "left")
 		case !r.Expired(c.Now()):
 			return nil
 		}
