@@ -321,7 +321,7 @@ func TestInterruptedReleaseAdmitsNobody(t *testing.T) {
 	c.mustAdmit(t, r)
 }
 
-// Catches a name that a claim blocks for good although nobody can join with it.
+// Catches a name that a claim blocks permanently although nobody can join with it.
 func TestCleanerReleasesClaimOfNameThatHasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster()
