@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -57,7 +58,7 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	s.Break(errBroken)
 	var kept []string
 	for {
-		e := large(issued(time.Now(), newSerial(), time.Hour))
+		e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
 		if err := boltrecord.New(s.Issued()).Append(t.Context(), e); errors.Is(err, errBroken) {
 			break
 		} else if err != nil || len(kept)*largeEntry > 4*boltstore.JournalHalf {
@@ -68,7 +69,7 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	if len(kept)*largeEntry < boltstore.JournalHalf {
 		t.Fatalf("got %d entries, want both halves of the journal full", len(kept))
 	}
-	larger := issued(time.Now(), "1f", time.Hour)
+	larger := issuancetest.Issued(time.Now(), "1f", time.Hour)
 	larger.Message = strings.Repeat("x", boltstore.JournalHalf)
 	if err := boltrecord.New(s.Issued()).Append(t.Context(), larger); !errors.Is(err, errBroken) {
 		t.Errorf("Append of an entry that is larger than the journal = %v, want %v", err, errBroken)
@@ -97,8 +98,8 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 func TestEntryLargerThanJournalSurvivesCrash(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	add(t, s.Issued(), issued(time.Now(), "1f", time.Hour))
-	e := issued(time.Now(), "2f", time.Hour)
+	add(t, s.Issued(), issuancetest.Issued(time.Now(), "1f", time.Hour))
+	e := issuancetest.Issued(time.Now(), "2f", time.Hour)
 	e.Message = strings.Repeat("x", 3*boltstore.JournalHalf)
 	add(t, s.Issued(), e)
 	again := open(t, crash(t, path))
@@ -165,14 +166,14 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 	s := open(t, path)
 	if err := appendAll(s.Issued(), func(yield func(issuance.Entry) bool) {
 		for i := range 300 {
-			if !yield(issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
+			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
 				return
 			}
 		}
 	}); err != nil {
 		t.Fatal(err)
 	}
-	add(t, s.Issued(), issued(time.Now().Add(time.Hour), "1f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(time.Now().Add(time.Hour), "1f", time.Hour))
 	left := crash(t, path)
 	whole, err := os.ReadFile(left)
 	if err != nil {
@@ -227,7 +228,7 @@ func TestListOfRecordStopsWithContext(t *testing.T) {
 	s := openIssued(t)
 	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 1500 {
-			if !yield(issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
+			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
 				return
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -35,7 +36,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	var kept []string
 	add := func(most int) error {
 		for range most {
-			e := large(issued(time.Now(), newSerial(), time.Hour))
+			e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
 			if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 				return err
 			}
@@ -84,7 +85,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := limitFiles(4096); err != nil {
 		return err
 	}
-	if err := boltrecord.New(s.Issued()).Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
+	if err := boltrecord.New(s.Issued()).Append(context.Background(), issuancetest.Issued(time.Now(), newSerial(), time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
 		return fmt.Errorf("append with a disk that refuses every write: %w", err)
 	}
 	if after, _ := s.Issued().Dropped(); after != before {
@@ -106,7 +107,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := limitFiles(1); err != nil {
 		return err
 	}
-	if err := boltrecord.New(s.Issued()).Append(context.Background(), issued(time.Now(), newSerial(), time.Hour)); err == nil {
+	if err := boltrecord.New(s.Issued()).Append(context.Background(), issuancetest.Issued(time.Now(), newSerial(), time.Hour)); err == nil {
 		return errors.New("kept with a full disk")
 	}
 	if err := limitFiles(1 << 40); err != nil {
@@ -154,7 +155,7 @@ func TestRecordAppendsOnFullDisk(t *testing.T) {
 func noPage(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	for i := range 2000 { // ordered so that neighbors by end are on different pages
-		e := large(issued(time.Now(), newSerial(), time.Hour+time.Duration(i*7919%2000)*time.Minute))
+		e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour+time.Duration(i*7919%2000)*time.Minute))
 		if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 			return err
 		}
@@ -206,7 +207,7 @@ func noJournal(s *boltstore.Store, _ string) error {
 		return err
 	}
 	for range 150 {
-		e := large(issued(time.Now(), newSerial(), time.Hour))
+		e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
 		if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 			return err
 		}

@@ -15,23 +15,9 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
-
-// issued returns the entry of a certificate that was issued at the given time.
-func issued(at time.Time, serial string, lifetime time.Duration) issuance.Entry {
-	return issuance.Entry{
-		Time: at, Outcome: issuance.Issued, Signer: "kubernetes.io/kube-apiserver-client-kubelet", Requester: "system:bootstrap:qwertz", TokenID: "qwertz",
-		Node: "worker-1", Subject: "CN=system:node:worker-1,O=system:nodes", Usages: []string{"digital signature", "client auth"},
-		SPKI: "sha256:" + strings.Repeat("a1", 32), Serial: serial, NotBefore: at.Add(-5 * time.Minute), NotAfter: at.Add(lifetime),
-		Certificate: "-----BEGIN CERTIFICATE-----\n" + strings.Repeat("MIIB", 200) + "\n-----END CERTIFICATE-----\n", Approver: "kubejoin", Rule: "nodeclient",
-		Evidence: []string{`"system:bootstrap:qwertz" may create certificatesigningrequests/nodeclient`},
-	}
-}
-
-func refused(at time.Time, n int) issuance.Entry {
-	return issuance.Entry{Time: at, Outcome: issuance.Refused, Signer: "kubernetes.io/kubelet-serving", Requester: "system:node:worker-2", Node: "worker-2", SPKI: fmt.Sprint(n), Reason: "Bad", Message: "not today"}
-}
 
 func openIssued(t testing.TB) *boltstore.Issued {
 	return open(t, filepath.Join(t.TempDir(), "tokens.db")).Issued()
@@ -39,11 +25,7 @@ func openIssued(t testing.TB) *boltstore.Issued {
 
 func add(t testing.TB, s *boltstore.Issued, entries ...issuance.Entry) {
 	t.Helper()
-	for _, e := range entries {
-		if err := boltrecord.New(s).Append(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
-	}
+	issuancetest.Add(t, boltrecord.New(s), entries...)
 }
 
 // appendAll adds many entries in one transaction.
@@ -58,21 +40,9 @@ func appendAll(s *boltstore.Issued, entries iter.Seq[issuance.Entry]) error {
 	})
 }
 
-// list returns the serial numbers of the matching certificates, and the keys of the other entries.
 func list(t testing.TB, s *boltstore.Issued, q issuance.Query) []string {
 	t.Helper()
-	page, err := boltrecord.New(s).List(t.Context(), q)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range page.Entries {
-		names = append(names, e.Serial+e.SPKI[:min(len(e.SPKI), 3)])
-		if e.Outcome == issuance.Issued {
-			names[len(names)-1] = e.Serial
-		}
-	}
-	return names
+	return issuancetest.List(t, boltrecord.New(s), q)
 }
 
 func TestIssuedRetention(t *testing.T) {
@@ -81,22 +51,22 @@ func TestIssuedRetention(t *testing.T) {
 	s.SetNow(func() time.Time { return now })
 	const day = 24 * time.Hour
 	add(t, s,
-		issued(now.Add(-100*day), "a1", 5*day), // ended 95 days ago
-		issued(now.Add(-100*day), "a2", 20*day),
-		issued(now.Add(-1000*day), "a3", 1001*day),
-		issued(now.Add(-200*day), "a4", day),
-		refused(now.Add(-31*day), 1), refused(now.Add(-29*day), 2), refused(now, 3))
+		issuancetest.Issued(now.Add(-100*day), "a1", 5*day), // ended 95 days ago
+		issuancetest.Issued(now.Add(-100*day), "a2", 20*day),
+		issuancetest.Issued(now.Add(-1000*day), "a3", 1001*day),
+		issuancetest.Issued(now.Add(-200*day), "a4", day),
+		issuancetest.Refused(now.Add(-31*day), 1), issuancetest.Refused(now.Add(-29*day), 2), issuancetest.Refused(now, 3))
 	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "3 2 a2 a3" {
 		t.Errorf("got %s, want certificates that ended within 90 days or are valid, and refusals of 30 days", got)
 	}
 	now = now.Add(2 * day)
-	add(t, s, issued(now, "a5", day))
+	add(t, s, issuancetest.Issued(now, "a5", day))
 	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "a5 3 a2 a3" {
 		t.Errorf("two days later: got %s", got)
 	}
 	now = now.Add(200 * day)
 	for range 2 { // each append deletes a few
-		add(t, s, issued(now, "a6", day))
+		add(t, s, issuancetest.Issued(now, "a6", day))
 	}
 	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "a6 a6" {
 		t.Errorf("200 days later: got %s", got)
@@ -112,7 +82,7 @@ func TestLimitsNumberOfRefusals(t *testing.T) {
 	now := time.Now()
 	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range boltstore.MaxUnissued {
-			if !yield(refused(now.Add(time.Duration(i)), i)) {
+			if !yield(issuancetest.Refused(now.Add(time.Duration(i)), i)) {
 				return
 			}
 		}
@@ -126,11 +96,11 @@ func TestLimitsNumberOfRefusals(t *testing.T) {
 	if got := oldest(); got != "3 2 1 0" {
 		t.Fatalf("got %s as the oldest", got)
 	}
-	add(t, s, issued(now.Add(time.Minute), "1f", time.Hour))
+	add(t, s, issuancetest.Issued(now.Add(time.Minute), "1f", time.Hour))
 	if got := oldest(); got != "3 2 1 0" {
 		t.Errorf("after a certificate: got %s as the oldest", got)
 	}
-	add(t, s, refused(now.Add(time.Minute), 1), refused(now.Add(time.Minute), 2))
+	add(t, s, issuancetest.Refused(now.Add(time.Minute), 1), issuancetest.Refused(now.Add(time.Minute), 2))
 	if got := oldest(); got != "3 2" {
 		t.Errorf("after two more refusals: got %s as the oldest", got)
 	}
@@ -143,7 +113,7 @@ func TestConcurrentAppends(t *testing.T) {
 	for lane := range 16 {
 		all.Go(func() {
 			for i := range 25 {
-				if err := boltrecord.New(s).Append(t.Context(), issued(time.Now(), fmt.Sprintf("%x", 1+lane*100+i), time.Hour)); err != nil {
+				if err := boltrecord.New(s).Append(t.Context(), issuancetest.Issued(time.Now(), fmt.Sprintf("%x", 1+lane*100+i), time.Hour)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -164,7 +134,7 @@ func manyIssued(t testing.TB) *boltstore.Issued {
 	start := time.Now().Add(-time.Hour)
 	err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 100_000 {
-			e := issued(start.Add(time.Duration(i)*time.Millisecond), fmt.Sprintf("a%031x", i), 365*24*time.Hour)
+			e := issuancetest.Issued(start.Add(time.Duration(i)*time.Millisecond), fmt.Sprintf("a%031x", i), 365*24*time.Hour)
 			if i%1000 == 0 {
 				e.TokenID, e.Requester = "asdfgh", "system:bootstrap:asdfgh"
 			}
@@ -246,7 +216,7 @@ func BenchmarkAppendIssued(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				i++
-				work <- issued(time.Now(), fmt.Sprintf("%x", i), time.Hour)
+				work <- issuancetest.Issued(time.Now(), fmt.Sprintf("%x", i), time.Hour)
 			}
 			close(work)
 			all.Wait()
@@ -260,7 +230,7 @@ func TestEntrySizeInFile(t *testing.T) {
 	s := open(t, path)
 	if err := appendAll(s.Issued(), func(yield func(issuance.Entry) bool) {
 		for i := range 20_000 {
-			if !yield(issued(time.Now(), fmt.Sprintf("%x", i+1), time.Hour)) {
+			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("%x", i+1), time.Hour)) {
 				return
 			}
 		}

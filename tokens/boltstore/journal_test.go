@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"go.etcd.io/bbolt"
 )
@@ -62,7 +63,7 @@ func TestJournalAfterCrash(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	now := time.Now()
-	add(t, s.Issued(), issued(now, "1f", time.Hour), refused(now.Add(1), 7), issued(now.Add(2), "2f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(now, "1f", time.Hour), issuancetest.Refused(now.Add(1), 7), issuancetest.Issued(now.Add(2), "2f", time.Hour))
 	left := crash(t, path)
 	if n := inDatabase(t, left); n != 0 {
 		t.Fatalf("got %d entries in the database, want all in the journal only: otherwise this test checks nothing", n)
@@ -74,7 +75,7 @@ func TestJournalAfterCrash(t *testing.T) {
 	if _, err := os.Stat(journalOf(left)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the journal that was imported is still there: %v", err)
 	}
-	add(t, again.Issued(), issued(now.Add(3), "3f", time.Hour))
+	add(t, again.Issued(), issuancetest.Issued(now.Add(3), "3f", time.Hour))
 	if err := again.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +109,7 @@ func TestQueriesReadBothJournalHalves(t *testing.T) {
 	s := open(t, path)
 	size, entries := 0, 0
 	for start := time.Now(); size < 5*boltstore.JournalHalf; entries++ {
-		e := issued(start.Add(time.Duration(entries)), newSerial(), time.Hour)
+		e := issuancetest.Issued(start.Add(time.Duration(entries)), newSerial(), time.Hour)
 		e.Message = strings.Repeat("x", 1+rand.IntN(20_000))
 		size += len(e.Message)
 		add(t, s.Issued(), e)
@@ -119,9 +120,9 @@ func TestQueriesReadBothJournalHalves(t *testing.T) {
 		}
 	}
 	// An entry that is larger than the journal.
-	large := issued(time.Now(), "1f", time.Hour)
+	large := issuancetest.Issued(time.Now(), "1f", time.Hour)
 	large.Message = strings.Repeat("x", boltstore.JournalHalf)
-	small := issued(time.Now(), "2f", time.Hour)
+	small := issuancetest.Issued(time.Now(), "2f", time.Hour)
 	add(t, s.Issued(), large, small)
 	left := crash(t, path)
 	again := open(t, left)
@@ -139,12 +140,12 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	now := time.Now()
-	add(t, s.Issued(), issued(now, "1f", time.Hour), issued(now.Add(1), "2f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(now, "1f", time.Hour), issuancetest.Issued(now.Add(1), "2f", time.Hour))
 	before, err := os.ReadFile(journalOf(path))
 	if err != nil {
 		t.Fatal(err)
 	}
-	add(t, s.Issued(), issued(now.Add(2), "3f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(now.Add(2), "3f", time.Hour))
 	after, err := os.ReadFile(journalOf(path))
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +202,7 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "1f"}) || !again.Issued().Truncated() {
 		t.Errorf("the record has %v, cut: %t", got, again.Issued().Truncated())
 	}
-	add(t, again.Issued(), issued(now.Add(3), "4f", time.Hour))
+	add(t, again.Issued(), issuancetest.Issued(now.Add(3), "4f", time.Hour))
 	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"4f", "2f", "1f"}) {
 		t.Errorf("then the record has %v", got)
 	}
@@ -251,7 +252,7 @@ func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
 func FuzzReadJournal(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "tokens.db")
 	s := open(f, path)
-	add(f, s.Issued(), refused(time.Now(), 1), refused(time.Now(), 2))
+	add(f, s.Issued(), issuancetest.Refused(time.Now(), 1), issuancetest.Refused(time.Now(), 2))
 	content, err := os.ReadFile(journalOf(path))
 	if err != nil {
 		f.Fatal(err)
@@ -276,13 +277,13 @@ func TestAppendFailsWithoutJournal(t *testing.T) {
 	if err := os.Mkdir(journalOf(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := boltrecord.New(s.Issued()).Append(t.Context(), issued(time.Now(), "1f", time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
+	if err := boltrecord.New(s.Issued()).Append(t.Context(), issuancetest.Issued(time.Now(), "1f", time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("Append = %v, want an error that names the file", err)
 	}
 	if err := os.Remove(journalOf(path)); err != nil {
 		t.Fatal(err)
 	}
-	add(t, s.Issued(), issued(time.Now(), "2f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(time.Now(), "2f", time.Hour))
 	if got := list(t, s.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f"}) {
 		t.Errorf("the record has %v", got)
 	}
@@ -314,7 +315,7 @@ func TestRetentionHoldsForJournal(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	add(t, s.Issued(), issued(time.Now().Add(-2*boltstore.KeepEnded), "1f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(time.Now().Add(-2*boltstore.KeepEnded), "1f", time.Hour))
 	for retention, want := range map[time.Duration]int{0: 0, 3 * boltstore.KeepEnded: 1} {
 		s, err := boltstore.OpenRetaining(crash(t, path), retention)
 		if err != nil {

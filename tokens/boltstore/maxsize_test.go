@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 )
 
 // The record must not exceed its maximum size. It must drop refusals first, then the certificates that end first.
@@ -18,7 +19,7 @@ func TestRecordHasMaximumSize(t *testing.T) {
 	record.SetMaxSize(most)
 	now := time.Now()
 	for i := range 20 {
-		add(t, record, refused(now, i), issued(now, fmt.Sprintf("a%x", i), 365*24*time.Hour))
+		add(t, record, issuancetest.Refused(now, i), issuancetest.Issued(now, fmt.Sprintf("a%x", i), 365*24*time.Hour))
 	}
 	if n, last := record.Dropped(); n != 0 || !last.IsZero() {
 		t.Fatalf("dropped %d entries at %s, want 0: there is space for all", n, last)
@@ -29,7 +30,7 @@ func TestRecordHasMaximumSize(t *testing.T) {
 		if err := appendAll(record, func(yield func(issuance.Entry) bool) {
 			for i := range 100 {
 				serial := fmt.Sprintf("b%x%03x", round, i)
-				if last = append(last, serial); !yield(large(issued(now.Add(time.Duration(round)), serial, time.Duration(round+1)*time.Hour))) {
+				if last = append(last, serial); !yield(large(issuancetest.Issued(now.Add(time.Duration(round)), serial, time.Duration(round+1)*time.Hour))) {
 					return
 				}
 			}
@@ -65,7 +66,7 @@ func TestDueEntriesAreNotDropped(t *testing.T) {
 	record := openIssued(t)
 	now := time.Now()
 	old := now.Add(-200 * 24 * time.Hour)
-	add(t, record, issued(old, "1f", time.Hour), refused(old, 1), issued(now, "2f", time.Hour))
+	add(t, record, issuancetest.Issued(old, "1f", time.Hour), issuancetest.Refused(old, 1), issuancetest.Issued(now, "2f", time.Hour))
 	if got := list(t, record, issuance.Query{}); !slices.Equal(got, []string{"2f"}) {
 		t.Errorf("the record has %v", got)
 	}

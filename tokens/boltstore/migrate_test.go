@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
 )
@@ -104,7 +105,7 @@ func TestMigratesSchema2(t *testing.T) {
 		if page, err := boltrecord.New(s.Issued()).List(t.Context(), issuance.Query{}); err != nil || len(page.Entries) != i {
 			t.Errorf("List of issued = %+v, %v, want %d", page, err, i)
 		}
-		if err := boltrecord.New(s.Issued()).Append(t.Context(), issued(time.Now(), "1f", time.Hour)); err != nil {
+		if err := boltrecord.New(s.Issued()).Append(t.Context(), issuancetest.Issued(time.Now(), "1f", time.Hour)); err != nil {
 			t.Error(err)
 		}
 		if err := s.Close(); err != nil {
@@ -152,7 +153,7 @@ func TestMigratesSchema4(t *testing.T) {
 func TestMigratesSchema3(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	add(t, s.Issued(), issued(time.Now(), "1f", time.Hour), issued(time.Now(), "2f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(time.Now(), "1f", time.Hour), issuancetest.Issued(time.Now(), "2f", time.Hour))
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +164,7 @@ func TestMigratesSchema3(t *testing.T) {
 		return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("3"))
 	})
 	s = open(t, path)
-	add(t, s.Issued(), issued(time.Now(), "3f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(time.Now(), "3f", time.Hour))
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}

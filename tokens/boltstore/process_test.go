@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -56,7 +57,7 @@ func other(role, path string) error {
 	switch role {
 	case "issue":
 		work = func() (string, error) {
-			e := large(issued(time.Now(), newSerial(), time.Hour))
+			e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
 			return e.Serial, boltrecord.New(s.Issued()).Append(context.Background(), e)
 		}
 	case "no page":
